@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
-from sparkstrom.checkpoint.checkpoint_file import Checkpoint, pack_checkpoint
+from sparkstrom.checkpoint.directory import CheckpointDirectory
+from sparkstrom.checkpoint.files import Checkpoint, write_checkpoint
 
 
 class Nothing:
@@ -67,8 +67,8 @@ def ways(folder: Path, n_params: int) -> dict[str, Callable[[], object]]:
         "plain": plain,
         "savez": savez,
         "write": write,
-        "pack": lambda: pack_checkpoint(checkpoint, Nothing()),
-        "read": lambda: directory.newest(print),
+        "pack": lambda: write_checkpoint(checkpoint, Nothing()),
+        "read": lambda: directory.read_newest(print),
     }
 
 

@@ -48,7 +48,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.codec.payload import read_bitmap_untrusted
 from sparkstrom.encoding import backends, gaps, levels
-from sparkstrom.encoding.cpu.compiled import kernel
+from sparkstrom.encoding.cpu.kernel_loader import kernel
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.grid import quantum

@@ -39,7 +39,7 @@ import numpy as np
 from sparkstrom.base.errors import SetupError
 from sparkstrom.encoding import backends, gaps
 from sparkstrom.encoding.grid import quantum
-from sparkstrom.encoding.samples import SAMPLE_PARAMS
+from sparkstrom.encoding.layers import SAMPLE_PARAMS
 
 PAIRS = 15
 DENSITIES = (1e-4, 1e-3, 1e-2)
@@ -58,7 +58,7 @@ def main() -> int:
     except SetupError as error:
         print(f"nothing measured: {error}", file=sys.stderr)
         return 2
-    from sparkstrom.encoding.cuda.cuda_device import SIMULATED
+    from sparkstrom.encoding.cuda.device import SIMULATED
 
     if SIMULATED:
         print("nothing measured: the simulator's times say nothing of a GPU", file=sys.stderr)

@@ -29,13 +29,12 @@ from typing import Any
 import numpy as np
 
 from sparkstrom import SharedTrainingMaster, SparkNetwork
+from sparkstrom.data.column_selection import ColumnSpec
+from sparkstrom.data.row_blocks import BlockReader
+from sparkstrom.data.row_store import MEMORY_MIN_BYTES, Batches, RowStore
 from sparkstrom.models import DenseNetwork, Sgd
-from sparkstrom.runtime.batches import Batches
-from sparkstrom.runtime.row_store import MEMORY_MIN_BYTES, Store
-from sparkstrom.spark.data.columns import Chosen
-from sparkstrom.spark.data.export import export, exported, remove
-from sparkstrom.spark.data.partitioning import Spread, source_of, spread_out
-from sparkstrom.spark.data.shuffle_blocks import Blocks
+from sparkstrom.spark.data.export import delete_export, export_rows, partition_export
+from sparkstrom.spark.data.partitioning import PartitionedData, create_source, partition_source
 
 BATCH_ROWS = 64
 WORKERS = 2
@@ -78,10 +77,10 @@ def results(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any
     try:
         yield from (peak(session, times) for times in (0.25, 5, 20))  # before others raise it
         frame = session.read.parquet(str(path))
-        chosen = Chosen()
+        chosen = ColumnSpec()
 
-        def direct() -> Spread:  # a new one each time: Spark keeps what one has shuffled
-            return spread_out(source_of(frame, chosen), WORKERS, 0, move=True)
+        def direct() -> PartitionedData:  # a new one each time: Spark keeps what one has shuffled
+            return partition_source(create_source(frame, chosen), WORKERS, 0, move=True)
 
         fed(direct(), MEMORY_BYTES)  # Python workers and the JIT are warm
         feeds: dict[str, Callable[[], float]] = {
@@ -93,11 +92,11 @@ def results(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any
         for way, feed in feeds.items():
             yield figures(way, args.rows, feed)
         began_s = time.perf_counter()
-        made = export(frame, chosen, WORKERS, direct(), str(directory))
+        made = export_rows(frame, chosen, WORKERS, direct(), str(directory))
         yield {"way": "ours, writing the export", **rate(args.rows, time.perf_counter() - began_s)}
-        files = exported(session.sparkContext, made)
+        files = partition_export(session.sparkContext, made)
         yield figures("ours, from the export", args.rows, lambda: fed(files, MEMORY_BYTES))
-        remove(made.directory)
+        delete_export(made.directory)
         yield waiting(session, frame, args.features)
     finally:
         session.stop()
@@ -142,22 +141,22 @@ def to_pandas(frame: Any) -> float:
     return total
 
 
-def fed(spread: Spread, memory_bytes: int) -> float:
+def fed(spread: PartitionedData, memory_bytes: int) -> float:
     """All minibatches of one epoch, in the workers."""
     read = partial(read_partition, spread.blocks, memory_bytes)
     return float(spread.rdd.mapPartitionsWithIndex(read).sum())
 
 
 def read_partition(
-    blocks: Blocks, memory_bytes: int, index: int, items: Iterable[Any]
+    blocks: BlockReader, memory_bytes: int, index: int, items: Iterable[Any]
 ) -> Iterator[float]:
     """What a worker does before and besides training."""
     directory = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")[0]
-    store = Store(memory_bytes, Path(directory))
+    store = RowStore(memory_bytes, Path(directory))
     for block in blocks(index, items):
         store.add(block.form, block.records)
-    batches = Batches.of_store(store.finish(), batch_rows=BATCH_ROWS, seed=0, partition=index)
-    yield sum(float(batches.get(0, i).labels.sum()) for i in range(batches.per_epoch))  # type: ignore[union-attr]
+    batches = Batches.from_store(store.finish(), batch_rows=BATCH_ROWS, seed=0, partition=index)
+    yield sum(float(batches.get(0, i).labels.sum()) for i in range(batches.batches_per_epoch))  # type: ignore[union-attr]
     batches.close()
 
 

@@ -122,7 +122,12 @@ def model_of(kind: str, n_params: int) -> Any:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """One fit, looked at."""
     from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
-    from sparkstrom.spark.driver.memory_parts import demand_of, driver_parts, total, worker_parts
+    from sparkstrom.planning.memory import (
+        estimate_driver_parts,
+        estimate_worker_parts,
+        footprint_of_model,
+        sum_parts,
+    )
 
     chance = np.random.default_rng(0)
     features = chance.random((ROWS, FEATURES), np.float32)
@@ -146,9 +151,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     looking.stop()
     folder.cleanup()
     found = {f"{kind}_bytes": looking.largest(kind) for kind in ("driver", "worker")}
-    demand = demand_of(model)
-    found["driver_planned_bytes"] = total(driver_parts(demand, master, args.workers))
-    found["worker_planned_bytes"] = total(worker_parts(demand, master))
+    demand = footprint_of_model(model)
+    found["driver_planned_bytes"] = sum_parts(estimate_driver_parts(demand, master, args.workers))
+    found["worker_planned_bytes"] = sum_parts(estimate_worker_parts(demand, master))
     return {"params": model.n_params, "minibatches": summary.minibatches} | found
 
 

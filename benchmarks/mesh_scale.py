@@ -23,11 +23,10 @@ from typing import Any
 
 from sparkstrom.codec.messages import Phase
 from sparkstrom.protocol.common.topology import DEPTH, FAN_OUT
-from sparkstrom.simulation.faults import NO_FAULTS
-from sparkstrom.simulation.run_sizes import Size
-from sparkstrom.simulation.sim_network import Network
-from sparkstrom.simulation.sim_process import SimProcess
-from sparkstrom.simulation.sim_replica import TAU, SimLearner
+from sparkstrom.simulation.network import Network
+from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.replica import TAU, SimLearner
+from sparkstrom.simulation.run_options import NO_FAULTS, RunSize
 from sparkstrom.simulation.world import World
 
 NODES = (8, 64, 512, 4_096, 32_768)
@@ -104,7 +103,7 @@ class Scale(World):
 
     def __init__(self, nodes: int) -> None:
         publishers = min(PUBLISHERS, nodes)
-        size = Size(
+        size = RunSize(
             nodes=nodes,
             epochs=1,
             batches=UPDATES,
@@ -121,15 +120,15 @@ class Scale(World):
             tick_s=TICK_S,
             busy_tick_s=BUSY_TICK_S,
             wake_s=WAKE_S,
-            look_s=10.0,
-            bounds_s=10.0,
-            starts_s=10.0,
+            trainer_poll_s=10.0,
+            check_interval_s=10.0,
+            task_start_window_s=10.0,
             end_s=2_000.0,
         )
         faults = replace(NO_FAULTS, delay_ms_max=DELAY_MS_MAX, step_s_max=STEP_S_MAX)
         super().__init__(SEED, size, faults)
         self.network = Network(
-            self.time, faults, self._arrive_at_master, measured=True, poll_s=POLL_S
+            self.time, faults, self._arrive_at_master, counts_traffic=True, poll_s=POLL_S
         )
         self.publishers = publishers
         self.died_s: float | None = None  # the last one
@@ -147,7 +146,7 @@ class Scale(World):
         before = len(self.processes)
         super().start(partition)
         for process in self.processes[before:]:
-            process.learner = Steady(self.time.chance)
+            process.learner = Steady(self.time.rng)
 
     def _look(self) -> None:
         """Training begins, deaths come, everything is well again."""
@@ -163,7 +162,7 @@ class Scale(World):
     def traffic(self) -> dict[SimProcess | None, Traffic]:
         """Until now, by process; None: the master."""
         out: dict[SimProcess | None, Traffic] = defaultdict(Traffic)
-        sent = [(None, self.network.masters_links), *((p, p.links) for p in self.processes)]
+        sent = [(None, self.network.master_links), *((p, p.links) for p in self.processes)]
         for source, links in sent:
             for target, link in links.items():
                 for end in (source, target):
@@ -180,8 +179,8 @@ class Scale(World):
         self.root_children = len(self.master.children.by_node)
         self.relays = [p for p in self.alive if len(p.node.children.by_node) == self.root_children]
         self.died_s = self.time.now_s + DYING_S
-        for victim in self.time.chance.sample(self.alive, self.deaths):
-            self.time.after(self.time.chance.uniform(0, DYING_S), self._kill, victim)
+        for victim in self.time.rng.sample(self.alive, self.deaths):
+            self.time.after(self.time.rng.uniform(0, DYING_S), self._kill, victim)
 
     def _kill(self, victim: SimProcess) -> None:
         self.time.faults["crashes"] += 1

@@ -25,29 +25,28 @@ from statistics import median
 import numpy as np
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.frames import KEY_BYTES, Header, Seal, pieces_of
 from sparkstrom.codec.messages import (
     Address,
     Adopt,
     Attach,
-    Attached,
-    Committed,
+    AttachReply,
+    Commit,
     Heartbeat,
     MergedRange,
     Message,
     Payload,
     Welcome,
 )
+from sparkstrom.codec.sealed_frames import KEY_BYTES, Header, Seal, split_body
 from sparkstrom.codec.wire import Kind
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
-from sparkstrom.runtime.encoded_once import EncodedOnce, SummedOnce
-from sparkstrom.runtime.message_endpoint import MessageEndpoint
+from sparkstrom.runtime.message_endpoint import EncodingCache, MergeCache, MessageEndpoint
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
+from sparkstrom.transport.base import MemoryNetwork, MemoryTransport
 
 PAIRS, ROUNDS = 15, 20
 N_PARAMS, K, TAU = 1_000_000, 20, 2**-10
@@ -56,20 +55,20 @@ RELAY, FIRST_CHILD = 1, 100
 CHUNK_BYTES_MAX = 1 << 20
 
 
-class EncodedForEach(EncodedOnce):
+class EncodedForEach(EncodingCache):
     """Remembers nothing."""
 
-    def of(self, message: Message, piece_bytes: int) -> tuple[Kind, list[bytes]]:
-        self.forget()
-        return super().of(message, piece_bytes)
+    def encode(self, message: Message, piece_bytes: int) -> tuple[Kind, list[bytes]]:
+        self.clear()
+        return super().encode(message, piece_bytes)
 
 
-class SummedForEach(SummedOnce):
+class SummedForEach(MergeCache):
     """Remembers nothing."""
 
-    def of(self, wanted: ev.SendMerged) -> MergedRange:
-        self.forget()
-        return super().of(wanted)
+    def merge(self, effect: ev.SendMerged) -> MergedRange:
+        self.clear()
+        return super().merge(effect)
 
 
 class Relay:
@@ -79,8 +78,11 @@ class Relay:
         network, self.seal = MemoryNetwork(), Seal(bytes(KEY_BYTES), 1)
         self.node = Node(_identity(), NodeLimits(), 0.0)
         self.transport, self._transports = network.open(), [network.open()]
-        self.mail, self._parent = self._mail(self.transport, RELAY), self._mail(self._above, MASTER)
-        self.sums = SummedOnce(Theta(N_PARAMS, K).merge)
+        self.mail, self._parent = (
+            self._message_endpoint(self.transport, RELAY),
+            self._message_endpoint(self._above, MASTER),
+        )
+        self.sums = MergeCache(Theta(N_PARAMS, K).merge)
         self._commit = 0
         self._take_place()
         for child in range(FIRST_CHILD, FIRST_CHILD + children):
@@ -90,7 +92,7 @@ class Relay:
     def _above(self) -> MemoryTransport:
         return self._transports[0]
 
-    def _mail(self, transport: MemoryTransport, me: int) -> MessageEndpoint:
+    def _message_endpoint(self, transport: MemoryTransport, me: int) -> MessageEndpoint:
         return MessageEndpoint(
             transport, self.seal, me=me, token=1, message_bytes_max=1 << 26,
             chunk_bytes_max=CHUNK_BYTES_MAX,
@@ -100,14 +102,14 @@ class Relay:
         here, up = _at(self.transport, 10), _at(self._above, 10)
         self.mail.listen(here)
         self._parent.open_edge(RELAY, 1, up, here)
-        self.step(ev.Opened(here))
+        self.step(ev.StreamsOpened(here))
         self.step(ev.Received(MASTER, Welcome(
             token=1, count=1, request=1, node=RELAY, parent=MASTER, edge=1, up=up, chunks=1,
             closed=[], epoch=0, batch=0, steps=0, grants=[],
         )))  # fmt: skip
-        self.step(ev.Received(MASTER, Attached(base=0, snapshot=False, last=[])))
-        self.step(ev.Installed())
-        self.step(ev.Applied(0))
+        self.step(ev.Received(MASTER, AttachReply(base=0, snapshot=False, last=[])))
+        self.step(ev.ReplicaInstalled())
+        self.step(ev.CommitApplied(0))
 
     def _adopt(self, child: int, transport: MemoryTransport) -> None:
         self._transports.append(transport)
@@ -130,14 +132,14 @@ class Relay:
             case ev.Send(to=to, message=message):
                 self.mail.send(to, message)
             case ev.SendMerged(to=to):
-                self.mail.send(to, self.sums.of(effect))
+                self.mail.send(to, self.sums.merge(effect))
             case ev.OpenEdge(node=node, edge=edge, local=local, peer=peer):
                 self.mail.open_edge(node, edge, local, peer)
             case _:
                 pass  # for its trainer, or the master
 
     def flush(self) -> None:
-        self.sums.forget()
+        self.sums.clear()
         self.mail.flush()
         assert not self.mail.waiting, "the children take all at once"
 
@@ -153,7 +155,7 @@ class Relay:
         """Its parent sends another commit."""
         self._commit += 1
         payload = Payload(form=1, tau_quanta=2, count=1, data=data)
-        commit = Committed(commit=self._commit, origin=9, seq=self._commit, payload=payload)
+        commit = Commit(commit=self._commit, origin=9, seq=self._commit, payload=payload)
         self._parent.send(RELAY, commit)
         self._parent.flush()
 
@@ -168,7 +170,7 @@ class Relay:
                 bytes_received=child.link.sent,
                 catching=False,
                 stamp=0,
-                news=[],
+                statuses=[],
             )
             self.step(ev.Received(child.node, report))
         self.flush()
@@ -204,7 +206,7 @@ def commit_ms(relay: Relay, data: bytes) -> float:
 
 def sealing_ms(relay: Relay, data: bytes) -> float:
     """CPU time of sealing that commit for all children, and nothing else."""
-    pieces = pieces_of(bytes(36) + data, relay.transport.max_frame_bytes - 64)
+    pieces = split_body(bytes(36) + data, relay.transport.max_frame_bytes - 64)
     began_s = time.thread_time()
     for counter in range(ROUNDS):
         for child in relay.node.children.by_node:
@@ -214,7 +216,7 @@ def sealing_ms(relay: Relay, data: bytes) -> float:
     return 1000 * (time.thread_time() - began_s) / ROUNDS
 
 
-def sum_ms(relay: Relay, entries: tuple[Committed, ...]) -> float:
+def sum_ms(relay: Relay, entries: tuple[Commit, ...]) -> float:
     """CPU time of one sum for all children."""
     last, count = [(9, len(entries))], sum(entry.payload.count for entry in entries)
     began_s = time.thread_time()
@@ -226,7 +228,7 @@ def sum_ms(relay: Relay, entries: tuple[Committed, ...]) -> float:
     return 1000 * spent_s
 
 
-def updates(size: int) -> tuple[Committed, ...]:
+def updates(size: int) -> tuple[Commit, ...]:
     """Commits of about so many bytes: a hit in gaps takes some."""
     random, made = np.random.default_rng(1), []
     density = size / N_PARAMS
@@ -236,7 +238,7 @@ def updates(size: int) -> tuple[Committed, ...]:
         one = encoder.publish(learnt, np.zeros(N_PARAMS, np.float32))
         assert one is not None
         payload = Payload(int(one.form), one.tau_quanta, one.count, one.payload)
-        made.append(Committed(commit=commit, origin=9, seq=commit, payload=payload))
+        made.append(Commit(commit=commit, origin=9, seq=commit, payload=payload))
     return tuple(made)
 
 
@@ -250,7 +252,7 @@ def figures(children: int, update_bytes: int) -> dict[str, float]:
     """All of them."""
     assert quantum(K) <= TAU, "tau is on the grid"
     once, each = Relay(children), Relay(children)
-    each.mail.bodies = EncodedForEach()
+    each.mail.encodings = EncodedForEach()
     each.sums = SummedForEach(Theta(N_PARAMS, K).merge)
     data = np.random.default_rng(1).bytes(update_bytes)
     entries = updates(update_bytes)

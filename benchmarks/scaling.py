@@ -30,7 +30,7 @@ from benchmarks.slow_link.running import Link, observe
 from benchmarks.slow_link.systems import OURS
 from benchmarks.slow_link.trial import Trial
 from sparkstrom.base.units import parse_rate
-from sparkstrom.spark.driver.scalability import WAYS, Work, WorkerPace
+from sparkstrom.planning.scaling import TOPOLOGIES, ScalingInputs, WorkerPace
 
 LEARNING_RATE = 1e-3
 WIDTHS = (1024, 1024)
@@ -87,7 +87,7 @@ def compared(rate: str, workers: int, found: dict[str, Any], alone_s: float) -> 
     """What was measured, and what the formula says."""
     summary, steps = found["summary"], found["steps"]
     n_params = data.flat_of(data.make_module(WIDTHS, 0)).size
-    work = Work(
+    work = ScalingInputs(
         n_params=n_params,
         step_s=alone_s,
         density=summary["sent_fraction"],
@@ -96,7 +96,7 @@ def compared(rate: str, workers: int, found: dict[str, Any], alone_s: float) -> 
         beside_driver=1,
         encoding_s=0.0,  # it is in one worker's step
     )
-    pace: WorkerPace = WAYS["star"](work, workers)
+    pace: WorkerPace = TOPOLOGIES["star"](work, workers)
     result = {
         "rate": rate,
         "workers": workers,

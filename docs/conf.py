@@ -31,7 +31,7 @@ from sparkstrom.base.version import __version__  # noqa: E402
 
 project = "sparkstrom"
 version = release = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = f"sparkstrom {__version__}"
 html_static_path = ["site"]
@@ -43,6 +43,9 @@ myst_heading_anchors = 3
 autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+napoleon_use_ivar = True  # attributes that docstrings list are documented where they are defined
+# Errors in "Raises" are documented twice: in the package, and where they are defined.
+suppress_warnings = ["ref.python"]
 
 # Examples of the wire format and diagrams that GitHub draws: their words say enough.
 PLAIN_FENCES = (

@@ -18,22 +18,25 @@ PACKAGE = ROOT / "sparkstrom"
 PAGE = ROOT / "docs/troubleshooting.md"
 
 GAP = "…"
-ENUMS = ("Ending", "Lack", "Rejection", "Vain")  # whose members are words for people
-EFFECTS = ("Abort", "GivenUp", "Note")  # events and effects that begin with such words
+ENUMS = (
+    "Ending",
+    "WorkerShortage",
+    "Rejection",
+    "TimeoutReason",
+)  # whose members are words for people
+EFFECTS = ("Abort", "AbortRequested", "Note")  # events and effects that begin with such words
 WARNS = ("log.warning", "warnings.append", "logger.warning", "warnings.warn")
 WARNING_FUNCTIONS = (  # that return one text
-    "checkpoint/checkpoint_writer.py:unsaved",
-    "protocol/common/slow_links.py:in_words",
-    "spark/driver/container_memory.py:killed_in_words",
+    "checkpoint/writer.py:unsaved_reason",
+    "protocol/common/flow_control.py:describe_slow_link",
+    "planning/memory.py:format_memory_kill",
 )
 WARNING_MODULES = (  # whose functions return warnings, as lists of texts
-    "spark/driver/accuracy_warnings.py",
-    "spark/driver/attempts.py",
-    "spark/driver/cluster.py",
-    "spark/driver/container_memory.py",
-    "spark/driver/dynamic_allocation.py",
-    "spark/driver/horizon_notes.py",
-    "spark/driver/summary_warnings.py",
+    "fit/accuracy_warnings.py",
+    "fit/trained_network.py",
+    "spark/cluster.py",
+    "planning/memory.py",
+    "fit/summary.py",
 )
 DEPTH_MAX = 4  # functions that are followed for the text that they return
 
@@ -200,7 +203,7 @@ def _kind(func: ast.expr, module: Module) -> str:
         return "warning"
     if last in ("warn", "warning", "append"):
         name = ast.unparse(func)
-        if name.endswith("_showing.warn"):
+        if name.endswith("reporting.warn"):
             return "warning"
         listed = name == "out.append" and module.name in WARNING_MODULES
         if listed or name in WARNS or name.endswith(".warnings.append"):

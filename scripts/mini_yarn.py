@@ -24,7 +24,11 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from scripts.yarn_jars import PYSPARK, classpath
-from sparkstrom.transport.aeron.processes import Watched, is_alive, watched
+from sparkstrom.transport.aeron.driver_directories import (
+    ProcessIdentity,
+    identify_process,
+    is_process_alive,
+)
 
 ROOT = Path(__file__).parents[1]
 STATE = "daemons.json"  # in the home
@@ -119,7 +123,7 @@ class Daemon:
     start_time: int  # clock ticks after the boot
 
     def is_alive(self) -> bool:
-        return is_alive(Watched(self.pid, self.start_time))
+        return is_process_alive(ProcessIdentity(self.pid, self.start_time))
 
 
 _children: dict[int, subprocess.Popen[bytes]] = {}  # of this process, to be reaped
@@ -296,7 +300,7 @@ def _daemon(home: Path, name: str, main: str, needed: list[str]) -> Daemon:
             start_new_session=True,
         )
     _children[child.pid] = child
-    return Daemon(name, *watched(child.pid))
+    return Daemon(name, *identify_process(child.pid))
 
 
 def _wait_for_nodes(web: str, nodes: int, daemons: list[Daemon], home: Path) -> None:

@@ -1,7 +1,7 @@
 """Asynchronous data-parallel training on Spark executors, by gradient sharing over Aeron.
 
-The names below are loaded when first used: ``import sparkstrom`` starts no JVM, compiles no
-kernel and opens no socket.
+Public names are imported lazily: ``import sparkstrom`` starts no JVM, compiles no kernel and opens
+no socket.
 """
 
 from __future__ import annotations
@@ -18,70 +18,71 @@ if TYPE_CHECKING:
     from sparkstrom.base.errors import SparkstromError as SparkstromError
     from sparkstrom.base.errors import TrainingError as TrainingError
     from sparkstrom.base.errors import UsageError as UsageError
-    from sparkstrom.encoding.residuals import ResidualClipping as ResidualClipping
-    from sparkstrom.encoding.schedules import WarmUp as WarmUp
+    from sparkstrom.encoding.residual import ResidualClipping as ResidualClipping
+    from sparkstrom.encoding.tau import WarmUp as WarmUp
     from sparkstrom.encoding.thresholds import AdaptiveThreshold as AdaptiveThreshold
     from sparkstrom.encoding.thresholds import AutoThreshold as AutoThreshold
     from sparkstrom.encoding.thresholds import FixedThreshold as FixedThreshold
     from sparkstrom.encoding.thresholds import TargetSparsityThreshold as TargetSparsityThreshold
+    from sparkstrom.local.options import TrainingMode as TrainingMode
     from sparkstrom.local.parallel_wrapper import ParallelWrapper as ParallelWrapper
-    from sparkstrom.local.wrapper_options import TrainingMode as TrainingMode
-    from sparkstrom.observe.stopping import EarlyStopping as EarlyStopping
-    from sparkstrom.observe.termination import (
+    from sparkstrom.observe.early_stopping import (
         BestScoreEpochTerminationCondition as BestScoreEpochTerminationCondition,
     )
-    from sparkstrom.observe.termination import (
+    from sparkstrom.observe.early_stopping import EarlyStopping as EarlyStopping
+    from sparkstrom.observe.early_stopping import (
         InvalidScoreIterationTerminationCondition as InvalidScoreIterationTerminationCondition,
     )
-    from sparkstrom.observe.termination import (
+    from sparkstrom.observe.early_stopping import (
         MaxEpochsTerminationCondition as MaxEpochsTerminationCondition,
     )
-    from sparkstrom.observe.termination import (
+    from sparkstrom.observe.early_stopping import (
         MaxScoreIterationTerminationCondition as MaxScoreIterationTerminationCondition,
     )
-    from sparkstrom.observe.termination import (
+    from sparkstrom.observe.early_stopping import (
         MaxTimeIterationTerminationCondition as MaxTimeIterationTerminationCondition,
     )
-    from sparkstrom.observe.termination import (
+    from sparkstrom.observe.early_stopping import (
         ScoreImprovementEpochTerminationCondition as ScoreImprovementEpochTerminationCondition,
+    )
+    from sparkstrom.options.gradient_sharing import SharedTrainingMaster as SharedTrainingMaster
+    from sparkstrom.options.network import VoidConfiguration as VoidConfiguration
+    from sparkstrom.options.parameter_averaging import (
+        ParameterAveragingTrainingMaster as ParameterAveragingTrainingMaster,
     )
     from sparkstrom.serving.parallel_inference import InferenceMode as InferenceMode
     from sparkstrom.serving.parallel_inference import ParallelInference as ParallelInference
-    from sparkstrom.spark.driver.averaging_master import (
-        ParameterAveragingTrainingMaster as ParameterAveragingTrainingMaster,
-    )
-    from sparkstrom.spark.driver.discovery import VoidConfiguration as VoidConfiguration
-    from sparkstrom.spark.driver.network import SparkNetwork as SparkNetwork
-    from sparkstrom.spark.driver.training_master import SharedTrainingMaster as SharedTrainingMaster
+    from sparkstrom.spark.network import SparkNetwork as SparkNetwork
 
-logging.getLogger(__name__).addHandler(logging.NullHandler())  # who wants our records says so
+# Silent until the program configures logging.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-_HOMES = {
-    "ScoreImprovementEpochTerminationCondition": "sparkstrom.observe.termination",
-    "MaxTimeIterationTerminationCondition": "sparkstrom.observe.termination",
-    "MaxScoreIterationTerminationCondition": "sparkstrom.observe.termination",
-    "MaxEpochsTerminationCondition": "sparkstrom.observe.termination",
-    "InvalidScoreIterationTerminationCondition": "sparkstrom.observe.termination",
-    "BestScoreEpochTerminationCondition": "sparkstrom.observe.termination",
+_MODULE_BY_NAME = {
+    "ScoreImprovementEpochTerminationCondition": "sparkstrom.observe.early_stopping",
+    "MaxTimeIterationTerminationCondition": "sparkstrom.observe.early_stopping",
+    "MaxScoreIterationTerminationCondition": "sparkstrom.observe.early_stopping",
+    "MaxEpochsTerminationCondition": "sparkstrom.observe.early_stopping",
+    "InvalidScoreIterationTerminationCondition": "sparkstrom.observe.early_stopping",
+    "BestScoreEpochTerminationCondition": "sparkstrom.observe.early_stopping",
     "AdaptiveThreshold": "sparkstrom.encoding.thresholds",
     "AutoThreshold": "sparkstrom.encoding.thresholds",
-    "EarlyStopping": "sparkstrom.observe.stopping",
+    "EarlyStopping": "sparkstrom.observe.early_stopping",
     "FixedThreshold": "sparkstrom.encoding.thresholds",
     "InferenceMode": "sparkstrom.serving.parallel_inference",
     "ParallelInference": "sparkstrom.serving.parallel_inference",
     "ParallelWrapper": "sparkstrom.local.parallel_wrapper",
-    "ParameterAveragingTrainingMaster": "sparkstrom.spark.driver.averaging_master",
-    "ResidualClipping": "sparkstrom.encoding.residuals",
+    "ParameterAveragingTrainingMaster": "sparkstrom.options.parameter_averaging",
+    "ResidualClipping": "sparkstrom.encoding.residual",
     "SetupError": "sparkstrom.base.errors",
-    "SharedTrainingMaster": "sparkstrom.spark.driver.training_master",
-    "SparkNetwork": "sparkstrom.spark.driver.network",
+    "SharedTrainingMaster": "sparkstrom.options.gradient_sharing",
+    "SparkNetwork": "sparkstrom.spark.network",
     "SparkstromError": "sparkstrom.base.errors",
     "TargetSparsityThreshold": "sparkstrom.encoding.thresholds",
     "TrainingError": "sparkstrom.base.errors",
-    "TrainingMode": "sparkstrom.local.wrapper_options",
+    "TrainingMode": "sparkstrom.local.options",
     "UsageError": "sparkstrom.base.errors",
-    "VoidConfiguration": "sparkstrom.spark.driver.discovery",
-    "WarmUp": "sparkstrom.encoding.schedules",
+    "VoidConfiguration": "sparkstrom.options.network",
+    "WarmUp": "sparkstrom.encoding.tau",
 }
 
 __all__ = [
@@ -116,14 +117,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Import and return a public name. Raise AttributeError for any other."""
     if name == "errors":
         return importlib.import_module("sparkstrom.base.errors")
-    if name not in _HOMES:
+    if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module 'sparkstrom' has no attribute {name!r}")
-    if name == "SparkNetwork":  # at once, not after Spark's start and the reading of data
-        importlib.import_module("sparkstrom.transport.aeron.library").warn_where_absent(2)
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "SparkNetwork":  # now, not after Spark has started and read data
+        importlib.import_module("sparkstrom.transport.aeron.library").warn_if_library_missing(2)
+    return getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)
 
 
 def __dir__() -> list[str]:
+    """Return the public names, without importing them."""
     return sorted(__all__)

@@ -1,24 +1,28 @@
-"""Listeners for ``network.fit(..., listeners=[...])``; see docs/listeners.md."""
+"""Public import path of listeners and their events, for ``network.fit(..., listeners=[...])``.
 
-from sparkstrom.observe.listening.fit_events import (
+See docs/listeners.md.
+"""
+
+from sparkstrom.observe.listener_events import (
     CheckpointWritten,
     EpochEnd,
     FitBegin,
     FitEnd,
     Iteration,
+    JsonLines,
     TrainingListener,
     WorkerChange,
     WorkerSays,
 )
-from sparkstrom.observe.listening.given import (
+from sparkstrom.observe.standard_listeners import (
     CollectScoresListener,
     EvaluativeListener,
+    MlflowListener,
     PerformanceListener,
     ScoreIterationListener,
+    TensorBoardListener,
     TimeIterationListener,
 )
-from sparkstrom.observe.listening.json_lines import JsonLines
-from sparkstrom.observe.listening.tracking import MlflowListener, TensorBoardListener
 
 __all__ = [
     "CheckpointWritten",

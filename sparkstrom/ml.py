@@ -1,4 +1,4 @@
-"""Spark ML's side of sparkstrom: ``from sparkstrom.ml import SparkstromEstimator``."""
+"""Public import path of the Spark ML estimator and its model."""
 
 from sparkstrom.spark.ml.estimator import SparkstromEstimator as SparkstromEstimator
 from sparkstrom.spark.ml.estimator import SparkstromModel as SparkstromModel

@@ -1,8 +1,8 @@
-"""Streams: a network that learns from each micro-batch of Structured Streaming.
+"""Public import path of ``each_batch``, which trains on each micro-batch of Structured Streaming.
 
-``stream.writeStream.foreachBatch(each_batch(network)).start()``: see docs/streams.md.
+Use it as ``stream.writeStream.foreachBatch(each_batch(network)).start()``; see docs/streams.md.
 """
 
-from sparkstrom.spark.driver.micro_batches import each_batch
+from sparkstrom.spark.network import each_batch
 
 __all__ = ["each_batch"]

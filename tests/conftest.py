@@ -6,6 +6,8 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -20,6 +22,13 @@ settings.load_profile("sparkstrom")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what is marked slow, as CI does")
+    parser.addoption(
+        "--claims",
+        type=Path,
+        metavar="DIRECTORY",
+        help="run only files that no other run has claimed in this directory, and claim them",
+    )
+    parser.addoption("--backwards", action="store_true", help="begin with the last file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,10 +55,50 @@ SLOW_LEGS = ("gpu", "integration")  # last, so that what is quick to know is kno
 ENDS_THE_SESSION = "test_mesh_spark.py"  # of Spark that others share: there is one in a process
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Folders in their order, but the slow ones at the end."""
-    items.sort(key=lambda item: (_is_slow(item), item.path.name == ENDS_THE_SESSION))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Folders in their order, but the slow ones at the end; of those Spark's own first."""
+    items.sort(
+        key=lambda item: (
+            _is_slow(item),
+            item.path.name == ENDS_THE_SESSION,
+            _is_slow(item) and "spark" not in item.path.parts,
+        )
+    )
+    if config.option.backwards:
+        files = [list(file) for _, file in groupby(items, lambda item: item.path)]
+        items[:] = [item for file in reversed(files) for item in file]
 
 
 def _is_slow(item: pytest.Item) -> bool:
     return any(leg in item.path.parts for leg in SLOW_LEGS)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> object:
+    """Run, as pytest does, what no other run has claimed: two that share a directory share files.
+
+    One begins with the first file and one with the last, so that they end at the same time.
+    """
+    claims = session.config.option.claims
+    if claims is None or session.config.option.collectonly or session.testsfailed:
+        return None
+    items = _claimed(session, claims)
+    item = next(items, None)
+    while item is not None:
+        following = next(items, None)  # which decides what fixtures this test is the last of
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+        item = following
+    return True
+
+
+def _claimed(session: pytest.Session, claims: Path) -> Iterator[pytest.Item]:
+    for path, items in groupby(session.items, lambda item: item.path):
+        try:
+            (claims / str(path.relative_to(session.config.rootpath)).replace("/", ".")).mkdir()
+        except FileExistsError:
+            continue
+        yield from items

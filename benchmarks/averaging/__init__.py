@@ -6,7 +6,7 @@
 
 Accuracy is of real training in one process, as in ``benchmarks.convergence``: the same rows,
 module, optimizer and learning rate, 32 rows a step; ``averaging-H`` and ``diloco-H`` are rounds of
-H steps by ``sparkstrom.runtime.averaging``, which is what ``ParameterAveragingTrainingMaster`` does
+H steps by ``sparkstrom.rounds.averaging``, which is what ``ParameterAveragingTrainingMaster`` does
 on executors (``diloco-H`` with ``outer=Nesterov(0.7, 0.9)``, ``save_updater="own"``), ``ours`` are
 replicas that share thresholded updates, in virtual time. Time is reckoned, not measured: that of a
 module of ``--params`` parameters whose step takes ``--step``, on hosts with links of one rate, with

@@ -105,7 +105,7 @@ class Averaged:
 def shared_points(trial: Trial, link: Link) -> list[tuple[dict[str, float], Cost, float]]:
     """The same of sharing: bytes of the small module, scaled."""
     fit, before, points = shared(trial, link), 0, []
-    steps = fit.workers[0].batches.per_epoch
+    steps = fit.workers[0].batches.batches_per_epoch
     for seen in fit.seen:
         sent = (seen.bytes_sent - before) * link.params / fit.n_params
         cost = sharing_cost(link, trial.workers, steps, sent)

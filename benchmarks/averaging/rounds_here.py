@@ -14,14 +14,14 @@ from benchmarks.convergence.trial import Outcome, Trial, measured, outcome
 from sparkstrom.models import Nesterov
 from sparkstrom.models.base import Flat, State
 from sparkstrom.models.torch import TorchModel
-from sparkstrom.runtime.averaging import (
+from sparkstrom.rounds.averaging import (
     OuterStep,
-    averaged,
-    averaged_buffers,
-    averaged_states,
+    average_buffers,
+    average_states,
     fresh_state,
+    weighted_mean,
 )
-from sparkstrom.runtime.round_step import Alone, Beginning, Turn, train_alone
+from sparkstrom.rounds.worker_round import LocalRoundResult, RoundBatch, RoundStart, train_locally
 
 KNOWN = re.compile(r"(averaging|diloco)-([1-9]\d*)")
 DILOCO = Nesterov(0.7, 0.9)
@@ -71,7 +71,7 @@ class Rounds:
     @property
     def steps_per_epoch(self) -> int:
         """Of each worker."""
-        return max(each.per_epoch for each in self._batches)
+        return max(each.batches_per_epoch for each in self._batches)
 
     def epochs(self) -> Iterator[Any]:
         """The module after each; rounds end with their epoch."""
@@ -83,25 +83,25 @@ class Rounds:
             yield self.model.module
 
     def _round(self, epoch: int, first: int) -> None:
-        done: list[Alone] = []
+        done: list[LocalRoundResult] = []
         for number, (model, batches) in enumerate(zip(self._workers, self._batches, strict=True)):
-            wanted = range(first, min(first + self._recipe.each, batches.per_epoch))
-            turns = [Turn(batches.get(epoch, i), batches.place(epoch, i)) for i in wanted]
+            wanted = range(first, min(first + self._recipe.each, batches.batches_per_epoch))
+            turns = [RoundBatch(batches.get(epoch, i), batches.place(epoch, i)) for i in wanted]
             state = dict(self._states[number])
-            beginning = Beginning(self.common.copy(), self._buffers, state, self._steps)
-            done.append(train_alone(model, beginning, turns))
+            beginning = RoundStart(self.common.copy(), self._buffers, state, self._steps)
+            done.append(train_locally(model, beginning, turns))
         weights = [one.weight for one in done]
-        mean = averaged([one.parameters for one in done], weights)
+        mean = weighted_mean([one.parameters for one in done], weights)
         self.common = self._outer.step(self.common, mean)
         if self._buffers:
             reports = [one.buffers for one in done]
-            self._buffers = averaged_buffers(self.model, reports, weights)
+            self._buffers = average_buffers(self.model, reports, weights)
         self._steps += done[0].steps
         if self._recipe.is_diloco:
             self._states = [copy.deepcopy(one.updater) for one in done]
         else:
             states, taken = [one.updater for one in done], [one.steps for one in done]
-            self._states = [averaged_states(states, weights, taken)] * len(done)
+            self._states = [average_states(states, weights, taken)] * len(done)
 
 
 def train(trial: Trial, name: str) -> Outcome:

@@ -24,7 +24,7 @@ class SeenFit(Fit):
 
     def __init__(self, trial: Trial, settings: Settings) -> None:
         super().__init__(trial, settings)
-        self._of, self._judge = trial, self._model()
+        self._epochs_of_attempt, self._judge = trial, self._model()
         self.seen: list[Seen] = []
 
     def _end_step(self, worker: Worker, at: float) -> None:
@@ -38,7 +38,11 @@ class SeenFit(Fit):
         reports = [replica.model.buffers_bytes() for replica in replicas]
         if reports[0]:
             self._judge.load_buffers_bytes(self._judge.average_buffers(reports))
-        test = measured(self._judge.module, self._of.task, self._of.task.split().test)
+        test = measured(
+            self._judge.module,
+            self._epochs_of_attempt.task,
+            self._epochs_of_attempt.task.split().test,
+        )
         return Seen(test, sum(replica.encoder.counters.payload_bytes for replica in replicas))
 
 

@@ -23,15 +23,14 @@ from benchmarks.convergence.trial import Flat, Outcome, Trial, outcome
 from benchmarks.convergence.tricks import Stepping
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Payload
+from sparkstrom.data.row_store import Batches
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import first_exponent, round_to_grid
 from sparkstrom.models.base import Paced
 from sparkstrom.models.torch import TorchModel
-from sparkstrom.protocol.common.events import Directive, Order
-from sparkstrom.runtime.batches import Batches
-from sparkstrom.runtime.pacemaker import Pacemaker
-from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.theta import Theta
+from sparkstrom.protocol.common.events import Command, Directive
+from sparkstrom.runtime.theta import Replica, Theta
+from sparkstrom.runtime.trainer import GlobalStepEstimator
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Worker:
     ) -> None:
         self.number, self.replica, self.batches, self._epochs = number, replica, batches, epochs
         self.stepping, model = stepping, replica.model
-        self.pacemaker = Pacemaker(model, 0) if isinstance(model, Paced) else None
+        self.pacemaker = GlobalStepEstimator(model, 0) if isinstance(model, Paced) else None
         self.position = Position(0, 0)
         self.steps = self.published = 0  # steps taken, and how many of them are published
         self.received = 0  # of the log
@@ -62,7 +61,7 @@ class Worker:
 
     @property
     def steps_max(self) -> int:
-        return self._epochs * self.batches.per_epoch
+        return self._epochs * self.batches.batches_per_epoch
 
     @property
     def finished(self) -> bool:
@@ -71,11 +70,13 @@ class Worker:
     def step(self, training: int | None) -> None:
         """Train on the next minibatch; so many train now, or None: momentum counts own steps."""
         if training is not None and self.pacemaker is not None:
-            command = Directive(Order.TRAIN, workers=training, minibatches=sum(self.heard.values()))
-            self.pacemaker.keep(command, self.steps)
+            command = Directive(
+                Command.TRAIN, workers=training, minibatches=sum(self.heard.values())
+            )
+            self.pacemaker.update(command, self.steps)
         self.stepping.step(self.batches.get(*self.position))
         epoch, batch = self.position
-        at_end = batch + 1 == self.batches.per_epoch
+        at_end = batch + 1 == self.batches.batches_per_epoch
         self.position = Position(epoch + 1, 0) if at_end else Position(epoch, batch + 1)
         self.steps += 1
 
@@ -197,7 +198,7 @@ class Fit:
         return worker.steps >= worker.published + beside
 
     def _receive(self, worker: Worker, at: float) -> None:
-        before = worker.replica.theta.to_host() if worker.stepping.watches else None
+        before = worker.replica.theta.to_host() if worker.stepping.executor_monitors else None
         updates = self._receive_all(worker, at)
         if before is not None and updates:
             worker.stepping.others_moved(worker.replica.theta.to_host() - before, updates)
@@ -221,7 +222,7 @@ class Fit:
             if commit.update is None:
                 continue
             if commit.origin == worker.number:
-                worker.replica.passed(worker.received)
+                worker.replica.mark_committed(worker.received)
             else:
                 hits = worker.replica.theta.read(commit.update)
                 worker.replica.apply(hits, worker.received)
@@ -233,7 +234,7 @@ class Fit:
         if self._is_due(worker, at) or worker.finished:
             self._publish(worker, at)
         else:
-            worker.replica.hold_back()
+            worker.replica.accumulate_delta()
 
     def _is_due(self, worker: Worker, at: float) -> bool:
         every = self._settings.publish_every

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from sparkstrom.encoding.residuals import ResidualClipping
-from sparkstrom.encoding.schedules import WarmUp
+from sparkstrom.encoding.residual import ResidualClipping
+from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import AUTO, AutoThreshold
-from sparkstrom.spark.executor.tasks import AGE
+from sparkstrom.options.gradient_sharing import STALENESS_TARGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Settings:
     def beside(self, workers: int) -> int | None:
         """Steps beside an update that is under way."""
         if isinstance(self.max_staleness, str):
-            return max(0, AGE // workers - self.every())
+            return max(0, STALENESS_TARGET // workers - self.every())
         return None if self.max_staleness is None else self.max_staleness * self.every()
 
     def beta2_power(self, workers: int) -> int:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.convergence.tasks import BATCH_ROWS, TASKS, Rows, Task
+from sparkstrom.data.row_store import Batches
 from sparkstrom.models.base import Batch
-from sparkstrom.runtime.batches import Batches
 
 Flat = NDArray[np.float32]
 
@@ -64,7 +64,7 @@ class Trial:
         """What all workers train on at each step of a synchronous system."""
         batches = self.batches()
         for epoch in range(self.epoch_count):
-            for index in range(min(each.per_epoch for each in batches)):
+            for index in range(min(each.batches_per_epoch for each in batches)):
                 yield [each.get(epoch, index) for each in batches]
 
     def optimizer_of(self, beta2_power: int = 1) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.convergence.settings import Settings
 from benchmarks.convergence.trial import Flat
 from sparkstrom.models.base import Batch
-from sparkstrom.runtime.replica import Replica
+from sparkstrom.runtime.theta import Replica
 
 MEMORY = 0.9  # of the gain's measurements, per step
 
@@ -31,7 +31,7 @@ class Stepping:
         self._signal = self._square = 0.0
 
     @property
-    def watches(self) -> bool:
+    def executor_monitors(self) -> bool:
         """Does anything depend on what the others do?"""
         return bool(self._settings.look_ahead or self._settings.aggregation == "gain")
 
@@ -42,7 +42,7 @@ class Stepping:
 
     def step(self, batch: Batch) -> None:
         """Train on a minibatch."""
-        if not self.watches:
+        if not self.executor_monitors:
             self._replica.step(batch)
             return
         local = self._replica.local

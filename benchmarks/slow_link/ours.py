@@ -26,9 +26,9 @@ from benchmarks.slow_link.trial import BATCH_ROWS, Record, Trial
 from sparkstrom import ParameterAveragingTrainingMaster, SharedTrainingMaster, SparkNetwork
 from sparkstrom.base.errors import SparkstromError
 from sparkstrom.codec.messages import Phase
+from sparkstrom.fit.summary import TrainingSummary
 from sparkstrom.models.torch import TorchModel
-from sparkstrom.spark.averaging.rounds_control import RoundsControl
-from sparkstrom.spark.driver.summary import TrainingSummary
+from sparkstrom.rounds.controller import RoundsControl
 
 LOOK_S = 0.02
 END_S = 30.0  # for a fit that was told to stop: it drains, and compares its replicas
@@ -40,10 +40,17 @@ class Watched(SparkNetwork):
 
     master: Any = None
 
-    def _fit_run(self, *args: Any) -> Any:
-        run = super()._fit_run(*args)
-        self.master = run.master
-        return run
+    def _train(self, *args: Any) -> Any:
+        strategy: Any = self._strategy
+        make_runner = type(strategy).make_runner
+
+        def make_and_keep(*runner_args: Any) -> Any:
+            runner = make_runner(strategy, *runner_args)
+            self.master = runner.master
+            return runner
+
+        strategy.make_runner = make_and_keep
+        return super()._train(*args)
 
 
 class Fit:
@@ -72,7 +79,7 @@ class Fit:
         if master is None:
             return None
         if isinstance(master, RoundsControl):
-            return master._began_s.get(Phase.RUNNING)
+            return master.began_s.get(Phase.RUNNING)
         at_s: float | None = master._machine.phases.began_s.get(Phase.RUNNING)
         return at_s
 

@@ -1,1 +1,1 @@
-"""What every layer may use: the error tree, identities, the clock."""
+"""Foundations that every other package may import: errors, ids, clock, units, option types."""

@@ -1,4 +1,4 @@
-"""The clock, as a value that is passed in: real here, virtual under simulation."""
+"""Monotonic clocks: the interface that callers take, and the system clock."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds on a clock that never goes back; only differences mean anything."""
+    """A monotonic clock in seconds; only differences between readings are meaningful."""
 
-    def monotonic_s(self) -> float: ...
+    def monotonic_s(self) -> float:
+        """Return the reading in seconds."""
 
 
 class SystemClock:

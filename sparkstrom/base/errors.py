@@ -1,18 +1,18 @@
-"""The error tree. An error says who must act, and carries its facts as fields.
+"""The exception classes of sparkstrom, by what the reader has to do.
 
     SparkstromError
     ├── UsageError        fix the call: a value, a combination of options, the data
     ├── SetupError        fix the machine: shared memory, port, library, Java
-    │   └── NetworkError  fix the network: mask, addresses, firewall; trying again is vain
-    ├── PeerError         another process misbehaved; the mesh copes
-    │   └── WireError     bytes that are no frame of ours, or not for us
+    │   └── NetworkError  fix the network: mask, addresses, firewall; retrying does not help
+    ├── PeerError         another process misbehaved; training continues without it
+    │   └── WireError     received bytes that are not a valid message of this job
     ├── TransportError    a C call of Aeron failed
     │   └── DriverLost    the media driver died or does not answer; another can be started
-    ├── QueueFull         too many requests wait for a model: ask again later
-    ├── TrainingError     stop: NaN, an exception in training, replicas lost
-    │   ├── RowsRefused   a worker refused a row: a UsageError, too
-    │   └── ControllerLost the task with the fit's master died; another can go on from a copy
-    └── CheckpointDamaged a checkpoint file that is cut or changed; one before it may be whole
+    ├── QueueFull         too many requests wait for a model: try again later
+    ├── TrainingError     stop: NaN, an exception in training, lost replicas
+    │   ├── RowsRefused   a worker refused a row; also a UsageError
+    │   └── ControllerLost the task with the fit's master died; another can resume from a copy
+    └── CheckpointDamaged a checkpoint file is truncated or changed; an older one may be intact
 
 Spark pickles exceptions: every class passes its fields to ``super().__init__``, so that
 ``cls(*exc.args)`` rebuilds it.
@@ -24,34 +24,34 @@ LINE_MAX = 200  # of other people's words inside one of our lines
 
 
 class SparkstromError(Exception):
-    """Base of everything that sparkstrom raises on purpose."""
+    """Base class of all exceptions that sparkstrom raises on purpose."""
 
 
 class UsageError(SparkstromError, ValueError):
-    """The call is wrong: the message names the value, the reason and the remedy."""
+    """The call is wrong. The message names the value, the reason and the remedy."""
 
 
 class SetupError(SparkstromError, RuntimeError):
-    """The machine or cluster is not ready: the message names what, where, and the remedy."""
+    """The machine or cluster is not ready. The message names what, where, and the remedy."""
 
 
 class NetworkError(SetupError):
-    """Two hosts cannot speak as things are: mask, address, firewall. It names what to mend.
+    """Two hosts cannot reach each other; the message names the mask, address or firewall to fix.
 
-    A task that fails with it is not waited for: Spark would start it there again.
+    A task that fails with this error is not retried, because Spark would start it on the same host.
     """
 
 
 class PeerError(SparkstromError):
-    """Another process misbehaved or went away; the mesh copes."""
+    """Another process misbehaved or went away; training continues without it."""
 
 
 class WireError(PeerError):
-    """Bytes that are no message of this job. Decoders raise this and nothing else."""
+    """Received bytes are not a valid message of this job. Decoders raise no other exception."""
 
 
 class TransportError(SparkstromError):
-    """A C call of Aeron failed; Aeron's own code and words are kept."""
+    """A C call of Aeron failed. Holds Aeron's own error code and text."""
 
     def __init__(self, doing: str, code: int, text: str) -> None:
         super().__init__(doing, code, text)
@@ -62,17 +62,20 @@ class TransportError(SparkstromError):
 
 
 class DriverLost(TransportError):
-    """The media driver died or stopped answering: close, ask for one and open the edges again."""
+    """The media driver died or stopped answering: start another one and reopen all connections."""
 
 
 def first_line(words: object) -> str:
-    """What others' words begin with, to stand inside a message; all of them belong behind it."""
+    """Return the first non-empty line of ``words``, cut to ``LINE_MAX`` characters.
+
+    Returns "no reason" where no line has text.
+    """
     line = next((line.strip() for line in str(words).splitlines() if line.strip()), "no reason")
     return line if len(line) <= LINE_MAX else f"{line[: LINE_MAX - 4]} ..."
 
 
-def reason_of(error: Exception) -> str:
-    """One line for people; the traceback follows it."""
+def format_reason(error: Exception) -> str:
+    """Format an exception as one line of text, for messages that have the traceback elsewhere."""
     if isinstance(error, SparkstromError):
         return str(error).splitlines()[0]
     return f"{type(error).__name__}: {first_line(error)}"
@@ -81,8 +84,8 @@ def reason_of(error: Exception) -> str:
 class TrainingError(SparkstromError):
     """Training must stop: an exception or NaN in a worker, or replicas that cannot be trusted.
 
-    Its words are one line; ``trace``, the worker's traceback, is a note, which Python prints after
-    that line where nobody catches the error.
+    ``str(error)`` is one line. ``trace``, the worker's traceback, is attached as a note, which
+    Python prints below that line where nobody catches the error.
     """
 
     def __init__(
@@ -104,8 +107,8 @@ class TrainingError(SparkstromError):
 class RowsRefused(TrainingError, UsageError):
     """A worker refused one of its rows: fix the data, as for any other UsageError.
 
-    It is a TrainingError, too: it says where the worker was. ``partition`` is the worker's; the
-    row's own, before rows were dealt, is in ``reason``, and the only one in the message.
+    It is a TrainingError as well, because it names the worker's host. ``partition`` is the worker's
+    partition; ``reason`` names the row's original partition, and the message shows only that one.
     """
 
     def __str__(self) -> str:
@@ -113,11 +116,11 @@ class RowsRefused(TrainingError, UsageError):
 
 
 class QueueFull(SparkstromError):
-    """So many requests wait for a model that one more is refused; ask again later."""
+    """Too many requests already wait for a model, so this one is refused; try again later."""
 
 
 class ControllerLost(TrainingError):
-    """The task that had the master of a fit is gone. ``what``: which one, and why."""
+    """The task that ran a fit's master is gone. ``what`` names the task and the cause."""
 
     def __init__(self, reason: str, what: str = "") -> None:
         super().__init__(reason)
@@ -125,7 +128,9 @@ class ControllerLost(TrainingError):
 
 
 class CheckpointDamaged(SparkstromError):
-    """A checkpoint file is cut, changed, or none: it is left where it is, and never used."""
+    """A checkpoint file is truncated, altered or not a checkpoint; it is neither deleted nor
+    used.
+    """
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(path, why)

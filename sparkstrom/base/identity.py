@@ -1,4 +1,4 @@
-"""Who made what: node ids, numbers of edges, updates and commits; positions, endpoints."""
+"""Types for node ids and for the numbers of edges, updates and commits; positions and endpoints."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MASTER = NodeId(0)  # the driver's node: root of the tree, sequencer, origin of 
 
 
 class Position(NamedTuple):
-    """How far a worker has trained: ``batch`` minibatches of epoch ``epoch`` (both from 0)."""
+    """A worker's position in training: ``batch`` minibatches into ``epoch``, both from 0."""
 
     epoch: int
     batch: int
 
 
 class Endpoint(NamedTuple):
-    """Where a media driver listens: one UDP socket for all edges of one executor."""
+    """The UDP address of a media driver, which serves all connections of one executor."""
 
     host: str
     port: int

@@ -1,8 +1,8 @@
-"""Where compiled kernels are kept: beside the package, or else in a private directory of the host.
+"""The directory for compiled kernels: in the package, or else a private one for this user and host.
 
-What lies there is executed: a directory that somebody else owns, or can write to, is never used,
-and neither is such a file. Numba, which compiles for GPUs, reads ``NUMBA_CACHE_DIR`` when it is
-imported, so the packages whose modules import it call ``use_writable_cache`` first.
+Cached files are executed, so a directory or file that another user owns or can write to is never
+used. Numba, which compiles for GPUs, reads ``NUMBA_CACHE_DIR`` when it is imported; packages whose
+modules import Numba therefore call ``use_writable_cache`` first.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ SHARED = (Path("/var/tmp"), Path("/tmp"))
 
 
 def kernel_directory(environ: Mapping[str, str], package: Path = PACKAGE) -> Path:
-    """What the user names, the package's own where it can be written to, or one per user and host.
+    """Return the directory for compiled kernels, and create it if necessary.
 
-    Made where it is not there; never one that others own or can write to.
+    It is the one that ``NUMBA_CACHE_DIR`` names, else the package's own if it is writable, else one
+    per user and host. A directory that other users own or can write to is never returned.
     """
     if VARIABLE in environ:
         chosen = Path(environ[VARIABLE])
@@ -45,10 +46,10 @@ def kernel_directory(environ: Mapping[str, str], package: Path = PACKAGE) -> Pat
 
 
 def use_writable_cache(environ: MutableMapping[str, str], package: Path = PACKAGE) -> None:
-    """Name a directory for Numba where the package's own cannot be used, or the named one."""
+    """Point ``NUMBA_CACHE_DIR`` to a private directory if Numba's own is unwritable or unsafe."""
     if VARIABLE in environ:
         named = Path(environ[VARIABLE])
-        usable = not named.exists() or _is_safe_named(named)
+        usable = _is_safe_named(named) if named.exists() else _has_safe_parents(named)
     else:
         usable = os.access(package, os.W_OK) and all(
             is_safe_directory(own, owner=package.stat().st_uid)
@@ -60,7 +61,10 @@ def use_writable_cache(environ: MutableMapping[str, str], package: Path = PACKAG
 
 
 def is_safe_directory(path: Path, *, owner: int | None = None) -> bool:
-    """Whether it is a directory that only this user, root and ``owner`` can write to."""
+    """Return whether only this user, root and ``owner`` can write to this directory.
+
+    Returns False for anything that is not a directory.
+    """
     try:
         status = path.lstat()
     except OSError:
@@ -69,36 +73,52 @@ def is_safe_directory(path: Path, *, owner: int | None = None) -> bool:
 
 
 def is_safe(status: os.stat_result, owner: int | None = None) -> bool:
-    """Whether nobody but this user, root and ``owner`` can change what has this status."""
+    """Return whether only this user, root and ``owner`` can write to a file with this status."""
     return status.st_uid in (os.getuid(), 0, owner) and not status.st_mode & 0o022
 
 
 def _is_safe_named(path: Path) -> bool:
-    """Say why, where it is not. A link is followed where whoever made it is trusted."""
+    """Return whether the directory that the user named is safe to use; log a warning if not.
+
+    A symbolic link is followed only if this user or root made it.
+    """
     if path.exists() and not path.is_dir():
         return True  # a file: whoever writes there fails, and says so
     is_trusted_link = path.is_symlink() and path.lstat().st_uid in (os.getuid(), 0)
-    if is_safe_directory(path.resolve() if is_trusted_link else path):
+    directory = path.resolve() if is_trusted_link else path
+    if is_safe_directory(directory) and _has_safe_parents(directory):
         return True
     log.warning(
         "%s=%s is not used: what lies there is executed, and somebody else owns the directory or "
-        "can write to it; name one of your own that only you can write to (chmod 700)",
+        "one above it, or can write to it; name one that only you can write to (chmod 700)",
         *(VARIABLE, path),
     )
     return False
 
 
+def _has_safe_parents(path: Path) -> bool:
+    """Return whether no other user can replace this path by replacing a directory above it."""
+    ours = (os.getuid(), 0)
+    return all(
+        is_safe(status) or (status.st_uid in ours and bool(status.st_mode & stat.S_ISVTX))
+        for status in (parent.stat() for parent in path.resolve().parents if parent.exists())
+    )
+
+
 def private_directory(roots: tuple[Path, ...]) -> Path:
-    """The one of this user under the first root that has room for it; if need be, a new one."""
+    """Return this user's private kernel directory under the first usable root.
+
+    Falls back to a new temporary directory where no root can be used.
+    """
     name = f"sparkstrom-kernels-{os.getuid()}"
     for root in roots:
-        if root.is_dir() and os.access(root, os.W_OK | os.X_OK) and _is_ours(root / name):
+        if root.is_dir() and os.access(root, os.W_OK | os.X_OK) and _create_private(root / name):
             return root / name
     return Path(tempfile.mkdtemp(prefix=f"{name}-"))
 
 
-def _is_ours(wanted: Path) -> bool:
-    """Make it; is it ours alone?"""
+def _create_private(wanted: Path) -> bool:
+    """Create the directory if needed; return whether only this user owns it and can access it."""
     try:
         wanted.mkdir(mode=0o700, exist_ok=True)
     except FileExistsError:  # a file or a link that leads nowhere

@@ -1,4 +1,4 @@
-"""Option types: each option's type, range and unit, declared once and checked in one place.
+"""Declare options with type, range and unit, and check their values.
 
 A dataclass declares an option by its field's metadata and checks all of them at once:
 
@@ -9,12 +9,13 @@ A dataclass declares an option by its field's metadata and checks all of them at
         def __post_init__(self) -> None:
             check_options(self)
 
-Other callers check one value by ``read``. NumPy's scalars become Python's, and paths become
-strings; arrays, True in place of 1, NaN and infinities are refused.
+Other callers check a single value with ``OptionType.read``. NumPy scalars become Python numbers and
+paths become strings. Arrays, True in place of 1, NaN and infinities are rejected.
 """
 
 from __future__ import annotations
 
+import ast
 import enum
 import math
 from collections.abc import Callable, Mapping
@@ -38,20 +39,81 @@ Metadata = Mapping[str, "OptionType"]
 
 
 class Refused(ValueError):
-    """A value is not what an option takes; the text says what it must be."""
+    """A value is not valid for an option; the message describes valid values."""
+
+
+def parse_word(key: str, word: str) -> object:
+    """Return ``word`` unchanged: the parser of options that take strings."""
+    return word
+
+
+def parse_number(key: str, word: str) -> int | float:
+    """Return the number that ``word`` stands for. Raise UsageError that names ``key``."""
+    try:
+        return int(word)
+    except ValueError:
+        try:
+            return float(word)
+        except ValueError:
+            raise UsageError(f"{key}={word!r}: is not a number") from None
+
+
+Parser = Callable[[str, str], object]  # (key, word) -> value, or UsageError that names the key
+
+
+def call_parser(
+    classes: Mapping[str, Callable[..., object]], example: str, hint: str = ""
+) -> Parser:
+    """Return a parser of calls such as ``Name(1e-3, decay=0.9)``; it evaluates literals only.
+
+    Args:
+        classes: What may be called, by name.
+        example: A call that the error message shows.
+        hint: The end of the error message, such as "; or auto".
+    """
+
+    def parse(key: str, word: str) -> object:
+        try:
+            call = ast.parse(word, mode="eval").body
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+                raise ValueError("not a call")
+            made = classes[call.func.id]
+            arguments = [ast.literal_eval(argument) for argument in call.args]
+            keywords = {str(kw.arg): ast.literal_eval(kw.value) for kw in call.keywords}
+        except (SyntaxError, ValueError, KeyError):
+            raise UsageError(
+                f"{key}={word!r}: must be one of {', '.join(classes)}, with numbers, like"
+                f" {example}{hint}"
+            ) from None
+        try:
+            return made(*arguments, **keywords)
+        except TypeError as error:
+            raise UsageError(f"{key}={word!r}: {error}") from None
+
+    return parse
 
 
 @dataclass(frozen=True, slots=True)
 class OptionType:
-    """What one option takes."""
+    """The type, range, unit and text form of one option, with the function that checks a value."""
 
     convert: Callable[[Any], Any]  # returns the value as Python's own type, or raises Refused
     wanted: str  # in words, as in "must be ..."
     unit: str = ""
     words: tuple[str | None, ...] = ()  # taken as they are: None, "auto"
+    parse: Parser = parse_word  # of the text form, but for ``words`` and none, true and false
+    accepts: str = ""  # valid values, for the documentation; "" means as in ``wanted``
+
+    @property
+    def values(self) -> str:
+        """The valid values in words, such as "a whole number of rows from 1 to 100, or None"."""
+        return self.accepts or self.wanted.removeprefix("must be ")
 
     def read(self, name: str, value: object, owner: str = "") -> Any:
-        """Return the value as Python's own type. Raise UsageError naming ``name`` and ``value``."""
+        """Check ``value`` and return it as Python's own type.
+
+        Raises UsageError that names the option (``name``, after ``owner`` if given) and the value.
+        """
         if value is None and None in self.words:
             return None
         if isinstance(value, str) and value in self.words:
@@ -62,11 +124,24 @@ class OptionType:
             said = f"{owner}: {name}" if owner else name
             raise UsageError(f"{said}={shown(value)}: {refused}") from None
 
+    def from_text(self, key: str, text: str) -> object:
+        """Parse the text form of a value and return the value, which ``read`` has yet to check.
+
+        Raises UsageError that names ``key``, a key of the configuration or environment.
+        """
+        word = text.strip()
+        if word.lower() in _CONSTANTS:
+            return _CONSTANTS[word.lower()]
+        return word if word in self.words else self.parse(key, word)
+
+
+_CONSTANTS: dict[str, object] = {"none": None, "true": True, "false": False}
+
 
 def check_options(options: Any, owner: str = "") -> None:
-    """Check every declared field of a dataclass, and keep each value as Python's own type.
+    """Check every declared option of a dataclass instance, and store each as Python's own type.
 
-    Raises UsageError for the first field that cannot work; ``owner`` then stands before its name.
+    Raises UsageError for the first invalid field; the message starts with ``owner`` if given.
     """
     for declared in fields(options):
         kind: OptionType | None = declared.metadata.get(KEY)
@@ -78,7 +153,7 @@ def check_options(options: Any, owner: str = "") -> None:
 
 
 def shown(value: object) -> str:
-    """Return a value for one line of a message: bounded, and never an error of its own."""
+    """Return ``repr(value)`` for a message: at most ``SHOWN_MAX`` characters; never raises."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
         return f"<{type(value).__name__} of shape {shape}>"
@@ -97,7 +172,7 @@ def whole(
     remedy: str = "",
     words: tuple[str | None, ...] = (),
 ) -> Metadata:
-    """Declare a whole number from ``least`` to ``most``; ``remedy`` ends the message."""
+    """Declare an integer option from ``least`` to ``most``; error messages end with ``remedy``."""
     wanted = f"must be a whole number of at least {least}{remedy}"
 
     def convert(value: Any) -> int:
@@ -108,7 +183,11 @@ def whole(
             raise Refused(f"must be at most {most}{remedy}")
         return plain
 
-    return {KEY: OptionType(convert, wanted, unit, words)}
+    last = "" if most == INT_MAX else f" to {_count_shown(most, unit)}"
+    least_shown = _count_shown(least, unit)
+    span = f"from {least_shown}{last}" if last else f"of at least {least_shown}"
+    kind = f"a whole number{f' of {unit}' if unit else ''} {span}"
+    return {KEY: OptionType(convert, wanted, unit, words, parse_number, _with_words(kind, words))}
 
 
 def number(
@@ -121,7 +200,7 @@ def number(
     remedy: str = "",
     words: tuple[str | None, ...] = (),
 ) -> Metadata:
-    """Declare a finite number between the limits that are given; ``remedy`` ends the message."""
+    """Declare a finite real-number option within the given limits; messages end with ``remedy``."""
     limits = [f"above {above:g}"] if above is not None else []
     limits += [f"of at least {least:g}"] if least is not None else []
     limits += [f"below {below:g}"] if below is not None else []
@@ -136,11 +215,12 @@ def number(
             raise Refused(wanted)
         return int(value) if is_whole(value) else plain
 
-    return {KEY: OptionType(convert, wanted, unit, words)}
+    kind = " ".join(["a finite number", " and ".join(limits)]).rstrip()
+    return {KEY: OptionType(convert, wanted, unit, words, parse_number, _with_words(kind, words))}
 
 
 def seconds(remedy: str = "", least: float = SECONDS_MIN) -> Metadata:
-    """Declare a number of seconds above 0, and of at least ``least``."""
+    """Declare a duration option in seconds, above 0 and at least ``least``."""
     wanted = f"must be a number of seconds above 0{remedy}"
 
     def convert(value: Any) -> float:
@@ -153,11 +233,12 @@ def seconds(remedy: str = "", least: float = SECONDS_MIN) -> Metadata:
             raise Refused(f"must be at least {least} seconds{remedy}")
         return int(value) if is_whole(value) else plain
 
-    return {KEY: OptionType(convert, wanted, "s")}
+    kind = f"a number of seconds from {max(least, SECONDS_MIN):g} to {SECONDS_MAX:,}"
+    return {KEY: OptionType(convert, wanted, "s", parse=parse_number, accepts=kind)}
 
 
 def flag(words: tuple[str | None, ...] = ()) -> Metadata:
-    """Declare True or False."""
+    """Declare a boolean option; ``words`` lists further accepted values, such as None or "auto"."""
     *others, last = ["True", "False", *map(repr, words)]
     wanted = f"must be {', '.join(others)} or {last}"
 
@@ -166,11 +247,12 @@ def flag(words: tuple[str | None, ...] = ()) -> Metadata:
             raise Refused(wanted)
         return bool(value)
 
-    return {KEY: OptionType(convert, wanted, "", words)}
+    kind = _listed(["True", "False", *map(_word_shown, words)])
+    return {KEY: OptionType(convert, wanted, "", words, accepts=kind)}
 
 
 def one_of(choices: tuple[str, ...], words: tuple[str | None, ...] = ()) -> Metadata:
-    """Declare one of several words."""
+    """Declare an option that takes one of the strings in ``choices``, or one of ``words``."""
     known = ", ".join(choices)
     wanted = f"must be {'None or ' if None in words else ''}one of {known}"
 
@@ -179,11 +261,12 @@ def one_of(choices: tuple[str, ...], words: tuple[str | None, ...] = ()) -> Meta
             raise Refused(wanted)
         return str(value)
 
-    return {KEY: OptionType(convert, wanted, "", words)}
+    kind = _listed([*map(_word_shown, choices), *map(_word_shown, words)])
+    return {KEY: OptionType(convert, wanted, "", words, accepts=kind)}
 
 
 def member(kind: type[enum.Enum]) -> Metadata:
-    """Declare a member of an enumeration, or its name in either case."""
+    """Declare an option that takes a member of an enumeration, or its value in either case."""
     known = ", ".join(repr(each.value) for each in kind)
     wanted = f"must be one of {known}"
 
@@ -198,21 +281,23 @@ def member(kind: type[enum.Enum]) -> Metadata:
     return {KEY: OptionType(convert, wanted)}
 
 
-def text(wanted: str, words: tuple[str | None, ...] = ()) -> Metadata:
-    """Declare text that is not empty."""
+def text(wanted: str, words: tuple[str | None, ...] = (), accepts: str = "") -> Metadata:
+    """Declare an option that takes a non-empty string."""
 
     def convert(value: Any) -> str:
         if not (isinstance(value, str) and value.strip() and "\0" not in value):
             raise Refused(wanted)
         return str(value)
 
-    return {KEY: OptionType(convert, wanted, "", words)}
+    return {KEY: OptionType(convert, wanted, "", words, accepts=accepts)}
 
 
 def path(
-    wanted: str = "must be None, a path or a URL", words: tuple[str | None, ...] = (None,)
+    wanted: str = "must be None, a path or a URL",
+    words: tuple[str | None, ...] = (None,),
+    accepts: str = "",
 ) -> Metadata:
-    """Declare a path as a string or Path object, which becomes a string; or one of ``words``."""
+    """Declare a path option: a string or Path object, stored as a string; or one of ``words``."""
 
     def convert(value: Any) -> str:
         if hasattr(type(value), "__fspath__"):
@@ -221,19 +306,22 @@ def path(
             raise Refused(wanted)
         return str(value)
 
-    return {KEY: OptionType(convert, wanted, "", words)}
+    return {KEY: OptionType(convert, wanted, "", words, accepts=accepts)}
 
 
 def path_given(value: object) -> str:
-    """Return the path that a method was given. Raise UsageError for what is none."""
+    """Check a method's path argument; return it as a string, or raise UsageError."""
     kind = path("must be a path, as a string or a Path object", words=())[KEY]
     return str(kind.read("path", value))
 
 
 def instance(
-    kinds: tuple[type[Any], ...], wanted: str, words: tuple[str | None, ...] = ()
+    kinds: tuple[type[Any], ...],
+    wanted: str,
+    words: tuple[str | None, ...] = (),
+    parse: Parser = parse_word,
 ) -> Metadata:
-    """Declare an object of these classes; a class in place of an object is refused."""
+    """Declare an option that takes an instance of one of these classes, but not a class itself."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, type):
@@ -242,26 +330,57 @@ def instance(
             raise Refused(wanted)
         return value
 
-    return {KEY: OptionType(convert, wanted, "", words)}
+    return {KEY: OptionType(convert, wanted, "", words, parse)}
 
 
-def custom(convert: Callable[[Any], Any], wanted: str, unit: str = "") -> Metadata:
-    """Declare what ``convert`` takes; it returns the value to keep, or raises Refused."""
-    return {KEY: OptionType(convert, wanted, unit)}
+def custom(
+    convert: Callable[[Any], Any],
+    wanted: str,
+    unit: str = "",
+    parse: Parser = parse_word,
+    accepts: str = "",
+) -> Metadata:
+    """Declare an option that ``convert`` checks; it returns the value or raises Refused."""
+    return {KEY: OptionType(convert, wanted, unit, parse=parse, accepts=accepts)}
+
+
+def _count_shown(count: int, unit: str) -> str:
+    """Return a number for the documentation, such as "1,000"; bytes as "16 MiB" or "1 PiB"."""
+    if unit == "bytes":
+        for power, name in ((50, "PiB"), (40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+            if count >= 1 << power and count % (1 << power) == 0:
+                return f"{count >> power} {name}"
+    return f"{count:,}"
+
+
+def _word_shown(word: str | None) -> str:
+    """Return a value that an option takes as it is: a quoted string, or None."""
+    return "None" if word is None else f'"{word}"'
+
+
+def _listed(values: list[str]) -> str:
+    """Return "a, b or c"."""
+    *others, last = values
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _with_words(kind: str, words: tuple[str | None, ...]) -> str:
+    """Return the description ``kind`` of valid values with the words that are valid, too."""
+    return "".join([kind, *(f", or {_word_shown(word)}" for word in words)])
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Return whether a value is a whole number, Python's or NumPy's; True is none."""
+    """Return whether a value is an integer, of Python or NumPy; booleans are not."""
     return isinstance(value, Integral) and not is_truth(value)
 
 
 def is_real(value: object) -> TypeGuard[float]:
-    """Return whether a value is a real number, Python's or NumPy's; True is none."""
+    """Return whether a value is a real number, of Python or NumPy; booleans are not."""
     return isinstance(value, Real) and not is_truth(value)
 
 
 def as_float(value: object) -> float:
-    """Return a real number as a float, infinite where it is too large; NaN for what is none."""
+    """Convert a real number to a float: infinity if it is too large, NaN if it is no number."""
     if not is_real(value):
         return math.nan
     try:
@@ -271,7 +390,7 @@ def as_float(value: object) -> float:
 
 
 def is_truth(value: object) -> bool:
-    """Return whether a value is True or False, Python's or NumPy's."""
+    """Return whether a value is a boolean, of Python or NumPy."""
     kind = type(value)  # by name: protocol modules import this one, and do without NumPy
     is_numpys = kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")
     return isinstance(value, bool) or is_numpys

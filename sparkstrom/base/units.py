@@ -1,19 +1,22 @@
-"""Units: numbers, rates and durations as people write them on a command line."""
+"""Parse rates, durations, counts and sizes that people write, such as 100mbit, 300ms or 2g."""
 
 from __future__ import annotations
 
 import re
 
+MIB = 1 << 20
 PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(i?)(bit|bps|)", re.IGNORECASE)
 DURATION = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(us|ms|s|min|)", re.IGNORECASE)
+SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)b?\s*", re.IGNORECASE)
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0}
 
 
 def parse_rate(text: str) -> int:
-    """Bits per second of a rate as tc writes it: 100mbit, 1.5gbit, 500kbit, 12mbps (bytes).
+    """Parse a rate as tc writes it (100mbit, 1.5gbit, 12mbps); return bits per second.
 
-    Raises ValueError for anything else, and for none.
+    "bit" means bits and "bps" bytes per second. Raises ValueError for anything else and for a rate
+    below 1 bit per second.
     """
     match = RATE.fullmatch(text.strip())
     bits = 0
@@ -29,7 +32,10 @@ def parse_rate(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of 300ms, 20us, 1.5s, 2min or 0.3. Raises ValueError for anything else."""
+    """Parse a duration such as 300ms, 20us, 1.5s, 2min or 0.3; return seconds.
+
+    Raises ValueError for anything else.
+    """
     match = DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"duration {text!r}: write 300ms, 20us, 1.5s or 2min")
@@ -38,7 +44,10 @@ def parse_duration(text: str) -> float:
 
 
 def parse_count(text: str) -> int:
-    """A whole number: 25000000, 25_000_000, 25e6. Raises ValueError for anything else."""
+    """Parse a whole number such as 25000000, 25_000_000 or 25e6.
+
+    Raises ValueError for anything else.
+    """
     try:
         value = float(text)
     except ValueError:
@@ -46,3 +55,22 @@ def parse_count(text: str) -> int:
     if not abs(value) <= 2**53 or value != round(value):  # nan and infinity, too
         raise ValueError(f"number {text!r}: write a whole number, such as 25000000 or 25e6")
     return round(value)
+
+
+def parse_bytes(text: str, unit: int = 1) -> int:
+    """Parse a size as Spark and YARN write it (512m, 2g, 1.5 GB); return bytes.
+
+    A number without a prefix counts in multiples of ``unit`` bytes. Raises ValueError for anything
+    else.
+    """
+    match = SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"size {text!r}: write 512m, 2g or 65536")
+    number, prefix = match.groups()
+    factor = 1024 ** PREFIXES[prefix.lower()] if prefix else unit
+    return int(float(number) * factor)
+
+
+def mib(size: int) -> int:
+    """Convert bytes to MiB, rounded up."""
+    return -(-size // MIB)

@@ -1,3 +1,3 @@
-"""The version, in one place. Driver and executors must agree on it: the master checks at join."""
+"""The version of the package. The master rejects workers that run another version."""
 
 __version__ = "0.1.0"

@@ -1,1 +1,1 @@
-"""Models on disk: plain arrays beside a description, written atomically."""
+"""Checkpoints of a running fit and saved models, as files that are written atomically."""

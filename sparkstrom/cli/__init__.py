@@ -1,1 +1,1 @@
-"""The ``sparkstrom`` command."""
+"""The ``sparkstrom`` command and its sub-commands."""

@@ -1,4 +1,4 @@
-"""`sparkstrom doctor`: whether training would work on this cluster, and what to do where not."""
+"""The command `sparkstrom doctor`: check whether training would work on a cluster."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sparkstrom.base.errors import UsageError
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Describe the sub-command."""
+    """Add the sub-command ``doctor`` with its arguments."""
     parser = subparsers.add_parser(
         "doctor",
-        help="find out on the executors whether training would work, and what to do where not",
-        description="Starts a Spark session, runs small jobs on every executor and says what it "
-        "finds, with remedies. Exit code 1: training would fail; 2: a wrong call.",
+        help="check on the executors whether training would work, and name remedies",
+        description="Starts a Spark session, runs small jobs on every executor and reports "
+        "problems with remedies. Exit code 1: training would fail; 2: wrong arguments.",
     )
     parser.add_argument("--master", help="Spark's master URL (default: as spark-submit has it)")
     parser.add_argument(
@@ -32,26 +32,30 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine and print; exit code 1 where training would fail."""
-    from sparkstrom.spark.doctor.examining import Call, examine
-    from sparkstrom.spark.doctor.report_text import text_of
+    """Examine the cluster and print a report; return 1 if training would fail, else 0.
 
-    conf = parsed_conf(args.conf)
+    Raise UsageError for invalid arguments.
+    """
+    from sparkstrom.spark.doctor.checks import format_report
+    from sparkstrom.spark.doctor.examination import ExaminationOptions, examine
+
+    conf = parse_conf(args.conf)
     if not args.wait > 0:
-        raise UsageError(f"--wait {args.wait}: must be a number of seconds above 0, as a rule 60")
-    report = examine(Call(args.master, conf, args.wait), _say)
-    print(json.dumps(report.to_dict()) if args.json else text_of(report))
+        raise UsageError(f"--wait {args.wait}: must be a number of seconds above 0, such as 60")
+    report = examine(ExaminationOptions(args.master, conf, args.wait), _print_progress)
+    print(json.dumps(report.to_dict()) if args.json else format_report(report))
     return 0 if report.ok else 1
 
 
-def _say(text: str) -> None:
+def _print_progress(text: str) -> None:
+    """Print a line of progress to stderr."""
     print(f"sparkstrom doctor: {text}", file=sys.stderr, flush=True)
 
 
-def parsed_conf(given: list[str]) -> dict[str, str]:
-    """KEY=VALUE as spark-submit takes them. Raise UsageError for anything else."""
+def parse_conf(settings: list[str]) -> dict[str, str]:
+    """Parse settings KEY=VALUE as spark-submit does; raise UsageError for anything else."""
     conf = {}
-    for text in given:
+    for text in settings:
         key, equals, value = text.partition("=")
         if not equals or not key.startswith("spark."):
             raise UsageError(

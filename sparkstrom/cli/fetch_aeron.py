@@ -1,4 +1,4 @@
-"""`sparkstrom fetch-aeron`: put the pinned Aeron library where sparkstrom looks for it."""
+"""The command `sparkstrom fetch-aeron`: install the pinned Aeron library in this environment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Describe the sub-command."""
+    """Add the sub-command ``fetch-aeron`` with its arguments."""
     parser = subparsers.add_parser(
         "fetch-aeron", help="download the pinned, hash-checked Aeron library into this environment"
     )
@@ -18,8 +18,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch, and print the place. SetupError says what to do where that fails."""
-    from sparkstrom.transport.aeron.fetching import fetch
+    """Install the library and print its path; return 0. Raise SetupError on failure."""
+    from sparkstrom.transport.aeron.library import fetch_library
 
-    print(fetch(args.wheel, args.target))
+    print(fetch_library(args.wheel, args.target))
     return 0

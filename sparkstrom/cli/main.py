@@ -1,7 +1,8 @@
-"""The ``sparkstrom`` command: every other module of this package is a sub-command.
+"""The ``sparkstrom`` command, which runs the sub-command that its arguments name.
 
-Such a module offers ``add_parser(subparsers)`` and ``run(args) -> int``, its exit code. It is
-imported even for ``--help``, so heavy imports sit inside ``run``.
+Every other module of this package is a sub-command. It defines ``add_parser(subparsers)`` and
+``run(args)``, which returns the exit code. All of them are imported even for ``--help``, so heavy
+imports belong inside ``run``.
 """
 
 from __future__ import annotations
@@ -19,37 +20,43 @@ import sparkstrom.cli
 from sparkstrom.base.errors import SparkstromError
 from sparkstrom.base.version import __version__
 
-EXIT_REFUSED = 2  # argparse's own code for a wrong call
-STDOUT = 1  # its descriptor
-EXIT_UNREAD = 141  # what a shell shows of a program that SIGPIPE ended
+EXIT_USAGE_ERROR = 2  # argparse's exit code for wrong arguments
+STDOUT_DESCRIPTOR = 1
+EXIT_BROKEN_PIPE = 141  # exit code of a program that SIGPIPE ended, as shells report it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one sub-command; return its exit code, or 2 with one message where sparkstrom refuses."""
-    commands = _commands()
-    args = _parser(commands).parse_args(argv)
+    """Run one sub-command and return its exit code.
+
+    ``argv``: the arguments; None means ``sys.argv[1:]``. A SparkstromError is printed, and the exit
+    code is 2.
+    """
+    commands = _load_commands()
+    args = _build_parser(commands).parse_args(argv)
     try:
         code = int(commands[args.command].run(args))
         sys.stdout.flush()
     except BrokenPipeError:
-        if not _is_unread():
+        if not _is_stdout_closed():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # or Python flushes again
-        return EXIT_UNREAD
+        # Python flushes stdout again at exit, which would fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT_DESCRIPTOR)
+        return EXIT_BROKEN_PIPE
     except SparkstromError as error:
         print(f"sparkstrom {args.command}: {error}", file=sys.stderr)
-        return EXIT_REFUSED
+        return EXIT_USAGE_ERROR
     return code
 
 
-def _is_unread() -> bool:
-    """Has whoever read what this program prints closed its end, as `| head` does?"""
-    looked = select.poll()
-    looked.register(STDOUT, 0)  # a closed end is told without being asked for
-    return bool(looked.poll(0))
+def _is_stdout_closed() -> bool:
+    """Return whether the reader of stdout has closed its end of the pipe, as `| head` does."""
+    poll = select.poll()
+    poll.register(STDOUT_DESCRIPTOR, 0)  # poll reports a closed pipe even without requested events
+    return bool(poll.poll(0))
 
 
-def _commands() -> dict[str, ModuleType]:
+def _load_commands() -> dict[str, ModuleType]:
+    """Import and return the modules of all sub-commands, by the commands' names."""
     names = sorted(module.name for module in pkgutil.iter_modules(sparkstrom.cli.__path__))
     return {
         name.replace("_", "-"): importlib.import_module(f"sparkstrom.cli.{name}")
@@ -58,7 +65,8 @@ def _commands() -> dict[str, ModuleType]:
     }
 
 
-def _parser(commands: dict[str, ModuleType]) -> argparse.ArgumentParser:
+def _build_parser(commands: dict[str, ModuleType]) -> argparse.ArgumentParser:
+    """Return an argument parser with all sub-commands."""
     parser = argparse.ArgumentParser(
         prog="sparkstrom", description="Asynchronous training on Spark executors."
     )

@@ -1,4 +1,4 @@
-"""`sparkstrom plan`: memory, shared memory and ports that a fit will take, before it is tried."""
+"""The command `sparkstrom plan`: compute the memory, shared memory and ports that a fit needs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import json
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.base.units import parse_count
+from sparkstrom.base.units import parse_bytes, parse_count
 
-OF_SHARING = {  # flags that mean nothing to rounds, and their defaults
+SHARING_DEFAULTS = {  # defaults of the flags that --averaging excludes
     "executors_per_host": 1,
     "log": "64m",
     "window": "8m",
@@ -18,11 +18,12 @@ OF_SHARING = {  # flags that mean nothing to rounds, and their defaults
     "controller": "auto",
     "port": None,
 }
-SAVED: dict[str, bool | str] = {"averaged": True, "new": False, "own": "own"}  # save_updater
+# Values of --averaging -> values of the option save_updater
+SAVE_UPDATER_VALUES: dict[str, bool | str] = {"averaged": True, "new": False, "own": "own"}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Describe the sub-command."""
+    """Add the sub-command ``plan`` with its arguments."""
     parser = subparsers.add_parser(
         "plan",
         help="memory, shared memory and ports that a fit will take, with the lines to set",
@@ -39,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--batch-memory", default="512m", metavar="SIZE", help="batch_memory_bytes")
     add(
         "--averaging",
-        choices=[*SAVED],
+        choices=[*SAVE_UPDATER_VALUES],
         help="of ParameterAveragingTrainingMaster, with optimizers' states so (save_updater)",
     )
     add("--outer", action="store_true", help="with --averaging: with an outer step")
@@ -59,68 +60,72 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what is needed. Raise UsageError for what no fit can have."""
-    from sparkstrom.spark.driver.discovery import VoidConfiguration
-    from sparkstrom.spark.driver.fit_plan import Placing, plan_fit, text_of_plan
-    from sparkstrom.spark.driver.memory_parts import Demand
-    from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+    """Print the plan of a fit; return 0. Raise UsageError for impossible values."""
+    from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+    from sparkstrom.options.network import VoidConfiguration
+    from sparkstrom.planning.memory import ModelFootprint
+    from sparkstrom.planning.plan import WorkerPlacement, format_plan, plan_fit
 
-    args.params = parameters(args.params)
+    args.params = parse_parameter_count(args.params)
     if args.averaging:
-        return _run_rounds(args)
+        return _plan_averaging(args)
     if args.outer:
         raise UsageError("--outer is a step of rounds: add --averaging averaged, new or own")
-    for name, value in OF_SHARING.items():
+    for name, value in SHARING_DEFAULTS.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    placing = Placing(args.workers, args.workers_per_node, args.executors_per_host)
+    placing = WorkerPlacement(args.workers, args.workers_per_node, args.executors_per_host)
     void = VoidConfiguration(
         mesh_build_mode=args.mesh,
         mesh_fan_out=args.fan_out,
-        log_bytes=size("--log", args.log),
-        window_bytes=size("--window", args.window),
+        log_bytes=parse_size("--log", args.log),
+        window_bytes=parse_size("--window", args.window),
         unicast_port=args.port,
         controller=args.controller,
     )
     master = SharedTrainingMaster(
         void,
-        batch_memory_bytes=size("--batch-memory", args.batch_memory),
+        batch_memory_bytes=parse_size("--batch-memory", args.batch_memory),
         train_on=args.train_on,
         checkpoint_directory="somewhere" if args.checkpoints else None,
         checkpoint_updaters=args.checkpoints or "one",
     )
-    demand = Demand(args.params, args.optimizer, args.library, size("--buffers", args.buffers))
-    plan = plan_fit(demand, placing, master)
-    print(json.dumps(plan.to_dict()) if args.json else text_of_plan(plan))
+    footprint = ModelFootprint(
+        args.params, args.optimizer, args.library, parse_size("--buffers", args.buffers)
+    )
+    plan = plan_fit(footprint, placing, master)
+    print(json.dumps(plan.to_dict()) if args.json else format_plan(plan))
     return 0
 
 
-def _run_rounds(args: argparse.Namespace) -> int:
+def _plan_averaging(args: argparse.Namespace) -> int:
+    """Print the plan of a fit by parameter averaging; return 0. Raise UsageError as ``run``."""
     from sparkstrom.models.updaters import Nesterov
-    from sparkstrom.spark.driver.averaging_master import ParameterAveragingTrainingMaster
-    from sparkstrom.spark.driver.averaging_plan import plan_rounds
-    from sparkstrom.spark.driver.fit_plan import Placing
-    from sparkstrom.spark.driver.memory_parts import Demand
+    from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
+    from sparkstrom.planning.memory import ModelFootprint
+    from sparkstrom.planning.plan import WorkerPlacement, format_plan, plan_averaging
 
-    if given := [name for name in OF_SHARING if getattr(args, name) is not None]:
+    if given := [name for name in SHARING_DEFAULTS if getattr(args, name) is not None]:
         flag = "--" + given[0].replace("_", "-")
         raise UsageError(
             f"{flag}: rounds are Spark jobs, without UDP: leave it out, or --averaging"
         )
     master = ParameterAveragingTrainingMaster(
-        save_updater=SAVED[args.averaging],
+        save_updater=SAVE_UPDATER_VALUES[args.averaging],
         outer=Nesterov(0.7, 0.9) if args.outer else None,
-        batch_memory_bytes=size("--batch-memory", args.batch_memory),
+        batch_memory_bytes=parse_size("--batch-memory", args.batch_memory),
         checkpoint_directory="somewhere" if args.checkpoints else None,
     )
-    demand = Demand(args.params, args.optimizer, args.library, size("--buffers", args.buffers))
-    plan = plan_rounds(demand, Placing(args.workers, args.workers_per_node), master)
-    print(json.dumps(plan.to_dict()) if args.json else plan)
+    footprint = ModelFootprint(
+        args.params, args.optimizer, args.library, parse_size("--buffers", args.buffers)
+    )
+    plan = plan_averaging(footprint, WorkerPlacement(args.workers, args.workers_per_node), master)
+    print(json.dumps(plan.to_dict()) if args.json else format_plan(plan))
     return 0
 
 
-def parameters(text: str) -> int:
-    """Return a number of parameters. Raise UsageError for anything else."""
+def parse_parameter_count(text: str) -> int:
+    """Parse a number of parameters, such as 25e6; raise UsageError for anything else."""
     try:
         return parse_count(text)
     except ValueError:
@@ -129,11 +134,9 @@ def parameters(text: str) -> int:
         ) from None
 
 
-def size(flag: str, text: str) -> int:
-    """Bytes. Raise UsageError naming the flag where it is no size."""
-    from sparkstrom.spark.driver.container_memory import parse_bytes
-
+def parse_size(flag: str, text: str) -> int:
+    """Parse a size, such as 512m, to bytes; raise UsageError that names the flag."""
     try:
         return parse_bytes(text)
-    except AttributeError:  # it matches nothing
+    except ValueError:
         raise UsageError(f"{flag} {text!r}: write a size such as 512m, 2g or 65536") from None

@@ -1,4 +1,4 @@
-"""``sparkstrom report``: a run log as one page for a browser."""
+"""The command `sparkstrom report`: write a run log as one HTML page."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from sparkstrom.base.errors import UsageError
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command's arguments."""
+    """Add the sub-command ``report`` with its arguments."""
     parser = subparsers.add_parser("report", help="a run log as one HTML page with plots")
     parser.add_argument(
         "log",
         nargs="?",
         type=Path,
-        help="a run log, or a directory, whose newest is taken (default: sparkstrom-runs, or "
-        "what SPARKSTROM_RUNS names)",
+        help="a run log, or a directory, whose newest log is used (default: $SPARKSTROM_RUNS, or "
+        "sparkstrom-runs)",
     )
     parser.add_argument(
         "-o", "--output", type=Path, help="the page (default: beside the log, ending in .html)"
@@ -26,19 +26,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and print its place. UsageError says what to do where that fails."""
-    from sparkstrom.observe.reporting.report_page import report
-    from sparkstrom.observe.reporting.run_history import read_history
-    from sparkstrom.spark.driver.run_log import DIRECTORY, VARIABLE
+    """Write the page and print its path; return 0. Raise UsageError with a remedy on failure."""
+    from sparkstrom.fit.listeners import RUN_LOG_DIRECTORY, RUNS_VARIABLE
+    from sparkstrom.observe.reporting.report_page import render_report
+    from sparkstrom.observe.reporting.run_log import read_history
 
-    named = args.log or Path(os.environ.get(VARIABLE) or DIRECTORY)
-    log = newest(named) if named.is_dir() else named
+    named = args.log or Path(os.environ.get(RUNS_VARIABLE) or RUN_LOG_DIRECTORY)
+    log = newest_log(named) if named.is_dir() else named
     page = args.output or log.with_suffix(".html")
     if page.resolve() == log.resolve():
         raise UsageError(f"-o {page} is the log itself; name another file for the page")
-    made = report(read_history(log), args.fit)
+    html = render_report(read_history(log), args.fit)
     try:
-        page.write_text(made, encoding="utf-8")
+        page.write_text(html, encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"{page} cannot be written ({error.strerror}); name another place with -o"
@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def newest(directory: Path) -> Path:
-    """The log in it that was written to last."""
+def newest_log(directory: Path) -> Path:
+    """Return the most recently modified run log of a directory; raise UsageError if it has none."""
     logs = list(directory.glob("*.jsonl"))
     if not logs:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""`sparkstrom scaling`: how many workers pay, from step time, parameters, bandwidth and latency."""
+"""The command `sparkstrom scaling`: predict how many workers pay off, from a few numbers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.base.units import parse_count, parse_duration, parse_rate
 
 if TYPE_CHECKING:
-    from sparkstrom.spark.driver.scalability import Work
+    from sparkstrom.planning.scaling import ScalingInputs
 
 T = TypeVar("T")
-WORKERS_MAX = 100_000
+WORKERS_MAX = 100_000  # largest number of workers to predict
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Describe the sub-command."""
+    """Add the sub-command ``scaling`` with its arguments."""
     parser = subparsers.add_parser(
         "scaling",
         help="time per step, efficiency and staleness of 2, 4, ... workers, and how many pay",
@@ -49,67 +49,75 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what so many workers come to. Raise UsageError for what cannot be."""
-    from sparkstrom.spark.driver.scalability import Work, scaling_of
-    from sparkstrom.spark.driver.scalability_page import text_of_scaling
+    """Print the prediction for each number of workers; return 0.
 
-    n_params = _read("params", args.params, parse_count)
-    step_s = _read("step", args.step, parse_duration)
+    Raise UsageError for invalid values.
+    """
+    from sparkstrom.planning.scaling import ScalingInputs, format_scaling, predict_scaling
+
+    n_params = _parse_flag("params", args.params, parse_count)
+    step_s = _parse_flag("step", args.step, parse_duration)
     if args.measure is None and None in (n_params, step_s):
         missing = "--params" if n_params is None else "--step"
         raise UsageError(f"{missing} is not given: give it, or --measure with a script that has it")
-    work = Work(
+    inputs = ScalingInputs(
         n_params=1 if n_params is None else n_params,  # until it is measured
         step_s=1.0 if step_s is None else step_s,
-        density=_read("density", args.density, _density),
-        link_bits_s=_read("link", args.link, parse_rate),
-        latency_s=_read("latency", args.latency, parse_duration),
+        density=_parse_flag("density", args.density, _parse_density),
+        link_bits_s=_parse_flag("link", args.link, parse_rate),
+        latency_s=_parse_flag("latency", args.latency, parse_duration),
         fan_out=args.fan_out,
         spread=args.spread,
-        encoding_s=_read("encoding", args.encoding, parse_duration),
+        encoding_s=_parse_flag("encoding", args.encoding, parse_duration),
     )
-    counts = _read("workers", args.workers, _workers)
+    counts = _parse_flag("workers", args.workers, _parse_worker_counts)
     if args.measure is not None:
-        work = _measured(work, args.measure, n_params, step_s)
-    scaling = scaling_of(work, counts)
-    print(json.dumps(scaling.to_dict()) if args.json else text_of_scaling(scaling))
+        inputs = _fill_in_measurements(inputs, args.measure, n_params, step_s)
+    scaling = predict_scaling(inputs, counts)
+    print(json.dumps(scaling.to_dict()) if args.json else format_scaling(scaling))
     return 0
 
 
-def _measured(work: Work, script: Path, n_params: int | None, step_s: float | None) -> Work:
-    """With what a script's model takes, where it is not given. What it prints goes to stderr."""
-    from sparkstrom.spark.driver.step_measurement import measure_script
+def _fill_in_measurements(
+    inputs: ScalingInputs, script: Path, n_params: int | None, step_s: float | None
+) -> ScalingInputs:
+    """Return the inputs with values that were not given replaced by those of a script's model.
+
+    ``n_params`` and ``step_s`` are None if they were not given. The script's output goes to stderr.
+    """
+    from sparkstrom.planning.scaling import measure_script
 
     with contextlib.redirect_stdout(sys.stderr):
-        found = measure_script(script, work.density)
+        found = measure_script(script, inputs.density)
     n_params = found.n_params if n_params is None else n_params
-    encoding_s = work.encoding_s
-    if encoding_s is None and n_params == found.n_params:  # another size's is reckoned
+    encoding_s = inputs.encoding_s
+    if encoding_s is None and n_params == found.n_params:  # for another size it is estimated
         encoding_s = found.encoding_s
     step_s = found.step_s if step_s is None else step_s
-    return replace(work, n_params=n_params, step_s=step_s, encoding_s=encoding_s)
+    return replace(inputs, n_params=n_params, step_s=step_s, encoding_s=encoding_s)
 
 
-def _read(flag: str, text: str | None, parse: Callable[[str], T]) -> Any:
-    """None where the flag is not given. Raise UsageError naming it where it cannot be read."""
+def _parse_flag(flag: str, text: str | None, parse: Callable[[str], T]) -> Any:
+    """Return ``parse(text)``, or None for None; raise UsageError with the flag for ValueError."""
     try:
         return None if text is None else parse(text)
     except ValueError as error:
         raise UsageError(f"--{flag} {text!r}: {error}") from None
 
 
-def _density(text: str) -> float:
+def _parse_density(text: str) -> float:
+    """Parse a density; raise ValueError unless 0 < density <= 1."""
     try:
         density = float(text)
     except ValueError:
         density = 0.0
     if not 0 < density <= 1:
-        raise ValueError("must be a number above 0 and at most 1, as a rule 1e-3")
+        raise ValueError("must be a number above 0 and at most 1, such as 1e-3")
     return density
 
 
-def _workers(text: str) -> list[int]:
-    """2..64 is all of them, 2,4,8 are these."""
+def _parse_worker_counts(text: str) -> list[int]:
+    """Parse 2..64 (all numbers from 2 to 64) or 2,4,8; raise ValueError for anything else."""
     first, dots, last = text.partition("..")
     try:
         ends = [parse_count(number) for number in ([first, last] if dots else text.split(","))]

@@ -1,4 +1,4 @@
-"""`sparkstrom simulate`: the protocol's machines in virtual time, under faults drawn per seed."""
+"""The command `sparkstrom simulate`: run the protocol in virtual time under random faults."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from sparkstrom.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from sparkstrom.simulation.runs import Result
+    from sparkstrom.simulation.runner import RunResult
 
-NODES_MAX = 256  # one heap of Python objects: beyond this a run takes minutes
+NODES_MAX = 256  # a run of more nodes takes minutes
 MODES = ("plain", "mesh", "links", "links-mesh")
-THROUGH = ("objects", "codec", "endpoint")
-REPLICAS = ("numbers", "real")
+TRANSPORT_MODES = ("objects", "codec", "endpoint")
+REPLICA_MODES = ("numbers", "real")
 
-OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can be given
+NUMBER_OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults: type and help
     "epochs": (int, "epochs per partition"),
     "batches": (int, "minibatches per epoch and partition"),
     "publish_every": (int, "steps between publications; 0: when the last one is committed"),
@@ -73,19 +73,12 @@ OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can b
     "stop": (float, "chance that the fit is stopped early"),
     "failure": (float, "chance that training raises in a worker"),
 }
-AT_LEAST_ONE = (
-    "epochs",
-    "batches",
-    "max_lead",
-    "fan_out",
-    "depth",
-    "per_executor",
-)
-SHARES = ("loss", "repeat", "late", "stop", "failure", "drift", "density")
+AT_LEAST_ONE = ("epochs", "batches", "max_lead", "fan_out", "depth", "per_executor")
+FRACTION_OPTIONS = ("loss", "repeat", "late", "stop", "failure", "drift", "density")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Describe the sub-command."""
+    """Add the sub-command ``simulate`` with its arguments."""
     parser = subparsers.add_parser(
         "simulate",
         help="run the protocol in virtual time under seeded faults, and check its invariants",
@@ -122,46 +115,51 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="look for the smallest run in which the first bad seed still fails, and tell what "
         "happens in it (default: unless --json)",
     )
-    for name, (kind, what) in OPTIONS.items():
+    for name, (kind, what) in NUMBER_OPTIONS.items():
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=kind, default=None, metavar="N", help=what)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Play all seeds; exit code 1 on any violation."""
-    from sparkstrom.simulation.runs import play_all
+    """Simulate all seeds and print the results; return 1 if any violates an invariant, else 0.
 
-    _check(args)
-    seeds, given = _seeds(args.seeds), _given(args)
+    Raise UsageError for invalid arguments.
+    """
+    from sparkstrom.simulation.runner import play_seeds
+
+    _check_arguments(args)
+    seeds, given = _parse_seeds(args.seeds), _simulation_values(args)
     jobs = args.jobs or os.cpu_count() or 1
     failed = 0
-    for result in play_all(seeds, args.nodes, args.mode, given, jobs):
-        print(_as_json(result) if args.json else _as_text(result), flush=True)
+    for result in play_seeds(seeds, args.nodes, args.mode, given, jobs):
+        print(_result_to_json(result) if args.json else _format_result(result), flush=True)
         if args.transcript:
             print("\n".join(result.transcript), file=sys.stderr)
         if result.violations:
             failed += 1
-            _explain(result, args)
+            _print_violations(result, args)
             if failed == 1 and (args.shrink or (args.shrink is None and not args.json)):
-                _tell_small(result, args)
+                _print_shrunk_run(result, args)
     if not args.json:
         print(f"{len(seeds)} seeds, {failed} with violations")
     return 1 if failed else 0
 
 
-def _seeds(text: str) -> range:
-    found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-    first = int(found[1]) if found else 0
-    last = int(found[2] or first + 1) if found else 0
+def _parse_seeds(text: str) -> range:
+    """Parse A:B (without B) or one seed; raise UsageError for anything else."""
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    first = int(match[1]) if match else 0
+    last = int(match[2] or first + 1) if match else 0
     if last <= first:
         raise UsageError(f"--seeds {text!r}: need A:B with A < B, like 0:50, or one seed, like 7")
     return range(first, last)
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check_arguments(args: argparse.Namespace) -> None:
+    """Raise UsageError for an argument out of range."""
     if args.mode not in MODES:
         raise UsageError(f"--mode {args.mode!r}: there is only {', '.join(MODES)}")
-    for name, known in (("through", THROUGH), ("replicas", REPLICAS)):
+    for name, known in (("through", TRANSPORT_MODES), ("replicas", REPLICA_MODES)):
         value = getattr(args, name)
         if value is not None and value not in known:
             raise UsageError(f"--{name} {value!r}: there is only {', '.join(known)}")
@@ -174,7 +172,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"--nodes {args.nodes}: need 1 to {NODES_MAX}")
     if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"--jobs {args.jobs}: need at least 1")
-    for name in OPTIONS:
+    for name in NUMBER_OPTIONS:
         value = getattr(args, name)
         if value is None:
             continue
@@ -182,29 +180,30 @@ def _check(args: argparse.Namespace) -> None:
         least = 1 if name in AT_LEAST_ONE else 0
         if value < least:
             raise UsageError(f"{flag} {value}: need at least {least}")
-        if name in SHARES and value > 1:
+        if name in FRACTION_OPTIONS and value > 1:
             raise UsageError(f"{flag} {value}: a share is at most 1")
 
 
-def _said(args: argparse.Namespace) -> dict[str, Any]:
-    """What of sizes and faults, and of how messages go, stands in the command."""
-    names = ("through", "replicas", *OPTIONS)
+def _given_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the sizes, faults and modes that the command line sets."""
+    names = ("through", "replicas", *NUMBER_OPTIONS)
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
-def _given(args: argparse.Namespace) -> dict[str, Any]:
-    from sparkstrom.simulation.faults import NO_FAULTS
-    from sparkstrom.simulation.run_sizes import Replicas, Through
+def _simulation_values(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the values to set in every simulation; --calm sets all other faults to 0."""
+    from sparkstrom.simulation.run_options import NO_FAULTS, ReplicaKind, TransportMode
 
-    given = _said(args)
-    for name, kind in (("through", Through), ("replicas", Replicas)):
+    given = _given_options(args)
+    for name, kind in (("through", TransportMode), ("replicas", ReplicaKind)):
         if name in given:
             given[name] = kind(given[name])
     calm = {field.name: getattr(NO_FAULTS, field.name) for field in fields(NO_FAULTS)}
     return {**calm, **given} if args.calm else given
 
 
-def _as_json(result: Result) -> str:
+def _result_to_json(result: RunResult) -> str:
+    """Return a result as one line of JSON."""
     return json.dumps(
         {
             "seed": result.seed,
@@ -215,38 +214,40 @@ def _as_json(result: Result) -> str:
     )
 
 
-def _as_text(result: Result) -> str:
+def _format_result(result: RunResult) -> str:
+    """Return a result as one line of text."""
     faults = ", ".join(f"{count} {kind}" for kind, count in sorted(result.faults.items()))
     verdict = "; ".join(result.violations) or "ok"
     return f"seed {result.seed}: {verdict} ({result.updates} updates; {faults or 'no faults'})"
 
 
-def _explain(result: Result, args: argparse.Namespace) -> None:
-    """Say how to see this one again."""
+def _print_violations(result: RunResult, args: argparse.Namespace) -> None:
+    """Print a run's violations, and the command that repeats the run, to stderr."""
     for text in result.violations:
         print(f"seed {result.seed}: {text}", file=sys.stderr)
-    command = _command(result, args, args.nodes, _said(args), args.calm)
+    command = _repeat_command(result, args, args.nodes, _given_options(args), args.calm)
     print(f"to repeat: {command}", file=sys.stderr)
 
 
-def _command(
-    result: Result, args: argparse.Namespace, nodes: int, given: dict[str, Any], calm: bool
+def _repeat_command(
+    result: RunResult, args: argparse.Namespace, nodes: int, options: dict[str, Any], calm: bool
 ) -> str:
+    """Return the shell command that repeats a run with ``options`` and prints its transcript."""
     words = ["sparkstrom simulate", f"--nodes {nodes}", f"--seeds {result.seed}"]
     words += [f"--mode {args.mode}", *(["--calm"] if calm else [])]
-    words += [f"--{name.replace('_', '-')} {value}" for name, value in given.items()]
+    words += [f"--{name.replace('_', '-')} {value}" for name, value in options.items()]
     return " ".join([*words, "--transcript"])
 
 
-def _tell_small(result: Result, args: argparse.Namespace) -> None:
-    """The same with everything left out that it does not need, as a story."""
-    from sparkstrom.simulation.shrinking import shrink
+def _print_shrunk_run(result: RunResult, args: argparse.Namespace) -> None:
+    """Find the smallest run that still fails; print it and its command to stderr."""
+    from sparkstrom.simulation.runner import shrink_failure
 
-    small = shrink(result, args.nodes, args.mode, _given(args))
+    small = shrink_failure(result, args.nodes, args.mode, _simulation_values(args))
     given = small.given(result.seed, args.mode)
     given.pop("nodes", None)
     print("\n".join(small.result.transcript), file=sys.stderr)
     for text in small.result.violations:
         print(f"seed {result.seed}, shrunk: {text}", file=sys.stderr)
-    command = _command(result, args, small.size.nodes, given, calm=True)
+    command = _repeat_command(result, args, small.size.nodes, given, calm=True)
     print(f"to repeat the shrunk one: {command}", file=sys.stderr)

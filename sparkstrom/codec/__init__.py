@@ -1,1 +1,1 @@
-"""Messages as values, and as bytes: headers, payloads, sealing, chunks."""
+"""Messages of the protocol, and their encoding as bytes: headers, payloads, encrypted frames."""

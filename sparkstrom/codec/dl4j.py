@@ -10,9 +10,9 @@ A message is an int32 array: four words of header, then the hits. N is the numbe
     4..   entries: i+1 up, -(i+1) down    N//16 + 1 words: value i in word 4 + i//16,
                                           bit i%16 "hit" and bit 16 + i%16 "sign"
 
-Both say what is *taken out* of the residual: tau upwards where value >= tau, downwards where value
-<= -tau, bounds included; tau is rounded to float32 first. A bitmap's sign without hit is half a tau
-downwards, for -tau < value <= -tau/2; there is no half step upwards. NaN is never a hit.
+Both list what is *subtracted* from the residual: tau where value >= tau, -tau where value <= -tau,
+bounds included; tau is rounded to float32 first. In a bitmap, a sign bit without a hit bit is half
+a tau downwards, for -tau < value <= -tau/2; there is no half step upwards. NaN is never a hit.
 Source: ND4J's operators ``encode_threshold``, ``encode_bitmap`` and their decoders.
 """
 
@@ -39,17 +39,22 @@ VALUES_MAX = 2**31 - 1  # an entry is a signed index from 1
 
 
 def encode_threshold(values: F32, tau: float, limit: int | None = None) -> I32 | None:
-    """The hits as entries in ascending order; None where ND4J answers null, with fewer than two.
+    """Encode the hits as entries in ascending order, and subtract them from ``values``.
 
-    values f32[n]  in/out  the residual: loses tau at every hit that is sent   (parameter units)
-    tau            > 0, rounded to float32                                     (parameter units)
-    limit          at most so many entries, the lowest indices; None: all of them
+    Args:
+        values: float32[n], the residual, changed in place (parameter units).
+        tau: threshold > 0, rounded to float32 (parameter units).
+        limit: encode at most this many entries, those with the lowest indices; None: all.
 
-    Raises UsageError for what is no such array, threshold or limit.
+    Returns:
+        The int32 message; None for fewer than two hits, where ND4J returns null.
+
+    Raises:
+        UsageError: an argument is no such array, threshold or limit.
     """
     _check_array("values", values)
-    step = _step(tau)
-    most = _whole_limit(limit, values.size)
+    step = _round_tau(tau)
+    most = _check_limit(limit, values.size)
     with np.errstate(invalid="ignore"):
         hits = np.flatnonzero(np.abs(values) >= step)[:most]
     if hits.size < ENTRIES_MIN:
@@ -63,32 +68,35 @@ def encode_threshold(values: F32, tau: float, limit: int | None = None) -> I32 |
 
 
 def encode_bitmap(values: F32, tau: float) -> I32:
-    """Hits and half steps, two bits per value; ND4J answers with a message even without any.
+    """Encode hits and half steps with two bits per value, and subtract them from ``values``.
 
-    Arguments and errors: ``encode_threshold``.
+    ND4J returns a message even without hits. Arguments and errors are those of
+    ``encode_threshold``.
     """
     _check_array("values", values)
-    step = _step(tau)
+    step = _round_tau(tau)
     with np.errstate(invalid="ignore"):
         size, down = np.abs(values), values < 0
         hit = size >= step
         sign = down & (size >= step / np.float32(2))
     message = np.empty(_bitmap_words(values.size), np.int32)
     message[:HEADER_WORDS] = values.size, values.size, step.view(np.int32), BITMAP
-    low, high = (_packed(mask, values.size) for mask in (hit, sign))
+    low, high = (_pack_mask(mask, values.size) for mask in (hit, sign))
     message[HEADER_WORDS:] = (low | high << WORD_VALUES).view(np.int32)
     _subtract(values, step, hit, sign)
     return message
 
 
 def decode_threshold(message: I32, out: F32) -> None:
-    """out[i] += tau or -= tau for every entry.
+    """Add tau to ``out`` or subtract it, for every entry.
 
-    message i32[4 + entries]  in
-    out     f32[n]            in/out  several messages may be added up   (parameter units)
+    Args:
+        message: int32[4 + entries].
+        out: float32[n], changed in place; several messages may be added up (parameter units).
 
-    Raises WireError for a message that the encoder cannot have made for so many values, before
-    ``out`` changes; UsageError where ``out`` is no such array.
+    Raises:
+        WireError: the encoder cannot have made this message for n values; ``out`` is unchanged.
+        UsageError: ``out`` is no such array.
     """
     step = _check_message(message, out, THRESHOLD)
     if message[0] != message.size - HEADER_WORDS:
@@ -108,7 +116,10 @@ def decode_threshold(message: I32, out: F32) -> None:
 
 
 def decode_bitmap(message: I32, out: F32) -> None:
-    """out[i] += tau, -= tau or -= tau/2, as the bits say. Arguments and errors: the other one's."""
+    """Add tau, -tau or -tau/2 to ``out`` for each value, according to its two bits.
+
+    Arguments and errors are those of ``decode_threshold``.
+    """
     step = _check_message(message, out, BITMAP)
     if message[0] != out.size:
         raise WireError(f"a bitmap of {message[0]} values in word 0, {out.size} in word 1")
@@ -116,14 +127,17 @@ def decode_bitmap(message: I32, out: F32) -> None:
         words = _bitmap_words(out.size)
         raise WireError(f"a bitmap of {out.size} values has {words} words, not {message.size}")
     halves = np.ascontiguousarray(message[HEADER_WORDS:]).astype("<i4").view("<u2")
-    low, high = (_unpacked(halves[side::2]) for side in (0, 1))
+    low, high = (_unpack_mask(halves[side::2]) for side in (0, 1))
     if low[out.size :].any() or high[out.size :].any():
         raise WireError(f"bits are set beyond the bitmap's {out.size} values")
     _subtract(out, -step, low[: out.size], high[: out.size])
 
 
 def _subtract(values: F32, step: np.float32, hit: Mask, sign: Mask) -> None:
-    """values -= what the bits say; subtracting 0 elsewhere leaves -0.0 alone, adding would not."""
+    """Subtract from each value the step that its two bits encode: step, -step, -step/2 or 0.
+
+    Subtracting 0 preserves -0.0; adding 0 would not.
+    """
     states = hit.view(np.uint8) | sign.view(np.uint8) << 1
     table = np.array([0, step, -step / np.float32(2), -step], np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -131,22 +145,28 @@ def _subtract(values: F32, step: np.float32, hit: Mask, sign: Mask) -> None:
 
 
 def _bitmap_words(n_values: int) -> int:
-    """N/16 + 5 in ND4J: where 16 divides N, the last word is never used."""
+    """Return the number of words in a bitmap message, N // 16 + 5 as in ND4J.
+
+    If 16 divides N, the last word is unused.
+    """
     return HEADER_WORDS + n_values // WORD_VALUES + 1
 
 
-def _packed(mask: Mask, n_values: int) -> NDArray[np.uint32]:
+def _pack_mask(mask: Mask, n_values: int) -> NDArray[np.uint32]:
+    """Pack a boolean mask into 16-bit halves, one uint32 word for each 16 values."""
     bits = np.zeros((_bitmap_words(n_values) - HEADER_WORDS) * WORD_VALUES, np.bool_)
     bits[:n_values] = mask
     return np.packbits(bits, bitorder="little").view("<u2").astype(np.uint32)
 
 
-def _unpacked(halves: NDArray[np.uint16]) -> Mask:
+def _unpack_mask(halves: NDArray[np.uint16]) -> Mask:
+    """Unpack 16-bit halves of words into a boolean mask of single values."""
     packed = np.ascontiguousarray(halves).view(np.uint8)
     return np.unpackbits(packed, bitorder="little").view(np.bool_)
 
 
 def _check_array(name: str, array: Any) -> None:
+    """Raise UsageError unless ``array`` can be changed in place and is not too long."""
     fits = isinstance(array, np.ndarray) and array.dtype == np.float32 and array.ndim == 1
     if not (fits and array.flags.c_contiguous and array.flags.writeable):
         what = getattr(array, "dtype", type(array).__name__), getattr(array, "shape", "no shape")
@@ -158,8 +178,8 @@ def _check_array(name: str, array: Any) -> None:
         raise UsageError(f"{name} has {array.size} entries: int32 messages end at {VALUES_MAX}")
 
 
-def _step(tau: float) -> np.float32:
-    """tau as ND4J takes it: rounded to the nearest float32."""
+def _round_tau(tau: float) -> np.float32:
+    """Return tau rounded to float32, as ND4J does. Raise UsageError if it is not positive."""
     if isinstance(tau, bool) or not isinstance(tau, int | float | np.integer | np.floating):
         raise UsageError(f"tau={tau!r}: a threshold is a number, such as 1e-3")
     with np.errstate(over="ignore"):
@@ -169,7 +189,8 @@ def _step(tau: float) -> np.float32:
     return step
 
 
-def _whole_limit(limit: int | None, n_values: int) -> int:
+def _check_limit(limit: int | None, n_values: int) -> int:
+    """Return the limit on entries. Raise UsageError unless it is a whole number of at least 0."""
     if limit is None:
         return n_values
     try:
@@ -182,7 +203,9 @@ def _whole_limit(limit: int | None, n_values: int) -> int:
 
 
 def _check_message(message: Any, out: F32, kind: int) -> np.float32:
-    """What both layouts have in common; answers tau."""
+    """Check the header that both layouts share, and return its tau. Raise WireError or
+    UsageError.
+    """
     _check_array("out", out)
     if not isinstance(message, np.ndarray) or message.dtype != np.int32 or message.ndim != 1:
         what = getattr(message, "dtype", type(message).__name__)

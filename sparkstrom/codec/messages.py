@@ -1,14 +1,17 @@
-"""The vocabulary of the mesh: every message as a frozen value.
+"""Every message of the protocol, as frozen values.
 
-Five travel on data streams (``Update``, ``Committed``, ``MergedRange``, ``Chunk``,
-``UpdaterChunk``); the others are control. What a message means is decided by the machines in
-``protocol``; how it looks as bytes by ``wire``. Neighbours in the tree speak over an edge; some
-things a node and the master tell each other directly, whoever stands between them.
+``Update``, ``Commit``, ``MergedRange``, ``Chunk`` and ``OptimizerChunk`` use an edge's data stream;
+all others are control messages. Neighbours in the tree exchange messages over an edge; direct
+messages go between a node and the master past the tree. ``protocol`` decides what follows from a
+message, ``codec.wire`` how it is encoded. ``tag`` and ``name=`` are the names on the wire,
+which stay the same when the code changes.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -27,26 +30,26 @@ Trace = Annotated[str, msgspec.Meta(max_length=16_384)]
 
 
 class Phase(enum.IntEnum):
-    """Where a fit is. Told in every answer of the master, so that nobody can miss it."""
+    """Phase of a fit. The master repeats it in every state, so a node cannot miss one."""
 
-    GATHERING = 0  # waiting for workers; those that came hold a replica and wait
+    GATHERING = 0  # waiting for workers; those that have joined hold a replica and wait
     RUNNING = 1
-    DRAINING = 2  # no new updates: each worker names its last one
-    AUDIT = 3  # nothing is numbered any more; every replica hashes itself at the final commit
+    DRAINING = 2  # each worker sends its last updates and names the newest
+    AUDIT = 3  # no update is numbered any more; every replica is hashed at the final commit
     DONE = 4
 
 
 class Activity(enum.IntEnum):
-    """What a worker is doing; only STEPPING runs against ``step_timeout``."""
+    """A worker's present activity. Only STEPPING counts against ``step_timeout``."""
 
-    CATCHING_UP = 0
-    WAITING = 1  # for the start, the window, or the pace of the others
+    CATCHING_UP = 0  # it has no replica yet
+    WAITING = 1  # for the start, for commits of its own updates, or for slower workers
     STEPPING = 2
-    FINISHED = 3  # its whole partition is trained; it stays until the fit is done
+    FINISHED = 3  # it has trained its whole partition, and stays until the fit is done
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a node listens for one edge."""
+    """The address at which a process listens for one edge: an endpoint and two stream ids."""
 
     host: Text
     port: U16
@@ -55,345 +58,383 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """An update as its origin encoded it; opaque to the protocol. ``len``: bytes of ``data``."""
+    """An encoded update, opaque to the protocol. ``len()`` is the number of bytes in ``data``."""
 
-    form: int  # u8, how ``data`` is encoded
+    form: int  # u8: an ``encoding.forms.Form``
     tau_quanta: U32  # threshold as a multiple of the job's quantum
-    count: U32  # entries in ``data``
+    count: U32  # entries (changed parameters) in ``data``
     data: bytes
 
     def __len__(self) -> int:
         return len(self.data)
 
 
-BUFFERS = 6  # the form of an update that replaces a model's buffers, and adds to no parameter
-NOTHING = Payload(form=0, tau_quanta=0, count=0, data=b"")  # its origin has it
+BUFFERS = 6  # form of an update that replaces a model's buffers and changes no parameter
+NOTHING = Payload(form=0, tau_quanta=0, count=0, data=b"")  # stands for what the origin has itself
 
-LastSeqs = list[tuple[NodeField, SeqField]]  # id -> its newest committed seq
+LastSeqs = list[tuple[NodeField, SeqField]]  # (id, its newest committed seq)
 
 
-# -- direct: from a node to the master ---------------------------------------------------------
+# Direct: from a node to the master.
 
 
 class Join(msgspec.Struct, frozen=True, tag="join", kw_only=True):
-    """Ask for a place in the mesh, or for a new edge upwards (same token and count).
+    """Request for a place in the tree, or (same token and count) for another edge."""
 
-    ``token`` is random per process, ``count`` rises with each return of that process, ``request``
-    with each asking. ``attempt`` is Spark's taskAttemptId: the higher one owns the partition.
-    """
-
-    token: U63
-    count: U32
-    request: U32 = msgspec.field(name="knock")
+    token: U63  # random, per process
+    count: U32  # rises with each id that this process requests, from 1
+    request: U32 = msgspec.field(name="knock")  # rises with each change of the address
     partition: U32
-    attempt: U63
+    attempt: U63  # Spark's taskAttemptId; the highest one owns the partition
     rows: U63
-    checksum: U63  # of the rows' content, whatever their order
+    checksum: U63  # of the rows' content, in any order
     batches: U32  # minibatches per epoch
-    address: Address
+    address: Address  # where the process listens for its parent
     host: Text
-    executor: Text  # same text = same executor process
+    executor: Text  # equal text means the same executor process
     pid: U32
-    version: Text
-    alone: bool  # it has no edges to children any more: they went with its media driver
+    version: Text  # of sparkstrom; must equal the controller's
+    alone: bool  # True: its edges to children are gone, too, with its media driver
 
 
-class Silent(msgspec.Struct, frozen=True, tag="silent"):
-    """A parent has not heard from its child over this edge for a lease."""
+class ChildSilent(msgspec.Struct, frozen=True, tag="silent"):
+    """A parent's report that it has heard nothing from a child for a lease."""
 
     node: NodeField  # the parent
     child: NodeField
-    edge: EdgeField
+    edge: EdgeField  # the edge that is silent
 
 
-class Here(msgspec.Struct, frozen=True, tag="here"):
-    """The answer to ``Probe``."""
+class ProbeReply(msgspec.Struct, frozen=True, tag="here"):
+    """Answer to ``Probe``: this node is alive."""
 
     node: NodeField
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
-    """Training failed here and must end everywhere."""
+class TrainingFailure(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
+    """Training failed on this worker, so the whole fit must end."""
 
-    node: NodeField | None  # None: it has no id yet
-    reason: Trace
-    trace: Trace
+    node: NodeField | None  # None: it failed before it had an id
+    reason: Trace  # one line
+    trace: Trace  # the traceback
     host: Text = ""
     partition: U32 = 0
     phase: Text = ""  # what the worker was doing, in words
 
 
-class Says(msgspec.Struct, frozen=True, tag="says", kw_only=True):
-    """What a worker's Python code says: for people, and nothing follows from it. May be lost."""
+class WorkerLog(msgspec.Struct, frozen=True, tag="says", kw_only=True):
+    """Lines that a worker's Python code printed, for people only. They may be lost."""
 
     host: Text
     partition: U32
-    lines: Annotated[list[tuple[Text, Text]], msgspec.Meta(max_length=64)]  # phase, line
-    skipped: U63  # lines left out since the last of these messages
+    lines: Annotated[list[tuple[Text, Text]], msgspec.Meta(max_length=64)]  # (phase, line)
+    skipped: U63  # lines left out since the previous WorkerLog
 
 
-# -- up: over the edge to the parent -----------------------------------------------------------
+# Up: over the edge to the parent.
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach", kw_only=True):
-    """The first words over a new edge: what the child holds, and what it needs."""
+    """First message over a new edge: what the child holds and what it needs."""
 
-    have: CommitField  # newest commit that it holds in order
-    whole: bool  # it has a replica as of ``have``; otherwise it needs a snapshot
-    catching: bool  # it holds the chunks of a snapshot and every commit since: go on with them
-    ids: list[NodeField]  # all that its process has had
+    have: CommitField  # newest commit that it has received without a gap
+    whole: bool  # it has a replica as of ``have``; False: it needs a snapshot
+    catching: bool  # it has part of a snapshot and every commit since, and continues with them
+    ids: list[NodeField]  # every id that its process has had
 
 
 class ResidualCheckpoint(msgspec.Struct, frozen=True):
-    """What a worker left on its executor's scratch for the next fit."""
+    """A file that a worker left on its executor's disk for the next fit."""
 
     path: Text
     mass: float  # sum of absolute values of the residual (parameter units)
 
 
 class AuditAnswer(msgspec.Struct, frozen=True):
-    """SHA-256 of the replica's bytes at ``commit``, as hex, and what was kept for the next fit."""
+    """Result of the audit at one worker."""
 
-    commit: CommitField
-    digest: Annotated[str, msgspec.Meta(max_length=64)]
-    checkpoint: ResidualCheckpoint | None = msgspec.field(name="kept")
+    commit: CommitField  # the audited commit
+    digest: Annotated[str, msgspec.Meta(max_length=64)]  # SHA-256 of the replica's bytes, in hex
+    checkpoint: ResidualCheckpoint | None = msgspec.field(name="kept")  # for the next fit
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What a node says of itself; goes up to the master as it is, never summed.
+    """A node's report about itself. Relays forward it to the master unchanged, never summed.
 
-    The newest counts: that of the newest edge, and there the highest count.
+    Of two statuses of one node, the one with the newer edge counts, then the higher ``count``.
     """
 
     node: NodeField
-    edge: EdgeField  # its edge upwards
+    edge: EdgeField  # its edge to its parent
     count: U63  # rises with each change
-    after_seq: SeqField  # ``epoch, batch`` counts once this update of the node is committed
+    after_seq: SeqField  # ``epoch, batch`` count once this update of the node is committed
     epoch: U32
     batch: U32
-    steps: U63
+    steps: U63  # its steps, plus the head start that it was credited with
     activity: Activity
-    final: SeqField | None = None  # it publishes nothing after this seq
-    audit: AuditAnswer | None = None
-    stats: Annotated[dict[str, float], msgspec.Meta(max_length=256)] | None = None  # cumulative
-    lag: U63 = 0  # commits that it has been behind its parent for a while, about
-    lends: bool = False  # its updater's state is worth having
-    whole: bool = False  # it has a replica that those below it may copy
+    final: SeqField | None = None  # seq of its last update; None: more may follow
+    audit: AuditAnswer | None = None  # None: not audited yet
+    # Cumulative counters (``observe.telemetry``); None: none sampled yet.
+    stats: Annotated[dict[str, float], msgspec.Meta(max_length=256)] | None = None
+    lag: U63 = 0  # commits behind its parent, a power of two; 0 unless it has lasted
+    lends: bool = False  # other workers may copy its optimizer state
+    whole: bool = False  # it has a replica that its children may copy
 
     @property
     def age(self) -> tuple[EdgeNo, int]:
-        """Of two of the same node the greater one is newer."""
+        """Return the key by which statuses of one node are ordered; the greater is newer."""
         return self.edge, self.count
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="report", kw_only=True):
-    """Lease renewal, acknowledgement, and news of the subtree; idempotent, the newest counts."""
+    """Lease renewal, acknowledgement and changed statuses of a node. A newer one replaces older
+    ones.
+    """
 
-    received: CommitField  # every commit up to here has been received in order
-    bytes_received: U63 = msgspec.field(name="taken")  # from you by this edge (``SendWindow``)
-    catching: bool  # it takes a snapshot
-    stamp: U63  # the parent has heard all news up to here once it has this
-    news: list[Status]  # since the last stamp that the parent has acknowledged
+    received: CommitField  # every commit up to this one has arrived
+    bytes_received: U63 = msgspec.field(name="taken")  # from the parent over this edge
+    catching: bool  # it is fetching a snapshot
+    stamp: U63  # the parent acknowledges the statuses by repeating this (``State.stamp``)
+    statuses: list[Status] = msgspec.field(name="news")  # not acknowledged yet; itself and below
 
 
-class AskAfter(msgspec.Struct, frozen=True, tag="ask-after"):
-    """Commits are missing: send again everything after ``commit``."""
+class CommitsRequest(msgspec.Struct, frozen=True, tag="ask-after"):
+    """Request to send everything after ``commit`` again, because commits are missing."""
 
     commit: CommitField
 
 
-class AskChunk(msgspec.Struct, frozen=True, tag="ask-chunk"):
-    """Send this chunk of a snapshot, as it is now."""
+class ChunkRequest(msgspec.Struct, frozen=True, tag="ask-chunk"):
+    """Request for one chunk of a snapshot, read from the live replica when it is sent."""
 
     index: U32
 
 
-class AskUpdater(msgspec.Struct, frozen=True, tag="ask-updater"):
-    """Send this chunk of the updater's state to ``asker``, of this copy, or find it."""
+class OptimizerRequest(msgspec.Struct, frozen=True, tag="ask-updater"):
+    """Request for one chunk of a worker's optimizer state, to be sent to ``asker``."""
 
     asker: NodeField
-    copy: U63 | None  # None: whichever the lender has
+    copy: U63 | None  # number of the copy; None: any that the source has
     index: U32
 
 
-class Leaving(msgspec.Struct, frozen=True, tag="leaving", kw_only=True):
-    """A goodbye: to the parent at the end of a fit, to the master before that."""
+class LeaveNotice(msgspec.Struct, frozen=True, tag="leaving", kw_only=True):
+    """A node's notice that it leaves: to its parent at the end of a fit, to the master before
+    it.
+    """
 
     node: NodeField
     reason: Text
     checkpoint: ResidualCheckpoint | None = msgspec.field(name="kept")
 
 
-# -- direct: from the master to a node ---------------------------------------------------------
+# Direct: from the master to a node.
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
-    """Your place: who you are, whom you stand under, where to begin. Answers a join, or moves."""
+    """A node's place: its id, its parent and where to begin. Answers a join, or moves the node."""
 
-    token: U63
+    token: U63  # with ``count``: the join that this answers
     count: U32
     request: U32 = msgspec.field(name="knock")  # of the newest join that the master has seen
     node: NodeField
     parent: NodeField
     edge: EdgeField  # rises through the whole fit: a higher one replaces a lower one
-    up: Address  # where the parent listens for you
-    chunks: U32
-    closed: LastSeqs  # former ids of this process and the seq they were closed at
-    epoch: U32
+    up: Address  # where the parent listens for this node
+    chunks: U32  # number of chunks in a snapshot
+    closed: LastSeqs  # former ids of this process, each with the last seq that counts
+    epoch: U32  # with ``batch``: the position at which to begin
     batch: U32
     steps: U63  # the step count that a newcomer starts from
-    grants: list[Text]  # files of an earlier fit on this executor, yours to add
+    grants: list[Text]  # residual files of an earlier fit on this executor, for this node to add
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt", kw_only=True):
-    """A node is to stand under you: listen for it at ``local``, send to it at ``peer``."""
+    """Order to a parent: a node becomes your child over this edge."""
 
     node: NodeField
     edge: EdgeField
-    local: Address
-    peer: Address
+    local: Address  # where to listen for it
+    peer: Address  # where it listens
 
 
 class Disown(msgspec.Struct, frozen=True, tag="disown"):
-    """That node does not stand under you any more, by this edge or an older one."""
+    """Order to a parent: that node is no longer your child over this edge or an older one."""
 
     node: NodeField
     edge: EdgeField
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
-    """Somebody does not hear you: say ``Here``."""
+    """The question whether a node is alive; ``ProbeReply`` answers it."""
 
     node: NodeField
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
-    """No place for you. ``fatal``: the task must fail; otherwise it ends with success."""
+class JoinRefusal(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
+    """Answer to a join that gets no place."""
 
-    token: U63
+    token: U63  # with ``count``: the join that this answers
     count: U32
     reason: Trace
-    fatal: bool
+    fatal: bool  # True: the task must fail; False: it ends with success
 
 
-class Closed(msgspec.Struct, frozen=True, tag="closed", kw_only=True):
-    """Your id is closed. ``free``: come back under a new one; otherwise your task is over."""
+class IdClosed(msgspec.Struct, frozen=True, tag="closed", kw_only=True):
+    """Notice to a process that its id is closed."""
 
     token: U63
     count: U32
-    node: NodeField
+    node: NodeField  # the closed id
     seq: SeqField  # its last committed update
     reason: Text
-    free: bool
+    free: bool  # True: it may join again under a new id; False: its task is over
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
-    """Your partition is trained and another task needs the slot: keep your residual and leave."""
+    """Order to a finished worker: save the residual and leave, another task needs the slot."""
 
     reason: Text
 
 
-# -- down: over the edge to a child ------------------------------------------------------------
+# Down: over the edge to a child.
 
 
-class Attached(msgspec.Struct, frozen=True, tag="attached", kw_only=True):
-    """The answer to ``Attach``: commits after ``base`` follow on the data stream."""
+class AttachReply(msgspec.Struct, frozen=True, tag="attached", kw_only=True):
+    """Answer to ``Attach``: commits after ``base`` follow on the data stream."""
 
     base: CommitField
-    snapshot: bool  # a replica as of ``base`` or later must be fetched in chunks first
-    last: LastSeqs  # with a snapshot: of every id that published, as of ``base``
+    snapshot: bool  # True: first fetch a replica as of ``base`` or later, in chunks
+    last: LastSeqs  # with a snapshot: every origin's newest seq as of ``base``
 
 
 class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
-    """Where the fit is. Comes from the master, handed on by parents; answers reports."""
+    """State of the fit, from the master. Each parent fills in the fields for its child's edge."""
 
     phase: Phase
-    beat: U63  # the master is alive: this grows
-    head: CommitField  # of the parent
+    beat: U63  # grows while the master lives
+    head: CommitField  # newest commit that the parent has; 0: it has no replica
     final: CommitField  # the audited commit, from AUDIT on
     slowest: U63  # steps of the slowest live, unfinished worker
-    nodes: U32  # live ones, in the whole mesh
+    nodes: U32  # live ones, in the whole tree
     training: U32  # live workers that hold a replica and have rows left
     minibatches: U63  # committed in the whole fit
-    epochs: U32  # that every partition with rows to train on is through
-    wait_ms: U32  # what is made now waits so long above you for the slowest link to a child
-    closed: list[NodeField]  # ids closed a moment ago, whose owners may not know it
-    stamp: U63 = msgspec.field(name="heard")  # newest stamp of your reports
-    sent: CommitField  # you were sent every commit up to here by this edge
-    bytes_received: U63 = msgspec.field(name="taken")  # from you by this edge (``SendWindow``)
-    bytes_forwarded: U63 = msgspec.field(name="passed")  # of those: the rest waits above you
+    minibatches_expected: U63 = 0  # in the whole fit; an estimate while rows are unread
+    epochs: U32  # finished by every partition that has rows to train on
+    wait_ms: U32  # how long a new commit now waits, above the child, for the slowest link
+    closed: list[NodeField]  # ids closed lately, whose owners may not know
+    stamp: U63 = msgspec.field(name="heard")  # newest ``Heartbeat.stamp`` of the child
+    sent: CommitField  # every commit up to this one was sent to the child over this edge
+    bytes_received: U63 = msgspec.field(name="taken")  # from the child over this edge
+    bytes_forwarded: U63 = msgspec.field(name="passed")  # of those; the rest waits at the parent
 
 
-class Again(msgspec.Struct, frozen=True, tag="again"):
-    """``origin`` is to send all its uncommitted updates again."""
+class ResendRequest(msgspec.Struct, frozen=True, tag="again"):
+    """Order to an origin: send all uncommitted updates again."""
 
-    origin: NodeField | None  # None: everybody below
-
-
-class Behind(msgspec.Struct, frozen=True, tag="behind"):
-    """The log no longer reaches back to what you ask for: take a snapshot."""
-
-    base: CommitField
-    last: LastSeqs
+    origin: NodeField | None  # None: every node below
 
 
-# -- data --------------------------------------------------------------------------------------
+class SnapshotRequired(msgspec.Struct, frozen=True, tag="behind"):
+    """Answer to a child for which the log does not reach back far enough: fetch a snapshot."""
+
+    base: CommitField  # commits after this one follow
+    last: LastSeqs  # every origin's newest seq as of ``base``
+
+
+# Data.
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
-    """One encoded gradient update on its way to the root."""
+    """One encoded gradient update on its way to the master."""
 
-    origin: NodeField  # who made it, not who relayed it
+    origin: NodeField  # the node that made it, not the one that relayed it
     seq: SeqField  # from 1 per origin; ids are never reused, so (origin, seq) is the key
     seen: CommitField  # newest commit in the replica when the gradient was taken
-    epoch: U32  # position up to which the origin has trained
+    epoch: U32  # with ``batch``: position up to which the origin has trained
     batch: U32
-    steps: U63
+    steps: U63  # training steps of the origin, its head start included
     payload: Payload
 
 
-class Committed(msgspec.Struct, frozen=True, kw_only=True):
-    """An update with its place in the one order. Its origin gets the number with NOTHING."""
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """An update with its commit number, its place in the order of all updates."""
 
     commit: CommitField
     origin: NodeField
     seq: SeqField
-    payload: Payload
+    payload: Payload  # NOTHING when it goes to its own origin
 
 
 class MergedRange(msgspec.Struct, frozen=True, kw_only=True):
-    """All commits in (after, commit] as one sum, for a child that is exactly at ``after``."""
+    """Sum of all commits in (after, commit], for a child that is exactly at ``after``."""
 
     after: CommitField
     commit: CommitField
-    last: LastSeqs  # per id with an update in it: the newest seq in it
-    count: U32  # entries in it, about: what a link reckons with
-    payload: bytes
+    last: LastSeqs  # newest seq of each origin that has an update in the sum
+    count: U32  # estimated entries, by which both ends account for it
+    payload: bytes  # ``Form.QUANTA``
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of a snapshot: parameters of one index range, with all commits up to ``commit``."""
+    """Parameters of one index range, as part of a snapshot."""
 
     index: U32
-    commit: CommitField
-    payload: bytes
+    commit: CommitField  # the parameters contain every commit up to this one, and no later one
+    payload: bytes  # float32, little endian
 
 
-class UpdaterChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of a worker's updater state on its way to who joins in mid-training."""
+class OptimizerChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of a copy of a worker's optimizer state, on its way to ``asker``."""
 
     asker: NodeField
-    copy: U63  # above 0: a hash of the whole copy
+    copy: U63  # hash of the whole copy, above 0
     index: U32
-    count: U32
+    count: U32  # chunks of the copy
     payload: bytes
 
 
 Control = (
-    Join | Silent | Here | Failed | Says | Attach | Heartbeat | AskAfter | AskChunk | AskUpdater
-    | Leaving | Welcome | Adopt | Disown | Probe | Refused | Closed | Release
-    | Attached | State | Again | Behind
+    Join | ChildSilent | ProbeReply | TrainingFailure | WorkerLog | Attach | Heartbeat
+    | CommitsRequest | ChunkRequest | OptimizerRequest | LeaveNotice | Welcome | Adopt | Disown
+    | Probe | JoinRefusal | IdClosed | Release | AttachReply | State | ResendRequest
+    | SnapshotRequired
 )  # fmt: skip
-Direct = Join | Silent | Here | Failed | Says | Leaving
-Data = Update | Committed | MergedRange | Chunk | UpdaterChunk
+Direct = Join | ChildSilent | ProbeReply | TrainingFailure | WorkerLog | LeaveNotice
+Data = Update | Commit | MergedRange | Chunk | OptimizerChunk
 Message = Control | Data
+
+
+NUMBER_BITS = 63  # numbers of messages stay below 2^63
+
+
+def copy_number(content: bytes) -> int:
+    """Return the number of an optimizer copy: a hash of its content, at least 1."""
+    digest = hashlib.sha256(content).digest()
+    return max(1, int.from_bytes(digest[:8], "little") >> (64 - NUMBER_BITS))
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerCopy:
+    """An encoded optimizer state, which is sent in chunks that cannot be mixed with another copy's.
+
+    Its number is a hash of its content, so that a receiver of all chunks can check them.
+    """
+
+    content: bytes
+    number: int
+    chunk_bytes: int
+
+    @classmethod
+    def from_content(cls, content: bytes, chunk_bytes: int) -> OptimizerCopy:
+        """Return a copy with this content, which must not be empty."""
+        return cls(content, copy_number(content), chunk_bytes)
+
+    def chunk(self, ask: OptimizerRequest) -> OptimizerChunk:
+        """Return the requested chunk; the first one if the request names another copy."""
+        size, count = self.chunk_bytes, -(-len(self.content) // self.chunk_bytes)
+        index = ask.index if ask.copy == self.number and ask.index < count else 0
+        payload = self.content[index * size : (index + 1) * size]
+        return OptimizerChunk(
+            asker=ask.asker, copy=self.number, index=index, count=count, payload=payload
+        )

@@ -1,7 +1,7 @@
-"""Payloads to numbers and back: what an update or a piece of replica is, once unsealed.
+"""Decoding of payloads: the bytes of updates, merged ranges and snapshot chunks become arrays.
 
-Whatever comes in is checked before it is believed: lengths before memory is taken, every index
-before it is used, every float before it can reach theta. Layouts: docs/wire-format.md.
+Everything from the network is checked first: lengths before memory is allocated, every index before
+it is used, every float before it can reach theta. Layouts are in docs/wire-format.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparkstrom.encoding.forms import Form, half_side
 from sparkstrom.encoding.grid import EXACT_QUANTA, Flat
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.levels import TOP_MAX
-from sparkstrom.encoding.totals import Total
+from sparkstrom.encoding.sums import Total
 
 Indices = NDArray[np.int32]  # i32[count], ascending, no index twice
 Quanta = NDArray[np.int32]  # i32[count], signed multiples of the job's quantum
@@ -29,7 +29,7 @@ HIT_BITS_MIN = 2  # a hit in gaps is at least a stop bit and a sign
 
 @dataclass(frozen=True, slots=True)
 class Bitmap:
-    """A bitmap that was checked, still packed."""
+    """A bitmap that was checked and is still packed."""
 
     packed: NDArray[np.uint8]  # u8[(n_params+3)//4], states as in ``forms``
     side: int  # +1 or -1: the sign of its half steps
@@ -44,12 +44,23 @@ def decode_update_untrusted(
     n_params: int,
     layers: Layers | None = None,
 ) -> tuple[Indices, Quanta]:
-    """Turn an update's payload into where to add and how many quanta: tau, half or 2^level of it.
+    """Decode an update into indices and the quanta to add at each: tau, half of it or 2^level times
+    it.
 
-    With ``layers``, tau is that of each entry's layer.
+    Args:
+        payload: the encoded entries.
+        form: an ``encoding.forms.Form`` value.
+        count: announced number of entries.
+        tau_quanta: threshold in quanta.
+        n_params: number of parameters.
+        layers: multipliers of tau by layer; None: one tau for all.
 
-    Raises WireError and nothing else. Takes at most 8 bytes of memory per entry that the payload
-    has room for.
+    Returns:
+        int32[count] indices, ascending and unique, and int32[count] quanta. Allocates at most
+        8 bytes per entry that the payload has room for.
+
+    Raises:
+        WireError: the payload is malformed; no other exception is raised.
     """
     multiplier = (layers.largest if layers else 1) << (TOP_MAX if form == Form.LEVELS else 0)
     _check_header(count, tau_quanta, n_params, multiplier)
@@ -65,6 +76,7 @@ def decode_update_untrusted(
 
 
 def _check_header(count: int, tau_quanta: int, n_params: int, multiplier: int) -> None:
+    """Raise WireError unless number of entries and threshold are valid for the model."""
     if not 1 <= count <= n_params:
         raise WireError(f"an update of {count} entries for {n_params} parameters")
     if not 2 <= tau_quanta <= EXACT_QUANTA // multiplier or tau_quanta % 2:
@@ -75,6 +87,7 @@ def _check_header(count: int, tau_quanta: int, n_params: int, multiplier: int) -
 def _decode_hits(
     payload: bytes, form: Form, count: int, tau_quanta: int, n_params: int
 ) -> tuple[Indices, Quanta]:
+    """Decode gaps or levels. Raise WireError if they are invalid."""
     if count * HIT_BITS_MIN > 8 * (len(payload) - 1):
         raise WireError(f"{count} hits announced, {len(payload)} bytes cannot hold so many")
     indices, quanta = np.empty(count, np.int32), np.empty(count, np.int32)
@@ -91,7 +104,8 @@ def _decode_hits(
 def _decode_bitmap(
     payload: bytes, form: Form, count: int, tau_quanta: int, n_params: int
 ) -> tuple[Indices, Quanta]:
-    packed = _checked_bitmap(payload, count, n_params)
+    """Decode a bitmap. Raise WireError if it is invalid."""
+    packed = _unpack_checked_bitmap(payload, count, n_params)
     indices, quanta = np.empty(count, np.int32), np.empty(count, np.int32)
     host().kernels.bitmap_decode(packed, n_params, half_side(form), tau_quanta, indices, quanta)
     return indices, quanta
@@ -100,18 +114,19 @@ def _decode_bitmap(
 def read_bitmap_untrusted(
     payload: bytes, form: int, count: int, tau_quanta: int, n_params: int
 ) -> Bitmap:
-    """Check a bitmap, and leave it as it is: adding it whole takes a tenth of the time.
+    """Check a bitmap and return it packed, because adding a packed one takes a tenth of the time.
 
-    Raises WireError and nothing else.
+    Raise WireError and nothing else.
     """
     _check_header(count, tau_quanta, n_params, 1)
     if form not in BITMAPS:
         raise WireError(f"a bitmap has form 2 or 3, not {form}")
-    packed = _checked_bitmap(payload, count, n_params)
+    packed = _unpack_checked_bitmap(payload, count, n_params)
     return Bitmap(packed, half_side(Form(form)), tau_quanta)
 
 
-def _checked_bitmap(payload: bytes, count: int, n_params: int) -> NDArray[np.uint8]:
+def _unpack_checked_bitmap(payload: bytes, count: int, n_params: int) -> NDArray[np.uint8]:
+    """Return the packed bitmap. Raise WireError if its length or number of entries is wrong."""
     if len(payload) != (n_params + 3) // 4:
         raise WireError(f"a bitmap of {len(payload)} bytes for {n_params} parameters")
     packed = np.frombuffer(payload, np.uint8)
@@ -122,24 +137,25 @@ def _checked_bitmap(payload: bytes, count: int, n_params: int) -> NDArray[np.uin
 
 
 def encode_quanta(total: Total) -> bytes:
-    """A merged range as ``Form.QUANTA``, in its shortest layout."""
+    """Encode a merged range as ``Form.QUANTA``, in its shortest layout."""
     return sums.encode(total)
 
 
 def decode_quanta_untrusted(payload: bytes, n_params: int) -> Total:
-    """A merged range as a sum of its own. Raises WireError and nothing else."""
+    """Decode a merged range into a new sum. Raise WireError and nothing else."""
     return sums.decode_untrusted(payload, n_params)
 
 
 def encode_theta(theta: Flat) -> bytes:
-    """Parameters of one chunk of a snapshot, f32 little endian, as ``Form.THETA``."""
+    """Encode the parameters of one snapshot chunk as little-endian float32 (``Form.THETA``)."""
     return theta.astype("<f4", copy=False).tobytes()
 
 
 def decode_theta_untrusted(payload: bytes, n_params: int, k: int) -> Flat:
-    """A snapshot's chunk as a fresh f32[n_params], every value finite and on the grid 2^-k.
+    """Decode a snapshot chunk into a new float32[n_params]; every value is a finite multiple of
+    2^-k.
 
-    Raises WireError and nothing else.
+    Raise WireError and nothing else.
     """
     if len(payload) != 4 * n_params:
         raise WireError(f"a snapshot chunk of {len(payload)} bytes for {n_params} parameters")

@@ -1,4 +1,4 @@
-"""States as bytes: named arrays and plain scalars in one npz, without pickle."""
+"""Encoding of named arrays and plain scalars as one npz file, without pickle."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.base.files import check_npz
+from sparkstrom.base.safe_files import check_npz
 
 Values = Mapping[str, "NDArray[Any] | float | int"]
 SCALARS = "scalars"
 
 
 def encode_state(state: Values) -> bytes:
-    """The state in the npz format; names are free."""
+    """Encode a state in the npz format. Names may be any text."""
     arrays = {f"/{k}": v for k, v in state.items() if isinstance(v, np.ndarray)}
     scalars = {k: v for k, v in state.items() if not isinstance(v, np.ndarray)}
     file = io.BytesIO()
@@ -27,7 +27,9 @@ def encode_state(state: Values) -> bytes:
 
 
 def decode_state_untrusted(content: bytes) -> dict[str, NDArray[Any] | float | int]:
-    """What ``encode_state`` wrote. Raise WireError and nothing else."""
+    """Decode the npz bytes of ``encode_state`` into named values. Raise WireError and nothing
+    else.
+    """
     try:
         opened = io.BytesIO(content)
         check_npz(opened)

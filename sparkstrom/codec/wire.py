@@ -1,9 +1,7 @@
-"""Messages as bytes: a kind and a body. Control is MessagePack, data has fixed headers.
+"""Encoding of messages as a kind and a body: MessagePack for control, fixed headers for data.
 
-Numbers are little-endian.
-
-Bodies come out of a good seal, so they are from this job; they are still checked before anything
-is allocated, and a body that is no message raises WireError and nothing else.
+Numbers are little-endian. Bodies come from authenticated frames; each is still checked before
+memory is allocated. An invalid body raises WireError and no other exception.
 """
 
 from __future__ import annotations
@@ -16,23 +14,23 @@ import msgspec
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.codec.messages import (
-    Again,
-    AskUpdater,
     Chunk,
-    Committed,
+    Commit,
     Control,
     Data,
-    Failed,
     MergedRange,
     Message,
+    OptimizerChunk,
+    OptimizerRequest,
     Payload,
+    ResendRequest,
+    TrainingFailure,
     Update,
-    UpdaterChunk,
 )
 
 
 class Kind(enum.IntEnum):
-    """What a body is. u8 on the wire; 0 stays free."""
+    """The kind of message in a body: one byte (u8) on the wire, never 0."""
 
     CONTROL = 1
     UPDATE = 2
@@ -62,7 +60,11 @@ LAST_SEQ = struct.Struct("<IQ")
 UPDATER_HEADER = struct.Struct("<IQIII")
 
 # None in a message is 0 on the wire: no such node could be meant, and no copy has that number.
-ZERO_FOR_NONE: dict[type[Message], str] = {Again: "origin", AskUpdater: "copy", Failed: "node"}
+ZERO_FOR_NONE: dict[type[Message], str] = {
+    ResendRequest: "origin",
+    OptimizerRequest: "copy",
+    TrainingFailure: "node",
+}
 
 DATA = frozenset(get_args(Data))  # its types, for a look at a message's without a walk
 CONTROL_BYTES_MAX = 1 << 20  # the longest lists how far each of 40,000 origins is
@@ -72,7 +74,7 @@ _control = msgspec.msgpack.Decoder(Control)
 
 
 def encode(message: Message) -> tuple[Kind, bytes]:
-    """The message's kind and body."""
+    """Return the message's kind and body."""
     match message:
         case Update():
             head = UPDATE_HEADER.pack(
@@ -82,12 +84,15 @@ def encode(message: Message) -> tuple[Kind, bytes]:
                 message.epoch,
                 message.batch,
                 message.steps,
-                *_figures(message.payload),
+                *_payload_header_fields(message.payload),
             )
             return Kind.UPDATE, head + message.payload.data
-        case Committed():
+        case Commit():
             head = COMMITTED_HEADER.pack(
-                message.commit, message.origin, message.seq, *_figures(message.payload)
+                message.commit,
+                message.origin,
+                message.seq,
+                *_payload_header_fields(message.payload),
             )
             return Kind.COMMITTED, head + message.payload.data
         case Chunk():
@@ -103,15 +108,16 @@ def encode(message: Message) -> tuple[Kind, bytes]:
             )
             last = b"".join(LAST_SEQ.pack(*pair) for pair in message.last)
             return Kind.MERGED, head + last + message.payload
-        case UpdaterChunk():
+        case OptimizerChunk():
             fields = (message.asker, message.copy, message.index, message.count)
             head = UPDATER_HEADER.pack(*fields, len(message.payload))
             return Kind.UPDATER, head + message.payload
         case _:
-            return Kind.CONTROL, _to_msgpack(_with_zero(message))
+            return Kind.CONTROL, _to_msgpack(_none_to_zero(message))
 
 
-def _with_zero(message: Control) -> Control:
+def _none_to_zero(message: Control) -> Control:
+    """Return the message with each None that the wire encodes as 0 replaced by 0."""
     field = ZERO_FOR_NONE.get(type(message))
     if field is None:
         return message
@@ -120,8 +126,10 @@ def _with_zero(message: Control) -> Control:
     return message if value is not None else msgspec.structs.replace(message, **{field: 0})
 
 
-def _with_none(message: Control) -> Control:
-    """Raise WireError where it has a None already."""
+def _zero_to_none(message: Control) -> Control:
+    """Return the message with 0 replaced by None in those fields. Raise WireError for a null in
+    them.
+    """
     field = ZERO_FOR_NONE.get(type(message))
     if field is None:
         return message
@@ -131,47 +139,53 @@ def _with_none(message: Control) -> Control:
     return message if value != 0 else msgspec.structs.replace(message, **{field: None})
 
 
-def _figures(payload: Payload) -> tuple[int, int, int, int]:
-    """What a header says of it."""
+def _payload_header_fields(payload: Payload) -> tuple[int, int, int, int]:
+    """Return what a data header contains of a payload: form, tau, entries and bytes."""
     return payload.form, payload.tau_quanta, payload.count, len(payload)
 
 
 def decode_untrusted(kind: int, body: bytes) -> Message:
-    """Raise WireError and nothing else."""
+    """Decode a body of this kind. Raise WireError and nothing else."""
     if kind == Kind.CONTROL:
         return _decode_control(body)
     if kind == Kind.UPDATE:
         return _decode_update(body)
     if kind == Kind.COMMITTED:
-        return _decode_committed(body)
+        return _decode_commit(body)
     if kind == Kind.CHUNK:
         return _decode_chunk(body)
     if kind == Kind.MERGED:
         return _decode_merged(body)
     if kind == Kind.UPDATER:
-        return _decode_updater(body)
+        return _decode_optimizer_chunk(body)
     raise WireError(f"unknown kind of message {kind}")
 
 
 def is_data(message: Message) -> bool:
-    """Does it travel on the data stream? Control never waits behind data."""
+    """Return whether the message uses the data stream; control messages have a stream of their
+    own.
+    """
     return type(message) in DATA
 
 
 def _decode_control(body: bytes) -> Control:
+    """Decode a control message. Raise WireError if it is invalid or too long."""
     if len(body) > CONTROL_BYTES_MAX:
         raise WireError(f"control message of {len(body)} bytes, at most {CONTROL_BYTES_MAX}")
     try:
         message: Control = _control.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"control message: {error}") from None
-    return _with_none(message)
+    return _zero_to_none(message)
 
 
-def _split(header: struct.Struct, body: bytes, what: str) -> tuple[list[Any], bytes]:
-    """The header's fields without the last, which is the payload's length, and the payload.
+def _split_header_and_payload(
+    header: struct.Struct, body: bytes, what: str
+) -> tuple[list[Any], bytes]:
+    """Split a body into its header's fields, without the last, and the payload.
 
-    What each number is, the message's fields say.
+    The last field is the payload's length. Raise WireError if the lengths disagree or padding is
+    not zero.
     """
     if len(body) < header.size:
         raise WireError(f"{what} header needs {header.size} bytes, got {len(body)}")
@@ -185,11 +199,12 @@ def _split(header: struct.Struct, body: bytes, what: str) -> tuple[list[Any], by
 
 
 def _decode_update(body: bytes) -> Update:
-    fields, data = _split(UPDATE_HEADER, body, "update")
+    """Decode an update. Raise WireError if it is invalid."""
+    fields, data = _split_header_and_payload(UPDATE_HEADER, body, "update")
     origin, seq, seen, epoch, batch, steps, form, tau_quanta, count = fields
-    _need_number("seq", seq)
-    _need_number("seen", seen, least=0)
-    _need_number("steps", steps, least=0)
+    _check_number("seq", seq)
+    _check_number("seen", seen, least=0)
+    _check_number("steps", steps, least=0)
     return Update(
         origin=origin,
         seq=seq,
@@ -201,48 +216,52 @@ def _decode_update(body: bytes) -> Update:
     )
 
 
-def _decode_committed(body: bytes) -> Committed:
-    fields, data = _split(COMMITTED_HEADER, body, "commit")
+def _decode_commit(body: bytes) -> Commit:
+    """Decode a commit. Raise WireError if it is invalid."""
+    fields, data = _split_header_and_payload(COMMITTED_HEADER, body, "commit")
     commit, origin, seq, form, tau_quanta, count = fields
-    _need_number("commit", commit)
-    _need_number("seq", seq)
+    _check_number("commit", commit)
+    _check_number("seq", seq)
     payload = Payload(form, tau_quanta, count, data)
-    return Committed(commit=commit, origin=origin, seq=seq, payload=payload)
+    return Commit(commit=commit, origin=origin, seq=seq, payload=payload)
 
 
 def _decode_chunk(body: bytes) -> Chunk:
-    fields, payload = _split(CHUNK_HEADER, body, "chunk")
+    """Decode a chunk of a snapshot. Raise WireError if it is invalid."""
+    fields, payload = _split_header_and_payload(CHUNK_HEADER, body, "chunk")
     index, commit = fields
-    _need_number("commit", commit, least=0)
+    _check_number("commit", commit, least=0)
     return Chunk(index=index, commit=commit, payload=payload)
 
 
 def _decode_merged(body: bytes) -> MergedRange:
+    """Decode a sum of commits. Raise WireError if it is invalid."""
     if len(body) < MERGED_HEADER.size:
         raise WireError(f"merged header needs {MERGED_HEADER.size} bytes, got {len(body)}")
     after, commit, count, origins, payload_bytes = MERGED_HEADER.unpack_from(body)
     begin = MERGED_HEADER.size + origins * LAST_SEQ.size
     if begin + payload_bytes != len(body):
         raise WireError(f"merged range announces {begin + payload_bytes} bytes, has {len(body)}")
-    _need_number("after", after, least=0)
-    _need_number("commit", commit, least=after + 1)
+    _check_number("after", after, least=0)
+    _check_number("commit", commit, least=after + 1)
     last = list(LAST_SEQ.iter_unpack(body[MERGED_HEADER.size : begin]))
     for _, seq in last:
-        _need_number("seq", seq)
+        _check_number("seq", seq)
     payload = body[begin:]
     return MergedRange(after=after, commit=commit, last=last, count=count, payload=payload)
 
 
-def _decode_updater(body: bytes) -> UpdaterChunk:
-    fields, payload = _split(UPDATER_HEADER, body, "updater chunk")
+def _decode_optimizer_chunk(body: bytes) -> OptimizerChunk:
+    """Decode a chunk of optimizer state. Raise WireError if it is invalid."""
+    fields, payload = _split_header_and_payload(UPDATER_HEADER, body, "updater chunk")
     asker, copy, index, count = fields
-    _need_number("copy", copy)
+    _check_number("copy", copy)
     if not index < count:
         raise WireError(f"updater chunk {index} of {count}")
-    return UpdaterChunk(asker=asker, copy=copy, index=index, count=count, payload=payload)
+    return OptimizerChunk(asker=asker, copy=copy, index=index, count=count, payload=payload)
 
 
-def _need_number(name: str, value: int, least: int = 1) -> None:
-    """Numbers begin at 1, 0 stands for none yet, and all stay below 2^63."""
+def _check_number(name: str, value: int, least: int = 1) -> None:
+    """Raise WireError unless the value is within least .. 2^63 - 1."""
     if not least <= value < 2**63:
         raise WireError(f"{name} {value} is not within {least} .. 2^63 - 1")

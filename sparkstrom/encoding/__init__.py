@@ -1,4 +1,4 @@
-"""From residual to message: the exact grid, thresholds, kernels, and the choice of form."""
+"""Gradient compression: thresholds, residuals, message forms, and kernels for CPU and GPU."""
 
 import os
 

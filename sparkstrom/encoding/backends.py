@@ -1,9 +1,8 @@
-"""Which kernels do the work, chosen once, by name.
+"""Select the kernels and memory of a backend by name: "reference", "cpu" or "cuda".
 
-``reference`` is the definition in NumPy, ``cpu`` the same functions in Numba, ``cuda`` the same
-for device arrays. Importing the latter two compiles them or loads them from Numba's cache, with
-their real signatures: ``warm_up`` does that before a node joins the mesh, so that no lease runs
-out over a compiler.
+``reference`` is the specification in NumPy, ``cpu`` the same functions compiled with Numba,
+``cuda`` the same for device arrays. The latter two are compiled, or loaded from files, before their
+first call. ``warm_up`` does this before a node joins, so that no lease expires while it compiles.
 """
 
 from __future__ import annotations
@@ -25,47 +24,49 @@ U8 = NDArray[np.uint8]
 
 BACKENDS = {  # for arrays in host memory
     "reference": "sparkstrom.encoding.reference",
-    "cpu": "sparkstrom.encoding.cpu.kernels_cpu",
+    "cpu": "sparkstrom.encoding.cpu.kernels",
 }
 
 CUDA = "cuda"  # for arrays on a device
-CUDA_KERNELS = "sparkstrom.encoding.cuda.kernels_cuda"
+CUDA_KERNELS = "sparkstrom.encoding.cuda.kernels"
 
 SCRATCH_BYTES = 512  # working memory of the bitmap kernels
 
 
 class Kernels(Protocol):
-    """A kernel set. Argument tables: ``sparkstrom.encoding.reference``."""
+    """The functions that a kernel set provides; see ``sparkstrom.encoding.reference``."""
 
-    def scan_local(self, local: F32, theta: F32, tau: float, codes: I32, /) -> tuple[int, int]: ...
+    def scan_local(self, local: F32, theta: F32, tau: float, codes: I32, /) -> tuple[int, int]:
+        """Find hits in local - theta; return (number of hits, largest bits of |local|)."""
 
-    def scan_replica(
-        self, residual: F32, delta: F32, tau: float, codes: I32, /
-    ) -> tuple[int, int]: ...
+    def scan_replica(self, residual: F32, delta: F32, tau: float, codes: I32, /) -> tuple[int, int]:
+        """Add delta to the residual and find its hits; return (hits, largest bits)."""
 
     def move(
         self, theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float, /
-    ) -> tuple[int, int]: ...
+    ) -> tuple[int, int]:
+        """Add sign * step to theta and sign * other_step to ``other``, at the hits."""
 
     def choose_local(
         self, local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32, /
-    ) -> int: ...
+    ) -> int:
+        """Find hits in local - theta, but those below 2 tau only at random; return their number."""
 
     def choose_replica(
         self, residual: F32, tau: float, limit: int, seed: int, codes: I32, /
-    ) -> int: ...
+    ) -> int:
+        """Find hits in the residual, but those below 2 tau only at random; return their number."""
 
-    def sample(
-        self, one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32, /
-    ) -> None: ...
+    def sample(self, one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32, /) -> None:
+        """Take the absolute values of residuals ``one + sign * other`` at random indices."""
 
     def levels_local(
         self, local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8, /
-    ) -> int: ...
+    ) -> int:
+        """Find the level of each hit in local - theta; return the highest."""
 
-    def levels_replica(
-        self, residual: F32, codes: I32, tau: float, top: int, levels: U8, /
-    ) -> int: ...
+    def levels_replica(self, residual: F32, codes: I32, tau: float, top: int, levels: U8, /) -> int:
+        """Find the level of each hit in the residual; return the highest."""
 
     def move_levels(
         self,
@@ -77,9 +78,11 @@ class Kernels(Protocol):
         other_step: float,
         q: float,
         /,
-    ) -> tuple[int, int]: ...
+    ) -> tuple[int, int]:
+        """Move theta and ``other`` at the hits by step * 2^level; count overflows."""
 
-    def shift_codes(self, codes: I32, start: int, /) -> None: ...
+    def shift_codes(self, codes: I32, start: int, /) -> None:
+        """Turn hit codes of a part of the parameters into those of the whole, in place."""
 
     def bitmap_local(
         self,
@@ -92,7 +95,8 @@ class Kernels(Protocol):
         scratch: U8,
         out: U8,
         /,
-    ) -> tuple[int, int, int, int]: ...
+    ) -> tuple[int, int, int, int]:
+        """Write local - theta as a bitmap, and move theta and local by it."""
 
     def bitmap_replica(
         self,
@@ -105,119 +109,145 @@ class Kernels(Protocol):
         scratch: U8,
         out: U8,
         /,
-    ) -> tuple[int, int, int, int]: ...
+    ) -> tuple[int, int, int, int]:
+        """Write the residual as a bitmap, subtract that from the residual, and move theta by it."""
 
-    def bitmap_count(self, packed: U8, n: int, /) -> int: ...
+    def bitmap_count(self, packed: U8, n: int, /) -> int:
+        """Count the entries of a bitmap of n parameters; return -1 if padding bits are set."""
 
     def bitmap_decode(
         self, packed: U8, n: int, side: int, quanta: int, indices: I32, amounts: I32, /
-    ) -> int: ...
+    ) -> int:
+        """Turn a bitmap into indices and signed quanta to add."""
 
     def bitmap_add(
         self, theta: F32, packed: U8, side: int, step: float, q: float, scratch: U8, /
-    ) -> tuple[int, int]: ...
+    ) -> tuple[int, int]:
+        """Add a bitmap to theta: ``bitmap_decode`` and ``apply_hits`` in one."""
 
     def bitmap_add_both(
         self, theta: F32, local: F32, packed: U8, side: int, step: float, q: float, scratch: U8, /
-    ) -> tuple[int, int]: ...
+    ) -> tuple[int, int]:
+        """Add a bitmap to theta and, rounded once, to local, so that the residual is unchanged."""
 
-    def apply_hits(self, theta: F32, indices: I32, quanta: I32, q: float, /) -> tuple[int, int]: ...
+    def apply_hits(self, theta: F32, indices: I32, quanta: I32, q: float, /) -> tuple[int, int]:
+        """Add quanta * q to theta at ``indices``, exactly."""
 
     def apply_hits_both(
         self, theta: F32, local: F32, indices: I32, quanta: I32, q: float, /
-    ) -> tuple[int, int]: ...
+    ) -> tuple[int, int]:
+        """Add hits to theta and, rounded once, to local, so that the residual stays as it was."""
 
-    def sum_hits(self, total: I32, indices: I32, quanta: I32, /) -> tuple[int, int]: ...
+    def sum_hits(self, total: I32, indices: I32, quanta: I32, /) -> tuple[int, int]:
+        """Add quanta to total at ``indices``, as integers that wrap around."""
 
-    def add_quanta(self, theta: F32, total: I32, q: float, /) -> tuple[int, int]: ...
+    def add_quanta(self, theta: F32, total: I32, q: float, /) -> tuple[int, int]:
+        """Add total * q to theta, exactly."""
 
-    def add_quanta_both(
-        self, theta: F32, local: F32, total: I32, q: float, /
-    ) -> tuple[int, int]: ...
+    def add_quanta_both(self, theta: F32, local: F32, total: I32, q: float, /) -> tuple[int, int]:
+        """Add total * q to theta and, rounded once, to local, so that the residual is unchanged."""
 
-    def clip_local(self, local: F32, theta: F32, limit: float, /) -> float: ...
+    def clip_local(self, local: F32, theta: F32, limit: float, /) -> float:
+        """Clip local to within ``limit`` of theta; return the sum of |change|."""
 
-    def clip_replica(self, residual: F32, limit: float, /) -> float: ...
+    def clip_replica(self, residual: F32, limit: float, /) -> float:
+        """Clip the residual f32[n] to +-limit; return the sum of |change|."""
 
-    def norms_local(self, local: F32, theta: F32, /) -> tuple[float, float]: ...
+    def residual_sums_local(self, local: F32, theta: F32, /) -> tuple[float, float]:
+        """Return the sum of |local - theta| and of its squares, in float64."""
 
-    def norms_replica(self, residual: F32, /) -> tuple[float, float]: ...
+    def residual_sums_replica(self, residual: F32, /) -> tuple[float, float]:
+        """Return the sum of |residual| and of its squares, in float64."""
 
 
 Read = Callable[[int, int], NDArray[Any]]  # (begin, end) -> that part of an array, on the host
 
 
 class Memory(Protocol):
-    """Where a kernel set's arrays lie, and how the host gets at them.
+    """Allocates arrays where a kernel set needs them, and copies them to and from the host.
 
-    Each function answers when its work is done: nothing of it is under way on a device any more.
+    Each function returns when its work is done; none leaves work running on a device.
     """
 
-    def empty(self, size: int, dtype: DTypeLike, /) -> NDArray[Any]: ...
+    def empty(self, size: int, dtype: DTypeLike, /) -> NDArray[Any]:
+        """Allocate ``size`` uninitialised entries."""
 
-    def zeros(self, size: int, dtype: DTypeLike, /) -> NDArray[Any]: ...
+    def zeros(self, size: int, dtype: DTypeLike, /) -> NDArray[Any]:
+        """Allocate ``size`` entries of 0."""
 
-    def mirror(self, host: NDArray[Any], /) -> NDArray[Any]: ...
+    def mirror(self, host: NDArray[Any], /) -> NDArray[Any]:
+        """Return an array for kernels to write, with the size and type of ``host``."""
 
-    def to_host(self, array: NDArray[Any], /) -> NDArray[Any]: ...
+    def to_host(self, array: NDArray[Any], /) -> NDArray[Any]:
+        """Return the content as an array on the host."""
 
-    def add(self, target: F32, source: F32, /) -> None: ...
+    def add(self, target: F32, source: F32, /) -> None:
+        """Add ``source`` to ``target``, f32[n] both."""
 
-    def copy(self, array: NDArray[Any], /) -> NDArray[Any]: ...
+    def copy(self, array: NDArray[Any], /) -> NDArray[Any]:
+        """Return a copy in the same memory."""
 
-    def assign(self, target: NDArray[Any], source: NDArray[Any], /) -> None: ...
+    def assign(self, target: NDArray[Any], source: NDArray[Any], /) -> None:
+        """Copy ``source`` to ``target``, of equal size and type."""
 
-    def subtract(self, target: F32, one: F32, other: F32, /) -> None: ...
+    def subtract(self, target: F32, one: F32, other: F32, /) -> None:
+        """Set ``target`` to one - other, f32[n] all; ``target`` may be one of them."""
 
-    def from_host(self, host: NDArray[Any], /) -> NDArray[Any]: ...
+    def from_host(self, host: NDArray[Any], /) -> NDArray[Any]:
+        """Return the content of a host array as an array that kernels can read."""
 
-    def part(self, array: NDArray[Any], where: slice, /) -> NDArray[Any]: ...
+    def part(self, array: NDArray[Any], where: slice, /) -> NDArray[Any]:
+        """Return a view of the array from ``where.start`` to ``where.stop``."""
 
-    def reader(self, array: NDArray[Any], /) -> Read: ...
+    def reader(self, array: NDArray[Any], /) -> Read:
+        """Return a thread-safe function that reads ranges of ``array``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Where parameters lie and what works on them, handed to whoever holds some."""
+    """A kernel set and the memory that its arrays are in."""
 
-    name: str
-    kernels: Kernels
-    memory: Memory
+    name: str  # "reference", "cpu" or "cuda"
+    kernels: Kernels  # the functions that work on arrays
+    memory: Memory  # allocates and copies arrays
 
 
 @cache
 def backend(name: str = "cpu") -> Backend:
-    """The backend of this name: "cpu", "reference" or "cuda".
+    """Return the backend of this name: "cpu", "reference" or "cuda".
 
-    Raises SetupError with the reason where ``cuda`` is asked for and cannot be had, UsageError
-    where there is no such backend.
+    Raises SetupError with the reason if CUDA is unavailable, UsageError for an unknown name.
     """
     return Backend(name, kernels(name), memory(name))
 
 
 def host() -> Backend:
-    """The backend for what is on the host by nature: payloads, and sums that travel."""
+    """Return the backend for arrays that are always on the host, such as payloads and sums."""
     return backend("cpu")
 
 
 def on_device(index: int) -> Backend:
-    """The CUDA backend, and from now on this thread works on that GPU of those it sees.
+    """Return the CUDA backend, and make this thread use GPU number ``index`` of the visible ones.
 
-    Raises SetupError with the reason where it cannot be had.
+    Raises SetupError with the reason if it is unavailable.
     """
     need_device(index)
     return backend(CUDA)
 
 
 def need_device(index: int) -> None:
-    """Let this thread work on that GPU; nothing is compiled. Raises SetupError as ``on_device``."""
+    """Make this thread use GPU number ``index``, without compiling anything.
+
+    Raises SetupError with the reason if it is unavailable.
+    """
     _cuda_device().select(index)
 
 
 def kernels(name: str = "cpu") -> Kernels:
-    """The kernel set of this name; the first call compiles it or loads it from the cache.
+    """Return the kernel set of this name.
 
-    Raises SetupError with the reason where ``cuda`` is asked for and cannot be had.
+    The first call compiles it or loads it from the cache. Raises SetupError with the reason if CUDA
+    is unavailable, UsageError for an unknown name.
     """
     if name == CUDA:
         return _cuda_kernels()
@@ -228,13 +258,15 @@ def kernels(name: str = "cpu") -> Kernels:
 
 
 def _cuda_kernels() -> Kernels:
+    """Return the CUDA kernel set; raise SetupError if CUDA is unavailable."""
     _cuda_device().require()
     return cast(Kernels, importlib.import_module(CUDA_KERNELS))
 
 
 def _cuda_device() -> Any:
+    """Import the CUDA device module; raise SetupError if numba.cuda cannot be imported."""
     try:
-        return importlib.import_module("sparkstrom.encoding.cuda.cuda_device")
+        return importlib.import_module("sparkstrom.encoding.cuda.device")
     except (ImportError, ValueError) as error:  # the latter: NUMBA_CUDA_DRIVER leads nowhere
         raise SetupError(
             f"backend='cuda': numba.cuda cannot be imported: {error}. Install the package"
@@ -243,8 +275,8 @@ def _cuda_device() -> Any:
 
 
 def memory(name: str = "cpu") -> Memory:
-    """The memory that goes with the kernel set of this name."""
-    module = "cuda.cuda_memory" if name == CUDA else "cpu.host_memory"
+    """Return the memory for the kernel set of this name."""
+    module = "cuda.memory" if name == CUDA else "cpu.host_memory"
     return cast(Memory, importlib.import_module(f"sparkstrom.encoding.{module}"))
 
 
@@ -252,13 +284,13 @@ COMPILING = "sparkstrom: compiling kernels, once per machine: about 20 s"
 
 
 def warm_up(name: str = "cpu", say: Callable[[str], None] | None = None) -> None:
-    """Have every kernel that a step can need in memory, ready to run.
+    """Load or compile every kernel that a training step can need.
 
-    ``say`` is told where they must be compiled first, which takes a while.
+    ``say`` is called with a message if kernels must be compiled first, which takes some 20 s.
     """
     kernels(name)
     importlib.import_module("sparkstrom.encoding.gaps")
-    compiled = importlib.import_module("sparkstrom.encoding.cpu.compiled")
+    compiled = importlib.import_module("sparkstrom.encoding.cpu.kernel_loader")
     if say is not None and not compiled.are_compiled():
         say(COMPILING)
-    compiled.ready()
+    compiled.load_all()

@@ -1,13 +1,13 @@
-"""Sorted indices as Rice-coded gaps: what remains of a sparse update at its entropy.
+"""Sparse updates as Rice-coded gaps between sorted indices, within a few percent of entropy.
 
-At density p an index gap is geometric, and Rice codes with the right parameter come within a few
-percent of its entropy. Layout, bits from the lowest of each byte upwards:
+At density p an index gap is geometrically distributed, which suits Rice codes. Layout, with bits
+from the lowest of each byte upwards:
 
     u8 rice | per hit: gap >> rice as that many 0s and a 1 | sign (1 = down) | rice low bits of gap
 
-The gap is ``index - previous - 1`` (the first one: the index). Bits after the last hit are 0 and
-fewer than 8, so that a message has one length. Decoding trusts nothing: every read is within the
-payload, every index within the model, or the answer is a reason why not.
+The gap is ``index - previous - 1`` (for the first hit: its index). Bits after the last hit are 0
+and fewer than 8, so that each message has one valid length. Decoders trust no input: every read
+stays within the payload and every index within the model, or decoding returns a reason.
 """
 
 # Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
@@ -20,8 +20,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.encoding.cpu.compiled import BYTES, helper, kernel
 from sparkstrom.encoding.cpu.intrinsics import load_word, lowest_bit, store_word
+from sparkstrom.encoding.cpu.kernel_loader import BYTES, helper, kernel
 
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
@@ -31,7 +31,7 @@ RICE_MAX = 30  # indices are i32
 NEAR = U64(57 - RICE_MAX - 2)  # zeros after which a whole hit is within the bits at hand
 FLUSH_BYTES = 8  # the encoder writes whole words; what it overhangs is not part of the message
 
-# What decoding answers besides 0.
+# Reasons that decoding returns the index of; 0 is success.
 REASONS = (
     "fine",
     "the Rice parameter is out of range",
@@ -42,20 +42,20 @@ REASONS = (
 
 
 def rice_guess(count: int, n_params: int) -> int:
-    """The parameter that suits ``count`` hits spread evenly: about log2 of ln 2 mean gaps."""
+    """Return the Rice parameter that suits ``count`` evenly spread hits: log2(ln 2 * mean gap)."""
     mean_gap = max(1.0, math.log(2) * n_params / max(1, count))
     return min(RICE_MAX, int(math.log2(mean_gap)))
 
 
 def bytes_max(count: int, n_params: int) -> int:
-    """The longest message for ``count`` hits, wherever they lie, known before anything moves."""
+    """Return the largest possible message size for ``count`` hits, in bytes."""
     rice = rice_guess(count, n_params)
     bits = count * (rice + 2) + ((n_params - count) >> rice)
     return 1 + (bits + 7) // 8
 
 
 def encode(codes: I32, n_params: int, out: U8) -> int:
-    """Write hits as a message; return its length in bytes, at most ``bytes_max``.
+    """Encode hits as a message; return its length in bytes, at most ``bytes_max``.
 
     codes i32[hits]     in   ascending indices, ``~index`` for hits downwards; at least one
     out   u8[capacity]  out  capacity >= bytes_max + FLUSH_BYTES
@@ -66,18 +66,19 @@ def encode(codes: I32, n_params: int, out: U8) -> int:
 
 
 @helper
-def _index(code: int) -> int:
+def _index_of_code(code: int) -> int:
+    """Return a code's parameter index; hits downwards have ``~index``."""
     return code ^ (code >> 31)
 
 
 @kernel("i8(i4[::1], i8)")
 def best_rice(codes: I32, guess: int) -> int:
-    """The best of ``guess`` and its two neighbours, by counting bits."""
+    """Return the best Rice parameter among ``guess`` and its two neighbours, by counting bits."""
     down, up, count = max(0, guess - 1), min(RICE_MAX, guess + 1), codes.shape[0]
-    first = _index(codes[0]) if count else 0
+    first = _index_of_code(codes[0]) if count else 0
     lower, same, higher = first >> down, first >> guess, first >> up
     for j in range(1, count):
-        gap = np.int64(_index(codes[j]) - _index(codes[j - 1]) - np.int32(1))
+        gap = np.int64(_index_of_code(codes[j]) - _index_of_code(codes[j - 1]) - np.int32(1))
         lower, same, higher = lower + (gap >> down), same + (gap >> guess), higher + (gap >> up)
     lower, same, higher = lower + down * count, same + guess * count, higher + up * count
     if lower < same and lower <= higher:
@@ -87,13 +88,16 @@ def best_rice(codes: I32, guess: int) -> int:
 
 @kernel("i8(i4[::1], i8, u1[::1])")
 def write_gaps(codes: I32, rice: int, out: U8) -> int:
-    """The bit loop of ``encode``: gather bits in a word, write it whole, keep the last few."""
+    """Write the Rice codes of hits after the parameter's byte; return the message's length.
+
+    Bits collect in a 64-bit word that is written whole; fewer than 8 remain for the next hit.
+    """
     out[0] = rice
     at, word, bits = U64(1), U64(0), U64(0)  # fewer than 8 bits wait in the word
     shift, low = U64(rice), (U64(1) << U64(rice)) - U64(1)
     previous = np.int32(-1)
     for j in range(codes.shape[0]):
-        index = _index(codes[j])
+        index = _index_of_code(codes[j])
         gap = U64(index - previous - np.int32(1))
         previous = index
         bits += gap >> shift
@@ -109,8 +113,8 @@ def write_gaps(codes: I32, rice: int, out: U8) -> int:
 
 
 @helper
-def _bits_from(payload: U8, position: np.uint64) -> np.uint64:
-    """57 bits or more, from this bit on; 0s where the payload has ended."""
+def bits_from(payload: U8, position: np.uint64) -> np.uint64:
+    """Read 57 or more bits from bit ``position`` on; bits beyond the payload are 0."""
     at, size = position >> U64(3), U64(payload.shape[0])
     word = U64(0)
     if at + U64(8) <= size:
@@ -122,11 +126,11 @@ def _bits_from(payload: U8, position: np.uint64) -> np.uint64:
 
 
 @helper
-def _next_one(payload: U8, position: np.uint64) -> np.uint64:
-    """Where the next 1 is, from this bit on; beyond the payload where there is none."""
+def next_one(payload: U8, position: np.uint64) -> np.uint64:
+    """Return the position of the next 1 bit from ``position`` on, or the payload's end in bits."""
     end = U64(payload.shape[0]) << U64(3)
     while position < end:
-        word = _bits_from(payload, position)
+        word = bits_from(payload, position)
         if word != U64(0):
             return position + lowest_bit(word)
         position += U64(56) - (position & U64(7))  # bytes of which all bits are 0
@@ -135,7 +139,7 @@ def _next_one(payload: U8, position: np.uint64) -> np.uint64:
 
 @kernel(f"i8({BYTES}, i8, i4, i4[::1], i4[::1])")
 def read_gaps(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I32) -> int:
-    """Turn a message into indices and signed quanta to add; hostile bytes are expected.
+    """Decode an untrusted message into indices and signed quanta to add.
 
     payload u8[bytes]   in
     quanta  i32         in   tau in quanta
@@ -149,11 +153,11 @@ def read_gaps(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I3
     low, farthest = (U64(1) << rice) - U64(1), U64(n_params) >> rice
     position, index = U64(8), U64(0)  # index: of the first parameter that may come next
     for j in range(indices.shape[0]):
-        word = _bits_from(payload, position)
+        word = bits_from(payload, position)
         zeros = lowest_bit(word)
         if zeros > NEAR:
-            zeros = _next_one(payload, position) - position
-            word = _bits_from(payload, position + zeros)
+            zeros = next_one(payload, position) - position
+            word = bits_from(payload, position + zeros)
         else:
             word >>= zeros
         position += zeros + rice + U64(2)
@@ -167,11 +171,11 @@ def read_gaps(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I3
         down = np.int32((word >> U64(1)) & U64(1))
         indices[j], amounts[j] = np.int32(index), (quanta ^ -down) + down
         index += U64(1)
-    left_over = end - position >= U64(8) or _bits_from(payload, position) != U64(0)
+    left_over = end - position >= U64(8) or bits_from(payload, position) != U64(0)
     return 4 if left_over else 0
 
 
 def read(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I32) -> str:
-    """``read_gaps``, which answers why it is no message, or an empty text."""
+    """Decode an untrusted message with ``read_gaps``; return "" or why it is invalid."""
     answer = read_gaps(payload, n_params, quanta, indices, amounts)
     return REASONS[answer] if answer else ""

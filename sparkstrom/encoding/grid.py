@@ -1,9 +1,9 @@
-"""The exact grid: why replicas that add in different orders still hold the same bits.
+"""The exact grid: parameters as multiples of 2^-k, so that sums do not depend on their order.
 
 Every parameter and every step of an update is a multiple of one quantum q = 2^-k. float32 adds
-multiples of q exactly while the result stays within 2^24 q, and exact sums commute: any order,
-any grouping, any device. So q is chosen once per job, with room for parameters to grow, and
-whatever enters theta is rounded to it first.
+multiples of q exactly while the result stays within 2^24 q, and exact sums commute: replicas get
+the same bits in any order, any grouping, on any device. So q is chosen once per job, with room for
+parameters to grow, and every value added to theta is rounded to it first.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ RANGE_MAX = 2.0**127  # beyond, the grid's own range would not be a float32
 
 
 def quantum(k: int) -> float:
-    """The job's quantum q = 2^-k (parameter units), exact as float32 and float64."""
+    """Return the job's quantum q = 2^-k (parameter units), exact in float32 and float64."""
     return math.ldexp(1.0, -k)
 
 
 def first_exponent(theta: Flat) -> int:
     """Choose k for a first fit: the finest grid whose exact range is max(16, 8 max|theta|).
 
-    Raises UsageError naming the index where a parameter is not finite or too large for any grid.
+    Raises UsageError naming the index if a parameter is not finite or too large for any grid.
     """
-    reach = max(RANGE_MIN, RANGE_HEADROOM * largest(theta))
+    reach = max(RANGE_MIN, RANGE_HEADROOM * max_absolute(theta))
     if reach > RANGE_MAX:
         index = int(np.argmax(np.abs(theta)))
         raise UsageError(
@@ -48,13 +48,13 @@ def first_exponent(theta: Flat) -> int:
 
 def next_exponent(theta: Flat, k: int) -> int:
     """Choose k for a later fit: unchanged while max|theta| <= 2^22 q, else coarser."""
-    if largest(theta) <= KEPT_QUANTA * quantum(k):
+    if max_absolute(theta) <= KEPT_QUANTA * quantum(k):
         return k
     return min(k, first_exponent(theta))
 
 
-def largest(theta: Flat) -> float:
-    """max|theta|, 0.0 for no parameters. Raises UsageError by index where one is not finite."""
+def max_absolute(theta: Flat) -> float:
+    """Return max|theta|, or 0.0 without parameters. Raise UsageError if one is not finite."""
     finite = np.isfinite(theta)
     if not finite.all():
         index = int(np.argmin(finite))
@@ -66,29 +66,29 @@ def largest(theta: Flat) -> float:
 
 
 def round_to_grid(theta: Flat, k: int) -> Flat:
-    """A copy of theta with every value the nearest multiple of 2^-k (ties to even), no -0.0."""
+    """Return a copy of theta rounded to multiples of 2^-k (ties to even), without -0.0."""
     quanta = np.rint(np.ldexp(theta.astype(np.float64), k))
     return (np.ldexp(quanta, -k) + 0.0).astype(np.float32)
 
 
 def tau_quanta(tau: float, k: int) -> int:
-    """The threshold as a positive even number of quanta (the bitmap's half step is half of it).
+    """Convert a threshold to the nearest even number of quanta, from 2 to 2^24.
 
-    The nearest such number, within 2 .. 2^24: above, tau itself would not be a float32.
+    It is even so that a bitmap's half step is whole; above 2^24 it would not be an exact float32.
     """
-    return _even(math.ldexp(tau, k), EXACT_QUANTA)
+    return _round_to_even(math.ldexp(tau, k), EXACT_QUANTA)
 
 
-def rounded_down(tau: float, k: int) -> float:
-    """The largest threshold on the grid that ``tau`` reaches; 0.0 where there is none."""
+def round_tau_down(tau: float, k: int) -> float:
+    """Round a threshold down to the grid; return 0.0 if it is below the smallest one."""
     return math.ldexp(math.floor(math.ldexp(tau, k) / 2) * 2, -k)
 
 
-def coarse(quanta: int) -> int:
-    """An even number of quanta rounded down to 3 significant bits: at least four fifths of it.
+def round_coarsely(quanta: int) -> int:
+    """Round an even number of quanta down to 3 significant bits: at least four fifths remain.
 
-    Workers whose thresholds are much alike then move by few different steps with a large common
-    divisor, and a sum of their updates takes half the bytes.
+    Workers with similar thresholds then use few different steps with a large common divisor, and a
+    sum of their updates takes half the bytes.
     """
     half = quanta // 2
     spare = max(0, half.bit_length() - COARSE_BITS)
@@ -96,17 +96,18 @@ def coarse(quanta: int) -> int:
 
 
 def scaled_quanta(quanta: int, scale: float) -> int:
-    """What a hit of ``quanta`` moves theta by under aggregation: positive, even, <= ``quanta``."""
-    return _even(quanta * scale, quanta)
+    """Scale a hit's quanta for aggregation; return a positive even number, at most ``quanta``."""
+    return _round_to_even(quanta * scale, quanta)
 
 
-def _even(quanta: float, most: int) -> int:
+def _round_to_even(quanta: float, most: int) -> int:
+    """Round to an even number of quanta, from 2 to ``most``."""
     return max(2, 2 * round(min(quanta, most) / 2))
 
 
 def tau_limits(k: int, multiplier: int = 1) -> tuple[float, float]:
-    """The smallest and largest threshold that this grid can express (parameter units).
+    """Return the smallest and largest threshold that this grid can represent (parameter units).
 
-    ``multiplier``: so many times the threshold must be expressible, too.
+    ``multiplier`` times the largest one must be representable as well.
     """
     return 2 * quantum(k), EXACT_QUANTA // multiplier // 2 * 2 * quantum(k)

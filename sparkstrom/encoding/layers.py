@@ -1,22 +1,26 @@
-"""Thresholds per layer: fixed whole multiples of tau, known to everybody from the job.
+"""Thresholds per layer, as fixed whole multiples of tau; and tau from a sample of the residual.
 
-Layers learn at different scales, and with one tau for all the loudest fills the messages. A layer
-with multiplier m has the threshold m * tau. The message names tau alone: whoever decodes multiplies
-an entry by the multiplier of its index, so nothing is added to the wire and entries stay whole
-quanta. There are no half steps with multipliers, hence no bitmaps: gaps are never longer.
+Layers learn at different scales, and with one tau for all of them the layer with the largest
+changes fills the messages. A layer with multiplier m has the threshold m * tau. Messages name tau
+alone: decoders multiply an entry by the multiplier of its index, which they know from the job, so
+nothing is added to the wire and entries stay whole quanta. Multipliers exclude half steps, hence
+bitmaps: gaps are never longer.
 """
 
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.encoding.backends import F32, I32, U8, Backend
+from sparkstrom.encoding.backends import F32, I32, U8, Backend, host
+from sparkstrom.encoding.grid import Flat
 
 MULTIPLIER_MAX = 1024  # times the smallest tau still leaves three decades of tau above it
 NAMES_SHOWN = 20
@@ -24,45 +28,45 @@ NAMES_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The multipliers of consecutive index ranges that begin at 0; picklable, and small."""
+    """The multipliers of consecutive index ranges from 0 on. Small and picklable."""
 
     stops: tuple[int, ...]  # where each range ends; the last is n_params
-    multipliers: tuple[int, ...]
+    multipliers: tuple[int, ...]  # of each range: its threshold in multiples of tau
 
     @property
     def largest(self) -> int:
-        """The largest multiplier: an entry has up to so many times tau."""
+        """The largest multiplier of any layer."""
         return max(self.multipliers)
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
-        """(start, stop, multiplier) of each range."""
+        """Return (start, stop, multiplier) of each range."""
         return zip((0, *self.stops), self.stops, self.multipliers, strict=False)
 
-    def cut(self, indices: NDArray[np.integer]) -> Iterator[tuple[slice, int]]:
-        """Where ascending ``indices`` cross from range to range: (slice, multiplier) of each."""
+    def split(self, indices: NDArray[np.integer]) -> Iterator[tuple[slice, int]]:
+        """Split ascending ``indices`` by range; return (slice, multiplier) of each range."""
         edges = np.searchsorted(indices, self.stops).tolist()
         slices = (slice(low, high) for low, high in zip((0, *edges), edges, strict=False))
         return zip(slices, self.multipliers, strict=True)
 
-    def at(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
-        """The multiplier of each index, in any order."""
+    def multipliers_at(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Return the multiplier of each index; ``indices`` may have any order."""
         return np.array(self.multipliers)[np.searchsorted(self.stops, indices, side="right")]
 
     def scale(self, indices: I32, quanta: I32) -> None:
-        """Turn ``quanta`` i32[hits] of entries at ascending ``indices`` into what they add."""
-        for part, multiplier in self.cut(indices):
+        """Multiply ``quanta`` i32[hits] in place by the multipliers of ascending ``indices``."""
+        for part, multiplier in self.split(indices):
             quanta[part] *= multiplier
 
 
 def layers_of(
     n_params: int, layer_of: Callable[[int], str], multipliers: Mapping[str, int]
 ) -> Layers | None:
-    """Find the layers that ``multipliers`` names; None where it names none.
+    """Find the layers that ``multipliers`` names; return None if it is empty.
 
-    A name covers the layers that are called so or whose name goes on after it with a separator:
-    "layer 2" covers "layer 2 weights", not "layer 20 weights". The longest one that fits counts,
-    layers without one have 1. A layer's parameters lie together. Raises UsageError for a name that
-    covers nothing.
+    A name matches layers with exactly that name, or whose name continues after it with a separator:
+    "layer 2" matches "layer 2 weights", not "layer 20 weights". The longest matching name applies;
+    layers without one have 1. A layer's parameters are contiguous. Raises UsageError for a name
+    that matches no layer.
     """
     if not multipliers:
         return None
@@ -71,8 +75,8 @@ def layers_of(
     start = 0
     while start < n_params:
         name = layer_of(start)
-        start = _end(name, start, n_params, layer_of)
-        fitting = [key for key in multipliers if _covers(key, name)]
+        start = _find_layer_end(name, start, n_params, layer_of)
+        fitting = [key for key in multipliers if _matches_layer(key, name)]
         used.update(fitting)
         names.append(name)
         stops.append(start)
@@ -85,31 +89,34 @@ def layers_of(
     return Layers(tuple(stops), tuple(found))
 
 
-def _covers(key: str, name: str) -> bool:
+def _matches_layer(key: str, name: str) -> bool:
+    """Return whether ``key`` matches a layer's name: equal, or a prefix before a separator."""
     return name == key or (name.startswith(key) and not name[len(key)].isalnum())
 
 
-def _end(name: str, start: int, n_params: int, layer_of: Callable[[int], str]) -> int:
+def _find_layer_end(name: str, start: int, n_params: int, layer_of: Callable[[int], str]) -> int:
+    """Return the index after the last parameter of the layer that starts at ``start``."""
     beyond = range(start, n_params)
     return start + bisect.bisect_left(beyond, True, key=lambda index: layer_of(index) != name)
 
 
 class LayeredKernels:
-    """What an encoder calls of a kernel set, layer by layer with each one's own tau.
+    """The kernels that an encoder calls, applied layer by layer with each layer's own tau.
 
-    Argument tables: ``sparkstrom.encoding.reference``; ``codes`` must have room for all hits. Where
-    they cross from layer to layer is looked up on the host.
+    Argument tables are in ``sparkstrom.encoding.reference``; ``codes`` must have room for all hits.
+    The borders of layers among the hits are computed on the host.
     """
 
     def __init__(self, backend: Backend, layers: Layers) -> None:
+        """Apply the kernels of ``backend`` with the multipliers of ``layers``."""
         self._kernels, self._memory, self._layers = backend.kernels, backend.memory, layers
 
     def scan_local(self, local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int]:
-        """``scan_local`` with a tau per layer."""
+        """Run ``scan_local`` with a tau per layer."""
         return self._scan(self._kernels.scan_local, local, theta, tau, codes)
 
     def scan_replica(self, residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int, int]:
-        """``scan_replica`` with a tau per layer."""
+        """Run ``scan_replica`` with a tau per layer."""
         return self._scan(self._kernels.scan_replica, residual, delta, tau, codes)
 
     def _scan(
@@ -120,6 +127,7 @@ class LayeredKernels:
         tau: float,
         codes: I32,
     ) -> tuple[int, int]:
+        """Scan each layer with its multiple of tau; hit codes are the whole model's."""
         hits, worst, part = 0, 0, self._memory.part
         for start, stop, multiplier in self._layers.ranges():
             own, rest = slice(start, stop), part(codes, slice(hits, None))
@@ -131,7 +139,7 @@ class LayeredKernels:
     def choose_local(
         self, local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32
     ) -> int:
-        """``choose_local`` with a tau per layer."""
+        """Run ``choose_local`` with a tau per layer."""
         return self._choose(
             lambda own, *rest: self._kernels.choose_local(
                 self._memory.part(local, own), self._memory.part(theta, own), *rest
@@ -143,7 +151,7 @@ class LayeredKernels:
         )
 
     def choose_replica(self, residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-        """``choose_replica`` with a tau per layer."""
+        """Run ``choose_replica`` with a tau per layer."""
         return self._choose(
             lambda own, *rest: self._kernels.choose_replica(
                 self._memory.part(residual, own), *rest
@@ -162,6 +170,7 @@ class LayeredKernels:
         seed: int,
         codes: I32,
     ) -> int:
+        """Choose hits in each layer with its multiple of tau."""
         hits, part = 0, self._memory.part
         for start, stop, multiplier in self._layers.ranges():
             rest = part(codes, slice(hits, None))
@@ -173,7 +182,7 @@ class LayeredKernels:
     def levels_local(
         self, local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8
     ) -> int:
-        """``levels_local`` with a tau per layer."""
+        """Run ``levels_local`` with a tau per layer."""
         return max(
             self._kernels.levels_local(
                 local, theta, own, tau * m, top, self._memory.part(levels, at)
@@ -182,7 +191,7 @@ class LayeredKernels:
         )
 
     def levels_replica(self, residual: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
-        """``levels_replica`` with a tau per layer."""
+        """Run ``levels_replica`` with a tau per layer."""
         return max(
             self._kernels.levels_replica(residual, own, tau * m, top, self._memory.part(levels, at))
             for own, at, m in self._cut(codes)
@@ -198,7 +207,7 @@ class LayeredKernels:
         other_step: float,
         q: float,
     ) -> tuple[int, int]:
-        """``move_levels`` with steps per layer."""
+        """Run ``move_levels`` with steps per layer."""
         overflows, first = 0, -1
         for own, at, m in self._cut(codes):
             found = self._memory.part(levels, at)
@@ -211,7 +220,7 @@ class LayeredKernels:
     def move(
         self, theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float
     ) -> tuple[int, int]:
-        """``move`` with steps per layer."""
+        """Run ``move`` with steps per layer."""
         overflows, first = 0, -1
         for own, _, m in self._cut(codes):
             over, where = self._kernels.move(theta, other, own, m * step, m * other_step, q)
@@ -219,7 +228,7 @@ class LayeredKernels:
         return overflows, first
 
     def clip_local(self, local: F32, theta: F32, limit: float) -> float:
-        """``clip_local`` with a limit per layer."""
+        """Run ``clip_local`` with a limit per layer."""
         part = self._memory.part
         return sum(
             self._kernels.clip_local(
@@ -229,18 +238,87 @@ class LayeredKernels:
         )
 
     def clip_replica(self, residual: F32, limit: float) -> float:
-        """``clip_replica`` with a limit per layer."""
+        """Run ``clip_replica`` with a limit per layer."""
         return sum(
             self._kernels.clip_replica(self._memory.part(residual, slice(start, stop)), limit * m)
             for start, stop, m in self._layers.ranges()
         )
 
     def _cut(self, codes: I32) -> Iterator[tuple[I32, slice, int]]:
-        """(codes, their place among all codes, multiplier) of each range."""
-        for at, multiplier in self._layers.cut(indices_of(self._memory.to_host(codes))):
+        """Yield (codes, slice of them, multiplier) for each range."""
+        for at, multiplier in self._layers.split(indices_of(self._memory.to_host(codes))):
             yield self._memory.part(codes, at), at, multiplier
 
 
 def indices_of(codes: I32) -> I32:
-    """The index of each code of a scan; all of it is on the host."""
+    """Return the parameter index of each hit code, which is ``~index`` for hits downwards."""
     return codes ^ (codes >> 31)
+
+
+SAMPLE_HITS = 128  # sampled residuals that reach tau: their number is then off by a tenth
+SAMPLE_LEAST = 8192  # smallest sample
+SAMPLE_PARAMS = 65_536  # largest sample; models up to this size are not sampled
+
+
+def tau_reached_by(
+    fraction: float,
+    publication: int,
+    learnt: Flat,
+    other: Flat,
+    sign: int,
+    layers: Layers | None = None,
+    backend: Backend | None = None,
+) -> float | None:
+    """Return the threshold that ``fraction`` of the residuals reach; None if all are 0.
+
+    The residual is ``learnt + sign * other``, f32[n_params] each, in the backend's memory (None: on
+    the host). Large models are sampled at random, in the same way for the same ``publication``;
+    only the sample is copied to the host. Residuals count in multiples of their layer's tau.
+    """
+    residuals = Residuals(learnt, other, sign, layers, backend or host())
+    enough = max(SAMPLE_LEAST, math.ceil(SAMPLE_HITS / fraction))
+    few = min(enough, SAMPLE_PARAMS) if learnt.size > SAMPLE_PARAMS else SAMPLE_PARAMS
+    for size in sorted({few, SAMPLE_PARAMS}):
+        sizes, taken = residuals.sample_sizes(size, publication)
+        wanted = math.ceil(fraction * taken)
+        if sizes.size >= wanted:  # otherwise most of them are 0: take a larger sample
+            break
+    if sizes.size == 0:
+        return None
+    nth = max(0, sizes.size - wanted)
+    return float(np.partition(sizes, nth)[nth])
+
+
+class Residuals(NamedTuple):
+    """Residuals ``learnt + sign * other``, in multiples of their layers' taus."""
+
+    learnt: Flat  # f32[n_params], as ``Residual.terms`` returns it
+    other: Flat  # f32[n_params], likewise
+    sign: int  # 1 or -1
+    layers: Layers | None  # thresholds per layer; None: one for all
+    backend: Backend  # whose memory holds the arrays
+
+    def sample_sizes(self, size: int, seed: int) -> tuple[Flat, int]:
+        """Return (non-zero finite absolute values of a sample, number of entries sampled)."""
+        where, sizes = (
+            self._read_all() if self.learnt.size <= SAMPLE_PARAMS else self._read_sample(size, seed)
+        )
+        if self.layers is not None:
+            sizes = (sizes / self.layers.multipliers_at(where)).astype(np.float32)
+        return sizes[(sizes > 0) & np.isfinite(sizes)], sizes.size  # the scan reports infinite ones
+
+    def _read_all(self) -> tuple[I32, Flat]:
+        """Return (indices, absolute values) of all residuals."""
+        one, other = (self.backend.memory.to_host(each) for each in (self.learnt, self.other))
+        with np.errstate(invalid="ignore", over="ignore"):
+            return np.arange(one.size, dtype=np.int32), np.abs(one + np.float32(self.sign) * other)
+
+    def _read_sample(self, size: int, seed: int) -> tuple[I32, Flat]:
+        """Return (indices, absolute values) of a random sample.
+
+        A fixed stride could hit a single column of a weight matrix.
+        """
+        kernels, memory = self.backend.kernels, self.backend.memory
+        where, sizes = memory.empty(size, np.int32), memory.empty(size, np.float32)
+        kernels.sample(self.learnt, self.other, self.sign, seed, where, sizes)
+        return memory.to_host(where), memory.to_host(sizes)

@@ -1,13 +1,13 @@
-"""How far each hit moves: tau * 2^level, written beside the gaps at the entropy of the levels.
+"""Sparse updates in which each hit moves by its own tau * 2^level, coded near their entropy.
 
-Few hits are far above tau, so levels are written as who among the hits has level 1 or more, who
-among those has 2 or more, and so on: each time the gaps between members, Rice-coded. Layout:
+Few hits are far above tau. The message lists the hits with level 1 or more, then which of those
+have level 2 or more, and so on, each time as Rice-coded gaps between members. Layout:
 
     u8 top | per level from 1 to top: u8 rice, gaps, 0s up to a whole byte | the hits, as ``gaps``
 
-A gap counts candidates (hits of the level below) without the level since the last one with it; one
-more gap counts those that remain. A code is gap >> rice as that many 0s, a 1, and the rice low bits
-of the gap, the lowest first. Decoding trusts nothing, as in ``gaps``.
+A gap counts candidates (hits of the level below) since the last one with this level; one more gap
+counts those that remain. A code is gap >> rice as that many 0s, a 1, and the rice low bits of the
+gap, the lowest first. Decoders trust no input, as in ``gaps``.
 """
 
 # Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
@@ -20,7 +20,7 @@ import math
 import numpy as np
 
 from sparkstrom.encoding import gaps
-from sparkstrom.encoding.cpu.compiled import BYTES, helper, kernel
+from sparkstrom.encoding.cpu.kernel_loader import BYTES, helper, kernel
 from sparkstrom.encoding.gaps import FLUSH_BYTES, I32, RICE_MAX, U8
 from sparkstrom.encoding.thresholds import LEVELS_MAX
 
@@ -28,13 +28,13 @@ TOP_MAX = LEVELS_MAX - 1
 
 
 def bytes_max(count: int, n_params: int, top: int) -> int:
-    """The longest message for ``count`` hits with levels up to ``top``, wherever they lie."""
+    """Return the largest message size in bytes for ``count`` hits with levels up to ``top``."""
     section = 1 + (2 * (count + 1) + 7) // 8  # at most 1.7 bits per candidate, see ``rice_guess``
     return 1 + top * section + gaps.bytes_max(count, n_params)
 
 
 def encode(codes: I32, levels: U8, top: int, n_params: int, out: U8) -> int:
-    """Write hits and their levels as a message; return its length, at most ``bytes_max`` bytes.
+    """Encode hits and their levels as a message; return its length in bytes.
 
     codes  i32[hits]     in   ascending indices, ``~index`` for hits downwards; at least one
     levels u8[hits]      in   <= top
@@ -54,13 +54,12 @@ def encode(codes: I32, levels: U8, top: int, n_params: int, out: U8) -> int:
 
 
 def read(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I32) -> str:
-    """Turn a message into indices and signed quanta to add; hostile bytes are expected.
+    """Decode an untrusted message into indices and signed quanta; return "" or why it is invalid.
 
     payload u8[bytes]   in
     quanta  i32         in   tau in quanta; tau * 2^TOP_MAX is an i32
     indices i32[count]  out  ascending, all within n_params; garbage unless the answer is ""
     amounts i32[count]  out  +-quanta * 2^level; likewise
-    returns                  why it is no message, or ""
     """
     if payload.size == 0 or not 1 <= payload[0] <= TOP_MAX:
         return "the highest level is out of range"
@@ -76,7 +75,7 @@ def read(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I32) ->
 
 
 def entropy_bits(codes: I32, levels: U8, n_params: int) -> float:
-    """What hits spread evenly and their signs and levels take at their entropy."""
+    """Return the entropy in bits of evenly spread hits with their signs and levels."""
     p = codes.size / n_params
     bits = -n_params * (p * math.log2(p) + (1 - p) * math.log2(1 - p)) + codes.size
     counts = np.bincount(levels)
@@ -85,7 +84,7 @@ def entropy_bits(codes: I32, levels: U8, n_params: int) -> float:
 
 @kernel("i8(u1[::1], i8, i8)")
 def best_rice(levels: U8, level: int, guess: int) -> int:
-    """The best of ``guess`` and its two neighbours for one level, by counting bits."""
+    """Return the best Rice parameter for one level among ``guess`` and its two neighbours."""
     down, up = max(0, guess - 1), min(RICE_MAX, guess + 1)
     lower, same, higher, gap = down + 1, guess + 1, up + 1, 0
     for j in range(levels.shape[0]):
@@ -101,8 +100,8 @@ def best_rice(levels: U8, level: int, guess: int) -> int:
 
 
 @helper
-def _put(out: U8, position: int, gap: int, rice: int) -> int:
-    """Write one code to bits that are 0; return the position after it."""
+def _write_rice_code(out: U8, position: int, gap: int, rice: int) -> int:
+    """Write one Rice code to zeroed bits; return the position after it."""
     position += gap >> rice
     out[position >> 3] |= np.uint8(1 << (position & 7))
     for bit in range(rice):
@@ -113,22 +112,22 @@ def _put(out: U8, position: int, gap: int, rice: int) -> int:
 
 @kernel("i8(u1[::1], i8, u1[::1], i8)")
 def write_level(levels: U8, level: int, out: U8, at: int) -> int:
-    """Write who has this level, from the byte after the Rice parameter on; return the end."""
+    """Write which hits have this level, after the Rice parameter at ``at``; return the end."""
     rice, position, gap = np.int64(out[at]), 8 * (at + 1), 0
     room = min(out.shape[0], at + 3 + (2 * (levels.shape[0] + 1) + 7) // 8)
     for byte in range(at + 1, room):
         out[byte] = 0
     for j in range(levels.shape[0]):
         if levels[j] >= level:
-            position, gap = _put(out, position, gap, rice), 0
+            position, gap = _write_rice_code(out, position, gap, rice), 0
         elif levels[j] == level - 1:
             gap += 1
-    return (_put(out, position, gap, rice) + 7) >> 3
+    return (_write_rice_code(out, position, gap, rice) + 7) >> 3
 
 
 @helper
-def _take(payload: U8, position: int, rice: int, most: int) -> tuple[int, int]:
-    """Read one code: the gap, -1 where it is no code or above ``most``, and the position after."""
+def _read_rice_code(payload: U8, position: int, rice: int, most: int) -> tuple[int, int]:
+    """Read one Rice code; return (gap, position after it), gap -1 if invalid or above ``most``."""
     end, zeros = 8 * payload.shape[0], 0
     while position < end and not (payload[position >> 3] >> (position & 7)) & 1:
         zeros, position = zeros + 1, position + 1
@@ -143,24 +142,24 @@ def _take(payload: U8, position: int, rice: int, most: int) -> tuple[int, int]:
 
 @kernel(f"i8({BYTES}, i8, i8, u1[::1])")
 def read_level(payload: U8, at: int, level: int, levels: U8) -> int:
-    """Raise to this level who has it; return the end, or -1 where it is not so written.
+    """Raise the level of the hits listed for it; return the end, or -1 if the data is invalid.
 
     payload u8[bytes]  in
-    at      i64        in      of the Rice parameter
-    levels  u8[hits]   in/out  level - 1 of the candidates
+    at      i64        in      position of the Rice parameter, in bytes
+    levels  u8[hits]   in/out  level - 1 for candidates
     """
     if at >= payload.shape[0] or payload[at] > RICE_MAX:
         return -1
     hits = levels.shape[0]
     rice, position = np.int64(payload[at]), 8 * (at + 1)
-    left, position = _take(payload, position, rice, hits)
+    left, position = _read_rice_code(payload, position, rice, hits)
     for j in range(hits):
         if left < 0:
             return -1
         if levels[j] == level - 1:
             if left == 0:
                 levels[j] = level
-                left, position = _take(payload, position, rice, hits)
+                left, position = _read_rice_code(payload, position, rice, hits)
             else:
                 left -= 1
     if left != 0:

@@ -1,9 +1,8 @@
-"""The kernels as NumPy says them: the definition that every fast version must equal with ==.
+"""Reference implementation of all kernels in NumPy; faster backends must give equal results.
 
-A hit is a parameter whose residual has reached tau. It is written as a code: its index for a
-hit upwards, ``~index`` for one downwards. Kernels take all memory from the caller. Where theta
-moves, they return how many parameters left the exact range (|theta| > 2^24 q), and the first of
-them, or -1.
+A hit is a parameter whose residual has reached tau. Its code is its index for a hit upwards, and
+``~index`` for one downwards. Callers allocate all memory. Kernels that move theta return how many
+parameters left the exact range (|theta| > 2^24 q), and the index of the first of them, or -1.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ U8 = NDArray[np.uint8]
 
 
 def scan_local(local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int]:
-    """Find hits: |local - theta| >= tau. Changes nothing but ``codes``.
+    """Find hits, where |local - theta| >= tau. Changes nothing but ``codes``.
 
     local   f32[n]         in                            (parameter units)
     theta   f32[n]         in                            (parameter units)
@@ -29,11 +28,11 @@ def scan_local(local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int
     returns (hits, worst)  worst: largest bits(local) & 0x7fffffff; >= 0x7f800000 is NaN or Inf
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        return _codes(local - theta, tau, codes), _worst(local)
+        return _write_codes(local - theta, tau, codes), _largest_bits(local)
 
 
 def scan_replica(residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int, int]:
-    """residual += delta, then find hits: |residual| >= tau.
+    """Add delta to the residual, then find hits, where |residual| >= tau.
 
     residual f32[n]         in/out                        (parameter units)
     delta    f32[n]         in                            (parameter units)
@@ -43,13 +42,13 @@ def scan_replica(residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int
     """
     with np.errstate(invalid="ignore", over="ignore"):
         residual += delta
-        return _codes(residual, tau, codes), _worst(residual)
+        return _write_codes(residual, tau, codes), _largest_bits(residual)
 
 
 def move(
     theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """theta += sign * step and other += sign * other_step, at the hits.
+    """Add sign * step to theta and sign * other_step to ``other``, at the hits.
 
     theta      f32[n]     in/out                               (parameter units)
     other      f32[n]     in/out  local or residual            (parameter units)
@@ -63,16 +62,16 @@ def move(
     theta[where] = exact
     if other_step:
         other[where] += (sign * other_step).astype(np.float32)
-    return _overflows(exact, where, q)
+    return _count_overflows(exact, where, q)
 
 
 def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-    """Find hits as ``scan_local`` does, but below 2 tau only those that chance takes.
+    """Find hits like ``scan_local``, but select those below 2 tau at random.
 
     local   f32[n]         in                            (parameter units)
     theta   f32[n]         in                            (parameter units)
     tau     f32            in    > 0                     (parameter units)
-    limit   i64            in    0 .. 2^32: a hit below 2 tau is taken where ``drawn`` is less
+    limit   i64            in    0 .. 2^32: below 2 tau, taken where ``hash_indices`` is less
     seed    i64            in    >= 0
     codes   i32[capacity]  out   ascending, then garbage; hits beyond capacity are only counted
     returns i64                  hits taken
@@ -81,17 +80,20 @@ def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, code
 
 
 def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-    """``choose_local`` for the residual f32[n] itself."""
+    """Like ``choose_local``, for the residual f32[n] itself."""
     sizes, least = np.abs(residual), np.float32(tau)
-    by_chance = drawn(np.arange(residual.size), seed) < limit
+    by_chance = hash_indices(np.arange(residual.size), seed) < limit
     taken = np.flatnonzero((sizes >= least + least) | ((sizes >= least) & by_chance))
     written = taken[: codes.size]
     codes[: written.size] = np.where(residual[written] > 0, written, ~written)
     return int(taken.size)
 
 
-def drawn(i: NDArray[np.integer], seed: int) -> NDArray[np.uint64]:
-    """A number in [0, 2^32) for each index, as if drawn anew for each seed (MurmurHash3's end)."""
+def hash_indices(i: NDArray[np.integer], seed: int) -> NDArray[np.uint64]:
+    """Hash each index with the seed to a pseudo-random number in [0, 2^32).
+
+    The hash is the finaliser of MurmurHash3.
+    """
     low = np.uint64(0xFFFFFFFF)
     x = (i.astype(np.uint64) * np.uint64(0x9E3779B1) + np.uint64(seed)) & low
     x = ((x ^ (x >> np.uint64(16))) * np.uint64(0x85EBCA6B)) & low
@@ -101,21 +103,23 @@ def drawn(i: NDArray[np.integer], seed: int) -> NDArray[np.uint64]:
 
 
 def sample(one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32) -> None:
-    """Sizes of residuals, ``one + sign * other``, that chance takes; some may be taken twice.
+    """Take the absolute values of residuals ``one + sign * other`` at random indices.
 
-    one, other  f32[n]  in                                          (parameter units)
-    sign        i64     in   -1 or 1
-    seed        i64     in   >= 0
-    where       i32[m]  out  indices: ``drawn`` of 0, 1, 2 ..., as a fraction of 2^32, of n
-    sizes       f32[m]  out  absolute values there; NaN and infinity as they are
+    An index may be taken twice.
+
+        one, other  f32[n]  in                                          (parameter units)
+        sign        i64     in   -1 or 1
+        seed        i64     in   >= 0
+        where       i32[m]  out  indices: n / 2^32 times ``hash_indices`` of 0, 1, 2 ...
+        sizes       f32[m]  out  absolute values there; NaN and infinity as they are
     """
-    where[:] = (drawn(np.arange(where.size), seed) * np.uint64(one.size)) >> np.uint64(32)
+    where[:] = (hash_indices(np.arange(where.size), seed) * np.uint64(one.size)) >> np.uint64(32)
     with np.errstate(invalid="ignore", over="ignore"):
         sizes[:] = np.abs(one[where] + np.float32(sign) * other[where])
 
 
 def levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
-    """Find how far each hit may move: the largest l <= top with |local - theta| >= tau * 2^l.
+    """Find each hit's level: the largest l <= top with |local - theta| >= tau * 2^l.
 
     codes   i32[hits]  in    from a scan with this tau, no index twice
     top     i64        in    0 .. 7
@@ -126,7 +130,7 @@ def levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, level
 
 
 def levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
-    """``levels_local`` for the residual f32[n] itself."""
+    """Like ``levels_local``, for the residual f32[n] itself."""
     sizes = np.abs(residual[np.where(codes >= 0, codes, ~codes)])
     levels[:] = 0
     for level in range(1, top + 1):
@@ -137,9 +141,9 @@ def levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) 
 def move_levels(
     theta: F32, other: F32, codes: I32, levels: U8, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """``move``, each hit by 2^level times as much.
+    """Like ``move``, with each hit's steps multiplied by 2^level.
 
-    levels     u8[hits]   in      l of each
+    levels     u8[hits]   in      level of each hit
     """
     times = np.where(codes >= 0, 1.0, -1.0) * 2.0**levels
     where = np.where(codes >= 0, codes, ~codes)
@@ -147,13 +151,13 @@ def move_levels(
     theta[where] = exact
     if other_step:
         other[where] += (times * other_step).astype(np.float32)
-    return _overflows(exact, where, q)
+    return _count_overflows(exact, where, q)
 
 
 def shift_codes(codes: I32, start: int) -> None:
-    """Turn codes of a part's hits into those of the whole: each index becomes index + start.
+    """Turn hit codes of a part of the parameters into those of the whole, in place.
 
-    codes  i32[hits]  in/out
+    codes  i32[hits]  in/out  each index becomes index + start
     start  i64        in      where the part begins
     """
     codes += np.where(codes < 0, -start, start).astype(np.int32)
@@ -174,36 +178,36 @@ def bitmap_local(
     returns (hits, half steps, overflows, first overflow)
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        states = _states(local - theta, tau, side)
-    signs = _signs(states, side)
+        states = _bitmap_states(local - theta, tau, side)
+    signs = _step_multiples(states, side)
     exact = theta + signs * step
     theta[:] = exact
     if step != tau:
         local += (signs * (step - tau)).astype(np.float32)
-    return _pack(states, out, exact, q)
+    return _pack_bitmap(states, out, exact, q)
 
 
 def bitmap_replica(
     residual: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:
-    """Write the residual as a bitmap, take it out of the residual, and move theta by it.
+    """Write the residual as a bitmap, subtract that from the residual, and move theta by it.
 
     As ``bitmap_local``, but: residual f32[n] in/out -= sign * tau.
     """
-    states = _states(residual, tau, side)
-    signs = _signs(states, side)
+    states = _bitmap_states(residual, tau, side)
+    signs = _step_multiples(states, side)
     exact = theta + signs * step
     theta[:] = exact
     residual -= (signs * tau).astype(np.float32)
-    return _pack(states, out, exact, q)
+    return _pack_bitmap(states, out, exact, q)
 
 
 def bitmap_count(packed: U8, n: int) -> int:
-    """Count what a bitmap of n parameters carries; -1 where padding bits are set.
+    """Count the entries of a bitmap of n parameters; return -1 if padding bits are set.
 
     packed u8[(n+3)//4] in
     """
-    states = _unpack(packed)
+    states = _unpack_bitmap(packed)
     return -1 if states[n:].any() else int(np.count_nonzero(states))
 
 
@@ -216,7 +220,7 @@ def bitmap_decode(packed: U8, n: int, side: int, quanta: int, indices: I32, amou
     amounts i32[count]    out  +-quanta, or +-quanta/2 for half steps
     returns i64                entries written
     """
-    states = _unpack(packed)[:n]
+    states = _unpack_bitmap(packed)[:n]
     where = np.flatnonzero(states)
     indices[: where.size] = where
     table = np.array([0, quanta, -quanta, side * (quanta // 2)], np.int32)
@@ -227,7 +231,7 @@ def bitmap_decode(packed: U8, n: int, side: int, quanta: int, indices: I32, amou
 def bitmap_add(
     theta: F32, packed: U8, side: int, step: float, q: float, scratch: U8
 ) -> tuple[int, int]:
-    """theta += what a bitmap carries; ``bitmap_decode`` and ``apply_hits`` in one.
+    """Add a bitmap to theta: ``bitmap_decode`` and ``apply_hits`` in one.
 
     theta   f32[n]        in/out                               (parameter units)
     packed  u8[(n+3)//4]  in
@@ -235,23 +239,23 @@ def bitmap_add(
     step    f32           in      > 0, an even multiple of q   (parameter units)
     scratch u8[512]       -       working memory
     """
-    signs = _signs(_unpack(packed)[: theta.size], side)
+    signs = _step_multiples(_unpack_bitmap(packed)[: theta.size], side)
     exact = theta + signs * step
     theta[:] = exact
     moved = np.flatnonzero(signs)
-    return _overflows(exact[moved], moved, q)
+    return _count_overflows(exact[moved], moved, q)
 
 
 def bitmap_add_both(
     theta: F32, local: F32, packed: U8, side: int, step: float, q: float, scratch: U8
 ) -> tuple[int, int]:
-    """``bitmap_add`` to theta and, rounded once, to local: the residual stays what it was."""
-    local[:] = local + _signs(_unpack(packed)[: local.size], side) * step
+    """Add a bitmap to theta and, rounded once, to local, so that the residual stays as it was."""
+    local[:] = local + _step_multiples(_unpack_bitmap(packed)[: local.size], side) * step
     return bitmap_add(theta, packed, side, step, q, scratch)
 
 
 def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
-    """theta[indices] += quanta * q, exactly.
+    """Add quanta * q to theta at ``indices``, exactly.
 
     theta   f32[n]     in/out                         (parameter units)
     indices i32[hits]  in   no index twice
@@ -259,17 +263,17 @@ def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, in
     """
     exact = theta[indices] + quanta.astype(np.float64) * q
     theta[indices] = exact
-    return _overflows(exact, indices, q)
+    return _count_overflows(exact, indices, q)
 
 
 def apply_hits_both(theta: F32, local: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
-    """``apply_hits`` to theta and, rounded once, to local: the residual stays what it was."""
+    """Add hits to theta and, rounded once, to local, so that the residual stays as it was."""
     local[indices] = local[indices] + quanta.astype(np.float64) * q
     return apply_hits(theta, indices, quanta, q)
 
 
 def sum_hits(total: I32, indices: I32, quanta: I32) -> tuple[int, int]:
-    """total[indices] += quanta, as integers that wrap around.
+    """Add quanta to total at ``indices``, as integers that wrap around.
 
     total   i32[n]   in/out                           (multiples of q)
     returns (overflows, first overflowing index or -1)
@@ -282,24 +286,24 @@ def sum_hits(total: I32, indices: I32, quanta: I32) -> tuple[int, int]:
 
 
 def add_quanta(theta: F32, total: I32, q: float) -> tuple[int, int]:
-    """theta += total * q, exactly.
+    """Add total * q to theta, exactly.
 
     theta f32[n]  in/out                              (parameter units)
     total i32[n]  in                                  (multiples of q)
     """
     exact = theta + total.astype(np.float64) * q
     theta[:] = exact
-    return _overflows(exact, np.arange(theta.size), q)
+    return _count_overflows(exact, np.arange(theta.size), q)
 
 
 def add_quanta_both(theta: F32, local: F32, total: I32, q: float) -> tuple[int, int]:
-    """``add_quanta`` to theta and, rounded once, to local: the residual stays what it was."""
+    """Add total * q to theta and, rounded once, to local, so that the residual stays as it was."""
     local[:] = local + total.astype(np.float64) * q
     return add_quanta(theta, total, q)
 
 
 def clip_local(local: F32, theta: F32, limit: float) -> float:
-    """Pull local back to within ``limit`` of theta; return the mass destroyed (sum of |change|).
+    """Clip local to within ``limit`` of theta; return the sum of |change|.
 
     local f32[n]  in/out                              (parameter units)
     theta f32[n]  in                                  (parameter units)
@@ -314,40 +318,46 @@ def clip_local(local: F32, theta: F32, limit: float) -> float:
 
 
 def clip_replica(residual: F32, limit: float) -> float:
-    """Clip the residual to +-limit; return the mass destroyed (sum of |change|)."""
+    """Clip the residual f32[n] to +-limit; return the sum of |change|."""
     before = residual.astype(np.float64)
     np.clip(residual, -np.float32(limit), np.float32(limit), out=residual)
     return float(np.abs(before - residual).sum())
 
 
-def norms_local(local: F32, theta: F32) -> tuple[float, float]:
-    """Sum of |local - theta| and of its squares, in float64."""
-    return norms_replica(local - theta)
+def residual_sums_local(local: F32, theta: F32) -> tuple[float, float]:
+    """Return the sum of |local - theta| and of its squares, in float64."""
+    return residual_sums_replica(local - theta)
 
 
-def norms_replica(residual: F32) -> tuple[float, float]:
-    """Sum of |residual| and of its squares, in float64."""
+def residual_sums_replica(residual: F32) -> tuple[float, float]:
+    """Return the sum of |residual| and of its squares, in float64."""
     wide = residual.astype(np.float64)
     return float(np.abs(wide).sum()), float(np.square(wide).sum())
 
 
-def _codes(residual: F32, tau: float, codes: I32) -> int:
+def _write_codes(residual: F32, tau: float, codes: I32) -> int:
+    """Write the hit codes of a residual as far as there is room; return the number of hits."""
     hits = np.flatnonzero(np.abs(residual) >= np.float32(tau))
     written = hits[: codes.size]
     codes[: written.size] = np.where(residual[written] > 0, written, ~written)
     return int(hits.size)
 
 
-def _worst(values: F32) -> int:
+def _largest_bits(values: F32) -> int:
+    """Return the largest bit pattern of any absolute value, which reveals NaN and infinity."""
     return int(np.max(values.view(np.int32) & 0x7FFFFFFF, initial=0))
 
 
-def _overflows(exact: NDArray[np.float64], where: NDArray[np.integer], q: float) -> tuple[int, int]:
+def _count_overflows(
+    exact: NDArray[np.float64], where: NDArray[np.integer], q: float
+) -> tuple[int, int]:
+    """Return how many exact results left the exact range, and the index of the first or -1."""
     over = np.flatnonzero(np.abs(exact) > EXACT_QUANTA * q)
     return int(over.size), int(where[over[0]]) if over.size else -1
 
 
-def _states(residual: F32, tau: float, side: int) -> U8:
+def _bitmap_states(residual: F32, tau: float, side: int) -> U8:
+    """Return each parameter's bitmap state for this tau, with half steps on one side."""
     states = np.full(residual.size, NOTHING, np.uint8)
     states[residual * np.float32(side) >= np.float32(tau / 2)] = HALF
     states[residual >= np.float32(tau)] = UP
@@ -355,21 +365,26 @@ def _states(residual: F32, tau: float, side: int) -> U8:
     return states
 
 
-def _signs(states: U8, side: int) -> NDArray[np.float64]:
+def _step_multiples(states: U8, side: int) -> NDArray[np.float64]:
+    """Return the multiple of a step that each state stands for: 0, 1, -1 or side / 2."""
     return np.array([0, 1, -1, side / 2])[states]
 
 
-def _pack(states: U8, out: U8, exact: NDArray[np.float64], q: float) -> tuple[int, int, int, int]:
+def _pack_bitmap(
+    states: U8, out: U8, exact: NDArray[np.float64], q: float
+) -> tuple[int, int, int, int]:
+    """Pack states into a bitmap; return (hits, half steps, overflows, first overflow)."""
     quads = np.zeros((out.size, 4), np.uint8)
     quads.reshape(-1)[: states.size] = states
     out[:] = quads[:, 0] | quads[:, 1] << 2 | quads[:, 2] << 4 | quads[:, 3] << 6
     halves = int(np.count_nonzero(states == HALF))
     hits = int(np.count_nonzero(states)) - halves
     moved = np.flatnonzero(states)
-    return (hits, halves, *_overflows(exact[moved], moved, q))
+    return (hits, halves, *_count_overflows(exact[moved], moved, q))
 
 
-def _unpack(packed: U8) -> U8:
+def _unpack_bitmap(packed: U8) -> U8:
+    """Return the four states of each byte of a bitmap, one per entry."""
     states = np.empty((packed.size, 4), np.uint8)
     for slot in range(4):
         states[:, slot] = packed >> (2 * slot) & 3

@@ -1,18 +1,8 @@
-"""Sums of updates on the wire: as sparse as what they hold, or an array of the narrowest kind.
+"""Sums of updates: a sorted sparse list while small, then a dense array; and their wire format.
 
-    sparse: u8 1 | u32 count | u32 unit | u32 least | u8 rice | u8 order | per entry, bits from the
-            lowest of each byte upwards: gap >> rice as that many 0s and a 1 | rice low bits of the
-            gap | sign (1 = minus) | (size + 2^order) with as many 0s before it as it has bits
-            beyond order + 1, then a 1 for its highest bit, then its other bits, lowest first
-    dense:  u8 2, 3 or 4 | u32 unit | i8, i16 or i32 per parameter
-
-An entry is +-(size + least) * unit: ``unit`` divides all entries, ``least`` is the smallest of them
-in units. Gaps are as in ``gaps``; sizes are in Exp-Golomb code, with the order chosen per message:
-thresholds of one time are much alike, sums of several spread far.
+A sum of a hundred updates of a large model holds a few percent of its parameters; a dense array
+would cost more than the updates did. Both representations hold the same integers.
 """
-
-# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
-# mypy: disable-error-code="arg-type, assignment, no-any-return"
 
 from __future__ import annotations
 
@@ -23,9 +13,129 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.encoding import gaps
-from sparkstrom.encoding.cpu.compiled import BYTES, helper, kernel
-from sparkstrom.encoding.cpu.intrinsics import load_word, lowest_bit, store_word
-from sparkstrom.encoding.totals import I32, Total
+from sparkstrom.encoding.backends import host
+from sparkstrom.encoding.cpu.intrinsics import lowest_bit, store_word
+from sparkstrom.encoding.cpu.kernel_loader import BYTES, helper, kernel
+from sparkstrom.encoding.gaps import bits_from, next_one
+
+# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# mypy: disable-error-code="arg-type, assignment, no-any-return"
+
+
+I32 = NDArray[np.int32]
+Hits = tuple[I32, I32]  # ascending indices, no index twice; quanta to add
+
+SPARSE_MAX = 8  # parameters per entry: with more entries an array is smaller and faster to add to
+
+
+@kernel("UniTuple(i8, 2)(i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1])")
+def merge(
+    ones: I32, one: I32, others: I32, other: I32, indices: I32, quanta: I32
+) -> tuple[int, int]:
+    """Add two sorted sparse lists; return (entries written, sums that wrapped around).
+
+    Entries that add up to 0 are left out.
+
+        ones, others     i32[any]  in   ascending indices, no index twice in either
+        one, other       i32[any]  in   their quanta; sums wrap around, as in ``sum_hits``
+        indices, quanta  i32[sum]  out  room for all of both
+    """
+    i, j, made, overflows = 0, 0, 0, 0
+    while i < ones.shape[0] or j < others.shape[0]:
+        if j == others.shape[0] or (i < ones.shape[0] and ones[i] < others[j]):
+            indices[made], quanta[made], i = ones[i], one[i], i + 1
+        elif i == ones.shape[0] or others[j] < ones[i]:
+            indices[made], quanta[made], j = others[j], other[j], j + 1
+        else:
+            exact = np.int64(one[i]) + np.int64(other[j])
+            indices[made], quanta[made] = ones[i], np.int32(exact)
+            overflows += int(quanta[made] != exact)
+            i, j = i + 1, j + 1
+        made += int(quanta[made] != 0)
+    return made, overflows
+
+
+class Total:
+    """A running sum of updates over ``n_params`` parameters.
+
+    ``overflows`` counts entries whose sum left int32, so that it is wrong by 2 ** 32 quanta.
+    """
+
+    def __init__(self, n_params: int) -> None:
+        """Create a sum of no updates, which is sparse at first."""
+        self.n_params, self.overflows = n_params, 0
+        self._hits: Hits = (np.empty(0, np.int32), np.empty(0, np.int32))
+        self._array: I32 | None = None  # i32[n_params], once it is not sparse
+
+    @classmethod
+    def of_array(cls, array: I32) -> Total:
+        """Create a dense sum from i32[n_params], which it uses without a copy."""
+        total = cls(array.size)
+        total._array = array
+        return total
+
+    @property
+    def array(self) -> I32 | None:
+        """The sum as i32[n_params] if it is stored densely; None if it is sparse."""
+        return self._array
+
+    @property
+    def hits(self) -> Hits:
+        """The non-zero entries, as (ascending indices, quanta)."""
+        if self._array is None:
+            return self._hits
+        where = np.flatnonzero(self._array).astype(np.int32)
+        return where, self._array[where]
+
+    def dense(self) -> I32:
+        """Return a copy as i32[n_params]."""
+        if self._array is not None:
+            return self._array.copy()
+        array = np.zeros(self.n_params, np.int32)
+        array[self._hits[0]] = self._hits[1]
+        return array
+
+    def add(self, hits: Hits) -> None:
+        """Add an update's entries; sums wrap around, as in ``sum_hits``."""
+        if self._array is None and (self._hits[0].size + hits[0].size) * SPARSE_MAX > self.n_params:
+            self._array = self.dense()
+        if self._array is not None:
+            self.overflows += host().kernels.sum_hits(self._array, *hits)[0]
+            return
+        room = self._hits[0].size + hits[0].size
+        indices, quanta = np.empty(room, np.int32), np.empty(room, np.int32)
+        made, overflows = merge(*self._hits, *hits, indices, quanta)
+        self.overflows += int(overflows)
+        self._hits = (indices[:made], quanta[:made])
+
+    def add_total(self, other: Total) -> None:
+        """Add another sum over the same parameters."""
+        self.overflows += other.overflows
+        if other._array is None:
+            self.add(other._hits)
+        elif self._array is None:
+            mine, self._array = self._hits, other._array.copy()
+            self.overflows += host().kernels.sum_hits(self._array, *mine)[0]
+        else:
+            before = self._array.copy()
+            self._array += other._array
+            wrapped = (before ^ self._array) & (
+                other._array ^ self._array
+            )  # neither operand had its sign
+            self.overflows += int(np.count_nonzero(wrapped < 0))
+
+
+# The wire format of a sum:
+#
+#     sparse: u8 1 | u32 count | u32 unit | u32 least | u8 rice | u8 order | per entry, bits from
+#             the lowest of each byte upwards: gap >> rice as that many 0s and a 1 | rice low bits
+#             of the gap | sign (1 = minus) | (size + 2^order) with as many 0s before it as it has
+#             bits beyond order + 1, then a 1 for its highest bit, then its other bits, lowest first
+#     dense:  u8 2, 3 or 4 | u32 unit | i8, i16 or i32 per parameter
+#
+# An entry is +-(size + least) * unit: ``unit`` divides all entries, ``least`` is the smallest
+# absolute value in units. Gaps are as in ``gaps``. Sizes are in Exp-Golomb code with an order per
+# message, because the thresholds of updates from one time are similar and those of older sums not.
 
 U8 = NDArray[np.uint8]
 U64 = np.uint64
@@ -36,15 +146,15 @@ DENSE_HEADER = struct.Struct("<BI")  # layout, unit
 ORDER_MAX = 30  # sizes are below 2^31
 ENTRY_BITS_MIN = 3  # a gap's 1, a sign, a size's 1
 UNIT_END = 2**31  # units are below; that of entries which all are -2^31 is not
-SAMPLE = 4096  # entries that the order is guessed from
+SAMPLE = 4096  # entries from which the order is estimated
 FLUSH_BYTES = 8  # the encoder writes whole words
 NEAR = U64(57 - 32)  # 0s after which the rest of a code is within the bits at hand
 
 
 def encode(total: Total) -> bytes:
-    """The sum in its shortest layout."""
+    """Encode a sum in its shortest layout."""
     indices, quanta = total.hits
-    unit, least, largest = (int(value) for value in figures(quanta))
+    unit, least, largest = (int(value) for value in unit_and_bounds(quanta))
     head, bits = _sparse_header(indices, quanta, unit, least, largest, total.n_params)
     narrow = ((2, 2**7), (3, 2**15)) if unit < UNIT_END else ()
     kind = next((k for k, bound in narrow if largest < bound), 4)
@@ -59,9 +169,9 @@ def encode(total: Total) -> bytes:
 
 
 def decode_untrusted(payload: bytes, n_params: int) -> Total:
-    """The sum that ``encode`` wrote. Raise WireError and nothing else.
+    """Decode a sum that ``encode`` wrote. Raise WireError for invalid bytes and nothing else.
 
-    Takes at most 100 bytes of memory per byte of a sparse payload.
+    Needs at most 100 bytes of memory per byte of a sparse payload.
     """
     if len(payload) and payload[0] == SPARSE and len(payload) >= SPARSE_HEADER.size:
         return _decode_sparse(payload, n_params)
@@ -73,7 +183,7 @@ def decode_untrusted(payload: bytes, n_params: int) -> Total:
 def _sparse_header(
     indices: I32, quanta: I32, unit: int, least: int, largest: int, n_params: int
 ) -> tuple[bytes, int]:
-    """The header of the shortest sparse sum, and the bits that follow it."""
+    """Return the header of the shortest sparse encoding, and the number of bits after it."""
     if indices.size == 0:
         return SPARSE_HEADER.pack(SPARSE, 0, 1, 1, 0, 0), 0
     rice = int(gaps.best_rice(indices, gaps.rice_guess(indices.size, n_params)))
@@ -89,11 +199,13 @@ def _sparse_header(
 
 
 def _golomb_bits(sizes: NDArray[np.int64], order: int) -> int:
+    """Return the bits that ``sizes`` take in Exp-Golomb code of this order."""
     lengths = np.frexp((sizes + 2**order).astype(np.float64))[1]
     return int((2 * lengths - 1 - order).sum())
 
 
 def _decode_sparse(payload: bytes, n_params: int) -> Total:
+    """Decode a sum in the sparse layout. Raise WireError if it is invalid."""
     _, count, unit, least, rice, order = SPARSE_HEADER.unpack_from(payload)
     if rice > gaps.RICE_MAX or order > ORDER_MAX or unit < 1 or least < 1:
         raise WireError(f"a sum of unit {unit}, least {least}, rice {rice}, order {order}")
@@ -110,6 +222,7 @@ def _decode_sparse(payload: bytes, n_params: int) -> Total:
 
 
 def _decode_dense(payload: bytes, n_params: int) -> Total:
+    """Decode a sum in a dense layout. Raise WireError if it is invalid."""
     kind, unit = DENSE_HEADER.unpack_from(payload)
     width = np.dtype(DENSE[kind])
     if len(payload) != DENSE_HEADER.size + width.itemsize * n_params:
@@ -123,7 +236,7 @@ def _decode_dense(payload: bytes, n_params: int) -> Total:
     return Total.of_array(array)
 
 
-# What reading a sparse sum answers besides 0.
+# Reasons that ``read_sparse`` returns the index of; 0 is success.
 REASONS = (
     "fine",
     "they do not fit into so few bytes",
@@ -134,10 +247,12 @@ REASONS = (
 
 
 @kernel("UniTuple(i8, 3)(i4[::1])")
-def figures(quanta: I32) -> tuple[int, int, int]:
-    """(unit, smallest, largest): the greatest divisor of all, and sizes as multiples of it.
+def unit_and_bounds(quanta: I32) -> tuple[int, int, int]:
+    """Return (unit, smallest, largest): the entries' greatest common divisor, and their bounds.
 
-    quanta i32[count] in  none is 0; of no entries: 1, 1, 1
+    The bounds are absolute values in units; without entries all three are 1.
+
+        quanta i32[count] in  none is 0
     """
     unit, smallest, largest = np.int64(0), np.int64(2**31), np.int64(0)
     for j in range(quanta.shape[0]):
@@ -153,6 +268,7 @@ def figures(quanta: I32) -> tuple[int, int, int]:
 
 @helper
 def _bit_length(value: np.uint64) -> np.uint64:
+    """Return the number of bits up to the highest 1 of a 32-bit value."""
     length = U64(0)
     for shift in (U64(16), U64(8), U64(4), U64(2), U64(1)):
         if value >> shift:
@@ -162,7 +278,7 @@ def _bit_length(value: np.uint64) -> np.uint64:
 
 @kernel("i8(i4[::1], i4[::1], i8, i8, i8, i8)")
 def sparse_bits(indices: I32, quanta: I32, unit: int, least: int, rice: int, order: int) -> int:
-    """How many bits ``write_sparse`` will write."""
+    """Return the number of bits that ``write_sparse`` will write."""
     bits, next_index = 0, 0
     for j in range(indices.shape[0]):
         size = U64(abs(np.int64(quanta[j])) // unit - least)
@@ -173,11 +289,11 @@ def sparse_bits(indices: I32, quanta: I32, unit: int, least: int, rice: int, ord
 
 
 @helper
-def _put(
+def _append_bits(
     out: U8, at: np.uint64, word: np.uint64, bits: np.uint64, zeros: np.uint64, field: np.uint64,
     width: np.uint64,
 ) -> tuple[np.uint64, np.uint64, np.uint64]:  # fmt: skip
-    """Append 0s and a field of up to 32 bits to fewer than 8 bits that wait in the word."""
+    """Append ``zeros`` 0s and a field of up to 32 bits to the fewer than 8 bits in ``word``."""
     bits += zeros
     while bits >= U64(32):
         store_word(out, at, word)
@@ -192,7 +308,7 @@ def _put(
 def write_sparse(
     indices: I32, quanta: I32, unit: int, least: int, rice: int, order: int, out: U8
 ) -> int:
-    """Write the entries; return the bytes, at most ``sparse_bits`` rounded up.
+    """Write the entries of a sparse sum; return the bytes: ``sparse_bits`` rounded up, at most.
 
     indices i32[count]    in   ascending, no index twice
     quanta  i32[count]    in   none is 0; multiples of ``unit``, none smaller than ``least`` of it
@@ -205,48 +321,23 @@ def write_sparse(
         next_index = np.int64(indices[j]) + 1
         field = one | ((gap & ((one << shift) - one)) << one)
         field |= U64(quanta[j] < 0) << (shift + one)
-        at, word, bits = _put(out, at, word, bits, gap >> shift, field, shift + U64(2))
+        at, word, bits = _append_bits(out, at, word, bits, gap >> shift, field, shift + U64(2))
         size = U64(abs(np.int64(quanta[j])) // unit - least) + base
         rest = _bit_length(size) - one  # bits below the highest
         field = one | ((size ^ (one << rest)) << one)
-        at, word, bits = _put(out, at, word, bits, rest - U64(order), field, rest + one)
+        at, word, bits = _append_bits(out, at, word, bits, rest - U64(order), field, rest + one)
     return int(at) + int(bits > U64(0))
 
 
 @helper
-def _bits_from(payload: U8, position: np.uint64) -> np.uint64:
-    """57 bits or more, from this bit on; 0s where the payload has ended."""
-    at, size = position >> U64(3), U64(payload.shape[0])
-    word = U64(0)
-    if at + U64(8) <= size:
-        word = load_word(payload, at)
-    elif at < size:
-        for byte in range(size - at):
-            word |= U64(payload[at + U64(byte)]) << U64(8 * byte)
-    return word >> (position & U64(7))
-
-
-@helper
-def _next_one(payload: U8, position: np.uint64) -> np.uint64:
-    """Where the next 1 is, from this bit on; beyond the payload where there is none."""
-    end = U64(payload.shape[0]) << U64(3)
-    while position < end:
-        word = _bits_from(payload, position)
-        if word != U64(0):
-            return position + lowest_bit(word)
-        position += U64(56) - (position & U64(7))  # bytes of which all bits are 0
-    return end
-
-
-@helper
-def _prefix(payload: U8, position: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """(0s before the next 1, the bits behind that 1), 32 at least."""
-    word = _bits_from(payload, position)
+def _read_zeros(payload: U8, position: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """Return (number of 0s before the next 1, at least 32 bits that follow that 1)."""
+    word = bits_from(payload, position)
     zeros = lowest_bit(word)
     if zeros <= NEAR - U64(1):
         return zeros, word >> (zeros + U64(1))
-    zeros = _next_one(payload, position) - position
-    return zeros, _bits_from(payload, position + zeros + U64(1))
+    zeros = next_one(payload, position) - position
+    return zeros, bits_from(payload, position + zeros + U64(1))
 
 
 @kernel(f"i8({BYTES}, i8, i8, i8, i8, i8, i4[::1], i4[::1])")
@@ -260,7 +351,7 @@ def read_sparse(
     indices: I32,
     quanta: I32,
 ) -> int:
-    """Turn bits into entries; hostile bytes are expected.
+    """Decode the entries of an untrusted sparse sum; return 0 or an index into ``REASONS``.
 
     indices i32[count]  out  ascending, all within n_params; garbage unless the answer is 0
     quanta  i32[count]  out  none is 0; likewise
@@ -270,7 +361,7 @@ def read_sparse(
     shift, farthest = U64(rice), U64(n_params) >> U64(rice)
     position, index, base = U64(0), U64(0), one << U64(order)
     for j in range(indices.shape[0]):
-        zeros, word = _prefix(payload, position)
+        zeros, word = _read_zeros(payload, position)
         position += zeros + shift + U64(2)
         if position > end:
             return 1
@@ -280,7 +371,7 @@ def read_sparse(
         if index >= U64(n_params):
             return 2
         minus = (word >> shift) & one
-        zeros, word = _prefix(payload, position)
+        zeros, word = _read_zeros(payload, position)
         rest = zeros + U64(order)
         if rest > U64(31):
             return 1 if position + zeros >= end else 3
@@ -295,5 +386,5 @@ def read_sparse(
         indices[j] = np.int32(index)
         quanta[j] = np.int32(-np.int64(value)) if minus else np.int32(value)
         index += one
-    left_over = end - position >= U64(8) or _bits_from(payload, position) != U64(0)
+    left_over = end - position >= U64(8) or bits_from(payload, position) != U64(0)
     return 4 if left_over else 0

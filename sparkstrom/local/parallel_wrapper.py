@@ -1,4 +1,4 @@
-"""ParallelWrapper: a model and its worker processes on this machine; no Spark, no JVM."""
+"""ParallelWrapper: train a model with several processes on one machine, without Spark."""
 
 from __future__ import annotations
 
@@ -15,63 +15,89 @@ from typing import Any, Self
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import KEY
-from sparkstrom.checkpoint.store import load_model, local_path
+from sparkstrom.checkpoint.saved_model import check_local_path, load_model
+from sparkstrom.data.column_selection import HELD_OUT, ColumnNames, ColumnSpec, features_to_arrays
+from sparkstrom.data.row_blocks import check_block
+from sparkstrom.data.row_store import prefetch
 from sparkstrom.encoding.backends import warm_up
-from sparkstrom.local.accumulators import Accumulator
-from sparkstrom.local.by_value import packed_by_value
-from sparkstrom.local.dealt_rows import dealt
-from sparkstrom.local.host_fit import Dealt, HostFit, HostSite
-from sparkstrom.local.local_data import are_rows, blocks_of_data, blocks_with_held_out
-from sparkstrom.local.rounds_fit import RoundsFit
-from sparkstrom.local.scratch import WrapperScratch, remove_left
-from sparkstrom.local.worker_pool import WorkerPool, cores
-from sparkstrom.local.wrapper_options import (
+from sparkstrom.fit.checkpoints import FitCheckpoints, make_fit_key
+from sparkstrom.fit.evaluation import Evaluation, evaluate_batch, merge_evaluations, select_metrics
+from sparkstrom.fit.request import FitReporting, FitRequest, TaskSlots
+from sparkstrom.fit.session import FitRunner, FitSession
+from sparkstrom.fit.strategy import GradientSharing, Strategy
+from sparkstrom.fit.summary import FitRecord, TrainingSummary
+from sparkstrom.fit.trained_network import (
+    TrainedNetwork,
+    check_fit_arguments,
+    dry_run_step,
+    parse_epochs,
+)
+from sparkstrom.local.data import (
+    ScratchDirectory,
+    holds_rows,
+    partition_rows,
+    read_blocks_with_held_out,
+    read_data_blocks,
+    remove_abandoned,
+)
+from sparkstrom.local.fit_runner import LocalFitContext, LocalFitRunner, PartitionedRows
+from sparkstrom.local.options import (
     PREFETCH,
     WORKERS,
     TrainingMode,
-    mode_of,
-    options_of,
-    rule_of,
+    parse_training_mode,
+    resolve_options,
+    resolve_round_options,
 )
+from sparkstrom.local.rounds import LocalRounds, RoundsThread
+from sparkstrom.local.worker_pool import WorkerPool, count_cores, pickle_by_value
 from sparkstrom.models.base import FlatModel
-from sparkstrom.observe.progress_choice import check_progress, progress_for
-from sparkstrom.observe.stopping import EarlyStopping, epochs_of
-from sparkstrom.observe.termination import TerminationCondition
-from sparkstrom.runtime.prefetching import prefetched
+from sparkstrom.models.updaters import Updater
+from sparkstrom.observe.early_stopping import EarlyStopping, TerminationCondition, limit_epochs
+from sparkstrom.observe.progress_display import check_progress, make_progress_display
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.parameter_averaging import Accumulator
+from sparkstrom.rounds.run import RoundsRun
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.spark.data.columns import HELD_OUT, Chosen, Names
-from sparkstrom.spark.data.row_blocks import check_block
-from sparkstrom.spark.driver.call_checks import check_call, epochs_given
-from sparkstrom.spark.driver.cluster import Slots, check_min_workers
-from sparkstrom.spark.driver.dry_step import try_step
-from sparkstrom.spark.driver.evaluation import Evaluation, evaluate_batch, merged, wanted_for
-from sparkstrom.spark.driver.fit_call import FitCall, Showing
-from sparkstrom.spark.driver.fit_checkpoints import FitCheckpoints, key_of
-from sparkstrom.spark.driver.fit_record import FitRecord
-from sparkstrom.spark.driver.fit_site import RunningFit
-from sparkstrom.spark.driver.followed_fit import FollowedFit, fit_spec
-from sparkstrom.spark.driver.pickling import need_model, need_picklable
-from sparkstrom.spark.driver.summary import TrainingSummary
-from sparkstrom.spark.driver.trained_network import TrainedNetwork
-from sparkstrom.spark.executor.inference import features_of
-from sparkstrom.spark.executor.interfaces import need_library
+from sparkstrom.worker.connectivity import require_library
+from sparkstrom.worker.training_job import require_model, require_picklable
 
 
 class ParallelWrapper(TrainedNetwork):
-    """Trains a model with ``workers`` processes of this machine, again and again.
+    """Train a model with several worker processes on this machine.
 
-    ``workers=None``: one for each core that this process may use. ``training_mode`` is a
-    ``TrainingMode`` or its name; ``prefetch_buffer``: blocks of rows (some MiB each) that are
-    drawn ahead of an iterator, in a thread; 0: none. For AVERAGING and CUSTOM, where workers meet:
-    ``averaging_frequency``, minibatches of a worker between two meetings, as a rule 1 to 10 (None:
-    1); ``average_updaters``: the optimizer's state, too (None: yes). For CUSTOM ``accumulator``:
-    called here with (before f32[n_params], after f32[workers, n_params], rows i64[workers]), it
-    returns what all begin the next round with, f32[n_params].
-    ``progress`` is as in ``SparkNetwork``. All other options are those of
-    ``SharedTrainingMaster``, by name, as far as they are not about Spark (docs/local.md).
+    The processes start with the first fit and live until ``close``, the end of a ``with`` block, or
+    the end of this process. The parameters stay here from one fit to the next.
 
-    Its processes start with the first fit and live until ``close``, the end of a ``with`` block,
-    or the end of this process. Raises UsageError for options that cannot work.
+    Args:
+        model: The network, as ``SparkNetwork`` accepts it.
+        workers: number of processes; None: one per CPU core that this process may use. Lower it if
+            a library already uses several cores in a step, or to leave cores to other programs. Use
+            1 for a model on a GPU, because GPUs are not distributed to workers.
+        training_mode: how workers share what they learn: by thresholded updates, by averaging their
+            parameters, or by combining these with ``accumulator``. Use AVERAGING or CUSTOM if two
+            fits with the same data, seed and number of workers must be bit-identical.
+        prefetch_buffer: blocks of rows (some MiB each) that a thread reads ahead; 0: none. Set it
+            to 0 to read the rows in the thread that calls ``fit``.
+        averaging_frequency: for AVERAGING and CUSTOM: minibatches of a worker between two
+            synchronizations, usually 1 to 10; None: 1. Raise it to synchronize less often. Lower it
+            if accuracy suffers, as with many workers or a large learning rate.
+        average_updaters: for AVERAGING and CUSTOM: whether the optimizers' states are averaged,
+            too; None: True. Set it to False for DiLoCo, where each worker keeps its own state.
+        accumulator: for CUSTOM: a function, called in this process with (before f32[n_params],
+            after f32[workers, n_params], rows i64[workers]), that returns the parameters with which
+            all workers start the next round, f32[n_params]. Set it to combine parameters by another
+            rule than the mean, such as a median.
+        outer: for AVERAGING and CUSTOM: an updater that steps from where a round began towards the
+            combined parameters; None: the next round starts with these. Use ``Nesterov(0.7, 0.9)``
+            with ``average_updaters=False`` for DiLoCo, if training is long and rounds must be far
+            apart.
+        **options: ``progress`` is as in ``SparkNetwork``. All others are options of
+            ``SharedTrainingMaster``, by name, unless they only concern Spark (docs/local.md).
+
+    Raises:
+        UsageError: An option is unknown or invalid, or the model cannot be sent to processes.
+        SetupError: cloudpickle is not installed.
     """
 
     def __init__(
@@ -84,86 +110,110 @@ class ParallelWrapper(TrainedNetwork):
         averaging_frequency: int | None = None,
         average_updaters: bool | None = None,
         accumulator: Accumulator | None = None,
+        outer: Updater | None = None,
         **options: Any,
     ) -> None:
         progress = options.pop("progress", True)
         check_progress(progress)
-        need_model(model, packed_by_value)
-        workers = cores() if workers is None else workers
+        require_model(model, pickle_by_value)
+        workers = count_cores() if workers is None else workers
         workers = WORKERS[KEY].read("workers", workers)
         prefetch_buffer = PREFETCH[KEY].read("prefetch_buffer", prefetch_buffer)
-        self._mode = mode_of(training_mode)
+        self._mode = parse_training_mode(training_mode)
         self._prefetch_buffer = prefetch_buffer
-        self._rule = rule_of(self._mode, averaging_frequency, average_updaters, accumulator)
-        self._master = options_of(options, self._mode, self._rule, os.environ)
-        check_min_workers(self._master, workers)
+        self._rounds = resolve_round_options(
+            self._mode, averaging_frequency, average_updaters, accumulator, outer
+        )
+        self._master = resolve_options(options, self._mode, self._rounds, os.environ)
+        self._strategy: Strategy[SharedTrainingMaster] = (
+            GradientSharing(self._master) if self._rounds is None else Strategy(self._master)
+        )
+        self._strategy.check_workers(workers)
         name = secrets.token_hex(8)
         super().__init__(model, FitCheckpoints(model, self._master, name), progress)
-        remove_left()
-        scratch = WrapperScratch()
+        remove_abandoned()
+        scratch = ScratchDirectory()
         pool = WorkerPool(workers, scratch.path, self._master.void.lease_s)
-        self._site = HostSite(model, self._master, name, pool, scratch.path)
+        self._context = LocalFitContext(model, self._master, name, pool, scratch.path)
         self._owner, self._training = os.getpid(), threading.Lock()
-        self._closing = weakref.finalize(self, _close, pool, scratch, self._owner)
-
-    # -- training --------------------------------------------------------------------------------
+        self._closing = weakref.finalize(self, _close_wrapper, pool, scratch, self._owner)
 
     def fit(
         self,
         data: Any,
         epochs: int = 1,
         *,
-        features: Names = "features",
-        label: Names | None = "label",
+        features: ColumnNames = "features",
+        label: ColumnNames | None = "label",
         weight: str | None = None,
         validation: Any = None,
         early_stopping: EarlyStopping | Sequence[TerminationCondition] | None = None,
         listeners: Sequence[Any] = (),
         run_log: str | os.PathLike[str] | None = None,
     ) -> TrainingSummary:
-        """Train for ``epochs`` epochs; return what happened.
+        """Train for ``epochs`` epochs and return a summary.
 
-        ``data``: (features, labels) or (features, labels, weights) as arrays; an Arrow table, a
-        pandas DataFrame or paths of Parquet files, of which ``features``, ``label`` and ``weight``
-        name columns; a Dataset of torch or an iterable of (features, label) or (features, label,
-        weight), which is drawn once. ``validation`` is a fraction, the name of a boolean column, or
-        separate rows of the same kinds; a file must be a ``Path``, as a string names a column.
-        The rest is as in ``SparkNetwork.fit``.
-        Raises UsageError, SetupError or TrainingError (with partition and traceback).
+        Args:
+            data: (features, labels) or (features, labels, weights) as arrays; an Arrow table, a
+                pandas DataFrame or paths of Parquet files; a torch Dataset or an iterable of
+                (features, label) or (features, label, weight), which is read once.
+            epochs: Number of passes over the data.
+            features: Names of the feature columns, if the data have columns.
+            label: Names of the label columns; None if the model has its own loss.
+            weight: Name of the column with each row's weight.
+            validation: A fraction of the rows to hold out, the name of a boolean column, or
+                separate rows of the same kinds as ``data``. A file must be a ``Path``, because a
+                string names a column.
+            early_stopping: When to stop before the last epoch, as in ``SparkNetwork.fit``.
+            listeners: Listeners, as in ``SparkNetwork.fit``.
+            run_log: File for a log of the run, as in ``SparkNetwork.fit``.
+
+        Returns:
+            What happened: losses, times, warnings and more.
+
+        Raises:
+            UsageError: An argument is invalid or does not suit the data.
+            SetupError: This machine lacks something, such as disk space or the Aeron library.
+            TrainingError: Training failed; the error has the partition and the worker's traceback.
         """
         if not self._closing.alive:
             raise UsageError("this ParallelWrapper is closed: make another one")
         record = FitRecord()
-        held = validation if are_rows(validation) else None
-        chosen = Chosen(features, label, weight, validation if held is None else HELD_OUT)
-        rule = check_call(self._model, epochs, chosen, early_stopping, listeners, run_log)
-        epochs, ends = epochs_of(rule, epochs_given(epochs))
-        need_picklable(self._model, packed_by_value)
-        need_library()
-        workers = len(self._site.pool)
-        with self._by_itself(), closing(progress_for(self._progress)) as progress:
-            key = key_of(self._checkpoints.fits + 1, lambda name: None)
-            found = self._checkpoints.find(key, epochs, progress.say)
-            done, goes_on = self._begin_with(found, key)
-            if done is not None:
-                return done
-            call = FitCall(epochs, chosen, rule, tuple(listeners), run_log, key, goes_on, ends)
-            if self._rule is None:
+        held = validation if holds_rows(validation) else None
+        chosen = ColumnSpec(features, label, weight, validation if held is None else HELD_OUT)
+        rule = check_fit_arguments(self._model, epochs, chosen, early_stopping, listeners, run_log)
+        epochs, ends = limit_epochs(rule, parse_epochs(epochs))
+        require_picklable(self._model, pickle_by_value)
+        require_library()
+        workers = len(self._context.pool)
+        with self._exclusive(), closing(make_progress_display(self._progress)) as progress:
+            key = make_fit_key(self._checkpoints.fits + 1, lambda name: None)
+            decision = self._checkpoints.find(key, epochs, progress.say)
+            finished, point = self._apply_decision(decision, key)
+            if finished is not None:
+                return finished
+            request = FitRequest(epochs, chosen, rule, tuple(listeners), run_log, key, point, ends)
+            theta = None
+            if self._rounds is None:
                 warm_up(say=progress.say)
-            theta = self._learnt.theta(self._master.layer_multipliers or {})
-            showing = Showing(progress, record, Slots(1, workers), [])
-            with self._site.pool.while_open(), self._dealt(data, held, chosen, workers) as rows:
+                theta = self._state.theta(self._strategy.layer_multipliers)
+            reporting = FitReporting(progress, record, TaskSlots(1, workers), [])
+            with (
+                self._context.pool.translate_closing_errors(),
+                self._partitioned(data, held, chosen, workers) as rows,
+            ):
                 first = next(file for file in rows.files if file.spans)
-                metric = call.metric_measured
-                parameters = self._learnt.parameters
-                try_step(self._model, parameters, first.blocks, packed_by_value, metric)
-                return self._train(call, theta, rows, showing)
+                metric = request.validation_metric
+                parameters = self._state.parameters
+                dry_run_step(self._model, parameters, first.blocks, pickle_by_value, metric)
+                return self._train(request, theta, rows, reporting)
 
     @contextmanager
-    def _by_itself(self) -> Iterator[None]:
-        """Processes, and what they have learnt, are one fit's. Raise UsageError where it has none.
+    def _exclusive(self) -> Iterator[None]:
+        """Allow only one fit at a time. Raise UsageError for a second one, or in a forked process.
 
-        Sockets to the workers are in a forked process, too: orders of both would be mixed.
+        A forked process inherits the sockets to the workers, so messages of both processes would be
+        mixed.
         """
         if os.getpid() != self._owner:
             raise UsageError(
@@ -181,99 +231,136 @@ class ParallelWrapper(TrainedNetwork):
             self._training.release()
 
     @contextmanager
-    def _dealt(self, data: Any, held: Any, chosen: Chosen, workers: int) -> Iterator[Dealt]:
-        """The rows on disk, until the fit is over."""
-        scratch, pool = self._site.scratch, self._site.pool
+    def _partitioned(
+        self, data: Any, held: Any, chosen: ColumnSpec, workers: int
+    ) -> Iterator[PartitionedRows]:
+        """Partition the rows into files of a new directory, which is deleted after the block."""
+        scratch, pool = self._context.scratch, self._context.pool
         directory = Path(tempfile.mkdtemp(prefix="fit-", dir=scratch))
         try:
             read = (
-                blocks_of_data(data, chosen)
+                read_data_blocks(data, chosen)
                 if held is None
-                else blocks_with_held_out(data, held, chosen._replace(validation=None))
+                else read_blocks_with_held_out(data, held, chosen._replace(validation=None))
             )
-            drawn = prefetched(read, self._prefetch_buffer, pool.need_open)
-            with self._checkpoints.kept_if_it_fails(), closing(drawn) as blocks:
-                files = dealt(blocks, workers, self._master.rng_seed, directory)
-            yield Dealt(files, directory)
+            drawn = prefetch(read, self._prefetch_buffer, pool.check_open)
+            with self._checkpoints.mark_failed_on_error(), closing(drawn) as blocks:
+                files = partition_rows(blocks, workers, self._master.rng_seed, directory)
+            yield PartitionedRows(files, directory)
         finally:
             shutil.rmtree(scratch if pool.is_closed else directory, ignore_errors=True)
 
-    def _train(self, call: FitCall, theta: Theta, rows: Dealt, showing: Showing) -> TrainingSummary:
-        workers = len(rows.files)
-        spec = fit_spec(call, workers, self._learnt, self._model.n_params)
-        fit = FollowedFit(self._site, self._checkpoints, call, showing)
-        kept, states = self._learnt.use_up(workers)
-        states = fit.states_for(states)
-        self._site.pool.need_open()  # still
-        run: RunningFit
-        if self._rule is None:
-            run = HostFit(self._site, spec, theta, rows, kept, states)
-        else:
-            theta.load(self._learnt.parameters)  # no sums of updates: they need no grid
-            judged = call.early_stopping is not None
-            run = RoundsFit(self._site, spec, theta, rows, self._rule, states, judged=judged)
-        return fit.follow(run, self._learnt, None)
+    def _train(
+        self,
+        request: FitRequest,
+        theta: Theta | None,
+        rows: PartitionedRows,
+        reporting: FitReporting,
+    ) -> TrainingSummary:
+        """Run one fit on partitioned rows and return its summary.
 
-    # -- prediction and evaluation ---------------------------------------------------------------
+        ``theta``: the controller's replica for gradient sharing; None: train in rounds.
+        """
+        session = FitSession(self._strategy, self._checkpoints, request, reporting, self._state)
+        spec = session.make_spec(len(rows.files))
+        files, states = session.take_resume_state(spec.workers)
+        self._context.pool.check_open()  # another thread may have closed it meanwhile
+        runner: FitRunner
+        if theta is not None:
+            runner = LocalFitRunner(self._context, spec, theta, rows, files, states)
+        else:
+            assert self._rounds is not None, "only gradient sharing needs a theta"
+            backend = LocalRounds(self._context, spec, self._rounds, rows)
+            runner = RoundsRun(
+                spec,
+                self._model,
+                self._rounds,
+                self._state,
+                states,
+                backend,
+                lambda train: RoundsThread(train, backend.abort),
+                has_observer=request.early_stopping is not None,
+            )
+        return session.run(runner, None)
 
     def predict(self, features: Any) -> Any:
-        """Outputs of features [rows, ...] under the shared parameters, in this process."""
-        return self.model.predict(features_of(features))
+        """Return the model's outputs for features [rows, ...] with the trained parameters.
+
+        The outputs are computed in this process.
+        """
+        return self.model.predict(features_to_arrays(features))
 
     def evaluate(
         self,
         data: Any,
         metrics: str | Sequence[str] | None = None,
         *,
-        features: Names = "features",
-        label: Names | None = "label",
+        features: ColumnNames = "features",
+        label: ColumnNames | None = "label",
         weight: str | None = None,
         positive: int = 1,
     ) -> Evaluation:
-        """How well the shared parameters do on ``data``, in this process; data are as in ``fit``.
+        """Measure how well the trained parameters predict ``data``, in this process.
 
-        Raises UsageError naming a row that does not fit, and where there is none.
+        Args:
+            data: Rows, of the same kinds as in ``fit``.
+            metrics: Names of metrics; None means those that suit the model.
+            features: Names of the feature columns, if the data have columns.
+            label: Names of the label columns.
+            weight: Name of the column with each row's weight.
+            positive: Index of the class that counts as positive in binary metrics.
+
+        Returns:
+            The metrics over all rows.
+
+        Raises:
+            UsageError: The data have no rows, or a row does not suit the model.
         """
         model, parts = self.model, []
-        wanted = wanted_for(model, metrics, positive)
-        for block in blocks_of_data(data, Chosen(features, label, weight)):
+        wanted = select_metrics(model, metrics, positive)
+        for block in read_data_blocks(data, ColumnSpec(features, label, weight)):
             check_block(model, block)
             parts.append(evaluate_batch(model, wanted, block.form.batch(block.records)))
         if not parts:
             raise UsageError("there are no rows to evaluate: the data are empty")
-        return merged(parts)
-
-    # -- the wrapper itself ----------------------------------------------------------------------
+        return merge_evaluations(parts)
 
     @classmethod
     def load(
         cls, path: str | os.PathLike[str], *, model: FlatModel | None = None, **given: Any
     ) -> ParallelWrapper:
-        """A wrapper with the model and parameters that ``save`` wrote, here or in a SparkNetwork.
+        """Return a wrapper with a saved model and its parameters.
 
-        ``model``: one like the saved one, where its code was not saved, as a TorchModel's is not.
+        Args:
+            path: File that ``save`` wrote, of a ParallelWrapper or a SparkNetwork.
+            model: A model like the saved one; needed if the file does not contain the model's
+                code, as for TorchModel.
+            **given: Arguments of ``ParallelWrapper``.
+
+        Raises:
+            UsageError: The saved network cannot be read, or an argument is invalid.
         """
-        model, parameters, epochs = load_model(local_path(path), model)
+        model, parameters, epochs = load_model(check_local_path(path), model)
         wrapper = cls(model, **given)
-        wrapper.parameters = parameters
-        wrapper._learnt.epochs = epochs
+        wrapper._state.assign(parameters, epochs)
         return wrapper
 
     @property
     def workers(self) -> int:
-        """Processes that train."""
-        return len(self._site.pool)
+        """Number of worker processes."""
+        return len(self._context.pool)
 
     def worker_pids(self) -> list[int]:
-        """Of those that live now."""
-        return self._site.pool.pids()
+        """Return the process ids of the workers that are alive."""
+        return self._context.pool.pids()
 
     def close(self) -> None:
-        """End the processes, and remove what they kept for the next fit. Idempotent.
+        """End the worker processes and delete the files they kept for the next fit. Idempotent.
 
-        A fit in another thread ends with a TrainingError. In a forked process nothing happens.
+        A fit that runs in another thread ends with a TrainingError. In a forked process this does
+        nothing.
         """
-        self._learnt.use_up()
+        self._state.take_resume_state()
         self._closing()
 
     def __enter__(self) -> Self:
@@ -283,8 +370,9 @@ class ParallelWrapper(TrainedNetwork):
         self.close()
 
 
-def _close(pool: WorkerPool, scratch: WrapperScratch, owner: int) -> None:
+def _close_wrapper(pool: WorkerPool, scratch: ScratchDirectory, owner: int) -> None:
+    """End the workers and delete the scratch directory, unless this process was forked."""
     if os.getpid() != owner:
-        return  # forked: all this is the other process', which goes on
+        return  # in a forked process, everything still belongs to the parent
     pool.close()
     scratch.remove()

@@ -1,7 +1,8 @@
-"""Worker main: the process of a worker; it trains on order, fit after fit, until nobody orders.
+"""The main program of a worker process: run tasks until the calling process closes the socket.
 
-``python -m sparkstrom.local.worker_main SOCKET MEMORY`` is started by ``worker_pool`` only. Orders
-and answers go over one socket that nobody else has; where that closes the process ends at once.
+Only ``worker_pool`` starts it, as ``python -m sparkstrom.local.worker_main SOCKET MEMORY``, with
+two descriptors: one end of a socket pair, and the memory of the heartbeat counter. The process
+exits as soon as the calling process's end of the socket closes, even in the middle of a step.
 """
 
 from __future__ import annotations
@@ -14,74 +15,85 @@ import threading
 import traceback
 from multiprocessing.connection import Connection
 
-from sparkstrom.base.errors import PeerError, reason_of
-from sparkstrom.local.life_signs import BEAT_S, Pulse
-from sparkstrom.local.orders import WorkerAnswer, WorkerOrder
-from sparkstrom.local.step_limit import limit, stack_of_main_thread
-from sparkstrom.protocol.common.endings import Vain
+from sparkstrom.base.errors import PeerError, format_reason
+from sparkstrom.local.worker_pool import (
+    HEARTBEAT_S,
+    HeartbeatSender,
+    WorkerAnswer,
+    WorkerTask,
+    format_main_thread_stack,
+    step_limit,
+)
+from sparkstrom.protocol.common.events import TimeoutReason
 
-ORPHANED, STUCK = 3, 4  # exit status where the calling process is gone; where a step has no end
+EXIT_ORPHANED, EXIT_STUCK = 3, 4  # exit status: the caller is gone; a step exceeds its limit
 
 
-class AnswerLine:
-    """To the calling process: of the thread that has the orders, or of the one that watches it."""
+class AnswerChannel:
+    """Sends answers to the calling process, for the training and the monitoring thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._lock = connection, threading.Lock()
 
     def send(self, answer: WorkerAnswer) -> None:
-        """An order is carried out, or has failed."""
-        limit.lift()
+        """End the time limit on the running step and send a task's answer."""
+        step_limit.end_step()
         with self._lock:
             self._connection.send(answer)
 
-    def end_if_stuck(self) -> None:
-        """Where a step takes longer than it may, say so instead, and end the process."""
-        if not limit.look():
+    def exit_if_stuck(self) -> None:
+        """If a training step exceeds its time limit, send an answer with this reason and exit."""
+        if not step_limit.check_overdue():
             return
         with self._lock:
-            seconds = limit.seconds
-            if limit.is_same:
-                text = Vain.STEP.value.format(silent=seconds)
-                trace = stack_of_main_thread()
+            seconds = step_limit.seconds
+            if step_limit.is_still_running:
+                text = TimeoutReason.STEP.value.format(silent=seconds)
+                trace = format_main_thread_stack()
                 self._connection.send(WorkerAnswer("", text, trace, kind="TrainingError"))
-                os._exit(STUCK)
+                os._exit(EXIT_STUCK)
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until the other end closes."""
+    """Run tasks until the calling process closes the socket; return exit status 0.
+
+    ``arguments``: descriptors of the socket and of the heartbeat memory.
+    """
     descriptor, memory = map(int, arguments)
-    with Connection(descriptor) as orders:
-        answers, pulse = AnswerLine(orders), Pulse(memory)
-        watching = threading.Thread(target=_live, args=(descriptor, pulse, answers), daemon=True)
-        watching.start()
+    with Connection(descriptor) as connection:
+        answers, heartbeats = AnswerChannel(connection), HeartbeatSender(memory)
+        arguments_of_monitor = (descriptor, heartbeats, answers)
+        threading.Thread(target=_monitor, args=arguments_of_monitor, daemon=True).start()
         while True:
             try:
-                order: WorkerOrder = pickle.loads(orders.recv_bytes())
+                task: WorkerTask = pickle.loads(connection.recv_bytes())
             except EOFError:
                 return 0
-            answers.send(answer_to(order))
+            answers.send(run_task(task))
 
 
-def answer_to(order: WorkerOrder) -> WorkerAnswer:
-    """Do it; what it raises is an answer, too."""
+def run_task(task: WorkerTask) -> WorkerAnswer:
+    """Run a task; return its report, or a description of the exception that it raised."""
     try:
-        return WorkerAnswer(order.carry_out())
+        return WorkerAnswer(task.run())
     except Exception as error:
         trace = "".join(traceback.format_exception(error))
         is_superseded, kind = isinstance(error, PeerError), type(error).__name__
-        return WorkerAnswer("", reason_of(error), trace, is_superseded, kind)
+        return WorkerAnswer("", format_reason(error), trace, is_superseded, kind)
 
 
-def _live(descriptor: int, pulse: Pulse, answers: AnswerLine) -> None:
-    """Until nobody orders: a trainer in the middle of a step reads no order."""
-    looked = select.poll()
-    looked.register(descriptor, 0)  # a closed end is told without being asked for
-    pulse.beat()
-    while not looked.poll(BEAT_S * 1000):
-        pulse.beat()
-        answers.end_if_stuck()
-    os._exit(ORPHANED)
+def _monitor(descriptor: int, heartbeats: HeartbeatSender, answers: AnswerChannel) -> None:
+    """Send heartbeats and check for overdue steps; exit when the calling process is gone.
+
+    It runs in a separate thread, because the main thread reads no socket during a step.
+    """
+    poller = select.poll()
+    poller.register(descriptor, 0)  # poll() reports a closed socket even for an empty event mask
+    heartbeats.beat()
+    while not poller.poll(HEARTBEAT_S * 1000):  # milliseconds
+        heartbeats.beat()
+        answers.exit_if_stuck()
+    os._exit(EXIT_ORPHANED)
 
 
 if __name__ == "__main__":

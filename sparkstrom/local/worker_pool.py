@@ -1,7 +1,16 @@
-"""Worker pool: the worker processes of one wrapper; they live from fit to fit."""
+"""Start, monitor and replace the worker processes of a ParallelWrapper, and send them tasks.
+
+Each worker process increments a heartbeat counter in shared memory, which the calling process
+polls. A suspended process (SIGSTOP, a debugger, a machine that only swaps) keeps its socket open,
+so only the counter shows that it does no work. A separate thread increments the counter, so that
+training steps may take as long as necessary. That thread also checks the time limit on steps.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
+import mmap
 import os
 import pickle
 import signal
@@ -9,68 +18,256 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
-from sparkstrom.base.errors import SetupError, TrainingError
-from sparkstrom.local.life_signs import LifeSigns
-from sparkstrom.local.orders import WorkerAnswer, WorkerOrder
+from sparkstrom.base.errors import SetupError, SparkstromError, TrainingError, UsageError
+from sparkstrom.local.data import RowFile
+from sparkstrom.worker.task_environment import TaskEnvironment
 
-MODULE = "sparkstrom.local.worker_main"
-LOG_TAIL_BYTES = 2000
-END_S = 5.0  # for a process that has nothing to do
-THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-CLOSED = "this ParallelWrapper was closed while it trained; what was learnt in this fit is lost"
+log = logging.getLogger(__name__)
+
+HOST = "localhost"  # names the host in messages
+WORKER_MODULE = "sparkstrom.local.worker_main"
+LOG_TAIL_BYTES = 2000  # of a dead worker's output, in the error
+EXIT_TIMEOUT_S = 5.0  # for an idle process to exit
+THREAD_LIMIT_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+CLOSED_MESSAGE = (
+    "this ParallelWrapper was closed while it trained; what was learnt in this fit is lost"
+)
+FAILURES_MAX = 4  # of one partition; Spark's default for tasks (spark.task.maxFailures)
+POLL_S = 0.1
+DIED_TOO_OFTEN = "the process of worker {} has died {} times; the last one {}"
+COUNTER_BYTES = 8  # u64, little endian
+HEARTBEAT_S = 0.2  # between two heartbeats
+FIRST_HEARTBEAT_S = 60.0  # until the first heartbeat: the interpreter starts and imports modules
+TRACE_CHARS_MAX = 8_000  # characters of a stack in an error
+
+
+class WorkerPool:
+    """The worker processes of one ParallelWrapper, which outlive its fits.
+
+    A process starts when it is first requested. A dead one is replaced at the next request.
+    """
+
+    def __init__(self, workers: int, scratch: Path, lease_s: float) -> None:
+        """Create a pool without running processes.
+
+        Args:
+            workers: Number of processes.
+            scratch: Directory for their logs.
+            lease_s: Seconds without a heartbeat after which a process counts as unresponsive.
+        """
+        self._slots: list[WorkerProcess | None] = [None] * workers
+        self._lease_s = lease_s
+        self._scratch, self._threads = scratch, max(1, count_cores() // workers)
+        self._started = 0  # number of processes that were started so far
+        self.is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def threads(self) -> int:
+        """Number of threads that each worker's numeric libraries may use."""
+        return self._threads
+
+    def get_or_start(self, index: int) -> WorkerProcess:
+        """Return the process at an index, starting one if none is alive.
+
+        Raise SetupError if it cannot be started, TrainingError if the pool is closed.
+        """
+        self.check_open()
+        process = self._slots[index]
+        if process is not None and process.is_alive:
+            return process
+        self.drop(index)
+        self._started += 1
+        log = self._scratch / f"worker-{self._started}.log"
+        try:
+            process = WorkerProcess(log, self._threads, self._lease_s)
+        except OSError as error:
+            raise SetupError(f"worker process {index} cannot be started: {error}") from error
+        self._slots[index] = process
+        if self.is_closed:  # by another thread meanwhile, which does not end this process
+            self.drop(index)
+        self.check_open()
+        return process
+
+    def pids(self) -> list[int]:
+        """Return the ids of the processes that are alive, in order of index."""
+        return [each.pid for each in self._slots if each is not None and each.is_alive]
+
+    def drop(self, index: int) -> None:
+        """Kill the process at an index, if one exists."""
+        process, self._slots[index] = self._slots[index], None
+        if process is not None:
+            process.kill()
+
+    def check_open(self) -> None:
+        """Raise TrainingError if another thread has closed the pool."""
+        if self.is_closed:
+            raise TrainingError(CLOSED_MESSAGE)
+
+    @contextmanager
+    def translate_closing_errors(self) -> Iterator[None]:
+        """Replace an OSError or ValueError of the block by TrainingError if the pool is closed."""
+        try:
+            yield
+        except (OSError, ValueError) as error:  # from closed sockets or deleted files
+            if self.is_closed:
+                raise TrainingError(CLOSED_MESSAGE) from error
+            raise
+
+    def close(self) -> None:
+        """End all processes. Idempotent."""
+        self.is_closed = True
+        slots, self._slots = self._slots, [None] * len(self._slots)
+        processes = [process for process in slots if process is not None]
+        for process in processes:  # so that all exit at the same time
+            process.connection.close()
+        for process in processes:
+            process.close()
+
+
+class ActiveWorkers:
+    """The worker processes of one fit, one for each partition, with their failures and attempts."""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+        self._processes: dict[int, WorkerProcess] = {}
+        self._failures = Counter[int]()
+        self.attempts = Counter[int]()  # number of the present attempt, from 0, by partition
+
+    def begin(self) -> range:
+        """Start the processes that are not running; return all partitions.
+
+        Raise SetupError if a process cannot be started.
+        """
+        partitions = range(len(self._pool))
+        for partition in partitions:
+            self._processes[partition] = self._pool.get_or_start(partition)
+        return partitions
+
+    def send(self, partition: int, task: WorkerTask) -> None:
+        """Send a task to a partition's worker; if it is dead, ``answers`` yields None for it."""
+        with self._pool.translate_closing_errors():
+            self._processes[partition].send(task)
+
+    def answers(self, partitions: Collection[int]) -> Iterator[tuple[int, WorkerAnswer | None]]:
+        """Yield (partition, answer) for answers of these partitions; wait at most POLL_S seconds.
+
+        None instead of an answer means that the partition's process must be replaced.
+        """
+        waited = {self._processes[partition].connection: partition for partition in partitions}
+        with self._pool.translate_closing_errors():
+            for ready in connection.wait(list(waited), POLL_S):
+                partition = waited.pop(ready)  # type: ignore[call-overload]
+                yield partition, self._processes[partition].receive()
+            for partition in waited.values():
+                if self._processes[partition].is_unresponsive:
+                    yield partition, None
+
+    def count_failure(self, partition: int) -> bool:
+        """Count a failure of the partition; return whether it may have no further attempt."""
+        self._failures[partition] += 1
+        return self._failures[partition] >= FAILURES_MAX
+
+    def replace(self, partition: int) -> str:
+        """Replace a partition's process and begin another attempt; return how the old one ended.
+
+        Raise TrainingError if the partition's processes have died too often.
+        """
+        process = self._processes[partition]
+        with self._pool.translate_closing_errors():
+            how, tail = process.collect_exit(was_unresponsive=process.is_unresponsive)
+        log.warning("worker %d is replaced, its process %s", partition, how)
+        if self.count_failure(partition):
+            raise TrainingError(DIED_TOO_OFTEN.format(partition, FAILURES_MAX, how), trace=tail)
+        self._pool.drop(partition)
+        self.start_attempt(partition)
+        return how
+
+    def start_attempt(self, partition: int) -> None:
+        """Count another attempt at a partition, in the same process if that is alive."""
+        self.attempts[partition] += 1
+        self._processes[partition] = self._pool.get_or_start(partition)
+
+    def drop(self, partitions: Collection[int]) -> None:
+        """Kill the processes of these partitions, even in the middle of a task."""
+        for partition in list(partitions):
+            self._pool.drop(partition)
 
 
 class WorkerProcess:
-    """One of them, started at once. It has nothing of this process but its end of a socket."""
+    """One worker process, started by the constructor.
+
+    It inherits only the heartbeat memory and one end of a socket pair.
+    """
 
     def __init__(self, log: Path, threads: int, lease_s: float) -> None:
-        """Silent for ``lease_s`` it counts as gone."""
-        self._log, self._signs = log, LifeSigns(lease_s)
-        self._is_stuck = False
+        """Start the process.
+
+        Args:
+            log: File for its stdout and stderr.
+            threads: Threads that its numeric libraries may use.
+            lease_s: Seconds without a heartbeat after which it counts as unresponsive.
+        """
+        self._log, self._heartbeats = log, HeartbeatMonitor(lease_s)
+        self._is_stuck = False  # it was suspended in the middle of a message
         ours, theirs = socket.socketpair()
         with ours, theirs, log.open("wb") as output:
-            descriptors = theirs.fileno(), self._signs.descriptor
+            descriptors = theirs.fileno(), self._heartbeats.descriptor
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, *map(str, descriptors)],
+                [sys.executable, "-P", "-m", WORKER_MODULE, *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=_environment(threads),
-                process_group=0,  # Ctrl-C is the calling process' to hear
+                env=_worker_environment(threads),
+                process_group=0,  # so that Ctrl-C interrupts the calling process only
                 pass_fds=descriptors,
             )
             self.connection = Connection(ours.detach())
 
     @property
     def pid(self) -> int:
+        """Process id."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
+        """Whether the process has not ended."""
         return self._process.poll() is None
 
     @property
-    def stands_still(self) -> bool:
-        """It lives, but has given no sign of it for too long, or is stuck in a message."""
-        return self._is_stuck or self._signs.is_silent()
+    def is_unresponsive(self) -> bool:
+        """Whether the process is alive but sends no heartbeat, or is blocked in mid-message."""
+        return self._is_stuck or self._heartbeats.is_silent()
 
-    def send(self, order: WorkerOrder) -> None:
-        """It may be dead or stand still by now: then there is no answer."""
-        self._give_up_after(self._signs.limit_s)
+    def send(self, task: WorkerTask) -> None:
+        """Send a task. No error is raised if the process is dead or suspended."""
+        self._set_socket_timeout(self._heartbeats.limit_s)
         try:
-            self.connection.send_bytes(pickle.dumps(order))
+            self.connection.send_bytes(pickle.dumps(task))
         except BlockingIOError:
             self._is_stuck = True
         except (BrokenPipeError, ConnectionResetError):
-            pass  # ``receive`` says so
+            pass  # ``receive`` reports it
 
     def receive(self) -> WorkerAnswer | None:
-        """Its answer, once ``connection`` has something; None: it is dead, or stands still."""
+        """Return the next answer; None if the process died, or was suspended in mid-message.
+
+        Call it when ``connection`` is readable.
+        """
         try:
             answer: WorkerAnswer = self.connection.recv()
         except BlockingIOError:
@@ -80,125 +277,218 @@ class WorkerProcess:
             return None
         return answer
 
-    def last_words(self, *, stood_still: bool) -> tuple[str, str]:
-        """How it ended, or has to, and the end of what it wrote."""
-        if stood_still:
+    def collect_exit(self, *, was_unresponsive: bool) -> tuple[str, str]:
+        """Wait until the process ends, killing it if it was unresponsive.
+
+        Return how it ended, as text, and the last bytes of its log.
+        """
+        if was_unresponsive:
             self._process.kill()
         status = self._process.wait()
         how = f"ended with exit status {status}"
-        if stood_still:
-            how = f"gave no sign of life for {self._signs.limit_s:g} s"
+        if was_unresponsive:
+            how = f"gave no sign of life for {self._heartbeats.limit_s:g} s"
         elif status < 0:
             how = f"was killed by {signal.Signals(-status).name}"
         return how, self._log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
     def kill(self) -> None:
-        """At once. Idempotent."""
+        """End the process at once and release its resources. Idempotent."""
         self._process.kill()
         self._process.wait()
         self.connection.close()
-        self._signs.close()
+        self._heartbeats.close()
 
     def close(self) -> None:
-        """Let it end by itself; it has no order. Idempotent."""
+        """Let an idle process exit, or kill it after EXIT_TIMEOUT_S; release its resources.
+
+        Idempotent.
+        """
         self.connection.close()
         try:
-            self._process.wait(END_S)
+            self._process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
         self.kill()
 
-    def _give_up_after(self, seconds: float) -> None:
-        """In the middle of a message, where the other end goes no further."""
+    def _set_socket_timeout(self, seconds: float) -> None:
+        """Set the timeout after which a send or receive in mid-message fails."""
         limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))  # a timeval
-        with socket.fromfd(self.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as same:
-            for way in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-                same.setsockopt(socket.SOL_SOCKET, way, limit)
+        with socket.fromfd(self.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as copy:
+            for name in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                copy.setsockopt(socket.SOL_SOCKET, name, limit)
 
 
-class WorkerPool:
-    """As many as asked for, each in its place; who died is replaced when it is asked for."""
+def pickle_by_value(value: Any) -> bytes:
+    """Pickle a value together with the code that a script or notebook defines for it.
 
-    def __init__(self, workers: int, scratch: Path, lease_s: float) -> None:
-        """Who gives no sign of life for ``lease_s`` counts as gone."""
-        self._places: list[WorkerProcess | None] = [None] * workers
+    ``pickle.loads`` unpacks it in a worker. Raise SetupError if cloudpickle is not installed.
+    """
+    try:
+        import cloudpickle
+    except ImportError:
+        raise SetupError(
+            "worker processes are sent a model by cloudpickle, which is not installed: "
+            "pip install cloudpickle"
+        ) from None
+    content: bytes = cloudpickle.dumps(value)
+    return content
+
+
+class WorkerTask(Protocol):
+    """A task that the calling process sends to a worker process."""
+
+    def run(self) -> Any:
+        """Do the work and return a report, which is pickled."""
+        ...
+
+
+class WorkerAnswer(NamedTuple):
+    """The result of a task: its report, or the error that ended it."""
+
+    report: Any  # the value that the task returned
+    failure: str = ""  # message of the task's error; "" if it succeeded
+    trace: str = ""  # traceback of the error
+    is_superseded: bool = False  # the fit no longer accepts this attempt, but another may join
+    kind: str = ""  # name of the error's class
+    host: str = HOST
+
+    def as_error(self, partition: int) -> SparkstromError:
+        """Return the exception that the calling process raises for a failed task."""
+        match self.kind:
+            case "UsageError":
+                return UsageError(self.failure)
+            case "SetupError":
+                return SetupError(self.failure)
+        return TrainingError(self.failure, self.host, partition, self.trace)
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSharingTask:
+    """Task: train one partition by gradient sharing, as a Spark task does."""
+
+    job: bytes  # a pickled LocalTrainingJob
+    place: TaskEnvironment
+    rows: RowFile
+
+    def run(self) -> str:
+        """Join the fit, train, leave, and return the report as JSON."""
+        from sparkstrom.worker.training_task import run_training_task
+
+        return run_training_task(pickle.loads(self.job), self.place, self.rows.blocks())
+
+
+class HeartbeatMonitor:
+    """Polls one worker process's heartbeat counter in the calling process."""
+
+    def __init__(self, lease_s: float) -> None:
+        self.descriptor = os.memfd_create("sparkstrom-life")
+        os.ftruncate(self.descriptor, COUNTER_BYTES)
+        self._memory = mmap.mmap(self.descriptor, COUNTER_BYTES)
         self._lease_s = lease_s
-        self._scratch, self._threads = scratch, max(1, cores() // workers)
-        self._started = 0
-        self.is_closed = False
-
-    def __len__(self) -> int:
-        return len(self._places)
+        self._count, self._since_s = 0, time.monotonic()
 
     @property
-    def threads(self) -> int:
-        """Of each."""
-        return self._threads
+    def limit_s(self) -> float:
+        """Longest time without a heartbeat, in seconds; longer until the first one."""
+        return self._lease_s if self._count else max(self._lease_s, FIRST_HEARTBEAT_S)
 
-    def living(self, place: int) -> WorkerProcess:
-        """The one of a place, started if need be. Raise SetupError where none can be.
+    def is_silent(self) -> bool:
+        """Poll the counter; return True if it has not changed for longer than ``limit_s``.
 
-        Raise TrainingError after ``close``: nobody would end it.
+        If the calling process itself was suspended, the counter has changed by the next poll, so no
+        worker is reported by mistake.
         """
-        self.need_open()
-        known = self._places[place]
-        if known is not None and known.is_alive:
-            return known
-        self.drop(place)
-        self._started += 1
-        log = self._scratch / f"worker-{self._started}.log"
-        try:
-            made = WorkerProcess(log, self._threads, self._lease_s)
-        except OSError as error:
-            raise SetupError(f"worker process {place} cannot be started: {error}") from error
-        self._places[place] = made
-        if self.is_closed:
-            self.drop(place)
-        self.need_open()  # still
-        return made
-
-    def pids(self) -> list[int]:
-        """Of those that live, by place."""
-        return [each.pid for each in self._places if each is not None and each.is_alive]
-
-    def drop(self, place: int) -> None:
-        """End whoever is there; nothing of it is left."""
-        known, self._places[place] = self._places[place], None
-        if known is not None:
-            known.kill()
-
-    def need_open(self) -> None:
-        """Another thread may close it at any time: raise TrainingError then."""
-        if self.is_closed:
-            raise TrainingError(CLOSED)
-
-    @contextmanager
-    def while_open(self) -> Iterator[None]:
-        """Raise TrainingError for what fails because another thread has closed it."""
-        try:
-            yield
-        except (OSError, ValueError) as error:  # of what is closed or removed: sockets, files
-            if self.is_closed:
-                raise TrainingError(CLOSED) from error
-            raise
+        count, now_s = int.from_bytes(self._memory, "little"), time.monotonic()
+        if count != self._count:
+            self._count, self._since_s = count, now_s
+        return now_s - self._since_s > self.limit_s
 
     def close(self) -> None:
-        """End all of them. Idempotent."""
-        self.is_closed = True
-        places, self._places = self._places, [None] * len(self._places)
-        known = [each for each in places if each is not None]
-        for each in known:
-            each.connection.close()
-        for each in known:
-            each.close()
+        """Release the shared memory. Idempotent."""
+        if not self._memory.closed:
+            self._memory.close()
+            os.close(self.descriptor)
 
 
-def cores() -> int:
-    """That this process may use."""
+class HeartbeatSender:
+    """Increments the heartbeat counter of this worker process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, COUNTER_BYTES)
+        self._count = 0
+
+    def beat(self) -> None:
+        """Increment the counter."""
+        self._count += 1
+        self._memory[:] = self._count.to_bytes(COUNTER_BYTES, "little")
+
+
+class RunningStep:
+    """One running training step and its time limit; compared by identity."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+class StepLimit:
+    """The time limit on training steps: one thread starts steps, another polls for overdue ones.
+
+    A hanging step cannot report itself, but the heartbeat thread still runs and polls.
+    """
+
+    def __init__(self, poll_s: float) -> None:
+        self._poll_s = poll_s
+        self._step: RunningStep | None = None  # written only by the training thread
+        self._seen: RunningStep | None = None  # the running step at the latest poll
+        self._polls = 0  # consecutive polls that saw the same step
+
+    @property
+    def seconds(self) -> float:
+        """The time limit of the running step; infinity if no step runs."""
+        step = self._step
+        return math.inf if step is None else step.seconds
+
+    def start_step(self, seconds: float) -> None:
+        """Start a step that may take ``seconds``; it replaces the running one."""
+        self._step = RunningStep(seconds)
+
+    def end_step(self) -> None:
+        """End the running step, if there is one."""
+        self._step = None
+
+    def check_overdue(self) -> bool:
+        """Return True if the running step exceeds its limit. Call it every ``poll_s`` seconds.
+
+        Time is counted in calls, so it does not pass while the whole process is suspended.
+        """
+        step = self._step
+        self._polls = self._polls + 1 if step is self._seen else 0
+        self._seen = step
+        return step is not None and self._polls * self._poll_s > step.seconds
+
+    @property
+    def is_still_running(self) -> bool:
+        """Whether the step seen by the latest poll is still running."""
+        return self._step is self._seen
+
+
+step_limit = StepLimit(HEARTBEAT_S)  # for this process's steps; only worker processes poll it
+
+
+def format_main_thread_stack() -> str:
+    """Return the main thread's current stack, formatted like a traceback."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "".join(traceback.format_stack(frame))[-TRACE_CHARS_MAX:] if frame else ""
+
+
+def count_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def _environment(threads: int) -> dict[str, str]:
+def _worker_environment(threads: int) -> dict[str, str]:
+    """Return a worker's environment variables: this process's, import path and thread limits."""
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    limits = {name: str(threads) for name in THREAD_LIMITS}
+    limits = {name: str(threads) for name in THREAD_LIMIT_VARIABLES}
     return limits | os.environ | {"PYTHONPATH": path}

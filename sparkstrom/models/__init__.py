@@ -1,8 +1,8 @@
-"""Models behind the flat-parameter protocol, and a small NumPy network."""
+"""Models that are trained on one flat parameter vector, and optimizers of the NumPy network."""
 
 from sparkstrom.models.base import FlatModel
+from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.models.dl4j.importing import from_dl4j
-from sparkstrom.models.networks import DenseNetwork
 from sparkstrom.models.updaters import AdaGrad, Adam, Nesterov, RmsProp, Sgd
 
 __all__ = [

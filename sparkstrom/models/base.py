@@ -1,24 +1,37 @@
-"""The flat-parameter protocol: what a model must offer to be trained here."""
+"""Protocols that models implement to be trained, and the layout of the flat parameter vector.
+
+``FlatModel`` is required; the other protocols are optional and are recognized by their methods.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from math import prod
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import shown
 
 Flat = NDArray[np.float32]  # f32[n_params], contiguous
-# One array, or several by place or by name; rows first in each.
+# One array, or several by position or by name; rows first in each.
 Columns = NDArray[Any] | tuple[NDArray[Any], ...] | dict[str, NDArray[Any]]
 State = dict[str, "NDArray[Any] | float | int"]  # named arrays and plain scalars, nothing else
 
 
 class Batch(NamedTuple):
-    """A minibatch: features, labels, and how much each row counts, f32[rows], at least 0."""
+    """A minibatch of one worker.
+
+    Attributes:
+        features: array, or tuple or dict of arrays, rows first.
+        labels: the same; an empty tuple for a model without labels.
+        weights: f32[rows], at least 0, how much each row counts in the mean loss; None: equally.
+    """
 
     features: Columns
     labels: Columns
@@ -26,17 +39,17 @@ class Batch(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many rows."""
-        return rows_of(self.features)
+        """The number of rows in the minibatch."""
+        return count_rows(self.features)
 
 
-def rows_of(columns: Columns) -> int:
-    """How many rows these columns have; all have equally many."""
+def count_rows(columns: Columns) -> int:
+    """Return the number of rows; all arrays of the columns have the same number."""
     return len(columns) if isinstance(columns, np.ndarray) else len(arrays_of(columns)[0])
 
 
 def arrays_of(columns: Columns) -> tuple[NDArray[Any], ...]:
-    """The arrays of columns: in their places, or in the order of the names' insertion."""
+    """Return the arrays of columns in order: by position, or in the dict's insertion order."""
     if isinstance(columns, np.ndarray):
         return (columns,)
     return tuple(columns.values()) if isinstance(columns, dict) else columns
@@ -46,43 +59,43 @@ def arrays_of(columns: Columns) -> tuple[NDArray[Any], ...]:
 class FlatModel(Protocol):
     """A model whose parameters are one contiguous float32 vector, changed in place.
 
-    Models are picklable values: what ships to executors is the architecture and the seed;
-    parameters travel over the mesh.
+    Models are pickled to get to executors. A pickle holds the architecture and the seed; parameters
+    are sent separately.
     """
 
     @property
     def n_params(self) -> int:
-        """How many parameters."""
+        """The number of parameters."""
 
     def initial(self) -> Flat:
-        """Fresh parameters f32[n_params], the same for the same seed."""
+        """Return fresh parameters f32[n_params], the same for the same seed."""
 
     def bind(self, params: Flat) -> None:
-        """Make ``params`` the memory that ``step`` and ``predict`` work on: views, no copies."""
+        """Use ``params`` as the memory of ``step`` and ``predict``: views, no copies."""
 
     def step(self, batch: Batch) -> float:
         """Train on one minibatch: change the bound parameters in place; return the mean loss."""
 
     def predict(self, features: Columns) -> Any:
-        """Outputs under the bound parameters: f32[rows, outputs], or what the model puts out."""
+        """Return outputs for the bound parameters: f32[rows, outputs], or the model's own form."""
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError naming value, reason and remedy if these rows do not fit this model."""
+        """Raise UsageError with value, reason and remedy if these rows do not fit the model."""
 
     def updater_state(self) -> State:
-        """The optimizer's state, by name; ``load_updater_state`` takes it back."""
+        """Return the optimizer's state by name, for ``load_updater_state``."""
 
     def load_updater_state(self, state: State) -> None:
-        """Take a state that ``updater_state`` of an equal model returned."""
+        """Restore a state that ``updater_state`` of an equal model returned."""
 
     def layer_of(self, index: int) -> str:
-        """The name of the layer and array that parameter ``index`` belongs to, for messages."""
+        """Return the name of the layer and array that contains parameter ``index``."""
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description from which the registry of ``models`` makes an equal model."""
+        """Return a description for JSON, from which ``from_description`` makes an equal model."""
 
 
-WRAPPERS = {  # by the package that a class comes from, or one above it
+WRAPPERS = {  # by the top-level package of the class or of one of its bases
     **dict.fromkeys(
         ("lightning", "pytorch_lightning"), "a LightningModel of sparkstrom.models.lightning"
     ),
@@ -91,8 +104,8 @@ WRAPPERS = {  # by the package that a class comes from, or one above it
 }
 
 
-def no_model(value: Any) -> str | None:
-    """Why it is no model, and what to pass instead; None: it is one."""
+def explain_invalid_model(value: Any) -> str | None:
+    """Return why a value is no model and what to pass instead, or None if it is one."""
     if isinstance(value, type):
         return f"model is the class {value.__name__}: pass an object, {value.__name__}(...)"
     if isinstance(value, FlatModel):
@@ -100,53 +113,55 @@ def no_model(value: Any) -> str | None:
     packages = (each.__module__.partition(".")[0] for each in type(value).__mro__)
     wrapper = next((WRAPPERS[name] for name in packages if name in WRAPPERS), None)
     if wrapper:
-        return f"model is a {type(value).__name__}: put it into {wrapper}"
+        return f"model is a {type(value).__name__}: wrap it in {wrapper}"
     return f"model={shown(value)}: pass a model of sparkstrom.models, such as DenseNetwork"
 
 
 @runtime_checkable
-class Starting(Protocol):
-    """A model that starts from values, not from a seed; they do not travel with its pickle."""
+class HasInitialValues(Protocol):
+    """A model that starts from given parameters, which are not pickled, instead of a seed."""
 
     def start_from(self, params: Flat) -> None:
-        """Return a copy of these, f32[n_params], from ``initial`` from now on."""
+        """Make ``initial`` return a copy of these parameters, f32[n_params], from now on."""
 
 
 @runtime_checkable
 class Buffered(Protocol):
     """A model with arrays that are not parameters, such as BatchNorm's statistics.
 
-    Each worker reports its own at an epoch's end; the average of the latest of each partition, in
-    partition order, is everybody's. Bytes are little-endian arrays one behind the other, as the
-    model lays them out: no names, no sizes, nothing to execute.
+    Each worker reports its buffers at the end of an epoch. The average of each partition's latest
+    report, added in partition order, replaces those of all workers. The bytes are the arrays in
+    little endian, one after the other, in the model's own order; names, sizes and code are not in
+    them.
     """
 
     def buffers_bytes(self) -> bytes:
-        """The buffers as they are now; empty where the model has none."""
+        """Return the current buffers; empty if the model has none."""
 
     def load_buffers_bytes(self, buffers: bytes) -> None:
-        """Take what ``buffers_bytes`` of an equal model returned. Raise UsageError if it is not."""
+        """Restore what ``buffers_bytes`` of an equal model returned, or raise UsageError."""
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
-        """One for all: means in float64, added in the given order; integers take the largest."""
+        """Return the mean, summed in float64 in the given order; of integers the maximum."""
 
 
 @runtime_checkable
 class WeighedBuffers(Protocol):
-    """A ``Buffered`` model whose buffers can count by weight.
+    """A ``Buffered`` model whose buffers can be averaged with weights.
 
-    Rounds of averaging ask it, with what each worker's rows weigh; without it all count equally.
+    Rounds of averaging weight each worker by its number of rows. Workers of other models count
+    equally.
     """
 
     def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
-        """As ``average_buffers``; weights are at least 0, and one for each report."""
+        """Return ``average_buffers`` with a weight of at least 0 for each report."""
 
 
 @runtime_checkable
 class Measured(Protocol):
-    """A model that says how well it does without training: ``score`` and early stopping ask it.
+    """A model whose loss can be computed without training, for ``score`` and early stopping.
 
-    Every model of this package is one; a model of yours needs it only for these.
+    All models of this package implement it.
     """
 
     @property
@@ -154,92 +169,119 @@ class Measured(Protocol):
         """What ``predict`` returns: "probabilities" (rows that sum to 1), "logits" or "values"."""
 
     def loss(self, batch: Batch) -> tuple[float, float]:
-        """(sum of weight x loss, sum of weights) under the bound parameters, which stay the same.
+        """Return (sum of weight x loss, sum of weights) without changing the model.
 
-        Without weights each row weighs 1. No dropout, no statistics, no penalty on parameters.
+        Without weights each row weighs 1. Dropout is off, BatchNorm does not update its statistics,
+        and penalties on parameters are not included.
         """
 
 
 @runtime_checkable
-class Penalized(Protocol):
-    """A model whose training has a penalty on its parameters, which its loss leaves out."""
+class HasPenalty(Protocol):
+    """A model that is trained with a penalty on its parameters, which ``loss`` leaves out."""
 
     def penalty(self) -> float:
-        """Of the bound parameters: l1 times absolute values, half of l2 times squares."""
+        """Return the penalty of the bound parameters that training adds to the loss."""
 
 
 @runtime_checkable
-class Continuing(Protocol):
-    """A model that was trained elsewhere: a network's first fit begins with its updater's state."""
+class HasOptimizerState(Protocol):
+    """A model trained elsewhere, such as by DL4J, whose optimizer state is continued."""
 
     def continuing_state(self) -> State:
-        """As ``updater_state`` has it; empty for a fresh one."""
+        """Return the state for the first fit; {} if the optimizer starts without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a worker has of its machine, and chance of its own."""
+    """The part of a machine that a worker may use, and its seed."""
 
     threads: int  # the task's CPUs
-    gpu: int | None  # the index of the GPU that Spark assigned to the task
-    seed: int  # another one for each partition and fit
+    gpu: int | None  # index of the GPU that Spark assigned to the task
+    seed: int  # differs for each partition and fit
 
 
 @runtime_checkable
 class Placeable(Protocol):
-    """A model that asks where it runs. Called on executors, before ``bind``."""
+    """A model that uses the resources it is given on an executor."""
 
     def place(self, share: Share) -> None:
-        """Keep to this share. Raise UsageError if the model needs something else."""
+        """Use these resources, before ``bind``; raise UsageError if the model needs others."""
 
 
 @runtime_checkable
 class DeviceModel(Protocol):
-    """A model that can train on the memory of a GPU in place. Asked on executors, after ``place``.
+    """A model that can train in place in the memory of a GPU.
 
-    Where it does, parameters, residual and encoding are there, too, and ``bind`` gets an array with
-    ``__cuda_array_interface__``, f32[n_params]. Nothing of the mesh is under way on the device when
-    ``step`` begins, and nothing of the model's may be when ``step`` returns, on whatever stream.
+    The property is read on executors, after ``place``. If it is not None, parameters, residual and
+    encoding are on that GPU, and ``bind`` gets an array with ``__cuda_array_interface__``,
+    f32[n_params]. No kernel of ours is running on the device when ``step`` starts, and none of the
+    model's, on any stream, may be running when ``step`` returns.
     """
 
     @property
     def cuda_device(self) -> int | None:
-        """The index of its GPU among those that this process sees; None where it is on the host."""
+        """The GPU's index among those visible to this process; None for the CPU."""
 
 
 @runtime_checkable
 class Paced(Protocol):
-    """A model whose momentum and schedules count the fit's minibatches, not its own steps.
+    """A model whose momentum and schedules count the fit's minibatches instead of its own steps.
 
-    Every model of this package is one. Saved states hold the user's own hyperparameters.
+    All models of this package implement it. Saved states hold the user's own hyperparameters. In
+    rounds of averaging, a model with a true attribute ``counts_own_steps`` gets the steps of its
+    own worker.
     """
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Before a step: so many workers train now, and the fit has done so many minibatches.
+        """Set the number of training workers and the position in the fit, before a step.
 
-        Those of earlier fits are among them. It is an estimate that never goes back; ``counted``
-        of them the master has surely. 1 and a worker's own count change nothing.
+        Args:
+            workers: number of workers that train now.
+            minibatches: minibatches of all workers so far, earlier fits included; an estimate that
+                never decreases.
+            counted: how many of them the controller has counted for certain.
+
+        With one worker and its own step count nothing is scaled.
         """
 
     def horizons(self, workers: int) -> dict[str, str]:
-        """What that changes where so many train, for people: name -> change; empty for nothing."""
+        """Return what changes with this many workers: name -> text; empty for nothing."""
 
 
 @runtime_checkable
-class Epochal(Protocol):
-    """A model that asks where in its worker's epoch a step is."""
+class EpochAware(Protocol):
+    """A model that gets its position in its worker's epoch before each step."""
 
-    def stand_at(self, epoch: int, batch: int, batches: int) -> None:
-        """Before a step: it is on minibatch ``batch`` of ``batches``; both and epochs are from 0.
+    def set_position(self, epoch: int, batch: int, batches: int) -> None:
+        """Set the position of the next step: minibatch ``batch`` of ``batches``, both from 0.
 
-        Epochs count over all fits of a network.
+        Epochs count from 0 over all fits of a network.
         """
 
 
-def buffers_to_save(model: Any) -> bytes:
-    """Return what a saved network needs beside the parameters; b"" for a model without buffers.
+@dataclass(frozen=True, slots=True)
+class FitLength:
+    """The length of a whole fit, including what was trained before it was resumed."""
 
-    A model that keeps frozen weights apart returns them too, from ``saved_buffers_bytes()``.
+    epochs: int
+    minibatches: int  # counted by schedules: of all workers; with horizon="worker" of one
+    first_epoch: int = 0  # number of epochs in earlier fits
+    minibatches_before: int = 0  # minibatches of earlier fits whose optimizer state is continued
+
+
+@runtime_checkable
+class FitLengthAware(Protocol):
+    """A model whose learning-rate schedule can depend on the length of the fit."""
+
+    def set_fit_length(self, length: FitLength) -> None:
+        """Set the length before the first step of a fit. Repeated calls change nothing."""
+
+
+def buffers_to_save(model: Any) -> bytes:
+    """Return the bytes that a saved network stores as buffers; b"" for a model without any.
+
+    A model with ``saved_buffers_bytes()`` also saves the weights of its frozen layers.
     """
     if hasattr(model, "saved_buffers_bytes"):
         saved: bytes = model.saved_buffers_bytes()
@@ -248,16 +290,16 @@ def buffers_to_save(model: Any) -> bytes:
 
 
 @runtime_checkable
-class PartlyFrozen(Protocol):
-    """A model some of whose parameters may be frozen from one fit to the next."""
+class HasFrozenParameters(Protocol):
+    """A model with parameters that can be frozen in one fit and trained in the next."""
 
     def frozen_parameters(self) -> list[slice]:
-        """Return where frozen parameters are in the flat vector."""
+        """Return the slices of the flat vector that hold frozen parameters."""
 
 
-def without_frozen(model: Any, residual: Flat) -> Flat:
-    """Return the residual with zeros for the parameters that the model does not train now."""
-    frozen = model.frozen_parameters() if isinstance(model, PartlyFrozen) else []
+def zero_frozen_entries(model: Any, residual: Flat) -> Flat:
+    """Return the residual f32[n_params] with zeros for parameters that are frozen now."""
+    frozen = model.frozen_parameters() if isinstance(model, HasFrozenParameters) else []
     if frozen:
         residual = residual.copy()
         for part in frozen:
@@ -266,16 +308,130 @@ def without_frozen(model: Any, residual: Flat) -> Flat:
 
 
 @runtime_checkable
-class LossBound(Protocol):
-    """A Measured model that may have no loss to measure with."""
+class RequiresLoss(Protocol):
+    """A ``Measured`` model that may have been made without a loss."""
 
     def need_loss(self) -> None:
-        """Before work starts: raise UsageError where ``loss`` cannot be asked for."""
+        """Raise UsageError if ``loss`` cannot be computed; called before any work starts."""
 
 
 @runtime_checkable
 class Exporting(Protocol):
-    """A model that its own library opens again without this package."""
+    """A model that can be saved in the file format of its own library."""
 
     def exported(self) -> tuple[str, bytes]:
-        """A file's suffix and its content, with the parameters that are bound now."""
+        """Return suffix and content of a file that the library opens, with the bound parameters."""
+
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and positions of consecutive arrays in a flat vector."""
+
+    names: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    starts: tuple[int, ...]  # index of each array's first element in the vector
+    size: int  # number of elements of the whole vector
+
+    @classmethod
+    def from_shapes(cls, arrays: Iterable[tuple[str, Shape]]) -> Layout:
+        """Make the layout of arrays given as (name, shape) in their order."""
+        names, shapes, starts, start = [], [], [], 0
+        for name, shape in arrays:
+            names.append(name)
+            shapes.append(tuple(shape))
+            starts.append(start)
+            start += prod(shape)
+        return cls(tuple(names), tuple(shapes), tuple(starts), start)
+
+    def views(self, flat: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yield each name with its array, a view of ``flat``."""
+        for name, shape, start in zip(self.names, self.shapes, self.starts, strict=True):
+            yield name, flat[start : start + prod(shape)].reshape(shape)
+
+    def name_at(self, index: int) -> str:
+        """Return the name of the array that contains element ``index``, or raise IndexError."""
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        return self.names[bisect_right(self.starts, index) - 1]
+
+
+def check_bindable(params: Flat, n_params: int) -> Flat:
+    """Return ``params``; raise UsageError unless float32[n_params], contiguous and writable."""
+    fits = params.shape == (n_params,) and params.dtype == np.float32
+    if not (fits and params.flags.c_contiguous and params.flags.writeable):
+        raise UsageError(
+            f"parameters {params.dtype}{list(params.shape)}: need float32[{n_params}],"
+            " contiguous and writable"
+        )
+    return params
+
+
+def check_bindable_on_device(params: Any, n_params: int) -> Any:
+    """Return ``params`` in GPU memory; raise UsageError unless float32, contiguous, writable."""
+    interface = params.__cuda_array_interface__
+    shape, read_only = tuple(interface["shape"]), interface["data"][1]
+    fits = shape == (n_params,) and interface["typestr"] == "<f4"
+    if not fits or interface.get("strides") not in (None, (4,)) or read_only:
+        raise UsageError(
+            f"parameters {interface['typestr']}{list(shape)} on a device: need <f4[{n_params}],"
+            " contiguous and writable"
+        )
+    return params
+
+
+def require_single_array(columns: Columns, what: str = "features") -> NDArray[Any]:
+    """Return the only array of ``columns``, or raise UsageError if there is none or several."""
+    if isinstance(columns, np.ndarray):
+        return columns
+    if not columns:
+        raise UsageError(f"no {what} were given, and this model needs them: name their column")
+    names = f" ({', '.join(map(str, columns))})" if isinstance(columns, dict) else ""
+    raise UsageError(
+        f"{len(columns)} arrays of {what}{names}: this model takes one; name one column, or several"
+        " numeric ones that make one array, or use a model with several inputs (TorchModel)"
+    )
+
+
+# ``kind`` of a description -> module and class, imported when needed. A description cannot name a
+# module, so a file of unknown origin cannot make us import one.
+MODEL_CLASSES = {
+    "dense": ("sparkstrom.models.dense", "DenseNetwork"),
+    "jax": ("sparkstrom.models.jax", "JaxModel"),
+    "lightning": ("sparkstrom.models.lightning", "LightningModel"),
+    "torch": ("sparkstrom.models.torch", "TorchModel"),
+    "dl4j-dense": ("sparkstrom.models.dl4j.importing", "ImportedDenseNetwork"),
+    "dl4j": ("sparkstrom.models.dl4j.modules.model", "Dl4jModel"),
+    "keras": ("sparkstrom.models.keras", "KerasModel"),
+}
+
+# The key that only a self-contained description has. Other kinds need the user's code.
+SELF_CONTAINED_KEYS = {
+    "dense": "widths",
+    "dl4j-dense": "widths",
+    "keras": "model",
+    "dl4j": "configuration",
+}
+
+
+def is_self_contained(description: dict[str, Any]) -> bool:
+    """Return whether a model can be made from its description without the user's code."""
+    return SELF_CONTAINED_KEYS.get(description.get("kind", "")) in description
+
+
+def from_description(description: dict[str, Any]) -> FlatModel:
+    """Make the model that ``FlatModel.describe`` described.
+
+    Raise UsageError for an unknown kind of model, or if the description lacks the model's code.
+    """
+    kind = description.get("kind")
+    if kind not in MODEL_CLASSES:
+        raise UsageError(
+            f"this version of sparkstrom does not know models of kind {kind!r}, only"
+            f" {', '.join(MODEL_CLASSES)}"
+        )
+    module, name = MODEL_CLASSES[kind]
+    model = getattr(importlib.import_module(module), name).from_description(description)
+    return cast(FlatModel, model)

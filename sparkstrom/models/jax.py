@@ -1,39 +1,55 @@
-"""JaxModel: pure functions and an optax optimizer behind the flat-parameter protocol.
+"""JaxModel: pure functions and an optax optimizer as a flat-parameter model.
 
-Parameters are a pytree, raveled into the one flat vector in ``ravel_pytree``'s order. A step is
-one jitted function from the flat vector to the next one; what it returns is copied back into the
-bound memory, because JAX arrays cannot be changed in place.
+Parameters are a pytree, raveled into the flat vector in ``ravel_pytree``'s order. A step is one
+jitted function from one flat vector to the next; the result is copied back into the bound memory,
+because JAX arrays cannot be changed in place.
+
+Momentum is scaled to the number of workers by rebuilding the optax transformation: it keeps its
+hyperparameters only in closures, so the same functions are made with other cell values. Schedules
+are evaluated at a count in the optimizer's state, which is set to the fit's position.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import io
 import types
 from collections.abc import Callable, Mapping, Sequence
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, Columns, Flat, Share, State
-from sparkstrom.models.buffers import averaged, packed, unpacked
-from sparkstrom.models.flat import Layout, bindable
-from sparkstrom.models.losses import loss_name
-from sparkstrom.models.optax_pacing import at_position, no_optimizer, paced, told
-from sparkstrom.models.outputs import KINDS, LOGITS, VALUES
-from sparkstrom.models.xla import (
-    Trial,
-    first_rows,
-    keep_to_task,
-    leaves_of,
+from sparkstrom.base.option_types import KEY, whole
+from sparkstrom.models.base import Batch, Columns, Flat, Layout, Share, State, check_bindable
+from sparkstrom.models.jax_common import (
+    ShapeCheck,
+    average_buffers,
+    count_traced_rows,
+    jax,
+    jnp,
+    leaves_from_state,
+    limit_to_task_cpus,
     mean_loss,
     named_leaves,
-    state_of,
+    pack_buffers,
+    state_from_leaves,
+    unpack_buffers,
 )
+from sparkstrom.models.losses import loss_name
+from sparkstrom.models.momentum_scaling import (
+    OPTAX_MOMENTA,
+    OPTAX_SHARED_MOMENTUM,
+    UNINSPECTABLE,
+    describe_change,
+    join_changes_by_name,
+    scale_momentum,
+)
+from sparkstrom.models.output_interpretation import LOGITS, OUTPUTS_OPTION, VALUES
 
 try:
-    import jax
-    import jax.numpy as jnp
     import optax
     from jax.flatten_util import ravel_pytree
 except ImportError as missing:
@@ -43,29 +59,186 @@ except ImportError as missing:
 
 __all__ = ["JaxModel"]
 
+# Closure variables of optax.inject_hyperparams: the function that makes the transformation in each
+# step, and the user's numbers.
+INNER_FACTORY, NUMERIC_HYPERPARAMETERS = "inner_factory", "numeric_hps"
+INJECTED_MOMENTA = (OPTAX_SHARED_MOMENTUM, "momentum")
+SCHEDULE_STATES = ("ScaleByScheduleState", "WrappedScheduleState")
+BY_FIT = "steps by the fit's minibatches"
+
+
+class TransformRebuilder:
+    """Rebuilds an optax transformation with its momenta scaled to a number of workers.
+
+    Attributes:
+        momenta_found: name and original value of each momentum.
+        uninspectable: class names of callables whose closures cannot be inspected.
+    """
+
+    def __init__(self, workers: Any) -> None:
+        self._workers = workers
+        self.momenta_found: list[tuple[str, Any]] = []  # names and the user's own values
+        self.uninspectable: set[str] = set()  # classes of callables without inspectable closures
+        self._rebuilt: dict[int, tuple[Any, Any]] = {}  # id -> (original, rebuilt)
+
+    def rebuild(self, value: Any) -> Any:
+        """Return a copy with scaled momenta, or ``value`` itself if it contains none."""
+        if id(value) not in self._rebuilt:
+            self._rebuilt[id(value)] = value, value
+            self._rebuilt[id(value)] = value, self._rebuild_value(value)
+        return self._rebuilt[id(value)][1]
+
+    def _rebuild_value(self, value: Any) -> Any:
+        """Rebuild a value by its type; record a callable that cannot be inspected."""
+        if isinstance(value, FunctionType):
+            return self._rebuild_function(value) if value.__closure__ else value
+        if isinstance(value, MethodType):
+            return getattr(self.rebuild(value.__self__), value.__name__)
+        if isinstance(value, functools.partial):
+            return functools.partial(self.rebuild(value.func), *value.args, **value.keywords)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(self.rebuild, value))
+        if isinstance(value, tuple | list):
+            return type(value)(map(self.rebuild, value))
+        if isinstance(value, dict):
+            return type(value)((key, self.rebuild(v)) for key, v in value.items())
+        if isinstance(value, optax.MultiSteps):
+            copied = copy.copy(value)
+            copied.__dict__.update({name: self.rebuild(v) for name, v in vars(value).items()})
+            return copied
+        if callable(value) and not isinstance(value, type):
+            self.uninspectable.add(type(value).__name__)
+        return value
+
+    def _rebuild_function(self, function: FunctionType) -> FunctionType:
+        """Return a copy of the function with rebuilt closure variables."""
+        assert function.__closure__ is not None
+        cells = tuple(CellType() for _ in function.__closure__)
+        rebuilt = FunctionType(
+            function.__code__,
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+            cells,
+        )
+        rebuilt.__kwdefaults__ = function.__kwdefaults__
+        rebuilt.__qualname__, rebuilt.__module__ = function.__qualname__, function.__module__
+        self._rebuilt[id(function)] = function, rebuilt  # a function may refer to itself
+        for name, old, new in zip(
+            function.__code__.co_freevars, function.__closure__, cells, strict=True
+        ):
+            new.cell_contents = self._rebuild_cell(function, name, old.cell_contents)
+        return rebuilt
+
+    def _rebuild_cell(self, function: FunctionType, name: str, value: Any) -> Any:
+        """Return the new value of a closure variable: scaled if it is a momentum of optax."""
+        maker = function.__qualname__.partition(".")[0]
+        if not function.__module__.startswith("optax"):
+            return self.rebuild(value)
+        if maker == "inject_hyperparams" and name == INNER_FACTORY:
+            return lambda *given, **named: TransformRebuilder(self._workers).rebuild(
+                value(*given, **named)
+            )
+        if maker == "inject_hyperparams" and name == NUMERIC_HYPERPARAMETERS:
+            # Reported here, but scaled in each step, when the inner factory makes the values.
+            self.momenta_found += [(key, value[key]) for key in INJECTED_MOMENTA if value.get(key)]
+        is_momentum = name in (OPTAX_SHARED_MOMENTUM, OPTAX_MOMENTA.get(maker))
+        if not is_momentum or value is None or (isinstance(value, float | int) and not value):
+            return self.rebuild(value)
+        self.momenta_found.append((name, value))
+        return scale_momentum(value, self._workers)
+
+
+def scale_optimizer(optimizer: Any, workers: Any) -> Any:
+    """Return a copy of the optax optimizer with its momenta scaled to this many workers."""
+    return TransformRebuilder(workers).rebuild(optimizer)
+
+
+def advance_schedules(state: Any, minibatches: Any) -> Any:
+    """Return the optimizer state with all schedules at least at step ``minibatches``."""
+
+    def advance(part: Any) -> Any:
+        """Return a schedule's state with its new count; other values unchanged."""
+        if type(part).__name__ not in SCHEDULE_STATES:
+            return part
+        return part._replace(count=jnp.maximum(part.count, minibatches))
+
+    return jax.tree_util.tree_map(
+        advance, state, is_leaf=lambda part: type(part).__name__ in SCHEDULE_STATES
+    )
+
+
+def describe_scaling(optimizer: Any, state: Any, workers: int) -> dict[str, str]:
+    """Return what changes in the optimizer with this many workers: name -> text.
+
+    ``state`` is the optimizer's; its leaves may be shapes instead of arrays.
+    """
+    rebuilder = TransformRebuilder(workers)
+    rebuilder.rebuild(optimizer)
+    changes: dict[str, str] = {}
+
+    def find_schedule(part: Any) -> Any:
+        """Record that the state contains a schedule; return the value unchanged."""
+        if type(part).__name__ in SCHEDULE_STATES:
+            changes["scheduler"] = BY_FIT
+        return part
+
+    jax.tree_util.tree_map(
+        find_schedule, state, is_leaf=lambda part: type(part).__name__ in SCHEDULE_STATES
+    )
+    found = rebuilder.momenta_found
+    changes |= join_changes_by_name(
+        (name, describe_change(value, workers)) for name, value in found
+    )
+    if rebuilder.uninspectable:
+        changes[UNINSPECTABLE] = ", ".join(sorted(rebuilder.uninspectable))
+    return changes
+
+
+def explain_invalid_optimizer(value: Any) -> str:
+    """Return the error message, with the code to write, for a value that is no optimizer."""
+    if isinstance(value, functools.partial):
+        options = [*map(repr, value.args), *(f"{k}={v!r}" for k, v in value.keywords.items())]
+        code = f"optax.{value.func.__name__}({', '.join(options)})"
+        return f"pass optimizer={code} instead of a functools.partial that makes one"
+    if callable(value):
+        code = f"optax.{getattr(value, '__name__', type(value).__name__)}(1e-3)"
+        return f"pass optimizer={code} instead of the function that makes one: call it"
+    return f"optimizer is a {type(value).__name__}: pass one of optax, such as optax.adam(1e-3)"
+
+
 OPTIONS = ("init", "apply", "loss", "optimizer", "apply_train", "outputs", "seed")
+SEED = whole(-(2**63))[KEY]  # range of jax.random.key
 
 
 class JaxModel:
     """A model of pure functions.
 
-    ``init(key)`` makes the parameters, a pytree of float32 arrays. ``apply(params, features)``
-    makes the outputs. ``loss(outputs, labels)`` returns one loss per row [rows, ...], as optax's
-    losses do, or their mean; weighted rows need the former. ``optimizer`` is an optax
-    GradientTransformation. ``apply_train(params, features, key)``, where given, is applied in
-    training instead, with a fresh random key in each step: dropout. ``outputs`` says what ``apply``
-    returns, for metrics: logits, probabilities or values; by default logits if the loss is called
-    something with cross_entropy, else values. Features and labels come as one array, or a tuple
-    or dict of them. Same ``seed``, same initial parameters and keys.
-
-    Where ``init`` makes other collections beside ``params``, as Flax does for BatchNorm, these are
+    If ``init`` makes other collections besides ``params``, as Flax does for BatchNorm, they are
     buffers: ``apply`` gets them with the parameters, and ``apply_train`` returns (outputs, changed
     collections), as Flax's ``module.apply(..., mutable=["batch_stats"])`` does.
 
-    A new number of rows compiles anew, so a worker compiles twice: a full and the last minibatch.
+    Each new number of rows is compiled, so a worker compiles twice: for a full and for the last
+    minibatch.
+
+    Args:
+        init: ``init(key)`` makes the parameters, a pytree of float32 arrays.
+        apply: ``apply(params, features)`` returns the outputs. Features and labels are one array,
+            or a tuple or dict of arrays.
+        loss: ``loss(outputs, labels)`` returns one loss per row [rows, ...], as optax's losses do,
+            or their mean; rows with weights need the former.
+        optimizer: an optax ``GradientTransformation``.
+        apply_train: ``apply_train(params, features, key)`` replaces ``apply`` in training and gets
+            a new random key in each step, for dropout.
+        outputs: what ``apply`` returns, for metrics: logits, probabilities or values; by default
+            logits if the loss's name contains cross_entropy, else values.
+        seed: the same seed gives the same initial parameters and keys.
+
+    Raises:
+        UsageError: an option is invalid, or parameters are not float32.
     """
 
-    class_axis = -1  # of outputs with steps or pixels
+    class_axis = -1  # of outputs for sequences and images
 
     def __init__(
         self,
@@ -78,82 +251,91 @@ class JaxModel:
         outputs: str | None = None,
         seed: int = 0,
     ) -> None:
-        need_callables(init=init, apply=apply, loss=loss)
-        self._outputs = outputs_of(outputs, loss)
+        require_callables(init=init, apply=apply, loss=loss)
+        self._outputs, seed = resolve_outputs(outputs, loss), SEED.read("seed", seed)
         if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-            raise UsageError(no_optimizer(optimizer))
+            raise UsageError(explain_invalid_optimizer(optimizer))
         self._init, self._apply, self._loss = init, apply, loss
         self._optimizer, self._apply_train, self._seed = optimizer, apply_train, seed
         shapes = jax.eval_shape(lambda: init(jax.random.key(seed)))
-        shapes, fixed = parted(shapes)
-        need_parameters(shapes)
-        need_changing(fixed, apply_train)
+        shapes, buffers = split_collections(shapes)
+        require_float32_parameters(shapes)
+        require_apply_train(buffers, apply_train)
         self._tree = jax.tree_util.tree_structure(shapes)
-        self._layout = Layout.of((name, leaf.shape) for name, leaf in named_leaves(shapes))
-        self._has_buffers = bool(fixed)
-        self._fixed: Any = None  # the buffers, made when they are needed first
+        self._layout = Layout.from_shapes((name, leaf.shape) for name, leaf in named_leaves(shapes))
+        self._has_buffers = bool(buffers)
+        self._non_trainable: Any = None  # buffers, made when first needed
         self._params: Flat | None = None
-        self._state: Any = None  # the optimizer's, a pytree; made at the first step
-        self._pace: tuple[int | None, int] | None = None  # workers (None: always one), position
-        self._draw = [0, 0]  # this worker's seed and step, for random keys
-        self._jit_step = jax.jit(self._next, donate_argnums=1)
-        self._of_classes = "integer_labels" in loss_name(loss)
-        self._trial = Trial(self._tried, "jax", "optax", of_classes=self._of_classes)
-        self._jit_predict = jax.jit(self._applied)
-        self._jit_loss = jax.jit(self._measure)
-        self._jit_init = jax.jit(lambda flat: self._optimizer.init(self._params_of(flat)))
+        self._state: Any = None  # pytree of the optimizer, made at the first step
+        # (workers, minibatches of the fit); workers is None if there was never more than one.
+        self._fit_position: tuple[int | None, int] | None = None
+        self._key_seed = [0, 0]  # this worker's seed and its step number, for random keys
+        self._jit_step = jax.jit(self._train_step, donate_argnums=1)
+        self._takes_class_indices = "integer_labels" in loss_name(loss)
+        self._shape_check = ShapeCheck(
+            self._trace_step, "jax", "optax", takes_classes=self._takes_class_indices
+        )
+        self._jit_predict = jax.jit(self._compute_outputs)
+        self._jit_loss = jax.jit(self._compute_loss)
+        self._jit_init = jax.jit(lambda flat: self._optimizer.init(self._unravel_params(flat)))
 
     def __repr__(self) -> str:
-        rates = "".join(f", learning_rate={rate:.6g}" for rate in rates_of(self._optimizer))
+        rates = "".join(
+            f", learning_rate={rate:.6g}" for rate in find_learning_rates(self._optimizer)
+        )
         return f"JaxModel({self.n_params:,} parameters{rates}, seed={self._seed})"
-
-    # -- the flat-parameter protocol -------------------------------------------------------------
 
     @property
     def n_params(self) -> int:
-        """How many parameters."""
+        """The number of parameters."""
         return self._layout.size
 
     def initial(self) -> Flat:
-        """Fresh parameters f32[n_params] from ``init``."""
-        tree, _ = parted(self._init(jax.random.key(self._seed)))
+        """Return fresh parameters f32[n_params] from ``init``."""
+        tree, _ = split_collections(self._init(jax.random.key(self._seed)))
         return np.array(ravel_pytree(tree)[0], np.float32)
 
     def bind(self, params: Flat) -> None:
-        """Read from and write into this memory from now on, f32[n_params]."""
-        self._params = bindable(params, self.n_params)
+        """Read parameters from this memory, f32[n_params], and write them there from now on."""
+        self._params = check_bindable(params, self.n_params)
 
     def place(self, share: Share) -> None:
-        """Keep XLA to these threads, if it has not begun; draw this worker's own keys."""
-        keep_to_task(share.threads)
-        self._draw = [share.seed % 2**32, 0]
+        """Limit XLA's threads, if it has not computed yet, and set this worker's random keys."""
+        limit_to_task_cpus(share.threads)
+        self._key_seed = [share.seed % 2**32, 0]
 
     def step(self, batch: Batch) -> float:
-        """One minibatch: change the bound parameters and the buffers; return the mean loss."""
-        params, draw = self._bound(), np.array(self._draw, np.uint32)
-        changed, self._state, self._fixed, loss = self._jit_step(
-            params, self._optimizer_state(), self._buffers(), *batch, draw, self._pace
+        """Train on one minibatch: change the bound parameters and buffers; return the mean loss."""
+        params, key_seed = self._require_bound(), np.array(self._key_seed, np.uint32)
+        changed, self._state, self._non_trainable, loss = self._jit_step(
+            params,
+            self._optimizer_state(),
+            self._get_buffers(),
+            *batch,
+            key_seed,
+            self._fit_position,
         )
         np.copyto(params, changed)
-        self._draw[1] += 1
+        self._key_seed[1] += 1
         return float(loss)
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Momentum counts the minibatches of so many workers; schedules are where the fit is.
+        """Scale momentum to the number of workers and move schedules to the fit's position.
 
-        How many there are compiles once anew, when there is more than one; not each time.
+        The step is recompiled once, when a second worker joins; the number is an input of the
+        compiled function.
         """
-        alone = workers == 1 and (self._pace is None or self._pace[0] is None)
-        self._pace = None if alone else workers, minibatches
+        alone = workers == 1 and (self._fit_position is None or self._fit_position[0] is None)
+        self._fit_position = None if alone else workers, minibatches
 
     def horizons(self, workers: int) -> dict[str, str]:
-        """What is changed where so many train, for people."""
+        """Return what changes in the optimizer with this many workers: name -> text."""
         state = jax.eval_shape(self._jit_init, np.zeros(self.n_params, np.float32))
-        return told(self._optimizer, state, workers)
+        return describe_scaling(self._optimizer, state, workers)
 
     def predict(self, features: Columns) -> Any:
-        """What ``apply`` puts out under the bound parameters, as NumPy arrays."""
-        outputs = self._jit_predict(self._bound(), self._buffers(), features)
+        """Return the outputs of ``apply`` for the bound parameters as NumPy arrays."""
+        outputs = self._jit_predict(self._require_bound(), self._get_buffers(), features)
         return jax.tree_util.tree_map(np.asarray, outputs)
 
     @property
@@ -163,249 +345,272 @@ class JaxModel:
 
     @property
     def per_label(self) -> bool:
-        """Whether the loss takes each of several outputs for a label that is true or false."""
+        """Whether the loss treats each of several outputs as a label that is true or false."""
         return "sigmoid_binary" in loss_name(self._loss)
 
     def loss(self, batch: Batch) -> tuple[float, float]:
-        """(sum of weight x loss, sum of weights), with ``apply``; nothing changes."""
-        mean = float(self._jit_loss(self._bound(), self._buffers(), *batch))
+        """Return (sum of weight x loss, sum of weights), computed with ``apply``."""
+        mean = float(self._jit_loss(self._require_bound(), self._get_buffers(), *batch))
         weight = batch.rows if batch.weights is None else batch.weights.sum(dtype=np.float64)
         return mean * float(weight), float(weight)
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError naming row and value, or what JAX says about the shapes."""
-        self._trial.check(features, labels)
+        """Raise UsageError with row and value, or with JAX's error about the shapes."""
+        self._shape_check.check(features, labels)
 
     def updater_state(self) -> State:
-        """The optimizer's arrays and scalars, by their path in optax's state; copies."""
-        return state_of(named_leaves(self._optimizer_state()))
+        """Return copies of the optimizer's arrays and scalars, by their path in optax's state."""
+        return state_from_leaves(named_leaves(self._optimizer_state()))
 
     def load_updater_state(self, state: State) -> None:
-        """Take a state that ``updater_state`` of an equal model returned."""
+        """Restore a state that ``updater_state`` of an equal model returned."""
         like = jax.eval_shape(self._jit_init, np.zeros(self.n_params, np.float32))
-        leaves = leaves_of(state, named_leaves(like))
+        leaves = leaves_from_state(state, named_leaves(like))
         self._state = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)
 
     def layer_of(self, index: int) -> str:
-        """The array that parameter ``index`` is in, by its path, like ``params/Dense_0/kernel``."""
-        return self._layout.name_of(index)
+        """Return the path of the array with parameter ``index``, like ``params/Dense_0/kernel``."""
+        return self._layout.name_at(index)
 
     def describe(self) -> dict[str, Any]:
-        """Names and shapes, for readers; functions are not described."""
+        """Return names and shapes of the parameters; the functions cannot be described."""
         arrays = zip(self._layout.names, self._layout.shapes, strict=True)
         return {"kind": "jax", "parameters": [[name, list(shape)] for name, shape in arrays]}
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> JaxModel:
-        """Raise UsageError: functions are not in a description."""
+        """Raise UsageError: a description does not contain functions."""
         raise UsageError(
-            "a JaxModel is made of functions, which are not in a saved file: make the model as"
+            "a JaxModel is made of functions, which are not in a saved file: create the model as"
             " before, and load it with SparkNetwork.load(path, spark, model=JaxModel(...))"
         )
 
     def exported(self) -> tuple[str, bytes]:
-        """``.arrays.npz``: bound parameters and buffers by their paths, for plain NumPy."""
+        """Return ``.arrays.npz``: bound parameters and buffers by their paths, for plain NumPy."""
         file = io.BytesIO()
-        arrays = {**dict(self._layout.views(self._bound())), **state_of(self._named_buffers())}
+        arrays = {
+            **dict(self._layout.views(self._require_bound())),
+            **state_from_leaves(self._named_buffers()),
+        }
         np.savez(file, **arrays)  # type: ignore[arg-type]
         return ".arrays.npz", file.getvalue()
 
     def parameters(self, flat: Any) -> Any:
-        """The pytree that ``init`` makes, with the values of f32[n_params]; views where NumPy's.
+        """Return the values of f32[n_params] as the pytree that ``init`` makes.
 
-        Buffers, where it makes some, are as they are now.
+        Leaves are views if ``flat`` is a NumPy array. Buffers have their current values.
         """
-        return self._variables(self._params_of(flat), self._buffers())
-
-    # -- buffers ---------------------------------------------------------------------------------
+        return self._merge_buffers(self._unravel_params(flat), self._get_buffers())
 
     def buffers_bytes(self) -> bytes:
-        """Collections beside the parameters, as they are now; empty where there are none."""
-        return packed(self._buffer_values())
+        """Return the current collections besides ``params`` as bytes; b"" if there are none."""
+        return pack_buffers(self._buffer_values())
 
     def load_buffers_bytes(self, buffers: bytes) -> None:
-        """Take what ``buffers_bytes`` of an equal model returned."""
-        values = [jnp.array(value) for value in unpacked(self._buffer_values(), buffers)]
-        tree = jax.tree_util.tree_structure(self._buffers())
-        self._fixed = jax.tree_util.tree_unflatten(tree, values)
+        """Restore what ``buffers_bytes`` of an equal model returned."""
+        values = [jnp.array(value) for value in unpack_buffers(self._buffer_values(), buffers)]
+        tree = jax.tree_util.tree_structure(self._get_buffers())
+        self._non_trainable = jax.tree_util.tree_unflatten(tree, values)
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
-        """Means in float64, in the given order; whole numbers take the largest."""
-        return averaged(self._buffer_values(), reports)
+        """Return the mean, summed in float64 in the given order; of integers the maximum."""
+        return average_buffers(self._buffer_values(), reports)
 
     def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
-        """The same where each report counts so much."""
-        return averaged(self._buffer_values(), reports, weights)
+        """Return ``average_buffers`` with the given weight for each report."""
+        return average_buffers(self._buffer_values(), reports, weights)
 
     def _buffer_values(self) -> list[Any]:
+        """Return the current buffers as NumPy arrays."""
         return [np.asarray(leaf) for _, leaf in self._named_buffers()]
 
     def _named_buffers(self) -> list[tuple[str, Any]]:
-        return named_leaves(self._buffers())
+        """Return path and value of each buffer."""
+        return named_leaves(self._get_buffers())
 
-    def _buffers(self) -> Any:
-        if self._fixed is None:
-            self._fixed = self._fresh_buffers()
-        return self._fixed
+    def _get_buffers(self) -> Any:
+        """Return the current buffers; make them at the first call."""
+        if self._non_trainable is None:
+            self._non_trainable = self._make_buffers()
+        return self._non_trainable
 
-    def _fresh_buffers(self) -> Any:
-        return parted(self._init(jax.random.key(self._seed)))[1] if self._has_buffers else {}
+    def _make_buffers(self) -> Any:
+        """Return the collections besides ``params`` that ``init`` makes; {} if there are none."""
+        return (
+            split_collections(self._init(jax.random.key(self._seed)))[1]
+            if self._has_buffers
+            else {}
+        )
 
-    # -- inside ----------------------------------------------------------------------------------
-
-    def _next(
+    def _train_step(
         self,
         flat: Any,
         state: Any,
-        fixed: Any,
+        buffers: Any,
         features: Any,
         labels: Any,
         weights: Any,
-        draw: Any,
-        pace: Any = None,
+        key_seed: Any,
+        fit_position: Any = None,
     ) -> tuple[Any, Any, Any, Any]:
-        """One step as a pure function: (flat, state, fixed) -> (flat, state, fixed, loss)."""
+        """Return new (flat, optimizer state, buffers) and the loss; a pure function."""
 
         def objective(params: Any) -> Any:
-            outputs, after = self._forward(params, fixed, features, draw)
-            loss = mean_loss(self._losses(outputs, labels), first_rows(features), weights)
-            return loss, after
+            """Return the loss and the changed buffers."""
+            outputs, changed = self._forward(params, buffers, features, key_seed)
+            loss = mean_loss(
+                self._compute_losses(outputs, labels), count_traced_rows(features), weights
+            )
+            return loss, changed
 
-        params = self._params_of(flat)
-        (loss, fixed), slopes = jax.value_and_grad(objective, has_aux=True)(params)
-        workers, position = (None, None) if pace is None else pace
-        optimizer = self._optimizer if workers is None else paced(self._optimizer, workers)
+        params = self._unravel_params(flat)
+        (loss, buffers), gradients = jax.value_and_grad(objective, has_aux=True)(params)
+        workers, position = (None, None) if fit_position is None else fit_position
+        optimizer = (
+            self._optimizer if workers is None else scale_optimizer(self._optimizer, workers)
+        )
         optimizer = optax.with_extra_args_support(optimizer)
-        state = state if position is None else at_position(state, position)
-        steps, state = optimizer.update(slopes, state, params, value=loss)
-        params = optax.apply_updates(params, steps)
-        return ravel_pytree(params)[0], state, fixed, loss
+        state = state if position is None else advance_schedules(state, position)
+        updates, state = optimizer.update(gradients, state, params, value=loss)
+        params = optax.apply_updates(params, updates)
+        return ravel_pytree(params)[0], state, buffers, loss
 
-    def _tried(self, features: Any, labels: Any) -> tuple[Any, Any]:
-        """A step and a prediction from zeros: outputs and losses."""
-        flat, fixed = jnp.zeros(self.n_params, jnp.float32), self._fresh_buffers()
-        draw = np.zeros(2, np.uint32)
-        self._next(flat, self._jit_init(flat), fixed, features, labels, None, draw)
-        outputs = self._applied(flat, fixed, features)
-        return outputs, self._losses(outputs, labels)
+    def _trace_step(self, features: Any, labels: Any) -> tuple[Any, Any]:
+        """Trace a step and a prediction from zeros; return outputs and losses."""
+        flat, buffers = jnp.zeros(self.n_params, jnp.float32), self._make_buffers()
+        key_seed = np.zeros(2, np.uint32)
+        self._train_step(flat, self._jit_init(flat), buffers, features, labels, None, key_seed)
+        outputs = self._compute_outputs(flat, buffers, features)
+        return outputs, self._compute_losses(outputs, labels)
 
-    def _measure(self, flat: Any, fixed: Any, features: Any, labels: Any, weights: Any) -> Any:
-        """The mean loss as a pure function, without anything random."""
-        outputs = self._applied(flat, fixed, features)
-        return mean_loss(self._losses(outputs, labels), first_rows(features), weights)
+    def _compute_loss(
+        self, flat: Any, buffers: Any, features: Any, labels: Any, weights: Any
+    ) -> Any:
+        """Return the mean loss as a pure function, without randomness."""
+        outputs = self._compute_outputs(flat, buffers, features)
+        return mean_loss(
+            self._compute_losses(outputs, labels), count_traced_rows(features), weights
+        )
 
-    def _losses(self, outputs: Any, labels: Any) -> Any:
-        """Return the losses. A loss of classes needs integers; Spark ML's labels are doubles."""
+    def _compute_losses(self, outputs: Any, labels: Any) -> Any:
+        """Return the user's losses; labels that are class indices are converted to integers."""
         is_array = hasattr(labels, "dtype")
-        if self._of_classes and is_array and jnp.issubdtype(labels.dtype, jnp.floating):
+        if self._takes_class_indices and is_array and jnp.issubdtype(labels.dtype, jnp.floating):
             labels = labels.astype(jnp.int32)
         return self._loss(outputs, labels)
 
-    def _applied(self, flat: Any, fixed: Any, features: Any) -> Any:
-        return self._apply(self._variables(self._params_of(flat), fixed), features)
+    def _compute_outputs(self, flat: Any, buffers: Any, features: Any) -> Any:
+        """Return the outputs of ``apply`` as a pure function of all its inputs."""
+        return self._apply(self._merge_buffers(self._unravel_params(flat), buffers), features)
 
-    def _forward(self, params: Any, fixed: Any, features: Any, draw: Any) -> tuple[Any, Any]:
-        """Outputs in training, and the buffers after it."""
-        variables = self._variables(params, fixed)
+    def _forward(self, params: Any, buffers: Any, features: Any, key_seed: Any) -> tuple[Any, Any]:
+        """Return the outputs in training mode, and the changed buffers."""
+        variables = self._merge_buffers(params, buffers)
         if self._apply_train is None:
-            return self._apply(variables, features), fixed
+            return self._apply(variables, features), buffers
         key = jax.random.key(self._seed)
         for i in range(2):
-            key = jax.random.fold_in(key, draw[i])
-        made = self._apply_train(variables, features, key)
-        return changed_by(made, fixed) if fixed else (made, fixed)
+            key = jax.random.fold_in(key, key_seed[i])
+        result = self._apply_train(variables, features, key)
+        return split_train_result(result, buffers) if buffers else (result, buffers)
 
-    def _params_of(self, flat: Any) -> Any:
+    def _unravel_params(self, flat: Any) -> Any:
+        """Return the pytree of parameters whose leaves are parts of the flat vector."""
         return jax.tree_util.tree_unflatten(
             self._tree, [view for _, view in self._layout.views(flat)]
         )
 
-    def _variables(self, params: Any, fixed: Any) -> Any:
-        return {**params, **fixed} if fixed else params
+    def _merge_buffers(self, params: Any, buffers: Any) -> Any:
+        """Return the first argument of ``apply``: parameters and buffers in one pytree."""
+        return {**params, **buffers} if buffers else params
 
     def _optimizer_state(self) -> Any:
+        """Return the optimizer's state; make it at the first call."""
         if self._state is None:
-            self._state = self._jit_init(self._bound())
+            self._state = self._jit_init(self._require_bound())
         return self._state
 
-    def _bound(self) -> Flat:
+    def _require_bound(self) -> Flat:
+        """Return the bound parameters; fail if ``bind`` has not been called."""
         assert self._params is not None, "bind parameters first"
         return self._params
 
     def __getstate__(self) -> dict[str, Any]:
-        """What ships: functions and options; no parameters, no optimizer state."""
+        """Return functions and options: no parameters, no optimizer state."""
         return {name: getattr(self, f"_{name}") for name in OPTIONS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        keep_to_task()
+        """Recreate the model; in a Spark task, limit XLA's threads before it computes."""
+        limit_to_task_cpus()
         self.__init__(**state)  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> JaxModel:
-        """A model of its own with the same buffers; functions hold nothing, and are the same."""
+        """Return a separate model with the same functions and buffers."""
         twin = type(self)(**self.__getstate__())
-        twin._fixed = self._fixed
+        twin._non_trainable = self._non_trainable
         return twin
 
 
-def need_callables(**functions: Any) -> None:
-    """Raise UsageError naming what cannot be called."""
+def require_callables(**functions: Any) -> None:
+    """Raise UsageError naming an option that is not callable."""
     for name, function in functions.items():
         if not callable(function):
             raise UsageError(f"{name} is a {type(function).__name__}: pass a function")
 
 
-def outputs_of(outputs: str | None, loss: Any) -> str:
-    """What the model puts out. Raise UsageError for a word that says nothing."""
+def resolve_outputs(outputs: str | None, loss: Any) -> str:
+    """Return the kind of outputs: the option, or what the loss's name suggests."""
     if outputs is None:
         return LOGITS if "cross_entropy" in loss_name(loss) else VALUES
-    if outputs not in KINDS:
-        raise UsageError(f"outputs={outputs!r}: must be one of {', '.join(KINDS)}")
-    return outputs
+    return str(OUTPUTS_OPTION.read("outputs", outputs))
 
 
-def parted(tree: Any) -> tuple[Any, dict[str, Any]]:
-    """What is trained, and the collections beside ``params``, if there are any."""
+def split_collections(tree: Any) -> tuple[Any, dict[str, Any]]:
+    """Return ``init``'s result as (parameters, collections besides ``params``)."""
     if not (isinstance(tree, Mapping) and "params" in tree):
         return tree, {}
     return {"params": tree["params"]}, {name: tree[name] for name in tree if name != "params"}
 
 
-def need_changing(fixed: dict[str, Any], apply_train: Any) -> None:
-    """Raise UsageError where nothing says how training changes the collections beside params."""
-    if fixed and apply_train is None:
-        names = ", ".join(sorted(fixed))
+def require_apply_train(buffers: dict[str, Any], apply_train: Any) -> None:
+    """Raise UsageError if there are buffers, but no ``apply_train`` to change them."""
+    if buffers and apply_train is None:
+        names = ", ".join(sorted(buffers))
         raise UsageError(
-            f"init makes {names} beside params, which no gradient changes: pass"
+            f"init makes {names} besides params, and these have no gradient: pass"
             " apply_train(variables, features, key) -> (outputs, changed collections), as Flax's"
-            f" module.apply(..., mutable={sorted(fixed)}) returns them; to have {names} trained,"
+            f" module.apply(..., mutable={sorted(buffers)}) returns them; to have {names} trained,"
             " put them into params"
         )
 
 
-def changed_by(made: Any, fixed: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Outputs and buffers out of what ``apply_train`` returned. Raise UsageError for others."""
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
+def split_train_result(result: Any, buffers: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return outputs and new buffers from ``apply_train``'s result.
+
+    Raise UsageError if the result is no such pair, or if names, shapes or types of buffers differ.
+    """
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
         raise UsageError(
-            f"apply_train returned a {type(made).__name__}: with {', '.join(fixed)} beside params"
-            " it must return (outputs, changed collections), as Flax does with mutable=[...]"
+            f"apply_train returned a {type(result).__name__}: with {', '.join(buffers)} besides"
+            " params it must return (outputs, changed collections), as Flax does with mutable=[...]"
         )
-    outputs, changed = made
-    after = {name: changed.get(name, fixed[name]) for name in fixed}
+    outputs, changed = result
+    after = {name: changed.get(name, buffers[name]) for name in buffers}
     kinds = [
         [(name, jnp.shape(leaf), str(jnp.result_type(leaf))) for name, leaf in named_leaves(tree)]
-        for tree in (fixed, after)
+        for tree in (buffers, after)
     ]
     if kinds[0] != kinds[1]:
         raise UsageError(
-            f"apply_train changed the names, shapes or types of {', '.join(fixed)}: it had"
-            f" {kinds[0]}, now {kinds[1]}; return them as init makes them"
+            f"apply_train changed the names, shapes or types of {', '.join(buffers)} from"
+            f" {kinds[0]} to {kinds[1]}; return them as init makes them"
         )
-    tree = jax.tree_util.tree_structure(fixed)
+    tree = jax.tree_util.tree_structure(buffers)
     return outputs, jax.tree_util.tree_unflatten(tree, jax.tree_util.tree_leaves(after))
 
 
-def need_parameters(tree: Any) -> None:
-    """Raise UsageError unless these are float32 arrays, all of them to be trained."""
+def require_float32_parameters(tree: Any) -> None:
+    """Raise UsageError unless the tree has leaves, and all of them are float32."""
     leaves = named_leaves(tree)
     if not leaves:
         raise UsageError("init makes no arrays: return the pytree of parameters")
@@ -417,15 +622,16 @@ def need_parameters(tree: Any) -> None:
             )
 
 
-def rates_of(part: Any, depth: int = 12) -> list[float]:
+def find_learning_rates(part: Any, depth: int = 12) -> list[float]:
     """Return the constant learning rates of an optax transformation, in order.
 
-    optax holds them in closures alone: ``scale_by_learning_rate`` has minus the rate as step_size.
+    optax keeps them only in closures: ``scale_by_learning_rate`` has the negative rate as
+    step_size. ``depth`` bounds the recursion.
     """
     if depth == 0:
         return []
     if isinstance(part, tuple):
-        return [rate for each in part for rate in rates_of(each, depth - 1)]
+        return [rate for each in part for rate in find_learning_rates(each, depth - 1)]
     found: list[float] = []
     if isinstance(part, types.FunctionType):
         cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=False)
@@ -434,5 +640,5 @@ def rates_of(part: Any, depth: int = 12) -> list[float]:
             if name == "step_size" and isinstance(value, int | float):
                 found.append(-float(value))
             else:
-                found += rates_of(value, depth - 1)
+                found += find_learning_rates(value, depth - 1)
     return found

@@ -1,8 +1,9 @@
-"""KerasModel: a Keras 3 model on the JAX backend behind the flat-parameter protocol.
+"""KerasModel: a Keras 3 model on the JAX backend as a flat-parameter model.
 
-Keras' stateless calls make a step a pure function, jitted like JaxModel's. Trainable variables are
-the flat vector. What is not trainable is of three kinds: statistics that layers keep (BatchNorm)
-are buffers, averaged over the workers; seeds are each worker's own; frozen weights stay.
+A step is a pure function of Keras' stateless calls, jitted like JaxModel's. The flat vector holds
+the trainable variables. Variables that are not trainable are of three kinds: statistics of layers
+(BatchNorm) are buffers and averaged over the workers, seeds differ for each worker, and weights of
+frozen layers stay unchanged.
 """
 
 from __future__ import annotations
@@ -10,74 +11,89 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, Columns, Flat, Share, State
-from sparkstrom.models.buffers import averaged, packed, unpacked
-from sparkstrom.models.flat import Layout, bindable
-from sparkstrom.models.keras_objects import (
-    adapted_layers,
-    all_layers,
-    buffers_of,
-    excluded_from_decay,
-    foreign,
-    frozen_of,
-    is_own,
-    is_seed,
-    keras,
-    name_of,
-    named_loss,
-    need_equal,
-    need_jax,
-    need_model,
-    need_safe_keras,
-    optimizer_of,
-    outputs_of,
-    plain_errors,
-    refuse_other_modules,
-    revived,
-    rows_loss_of,
-    schedule_of,
-)
-from sparkstrom.models.keras_pacing import paced, remembering, told
-from sparkstrom.models.xla import (
-    Trial,
-    first_rows,
-    keep_to_task,
-    leaves_of,
+from sparkstrom.models.base import Batch, Columns, Flat, Layout, Share, State, check_bindable
+from sparkstrom.models.jax_common import (
+    ShapeCheck,
+    average_buffers,
+    count_traced_rows,
+    jax,
+    jnp,
+    leaves_from_state,
+    limit_to_task_cpus,
     mean_loss,
-    state_of,
+    pack_buffers,
+    state_from_leaves,
+    unpack_buffers,
 )
+from sparkstrom.models.keras_support import (
+    describe_loss,
+    describe_scaling,
+    deserialize,
+    find_adapted_layers,
+    find_buffer_variables,
+    find_custom_classes,
+    find_frozen_variables,
+    get_decay_exclusions,
+    get_schedule,
+    get_variable_name,
+    is_seed,
+    is_user_defined,
+    keras,
+    list_layers,
+    list_losses,
+    loss_options,
+    normalize_loss_name,
+    refuse_foreign_code,
+    require_built_model,
+    require_equal_copy,
+    require_jax_backend,
+    require_safe_keras,
+    resolve_optimizer,
+    resolve_outputs,
+    resolve_row_loss,
+    scaled_optimizer,
+    scaled_statistics,
+    unfiltered_tracebacks,
+)
+from sparkstrom.models.losses import loss_name
 
 __all__ = ["KerasModel"]
 
-PARTS = ("model", "optimizer")
-# Trainable variables without weight decay: their places, and a pattern of their names.
-Excluded = tuple[list[int], str | None]
-NONE_EXCLUDED: Excluded = ([], None)
-NUMBER = re.compile(r"_\d+(?=/)")  # Keras counts what has no name over the whole process
+SERIALIZED_PARTS = ("model", "optimizer")
+# Trainable variables without weight decay: their indices, and a pattern of their names.
+DecayExclusions = tuple[list[int], str | None]
+NO_EXCLUSIONS: DecayExclusions = ([], None)
+NAME_COUNTER = re.compile(r"_\d+(?=/)")  # Keras numbers unnamed objects over the whole process
 
 
 class KerasModel:
     """A built Keras model with its loss and optimizer.
 
-    ``loss`` is Keras' name of one, a ``keras.losses.Loss``, or a function (labels, outputs) -> one
-    loss per row, in Keras' order; for several outputs a list of these, or a dict by the outputs'
-    names, which add up. ``optimizer`` is a ``keras.optimizers.Optimizer`` or its name, with
-    its schedule inside. What ``compile`` was told is not used. ``outputs`` says what the model puts
-    out, for metrics: logits, probabilities or values; by default what the loss says. Custom layers
-    travel by their class and ``get_config``. Initial parameters are those the model has now.
+    Initial parameters are the values that the model has when it is passed. Arguments of ``compile``
+    are not used. Custom layers are sent to executors as class and ``get_config``. Each new number
+    of rows is compiled, so a worker compiles twice: for a full and for the last minibatch.
 
-    A new number of rows compiles anew, so a worker compiles twice: a full and the last minibatch.
+    Args:
+        model: a ``keras.Model`` that has been built.
+        loss: the name of a Keras loss, a ``keras.losses.Loss``, or a function (labels, outputs) ->
+            one loss per row; for several outputs a list of these, or a dict by output name, which
+            are summed.
+        optimizer: a ``keras.optimizers.Optimizer``, with its schedule, or the name of one.
+        outputs: what the model returns, for metrics: logits, probabilities or values; by default
+            determined by the loss.
+
+    Raises:
+        UsageError: model, loss or optimizer cannot be trained here or sent to executors.
     """
 
-    class_axis = -1  # of outputs with steps or pixels
+    class_axis = -1  # of outputs for sequences and images
 
     def __init__(
         self,
@@ -87,78 +103,87 @@ class KerasModel:
         *,
         outputs: str | None = None,
     ) -> None:
-        need_jax()
-        need_model(model)
-        need_equal(model, revived(keras.saving.serialize_keras_object(model), classes_of(model)))
-        excluded = excluded_from_decay(optimizer, model.trainable_variables)
-        self._set_up(model, loss, optimizer, outputs_of(outputs, loss), excluded)
-        self._initial: Flat | None = flat_of(model.trainable_variables)
+        require_jax_backend()
+        require_built_model(model)
+        require_equal_copy(
+            model,
+            deserialize(keras.saving.serialize_keras_object(model), collect_custom_objects(model)),
+        )
+        exclusions = get_decay_exclusions(optimizer, model.trainable_variables)
+        self._set_up(model, loss, optimizer, resolve_outputs(outputs, loss), exclusions)
+        self._initial: Flat | None = flatten_variables(model.trainable_variables)
 
     def _set_up(
-        self, model: Any, loss: Any, optimizer: Any, outputs: str, excluded: Excluded
+        self, model: Any, loss: Any, optimizer: Any, outputs: str, exclusions: DecayExclusions
     ) -> None:
-        """What follows from its parts, here and where it is unpickled."""
+        """Initialize everything that follows from the parts, also after unpickling."""
         self._model, self._loss, self._outputs = model, loss, outputs
         names = getattr(model, "output_names", None) or ()
-        self._rows_loss, self._optimizer = rows_loss_of(loss, names), optimizer_of(optimizer)
+        self._row_loss = resolve_row_loss(loss, names)
+        self._optimizer = resolve_optimizer(optimizer)
         variables = model.trainable_variables
-        self._layout = Layout.of((name_of(v), tuple(v.shape)) for v in variables)
-        self._excluded = excluded
-        places, pattern = excluded
-        if places or pattern is not None:
+        self._layout = Layout.from_shapes((get_variable_name(v), tuple(v.shape)) for v in variables)
+        self._decay_exclusions = exclusions
+        indices, pattern = exclusions
+        if indices or pattern is not None:
             self._optimizer.exclude_from_weight_decay(
-                [variables[i] for i in places], None if pattern is None else [pattern]
+                [variables[i] for i in indices], None if pattern is None else [pattern]
             )
         self._optimizer.build(variables)
-        self._fixed = [jnp.array(v.value) for v in model.non_trainable_variables]
-        self._buffers, self._frozen = buffers_of(model), frozen_of(model)
-        self._updater = [jnp.array(v.value) for v in self._optimizer.variables]
-        self._pace: tuple[int | None, int] | None = None  # workers (None: always one), position
+        self._non_trainable = [jnp.array(v.value) for v in model.non_trainable_variables]
+        self._buffers, self._frozen = find_buffer_variables(model), find_frozen_variables(model)
+        self._optimizer_state = [jnp.array(v.value) for v in self._optimizer.variables]
+        # (workers, minibatches of the fit); workers is None if there was never more than one.
+        self._fit_position: tuple[int | None, int] | None = None
         self._params: Flat | None = None
         self._initial = None
-        self._compile()
+        self._compile_functions()
 
-    def _compile(self) -> None:
-        self._jit_step = jax.jit(self._next, donate_argnums=1)
-        self._trial = Trial(
-            self._tried,
+    def _compile_functions(self) -> None:
+        """Make the jitted functions, which are compiled when first called."""
+        self._jit_step = jax.jit(self._train_step, donate_argnums=1)
+        self._shape_check = ShapeCheck(
+            self._trace_step,
             "jax",
             "keras",
-            of_classes="sparse" in named_loss(self._loss),
-            ignored=self.ignored_label,
+            takes_classes="sparse" in normalize_loss_name(self._loss),
+            ignored_label=self.ignored_label,
         )
-        self._jit_predict = jax.jit(self._predicted)
-        self._jit_loss = jax.jit(self._measured)
+        self._jit_predict = jax.jit(self._compute_outputs)
+        self._jit_loss = jax.jit(self._compute_loss)
 
-    def _finalize_adapted(self) -> None:
-        """Have adapted layers compute with the values that this model holds for their variables.
+    def _finalize_adapted_layers(self) -> None:
+        """Make adapted layers use the values that this model holds for their variables.
 
-        Keras takes what ``adapt`` measured as constants of the compiled functions.
+        Keras compiles the results of ``adapt`` into functions as constants.
         """
-        if layers := adapted_layers(self._model):
-            self._assign_fixed()
+        if layers := find_adapted_layers(self._model):
+            self._assign_non_trainable()
             for layer in layers:
                 layer.finalize_state()
-            self._compile()
+            self._compile_functions()
 
-    def _assign_fixed(self) -> None:
-        for value, variable in zip(self._fixed, self._model.non_trainable_variables, strict=True):
+    def _assign_non_trainable(self) -> None:
+        """Copy the variables that are not trained into the user's Keras model."""
+        for value, variable in zip(
+            self._non_trainable, self._model.non_trainable_variables, strict=True
+        ):
             variable.assign(value)
 
     def __repr__(self) -> str:
-        loss = self._loss if isinstance(self._loss, str) else type(self._loss).__name__
+        loss = self._loss if isinstance(self._loss, str) else loss_name(self._loss)
         config = self._optimizer.get_config()
         rate = config["learning_rate"]
-        told = f"{float(rate):.6g}" if np.ndim(rate) == 0 and not isinstance(rate, dict) else rate
-        optimizer = f"{type(self._optimizer).__name__}(learning_rate={told})"
+        rate_text = (
+            f"{float(rate):.6g}" if np.ndim(rate) == 0 and not isinstance(rate, dict) else rate
+        )
+        optimizer = f"{type(self._optimizer).__name__}(learning_rate={rate_text})"
         size = f"{self.n_params:,} parameters"
         return f"KerasModel({self._model.name}, {size}, loss={loss}, optimizer={optimizer})"
 
-    # -- the flat-parameter protocol -------------------------------------------------------------
-
     @property
     def n_params(self) -> int:
-        """How many trainable parameters."""
+        """The number of trainable parameters."""
         return self._layout.size
 
     @property
@@ -168,274 +193,310 @@ class KerasModel:
 
     @property
     def per_label(self) -> bool:
-        """Whether the loss takes each of several outputs for a label that is true or false."""
-        return "binary" in named_loss(self._loss)
+        """Whether the loss treats each of several outputs as a label that is true or false."""
+        return "binary" in normalize_loss_name(self._loss)
 
     @property
     def ignored_label(self) -> int | None:
-        """The label whose places the loss leaves out; None: it counts all."""
-        found = getattr(self._loss, "ignore_class", None)
-        return found if isinstance(found, int) else None
+        """The label that the loss ignores, or None."""
+        label = getattr(self._loss, "ignore_class", loss_options(self._loss).get("ignore_class"))
+        return label if isinstance(label, int) else None
 
     @property
     def module(self) -> Any:
-        """The user's model; the bound parameters and what is not trainable are copied into it."""
+        """The user's model, with the bound parameters and other variables copied into it."""
         for (_, view), variable in zip(
-            self._layout.views(self._bound()), self._model.trainable_variables, strict=True
+            self._layout.views(self._require_bound()), self._model.trainable_variables, strict=True
         ):
             variable.assign(view)
-        self._assign_fixed()
+        self._assign_non_trainable()
         return self._model
 
     def initial(self) -> Flat:
-        """The values that the model had when it was passed, f32[n_params]. They do not travel."""
+        """Return the values f32[n_params] when the model was passed; not after unpickling."""
         if self._initial is None:
             raise UsageError(
-                "this KerasModel was pickled, and a model travels without its parameters: bind the"
-                " ones it should have, or copy it with copy.deepcopy"
+                "this KerasModel was pickled, and pickles contain no parameters: bind parameters,"
+                " or copy the model with copy.deepcopy"
             )
         return self._initial.copy()
 
     def start_from(self, params: Flat) -> None:
-        """Have these initial parameters, f32[n_params], in place of the model's own."""
-        self._initial = bindable(params, self.n_params).copy()
+        """Make ``initial`` return a copy of these parameters, f32[n_params]."""
+        self._initial = check_bindable(params, self.n_params).copy()
 
     def place(self, share: Share) -> None:
-        """Draw this worker's own random numbers. Threads were told to XLA at the import."""
-        keep_to_task(share.threads)
+        """Set this worker's random seeds; XLA's threads were limited when Keras was imported."""
+        limit_to_task_cpus(share.threads)
         for i, variable in enumerate(self._model.non_trainable_variables):
             if is_seed(variable):
-                self._fixed[i] = jnp.array([share.seed % 2**32, i], variable.dtype)
+                self._non_trainable[i] = jnp.array([share.seed % 2**32, i], variable.dtype)
 
     def bind(self, params: Flat) -> None:
-        """Read from and write into this memory from now on, f32[n_params]."""
-        self._params = bindable(params, self.n_params)
+        """Read parameters from this memory, f32[n_params], and write them there from now on."""
+        self._params = check_bindable(params, self.n_params)
 
     def step(self, batch: Batch) -> float:
-        """One minibatch: change the bound parameters and the buffers; return the mean loss."""
-        params = self._bound()
-        changed, self._updater, self._fixed, loss = self._jit_step(
-            params, self._updater, self._fixed, *batch, self._pace
+        """Train on one minibatch: change the bound parameters and buffers; return the mean loss."""
+        params = self._require_bound()
+        changed, self._optimizer_state, self._non_trainable, loss = self._jit_step(
+            params, self._optimizer_state, self._non_trainable, *batch, self._fit_position
         )
         np.copyto(params, changed)
         return float(loss)
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Momentum counts the minibatches of so many workers; schedules are where the fit is.
+        """Scale momentum to the number of workers and move schedules to the fit's position.
 
-        It compiles once anew when there is more than one; not each time there are others.
+        The step is recompiled once, when a second worker joins; the number is an input of the
+        compiled function.
         """
-        alone = workers == 1 and (self._pace is None or self._pace[0] is None)
-        self._pace = None if alone else workers, minibatches
+        alone = workers == 1 and (self._fit_position is None or self._fit_position[0] is None)
+        self._fit_position = None if alone else workers, minibatches
 
     def horizons(self, workers: int) -> dict[str, str]:
-        """What is changed where so many train, for people."""
-        return told(self._optimizer, self._model, workers)
+        """Return what changes in optimizer and BatchNormalization with this many workers."""
+        return describe_scaling(self._optimizer, self._model, workers)
 
     def predict(self, features: Columns) -> Any:
-        """What the model puts out in inference, as NumPy arrays [rows, ...]."""
-        outputs = self._jit_predict(self._bound(), self._fixed, features)
+        """Return the model's outputs in inference mode as NumPy arrays [rows, ...]."""
+        outputs = self._jit_predict(self._require_bound(), self._non_trainable, features)
         return jax.tree_util.tree_map(np.asarray, outputs)
 
     def loss(self, batch: Batch) -> tuple[float, float]:
-        """(sum of weight x loss, sum of weights) in inference and without penalties."""
-        mean = float(self._jit_loss(self._bound(), self._fixed, *batch))
+        """Return (sum of weight x loss, sum of weights) in inference mode, without penalties."""
+        mean = float(self._jit_loss(self._require_bound(), self._non_trainable, *batch))
         weight = batch.rows if batch.weights is None else batch.weights.sum(dtype=np.float64)
         return mean * float(weight), float(weight)
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError naming row and value, or what Keras says about the shapes."""
-        self._trial.check(features, labels)
+        """Raise UsageError with row and value, or with Keras' error about the shapes."""
+        self._shape_check.check(features, labels)
 
     def updater_state(self) -> State:
-        """The optimizer's variables, numbered; copies."""
-        return state_of(zip(self._updater_names(), self._updater, strict=True))
+        """Return copies of the optimizer's variables, named by their number."""
+        return state_from_leaves(
+            zip(self._optimizer_state_names(), self._optimizer_state, strict=True)
+        )
 
     def load_updater_state(self, state: State) -> None:
-        """Take a state that ``updater_state`` of an equal model returned."""
-        wanted = list(zip(self._updater_names(), self._updater, strict=True))
-        numberless = {NUMBER.sub("", name): value for name, value in state.items()}
-        self._updater = leaves_of(numberless, wanted)
+        """Restore a state that ``updater_state`` of an equal model returned."""
+        wanted = list(zip(self._optimizer_state_names(), self._optimizer_state, strict=True))
+        unnumbered = {NAME_COUNTER.sub("", name): value for name, value in state.items()}
+        self._optimizer_state = leaves_from_state(unnumbered, wanted)
 
     def layer_of(self, index: int) -> str:
-        """Layer and variable that parameter ``index`` is in, like ``dense_1/kernel``."""
-        return self._layout.name_of(index)
+        """Return layer and variable with parameter ``index``, like ``dense_1/kernel``."""
+        return self._layout.name_at(index)
 
     def exported(self) -> tuple[str, bytes]:
-        """``.keras``, which ``keras.saving.load_model`` opens, with what is bound now."""
+        """Return a ``.keras`` file with the bound values for ``keras.saving.load_model``."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "model.keras"
             keras.saving.save_model(self.module, path)
             return path.suffix, path.read_bytes()
 
-    # -- buffers ---------------------------------------------------------------------------------
-
     def buffers_bytes(self) -> bytes:
-        """BatchNorm's statistics and their like, as they are now."""
-        return packed(self._buffer_values())
+        """Return the current statistics of layers such as BatchNormalization as bytes."""
+        return pack_buffers(self._buffer_values())
 
     def load_buffers_bytes(self, buffers: bytes) -> None:
-        """Take what ``buffers_bytes`` or ``saved_buffers_bytes`` of an equal model returned."""
-        places = self._buffers
-        if len(buffers) != sum(self._fixed[i].nbytes for i in places):
-            places = [*self._buffers, *self._frozen]
-        like = [np.asarray(self._fixed[i]) for i in places]
-        values = unpacked(like, buffers)
-        for i, value in zip(places, values, strict=True):
-            self._fixed[i] = jnp.array(value)
+        """Restore what ``buffers_bytes`` or ``saved_buffers_bytes`` of an equal model returned."""
+        indices = self._buffers
+        if len(buffers) != sum(self._non_trainable[i].nbytes for i in indices):
+            indices = [*self._buffers, *self._frozen]
+        like = [np.asarray(self._non_trainable[i]) for i in indices]
+        values = unpack_buffers(like, buffers)
+        for i, value in zip(indices, values, strict=True):
+            self._non_trainable[i] = jnp.array(value)
         if any(not np.array_equal(a, b) for a, b in zip(like, values, strict=True)):
-            self._finalize_adapted()
+            self._finalize_adapted_layers()
 
     def saved_buffers_bytes(self) -> bytes:
-        """Return the buffers and behind them the frozen layers' weights, for a saved network."""
-        return packed([np.asarray(self._fixed[i]) for i in (*self._buffers, *self._frozen)])
+        """Return the buffers followed by the frozen layers' weights, for a saved network."""
+        return pack_buffers(
+            [np.asarray(self._non_trainable[i]) for i in (*self._buffers, *self._frozen)]
+        )
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
-        """Means in float64, in the given order; whole numbers take the largest."""
-        return averaged(self._buffer_values(), reports)
+        """Return the mean, summed in float64 in the given order; of integers the maximum."""
+        return average_buffers(self._buffer_values(), reports)
 
     def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
-        """The same where each report counts so much."""
-        return averaged(self._buffer_values(), reports, weights)
+        """Return ``average_buffers`` with the given weight for each report."""
+        return average_buffers(self._buffer_values(), reports, weights)
 
     def _buffer_values(self) -> list[Any]:
-        return [np.asarray(self._fixed[i]) for i in self._buffers]
+        """Return the current buffers as NumPy arrays."""
+        return [np.asarray(self._non_trainable[i]) for i in self._buffers]
 
-    # -- pure functions --------------------------------------------------------------------------
-
-    def _next(
+    def _train_step(
         self,
         flat: Any,
-        updater: Any,
-        fixed: Any,
+        optimizer_state: Any,
+        non_trainable: Any,
         features: Any,
         labels: Any,
         weights: Any,
-        pace: Any = None,
+        fit_position: Any = None,
     ) -> tuple[Any, Any, Any, Any]:
-        """One step: (flat, updater, fixed) -> (flat, updater, fixed, loss)."""
+        """Return new (flat, optimizer state, other variables) and the loss; a pure function."""
 
         def objective(variables: Any) -> Any:
-            outputs, after, penalties = self._model.stateless_call(
-                variables, fixed, features, training=True, return_losses=True
+            """Return the loss with penalties, and (loss without them, changed variables)."""
+            outputs, changed, penalties = self._model.stateless_call(
+                variables, non_trainable, features, training=True, return_losses=True
             )
-            losses = self._rows_loss(labels, outputs)
-            loss = mean_loss(losses, first_rows(features), weights)
-            return loss + sum(penalties), (loss, after)
+            losses = self._row_loss(labels, outputs)
+            loss = mean_loss(losses, count_traced_rows(features), weights)
+            return loss + sum(penalties), (loss, changed)
 
-        variables = self._variables(flat)
-        with remembering(self._model, pace):
-            slopes, (loss, fixed) = jax.grad(objective, has_aux=True)(variables)
-        with paced(self._optimizer, pace):
-            variables, updater = self._optimizer.stateless_apply(updater, slopes, variables)
+        variables = self._split_params(flat)
+        with scaled_statistics(self._model, fit_position):
+            gradients, (loss, non_trainable) = jax.grad(objective, has_aux=True)(variables)
+        with scaled_optimizer(self._optimizer, fit_position):
+            variables, optimizer_state = self._optimizer.stateless_apply(
+                optimizer_state, gradients, variables
+            )
         flat = jnp.concatenate([variable.reshape(-1) for variable in variables])
-        return flat, list(updater), list(fixed), loss
+        return flat, list(optimizer_state), list(non_trainable), loss
 
-    def _tried(self, features: Any, labels: Any) -> tuple[Any, Any]:
-        """A step and a prediction from zeros: outputs and losses."""
+    def _trace_step(self, features: Any, labels: Any) -> tuple[Any, Any]:
+        """Trace a step and a prediction from zeros; return outputs and losses."""
         flat = jnp.zeros(self.n_params, jnp.float32)
-        with plain_errors():
-            self._next(flat, self._updater, self._fixed, features, labels, None)
-            outputs = self._predicted(flat, self._fixed, features)
-            return outputs, self._rows_loss(labels, outputs)
+        with unfiltered_tracebacks():
+            self._train_step(
+                flat, self._optimizer_state, self._non_trainable, features, labels, None
+            )
+            outputs = self._compute_outputs(flat, self._non_trainable, features)
+            return outputs, self._row_loss(labels, outputs)
 
-    def _predicted(self, flat: Any, fixed: Any, features: Any) -> Any:
-        return self._model.stateless_call(self._variables(flat), fixed, features, training=False)[0]
+    def _compute_outputs(self, flat: Any, non_trainable: Any, features: Any) -> Any:
+        """Return the outputs in inference mode as a pure function."""
+        return self._model.stateless_call(
+            self._split_params(flat), non_trainable, features, training=False
+        )[0]
 
-    def _measured(self, flat: Any, fixed: Any, features: Any, labels: Any, weights: Any) -> Any:
-        losses = self._rows_loss(labels, self._predicted(flat, fixed, features))
-        return mean_loss(losses, first_rows(features), weights)
+    def _compute_loss(
+        self, flat: Any, non_trainable: Any, features: Any, labels: Any, weights: Any
+    ) -> Any:
+        """Return the mean loss in inference mode as a pure function."""
+        losses = self._row_loss(labels, self._compute_outputs(flat, non_trainable, features))
+        return mean_loss(losses, count_traced_rows(features), weights)
 
-    def _variables(self, flat: Any) -> list[Any]:
+    def _split_params(self, flat: Any) -> list[Any]:
+        """Return the trainable variables as parts of the flat vector."""
         return [view for _, view in self._layout.views(flat)]
 
-    # -- inside ----------------------------------------------------------------------------------
+    def _optimizer_state_names(self) -> list[str]:
+        """Return a name for each variable, without Keras' counter of unnamed optimizers."""
+        return [
+            NAME_COUNTER.sub("", f"{self._optimizer.name}/{i}")
+            for i in range(len(self._optimizer_state))
+        ]
 
-    def _updater_names(self) -> list[str]:
-        """Keras counts optimizers without a name, too: in another program it has another number."""
-        return [NUMBER.sub("", f"{self._optimizer.name}/{i}") for i in range(len(self._updater))]
-
-    def _bound(self) -> Flat:
+    def _require_bound(self) -> Flat:
+        """Return the bound parameters; fail if ``bind`` has not been called."""
         assert self._params is not None, "bind parameters first"
         return self._params
 
-    # -- travelling ------------------------------------------------------------------------------
-
     def __getstate__(self) -> dict[str, Any]:
-        """What ships: configurations, classes of your own, what is not trainable."""
+        """Return configurations, custom classes and the variables that are not trainable."""
         return {
             "model": keras.saving.serialize_keras_object(self._model),
             "loss": self._loss,
             "optimizer": keras.saving.serialize_keras_object(self._optimizer),
             "outputs": self._outputs,
-            "classes": classes_of(self._model)
-            | foreign([self._optimizer, schedule_of(self._optimizer)]),
-            "excluded": self._excluded,
-            "fixed": [np.asarray(value) for value in self._fixed],
+            "classes": collect_custom_objects(self._model)
+            | find_custom_classes([self._optimizer, get_schedule(self._optimizer)]),
+            "excluded": self._decay_exclusions,
+            "fixed": [np.asarray(value) for value in self._non_trainable],
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        need_jax()
-        model, optimizer = (revived(state[part], state["classes"]) for part in PARTS)
-        excluded = state.get("excluded", NONE_EXCLUDED)  # missing in pickles of earlier versions
-        self._set_up(model, state["loss"], optimizer, state["outputs"], excluded)
-        self._fixed = [jnp.array(value) for value in state["fixed"]]
-        self._finalize_adapted()
+        """Make the model from its configuration, without values for its parameters."""
+        require_jax_backend()
+        model, optimizer = (deserialize(state[part], state["classes"]) for part in SERIALIZED_PARTS)
+        exclusions = state.get("excluded", NO_EXCLUSIONS)  # missing in pickles of earlier versions
+        self._set_up(model, state["loss"], optimizer, state["outputs"], exclusions)
+        self._non_trainable = [jnp.array(value) for value in state["fixed"]]
+        self._finalize_adapted_layers()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KerasModel:
-        """A model of its own for another fit, with the same initial parameters."""
-        twin = object.__new__(type(self))
-        twin.__setstate__(self.__getstate__())
-        twin._initial = self._initial
-        return twin
+        """Return a separate model for another fit, with the same initial parameters."""
+        copied = object.__new__(type(self))
+        copied.__setstate__(self.__getstate__())
+        copied._initial = self._initial
+        return copied
 
     def describe(self) -> dict[str, Any]:
-        """Names and shapes, and Keras' own configurations where nothing else is in the model."""
+        """Return names and shapes of the parameters, and how to make the model again.
+
+        The latter are Keras' configurations, or the names of the user's classes and losses, if any.
+        """
         arrays = zip(self._layout.names, self._layout.shapes, strict=True)
         described: dict[str, Any] = {
             "kind": "keras",
             "outputs": self._outputs,
-            "parameters": [[NUMBER.sub("", name), list(shape)] for name, shape in arrays],
+            "parameters": [[NAME_COUNTER.sub("", name), list(shape)] for name, shape in arrays],
         }
-        parts_of_code = [*all_layers(self._model), self._optimizer, schedule_of(self._optimizer)]
-        if foreign(parts_of_code) or is_own(self._loss):
-            return described
-        loss = getattr(self._loss, "__name__", self._loss)  # of a function: Keras knows it by name
-        parts = {"model": self._model, "optimizer": self._optimizer, "loss": loss}
-        if self._excluded != NONE_EXCLUDED:
-            described["excluded_from_weight_decay"] = list(self._excluded)
+        parts_of_code = [*list_layers(self._model), self._optimizer, get_schedule(self._optimizer)]
+        own_losses = [loss for loss in list_losses(self._loss) if is_user_defined(loss)]
+        if code := [*find_custom_classes(parts_of_code), *map(_format_custom_loss, own_losses)]:
+            return described | {"code_of": code}
+        described["loss"] = describe_loss(self._loss)
+        parts = {"model": self._model, "optimizer": self._optimizer}
+        if self._decay_exclusions != NO_EXCLUSIONS:
+            described["excluded_from_weight_decay"] = list(self._decay_exclusions)
         return described | {
             name: keras.saving.serialize_keras_object(part) for name, part in parts.items()
         }
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> KerasModel:
-        """The model that ``describe`` described; nothing of another package than Keras is made."""
+        """Make the model that ``describe`` described, of Keras' own classes only.
+
+        Raise UsageError if the description lacks code of the user, or names code of other packages.
+        """
         if "model" not in description:
             raise UsageError(
-                "this model has layers or a loss of your own, whose code was not saved: make the"
-                " model as before, and load it with SparkNetwork.load(path, spark,"
-                " model=KerasModel(...))"
+                f"this model has layers or a loss of your own{_format_missing_code(description)},"
+                " whose code was not saved: create the model as before, and load it with"
+                " SparkNetwork.load(path, spark, model=KerasModel(...))"
             )
-        need_safe_keras()
-        parts = [description[part] for part in (*PARTS, "loss")]
-        refuse_other_modules(parts)
+        require_safe_keras()
+        parts = [description[part] for part in (*SERIALIZED_PARTS, "loss")]
+        refuse_foreign_code(parts)
         model, optimizer, loss = (
-            part if isinstance(part, str) else revived(part, {}) for part in parts
+            part if isinstance(part, str) else deserialize(part, {}) for part in parts
         )
-        made = cls(model, loss, optimizer, outputs=description["outputs"])
-        if (excluded := description.get("excluded_from_weight_decay")) is not None:
-            initial = made._initial
-            made._set_up(model, loss, optimizer, made.outputs, (list(excluded[0]), excluded[1]))
-            made._initial = initial
-        return made
+        instance = cls(model, loss, optimizer, outputs=description["outputs"])
+        if (exclusions := description.get("excluded_from_weight_decay")) is not None:
+            initial = instance._initial
+            instance._set_up(
+                model, loss, optimizer, instance.outputs, (list(exclusions[0]), exclusions[1])
+            )
+            instance._initial = initial
+        return instance
 
 
-def classes_of(model: Any) -> dict[str, Any]:
-    """What Keras needs to make this model again: classes of your own, and what you registered."""
-    return {**keras.saving.get_custom_objects(), **foreign(all_layers(model))}
+def collect_custom_objects(model: Any) -> dict[str, Any]:
+    """Return all registered objects and the model's custom classes, by their Keras names."""
+    return {**keras.saving.get_custom_objects(), **find_custom_classes(list_layers(model))}
 
 
-def flat_of(variables: Any) -> Flat:
-    """Their values, one behind the other."""
+def _format_custom_loss(loss: Any) -> str:
+    """Return the name of a user's loss for ``code_of`` in a description."""
+    kind = "functools.partial of " if isinstance(loss, partial) else ""
+    return f"loss {kind}{loss_name(loss)}"
+
+
+def _format_missing_code(description: dict[str, Any]) -> str:
+    """Return the description's ``code_of`` in parentheses; empty if it has none."""
+    names = description.get("code_of")
+    return f" ({', '.join(map(str, names))})" if isinstance(names, list) and names else ""
+
+
+def flatten_variables(variables: Any) -> Flat:
+    """Return a copy of the variables' values, one after the other, f32[n_params]."""
     return np.concatenate([np.asarray(v.value, np.float32).reshape(-1) for v in variables])

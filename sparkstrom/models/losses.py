@@ -1,4 +1,4 @@
-"""Losses of the built-in network: value, gradient, and which labels they take."""
+"""Activations and losses of the built-in network, in NumPy, and the names of losses."""
 
 from __future__ import annotations
 
@@ -9,20 +9,81 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.activations import F32
-from sparkstrom.models.row_checks import LABELS, refuse_not_finite, refuse_strange_classes
+from sparkstrom.models.row_checks import LABELS, refuse_non_finite, refuse_unknown_classes
 
-Labels = NDArray[Any]  # whole numbers [rows], or numbers [rows, outputs]
+F32 = NDArray[np.float32]
 
 
-Weights = F32 | None  # [rows], how much each row counts; None: all the same
+class Activation(NamedTuple):
+    """An activation function a = f(z) and its derivative, both in place."""
+
+    forward: Callable[[F32], F32]
+    backward: Callable[[F32, F32], None]  # (a, upstream): upstream *= f'(z)
+
+
+def _relu(z: F32) -> F32:
+    """Compute max(z, 0) in place."""
+    return np.maximum(z, 0, out=z)
+
+
+def _relu_backward(a: F32, upstream: F32) -> None:
+    """Multiply the gradient by 1 where the output is positive, else by 0."""
+    upstream *= a > 0
+
+
+def _tanh(z: F32) -> F32:
+    """Compute tanh(z) in place."""
+    return np.tanh(z, out=z)
+
+
+def _tanh_backward(a: F32, upstream: F32) -> None:
+    """Multiply the gradient by tanh's derivative, 1 - a**2."""
+    upstream *= 1 - a * a
+
+
+def _sigmoid(z: F32) -> F32:
+    """Compute 1 / (1 + exp(-z)) as (1 + tanh(z / 2)) / 2, which cannot overflow."""
+    z *= np.float32(0.5)
+    np.tanh(z, out=z)
+    z += np.float32(1)
+    z *= np.float32(0.5)
+    return z
+
+
+def _sigmoid_backward(a: F32, upstream: F32) -> None:
+    """Multiply the gradient by the sigmoid's derivative, a * (1 - a)."""
+    upstream *= a * (1 - a)
+
+
+def _identity(z: F32) -> F32:
+    """Return z unchanged."""
+    return z
+
+
+def _identity_backward(a: F32, upstream: F32) -> None:
+    """Do nothing: the derivative is 1."""
+
+
+ACTIVATIONS = {
+    "relu": Activation(_relu, _relu_backward),
+    "tanh": Activation(_tanh, _tanh_backward),
+    "sigmoid": Activation(_sigmoid, _sigmoid_backward),
+    "identity": Activation(_identity, _identity_backward),
+}
+
+
+Labels = NDArray[Any]  # class indices [rows], or numbers [rows, outputs]
+Weights = F32 | None  # [rows], how much each row counts; None: all equally
 
 
 class Loss(NamedTuple):
-    """``gradient(outputs, labels, weights)`` -> (mean loss, d loss / d outputs).
+    """A loss function with its output activation and its check of labels.
 
-    ``output`` is for predict. ``check(labels, outputs)`` raises UsageError naming row and value
-    of a label that does not fit. With weights the mean is sum(weight * loss) / sum(weight).
+    Attributes:
+        gradient: (outputs, labels, weights) -> mean loss and its derivative by the outputs; with
+            weights the mean is sum(weight * loss) / sum(weight).
+        output: turns the last layer's values into predictions, in place.
+        check: (labels, number of outputs); raises UsageError for labels that do not fit.
     """
 
     gradient: Callable[[F32, Labels, Weights], tuple[float, F32]]
@@ -31,7 +92,7 @@ class Loss(NamedTuple):
 
 
 def softmax(z: F32) -> F32:
-    """Rows to probabilities, in place."""
+    """Turn rows of logits into probabilities, in place."""
     z -= z.max(axis=1, keepdims=True)
     np.exp(z, out=z)
     z /= z.sum(axis=1, keepdims=True)
@@ -39,9 +100,10 @@ def softmax(z: F32) -> F32:
 
 
 def cross_entropy(z: F32, labels: Labels, weights: Weights = None) -> tuple[float, F32]:
-    """Softmax cross-entropy from logits; labels [rows] of classes or [rows, outputs] of shares.
+    """Return the softmax cross-entropy of logits [rows, outputs] and its gradient.
 
-    The largest logit is taken out of each row first, so that nothing overflows.
+    Labels are class indices [rows] or shares [rows, outputs]. ``z`` is overwritten: the row's
+    largest logit is subtracted first, so that nothing overflows.
     """
     z -= z.max(axis=1, keepdims=True)
     log_sum = np.log(np.exp(z).sum(axis=1, keepdims=True))
@@ -55,23 +117,26 @@ def cross_entropy(z: F32, labels: Labels, weights: Weights = None) -> tuple[floa
         losses = -(labels * log_p).sum(axis=1, dtype=np.float64)
         gradient *= labels.sum(axis=1, keepdims=True, dtype=np.float32)
         gradient -= labels
-    return _mean(losses, gradient, weights)
+    return _average_loss(losses, gradient, weights)
 
 
 def squared_error(z: F32, labels: Labels, weights: Weights = None) -> tuple[float, F32]:
-    """Mean over rows of the summed squared error; labels [rows] or [rows, outputs]."""
+    """Return the squared error and its gradient by the outputs ``z``.
+
+    The error is summed over outputs and averaged over rows.
+    """
     gradient = z - labels.reshape(z.shape).astype(np.float32)
     losses = np.square(gradient).sum(axis=1, dtype=np.float64)
     gradient *= np.float32(2)
-    return _mean(losses, gradient, weights)
+    return _average_loss(losses, gradient, weights)
 
 
-def _mean(losses: NDArray[Any], gradient: F32, weights: Weights) -> tuple[float, F32]:
-    """The rows' mean loss, and its gradient in the rows' gradients' place."""
+def _average_loss(losses: NDArray[Any], gradient: F32, weights: Weights) -> tuple[float, F32]:
+    """Return the mean of the rows' losses; scale the rows' gradients in place to match."""
     if weights is None:
         gradient /= np.float32(len(losses))
         return float(losses.mean(dtype=np.float64)), gradient
-    total = float(weights.sum(dtype=np.float64)) or 1.0  # rows of no weight teach nothing
+    total = float(weights.sum(dtype=np.float64)) or 1.0  # all weights 0: the gradient is 0
     gradient *= (weights / np.float32(total))[:, None]
     return float(weights.astype(np.float64) @ losses) / total, gradient
 
@@ -82,27 +147,25 @@ def loss_name(loss: Any) -> str:
     return str(getattr(loss, "__name__", type(loss).__name__))
 
 
-def _unchanged(z: F32) -> F32:
-    return z
-
-
-def _check_classes(labels: Labels, outputs: int) -> None:
+def _check_class_labels(labels: Labels, outputs: int) -> None:
+    """Raise UsageError unless labels are class indices, or shares [rows, outputs]."""
     if labels.ndim != 1:
-        _check_numbers(labels, outputs)
+        _check_numeric_labels(labels, outputs)
         return
-    refuse_strange_classes(labels, outputs)
+    refuse_unknown_classes(labels, outputs)
 
 
-def _check_numbers(labels: Labels, outputs: int) -> None:
+def _check_numeric_labels(labels: Labels, outputs: int) -> None:
+    """Raise UsageError unless labels are finite numbers [rows, outputs]."""
     if labels.size != len(labels) * outputs:
         raise UsageError(
             f"labels have shape {list(labels.shape)}, the network has {outputs} outputs:"
             " change the last of its widths or the labels"
         )
-    refuse_not_finite(LABELS, labels)
+    refuse_non_finite(LABELS, labels)
 
 
 LOSSES = {
-    "cross_entropy": Loss(cross_entropy, softmax, _check_classes),
-    "squared_error": Loss(squared_error, _unchanged, _check_numbers),
+    "cross_entropy": Loss(cross_entropy, softmax, _check_class_labels),
+    "squared_error": Loss(squared_error, _identity, _check_numeric_labels),
 }

@@ -1,24 +1,60 @@
-"""Row checks: values that no model takes, refused by row and place before training."""
+"""Checks of rows that all models share, and errors that name the row and the value."""
 
 from __future__ import annotations
 
+import dis
+import importlib.util
+import os
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import UsageError, first_line
 from sparkstrom.models.base import Columns, arrays_of
 
-FEATURES, LABELS = "features", "labels"
-FILL = "it must be a finite number; fill it or drop the row"
+
+def is_raised_by_user_code(error: BaseException, *libraries: str) -> bool:
+    """Return whether a ``raise`` or ``assert`` outside of these packages raised the error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_lasti < 0:
+        return False
+    code = trace.tb_frame.f_code
+    is_raise = dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+    return is_raise and not code.co_filename.startswith(tuple(map(_package_directory, libraries)))
+
+
+def _package_directory(library: str) -> str:
+    """Return the directory of an installed package, with a separator at the end."""
+    spec = importlib.util.find_spec(library)
+    assert spec is not None, f"{library} raised something"
+    assert spec.origin is not None, "it is a package of files"
+    return os.path.dirname(spec.origin) + os.sep
+
+
+def describe_error(error: BaseException) -> str:
+    """Return "Class: message" of an error, with the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+FEATURES, LABELS = "features", "labels"  # roles of arrays
+FILL_REMEDY = "it must be a finite number; fill it or drop the row"
 
 
 class BadValue(UsageError):
-    """A value that a model cannot take, and where it is, for who knows the columns' names.
+    """Raised for a value that a model cannot train on.
 
-    ``role``: features or labels; ``array``: which of several, its name or its place from 0, empty
-    for the only one; ``place``: of the value in its row, as ``3, 4``, empty for a single number.
+    Callers that know the columns' names write a better message from the attributes.
+
+    Attributes:
+        role: ``FEATURES`` or ``LABELS``.
+        array: name or position of the array; empty for the only one.
+        row: the row's position in the minibatch.
+        position: the value's position in the row, such as ``3, 4``; empty for a single number.
+        text: the value as text.
+        reason: why the value is invalid, and the remedy.
     """
 
     def __init__(
@@ -26,54 +62,56 @@ class BadValue(UsageError):
         role: str,
         array: str,
         row: int,
-        place: str,
-        said: str,
-        why: str,
+        position: str,
+        text: str,
+        reason: str,
     ) -> None:
-        super().__init__(role, array, row, place, said, why)
-        self.role, self.array, self.row, self.place = role, array, row, place
-        self.said, self.why = said, why
+        super().__init__(role, array, row, position, text, reason)
+        self.role, self.array, self.row, self.position = role, array, row, position
+        self.text, self.reason = text, reason
 
     def __str__(self) -> str:
         which = f"[{self.array}]" if self.array else ""
         what = "label" if self.role == LABELS else self.role
-        return f"row {self.row}: {what}{which}{self.at} is {self.said}: {self.why}"
+        return f"row {self.row}: {what}{which}{self.location_text} is {self.text}: {self.reason}"
 
     @property
-    def at(self) -> str:
-        """Its place in the row, for people."""
-        return f" at [{self.place}]" if self.place else ""
+    def location_text(self) -> str:
+        """The position in the row, such as " at [3, 4]"; empty for a single number."""
+        return f" at [{self.position}]" if self.position else ""
 
 
-def refuse_bad(role: str, columns: Columns, index: int, good: NDArray[np.bool_], why: str) -> None:
-    """Raise BadValue for the first value of an array that is not ``good`` [rows, ...]."""
-    if good.all():
+def refuse_invalid_values(
+    role: str, columns: Columns, index: int, valid: NDArray[np.bool_], reason: str
+) -> None:
+    """Raise BadValue for the first value of array ``index`` that is not ``valid`` [rows, ...]."""
+    if valid.all():
         return
-    row, *place = (int(at) for at in np.argwhere(~good)[0])
-    value = arrays_of(columns)[index][(row, *place)]
-    several = "" if isinstance(columns, np.ndarray) else str(index)
-    array = list(columns)[index] if isinstance(columns, dict) else several
-    raise BadValue(role, array, row, ", ".join(map(str, place)), str(value), why)
+    row, *position = (int(at) for at in np.argwhere(~valid)[0])
+    value = arrays_of(columns)[index][(row, *position)]
+    number = "" if isinstance(columns, np.ndarray) else str(index)
+    array = list(columns)[index] if isinstance(columns, dict) else number
+    raise BadValue(role, array, row, ", ".join(map(str, position)), str(value), reason)
 
 
-def refuse_not_finite(role: str, columns: Columns) -> None:
-    """Raise BadValue for NaN and infinity."""
+def refuse_non_finite(role: str, columns: Columns) -> None:
+    """Raise BadValue for the first NaN or infinity in the columns."""
     for i, array in enumerate(arrays_of(columns)):
         if array.dtype.kind == "f":
-            refuse_bad(role, columns, i, np.isfinite(array), FILL)
+            refuse_invalid_values(role, columns, i, np.isfinite(array), FILL_REMEDY)
 
 
-def refuse_strange_classes(labels: NDArray[Any], classes: int, ignored: int | None = None) -> None:
-    """Raise BadValue for a label [rows] that is not in [0, classes) and not ``ignored``."""
-    whole = (labels >= 0) & (labels < classes) & (labels == np.floor(labels))
+def refuse_unknown_classes(labels: NDArray[Any], classes: int, ignored: int | None = None) -> None:
+    """Raise BadValue for a label [rows] that is neither in [0, classes) nor ``ignored``."""
+    is_class = (labels >= 0) & (labels < classes) & (labels == np.floor(labels))
     if ignored is not None:
-        whole |= labels == ignored
-    refuse_bad(LABELS, labels, 0, whole, no_class(classes))
+        is_class |= labels == ignored
+    refuse_invalid_values(LABELS, labels, 0, is_class, explain_unknown_class(classes))
 
 
-def no_class(classes: int) -> str:
-    """Why a label is none of so many classes, and what to do."""
+def explain_unknown_class(classes: int) -> str:
+    """Return the error text for a label outside [0, classes), with a remedy."""
     return (
-        f"labels must be 0 to {classes - 1}, as the model puts out {classes} classes; renumber the"
+        f"labels must be 0 to {classes - 1}, as the model returns {classes} classes; renumber the"
         " labels, or give the model more outputs"
     )

@@ -1,9 +1,4 @@
-"""Updaters: two pure functions over flat vectors, as frozen values.
-
-``init(n)`` makes the state, ``update(gradient, state)`` writes the step to *add* to the
-parameters into ``gradient``'s own memory and changes the state in place. Defaults are DL4J's
-(org.nd4j.linalg.learning.config) where it has them.
-"""
+"""Optimizers of the built-in network, in NumPy, by the names of DL4J's updaters."""
 
 from __future__ import annotations
 
@@ -15,64 +10,87 @@ import numpy as np
 
 from sparkstrom.base.option_types import check_options, number
 from sparkstrom.models.base import Flat, State
-from sparkstrom.models.horizons import DENSE, raised
+from sparkstrom.models.momentum_scaling import scale_momentum
+
+# Fields of the optimizers below.
+BUILTIN_MOMENTA = ("momentum", "beta1")
+
 
 POSITIVE = number(above=0)
-SHARE = number(least=0, below=1)
+DECAY = number(least=0, below=1)
 
 
 class Updater(Protocol):
-    """An optimizer over one flat vector."""
+    """Interface of optimizers over one flat vector.
+
+    An optimizer is an immutable value; its state belongs to the caller. Default options are those
+    of DL4J (org.nd4j.linalg.learning.config) where it has them.
+    """
 
     name: ClassVar[str]
 
     def init(self, n_params: int) -> State:
-        """Fresh state: arrays f32[n_params] and scalars."""
+        """Return a new state: arrays f32[n_params] and scalars."""
 
     def update(self, gradient: Flat, state: State) -> Flat:
-        """Turn the mean gradient f32[n_params], in place, into the step to add."""
+        """Turn the mean gradient f32[n_params], in place, into the step to add.
+
+        ``state`` is changed in place.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Sgd:
     """Plain gradient descent: step = -learning_rate * gradient.
 
-    Raises UsageError for a learning rate that is not above 0.
+    Raises:
+        UsageError: the learning rate is not above 0.
     """
 
     name: ClassVar[str] = "sgd"
     learning_rate: float = field(default=1e-3, metadata=POSITIVE)
 
     def __post_init__(self) -> None:
+        """Raise UsageError if an option is out of range."""
         check_options(self, type(self).__name__)
 
     def init(self, n_params: int) -> State:
+        """Return an empty state."""
         return {}
 
     def update(self, gradient: Flat, state: State) -> Flat:
+        """Return the step, computed in the gradient's memory."""
         gradient *= np.float32(-self.learning_rate)
         return gradient
 
 
 @dataclass(frozen=True, slots=True)
 class Nesterov:
-    """Momentum looked up ahead (Nesterov 1983, in the form of Sutskever et al. 2013).
+    """Nesterov momentum (Nesterov 1983, in the form of Sutskever et al. 2013).
 
-    ``momentum``: per minibatch, in [0, 1). Raises UsageError for values out of range.
+    Args:
+        learning_rate: step size, above 0.
+        momentum: decay of the velocity per minibatch, in [0, 1).
+
+    Raises:
+        UsageError: a value is out of range.
     """
 
     name: ClassVar[str] = "nesterov"
     learning_rate: float = field(default=0.1, metadata=POSITIVE)
-    momentum: float = field(default=0.9, metadata=SHARE)
+    momentum: float = field(default=0.9, metadata=DECAY)
 
     def __post_init__(self) -> None:
+        """Raise UsageError if an option is out of range."""
         check_options(self, type(self).__name__)
 
     def init(self, n_params: int) -> State:
+        """Return the state: the velocity."""
         return {"velocity": np.zeros(n_params, np.float32)}
 
     def update(self, gradient: Flat, state: State) -> Flat:
-        velocity, mu = _array(state, "velocity"), np.float32(self.momentum)
+        """Return the step, computed in the gradient's memory; update the velocity."""
+        velocity, mu = _get_array(state, "velocity"), np.float32(self.momentum)
         gradient *= np.float32(-self.learning_rate)
         velocity *= mu
         velocity += gradient
@@ -84,20 +102,28 @@ class Nesterov:
 class Adam:
     """Adam (Kingma and Ba 2015, algorithm 1), with bias correction.
 
-    ``beta1``, ``beta2``: decays per minibatch, in [0, 1); ``epsilon``: in gradient units. Raises
-    UsageError for values out of range.
+    Args:
+        learning_rate: step size, above 0.
+        beta1: decay of the mean gradient per minibatch, in [0, 1).
+        beta2: decay of the mean square per minibatch, in [0, 1).
+        epsilon: added to the root of the mean square, in gradient units.
+
+    Raises:
+        UsageError: a value is out of range.
     """
 
     name: ClassVar[str] = "adam"
     learning_rate: float = field(default=1e-3, metadata=POSITIVE)
-    beta1: float = field(default=0.9, metadata=SHARE)
-    beta2: float = field(default=0.999, metadata=SHARE)
+    beta1: float = field(default=0.9, metadata=DECAY)
+    beta2: float = field(default=0.999, metadata=DECAY)
     epsilon: float = field(default=1e-8, metadata=POSITIVE)
 
     def __post_init__(self) -> None:
+        """Raise UsageError if an option is out of range."""
         check_options(self, type(self).__name__)
 
     def init(self, n_params: int) -> State:
+        """Return the state: means of gradient and square, and the number of steps."""
         return {
             "mean": np.zeros(n_params, np.float32),
             "square": np.zeros(n_params, np.float32),
@@ -105,8 +131,9 @@ class Adam:
         }
 
     def update(self, gradient: Flat, state: State) -> Flat:
-        mean, square = _array(state, "mean"), _array(state, "square")
-        steps = state["steps"] = int(_scalar(state, "steps")) + 1
+        """Return the step, computed in the gradient's memory; update the state."""
+        mean, square = _get_array(state, "mean"), _get_array(state, "square")
+        steps = state["steps"] = int(_get_scalar(state, "steps")) + 1
         mean += np.float32(1 - self.beta1) * (gradient - mean)
         square += np.float32(1 - self.beta2) * (gradient * gradient - square)
         unbiased = math.sqrt(1 - self.beta2**steps)
@@ -122,23 +149,31 @@ class Adam:
 class RmsProp:
     """RMSProp (Tieleman and Hinton 2012, lecture 6.5).
 
-    ``decay``: per minibatch, in [0, 1); ``epsilon``: in gradient units. Raises UsageError for
-    values out of range.
+    Args:
+        learning_rate: step size, above 0.
+        decay: decay of the mean square per minibatch, in [0, 1).
+        epsilon: added to the mean square, above 0.
+
+    Raises:
+        UsageError: a value is out of range.
     """
 
     name: ClassVar[str] = "rmsprop"
     learning_rate: float = field(default=0.1, metadata=POSITIVE)
-    decay: float = field(default=0.95, metadata=SHARE)
+    decay: float = field(default=0.95, metadata=DECAY)
     epsilon: float = field(default=1e-8, metadata=POSITIVE)
 
     def __post_init__(self) -> None:
+        """Raise UsageError if an option is out of range."""
         check_options(self, type(self).__name__)
 
     def init(self, n_params: int) -> State:
+        """Return the state: the mean square."""
         return {"square": np.zeros(n_params, np.float32)}
 
     def update(self, gradient: Flat, state: State) -> Flat:
-        square = _array(state, "square")
+        """Return the step, computed in the gradient's memory; update the mean square."""
+        square = _get_array(state, "square")
         square += np.float32(1 - self.decay) * (gradient * gradient - square)
         gradient /= np.sqrt(square + np.float32(self.epsilon))
         gradient *= np.float32(-self.learning_rate)
@@ -149,7 +184,12 @@ class RmsProp:
 class AdaGrad:
     """AdaGrad (Duchi, Hazan and Singer 2011).
 
-    ``epsilon``: in gradient units. Raises UsageError for values that are not above 0.
+    Args:
+        learning_rate: step size, above 0.
+        epsilon: added to the root of the summed squares, in gradient units.
+
+    Raises:
+        UsageError: a value is not above 0.
     """
 
     name: ClassVar[str] = "adagrad"
@@ -157,13 +197,16 @@ class AdaGrad:
     epsilon: float = field(default=1e-6, metadata=POSITIVE)
 
     def __post_init__(self) -> None:
+        """Raise UsageError if an option is out of range."""
         check_options(self, type(self).__name__)
 
     def init(self, n_params: int) -> State:
+        """Return the state: the sum of squares."""
         return {"square": np.zeros(n_params, np.float32)}
 
     def update(self, gradient: Flat, state: State) -> Flat:
-        square = _array(state, "square")
+        """Return the step, computed in the gradient's memory; update the sum of squares."""
+        square = _get_array(state, "square")
         square += gradient * gradient
         gradient /= np.sqrt(square) + np.float32(self.epsilon)
         gradient *= np.float32(-self.learning_rate)
@@ -173,25 +216,29 @@ class AdaGrad:
 UPDATERS: dict[str, type[Any]] = {u.name: u for u in (Sgd, Nesterov, Adam, RmsProp, AdaGrad)}
 
 
-def following(updater: Updater) -> dict[str, float]:
-    """Of its hyperparameters those that count steps, but 0."""
-    values = {name: getattr(updater, name, 0.0) for name in DENSE}
+def get_momenta(optimizer: Updater) -> dict[str, float]:
+    """Return the optimizer's momenta above 0 by the name of their field."""
+    values = {name: getattr(optimizer, name, 0.0) for name in BUILTIN_MOMENTA}
     return {name: value for name, value in values.items() if value}
 
 
-def paced(updater: Updater, workers: int) -> Updater:
-    """The same where so many train: what counts steps counts those of all."""
-    changes = {name: raised(value, workers) for name, value in following(updater).items()}
-    return replace(updater, **changes) if changes else updater  # type: ignore[type-var]
+def scale_optimizer(optimizer: Updater, workers: int) -> Updater:
+    """Return the optimizer with its momenta scaled to this many workers."""
+    changes = {
+        name: scale_momentum(value, workers) for name, value in get_momenta(optimizer).items()
+    }
+    return replace(optimizer, **changes) if changes else optimizer  # type: ignore[type-var]
 
 
-def _array(state: State, name: str) -> Flat:
+def _get_array(state: State, name: str) -> Flat:
+    """Return the named array of a state."""
     value = state[name]
     assert isinstance(value, np.ndarray)
     return value
 
 
-def _scalar(state: State, name: str) -> float:
+def _get_scalar(state: State, name: str) -> float:
+    """Return the named number of a state."""
     value = state[name]
     assert not isinstance(value, np.ndarray)
     return value

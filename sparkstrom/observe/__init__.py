@@ -1,1 +1,1 @@
-"""What is seen from outside: counters as plain data, progress for people."""
+"""Monitoring of a fit: counters, epochs, progress, listeners, early stopping and reports."""

@@ -1,4 +1,7 @@
-"""Progress: what people see of a fit while it runs, as figures in words; and as plain lines."""
+"""Progress of a fit for people: figures, their text, and a display that writes plain lines.
+
+Also escapes and rate-limits text that workers print, before it is shown.
+"""
 
 from __future__ import annotations
 
@@ -12,172 +15,232 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TextIO
 
+LINE_CHARS_MAX = 300
+TAB_COLUMNS = 4
+
+
+def to_printable_line(text: str, chars_max: int = LINE_CHARS_MAX) -> str:
+    """Return text that is safe for a terminal: control characters are escaped, as ``\\x1b``.
+
+    Text longer than ``chars_max`` is cut and ends in an ellipsis.
+    """
+    shown = text[: chars_max + 1].expandtabs(TAB_COLUMNS)
+    shown = "".join(c if c.isprintable() else _escape_character(c) for c in shown)
+    return shown if len(shown) <= chars_max else shown[: chars_max - 1] + "…"
+
+
+def _escape_character(character: str) -> str:
+    """Return Python's escape sequence of a character."""
+    return character.encode("unicode_escape").decode("ascii")
+
+
+@dataclass(slots=True)
+class RateLimiter:
+    """A token bucket for lines: ``burst`` at once, one more per ``every_s``, ``total`` at most."""
+
+    burst: int  # lines allowed at once
+    every_s: float  # seconds until one more line is allowed
+    total: int  # lines allowed altogether
+    _left: float = field(init=False)  # tokens left
+    _granted: int = field(init=False, default=0)  # lines allowed so far
+    _updated_s: float | None = field(init=False, default=None)  # time of the last refill
+
+    def __post_init__(self) -> None:
+        self._left = float(self.burst)
+
+    def allows(self, now_s: float) -> bool:
+        """Return whether one more line may be shown now, and count it if so."""
+        if self._granted >= self.total:
+            return False
+        if self._updated_s is not None:
+            gained = (now_s - self._updated_s) / self.every_s
+            self._left = min(float(self.burst), self._left + gained)
+        self._updated_s = now_s
+        if self._left < 1:
+            return False
+        self._left -= 1
+        self._granted += 1
+        return True
+
+
 log = logging.getLogger(__name__)
 
-LOG_EVERY_S, LOG_EVERY_S_MAX = 3.0, 60.0  # between two plain lines: a twentieth of the fit so far
-LOG_SHARE = 20
-PACE_S, PACE_S_MIN = 15.0, 1.0  # rates and remaining times are of so long, and at least so long
+# Plain lines are a twentieth of the elapsed time apart, within these two bounds in seconds.
+LOG_EVERY_S, LOG_EVERY_S_MAX = 3.0, 60.0
+LOG_INTERVAL_DIVISOR = 20
+# Rates are averaged over the last 15 seconds, and known after 1 second.
+RATE_WINDOW_S, RATE_WINDOW_MIN_S = 15.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Where a fit stands."""
+class ProgressFigures:
+    """The state of a running fit at one moment."""
 
-    phase: str  # in words
-    workers: int
-    partitions: int
+    phase: str  # description for people
+    workers: int  # live workers
+    partitions: int  # workers wanted
     epoch: float  # mean over partitions
-    epochs: int
-    loss: float | None
-    examples: int
-    updates: int
-    bytes_sent: int
-    staleness: float  # the fit's minibatches on the way, and in residuals
-    waiting: float
+    epochs: int  # epochs of this fit
+    loss: float | None  # None: no step yet
+    examples: int  # trained so far
+    updates: int  # committed so far
+    bytes_sent: int  # updates at their origin
+    staleness: float  # mean number of minibatches that an update had not seen
+    waiting: float  # mean number of minibatches that learning waits in residuals
     sent_fraction: float | None = None  # entries per parameter and publication
     tau: float | None = None  # mean threshold
-    slow_links: int = 0  # to workers that live
-    held_out: float | None = None  # loss or accuracy of the held-out rows, of the newest epoch
+    slow_links: int = 0  # slow links to live workers
+    held_out: float | None = None  # loss or accuracy of the held-out rows after the newest epoch
 
     @property
     def is_starting(self) -> bool:
-        """Nothing has been trained yet."""
+        """Whether nothing has been trained yet."""
         return self.epoch == 0
 
     @property
-    def done(self) -> float:
-        """Of 1."""
+    def fraction_done(self) -> float:
+        """The completed fraction of the fit, from 0 to 1."""
         return min(1.0, self.epoch / max(1, self.epochs))
 
 
 @dataclass(slots=True)
-class Pace:
-    """How fast it goes: over the last seconds, so that a stall is seen."""
+class ProgressRate:
+    """Throughput and remaining time over the last seconds, so that a stall is visible."""
 
-    examples_per_s: float | None = None
-    left_s: float | None = None  # to the end
-    _looks: deque[tuple[float, int, float]] = field(default_factory=deque)
+    examples_per_s: float | None = None  # None: not known yet
+    remaining_s: float | None = None  # None: not known, or no progress
+    _samples: deque[tuple[float, int, float]] = field(default_factory=deque)
 
-    def look(self, line: Line, now_s: float) -> None:
-        """Take in what the fit has done up to now."""
-        if line.is_starting:
+    def update(self, figures: ProgressFigures, now_s: float) -> None:
+        """Add the present figures and recompute the rates."""
+        if figures.is_starting:
             return
-        looks = self._looks
-        looks.append((now_s, line.examples, line.epoch))
-        while now_s - looks[0][0] > PACE_S and len(looks) > 2:
-            looks.popleft()
-        first_s, examples, epoch = looks[0]
-        if now_s - first_s < PACE_S_MIN:
+        samples = self._samples
+        samples.append((now_s, figures.examples, figures.epoch))
+        while now_s - samples[0][0] > RATE_WINDOW_S and len(samples) > 2:
+            samples.popleft()
+        first_s, examples, epoch = samples[0]
+        if now_s - first_s < RATE_WINDOW_MIN_S:
             return
-        self.examples_per_s = (line.examples - examples) / (now_s - first_s)
-        epochs_per_s = (line.epoch - epoch) / (now_s - first_s)
-        left = max(0.0, line.epochs - line.epoch)
-        self.left_s = left / epochs_per_s if epochs_per_s > 0 else None
+        self.examples_per_s = (figures.examples - examples) / (now_s - first_s)
+        epochs_per_s = (figures.epoch - epoch) / (now_s - first_s)
+        left = max(0.0, figures.epochs - figures.epoch)
+        self.remaining_s = left / epochs_per_s if epochs_per_s > 0 else None
 
 
-def figures_in_words(line: Line, pace: Pace) -> list[str]:
-    """The most important first: who has no room leaves out the last."""
-    rate, waiting = pace.examples_per_s, round(line.waiting)
-    found = [
-        f"epoch {line.epoch:.1f}/{line.epochs}",
-        f"loss {line.loss:.4f}" if line.loss is not None else "",
-        f"held-out {line.held_out:.4f}" if line.held_out is not None else "",
-        f"{rate:,.0f} examples/s" if rate is not None else "",
-        f"{clock_time(pace.left_s)} left" if pace.left_s is not None and line.done < 1 else "",
-        f"{line.workers}/{line.partitions} workers",
-        f"{line.slow_links} slow link{'s' * (line.slow_links > 1)}" if line.slow_links else "",
-        f"sent {line.sent_fraction:.2%}" if line.sent_fraction is not None else "",
-        f"tau {line.tau:.2g}" if line.tau is not None else "",
-        f"staleness {line.staleness:.0f}" + (f"+{waiting}" if waiting else ""),
-        f"{line.updates:,} updates",
-        f"{line.bytes_sent / 1e6:.2f} MB",
+def format_figures(figures: ProgressFigures, rate: ProgressRate) -> list[str]:
+    """Return the known figures as text, the most important first.
+
+    A caller with little room leaves out the last ones.
+    """
+    per_s, waiting = rate.examples_per_s, round(figures.waiting)
+    texts = [
+        f"epoch {figures.epoch:.1f}/{figures.epochs}",
+        f"loss {figures.loss:.4f}" if figures.loss is not None else "",
+        f"held-out {figures.held_out:.4f}" if figures.held_out is not None else "",
+        f"{per_s:,.0f} examples/s" if per_s is not None else "",
+        f"{format_clock_time(rate.remaining_s)} left"
+        if rate.remaining_s is not None and figures.fraction_done < 1
+        else "",
+        f"{figures.workers}/{figures.partitions} workers",
+        f"{figures.slow_links} slow link{'s' * (figures.slow_links > 1)}"
+        if figures.slow_links
+        else "",
+        f"sent {figures.sent_fraction:.2%}" if figures.sent_fraction is not None else "",
+        f"tau {figures.tau:.2g}" if figures.tau is not None else "",
+        f"staleness {figures.staleness:.0f}" + (f"+{waiting}" if waiting else ""),
+        f"{figures.updates:,} updates",
+        f"{figures.bytes_sent / 1e6:.2f} MB",
     ]
-    return [each for each in found if each]
+    return [text for text in texts if text]
 
 
-def clock_time(seconds: float) -> str:
-    """As 1:05 or 2:03:07."""
+def format_clock_time(seconds: float) -> str:
+    """Format a duration as 1:05 or 2:03:07."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class ProgressLine:
-    """Where a fit shows itself; this one shows nothing. From any thread; closed at the fit's end.
+class ProgressDisplay:
+    """Display of a running fit; this base class shows nothing. Thread-safe.
 
-    Others draw and write: ``_draw`` when it is time or the phase is another, ``_write`` a line.
-    The first failure to do so (nobody reads the stream, it is closed, its disk is full) ends the
-    display and nothing else.
+    Subclasses override ``_draw``, called when the interval has passed or the phase has changed, and
+    ``_write``, called with a line of text. The first error of either (a closed stream, a full disk)
+    ends the display but not the fit.
     """
 
-    every_s = 0.0  # between two drawings, at least
+    every_s = 0.0  # minimum seconds between two drawings
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._began_s = time.monotonic()
         self._due_s = 0.0
         self._phase = ""
-        self._pace = Pace()
-        self._is_mute = False
+        self._rate = ProgressRate()
+        self._has_failed = False
 
-    def show(self, line: Line, *, force: bool = False) -> None:
-        """Draw if it is time; ``force``: in any case, and for the last time."""
+    def show(self, figures: ProgressFigures, *, force: bool = False) -> None:
+        """Draw the figures if it is time; ``force`` draws in any case, as the final state."""
         now_s = time.monotonic()
         with self._lock:
-            if now_s < self._due_s and not force and line.phase == self._phase:
+            if now_s < self._due_s and not force and figures.phase == self._phase:
                 return
             seconds = now_s - self._began_s
-            self._phase, self._due_s = line.phase, now_s + self._pause_s(seconds)
-            self._pace.look(line, now_s)
-            self._guarded(partial(self._draw, line, seconds, last=force))
+            self._phase, self._due_s = figures.phase, now_s + self._interval_s(seconds)
+            self._rate.update(figures, now_s)
+            self._guarded(partial(self._draw, figures, seconds, last=force))
 
     def say(self, text: str) -> None:
-        """A line of its own; it stays."""
+        """Write a line of text that stays visible."""
         with self._lock:
             self._guarded(partial(self._write, text))
 
     def _guarded(self, output: Callable[[], object]) -> None:
-        """Call ``output``, unless an earlier one has failed."""
-        if self._is_mute:
+        """Call ``output``; after the first error that it raises, call nothing any more."""
+        if self._has_failed:
             return
         try:
             output()
         except Exception as error:  # streams, terminals and notebooks raise errors of many kinds
-            self._is_mute = True
-            log.warning("nothing more is shown of this fit: %r", error)
+            self._has_failed = True
+            log.warning("progress display stopped (the fit continues): %r", error)
 
     def close(self) -> None:
-        """No more is shown; idempotent."""
+        """End the display. Idempotent."""
 
-    def _pause_s(self, seconds: float) -> float:
+    def _interval_s(self, seconds: float) -> float:
+        """Return the seconds until the next drawing, ``seconds`` after the fit's start."""
         return self.every_s
 
-    def _draw(self, line: Line, seconds: float, *, last: bool) -> None:
-        """Nothing."""
+    def _draw(self, figures: ProgressFigures, seconds: float, *, last: bool) -> None:
+        """Draw the state ``seconds`` after the fit's start; ``last``: it is the final one."""
 
     def _write(self, text: str) -> None:
-        """Nothing."""
+        """Write one line of text."""
 
 
-class PlainLines(ProgressLine):
-    """A line at each phase and now and then, for files, logs and CI."""
+class PlainTextDisplay(ProgressDisplay):
+    """Writes a line at each change of phase and at intervals, for files, logs and CI."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         super().__init__()
         self._stream: TextIO | None = stream or sys.stderr  # None: the program has none
 
-    def _pause_s(self, seconds: float) -> float:
-        return min(LOG_EVERY_S_MAX, max(LOG_EVERY_S, seconds / LOG_SHARE))
+    def _interval_s(self, seconds: float) -> float:
+        """Return a twentieth of the elapsed time, within bounds."""
+        return min(LOG_EVERY_S_MAX, max(LOG_EVERY_S, seconds / LOG_INTERVAL_DIVISOR))
 
-    def _draw(self, line: Line, seconds: float, *, last: bool) -> None:
-        self._write(plain_text(line, self._pace, seconds))
+    def _draw(self, figures: ProgressFigures, seconds: float, *, last: bool) -> None:
+        """Write the figures as one line of text."""
+        self._write(format_progress_line(figures, self._rate, seconds))
 
     def _write(self, text: str) -> None:
         if self._stream is not None:
-            write_text(self._stream, f"{text}\n")
+            write_and_flush(self._stream, f"{text}\n")
 
 
-def write_text(stream: TextIO, text: str) -> None:
+def write_and_flush(stream: TextIO, text: str) -> None:
     """Write and flush; escape characters that the stream's encoding does not have."""
     try:
         stream.write(text)
@@ -187,16 +250,16 @@ def write_text(stream: TextIO, text: str) -> None:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return False also for a stream that is missing or closed."""
+    """Return whether a stream is a terminal; False if it is None or closed."""
     try:
         return stream is not None and stream.isatty()
     except (OSError, ValueError):
         return False
 
 
-def plain_text(line: Line, pace: Pace, seconds: float) -> str:
-    """All figures in one line."""
-    if line.is_starting:
-        return f"sparkstrom: {line.phase}  {seconds:.0f} s"
-    figures = "  ".join(figures_in_words(line, pace))
-    return f"sparkstrom: {line.phase} {line.done:.0%}  {figures}  {seconds:.0f} s"
+def format_progress_line(figures: ProgressFigures, rate: ProgressRate, seconds: float) -> str:
+    """Return all figures as one line of plain text; ``seconds`` since the fit's start."""
+    if figures.is_starting:
+        return f"sparkstrom: {figures.phase}  {seconds:.0f} s"
+    text = "  ".join(format_figures(figures, rate))
+    return f"sparkstrom: {figures.phase} {figures.fraction_done:.0%}  {text}  {seconds:.0f} s"

@@ -1,7 +1,8 @@
-"""Progress bar: one line at the foot of a terminal, by tqdm; what others write stands above it.
+"""A tqdm progress bar in the bottom line of a terminal; other output is written above it.
 
-The line begins and ends with a carriage return, as that of Spark's own bar does: each covers the
-other until it is drawn again, and a log line of the JVM begins where ours began.
+After drawing, the cursor returns to the bar's first column, as after Spark's own bar. Output that
+this process does not control, such as Spark's bar and log lines of the JVM, then overwrites the bar
+instead of being appended to it.
 """
 
 from __future__ import annotations
@@ -16,21 +17,26 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from sparkstrom.observe.progress import Line, ProgressLine, figures_in_words, is_terminal
+from sparkstrom.observe.progress import (
+    ProgressDisplay,
+    ProgressFigures,
+    format_figures,
+    is_terminal,
+)
 
 DRAW_EVERY_S = 0.2
 BAR_CELLS_MIN = 10
-ERASE = "\r\x1b[J"  # and what a narrower terminal has folded below
+ERASE = "\r\x1b[J"  # the line, and below it what a narrower terminal has wrapped
 
 
-class Meter(tqdm):  # type: ignore[misc]
-    """tqdm's bar, with the cursor left at its first column."""
+class TqdmBar(tqdm):  # type: ignore[misc]
+    """tqdm's bar with the cursor left in its first column."""
 
-    monitor_interval = 0  # no thread
+    monitor_interval = 0  # start no monitor thread
 
     @staticmethod
     def status_printer(file: Any) -> Callable[[str], None]:
-        """What draws."""
+        """Return a function that draws the bar's text and moves the cursor to column 0."""
 
         def draw(text: str) -> None:
             file.write(f"{ERASE}{text}\r")
@@ -39,90 +45,92 @@ class Meter(tqdm):  # type: ignore[misc]
         return draw
 
 
-class TerminalBar(ProgressLine):
-    """While it is there, what this process prints and logs to the terminal goes above it."""
+class TerminalBar(ProgressDisplay):
+    """A progress bar in a terminal's bottom line; this process's other output goes above it."""
 
     every_s = DRAW_EVERY_S
 
     def __init__(self, stream: TextIO | None = None) -> None:
         super().__init__()
         self._stream = stream or sys.stderr
-        self._meter: Meter | None = None
-        self._others: list[Callable[[], None]] = []  # which undo that they write beside the bar
-        self._line_is_open = False  # somebody has begun one and not ended it
+        self._tqdm_bar: TqdmBar | None = None
+        self._undo_redirects: list[Callable[[], None]] = []  # put redirected streams back
+        self._is_mid_line = False  # other output has begun a line and not ended it
 
     def close(self) -> None:
-        """What was drawn last stays."""
+        """End the display and the redirection of streams; the last drawing stays."""
         with self._lock:
-            if self._meter is not None:
-                self._guarded(self._meter.close)
-                self._meter.disable = True  # tqdm closes what is collected as garbage, too
-                self._meter = None
-            while self._others:
-                self._others.pop()()
+            if self._tqdm_bar is not None:
+                self._guarded(self._tqdm_bar.close)
+                self._tqdm_bar.disable = True  # or its finalizer would draw once more
+                self._tqdm_bar = None
+            while self._undo_redirects:
+                self._undo_redirects.pop()()
 
-    def _draw(self, line: Line, seconds: float, *, last: bool) -> None:
-        columns = columns_of(self._stream) - 1
-        if self._meter is None:
-            self._meter = Meter(
+    def _draw(self, figures: ProgressFigures, seconds: float, *, last: bool) -> None:
+        """Draw the bar with the figures that fit into the terminal's width."""
+        columns = terminal_columns(self._stream) - 1
+        if self._tqdm_bar is None:
+            self._tqdm_bar = TqdmBar(
                 total=1.0, file=self._stream, bar_format="{desc}", ncols=columns, leave=True
             )
-            self._let_others_write()
-        meter = self._meter
-        meter.n, meter.ncols = line.done, columns
-        if line.is_starting:
-            meter.bar_format = f"sparkstrom: {line.phase}  {seconds:.0f} s"
+            self._redirect_streams()
+        meter = self._tqdm_bar
+        meter.n, meter.ncols = figures.fraction_done, columns
+        if figures.is_starting:
+            meter.bar_format = f"sparkstrom: {figures.phase}  {seconds:.0f} s"
         else:
-            head = f"{line.phase} {{percentage:3.0f}}%|"
-            room = columns - len(line.phase) - len(" 100%|") - BAR_CELLS_MIN - len("| ")
-            figures = fitting(figures_in_words(line, self._pace), room)
-            meter.bar_format = f"{head}{{bar}}| {figures}"
-        if not self._line_is_open:
+            head = f"{figures.phase} {{percentage:3.0f}}%|"
+            width = columns - len(figures.phase) - len(" 100%|") - BAR_CELLS_MIN - len("| ")
+            shown = join_within_width(format_figures(figures, self._rate), width)
+            meter.bar_format = f"{head}{{bar}}| {shown}"
+        if not self._is_mid_line:
             meter.refresh()
 
     def _write(self, text: str) -> None:
         self.write_above(self._stream, f"{text}\n")
 
     def write_above(self, stream: TextIO, text: str) -> None:
-        """What somebody else writes to the terminal; the bar comes again after a whole line."""
+        """Write other output to the terminal; the bar is redrawn once a line is complete."""
         if not text:
             return
         with self._lock:
-            if self._meter is not None and not self._line_is_open:
+            if self._tqdm_bar is not None and not self._is_mid_line:
                 self._guarded(self._erase)
             stream.write(text)
             stream.flush()
-            self._line_is_open = not text.endswith("\n")
-            if self._meter is not None and not self._line_is_open:
-                self._guarded(self._meter.refresh)
+            self._is_mid_line = not text.endswith("\n")
+            if self._tqdm_bar is not None and not self._is_mid_line:
+                self._guarded(self._tqdm_bar.refresh)
 
     def _erase(self) -> None:
+        """Erase the bar from the terminal."""
         self._stream.write(ERASE)
         self._stream.flush()
 
-    def _let_others_write(self) -> None:
-        """Python's standard streams, and log handlers that have them, where they are terminals."""
+    def _redirect_streams(self) -> None:
+        """Redirect Python's standard streams, and log handlers on them, if they are terminals."""
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if not is_terminal(stream):
                 continue
-            above: Any = Above(stream, self)
-            setattr(sys, name, above)
-            self._others.append(partial(setattr, sys, name, stream))
+            redirected: Any = StreamAboveBar(stream, self)
+            setattr(sys, name, redirected)
+            self._undo_redirects.append(partial(setattr, sys, name, stream))
             for handler in (*logging.root.handlers, *logging.getLogger("sparkstrom").handlers):
                 if isinstance(handler, logging.StreamHandler) and handler.stream is stream:
-                    handler.setStream(above)
-                    self._others.append(partial(handler.setStream, stream))
+                    handler.setStream(redirected)
+                    self._undo_redirects.append(partial(handler.setStream, stream))
 
 
-class Above:
-    """A stream whose text goes above the bar."""
+class StreamAboveBar:
+    """A text stream whose output is written above the progress bar."""
 
     def __init__(self, stream: TextIO, bar: TerminalBar) -> None:
         self._stream, self._bar = stream, bar
 
     def write(self, text: str) -> int:
-        """As the stream does."""
+        """Write above the bar; return the number of characters."""
         self._bar.write_above(self._stream, text)
         return len(text)
 
@@ -130,20 +138,20 @@ class Above:
         return getattr(self._stream, name)
 
 
-def columns_of(stream: TextIO) -> int:
-    """How wide its terminal is now."""
+def terminal_columns(stream: TextIO) -> int:
+    """Return the present width of a stream's terminal, or a default."""
     try:
         return os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):  # it is none, is closed, or does not say
+    except (OSError, ValueError):  # no terminal, closed, or of unknown size
         return shutil.get_terminal_size().columns
 
 
-def fitting(figures: list[str], room: int) -> str:
-    """As many of them, from the first on, as there is room for."""
+def join_within_width(figures: list[str], width: int) -> str:
+    """Join the leading figures that fit into ``width`` characters."""
     text = ""
     for figure in figures:
         longer = f"{text}  {figure}" if text else figure
-        if len(longer) > room:
+        if len(longer) > width:
             break
         text = longer
     return text

@@ -1,15 +1,16 @@
-"""Telemetry: what a worker tells of itself, as typed values, all of them cumulative.
+"""Counters that workers send to the driver: typed records and their flat form on the wire.
 
-It travels as a flat map of names to floats, which relays hand on as it is. That map is made and
-taken apart here and nowhere else. A name that no field has, or whose value no field takes, is kept
-by name, so that whoever hears it can count and tell it.
+All counters are cumulative. On the wire they are a flat map of names to floats, which relays
+forward unchanged; only this module encodes and decodes it. A name that no field has, or a value
+that its field cannot hold, is kept as an unknown name and reported in the summary.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import UnionType
@@ -17,181 +18,249 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 Record = TypeVar("Record")
 
-TOLD = "told"  # a field's name in the map; of a mapping or a record, what its names begin with
-DECIMAL = re.compile("0|[1-9][0-9]{0,8}")
-NARROW = "narrow_"  # before the figures of a link that is too slow
+WIRE_NAME = "told"  # metadata key: name on the wire, or prefix of the names of a dict or record
+MERGE = "merge"  # metadata key: function that combines the values of all workers
+ONCE_PER_PARTITION = "once_per_partition"  # metadata key: count the last worker of each partition
+DECIMAL_KEY = re.compile("0|[1-9][0-9]{0,8}")
+SLOW_LINK_PREFIX = "narrow_"  # prefix of the fields of ``SlowLink`` on the wire
+
+
+def sum_known(values: Sequence[float | None]) -> float:
+    """Sum the values that are known."""
+    return sum(value or 0.0 for value in values)
+
+
+def mean_known(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the values that are known, or None."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def sum_by_key(values: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Add counts by key."""
+    total = Counter[str]()
+    for counts in values:
+        total.update(counts)
+    return dict(total)
+
+
+def counter(
+    wire_name: str | None = None,
+    *,
+    default: Any = 0,
+    merge: Callable[[Any], Any] = sum,
+    once_per_partition: bool = False,
+) -> Any:
+    """Declare a field whose values are combined over workers; see ``merge_records``.
+
+    Args:
+        wire_name: name on the wire; None: the field's name.
+        default: value before the first report.
+        merge: combines the values of all workers.
+        once_per_partition: combine only the last worker of each partition.
+    """
+    metadata: dict[str, Any] = {MERGE: merge, ONCE_PER_PARTITION: once_per_partition}
+    if wire_name is not None:
+        metadata[WIRE_NAME] = wire_name
+    return field(metadata=metadata, default=default)
 
 
 @dataclass(frozen=True, slots=True)
 class EpochFigures:
-    """What a partition has measured at its newest epochs' ends."""
+    """Figures of a partition's newest epochs, each measured at the epoch's end."""
 
-    finished: int  # the newest, from 0 in this fit
-    held_weight: float  # of the rows held out; 0: none are
-    held_sums: dict[int, float] = field(metadata={TOLD: "held@"}, default_factory=dict)  # by epoch
-    loss_sums: dict[int, float] = field(metadata={TOLD: "loss@"}, default_factory=dict)  # likewise
-    examples: dict[int, int] = field(metadata={TOLD: "examples@"}, default_factory=dict)
+    finished: int  # number of the newest epoch, from 0 in this fit
+    held_weight: float  # total weight of held-out rows; 0: none
+    # By epoch.
+    held_sums: dict[int, float] = field(metadata={WIRE_NAME: "held@"}, default_factory=dict)
+    # epoch -> sum of losses over rows
+    loss_sums: dict[int, float] = field(metadata={WIRE_NAME: "loss@"}, default_factory=dict)
+    # epoch -> rows trained
+    examples: dict[int, int] = field(metadata={WIRE_NAME: "examples@"}, default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ResidualFigures:
-    """Absolute values of a residual, in parameter units."""
+    """Statistics of the absolute values of a residual, in parameter units."""
 
-    tau: float
-    at_least_tau: float  # how many entries
-    mean: float
+    tau: float  # the threshold at that moment
+    at_least_tau: float  # number of entries that reach it
+    mean: float  # of all entries
     max: float
-    p50: float
+    p50: float  # median; the others are percentiles, too
     p95: float
     p99: float
-    p99_9: float = field(metadata={TOLD: "p99.9"})
-    p99_99: float = field(metadata={TOLD: "p99.99"})
+    p99_9: float = field(metadata={WIRE_NAME: "p99.9"})
+    p99_99: float = field(metadata={WIRE_NAME: "p99.99"})
 
     def by_name(self) -> dict[str, float]:
-        """As people read them."""
-        return _flat(self, "")
+        """Return the statistics by name, such as "p99.9"."""
+        return _flatten(self, "")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingCounters:
-    """What a worker's trainer did. Masses are sums of absolute values."""
+    """Counters of a worker's trainer. Masses are sums of absolute values in parameter units."""
 
-    partition: int = -1
-    attempt: int = 0  # of the task
-    epoch: int = 0  # it is in
-    steps: int = 0
-    examples: int = 0
-    loss_sum: float = 0.0  # examples x mean loss
-    last_loss_sum: float = 0.0  # of the last finished epoch
-    last_examples: int = 0
-    rows_held_out: int = 0
-    spilled_bytes: int = 0
-    fresh_updaters: int = 0  # joined late, and nobody lent it an updater's state in time
-    publications: int = 0
-    hits: int = 0  # entries sent
-    mass_clipped: float = 0.0
-    mass_scaled_away: float = field(metadata={TOLD: "mass_scaled"}, default=0.0)
-    mass_left: float = 0.0  # the residual, sent or not
-    mass_waited: float = 0.0  # in the residual: mass x own steps
-    overflows: int = field(metadata={TOLD: "breaches"}, default=0)  # beyond the exact range
-    residual_square: float | None = None  # Euclidean norm squared; told at the end only
-    tau: float | None = None  # once something was published
-    seconds: dict[str, float] = field(metadata={TOLD: "s_"}, default_factory=dict)  # by activity
-    epochs: EpochFigures | None = field(metadata={TOLD: ""}, default=None)  # once one is finished
-    residual: ResidualFigures | None = field(
-        metadata={TOLD: "r_"}, default=None
-    )  # encoding_debug_mode
+    partition: int = -1  # -1: not assigned yet
+    attempt: int = 0  # number of Spark's task attempt
+    epoch: int = 0  # the present epoch
+    steps: int = counter()  # minibatches trained
+    examples: int = counter()  # rows trained
+    loss_sum: float = counter(default=0.0)  # examples x mean loss
+    last_loss_sum: float = counter(default=0.0)  # of the newest finished epoch
+    last_examples: int = counter()  # likewise
+    # A worker that replaces another one reads the same rows.
+    rows_held_out: int = counter(once_per_partition=True)
+    spilled_bytes: int = counter(once_per_partition=True)  # rows on local disk
+    fresh_updaters: int = counter()  # 1: joined late and received no optimizer state in time
+    publications: int = counter()  # updates published
+    hits: int = counter()  # entries sent
+    mass_clipped: float = counter(default=0.0)
+    mass_scaled_away: float = counter("mass_scaled", default=0.0)
+    mass_left: float = counter(default=0.0)  # mass that has left the residual, sent or not
+    mass_waited: float = counter(default=0.0)  # mass x own steps that it stayed in the residual
+    overflows: int = counter("breaches")  # parameters beyond the exact range
+    # Squared Euclidean norm of the residual; None: not at the end yet.
+    residual_square: float | None = counter(default=None, merge=sum_known)
+    tau: float | None = counter(default=None, merge=mean_known)  # None: nothing published yet
+    # Seconds by activity.
+    seconds: dict[str, float] = field(metadata={WIRE_NAME: "s_"}, default_factory=dict)
+    # None: no epoch has ended.
+    epochs: EpochFigures | None = field(metadata={WIRE_NAME: ""}, default=None)
+    # None: without encoding_debug_mode.
+    residual: ResidualFigures | None = field(metadata={WIRE_NAME: "r_"}, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkBytes:
-    """What left the interfaces, over one media driver after another."""
+    """Bytes that left network interfaces through Aeron's media drivers."""
 
-    drivers: dict[str, float] = field(
-        metadata={TOLD: "wire_driver "}
-    )  # by name: all that each has sent
-    own: float = field(metadata={TOLD: "wire_own"})  # what one node adds for its own frames
+    # By name of the media driver: all bytes that it has sent.
+    drivers: dict[str, float] = field(metadata={WIRE_NAME: "wire_driver "})
+    own: float = field(metadata={WIRE_NAME: "wire_own"})  # what one node adds for its own frames
 
 
-NO_BYTES = LinkBytes({}, 0.0)
+NO_LINK_BYTES = LinkBytes({}, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class SlowLink:
-    """A link that is too slow. Rates in bytes per second."""
+    """A link to a child that is slower than training needs. Rates in bytes per second."""
 
-    node: int  # at its lower end
-    carries: float
-    needed: float
-    behind: int  # commits that wait, or are on their way
-    sums: bool  # some of them go as sums
+    node: int  # the child
+    carries: float  # measured rate
+    needed: float  # rate that all commits would need
+    behind: int  # commits queued or in flight
+    sums: bool  # whether some of them are sent merged into sums
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCounters:
-    """What a worker's node did."""
+    """Counters of a worker's protocol node: traffic, messages and links."""
 
-    update_bytes: int = 0  # sealed updates of its own
-    wire_bytes: int = 0  # handed over to be sent
-    by_kind: dict[str, int] = field(metadata={TOLD: "kind_"}, default_factory=dict)  # of these
-    rejected: int = 0  # frames of strangers, and damaged ones
-    round_s: float | None = None  # an update's way to its commit
-    ignored: int = 0  # messages that its machine did not act on
-    links: LinkBytes | None = field(metadata={TOLD: ""}, default=None)
-    slow_link: SlowLink | None = field(metadata={TOLD: NARROW}, default=None)  # the newest below it
+    update_bytes: int = counter()  # own updates, sealed
+    wire_bytes: int = counter()  # passed to the transport
+    by_kind: dict[str, int] = field(  # wire_bytes by kind of message
+        metadata={WIRE_NAME: "kind_", MERGE: sum_by_key}, default_factory=dict
+    )
+    rejected: int = counter()  # frames from strangers, and damaged ones
+    round_s: float | None = None  # seconds from an update to its commit
+    ignored: int = counter()  # messages that the protocol ignored
+    # bytes by media driver; None before the first report
+    links: LinkBytes | None = field(metadata={WIRE_NAME: ""}, default=None)
+    # The newest slow link to a child.
+    slow_link: SlowLink | None = field(metadata={WIRE_NAME: SLOW_LINK_PREFIX}, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounters:
-    """What one worker has told."""
+    """All counters received from one worker."""
 
-    training: TrainingCounters | None = None  # None: its trainer has said nothing yet
-    node: NodeCounters | None = None
-    unknown: tuple[str, ...] = ()  # names that nobody here knows
+    training: TrainingCounters | None = None  # None: none received yet
+    node: NodeCounters | None = None  # None: none received yet
+    unknown: tuple[str, ...] = ()  # names on the wire that this version does not know
 
 
 def to_wire(counters: WorkerCounters) -> dict[str, float]:
-    """The flat map. What is unknown is not handed on: it was not said by this program."""
+    """Encode counters as a flat map of names to floats. Unknown names are left out."""
     parts = (counters.training, counters.node)
-    return {name: value for part in parts if part for name, value in _flat(part, "").items()}
+    return {name: value for part in parts if part for name, value in _flatten(part, "").items()}
 
 
-def from_wire(told: Mapping[str, float]) -> WorkerCounters:
-    """What ``to_wire`` made of it; never fails, whatever comes in."""
-    left = dict(told)
-    training, node = _take(TrainingCounters, left, ""), _take(NodeCounters, left, "")
-    return WorkerCounters(training, node, tuple(sorted(left)))
+def from_wire(encoded: Mapping[str, float]) -> WorkerCounters:
+    """Decode a map that ``to_wire`` made. Never raises: misfits become unknown names."""
+    remaining = dict(encoded)
+    training, node = (
+        _pop_record(TrainingCounters, remaining, ""),
+        _pop_record(NodeCounters, remaining, ""),
+    )
+    return WorkerCounters(training, node, tuple(sorted(remaining)))
 
 
-def bytes_on_links(told: Iterable[LinkBytes]) -> int:
-    """All that left, of what all nodes told: each media driver once, what each node adds.
+def merge_records(kind: type[Record], records: Sequence[Record]) -> Record:
+    """Combine the records of several workers, each field as ``counter`` declares it.
 
-    All workers of an executor share a media driver, and each tells the counter of all: the largest
-    is the newest.
+    Fields declared otherwise keep their defaults.
+    """
+    by_partition = {getattr(record, "partition", -1): record for record in records}
+    last = [record for partition, record in by_partition.items() if partition >= 0]
+    merged = {}
+    for each in fields(cast(Any, kind)):
+        if (merge := each.metadata.get(MERGE)) is not None:
+            chosen = last if each.metadata.get(ONCE_PER_PARTITION) else records
+            merged[each.name] = merge([getattr(record, each.name) for record in chosen])
+    return kind(**merged)
+
+
+def sum_link_bytes(node_links: Iterable[LinkBytes]) -> int:
+    """Return the bytes that left interfaces, summed over nodes and their media drivers.
+
+    The workers of an executor share a media driver, and each reports that driver's total counter;
+    the largest value is the newest and counts once.
     """
     drivers: dict[str, float] = {}
     own = 0.0
-    for links in told:
+    for links in node_links:
         own += links.own
         for name, count in links.drivers.items():
             drivers[name] = max(count, drivers.get(name, 0.0))
     return int(own + sum(drivers.values()))
 
 
-# -- fields and names ----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """Where a field stands in the map."""
+class _WireField:
+    """How one field of a record is encoded."""
 
-    name: str  # of the field
-    told: str
-    kind: Any  # of its value: a number's type, or a record's
-    keys: Any  # of a mapping's; None: it is none
-    is_needed: bool
+    name: str  # the field's name
+    wire_name: str  # its name, or the prefix of its names, on the wire
+    kind: Any  # type of its values: a number or a record
+    keys: Any  # type of the keys of a dict; None: it is no dict
+    is_required: bool  # whether the field has no default
 
     @property
     def is_record(self) -> bool:
+        """Whether the value is itself a record."""
         return is_dataclass(self.kind)
 
 
 @cache
-def _entries(record: Any) -> tuple[_Entry, ...]:
+def _wire_fields(record: Any) -> tuple[_WireField, ...]:
+    """Return how each field of a record class is encoded."""
     hints = get_type_hints(record)
     return tuple(
-        _Entry(
+        _WireField(
             one.name,
-            one.metadata.get(TOLD, one.name),
-            *_kind_of(hints[one.name]),
-            is_needed=one.default is MISSING and one.default_factory is MISSING,
+            one.metadata.get(WIRE_NAME, one.name),
+            *_value_and_key_types(hints[one.name]),
+            is_required=one.default is MISSING and one.default_factory is MISSING,
         )
         for one in fields(record)
     )
 
 
-def _kind_of(hint: Any) -> tuple[Any, Any]:
-    """Type of the value, and of the keys where it is a mapping."""
+def _value_and_key_types(hint: Any) -> tuple[Any, Any]:
+    """Return the type of a field's values, and of its keys if it is a dict (else None)."""
     if isinstance(hint, UnionType):
         hint = next(kind for kind in get_args(hint) if kind is not type(None))
     if get_origin(hint) is dict:
@@ -200,58 +269,98 @@ def _kind_of(hint: Any) -> tuple[Any, Any]:
     return hint, None
 
 
-def _flat(record: Any, begins: str) -> dict[str, float]:
-    told: dict[str, float] = {}
+def _flatten(record: Any, prefix: str) -> dict[str, float]:
+    """Encode a record's fields, with a prefix before each name."""
+    encoded: dict[str, float] = {}
     kind: Any = type(record)
-    for entry in _entries(kind):
-        value, name = getattr(record, entry.name), begins + entry.told
+    for entry in _wire_fields(kind):
+        value, name = getattr(record, entry.name), prefix + entry.wire_name
         if is_dataclass(value):
-            told |= _flat(value, name)
+            encoded |= _flatten(value, name)
         elif entry.keys is not None:
-            told |= {f"{name}{key}": one for key, one in value.items()}
+            encoded |= {f"{name}{key}": item for key, item in value.items()}
         elif value is not None:
-            told[name] = float(value) if isinstance(value, bool) else value
-    return told
+            encoded[name] = float(value) if isinstance(value, bool) else value
+    return encoded
 
 
-def _take(record: type[Record], left: dict[str, float], begins: str) -> Record | None:
-    """Move what belongs to a record out of ``left``; None, and nothing, where it is incomplete."""
-    rest, found, kind = dict(left), dict[str, Any](), cast(Any, record)
-    for entry in _entries(kind):
-        name = begins + entry.told
+def _pop_record(record: type[Record], remaining: dict[str, float], prefix: str) -> Record | None:
+    """Remove a record's entries from ``remaining`` and decode them.
+
+    Return None and leave ``remaining`` unchanged if a required field or every field is missing.
+    """
+    rest, decoded, kind = dict(remaining), dict[str, Any](), cast(Any, record)
+    for entry in _wire_fields(kind):
+        name = prefix + entry.wire_name
         value: Any
         if entry.is_record:
-            value = _take(entry.kind, rest, name)
+            value = _pop_record(entry.kind, rest, name)
         elif entry.keys is not None:
-            value = _take_mapping(entry, rest, name)
+            value = _pop_mapping(entry, rest, name)
         else:
-            value = _take_number(entry.kind, rest, name)
+            value = _pop_number(entry.kind, rest, name)
         if value is not None:
-            found[entry.name] = value
-        elif entry.is_needed:
+            decoded[entry.name] = value
+        elif entry.is_required:
             return None
-    if not any(value != {} for value in found.values()):
+    if not any(value != {} for value in decoded.values()):
         return None
-    left.clear()
-    left.update(rest)
-    return record(**found)
+    remaining.clear()
+    remaining.update(rest)
+    return record(**decoded)
 
 
-def _take_mapping(entry: _Entry, left: dict[str, float], begins: str) -> dict[Any, Any]:
+def _pop_mapping(entry: _WireField, remaining: dict[str, float], prefix: str) -> dict[Any, Any]:
+    """Remove the entries of a dict field from ``remaining`` and decode them."""
     mapping: dict[Any, Any] = {}
-    for name in [name for name in left if name.startswith(begins)]:
-        key = name.removeprefix(begins)
-        if entry.keys is int and not DECIMAL.fullmatch(key):
+    for name in [name for name in remaining if name.startswith(prefix)]:
+        key = name.removeprefix(prefix)
+        if entry.keys is int and not DECIMAL_KEY.fullmatch(key):
             continue
-        value = _take_number(entry.kind, left, name)
+        value = _pop_number(entry.kind, remaining, name)
         if value is not None:
             mapping[entry.keys(key)] = value
     return mapping
 
 
-def _take_number(kind: Any, left: dict[str, float], name: str) -> Any:
-    """None where there is none, or none that this field can hold, which then stays."""
-    value = left.get(name)
+def _pop_number(kind: Any, remaining: dict[str, float], name: str) -> Any:
+    """Remove a number from ``remaining`` and return it; None if it is missing or does not fit."""
+    value = remaining.get(name)
     if value is None or (kind is not float and not (math.isfinite(value) and value == int(value))):
         return None
-    return kind(left.pop(name))
+    return kind(remaining.pop(name))
+
+
+@dataclass(frozen=True, slots=True)
+class FitTotals:
+    """The counters of all workers of a fit, combined; those that have left count, too."""
+
+    training: TrainingCounters  # of all workers' trainers
+    node: NodeCounters  # of all workers' nodes
+    links: tuple[LinkBytes, ...]  # of each node
+    unknown: tuple[str, ...]  # names on the wire that this version does not know
+
+    @classmethod
+    def from_counters(cls, counters: Iterable[WorkerCounters]) -> FitTotals:
+        """Combine the counters of all workers, each field as ``counter`` declares it."""
+        workers = list(counters)
+        nodes = [worker.node for worker in workers if worker.node is not None]
+        trainers = [worker.training for worker in workers if worker.training is not None]
+        return cls(
+            training=merge_records(TrainingCounters, trainers),
+            node=merge_records(NodeCounters, nodes),
+            links=tuple(node.links for node in nodes if node.links is not None),
+            unknown=tuple(sorted({name for worker in workers for name in worker.unknown})),
+        )
+
+    def residual_wait_minibatches(self, workers: int, minibatches: int) -> float:
+        """Return the mean number of the fit's minibatches that learning waits in residuals.
+
+        By Little's law a mass waits ``mass_waited / mass_left`` steps of its worker, and the fit
+        trains ``workers`` minibatches per step. The result is at most ``minibatches``, the length
+        of the fit.
+        """
+        waited, left = self.training.mass_waited, self.training.mass_left
+        if not waited:
+            return 0.0
+        return min(workers * waited / left, float(minibatches)) if left else float(minibatches)

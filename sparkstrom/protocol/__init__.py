@@ -1,4 +1,4 @@
-"""The machines of master and node: events in, effects out; no I/O, clock, thread or chance.
+"""State machines of the master and of worker nodes: events in, effects out, without I/O or threads.
 
-The same code runs under the simulator (virtual time, seeded faults) and over Aeron.
+The same code runs in the simulator (virtual time, seeded faults) and over Aeron.
 """

@@ -1,1 +1,3 @@
-"""Joins protocol, transport, codec and clock: the threads of a worker and of the master."""
+"""Threads that run the protocol over a transport: the controller's, and a worker's node and
+trainer.
+"""

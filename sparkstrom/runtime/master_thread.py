@@ -1,6 +1,6 @@
-"""Master thread: drives the master's machine, and holds its replica.
+"""The thread of the controller: runs the protocol's master and holds its replica.
 
-In the driver program, or in a Spark task of its own (``spark.controller``).
+It runs in the driver program, or in a Spark task of its own (``spark.controller``).
 """
 
 from __future__ import annotations
@@ -23,58 +23,66 @@ from sparkstrom.base.errors import (
     TrainingError,
 )
 from sparkstrom.base.identity import MASTER, Endpoint
-from sparkstrom.codec.frames import Seal
 from sparkstrom.codec.messages import BUFFERS
+from sparkstrom.codec.sealed_frames import Seal
 from sparkstrom.observe.telemetry import WorkerCounters
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Effect, Send
+from sparkstrom.protocol.common.events import Effect, Send, perform_all
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.protocol.common.performing import perform_all
 from sparkstrom.protocol.master.master import Master
-from sparkstrom.protocol.master.master_limits import MasterLimits
-from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
-from sparkstrom.runtime.encoded_once import SummedOnce
-from sparkstrom.runtime.failures import failure_of
-from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
-from sparkstrom.runtime.heard_lines import HeardLines
-from sparkstrom.runtime.message_endpoint import MessageEndpoint
-from sparkstrom.runtime.node_thread import OpenTransport
-from sparkstrom.runtime.recovery import Recovery
-from sparkstrom.runtime.theta import Theta, chunk_count
-from sparkstrom.runtime.wire_bytes import WireBytes
+from sparkstrom.protocol.master.members import CheckpointFiles, MasterLimits
+from sparkstrom.runtime.fit_state import (
+    Outcome,
+    Progress,
+    Snapshot,
+    WorkerLogBuffer,
+    error_from_abort,
+)
+from sparkstrom.runtime.message_endpoint import MergeCache, MessageEndpoint
+from sparkstrom.runtime.node_thread import DriverRecovery, LinkBytesCounter, OpenTransport
+from sparkstrom.runtime.theta import Theta, snapshot_chunk_count
 
 log = logging.getLogger(__name__)
 
-PROGRESS_S = 0.2
-SNAPSHOT_S = 60  # the thread copies theta between two duty cycles
+PROGRESS_INTERVAL_S = 0.2
+SNAPSHOT_TIMEOUT_S = 60  # the thread copies theta between two duty cycles, which may be slow
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is trained, as the master must know it."""
+class MasterPlan:
+    """The parts of a fit that the controller must know."""
 
-    spec: FitSpec
-    message_bytes_max: int
-    chunk_bytes_max: int  # of a message in one data frame
-    kept: CheckpointFiles
-    average: Callable[[list[bytes]], bytes] | None = None  # of a model's buffers
-    join_stream: int | None = None  # that workers have been told; None: any
+    spec: FitSpec  # partitions and length of the fit
+    message_bytes_max: int  # length of the longest message
+    chunk_bytes_max: int  # longest part of a message in one data frame
+    kept: CheckpointFiles  # residual files of earlier fits
+    average: Callable[[list[bytes]], bytes] | None = None  # averages workers' buffers
+    join_stream: int | None = None  # already sent to workers; None: choose one
 
 
-def any_join_stream() -> int:
-    """A stream id that two fits at one port will hardly share."""
+def random_join_stream() -> int:
+    """Return a random stream number, so that two fits on one port are unlikely to share it."""
     return 1 + secrets.randbelow(900)
 
 
 class MasterThread(threading.Thread):
-    """The driver's node. Wait on ``finished``; then ``failure`` or ``outcome()``."""
+    """The controller in this process; implements ``MasterControl``.
 
-    settles = False  # tasks return after it has finished
-    knows_theta = reachable = True
+    Args:
+        plan: what is trained.
+        limits: the protocol's deadlines and sizes.
+        theta: the initial parameters; this thread updates them in place.
+        open_transport: opens a transport, given the endpoint it had before or None.
+        seal: cipher of this fit's frames.
+        clock: source of time.
+    """
+
+    drains_after_tasks = False  # tasks return after ``finished`` is set
+    has_final_parameters = is_reachable = True
 
     def __init__(
         self,
-        plan: Plan,
+        plan: MasterPlan,
         limits: MasterLimits,
         theta: Theta,
         *,
@@ -84,8 +92,8 @@ class MasterThread(threading.Thread):
     ) -> None:
         super().__init__(name="sparkstrom-master", daemon=True)
         self._clock, self._theta, self._open_transport = clock, theta, open_transport
-        self._sums = SummedOnce(theta.merge)
-        self._mail = MessageEndpoint(
+        self._sums = MergeCache(theta.merge)
+        self._message_endpoint = MessageEndpoint(
             open_transport(None),
             seal,
             me=MASTER,
@@ -93,102 +101,104 @@ class MasterThread(threading.Thread):
             message_bytes_max=plan.message_bytes_max,
             chunk_bytes_max=plan.chunk_bytes_max,
         )
-        self.endpoint: Endpoint = self._mail.transport.endpoint
-        self.join_stream = plan.join_stream or any_join_stream()
+        self.endpoint: Endpoint = self._message_endpoint.transport.endpoint
+        self.join_stream = plan.join_stream or random_join_stream()
         self._machine = Master(
             plan.spec,
-            chunks=chunk_count(theta.n_params),
+            chunks=snapshot_chunk_count(theta.n_params),
             endpoint=self.endpoint,
             limits=limits,
             now_s=clock.monotonic_s(),
             kept=plan.kept,
             average=plan.average,
         )
-        self._recovery = Recovery("the driver program", self._replace_transport, clock)
-        self._wishes: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
-        self._snapshots: queue.SimpleQueue[Future[Snapshot]] = queue.SimpleQueue()
-        self._updaters: queue.SimpleQueue[Future[tuple[bytes, ...]]] = queue.SimpleQueue()
-        self._ending = threading.Event()
-        self.finished = threading.Event()  # done, or failed
-        self._ended = threading.Event()  # the thread answers nobody any more
+        self._recovery = DriverRecovery("the driver program", self._replace_transport, clock)
+        self._requests: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
+        self._snapshot_requests: queue.SimpleQueue[Future[Snapshot]] = queue.SimpleQueue()
+        self._copy_requests: queue.SimpleQueue[Future[tuple[bytes, ...]]] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self.finished = threading.Event()  # the fit is done or has failed
+        self._ended = threading.Event()  # the thread has exited
         self.failure: SparkstromError | None = None
-        self._ended_whole = False  # between two cycles, so that theta is that of a commit
+        self._ended_cleanly = False  # it exited between cycles, so theta is consistent
         self._stats: dict[int, WorkerCounters] = {}
-        self._wire = WireBytes()
+        self._link_bytes = LinkBytesCounter()
         self._notes: list[str] = []
-        self._news: tuple[str, ...] = ()  # the notes that are of no departure
-        self._heard = HeardLines()
+        self._other_notes: tuple[str, ...] = ()  # notes other than departures
+        self._worker_log = WorkerLogBuffer()
         self._progress_due_s = 0.0
-        self.progress = self._look()
-
-    # -- for the driver's main thread ------------------------------------------------------------
+        self.progress = self._read_progress()
 
     def request_stop(self, reason: str) -> None:
-        """Drain, audit, done: keep what is trained."""
-        self._wish(ev.StopRequested(reason))
+        """Stop training early: drain and audit the replicas, and keep what is trained."""
+        self._request(ev.StopRequested(reason))
 
     def give_up(self, reason: str) -> None:
-        """The fit has failed outside the mesh: tell the workers to end."""
-        self._wish(ev.GivenUp(reason))
+        """Abort the fit for a failure outside the mesh, and make the workers end."""
+        self._request(ev.AbortRequested(reason))
 
-    def _wish(self, event: ev.Event) -> None:
-        self._wishes.put(event)
-        self._mail.wake()
+    def _request(self, event: ev.Event) -> None:
+        """Queue an event from another thread for the protocol's master, and wake this thread."""
+        self._requests.put(event)
+        self._message_endpoint.wake()
+
+    def acknowledge(self, progress: Progress) -> None:
+        """Do nothing: asynchronous training never waits for listeners."""
 
     def snapshot(self, *, updaters: bool = False) -> Snapshot:
-        """A copy of theta, with the model's buffers, as of the newest commit in it.
+        """Return a copy of the parameters and the model's buffers as of the newest commit.
 
-        Once the thread has ended, copy in the calling thread; this includes a fit that was given
-        up, whose parameters are those of its last commit. Raise the fit's failure if the thread
-        broke or the fit fails meanwhile, or TrainingError if the thread does not answer.
+        If the thread has ended, even by an abort, the copy is made in the calling thread, as of the
+        last commit. Raise the fit's failure if the thread broke or breaks meanwhile, or
+        TrainingError if it does not answer.
         """
         answer: Future[Snapshot] = Future()
-        self._snapshots.put(answer)
-        self._mail.wake()
-        for _ in range(SNAPSHOT_S):
-            if self._ended_whole:
-                return self._copied()
+        self._snapshot_requests.put(answer)
+        self._message_endpoint.wake()
+        for _ in range(SNAPSHOT_TIMEOUT_S):
+            if self._ended_cleanly:
+                return self._make_snapshot()
             if wait([answer], timeout=1.0).done:
                 return answer.result()
-            if self.failure is not None and self._ended.is_set() and not self._ended_whole:
+            if self.failure is not None and self._ended.is_set() and not self._ended_cleanly:
                 raise self.failure
-        raise TrainingError(f"the master did not copy its parameters within {SNAPSHOT_S} s")
+        raise TrainingError(f"the master did not copy its parameters within {SNAPSHOT_TIMEOUT_S} s")
 
-    def copy_updaters(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
-        """Some worker's updater and encoder state, or each's, as ``runtime.lent_state`` has it.
+    def copy_optimizer_states(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
+        """Request the encoded optimizer and encoder state of one worker, or of each.
 
-        Training goes on. (): nobody could lend one in time, or the fit is over.
+        Training continues. The result is () if no worker sent its state in time or the fit is over.
         """
         answer: Future[tuple[bytes, ...]] = Future()
-        self._updaters.put(answer)
-        self._wish(ev.CopyUpdater(everybody))
-        if self._ended.is_set():  # nobody will
-            self._answer_updaters(())
+        self._copy_requests.put(answer)
+        self._request(ev.OptimizerCopyRequest(everybody))
+        if self._ended.is_set():  # the thread will not answer
+            self._resolve_copy_requests(())
         return answer
 
     @property
-    def updater_copies(self) -> tuple[bytes, ...]:
-        """The newest, as ``copy_updaters`` has them; (): there are none."""
+    def optimizer_copies(self) -> tuple[bytes, ...]:
+        """The newest states, as from ``copy_optimizer_states``; () if there are none."""
         return self._machine.copies.copied
 
     def end(self) -> None:
-        """Stop the thread and close the transport; only once the job has ended."""
-        self._ending.set()
+        """Stop the thread and close the transport; call this only after the job has ended."""
+        self._stopping.set()
         if self.is_alive():
             self.join(timeout=30.0)
 
     @property
     def workers(self) -> int:
-        """Live members."""
+        """The number of live workers."""
         return len(self._machine.members.live)
 
     @property
     def is_needed(self) -> bool:
-        """Does anybody stand under it who has not taken leave? Those below them went before."""
+        """True while a direct child has not left; nodes below the children leave before them."""
         return bool(self._machine.children.by_node)
 
     def outcome(self) -> Outcome:
-        """The result of a fit that is done."""
+        """Return the result of a fit that is done."""
         master = self._machine
         driver = {"driver": master.phases.own_digest or ""}
         nodes = {str(node): digest for node, digest in sorted(master.phases.digests.items())}
@@ -203,8 +213,8 @@ class MasterThread(threading.Thread):
             staleness_minibatches=master.order.staleness.mean,
             staleness_minibatches_max=master.order.staleness.most,
             stats=dict(self._stats),
-            traffic=self._mail.traffic,
-            wire=self._wire.look(self._mail.transport),
+            traffic=self._message_endpoint.traffic,
+            wire=self._link_bytes.update(self._message_endpoint.transport),
             ignored=master.ignored.counts,
             hosts=master.members.hosts(),
             slow_links=master.statuses.slow_links,
@@ -220,125 +230,132 @@ class MasterThread(threading.Thread):
             minibatches_resumed=master.partitions.minibatches_resumed,
         )
 
-    # -- the thread ------------------------------------------------------------------------------
-
     def run(self) -> None:
-        """Cycle until ``end``."""
+        """Run duty cycles until ``end`` is called or the thread fails."""
         try:
-            self._recovery.guard(partial(self._mail.open_join_stream, self.join_stream))
-            while not self._ending.is_set():
+            self._recovery.guard(partial(self._message_endpoint.open_join_stream, self.join_stream))
+            while not self._stopping.is_set():
                 self._cycle()
-            self._ended_whole = True
+            self._ended_cleanly = True
         except SparkstromError as error:
             self._fail(error)
         except Exception as error:
             log.exception("the master's thread ends")
             self._fail(TrainingError(f"the master failed: {error!r}"))
         finally:
-            self._mail.close()
+            self._message_endpoint.close()
             self._ended.set()
-            self._answer_updaters(self._machine.copies.copied)
+            self._resolve_copy_requests(self._machine.copies.copied)
 
     def _cycle(self) -> None:
-        """Do what is due, once."""
+        """Run one duty cycle; update the progress at intervals."""
         self._recovery.guard(self._exchange)
         now_s = self._clock.monotonic_s()
         if now_s >= self._progress_due_s:
-            self._progress_due_s = now_s + PROGRESS_S
-            self.progress = self._look()
+            self._progress_due_s = now_s + PROGRESS_INTERVAL_S
+            self.progress = self._read_progress()
 
     def _exchange(self) -> None:
-        """With the workers and the main thread; over a media driver, which may die at any point."""
-        wait_s = self._mail.patience_s(self._machine.children.is_brief)
-        for sender, message in self._mail.receive(wait_s):
+        """Handle messages and requests, then send. Raise DriverLost if the media driver died."""
+        wait_s = self._message_endpoint.poll_timeout_s(self._machine.children.needs_fast_tick)
+        for sender, message in self._message_endpoint.receive(wait_s):
             self._step(ev.Received(sender, message))
-        for node, size in self._mail.arriving():
-            self._step(ev.Arriving(node, size))
-        while not self._wishes.empty():
-            self._step(self._wishes.get())
-        while not self._snapshots.empty():
-            self._snapshots.get().set_result(self._copied())
+        for node, size in self._message_endpoint.arriving():
+            self._step(ev.DataArriving(node, size))
+        while not self._requests.empty():
+            self._step(self._requests.get())
+        while not self._snapshot_requests.empty():
+            self._snapshot_requests.get().set_result(self._make_snapshot())
         self._step(ev.Tick())
-        self._sums.forget()
-        self._mail.flush()
+        self._sums.clear()
+        self._message_endpoint.flush()
 
-    def _copied(self) -> Snapshot:
+    def _make_snapshot(self) -> Snapshot:
+        """Return a copy of parameters, buffers and each partition's position."""
         theta, starts = self._theta, self._machine.partitions.as_starts()
         return Snapshot(theta.commit, theta.to_host(), theta.buffers, starts)
 
-    def _answer_updaters(self, copies: tuple[bytes, ...]) -> None:
+    def _resolve_copy_requests(self, copies: tuple[bytes, ...]) -> None:
+        """Resolve all pending requests for optimizer states."""
         with contextlib.suppress(queue.Empty):
             while True:
-                self._updaters.get_nowait().set_result(copies)
+                self._copy_requests.get_nowait().set_result(copies)
 
     def _replace_transport(self) -> None:
-        """Another media driver, on the same port: workers know no other place to join at."""
+        """Continue over a new media driver, on the same port because workers know no other.
+
+        Raise SetupError if the port is taken.
+        """
         before = self.endpoint
-        self._wire.look(self._mail.transport)
-        self._mail.move_to(lambda: self._open_transport(before))
-        self.endpoint = self._mail.transport.endpoint
+        self._link_bytes.update(self._message_endpoint.transport)
+        self._message_endpoint.replace_transport(lambda: self._open_transport(before))
+        self.endpoint = self._message_endpoint.transport.endpoint
         if self.endpoint != before:
             raise SetupError(
                 f"the driver's media driver died and its port {before} is taken now; "
                 "set unicast_port to one that only this application uses"
             )
-        self._mail.open_join_stream(self.join_stream)
-        self._step(ev.Moved(self.endpoint.host, self.endpoint.port))
+        self._message_endpoint.open_join_stream(self.join_stream)
+        self._step(ev.EndpointChanged(self.endpoint.host, self.endpoint.port))
 
     def _step(self, event: ev.Event) -> None:
+        """Pass an event to the protocol's master and perform the effects that it returns."""
         perform_all(self._machine.step(event, self._clock.monotonic_s()), self._perform)
 
     def _perform(self, effect: Effect) -> None:
+        """Perform one effect of the protocol's master."""
         match effect:
             case Send(to=to, message=message):
-                self._mail.send(to, message)
-            case ev.Deliver(update=update):
+                self._message_endpoint.send(to, message)
+            case ev.ApplyCommit(update=update):
                 if update.payload.form == BUFFERS:
                     self._theta.buffers = update.payload.data
                 else:
                     self._theta.add(self._theta.read(update.payload))
                 self._theta.commit = update.commit
             case ev.SendChunk(to=to, index=index):
-                self._mail.send(to, self._theta.chunk(index))
+                self._message_endpoint.send(to, self._theta.chunk(index))
             case ev.SendMerged(to=to):
-                self._mail.send(to, self._sums.of(effect))
-            case ev.Answer():
-                self._mail.answer(effect)
+                self._message_endpoint.send(to, self._sums.merge(effect))
+            case ev.SendToProcess():
+                self._message_endpoint.send_to_process(effect)
             case ev.OpenEdge(node=node, edge=edge, local=local, peer=peer):
-                self._mail.open_edge(node, edge, local, peer)
+                self._message_endpoint.open_edge(node, edge, local, peer)
             case ev.CloseEdge(node=node):
-                self._mail.close_edge(node)
-            case ev.UpdaterCopied(payloads=payloads):
-                self._answer_updaters(payloads)
-            case ev.Hash(commit=commit):
-                self._wishes.put(ev.Hashed(commit, self._theta.digest(), None))
-            case ev.Observed(node=node, counters=counters):
+                self._message_endpoint.close_edge(node)
+            case ev.OptimizerCopied(payloads=payloads):
+                self._resolve_copy_requests(payloads)
+            case ev.HashReplica(commit=commit):
+                self._requests.put(ev.ReplicaHashed(commit, self._theta.digest(), None))
+            case ev.ReportCounters(node=node, counters=counters):
                 self._stats[node] = counters
             case ev.Note(text=text, departure=departure):
                 log.warning("%s", text)
                 self._notes.append(text)
-                self._news += () if departure else (text,)
-            case ev.Spoken(says=says):
-                self._heard.take(says, self._clock.monotonic_s())
+                self._other_notes += () if departure else (text,)
+            case ev.ShowWorkerLog(says=says):
+                self._worker_log.add(says, self._clock.monotonic_s())
             case ev.Abort():
-                self._fail(failure_of(effect))
+                self._fail(error_from_abort(effect))
             case ev.Complete():
-                self.progress = self._look()  # the last one shows the end
+                self.progress = self._read_progress()  # so that the last progress shows the end
                 self.finished.set()
             case _:
                 raise AssertionError(f"a master cannot want {effect}")
 
     def _fail(self, error: SparkstromError) -> None:
+        """Record the error that ended the fit, unless the fit has finished already."""
         if not self.finished.is_set():
-            self.failure, self.progress = error, self._look()
+            self.failure, self.progress = error, self._read_progress()
             self.finished.set()
 
-    def _measures(self, node: int) -> bool:
-        """Does it hold rows out? As long as it has not said so, it may."""
+    def _may_evaluate(self, node: int) -> bool:
+        """Return whether the worker has held-out rows, or has not reported its counters yet."""
         told = self._stats.get(node)
         return told is None or told.training is None or told.training.rows_held_out > 0
 
-    def _look(self) -> Progress:
+    def _read_progress(self) -> Progress:
+        """Return the present progress."""
         master = self._machine
         return Progress(
             phase=master.phases.phase,
@@ -355,19 +372,19 @@ class MasterThread(threading.Thread):
                 for member in master.members.live.values()
                 if master.partitions[member.join.partition].rows > 0
             ),
-            measuring=frozenset(
+            evaluating=frozenset(
                 member.join.partition
                 for node, member in master.members.live.items()
-                if master.partitions[member.join.partition].rows == 0 and self._measures(node)
+                if master.partitions[member.join.partition].rows == 0 and self._may_evaluate(node)
             ),
             departures=tuple(master.members.departures),
-            by_kind=Counter(self._mail.traffic.by_kind),
-            wire=self._wire.look(self._mail.transport),
+            by_kind=Counter(self._message_endpoint.traffic.by_kind),
+            wire=self._link_bytes.update(self._message_endpoint.transport),
             slow_links=master.statuses.slow_links,
-            news=self._news,
+            news=self._other_notes,
             copied=sum(member.whole for member in master.members.live.values()),
             slow_now=len(master.statuses.slow.keys() & master.members.live.keys()),
-            deaf=self._mail.deaf(),
-            heard=self._heard.lines,
-            unheard=self._heard.skipped,
+            unresponsive_peers=self._message_endpoint.unresponsive_peers(),
+            heard=self._worker_log.lines,
+            worker_lines_skipped=self._worker_log.skipped,
         )

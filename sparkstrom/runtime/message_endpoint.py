@@ -1,96 +1,325 @@
-"""Message endpoint: messages in and out over one transport, sealed, cut, joined and counted.
+"""Send and receive a node's messages over a transport: sealed, split into frames, and counted.
 
-It belongs to the thread that drives a machine. Sending never blocks: frames wait in a queue per
-stream, control apart from data, and go when the transport takes them.
+``MessageEndpoint`` belongs to the thread that drives a protocol machine. Sending never blocks:
+frames wait in an ``Outbox`` per stream, control apart from data, until the transport accepts them.
+No queue needs a limit. The protocol hands over only as much data as a link takes soon
+(``protocol.common.flow_control``), and a newer control message replaces an older one that it makes
+obsolete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.base.identity import MASTER, EdgeNo, Endpoint, NodeId, Seq
-from sparkstrom.codec.frames import (
+from sparkstrom.codec.messages import (
+    Address,
+    Chunk,
+    Commit,
+    Direct,
+    Heartbeat,
+    MergedRange,
+    Message,
+    OptimizerChunk,
+    State,
+    Update,
+)
+from sparkstrom.codec.sealed_frames import (
     OVERHEAD_BYTES,
     UNBOUND,
     FrameError,
     Header,
-    Joiner,
+    Reassembler,
     Rejection,
     Seal,
-    pieces_of,
-    told_by,
+    direct_header,
+    split_body,
 )
-from sparkstrom.codec.messages import Address, Direct, Heartbeat, Message, State, Update
 from sparkstrom.codec.wire import Kind, decode_untrusted, encode, is_data
-from sparkstrom.protocol.common.events import Answer
-from sparkstrom.runtime.encoded_once import EncodedOnce
-from sparkstrom.runtime.outbox import Answers, Outbox
-from sparkstrom.runtime.traffic import Traffic
-from sparkstrom.transport.contract import Sender, Transport
+from sparkstrom.protocol.common.events import SendMerged, SendToProcess
+from sparkstrom.transport.base import OfferResult, Sender, Transport
 
-CONTROL_PIECE_BYTES = 8192 - OVERHEAD_BYTES  # the least that a control stream's log takes
-TELLERS_MAX = 1024  # of whom the join stream keeps what is not whole yet
-NEWEST_COUNTS = (Heartbeat, State)  # each says all that the one before it said, and more
-IDLE_WAIT_S = 0.02  # between two looks at what is due; frames and wakes come at once
-BRIEF_WAIT_S = 0.001  # where something is due soon, or the transport did not take all
-LOCAL = 2  # streams of an edge inside one media driver: so much above those for UDP
+TRAFFIC_KINDS: dict[type[Message], str] = {
+    Update: "updates",  # sent towards the controller, at each hop
+    Commit: "commits",  # sent to all, at each hop
+    MergedRange: "sums",  # merged commits, for nodes that cannot receive each of them
+    Chunk: "snapshots",  # parameters, for nodes that join late or cannot catch up
+    OptimizerChunk: "optimizer_states",  # for nodes that join late
+}
+CONTROL_TRAFFIC = "control"  # all other messages
 
 
 @dataclass(slots=True)
-class Peer:
-    """The outgoing half of an edge."""
+class Traffic:
+    """Cumulative bytes and frames of one node."""
 
-    node: NodeId
-    edge: EdgeNo
-    control: Outbox
-    data: Outbox
+    # queued for sending on all streams; LinkBytesCounter has what left the interfaces
+    wire_bytes: int = 0
+    update_bytes: int = 0  # own updates, sealed, counted when first sent
+    rejected: Counter[Rejection] = field(default_factory=Counter)  # rejected frames by reason
+    by_kind: Counter[str] = field(default_factory=Counter)  # parts of wire_bytes, by TRAFFIC_KINDS
+
+    @property
+    def foreign_frames(self) -> int:
+        """Rejected frames of strangers, damaged frames and replays.
+
+        Early frames are excluded: at a healthy start a parent's first frame may arrive before the
+        controller's command that opens the edge. It carries this fit's seal and is sent again.
+        """
+        return self.rejected.total() - self.rejected[Rejection.EARLY]
+
+    def count_sent(self, message: Message, frames: Iterable[bytes]) -> None:
+        """Count the frames of one message that are queued for sending."""
+        size = sum(map(len, frames))
+        self.wire_bytes += size
+        self.by_kind[TRAFFIC_KINDS.get(type(message), CONTROL_TRAFFIC)] += size
+
+
+OFFER_FRAMES_MAX = 256  # per flush; bounds the cost of a long queue that is stuck
+OPEN_SENDERS_MAX = 32  # open senders for direct messages
+QUEUED_REPLY_FRAMES_MAX = 16  # per address; further messages only repeat these
+UNRESPONSIVE_AFTER_REPLIES = 12  # six seconds of a peer that sends two requests per second
+CONNECT_FLUSHES_MAX = 1000  # about a second; then an unconnected sender makes room for others
+
+
+class Outbox:
+    """Frames that wait for one sender."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self._frames: deque[bytes] = deque()
+        self._newest: dict[Hashable, list[bytes]] = {}  # key -> frames of the waiting message
+
+    def put(self, frames: list[bytes], replaces: Hashable = None) -> None:
+        """Queue a message's frames; a waiting message with the same ``replaces`` is dropped."""
+        if replaces is not None:
+            for frame in self._newest.get(replaces, ()):
+                self._frames.remove(frame)
+            self._newest[replaces] = frames
+        self._frames.extend(frames)
+
+    def flush(self) -> int:
+        """Offer waiting frames to the sender; return how many it accepted."""
+        if not self._frames:
+            return 0
+        sent, offer = self._sender.offer(list(islice(self._frames, OFFER_FRAMES_MAX)))
+        for _ in range(sent):
+            self._frames.popleft()
+        if sent:
+            self._newest.clear()
+        if offer is OfferResult.CLOSED:
+            self._frames.clear()
+            self._newest.clear()
+        return sent
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def close(self) -> None:
+        """Close the sender; frames that wait are dropped."""
+        self._sender.close()
+
+
+class ReplyOutboxes:
+    """Outboxes for the controller's direct messages, of which a few at a time have an open sender.
+
+    The controller sends direct messages to many addresses, to each of them rarely. An address whose
+    turn has not come keeps its frames: closing a sender that has not sent yet would starve others
+    when a whole mesh joins at once. Beyond ``QUEUED_REPLY_FRAMES_MAX`` frames per address, messages
+    are dropped, because they only repeat earlier ones.
+    """
+
+    def __init__(self, open_sender: Callable[[Address], Sender]) -> None:
+        self._open_sender = open_sender
+        self._open: dict[Address, Outbox] = {}  # in the order of opening
+        # flush at which an unconnected sender may be closed
+        self._turn_ends: dict[Address, int] = {}
+        self._waiting: dict[Address, list[bytes]] = {}
+        self._untaken_replies: dict[Address, int] = {}  # replies to peers that have taken none yet
+        self._flushes = 0
+
+    def put(self, address: Address, frames: list[bytes]) -> bool:
+        """Queue all or none of a message's frames; return whether they were queued."""
+        if address in self._open:
+            if address in self._untaken_replies:
+                self._untaken_replies[address] += 1
+            self._open[address].put(frames)
+            return True
+        waiting = self._waiting.setdefault(address, [])
+        if waiting and len(waiting) + len(frames) > QUEUED_REPLY_FRAMES_MAX:
+            return False
+        waiting.extend(frames)
+        return True
+
+    def flush(self) -> int:
+        """Offer waiting frames to the open senders; return how many they accepted."""
+        self._flushes += 1
+        while self._waiting and self._make_room():
+            self._open_next()
+        went = 0
+        for address, box in self._open.items():
+            if sent := box.flush():
+                went += sent
+                self._untaken_replies.pop(address, None)
+        return went
+
+    def unresponsive_peers(self) -> tuple[Endpoint, ...]:
+        """Return peers that keep sending requests but have never received our replies."""
+        asked = [
+            at
+            for at, answers in self._untaken_replies.items()
+            if answers >= UNRESPONSIVE_AFTER_REPLIES
+        ]
+        return tuple(dict.fromkeys(Endpoint(at.host, at.port) for at in asked))
+
+    def _make_room(self) -> bool:
+        """Return whether a sender may be opened; close an idle or overdue one if necessary."""
+        if len(self._open) < OPEN_SENDERS_MAX:
+            return True
+        for address, box in self._open.items():
+            if not len(box) or self._turn_ends[address] <= self._flushes:
+                box.close()
+                del self._open[address], self._turn_ends[address]
+                self._untaken_replies.pop(address, None)
+                return True
+        return False
+
+    def _open_next(self) -> None:
+        """Open a sender for the address that has waited longest."""
+        address = next(iter(self._waiting))
+        box = self._open[address] = Outbox(self._open_sender(address))
+        box.put(self._waiting.pop(address))
+        self._turn_ends[address] = self._flushes + CONNECT_FLUSHES_MAX
+        self._untaken_replies[address] = 0
+
+    def __len__(self) -> int:
+        """Return the number of frames that the transport has not accepted yet."""
+        return sum(map(len, self._open.values())) + sum(map(len, self._waiting.values()))
+
+
+SHARED_MESSAGES = (Commit, MergedRange)
+
+
+class EncodingCache:
+    """Encoded bodies of messages that go to several children, for the present duty cycle.
+
+    The history hands the same commit object to all children, nearly always in the cycle in which it
+    arrives, so messages are compared by identity. Only sealing is done per child.
+    """
+
+    def __init__(self) -> None:
+        # The message is kept so that no other object gets its id meanwhile.
+        self._cache: dict[tuple[int, int], tuple[Message, Kind, list[bytes]]] = {}
+
+    def encode(self, message: Message, piece_bytes: int) -> tuple[Kind, list[bytes]]:
+        """Return the message's kind, and its encoded body in pieces of at most ``piece_bytes``."""
+        key = id(message), piece_bytes
+        if (cached := self._cache.get(key)) is not None:
+            return cached[1], cached[2]
+        kind, body = encode(message)
+        pieces = split_body(body, piece_bytes)
+        if isinstance(message, SHARED_MESSAGES):
+            self._cache[key] = message, kind, pieces
+        return kind, pieces
+
+    def clear(self) -> None:
+        """Empty the cache; called at the end of a duty cycle."""
+        self._cache.clear()
+
+
+class MergeCache:
+    """Merged commits by their range and entry count, for the present duty cycle."""
+
+    def __init__(self, merge: Callable[[SendMerged], MergedRange]) -> None:
+        self._merge = merge
+        self._cache: dict[tuple[int, int, int], MergedRange] = {}
+
+    def merge(self, effect: SendMerged) -> MergedRange:
+        """Return the sum of the commits that the effect names."""
+        key = effect.after, effect.commit, effect.count
+        cached = self._cache.get(key)
+        if cached is None:
+            cached = self._cache[key] = self._merge(effect)
+        return cached
+
+    def clear(self) -> None:
+        """Empty the cache; called at the end of a duty cycle."""
+        self._cache.clear()
+
+
+CONTROL_PIECE_BYTES = 8192 - OVERHEAD_BYTES  # fits the smallest log of a control stream
+INCOMPLETE_SENDERS_MAX = 1024  # senders whose partial messages the join stream keeps
+SUPERSEDING_MESSAGES = (Heartbeat, State)  # each contains all that the one before it did
+IDLE_POLL_S = 0.02  # interval of duty cycles; frames and wakes end the wait at once
+FAST_POLL_S = 0.001  # if something is due soon, or frames wait to be sent
+LOCAL_STREAM_OFFSET = 2  # local streams of an edge are numbered this much above its UDP streams
+
+
+@dataclass(slots=True)
+class OutgoingEdge:
+    """The sending half of an edge to a neighbour."""
+
+    node: NodeId  # the neighbour
+    edge: EdgeNo  # number of the edge
+    control: Outbox  # frames of control messages
+    data: Outbox  # frames of data messages
 
 
 @dataclass(slots=True)
 class IncomingEdge:
-    """The incoming half of an edge: one local stream. Unbound until the edge is agreed."""
+    """The receiving half of an edge: one local stream, unbound until the edge is agreed."""
 
-    node: NodeId | None
-    edge: EdgeNo
-    data: bool
-    joiner: Joiner
+    node: NodeId | None  # the neighbour; None while unbound
+    edge: EdgeNo  # number of the edge
+    data: bool  # data or control stream
+    reassembler: Reassembler  # joins frames to messages
 
 
 @dataclass(slots=True)
-class DirectMessages:
-    """The master's stream for whoever has the job's key. Nothing is heard twice.
+class DirectReceiver:
+    """Receives direct messages on the controller's join stream, and rejects replays.
 
-    Each process tells under its token, with a count that rises. ``heard`` lives as long as the
-    fit, whatever becomes of the stream, and has one number for each process that Spark has
-    started for it: only who has the key makes an entry, and a recording of it makes none.
+    Each process numbers its messages under its token, with rising counters. The highest counters
+    are kept for the whole fit, even if the stream moves. Only processes with the job's key can add
+    an entry, so there is one per process that Spark has started for this fit.
     """
 
-    message_bytes_max: int
-    heard: dict[int, int] = field(default_factory=dict)  # token -> its highest count
-    joiners: dict[int, Joiner] = field(default_factory=dict)  # token -> what is not whole yet
+    message_bytes_max: int  # longest message to accept
+    last_counts: dict[int, int] = field(default_factory=dict)  # token -> highest counter received
+    # token -> partly received message
+    reassemblers: dict[int, Reassembler] = field(default_factory=dict)
 
     def take(self, header: Header, body: bytes) -> bytes | None:
-        """The whole message's body once its last piece is here. Raise FrameError for a replay."""
-        token, known = header.session, self.heard.get(header.session, 0)
-        if header.count <= known:
-            raise FrameError(Rejection.AGAIN, f"count {header.count}, it was {known} already")
-        self.heard[token] = header.count
-        joiner = self.joiners.pop(token, None) or Joiner(self.message_bytes_max)
-        if len(self.joiners) >= TELLERS_MAX:
-            del self.joiners[next(iter(self.joiners))]
-        whole = joiner.take(header, body)
+        """Return the message's body once complete, else None; raise FrameError for a replay."""
+        token, cached = header.session, self.last_counts.get(header.session, 0)
+        if header.count <= cached:
+            raise FrameError(Rejection.AGAIN, f"count {header.count}, it was {cached} already")
+        self.last_counts[token] = header.count
+        reassembler = self.reassemblers.pop(token, None) or Reassembler(self.message_bytes_max)
+        if len(self.reassemblers) >= INCOMPLETE_SENDERS_MAX:
+            del self.reassemblers[next(iter(self.reassemblers))]
+        whole = reassembler.take(header, body)
         if whole is None:
-            self.joiners[token] = joiner
+            self.reassemblers[token] = reassembler
         return whole
 
 
 class MessageEndpoint:
-    """Sends and receives for one node. ``me`` is its id, None until it has one.
+    """Sends and receives messages for one node.
 
-    ``token``: of its process; the master has none. What is said directly is bound to it.
-    ``chunk_bytes_max``: of a message in one data frame, where the transport takes so much.
+    Args:
+        transport: the open transport, owned from now on.
+        seal: cipher of this fit's frames.
+        me: id of this node; None until it is assigned.
+        token: random token of this process, to which direct messages are bound; 0 for the
+            controller.
+        message_bytes_max: length of the longest message to accept.
+        chunk_bytes_max: longest part of a message in one data frame, in bytes.
+        traffic: counters to continue.
     """
 
     def __init__(
@@ -107,187 +336,201 @@ class MessageEndpoint:
         self.transport, self._seal, self.me, self._token = transport, seal, me, token
         self._message_bytes_max, self._chunk_bytes_max = message_bytes_max, chunk_bytes_max
         self.traffic = traffic or Traffic()
-        self._counter = self._told = 0
-        self._peers: dict[NodeId, Peer] = {}
-        self._slots: dict[int, IncomingEdge] = {}
-        # The highest counters of edges that were heard: a recording is as old when one is reopened.
-        self._heard: dict[tuple[NodeId, EdgeNo, bool], int] = {}
-        self._own: Address | None = None  # where this node listens for its parent
+        self._counter = self._direct_count = 0
+        self._outgoing: dict[NodeId, OutgoingEdge] = {}
+        self._incoming: dict[int, IncomingEdge] = {}
+        # Highest counter of each past edge: frames recorded before it was reopened stay rejected.
+        self._last_counters: dict[tuple[NodeId, EdgeNo, bool], int] = {}
+        # where this node listens for its parent and the controller
+        self._own_address: Address | None = None
         self._master: tuple[Endpoint, int] | None = None
         self._to_master: Outbox | None = None
-        self._direct_messages = DirectMessages(CONTROL_PIECE_BYTES * 8)
+        self._direct_receiver = DirectReceiver(CONTROL_PIECE_BYTES * 8)
         self._join_stream: int | None = None
-        self._answers = Answers(self._open_answer)
-        self._direct = Joiner(message_bytes_max)  # the master's own words, whichever stream
-        self.bodies = EncodedOnce()
-        self._sealed_seq = (MASTER, Seq(0))
-        self._arriving: dict[NodeId, int] = {}  # neighbour -> bytes of a message that is not whole
-
-    # -- edges -----------------------------------------------------------------------------------
+        self._replies = ReplyOutboxes(self._open_reply_sender)
+        # direct messages of the controller, on any stream
+        self._reassembler = Reassembler(message_bytes_max)
+        self.encodings = EncodingCache()
+        self._newest_update = (MASTER, Seq(0))
+        # neighbour -> bytes of a partly received data message
+        self._arriving: dict[NodeId, int] = {}
 
     def listen(self, address: Address) -> None:
-        """Take there what the master says directly, and later what the parent says."""
-        if self._own is not None:
-            for stream in (*_streams(self._own), *_streams(_local(self._own))):
+        """Listen at ``address`` for direct messages of the controller, and later for the parent."""
+        if self._own_address is not None:
+            for stream in (
+                *_stream_numbers(self._own_address),
+                *_stream_numbers(_local_address(self._own_address)),
+            ):
                 self._close_receiver(stream)
-        self._own = address
-        for stream in _streams(address):
-            self._unbind(stream)
+        self._own_address = address
+        for stream in _stream_numbers(address):
+            self._reset_incoming(stream)
             self.transport.open_receiver(stream)
 
     def open_join_stream(self, stream: int) -> None:
-        """Take what is told directly by anybody who has the key."""
+        """Listen on the join stream for direct messages from any process that has the job's key."""
         self._join_stream = stream
         self.transport.open_receiver(stream)
 
     def open_edge(self, node: NodeId, edge: EdgeNo, local: Address, peer: Address) -> None:
-        """Hear this neighbour at ``local`` and send to it at ``peer``; an older edge is dropped.
+        """Open an edge to a neighbour, or replace it: receive at ``local``, send to ``peer``.
 
-        Neighbours on one media driver speak by shared memory, on streams of their own.
+        Neighbours on the same media driver communicate through shared memory, on separate streams.
         """
-        same = Endpoint(peer.host, peer.port) == self.transport.endpoint
-        if same:
-            local, peer = _local(local), _local(peer)
-        for stream, slot in list(self._slots.items()):
-            if (slot.node, slot.edge) == (node, edge) and stream not in _streams(local):
-                self._forget(stream)  # before the new ones count on
-        for stream in _streams(local):
-            if stream not in self._slots:
-                self.transport.open_receiver(stream, local=same)
-            self._retire(stream)
-            self._slots[stream] = self._slot(node, edge, data=stream == local.data_stream)
-        for stream, slot in list(self._slots.items()):
-            if slot.node == node and slot.edge != edge:
-                self._forget(stream)
-        self._connect(node, edge, peer, local=same)
+        is_local = Endpoint(peer.host, peer.port) == self.transport.endpoint
+        if is_local:
+            local, peer = _local_address(local), _local_address(peer)
+        for stream, incoming in list(self._incoming.items()):
+            if (incoming.node, incoming.edge) == (node, edge) and stream not in _stream_numbers(
+                local
+            ):
+                self._stop_receiving(stream)  # before the new slots continue its counters
+        for stream in _stream_numbers(local):
+            if stream not in self._incoming:
+                self.transport.open_receiver(stream, local=is_local)
+            self._remove_incoming(stream)
+            self._incoming[stream] = self._make_incoming(
+                node, edge, data=stream == local.data_stream
+            )
+        for stream, incoming in list(self._incoming.items()):
+            if incoming.node == node and incoming.edge != edge:
+                self._stop_receiving(stream)
+        self._connect(node, edge, peer, local=is_local)
 
     def close_edge(self, node: NodeId) -> None:
-        """Neither hear this neighbour nor send to it."""
-        for stream in [s for s, slot in self._slots.items() if slot.node == node]:
-            self._forget(stream)
+        """Stop receiving from and sending to this neighbour."""
+        for stream in [s for s, incoming in self._incoming.items() if incoming.node == node]:
+            self._stop_receiving(stream)
         self._disconnect(node)
 
-    def _slot(self, node: NodeId | None, edge: EdgeNo, *, data: bool) -> IncomingEdge:
-        after = -1 if node is None else self._heard.get((node, edge, data), -1)
-        return IncomingEdge(node, edge, data, Joiner(self._message_bytes_max, after))
+    def _make_incoming(self, node: NodeId | None, edge: EdgeNo, *, data: bool) -> IncomingEdge:
+        """Return a new incoming edge that continues the counter of the same earlier edge."""
+        after = -1 if node is None else self._last_counters.get((node, edge, data), -1)
+        return IncomingEdge(node, edge, data, Reassembler(self._message_bytes_max, after))
 
-    def _retire(self, stream: int) -> IncomingEdge | None:
-        """Take the slot away, and remember how far its edge has counted."""
-        slot = self._slots.pop(stream, None)
-        if slot is not None and slot.node is not None:
-            self._heard[slot.node, slot.edge, slot.data] = slot.joiner.counter
-        return slot
+    def _remove_incoming(self, stream: int) -> IncomingEdge | None:
+        """Remove the incoming edge of a stream and remember its highest counter."""
+        incoming = self._incoming.pop(stream, None)
+        if incoming is not None and incoming.node is not None:
+            self._last_counters[incoming.node, incoming.edge, incoming.data] = (
+                incoming.reassembler.counter
+            )
+        return incoming
 
-    def _unbind(self, own: int) -> None:
-        assert self._own is not None
-        self._retire(own)
-        self._slots[own] = self._slot(None, UNBOUND, data=own == self._own.data_stream)
+    def _reset_incoming(self, own: int) -> None:
+        """Replace the incoming edge of an own stream by an unbound one, for the next parent."""
+        assert self._own_address is not None
+        self._remove_incoming(own)
+        self._incoming[own] = self._make_incoming(
+            None, UNBOUND, data=own == self._own_address.data_stream
+        )
 
-    def _forget(self, stream: int) -> None:
-        """Hear no neighbour there; the own streams stay, for the next parent and the master."""
-        if self._own is not None and stream in _streams(self._own):
-            self._unbind(stream)
+    def _stop_receiving(self, stream: int) -> None:
+        """Stop receiving a neighbour on a stream; own streams stay open for the next parent."""
+        if self._own_address is not None and stream in _stream_numbers(self._own_address):
+            self._reset_incoming(stream)
         else:
             self._close_receiver(stream)
 
     def _close_receiver(self, stream: int) -> None:
-        if self._retire(stream) is not None:
+        """Stop listening on a stream, if it is open."""
+        if self._remove_incoming(stream) is not None:
             self.transport.close_receiver(stream)
 
     def _connect(self, node: NodeId, edge: EdgeNo, address: Address, *, local: bool) -> None:
+        """Open the senders of an edge to a neighbour, in place of earlier ones."""
         self._disconnect(node)
-        there, opening = Endpoint(address.host, address.port), self.transport.open_sender
-        control = opening(there, address.control_stream, control=True, local=local)
-        data = opening(there, address.data_stream, control=False, local=local)
-        self._peers[node] = Peer(node, edge, Outbox(control), Outbox(data))
+        endpoint, open_sender = Endpoint(address.host, address.port), self.transport.open_sender
+        control = open_sender(endpoint, address.control_stream, control=True, local=local)
+        data = open_sender(endpoint, address.data_stream, control=False, local=local)
+        self._outgoing[node] = OutgoingEdge(node, edge, Outbox(control), Outbox(data))
 
     def _disconnect(self, node: NodeId) -> None:
-        """Drop the connection, with what waits on it."""
-        peer = self._peers.pop(node, None)
+        """Close the senders to a neighbour; frames that wait are dropped."""
+        peer = self._outgoing.pop(node, None)
         if peer is not None:
             peer.control.close()
             peer.data.close()
 
-    # -- sending ---------------------------------------------------------------------------------
-
     def send(self, node: NodeId, message: Message) -> None:
-        """Queue for a neighbour; where there is no edge, it is lost."""
-        peer = self._peers.get(node)
+        """Queue a message for a neighbour; without an edge it is dropped."""
+        peer = self._outgoing.get(node)
         if peer is None:
-            self.traffic.not_queued += 1
             return
         frames = self._seal_message(message, receiver=node, edge=peer.edge)
         if isinstance(message, Update):
             self._count_update(message, frames)
         box = peer.data if is_data(message) else peer.control
-        box.put(frames, type(message) if isinstance(message, NEWEST_COUNTS) else None)
+        box.put(frames, type(message) if isinstance(message, SUPERSEDING_MESSAGES) else None)
         self.traffic.count_sent(message, frames)
 
-    def meet(self, endpoint: Endpoint, join_stream: int) -> None:
-        """Where the master takes what is told directly; a connection that was there is dropped."""
+    def set_master(self, endpoint: Endpoint, join_stream: int) -> None:
+        """Set where the controller receives direct messages; an earlier connection is closed."""
         self._master = endpoint, join_stream
         if self._to_master is not None:
             self._to_master.close()
             self._to_master = None
 
-    def tell(self, message: Direct) -> None:
-        """Queue for the master's join stream."""
+    def send_direct(self, message: Direct) -> None:
+        """Queue a direct message to the controller's join stream."""
         assert self._master is not None, "the master's place is not known"
         if self._to_master is None:
             endpoint, stream = self._master
             self._to_master = Outbox(self.transport.open_sender(endpoint, stream, control=True))
         kind, body = encode(message)
-        pieces, frames = pieces_of(body, CONTROL_PIECE_BYTES), []
+        pieces, frames = split_body(body, CONTROL_PIECE_BYTES), []
         for i, piece in enumerate(pieces):
-            self._told += 1
-            header = told_by(self._token, self._told, kind, i, len(pieces))
+            self._direct_count += 1
+            header = direct_header(self._token, self._direct_count, kind, i, len(pieces))
             frames.append(self._seal.close(header, piece))
         self._to_master.put(frames)
         self.traffic.count_sent(message, frames)
 
-    def answer(self, answer: Answer) -> None:
-        """Queue something that the master says directly, whoever stands between."""
+    def send_to_process(self, effect: SendToProcess) -> None:
+        """Queue a direct message from the controller to a process, which need not be a child."""
         frames = self._seal_message(
-            answer.message, receiver=answer.node, edge=UNBOUND, token=answer.token
+            effect.message, receiver=effect.node, edge=UNBOUND, token=effect.token
         )
-        if self._answers.put(answer.address, frames):
-            self.traffic.count_sent(answer.message, frames)
-        else:
-            self.traffic.not_queued += 1
+        if self._replies.put(effect.address, frames):
+            self.traffic.count_sent(effect.message, frames)
 
-    def deaf(self) -> tuple[Endpoint, ...]:
-        """Who has asked again and again and is not there for the answers."""
-        return self._answers.deaf()
+    def unresponsive_peers(self) -> tuple[Endpoint, ...]:
+        """Return peers that keep sending requests but have never received our replies."""
+        return self._replies.unresponsive_peers()
 
-    def _open_answer(self, address: Address) -> Sender:
-        there = Endpoint(address.host, address.port)
-        return self.transport.open_sender(there, address.control_stream, control=True)
+    def _open_reply_sender(self, address: Address) -> Sender:
+        """Open a sender for direct messages to a process."""
+        endpoint = Endpoint(address.host, address.port)
+        return self.transport.open_sender(endpoint, address.control_stream, control=True)
 
     def flush(self) -> int:
-        """Offer what waits on all streams, control first; return how many frames went."""
-        self.bodies.forget()
-        return sum([self._answers.flush(), *(box.flush() for box in self._boxes())])
+        """Offer waiting frames on all streams, control first; return how many were sent."""
+        self.encodings.clear()
+        return sum([self._replies.flush(), *(box.flush() for box in self._outboxes())])
 
     @property
     def waiting(self) -> int:
-        """Frames that the transport has not taken yet."""
-        return len(self._answers) + sum(map(len, self._boxes()))
+        """The number of frames that the transport has not accepted yet."""
+        return len(self._replies) + sum(map(len, self._outboxes()))
 
-    def _boxes(self) -> list[Outbox]:
+    def _outboxes(self) -> list[Outbox]:
+        """Return all outboxes in the order of sending: control before data."""
         join_stream = [self._to_master] if self._to_master is not None else []
-        control = [peer.control for peer in self._peers.values()]
-        return [*join_stream, *control, *(peer.data for peer in self._peers.values())]
+        control = [peer.control for peer in self._outgoing.values()]
+        return [*join_stream, *control, *(peer.data for peer in self._outgoing.values())]
 
     @property
     def _piece_bytes(self) -> int:
-        """Asked each time: after ``move_to`` the log may be a smaller one."""
+        """The longest piece of a data message, which depends on the present transport."""
         return min(self.transport.max_frame_bytes - OVERHEAD_BYTES, self._chunk_bytes_max)
 
     def _seal_message(
         self, message: Message, *, receiver: NodeId | None, edge: EdgeNo, token: int = 0
     ) -> list[bytes]:
+        """Return the message's frames, each sealed for its receiver and edge."""
         piece_bytes = self._piece_bytes if is_data(message) else CONTROL_PIECE_BYTES
-        kind, pieces = self.bodies.of(message, piece_bytes)
+        kind, pieces = self.encodings.encode(message, piece_bytes)
         frames = []
         for i, piece in enumerate(pieces):
             self._counter += 1
@@ -296,72 +539,79 @@ class MessageEndpoint:
         return frames
 
     def _count_update(self, update: Update, frames: list[bytes]) -> None:
+        """Count the bytes of an own update when it is sent for the first time."""
         key = (update.origin, update.seq)
-        if key > self._sealed_seq and update.origin == self.me:
-            self._sealed_seq = key
+        if key > self._newest_update and update.origin == self.me:
+            self._newest_update = key
             self.traffic.update_bytes += sum(map(len, frames))
 
-    # -- receiving -------------------------------------------------------------------------------
-
-    def patience_s(self, brief: bool) -> float:
-        """How long to wait for messages: what waits to be sent is offered again soon."""
-        return BRIEF_WAIT_S if brief or self.waiting else IDLE_WAIT_S
+    def poll_timeout_s(self, is_urgent: bool) -> float:
+        """Return how long the next ``receive`` should wait: briefly if frames wait to be sent."""
+        return FAST_POLL_S if is_urgent or self.waiting else IDLE_POLL_S
 
     def receive(self, wait_s: float) -> Iterator[tuple[NodeId | None, Message]]:
-        """Messages that came in, with their senders' ids; waits at most ``wait_s``, or for a wake.
+        """Yield messages with their senders' ids (None for direct messages).
 
-        None for who told it directly.
-        One by one: what a message changes (``me``, slots) holds for the next one.
+        Waits up to ``wait_s`` seconds for the first one, or for ``wake``. Messages are yielded one
+        by one because handling one can change ``me`` and the edges that apply to the next.
         """
         for stream, frame in self.transport.poll(wait_s):
-            self.traffic.received_bytes += len(frame)
             try:
-                taken = self._open(stream, frame)
+                taken = self._open_frame(stream, frame)
             except WireError as error:
-                self.traffic.rejected[_rejection(error)] += 1
+                self.traffic.rejected[_rejection_from(error)] += 1
                 continue
             if taken is not None:
                 yield taken
 
-    def _open(self, stream: int, frame: bytes) -> tuple[NodeId | None, Message] | None:
+    def _open_frame(self, stream: int, frame: bytes) -> tuple[NodeId | None, Message] | None:
+        """Return the frame's message if it is complete; raise WireError to reject the frame."""
         if stream == self._join_stream:
             return self._open_direct(frame)
-        slot = self._slots.get(stream)
-        if slot is None:
-            return None  # of an edge that was closed a moment ago
+        incoming = self._incoming.get(stream)
+        if incoming is None:
+            return None  # of an edge that was just closed
         header, body = self._seal.open_untrusted(frame, self._token)
-        direct = header.from_master
-        agreed = slot.node is not None and (header.sender, header.edge) == (slot.node, slot.edge)
-        if not (direct or agreed):
-            raise FrameError(Rejection.EARLY if slot.node is None else Rejection.OTHER_EDGE)
-        if (header.kind != Kind.CONTROL) != slot.data:
-            raise FrameError(Rejection.OTHER_STREAM)  # each has counters: heard here, it is new
-        if header.receiver != self.me and not (direct and header.receiver is None):
+        is_direct = header.is_direct_from_master
+        is_from_edge = incoming.node is not None and (header.sender, header.edge) == (
+            incoming.node,
+            incoming.edge,
+        )
+        if not (is_direct or is_from_edge):
+            raise FrameError(Rejection.EARLY if incoming.node is None else Rejection.OTHER_EDGE)
+        if (header.kind != Kind.CONTROL) != incoming.data:
+            # streams have separate counters, so a frame of the other one would look new
+            raise FrameError(Rejection.OTHER_STREAM)
+        if header.receiver != self.me and not (is_direct and header.receiver is None):
             raise FrameError(Rejection.OTHER_RECEIVER)
         assert header.sender is not None, "a neighbour, or the master"
-        joiner = self._direct if direct else slot.joiner
-        whole = joiner.take(header, body)
+        reassembler = self._reassembler if is_direct else incoming.reassembler
+        whole = reassembler.take(header, body)
         if whole is None:
             if header.kind != Kind.CONTROL:
-                self._arriving[header.sender] = joiner.arriving_bytes
+                self._arriving[header.sender] = reassembler.arriving_bytes
             return None
         self._arriving.pop(header.sender, None)
         return header.sender, decode_untrusted(header.kind, whole)
 
     def wake(self) -> None:
-        """Let who waits for messages wait no longer: there is something to do. From any thread."""
+        """Wake a thread blocked in ``receive``. Thread-safe."""
         self.transport.wake()
 
     def arriving(self) -> list[tuple[NodeId, int]]:
-        """Since the last call: neighbours with a data message under way, and its bytes so far."""
+        """Return (neighbour, bytes so far) of each data message that is partly received.
+
+        Messages of which nothing has arrived since the last call are left out.
+        """
         arriving, self._arriving = list(self._arriving.items()), {}
         return arriving
 
     def _open_direct(self, frame: bytes) -> tuple[None, Message] | None:
+        """Decrypt and check a frame of the join stream; return its message if it is complete."""
         header, body = self._seal.open_untrusted(frame)
         if header.sender is not None:
             raise FrameError(Rejection.NOT_DIRECT)
-        whole = self._direct_messages.take(header, body)
+        whole = self._direct_receiver.take(header, body)
         if whole is None:
             return None
         message = decode_untrusted(header.kind, whole)
@@ -369,36 +619,39 @@ class MessageEndpoint:
             raise FrameError(Rejection.NOT_DIRECT)
         return None, message
 
-    # -- the transport's life --------------------------------------------------------------------
+    def replace_transport(self, open_transport: Callable[[], Transport]) -> None:
+        """Continue over a new transport, without edges and streams but with all counters.
 
-    def move_to(self, opening: Callable[[], Transport]) -> None:
-        """Go on over another transport: edges and slots are gone, counters and traffic stay.
-
-        So does what the join stream has heard: a recording is as old over another stream.
+        The join stream's counters are kept too, so a recording stays a replay.
         """
         self.close()
-        self.transport = opening()
+        self.transport = open_transport()
 
     def close(self) -> None:
-        """Close everything, the transport too."""
-        self._peers.clear()
-        for stream in list(self._slots):
-            self._retire(stream)
-        self._answers = Answers(self._open_answer)
-        self._own = self._to_master = self._join_stream = None
+        """Close all edges and the transport."""
+        self._outgoing.clear()
+        for stream in list(self._incoming):
+            self._remove_incoming(stream)
+        self._replies = ReplyOutboxes(self._open_reply_sender)
+        self._own_address = self._to_master = self._join_stream = None
         self.transport.close()
 
 
-def _rejection(error: WireError) -> Rejection:
+def _rejection_from(error: WireError) -> Rejection:
+    """Return the kind of rejection to count for an error."""
     return Rejection(error.rejection) if isinstance(error, FrameError) else Rejection.NO_MESSAGE
 
 
-def _streams(address: Address) -> tuple[int, int]:
+def _stream_numbers(address: Address) -> tuple[int, int]:
+    """Return the numbers of the control and the data stream of an address."""
     return address.control_stream, address.data_stream
 
 
-def _local(address: Address) -> Address:
-    """The same place for a neighbour on the same media driver."""
+def _local_address(address: Address) -> Address:
+    """Return the address that a neighbour on the same media driver uses."""
     return Address(
-        address.host, address.port, address.control_stream + LOCAL, address.data_stream + LOCAL
+        address.host,
+        address.port,
+        address.control_stream + LOCAL_STREAM_OFFSET,
+        address.data_stream + LOCAL_STREAM_OFFSET,
     )

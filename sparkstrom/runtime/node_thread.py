@@ -1,7 +1,10 @@
-"""Node thread: drives a worker's machine over Aeron beside its trainer.
+"""The thread of a worker's node, which runs the protocol beside the trainer's thread.
 
-A duty cycle reads what arrived, hands it and the trainer's events to the machine, performs what
-it wants, and offers what waits. It alone touches the machine and the transport.
+Each duty cycle passes received messages and the trainer's events to the protocol machine, performs
+the effects that it returns, and sends what waits. Only this thread uses the machine and the
+transport.
+
+``DriverRecovery`` and ``LinkBytesCounter`` serve the controller's thread too.
 """
 
 from __future__ import annotations
@@ -16,65 +19,160 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkstrom.base.clock import Clock
-from sparkstrom.base.errors import DriverLost
+from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.codec.frames import Seal
 from sparkstrom.codec.messages import Address, Chunk, MergedRange
-from sparkstrom.observe.telemetry import NodeCounters, WorkerCounters
+from sparkstrom.codec.sealed_frames import Seal
+from sparkstrom.observe.telemetry import LinkBytes, NodeCounters, WorkerCounters
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Effect, Order, Send
-from sparkstrom.protocol.common.performing import perform_all
+from sparkstrom.protocol.common.events import Command, Effect, Send, perform_all
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
-from sparkstrom.runtime.encoded_once import SummedOnce
-from sparkstrom.runtime.message_endpoint import MessageEndpoint
-from sparkstrom.runtime.optimizer_lending import OptimizerLender
-from sparkstrom.runtime.recovery import Recovery
-from sparkstrom.runtime.trainer_channel import TrainerChannel
-from sparkstrom.runtime.trainer_inbox import Item
-from sparkstrom.runtime.wire_bytes import WireBytes
-from sparkstrom.transport.contract import Transport
+from sparkstrom.runtime.message_endpoint import MergeCache, MessageEndpoint
+from sparkstrom.runtime.optimizer_states import OptimizerStateServer
+from sparkstrom.runtime.trainer import TrainerChannel, no_output
+from sparkstrom.runtime.training_loop import TrainerInbox, TrainerItem
+from sparkstrom.transport.base import Transport
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS_S = 1.0  # how long a node that ends keeps offering what it still has to say
-STATS_S = 0.3
-SAID_S = 0.5  # between two messages of what the worker's code says
-STATS_S_PER_NODE = 0.005  # in a large mesh the counters of all take a bounded share of its links
-FIRST_OWN_STREAM, STREAMS = 1 << 20, 1 << 30  # a node's streams are random in this range
+# A driver that ran this long counts as healthy; starved hosts stall for ~10 s.
+HEALTHY_DRIVER_S = 60.0
+# Deaths in succession, each of a driver that was not healthy; a stalled one takes about 10 s.
+SUCCESSIVE_DEATHS_MAX = 10
 
-OpenTransport = Callable[[Endpoint | None], Transport]  # given the endpoint it had before
+
+class DriverRecovery:
+    """Replaces the transport when its media driver dies, unless drivers keep dying.
+
+    A machine on which no driver stays alive is broken, and restarting forever would hide that.
+
+    Args:
+        owner: whose media driver it is, for messages.
+        replace: opens another transport and tells the machine; may raise DriverLost itself.
+        clock: source of time.
+    """
+
+    def __init__(self, owner: str, replace: Callable[[], None], clock: Clock) -> None:
+        self._owner, self._replace, self._clock = owner, replace, clock
+        # since when the present driver serves; None: it does not
+        self._since_s: float | None = clock.monotonic_s()
+        self._deaths = 0
+
+    def guard(self, work: Callable[[], None]) -> None:
+        """Call ``work``; if the media driver dies meanwhile, replace the transport.
+
+        Raise SetupError when too many drivers have died in succession.
+        """
+        action = work
+        while True:
+            try:
+                action()
+            except DriverLost as lost:
+                self._count_death(lost)
+                action = self._replace
+                continue
+            if action is not work:
+                self._since_s = self._clock.monotonic_s()
+            return
+
+    def _count_death(self, lost: DriverLost) -> None:
+        """Count the death of a media driver; raise SetupError after too many in succession."""
+        now_s = self._clock.monotonic_s()
+        lived = self._since_s is not None and now_s - self._since_s > HEALTHY_DRIVER_S
+        self._deaths = 1 if lived else self._deaths + 1
+        self._since_s = None
+        if self._deaths > SUCCESSIVE_DEATHS_MAX:
+            raise SetupError(
+                DRIVERS_KEEP_DYING.format(self._owner, self._deaths, HEALTHY_DRIVER_S, lost)
+            ) from lost
+        log.warning("the media driver of %s is gone (%s); starting another", self._owner, lost)
+
+
+DRIVERS_KEEP_DYING = (
+    "the media driver of {} died {} times in a row, none lived for {:.0f} s; the last one: {}. "
+    "Look at the end of its log: is shared memory (/dev/shm) full, does the machine run out of "
+    "memory, or is it so busy that a process does not run for seconds?"
+)
+
+
+REPORTED_DRIVERS_MAX = 8  # the newest ones; a message has room for this many names
+
+
+class LinkBytesCounter:
+    """Cumulative bytes that one node sent over network interfaces, across media drivers.
+
+    The workers of an executor share a media driver, and each reports that driver's total. To sum
+    over workers, take the largest report per driver, once.
+    """
+
+    def __init__(self) -> None:
+        self._drivers: dict[str, int] = {}
+        self._own: dict[str, int] = {}
+
+    def update(self, transport: Transport) -> LinkBytes:
+        """Return the counters with this transport's; also call this before closing a transport."""
+        sent = transport.sent()
+        self._drivers[sent.driver], self._own[sent.driver] = (
+            sent.driver_bytes,
+            sent.own_bytes,
+        )
+        newest = list(self._drivers.items())[-REPORTED_DRIVERS_MAX:]
+        drivers = {name: float(count) for name, count in newest}
+        return LinkBytes(drivers, float(sum(self._own.values())))
+
+
+FINAL_FLUSH_S = 1.0  # limit for sending what is queued when a node exits
+COUNTERS_INTERVAL_S = 0.3
+OUTPUT_INTERVAL_S = 0.5  # interval of sending what the worker's code prints
+# In a large mesh all workers' counters take a bounded share of the links.
+COUNTERS_INTERVAL_S_PER_NODE = 0.005
+# range from which a node draws its stream numbers
+FIRST_NODE_STREAM, NODE_STREAMS = 1 << 20, 1 << 30
+
+# takes the endpoint that it had before, or None
+OpenTransport = Callable[[Endpoint | None], Transport]
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where joins are taken: the master's endpoint and its join stream."""
+class JoinAddress:
+    """Where workers send join requests: the controller's endpoint and join stream."""
 
-    endpoint: Endpoint
-    join_stream: int
+    endpoint: Endpoint  # the controller's address
+    join_stream: int  # stream for direct messages
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """Who a node is, where it asks to join, and how much it may say at once."""
+    """Identity and limits of a node, and where it joins."""
 
-    identity: Identity
-    limits: NodeLimits
-    meeting: Meeting
-    message_bytes_max: int
-    chunk_bytes_max: int  # of a message in one data frame
+    identity: Identity  # what the worker reports when it joins
+    limits: NodeLimits  # deadlines and sizes
+    join_address: JoinAddress  # where to join
+    message_bytes_max: int  # longest message to accept
+    chunk_bytes_max: int  # longest part of a message in one data frame
 
 
 @dataclass(frozen=True, slots=True)
-class Copying:
-    """What a node serves to those below it; called by its thread at any time."""
+class SnapshotSource:
+    """Callbacks that produce what a node sends to its children. Called on the node's thread."""
 
-    chunk: Callable[[int], Chunk]  # of the trainer's replica, as it is now
-    merge: Callable[[ev.SendMerged], MergedRange]
-    lender: OptimizerLender
+    chunk: Callable[[int], Chunk]  # of the trainer's present replica
+    merge: Callable[[ev.SendMerged], MergedRange]  # sums commits
+    optimizer_server: OptimizerStateServer  # serves copies of the optimizer state
 
 
 class NodeThread(threading.Thread):
-    """One worker's node. ``channel`` is its trainer's side."""
+    """The node of one worker. ``channel`` connects it to the trainer's thread.
+
+    Args:
+        plan: identity, limits and join address.
+        open_transport: opens a transport, given the endpoint it had before or None.
+        seal: cipher of this fit's frames.
+        inbox: queue of commits and other items for the trainer.
+        read_output: returns what the worker's code printed since its last call.
+        snapshots: callbacks that produce snapshots and merged commits.
+        clock: source of time.
+    """
 
     def __init__(
         self,
@@ -82,16 +180,17 @@ class NodeThread(threading.Thread):
         *,
         open_transport: OpenTransport,
         seal: Seal,
-        channel: TrainerChannel,
-        copying: Copying,
+        inbox: TrainerInbox,
+        read_output: Callable[[], ev.OutputPrinted | None] = no_output,
+        snapshots: SnapshotSource,
         clock: Clock,
     ) -> None:
         super().__init__(name="sparkstrom-node", daemon=True)
-        self._clock, self._channel, self._meeting = clock, channel, plan.meeting
-        self._open_transport, self._copying = open_transport, copying
-        self._sums = SummedOnce(copying.merge)
+        self._clock, self._join_address = clock, plan.join_address
+        self._open_transport, self._snapshots = open_transport, snapshots
+        self._sums = MergeCache(snapshots.merge)
         self._machine = Node(plan.identity, plan.limits, clock.monotonic_s())
-        self._mail = MessageEndpoint(
+        self._message_endpoint = MessageEndpoint(
             open_transport(None),
             seal,
             me=None,
@@ -99,184 +198,201 @@ class NodeThread(threading.Thread):
             message_bytes_max=plan.message_bytes_max,
             chunk_bytes_max=plan.chunk_bytes_max,
         )
-        channel.wake = self._mail.wake
-        self._recovery = Recovery("this executor", self._replace_transport, clock)
-        self._items: list[Item] = []
-        self._wire = WireBytes()
-        self._stats_due_s = self._said_due_s = 0.0
-        self._told = WorkerCounters()  # what the driver hears of it, as it was last
+        self.channel = self._channel = TrainerChannel(
+            inbox, wake=self._message_endpoint.wake, read_output=read_output
+        )
+        self._recovery = DriverRecovery("this executor", self._replace_transport, clock)
+        self._items: list[TrainerItem] = []
+        self._link_bytes = LinkBytesCounter()
+        self._counters_due_s = self._output_due_s = 0.0
+        self._reported = WorkerCounters()  # the counters that were reported last
         self._stopping = threading.Event()
         self._stuck_reported = False
 
     def run(self) -> None:
-        """Cycle until ``stop``; whatever goes wrong reaches the trainer."""
+        """Run duty cycles until ``stop``; pass any exception to the trainer."""
         try:
-            self._recovery.guard(self._begin)
+            self._recovery.guard(self._request_join)
             while not self._stopping.is_set():
                 self._cycle()
-            self._say_last_words()
+            self._flush_before_exit()
         except BaseException as error:
             log.exception("the node's thread ends")
             self._channel.fail(error)
         finally:
-            self._mail.close()
+            self._message_endpoint.close()
 
-    def _begin(self) -> None:
-        """Ask for a place; a trainer that has failed already says so instead."""
-        self._mail.meet(self._meeting.endpoint, self._meeting.join_stream)
+    def _request_join(self) -> None:
+        """Request to join; a trainer that has failed already reports this instead."""
+        self._message_endpoint.set_master(
+            self._join_address.endpoint, self._join_address.join_stream
+        )
         self._take_trainer_events()
         self._open_edge()
 
     def stop(self) -> None:
-        """End the thread, with what is queued sent, and wait for it."""
+        """Send what is queued, end the thread, and wait for it."""
         self._stopping.set()
-        self.join(timeout=10 * LAST_WORDS_S)
+        self.join(timeout=10 * FINAL_FLUSH_S)
 
     def _cycle(self) -> None:
-        """Do what is due, once."""
+        """Run one duty cycle and hand the trainer its items and directive."""
         self._recovery.guard(self._exchange)
-        self._channel.publish(self._items, self._machine.command)
+        self._channel.publish(self._items, self._machine.directive)
         self._items = []
 
     def _exchange(self) -> None:
-        """With the others and the trainer; over a media driver, which may die at any point."""
-        for sender, message in self._mail.receive(self._mail.patience_s(self._machine.is_brief)):
+        """Handle messages and trainer's events, then send. Raise DriverLost if the driver died."""
+        for sender, message in self._message_endpoint.receive(
+            self._message_endpoint.poll_timeout_s(self._machine.needs_fast_tick)
+        ):
             self._step(ev.Received(sender, message))
-        for node, size in self._mail.arriving():
-            self._step(ev.Arriving(node, size))
+        for node, size in self._message_endpoint.arriving():
+            self._step(ev.DataArriving(node, size))
         self._take_trainer_events()
         self._step(ev.Tick())
-        self._lend()
-        self._tell_stats()
-        self._tell_said(now=False)
+        self._send_optimizer_chunks()
+        self._report_counters()
+        self._report_output(now=False)
         self._report_stuck_trainer()
-        self._sums.forget()
-        self._mail.flush()
+        self._sums.clear()
+        self._message_endpoint.flush()
 
     def _take_trainer_events(self) -> None:
+        """Pass the trainer's events to the protocol machine.
+
+        Before an event that ends the task, the latest counters and output are passed.
+        """
         while True:
             try:
                 event = self._channel.events.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(event, ev.Hashed | ev.Released):
-                self._stats_due_s = 0.0
-                self._tell_stats()
-            if isinstance(event, ev.Drained | ev.Hashed | ev.Released | ev.TrainerFailed):
-                self._tell_said(now=True)  # what was said before comes first
+            if isinstance(event, ev.ReplicaHashed | ev.TrainerReleased):
+                self._counters_due_s = 0.0
+                self._report_counters()
+            if isinstance(
+                event, ev.TrainerDrained | ev.ReplicaHashed | ev.TrainerReleased | ev.TrainerFailed
+            ):
+                self._report_output(now=True)  # output from before the event comes first
             self._step(event)
 
     def _step(self, event: ev.Event) -> None:
+        """Pass an event to the protocol machine and perform the effects that it returns."""
         perform_all(self._machine.step(event, self._clock.monotonic_s()), self._perform)
 
     def _perform(self, effect: Effect) -> None:
+        """Perform one effect of the protocol machine."""
         match effect:
             case Send(to=to, message=message):
-                self._mail.send(to, message)
-            case ev.Tell(message=message):
-                self._mail.tell(message)
+                self._message_endpoint.send(to, message)
+            case ev.SendDirect(message=message):
+                self._message_endpoint.send_direct(message)
             case (
-                ev.Deliver()
-                | ev.Passed()
-                | ev.DeliverMerged()
-                | ev.Install()
-                | ev.Begin()
-                | ev.InstallUpdater()
+                ev.ApplyCommit()
+                | ev.OwnCommitted()
+                | ev.ApplyMergedRange()
+                | ev.InstallSnapshot()
+                | ev.UseInitialReplica()
+                | ev.InstallOptimizer()
             ):
                 self._items.append(effect)
             case ev.SendChunk(to=to, index=index):
-                self._mail.send(to, self._copying.chunk(index))
+                self._message_endpoint.send(to, self._snapshots.chunk(index))
             case ev.SendMerged(to=to):
-                self._mail.send(to, self._sums.of(effect))
-            case ev.SendUpdater(to=to, ask=ask):
-                self._copying.lender.ask(to, ask)
-                self._lend()
-            case ev.Admitted(node=node):
-                self._mail.me = node
+                self._message_endpoint.send(to, self._sums.merge(effect))
+            case ev.SendOptimizerChunk(to=to, ask=ask):
+                self._snapshots.optimizer_server.add_request(to, ask)
+                self._send_optimizer_chunks()
+            case ev.IdAssigned(node=node):
+                self._message_endpoint.me = node
                 self._items.append(effect)
             case ev.OpenEdge(node=node, edge=edge, local=local, peer=peer):
-                self._mail.open_edge(node, edge, local, peer)
+                self._message_endpoint.open_edge(node, edge, local, peer)
             case ev.CloseEdge(node=node):
-                self._mail.close_edge(node)
-            case ev.Reopen():
+                self._message_endpoint.close_edge(node)
+            case ev.ReopenStreams():
                 self._open_edge()
             case _:
                 raise AssertionError(f"a node cannot want {effect}")
 
-    def _lend(self) -> None:
-        """Answer once the trainer has made a copy, at its next batch boundary."""
-        for to, chunk in self._copying.lender.answers():
-            self._mail.send(to, chunk)
-
-    # -- edges -----------------------------------------------------------------------------------
+    def _send_optimizer_chunks(self) -> None:
+        """Send requested chunks of the optimizer state, once the trainer has made a copy."""
+        for to, chunk in self._snapshots.optimizer_server.ready_chunks():
+            self._message_endpoint.send(to, chunk)
 
     def _open_edge(self, *, alone: bool = False) -> None:
-        """Listen on fresh streams, and let the machine ask for an edge there."""
-        here = self._mail.transport.endpoint
-        stream = FIRST_OWN_STREAM + 4 * secrets.randbelow(STREAMS // 4)
+        """Listen on new random streams and have the machine request an edge to them."""
+        here = self._message_endpoint.transport.endpoint
+        stream = FIRST_NODE_STREAM + 4 * secrets.randbelow(NODE_STREAMS // 4)
         address = Address(here.host, here.port, stream, stream + 1)
-        self._mail.listen(address)
-        self._mail.meet(self._meeting.endpoint, self._meeting.join_stream)
-        self._step(ev.Opened(address, alone))
+        self._message_endpoint.listen(address)
+        self._message_endpoint.set_master(
+            self._join_address.endpoint, self._join_address.join_stream
+        )
+        self._step(ev.StreamsOpened(address, alone))
 
     def _replace_transport(self) -> None:
-        """The media driver died: its replica and id live on, over another driver."""
-        before = self._mail.transport.endpoint
-        self._wire.look(self._mail.transport)
-        self._mail.move_to(lambda: self._open_transport(before))
+        """Continue over a new media driver, with the same replica and id."""
+        before = self._message_endpoint.transport.endpoint
+        self._link_bytes.update(self._message_endpoint.transport)
+        self._message_endpoint.replace_transport(lambda: self._open_transport(before))
         self._open_edge(alone=True)
 
-    # -- telling ---------------------------------------------------------------------------------
-
-    def _tell_stats(self) -> None:
+    def _report_counters(self) -> None:
+        """Pass the counters to the machine if they are due and have changed."""
         now_s = self._clock.monotonic_s()
-        if now_s < self._stats_due_s:
+        if now_s < self._counters_due_s:
             return
         state = self._machine.fit.state
         nodes = state.nodes if state is not None else 0
-        self._stats_due_s = now_s + max(STATS_S, STATS_S_PER_NODE * nodes)
-        own = NodeCounters(
-            update_bytes=self._mail.traffic.update_bytes,
-            wire_bytes=self._mail.traffic.wire_bytes,
-            by_kind=dict(self._mail.traffic.by_kind),
-            rejected=self._mail.traffic.strange,
-            links=self._wire.look(self._mail.transport),
+        self._counters_due_s = now_s + max(
+            COUNTERS_INTERVAL_S, COUNTERS_INTERVAL_S_PER_NODE * nodes
         )
-        told = WorkerCounters(self._channel.stats, own)
-        if told != self._told:
-            self._told = told
-            self._machine.stats(told)
+        own = NodeCounters(
+            update_bytes=self._message_endpoint.traffic.update_bytes,
+            wire_bytes=self._message_endpoint.traffic.wire_bytes,
+            by_kind=dict(self._message_endpoint.traffic.by_kind),
+            rejected=self._message_endpoint.traffic.foreign_frames,
+            links=self._link_bytes.update(self._message_endpoint.transport),
+        )
+        counters = WorkerCounters(self._channel.stats, own)
+        if counters != self._reported:
+            self._reported = counters
+            self._machine.set_counters(counters)
 
-    def _tell_said(self, *, now: bool) -> None:
-        """What the worker's code said since, every now and then."""
+    def _report_output(self, *, now: bool) -> None:
+        """Pass on what the worker's code printed, if that is due or ``now``."""
         now_s = self._clock.monotonic_s()
-        if now_s < self._said_due_s and not now:
+        if now_s < self._output_due_s and not now:
             return
-        self._said_due_s = now_s + SAID_S
-        said = self._channel.said()
-        if said is not None:
-            self._step(said)
+        self._output_due_s = now_s + OUTPUT_INTERVAL_S
+        output = self._channel.read_output()
+        if output is not None:
+            self._step(output)
 
     def _report_stuck_trainer(self) -> None:
-        """A trainer inside a step reads no command: its thread says so, with the stack."""
-        command = self._machine.command
-        if command.order is not Order.FAIL or self._stuck_reported:
+        """Report a trainer that does not react to a failure, because it is inside a step."""
+        command = self._machine.directive
+        if command.order is not Command.FAIL or self._stuck_reported:
             return
         self._stuck_reported = True
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         self._step(ev.TrainerFailed(command.reason, stack[-8_000:]))
 
-    def _say_last_words(self) -> None:
-        """Offer what is queued, for a while; a media driver that dies takes it along."""
-        until_s = self._clock.monotonic_s() + LAST_WORDS_S
+    def _flush_before_exit(self) -> None:
+        """Send what is queued, for up to ``FINAL_FLUSH_S``; a dying media driver ends this."""
+        until_s = self._clock.monotonic_s() + FINAL_FLUSH_S
         try:
             self._take_trainer_events()
-            self._tell_said(now=True)
-            while self._mail.flush() or self._mail.waiting:
+            self._report_output(now=True)
+            while self._message_endpoint.flush() or self._message_endpoint.waiting:
                 if self._clock.monotonic_s() > until_s:
                     return
-                for _ in self._mail.receive(self._mail.patience_s(brief=False)):
-                    pass  # whatever comes now comes too late
+                for _ in self._message_endpoint.receive(
+                    self._message_endpoint.poll_timeout_s(is_urgent=False)
+                ):
+                    pass  # discarded; polling only lets frames go out
         except DriverLost as lost:
-            log.warning("the media driver died before all was said at the end (%s)", lost)
+            log.warning("the media driver died before all was read_output at the end (%s)", lost)

@@ -1,18 +1,24 @@
-"""Theta: the shared parameters as one process holds them, on the exact grid.
+"""The shared parameters as one process holds them (``Theta``), and a worker's replica of them.
 
-Whoever holds one applies every commit once, in any order, and has the same bits, whichever backend
-it is on. Its memory is the backend's: the host asks for operations, and for copies.
+Parameters are exact: all of them are multiples of one grid step, so sums need no rounding. Every
+process that applies every commit once, in any order and on any backend, has the same bits. Arrays
+are in the memory of theta's backend (host or GPU); some methods return copies on the host.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from sparkstrom.base.errors import TrainingError
 from sparkstrom.base.identity import CommitNo
-from sparkstrom.codec.messages import Chunk, Committed, MergedRange, Payload, Update
+from sparkstrom.codec.messages import BUFFERS, Chunk, Commit, MergedRange, Payload, Update
 from sparkstrom.codec.payload import (
     BITMAPS,
     Bitmap,
@@ -24,120 +30,117 @@ from sparkstrom.codec.payload import (
     read_bitmap_untrusted,
 )
 from sparkstrom.encoding.backends import SCRATCH_BYTES, Backend, host
-from sparkstrom.encoding.encoded import Encoded
 from sparkstrom.encoding.encoder import Encoder
-from sparkstrom.encoding.forms import Form
+from sparkstrom.encoding.forms import Encoded, Form
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.layers import Layers
-from sparkstrom.encoding.totals import Hits, Total
-from sparkstrom.models.base import Flat
-from sparkstrom.protocol.common.events import DeliverMerged, SendMerged
+from sparkstrom.encoding.sums import Hits, Total
+from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel
+from sparkstrom.models.output_interpretation import measure_batch
+from sparkstrom.protocol.common.events import ApplyMergedRange, InstallSnapshot, SendMerged
+from sparkstrom.runtime.training_loop import MergedCommits
 
 CHUNK_PARAMS = 65_536  # 256 KiB of parameters in one chunk of a snapshot
-MERGED_QUANTA_MAX = 2**30  # sums of thresholds beyond this could overflow an int32
+MERGED_QUANTA_SAFE_MAX = 2**30  # larger sums of thresholds could overflow an int32
 
 
-def chunk_count(n_params: int) -> int:
-    """Chunks in a snapshot: of parameters, and one of buffers."""
+def snapshot_chunk_count(n_params: int) -> int:
+    """Return the number of chunks in a snapshot: those of parameters, and one of buffers."""
     return -(-n_params // CHUNK_PARAMS) + 1
 
 
 class Theta:
-    """f32[n_params], every value a multiple of 2^-k; and local, where a model trains on it.
+    """Shared parameters f32[n_params], every value a multiple of 2^-k.
 
-    ``local``, f32[n_params], moves with theta, so that their difference, the residual, stays.
+    ``local``, f32[n_params], exists if a model trains on it. It moves with theta, so that their
+    difference, the residual, stays.
     """
 
     def __init__(
         self, n_params: int, k: int, layers: Layers | None = None, backend: Backend | None = None
     ) -> None:
-        """All 0. ``backend``: where it lies; None: on the host."""
+        """Start with zeros, in the memory of ``backend`` (None: the host)."""
         self.backend = backend or host()
         self._kernels, self._memory = self.backend.kernels, self.backend.memory
-        self.n_params, self.layers = n_params, layers  # of which thresholds are multiples of tau
+        self.n_params, self.layers = n_params, layers  # layers with their own factors of tau
         self._values: Flat = self._memory.zeros(n_params, np.float32)
         self._read_part = self._memory.reader(self._values)
         self.local: Flat | None = None
         self.k, self.q = k, quantum(k)
         self.commit = CommitNo(0)  # newest commit applied
-        self.overflows = 0  # parameters that left the exact range, counted
+        self.overflows = 0  # number of times that a parameter left the exact range
         self.first_overflow = -1
-        self.buffers = b""  # arrays beside the parameters, as the model lays them out
+        self.buffers = b""  # the model's other arrays, encoded by the model
         self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
 
-    # -- whole vectors ---------------------------------------------------------------------------
-
     def load(self, values: Flat) -> None:
-        """Become these, f32[n_params] on the host and on the grid."""
+        """Set the parameters to ``values``, f32[n_params] on the host and on the grid."""
         self._memory.assign(self._values, values)
 
     def to_host(self) -> Flat:
-        """A copy for the host."""
+        """Return a copy of the parameters on the host."""
         return self._memory.to_host(self._values).copy()
 
     def copy(self) -> Flat:
-        """A copy where theta lies."""
+        """Return a copy of the parameters in the backend's memory."""
         return self._memory.copy(self._values)
 
     def copy_to(self, target: Flat) -> None:
-        """target := theta; it lies where theta does."""
+        """Copy the parameters to ``target``, f32[n_params] in the backend's memory."""
         self._memory.assign(target, self._values)
 
     def subtract_from(self, values: Flat, out: Flat) -> None:
-        """out := values - theta; both lie where theta does."""
+        """Set ``out`` to ``values`` - theta; both are in the backend's memory."""
         self._memory.subtract(out, values, self._values)
 
-    def open_local(self) -> Flat:
-        """Have ``local`` from now on, equal to theta at first."""
+    def create_local(self) -> Flat:
+        """Create ``local``, equal to theta, and return it."""
         self.local = self.copy()
         return self.local
 
     def digest(self) -> str:
-        """SHA-256 of parameters and buffers, as hex."""
+        """Return the SHA-256 of parameters and buffers as hex."""
         values = self._memory.to_host(self._values)
         return hashlib.sha256(values.tobytes() + self.buffers).hexdigest()
 
-    # -- what is learnt here ---------------------------------------------------------------------
-
     def publish(self, encoder: Encoder, delta: Flat | None = None) -> Encoded | None:
-        """Let the encoder take the next update out of ``local``, or out of what a step changed."""
-        return encoder.publish(self._learnt(delta), self._values)
+        """Encode the next update from ``local`` or ``delta``; add it to theta and return it."""
+        return encoder.publish(self._local_or(delta), self._values)
 
     def residual(self, encoder: Encoder) -> Flat:
-        """A copy for the host of what was learnt and not sent."""
-        return encoder.residual(self._learnt(self._values), self._values)
+        """Return a copy of the residual on the host."""
+        return encoder.residual(self._local_or(self._values), self._values)
 
     def residual_norms(self, encoder: Encoder) -> tuple[float, float]:
-        """Its sum of absolute values, and its Euclidean norm."""
-        return encoder.residual_norms(self._learnt(self._values), self._values)
+        """Return the residual's L1 and Euclidean norms."""
+        return encoder.residual_norms(self._local_or(self._values), self._values)
 
     def add_residual(self, encoder: Encoder, saved: Flat) -> None:
-        """Add what another fit left, f32[n_params] on the host."""
-        encoder.add_residual(saved, self._learnt(self._values))
+        """Add a saved residual, f32[n_params] on the host."""
+        encoder.add_residual(saved, self._local_or(self._values))
 
-    def _learnt(self, otherwise: Flat | None) -> Flat:
-        """``local``; without one, an encoder has the residual, and needs no more than this."""
+    def _local_or(self, otherwise: Flat | None) -> Flat:
+        """Return ``local`` if it exists, otherwise ``otherwise``."""
         learnt = otherwise if self.local is None else self.local
         assert learnt is not None, "who has no local publishes what a step changed"
         return learnt
 
-    # -- updates ---------------------------------------------------------------------------------
-
     def decode(self, payload: Payload) -> Hits:
-        """The update's indices and quanta. Raise WireError where it is none."""
-        return decode_update_untrusted(*_described(payload), self.n_params, self.layers)
+        """Return the update's indices and quanta; raise WireError if the payload is invalid."""
+        return decode_update_untrusted(*_payload_arguments(payload), self.n_params, self.layers)
 
     def read(self, payload: Payload) -> Hits | Bitmap:
-        """The update as ``add`` takes it soonest. Raise WireError where it is none."""
+        """Return the update in the form that ``add`` applies fastest; raise WireError if bad."""
         if self.layers is not None or payload.form not in BITMAPS:
             return self.decode(payload)
-        return read_bitmap_untrusted(*_described(payload), self.n_params)
+        return read_bitmap_untrusted(*_payload_arguments(payload), self.n_params)
 
     def add(self, hits: Hits | Bitmap) -> None:
-        """theta, and local where there is one, move by the hits."""
+        """Add an update to theta, and to ``local`` if there is one."""
         self._add(hits, self.local)
 
     def _add(self, hits: Hits | Bitmap, local: Flat | None) -> None:
+        """Add an update to theta and ``local``; None leaves ``local`` unchanged."""
         kernels, put = self._kernels, self._memory.from_host
         if isinstance(hits, Bitmap):
             step = hits.tau_quanta * self.q
@@ -154,7 +157,7 @@ class Theta:
             self.count(kernels.apply_hits_both(self._values, local, indices, quanta, self.q))
 
     def add_sum(self, total: Total) -> None:
-        """theta, and local where there is one, move by merged updates."""
+        """Add merged updates to theta, and to ``local`` if there is one."""
         self.overflows += total.overflows
         if total.array is None:
             self.add(total.hits)
@@ -166,18 +169,16 @@ class Theta:
             self.count(self._kernels.add_quanta_both(self._values, self.local, array, self.q))
 
     def count(self, overflows: tuple[int, int]) -> None:
-        """Take note of parameters that left the exact range."""
+        """Count parameters that left the exact range: their number, and the first one's index."""
         number, first = overflows
         if number and not self.overflows:
             self.first_overflow = first
         self.overflows += number
 
-    # -- snapshots -------------------------------------------------------------------------------
-
     def chunk(self, index: int, less: Iterable[Hits] = ()) -> Chunk:
-        """Part of a snapshot, as of ``commit``: without updates that no commit has yet.
+        """Return part of a snapshot as of ``commit``, without the uncommitted updates in ``less``.
 
-        For any thread, while nothing changes theta.
+        Thread-safe while nothing changes theta.
         """
         begin = index * CHUNK_PARAMS
         if begin >= self.n_params:
@@ -193,17 +194,23 @@ class Theta:
     def install(
         self,
         chunks: Sequence[Chunk],
-        held: Sequence[Committed | MergedRange],
+        held: Sequence[Commit | MergedRange],
         own: Sequence[Update],
         commit: CommitNo,
     ) -> None:
-        """Become the snapshot, plus what each chunk lacks of ``held``, plus ``own``.
+        """Replace theta by a snapshot, plus what each chunk lacks of ``held``, plus ``own``.
 
-        local moves by as much as theta does.
-        A chunk has all of a sum or nothing: no sum of ``held`` goes past its commit.
+        ``local`` moves by as much as theta does. Each chunk has all of a merged range or nothing of
+        it: no range in ``held`` extends past the chunk's commit.
+
+        Args:
+            chunks: all chunks of a snapshot, the last one with buffers; each as of its own commit.
+            held: commits that arrived meanwhile, single or merged.
+            own: own updates that are not committed.
+            commit: the commit that theta is at afterwards.
         """
         before = None if self.local is None else self.copy()
-        has = np.zeros(chunk_count(self.n_params), np.int64)
+        has = np.zeros(snapshot_chunk_count(self.n_params), np.int64)
         *of_parameters, of_buffers = chunks
         self.buffers = of_buffers.payload
         for chunk in of_parameters:
@@ -234,7 +241,7 @@ class Theta:
             self._memory.add(self.local, before)
 
     def merge(self, wanted: SendMerged) -> MergedRange:
-        """The sum of these commits; looks at no parameter."""
+        """Return the sum of these commits; reads no parameter."""
         total = Total(self.n_params)
         for entry in wanted.entries:
             if isinstance(entry, MergedRange):
@@ -250,12 +257,12 @@ class Theta:
             payload=encode_quanta(total),
         )
 
-    def begin_sum(self) -> BoundedTotal:
-        """Of commits that wait for this theta; none is in it yet."""
+    def new_sum(self) -> BoundedTotal:
+        """Return an empty sum for commits that wait to be added to theta."""
         return BoundedTotal(self)
 
-    def read_merged(self, item: DeliverMerged) -> Total:
-        """What others did in a sum of commits: all of it less the node's own updates."""
+    def read_merged(self, item: ApplyMergedRange) -> Total:
+        """Return the sum of merged commits without this node's own updates."""
         total = decode_quanta_untrusted(item.merged.payload, self.n_params)
         for update in item.own:
             indices, quanta = self.decode(update.payload)
@@ -263,25 +270,217 @@ class Theta:
         return total
 
 
-def _described(payload: Payload) -> tuple[bytes, int, int, int]:
-    """As ``codec.payload`` takes it."""
+def _payload_arguments(payload: Payload) -> tuple[bytes, int, int, int]:
+    """Return the payload's fields in the order that ``codec.payload`` takes them."""
     return payload.data, payload.form, payload.count, payload.tau_quanta
 
 
 class BoundedTotal(Total):
-    """A sum of whole updates that cannot overflow."""
+    """A sum of whole updates whose entries cannot overflow an int32."""
 
     def __init__(self, theta: Theta) -> None:
         super().__init__(theta.n_params)
         self._decode = theta.decode
-        self._quanta = 0  # sum of the updates' largest entries: none can be larger
+        self._quanta = 0  # sum of the updates' largest entries, a bound of every entry
 
-    def add_update(self, update: Committed) -> bool:
-        """Add an update of somebody else; False if the sum could overflow then."""
+    def add_update(self, update: Commit) -> bool:
+        """Add another worker's update; return False, unchanged, if the sum could overflow."""
         hits = self._decode(update.payload)
         quanta = self._quanta + int(np.abs(hits[1]).max())
-        if self._quanta and quanta > MERGED_QUANTA_MAX:
+        if self._quanta and quanta > MERGED_QUANTA_SAFE_MAX:
             return False
         self._quanta = quanta
         self.add(hits)
         return True
+
+
+@dataclass(slots=True)
+class PendingUpdate:
+    """An own update that is not committed yet; decoded only if somebody needs a copy of theta."""
+
+    payload: Payload | None  # None for buffers, which do not change parameters
+    hits: Hits | None = None  # the decoded payload; None until it is needed
+
+
+class Replica:
+    """One worker's model, parameters and encoder. All methods but ``chunk`` run in the trainer.
+
+    theta is the sum of all commits up to ``commit`` and of ``_pending``, the own updates without a
+    commit number, oldest first. The model trains on theta + residual, without a residual array, if
+    ``local`` is true; otherwise on a copy of theta, and its change is added to the encoder's
+    residual (Strom 2015; DL4J's EncodedGradientsAccumulator).
+
+    Args:
+        model: the model, which is bound to the working copy.
+        theta: the shared parameters.
+        encoder: encoder with the residual and threshold state.
+        local: train on theta + residual instead of a copy of theta.
+    """
+
+    def __init__(self, model: FlatModel, theta: Theta, encoder: Encoder, *, local: bool) -> None:
+        self.model, self.theta, self.encoder = model, theta, encoder
+        self._memory = theta.backend.memory
+        # the model trains on this in place
+        self._working = theta.create_local() if local else theta.copy()
+        self._delta = None if local else self._memory.zeros(theta.n_params, np.float32)
+        self._pending: deque[PendingUpdate] = deque()
+        self._installed = False
+        self._lock = threading.Lock()  # theta and its commit number change together
+        model.bind(self._working)
+
+    @property
+    def local(self) -> Flat | None:
+        """theta + residual, f32[n_params] in the backend's memory; None if trained on theta."""
+        return self.theta.local
+
+    @property
+    def commit(self) -> CommitNo:
+        """The newest commit applied to theta."""
+        return self.theta.commit
+
+    def digest(self) -> str:
+        """Return the SHA-256 of theta and its buffers as hex."""
+        return self.theta.digest()
+
+    def chunk(self, index: int) -> Chunk:
+        """Return part of a snapshot of theta, without uncommitted updates. Thread-safe."""
+        with self._lock:
+            adding = [each for each in self._pending if each.payload is not None]
+            return self.theta.chunk(index, [self._decode(each) for each in adding])
+
+    def _decode(self, update: PendingUpdate) -> Hits:
+        """Return the indices and quanta of an own update; decode it on first use."""
+        if update.hits is None:
+            assert update.payload is not None, "it adds nothing"
+            update.hits = self.theta.decode(update.payload)
+        return update.hits
+
+    def apply(self, hits: Hits | Bitmap, commit: CommitNo) -> None:
+        """Add another worker's update to theta."""
+        with self._lock:
+            self.theta.add(hits)
+            self.theta.commit = commit
+
+    def apply_update(self, update: Commit) -> None:
+        """Add another worker's update, as received, to theta."""
+        self.apply(self.theta.read(update.payload), update.commit)
+
+    def mark_committed(self, commit: CommitNo) -> None:
+        """Note that the oldest uncommitted own update has become ``commit``."""
+        with self._lock:
+            self._pending.popleft()
+            self.theta.commit = commit
+
+    def apply_merged(self, merged: MergedCommits[Total]) -> None:
+        """Add a sum of commits from this worker's inbox, which leaves own commits out."""
+        self._apply_sum(merged.total, merged.own_commits, merged.commit)
+
+    def apply_range(self, item: ApplyMergedRange) -> None:
+        """Add a sum of commits that a neighbour made; own updates are subtracted from it."""
+        self._apply_sum(self.theta.read_merged(item), len(item.own), item.merged.commit)
+
+    def _apply_sum(self, total: Total, own_commits: int, commit: CommitNo) -> None:
+        """Add a sum to theta, and drop the ``own_commits`` oldest own updates as committed."""
+        with self._lock:
+            self.theta.add_sum(total)
+            for _ in range(own_commits):
+                self._pending.popleft()
+            self.theta.commit = commit
+
+    def install(self, install: InstallSnapshot) -> None:
+        """Replace theta by a snapshot; the residual stays."""
+        with self._lock:
+            self.theta.install(install.chunks, install.held, install.own, install.commit)
+            self._pending = deque(
+                PendingUpdate(None if update.payload.form == BUFFERS else update.payload)
+                for update in install.own
+            )
+        self.begin()
+
+    def begin(self) -> None:
+        """Start training from theta; a model that has not trained yet loads theta's buffers."""
+        if isinstance(self.model, Buffered) and self.theta.buffers and not self._installed:
+            self.model.load_buffers_bytes(self.theta.buffers)
+        self._installed = True
+
+    def take_buffers(self, buffers: bytes, commit: CommitNo) -> None:
+        """Set theta's buffers to the average of all workers; the model keeps its own buffers."""
+        with self._lock:
+            self.theta.buffers, self.theta.commit = buffers, commit
+
+    def report_buffers(self) -> bytes:
+        """Return the model's buffers to publish; empty if it has none."""
+        buffers = self.model.buffers_bytes() if isinstance(self.model, Buffered) else b""
+        if buffers:
+            with self._lock:
+                self._pending.append(PendingUpdate(None))
+        return buffers
+
+    def step(self, batch: Batch) -> float:
+        """Train on one minibatch; return its mean loss, or raise TrainingError if not finite."""
+        if self._delta is not None:
+            self.theta.copy_to(self._working)
+        loss = self.model.step(batch)
+        if not np.isfinite(loss):
+            raise TrainingError(NON_FINITE_LOSS.format(loss))
+        if self._delta is not None:
+            self.theta.subtract_from(self._working, self._delta)
+        return loss
+
+    def measure(self, batches: Iterable[Batch], metric: str) -> tuple[float, float]:
+        """Evaluate theta on batches; return the weighted sum of the metric and the sum of weights.
+
+        The model's own unpublished changes are set aside meanwhile. ``metric`` is "loss" or
+        "accuracy".
+        """
+        working = self._memory.copy(self._working)
+        self.theta.copy_to(self._working)
+        try:
+            figures = [measure_batch(self.model, batch, metric) for batch in batches]
+        finally:
+            self._memory.assign(self._working, working)
+        sums, weights = zip(*figures, strict=True) if figures else ((), ())
+        return math.fsum(sums), math.fsum(weights)
+
+    def accumulate_delta(self) -> None:
+        """Add the last step's change to the residual, for a later publication."""
+        if self._delta is not None:
+            self.encoder.accumulate(self._delta)
+
+    def publish(self) -> Payload | None:
+        """Move what reached the threshold from the residual into theta; return it, or None."""
+        with self._lock:
+            encoded = self.theta.publish(self.encoder, self._delta)
+            if encoded is None:
+                return None
+            payload = Payload(int(encoded.form), encoded.tau_quanta, encoded.count, encoded.payload)
+            self._pending.append(PendingUpdate(payload))
+        return payload
+
+    def residual(self) -> Flat:
+        """Return a copy of what was learned and not sent, f32[n_params] on the host."""
+        return self.theta.residual(self.encoder)
+
+    def unsent_mass(self) -> float:
+        """Return the L1 norm of what was learned and is not committed, in parameter units."""
+        adding = [each for each in self._pending if each.payload is not None]
+        quanta = sum(int(np.abs(self._decode(each)[1].astype(np.int64)).sum()) for each in adding)
+        return quanta * self.theta.q + float(np.abs(self.residual().astype(np.float64)).sum())
+
+    def add_residual(self, residual: Flat) -> None:
+        """Add a saved residual, f32[n_params] on the host."""
+        self.theta.add_residual(self.encoder, residual)
+
+    def residual_mass(self) -> float:
+        """Return the residual's L1 norm in parameter units, in one pass over it."""
+        return self.theta.residual_norms(self.encoder)[0]
+
+    def residual_norm(self) -> float:
+        """Return the residual's Euclidean norm in parameter units."""
+        return self.theta.residual_norms(self.encoder)[1]
+
+
+NON_FINITE_LOSS = (
+    "the loss is {}: training diverges or the data hold such values; lower the learning rate, "
+    "clip gradients, or look at the features' scale"
+)

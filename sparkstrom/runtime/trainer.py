@@ -1,249 +1,459 @@
-"""Trainer: drives one worker's training loop in the task's thread; steps, measures and counts.
+"""The trainer of one worker: trains on the task's thread, evaluates and counts.
 
-What follows from an order at a batch boundary and what follows a step is ``training_loop``'s.
+``TrainerChannel`` connects it to the node's thread: the trainer posts events and takes items; the
+node's thread publishes items and the current directive. Neither blocks the other for longer than a
+list operation. ``training_loop`` decides what follows a batch boundary or a step. ``ResidualAge``
+and ``GlobalStepEstimator`` provide figures that depend on the whole fit.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sparkstrom.base.errors import PeerError
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Payload, ResidualCheckpoint
-from sparkstrom.models.base import Epochal, Paced
-from sparkstrom.observe.epochs import EpochLog, Finished
-from sparkstrom.observe.residual_figures import figures_of
-from sparkstrom.observe.stopping import LOSS
-from sparkstrom.observe.telemetry import TrainingCounters
+from sparkstrom.data.row_store import Batches
+from sparkstrom.models.base import EpochAware, FitLength, FitLengthAware, Paced
+from sparkstrom.observe.early_stopping import LOSS
+from sparkstrom.observe.epoch_history import EpochLog, PartitionEpoch
+from sparkstrom.observe.telemetry import ResidualFigures, TrainingCounters
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Directive
-from sparkstrom.runtime.batches import Batches
-from sparkstrom.runtime.lent_state import lent_state, load_updater
-from sparkstrom.runtime.optimizer_lending import OptimizerLender
-from sparkstrom.runtime.pacemaker import Pacemaker
-from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.residual_age import ResidualAge
-from sparkstrom.runtime.trainer_channel import TrainerChannel
-from sparkstrom.runtime.training_loop import Move, TrainingLoop
+from sparkstrom.protocol.common.events import (
+    ActivityChanged,
+    Command,
+    CommitApplied,
+    Directive,
+    Event,
+    OutputPrinted,
+)
+from sparkstrom.runtime.optimizer_states import (
+    OptimizerStateServer,
+    encode_worker_state,
+    load_optimizer_state,
+)
+from sparkstrom.runtime.theta import Replica
+from sparkstrom.runtime.training_loop import LoopAction, TrainerInbox, TrainerItem, TrainingLoop
 
-LOOK_S = 0.2  # a waiting trainer looks around at least so often
-STATS_S = 0.25
+RESIDUAL_PERCENTILES = (50, 95, 99, 99.9, 99.99)
+
+ACTIVITY_NAMES = {  # directive -> what the worker does, for people
+    Command.WAIT: "waiting",
+    Command.TRAIN: "training",
+    Command.PAUSE: "copying parameters",
+    Command.DRAIN: "draining",
+    Command.AUDIT: "comparing replicas",
+}
+# these do not wake the node's thread, which handles them a few milliseconds later
+DEFERRABLE_EVENTS = (CommitApplied, ActivityChanged)
+
+
+def no_output() -> None:
+    """Return None: a ``read_output`` for workers whose output is not captured."""
+
+
+class TrainerChannel:
+    """State shared by exactly two threads, the trainer's and the node's."""
+
+    def __init__(
+        self,
+        inbox: TrainerInbox,
+        *,
+        wake: Callable[[], None],
+        read_output: Callable[[], OutputPrinted | None] = no_output,
+    ) -> None:
+        """Connect the two threads.
+
+        Args:
+            inbox: queue of items for the trainer.
+            wake: wakes the node's thread after an event was posted.
+            read_output: returns what the worker's code printed since its last call.
+        """
+        self._changed = threading.Condition()
+        self._inbox = inbox
+        self._command = Directive(Command.WAIT, "joining")
+        self._error: BaseException | None = None
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._wake = wake
+        self.stats: TrainingCounters | None = None  # replaced, never changed, by the trainer
+        self.read_output = read_output
+
+    def post(self, event: Event) -> None:
+        """Send an event to the node's thread, and wake it unless the event can wait."""
+        self.events.put(event)
+        if not isinstance(event, DEFERRABLE_EVENTS):
+            self._wake()
+
+    def take(self) -> tuple[list[TrainerItem], Directive]:
+        """Remove and return the waiting items, with the current directive.
+
+        Raise the error that broke the node's thread, if any.
+        """
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            return self._inbox.take(), self._command
+
+    @property
+    def command(self) -> Directive:
+        """The current directive, also if the node's thread is broken."""
+        return self._command
+
+    def describe_activity(self) -> str:
+        """Return what the worker is doing, as text for people."""
+        return ACTIVITY_NAMES.get(self._command.order, "ending")
+
+    def wait(self, seconds: float, known: Directive) -> None:
+        """Wait up to ``seconds`` for an item, a directive other than ``known``, or an error.
+
+        ``known`` is the directive that the last ``take`` returned, so none that came since is
+        missed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_changed(known), seconds)
+
+    def _has_changed(self, known: Directive) -> bool:
+        """Return whether the trainer need not wait: an item, another directive or an error came."""
+        return len(self._inbox) > 0 or self._command != known or self._error is not None
+
+    def publish(self, items: list[TrainerItem], command: Directive) -> None:
+        """Make new items and the directive available to the trainer."""
+        if not items and command == self._command:
+            return
+        with self._changed:
+            for item in items:
+                self._inbox.put(item)  # type: ignore[arg-type]
+            self._command = command
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Pass the error that broke the node's thread to the trainer."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+
+class GlobalStepEstimator:
+    """Estimates how many minibatches the whole fit has trained, and gives that to the model.
+
+    Between two reports of the controller, all workers are assumed to be as fast as this one.
+    """
+
+    def __init__(self, model: Paced, before: int) -> None:
+        self._model = model
+        self._before = before  # minibatches of earlier fits
+        self._reported = 0  # minibatches of this fit, as the controller last reported
+        self._workers = 1
+        # The estimate when this worker had taken ``_since`` steps.
+        self._base, self._since = 0, 0
+        self._estimate = 0  # the estimate, which never decreases
+
+    def update(self, command: Directive, steps: int) -> None:
+        """Give the model the present estimate, after ``steps`` steps of this worker."""
+        if command.minibatches > self._reported:
+            self._base = self._reported = command.minibatches
+            self._since = steps
+        elif command.workers != self._workers:
+            self._base, self._since = self._estimate_at(steps), steps
+        self._workers = command.workers
+        self._estimate = max(self._estimate, self._estimate_at(steps))
+        self._model.keep_pace(
+            self._workers, self._before + self._estimate, self._before + self._reported
+        )
+
+    def _estimate_at(self, steps: int) -> int:
+        """Return the whole fit's estimated minibatches after ``steps`` steps of this worker."""
+        return self._base + self._workers * (steps - self._since)
+
+
+RESIDUAL_AGE_POLL_S = 1.0
+MEASURING_SHARE_MAX = 0.002  # share of a worker's time for measuring the residual
+
+
+class ResidualAge:
+    """Measures how long what a worker learns waits in its residual.
+
+    By Little's law this is the mass that waits, summed over all steps, per mass that leaves. The
+    residual is measured now and then, right after a publication, and assumed to change linearly in
+    between. Masses are L1 norms in parameter units.
+    """
+
+    def __init__(self) -> None:
+        self.waited = 0.0  # sum of mass x own steps
+        self.mass = 0.0  # at the last measurement
+        self._steps = 0  # own steps at the last measurement
+        self._next_steps, self._next_s = 1, 0.0
+
+    def measure_if_due(self, replica: Replica, steps: int) -> None:
+        """Measure the residual if it is due: after 1, 2, 4, 8 ... steps, and every second."""
+        if steps < self._next_steps and time.monotonic() < self._next_s:
+            return
+        self.measure(replica, steps)
+
+    def measure(self, replica: Replica, steps: int) -> None:
+        """Measure the residual after ``steps`` own steps."""
+        began_s = time.monotonic()
+        mass = replica.residual_mass()
+        self.waited += (self.mass + mass) / 2 * (steps - self._steps)
+        self.mass, self._steps = mass, steps
+        now_s = time.monotonic()
+        self._next_s = now_s + max(RESIDUAL_AGE_POLL_S, (now_s - began_s) / MEASURING_SHARE_MAX)
+        while self._next_steps <= steps:
+            self._next_steps *= 2
+
+
+WAIT_POLL_S = 0.2  # longest wait before checking for a directive again
+COUNTERS_INTERVAL_S = 0.25
 
 
 @dataclass(slots=True)
-class Counts:
-    """What a worker did, cumulative; goes to the master as named floats."""
+class TrainerCounts:
+    """Cumulative figures of one trainer, which it sends to the controller as named floats."""
 
-    steps: int = 0
-    examples: int = 0
+    steps: int = 0  # minibatches trained
+    examples: int = 0  # rows trained
     loss_sum: float = 0.0  # examples x mean loss
-    last_loss_sum: float = 0.0  # of the last finished epoch
+    last_loss_sum: float = 0.0  # in the last finished epoch
     last_examples: int = 0
-    fresh_updaters: int = 0  # joined late, and nobody lent it an updater's state in time
-    seconds: dict[str, float] = field(default_factory=dict)  # by activity
+    fresh_updaters: int = 0  # 1 if it joined late and received no optimizer state in time
+    seconds: dict[str, float] = field(default_factory=dict)  # activity -> seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """How far and how often."""
+class TrainerOptions:
+    """How long to train, how often to publish, and what to report."""
 
-    epochs: int
-    publish_every: int | None  # steps; None: when the last publication is committed
-    sleep_ms: int = 0  # in each step, to play a slow worker
-    show_residual: bool = False  # its figures among the counters
-    metric: str = LOSS  # of held-out rows, under theta at each epoch's end
-    partition: int = 0
-    attempt: int = 0  # of the task; the higher one has the last word
-    minibatches_before: int | None = None  # of earlier fits; None: models count their own steps
+    epochs: int  # to train
+    publish_every: int | None  # in steps; None: when the last publication is committed
+    sleep_ms: int = 0  # added to each step, to simulate a slow worker
+    show_residual: bool = False  # report figures of the residual
+    metric: str = LOSS  # metric of theta on held-out rows at each epoch's end
+    partition: int = 0  # number of the partition
+    attempt: int = 0  # attempt of the task; the highest one's figures count
+    minibatches_before: int | None = None  # in earlier fits; None: models count their own steps
+    start: tuple[int, int] = (0, 0)  # epochs and minibatches of earlier fits
 
 
-Keep = Callable[[Replica], ResidualCheckpoint | None]
-Grant = Callable[[Replica, tuple[str, ...]], None]
+SaveResidual = Callable[[Replica], ResidualCheckpoint | None]
+AddSavedResiduals = Callable[[Replica, tuple[str, ...]], None]
 
 
 class Trainer:
-    """Runs in the Spark task's thread until its node says END or FAIL."""
+    """Runs on the task's thread until the node orders END or FAIL.
+
+    Args:
+        channel: connection to the node's thread.
+        replica: model, parameters and encoder.
+        batches: the partition's minibatches.
+        options: options of the training.
+        save_residual: saves the residual for the next fit.
+        add_residuals: adds residuals that earlier fits saved.
+        optimizer_server: serves copies of the optimizer state.
+    """
 
     def __init__(
         self,
         channel: TrainerChannel,
         replica: Replica,
         batches: Batches,
-        schedule: Schedule,
+        options: TrainerOptions,
         *,
-        keep: Keep,
-        grant: Grant,
-        lender: OptimizerLender,
+        save_residual: SaveResidual,
+        add_residuals: AddSavedResiduals,
+        optimizer_server: OptimizerStateServer,
     ) -> None:
         self._channel, self._replica, self._batches = channel, replica, batches
-        self._schedule, self._keep, self._grant = schedule, keep, grant
-        model, before = replica.model, schedule.minibatches_before
-        self._pacemaker = None
+        self._options, self._save_residual, self._add_residuals = (
+            options,
+            save_residual,
+            add_residuals,
+        )
+        model, before = replica.model, options.minibatches_before
+        self._global_steps = None
         if before is not None and isinstance(model, Paced):
-            self._pacemaker = Pacemaker(model, before)
-        self._epochal = model if isinstance(model, Epochal) else None
-        self.counts, self._unsent = Counts(), ResidualAge()
-        self.epochs = EpochLog(schedule.partition, schedule.attempt)
+            self._global_steps = GlobalStepEstimator(model, before)
+        self._scheduled_model = model if isinstance(model, FitLengthAware) else None
+        self._epochal = model if isinstance(model, EpochAware) else None
+        self.counts, self._residual_age = TrainerCounts(), ResidualAge()
+        self.epochs = EpochLog(options.partition, options.attempt)
         self._loop = TrainingLoop(
             replica,
             self,
-            lender,
-            batches=batches.per_epoch,
-            end=Position(schedule.epochs if batches.rows else 0, 0),
-            publish_every=schedule.publish_every,
+            optimizer_server,
+            batches=batches.batches_per_epoch,
+            end=Position(options.epochs if batches.rows else 0, 0),
+            publish_every=options.publish_every,
         )
-        self._stats_due_s = 0.0
+        self._counters_due_s = 0.0
         self._epoch_loss, self._epoch_examples = 0.0, 0
-        self._measures_only = not batches.rows and batches.held_out.rows > 0
-        self._epochs_trained = self._epochs_measured = 0  # by the others, and then here
+        self._is_evaluator = not batches.rows and batches.held_out.rows > 0
+        # trained by the other workers; evaluated here
+        self._epochs_trained = self._epochs_measured = 0
+        self._final_reported = False  # True once the final counters are reported
 
-    def run(self) -> str:
-        """Train to the end; return why it ended. Raises what failed."""
+    def run(self) -> Directive:
+        """Train to the fit's end; return the directive END or FAIL. Raise any error of training."""
         while True:
             items, command = self._channel.take()
             self._epochs_trained = max(self._epochs_trained, command.epochs)
             match self._loop.at_boundary(items, command):
-                case Move.STEP:
+                case LoopAction.STEP:
                     self._step(command)
-                case Move.WAIT:
+                case LoopAction.WAIT:
                     self._wait(command)
-                case Move.END:
-                    return command.reason
-                case Move.FAIL:
+                case LoopAction.END:
+                    return command
+                case LoopAction.FAIL:
                     raise PeerError(command.reason)
 
     def _wait(self, command: Directive) -> None:
-        self._measure_for_others()
-        self._tell_stats(now=False)
+        """Wait for items or another directive for a moment; evaluate and report if due."""
+        self._evaluate_with_others()
+        self._report_counters(now=False)
         began_s = time.monotonic()
-        self._channel.wait(LOOK_S, command)
-        self._spend("waiting", time.monotonic() - began_s)
-
-    # -- what the loop asks for ------------------------------------------------------------------
+        self._channel.wait(WAIT_POLL_S, command)
+        self._add_seconds("waiting", time.monotonic() - began_s)
 
     def post(self, event: ev.Event) -> None:
-        """To the node's thread."""
+        """Send an event to the node's thread."""
         self._channel.post(event)
 
     def publish(self, round_s: float) -> Payload | None:
-        """How much is sent follows how soon the last publication was committed."""
+        """Return the next update, sized by how fast the last one was committed, or None."""
         seconds = self.counts.seconds
         step_s = (seconds.get("stepping", 0.0) + seconds.get("reading", 0.0)) / self.counts.steps
         if round_s:
             self._replica.encoder.follow_link(round_s, step_s)
         payload = self._replica.publish()
-        self._unsent.look(self._replica, self.counts.steps)
+        self._residual_age.measure_if_due(self._replica, self.counts.steps)
         return payload
 
     def report_buffers(self) -> bytes:
-        """As they are in the model."""
+        """Return the model's buffers."""
         return self._replica.report_buffers()
 
-    def load_updater(self, payload: bytes | None) -> None:
-        """Go on with another worker's updater state, or with a fresh one, which is counted."""
+    def load_optimizer_state(self, payload: bytes | None) -> None:
+        """Continue with another worker's optimizer state; None keeps this worker's initial one."""
         if payload is None:
             self.counts.fresh_updaters += 1
         else:
-            load_updater(self._replica, payload)
+            load_optimizer_state(self._replica, payload)
 
     def updater_state(self) -> bytes:
-        """Its own, and its encoder's, for who joins in mid-training and for checkpoints."""
-        return lent_state(self._replica, self._schedule.partition)
+        """Return this worker's optimizer and encoder state as bytes."""
+        return encode_worker_state(self._replica, self._options.partition)
 
-    def keep(self) -> ResidualCheckpoint | None:
-        """With the last figures ahead of it: nothing is counted after that."""
-        self._measure_for_others()
-        self._tell_stats(now=True)
-        return self._keep(self._replica)
+    def save_residual(self) -> ResidualCheckpoint | None:
+        """Save the residual for the next fit, after the final counters."""
+        self._evaluate_with_others()
+        self._report_counters(now=True)
+        return self._save_residual(self._replica)
 
-    def grant(self, paths: tuple[str, ...]) -> None:
-        """Add what earlier fits left on this executor."""
-        self._grant(self._replica, paths)
-
-    # -- training --------------------------------------------------------------------------------
+    def add_saved_residuals(self, paths: tuple[str, ...]) -> None:
+        """Add residuals that earlier fits saved on this executor."""
+        self._add_residuals(self._replica, paths)
 
     def _step(self, command: Directive) -> None:
+        """Train on one minibatch, count it, publish if due and report."""
         began_s = time.monotonic()
         batch = self._batches.get(*self._loop.position)
         read_s = time.monotonic()
-        if self._schedule.sleep_ms:
-            time.sleep(self._schedule.sleep_ms / 1000)
-        if self._pacemaker is not None:
-            self._pacemaker.keep(command, self.counts.steps)
+        if self._options.sleep_ms:
+            time.sleep(self._options.sleep_ms / 1000)
+        if self._scheduled_model is not None and self.counts.steps == 0:
+            self._scheduled_model.set_fit_length(self._make_fit_length(command))
+        if self._global_steps is not None:
+            self._global_steps.update(command, self.counts.steps)
         if self._epochal is not None:
-            self._epochal.stand_at(*self._batches.place(*self._loop.position))
+            self._epochal.set_position(*self._batches.place(*self._loop.position))
         self._replica.encoder.set_workers(command.workers)
         loss = self._replica.step(batch)
         self._count(batch.rows, loss)
         stepped_s = time.monotonic()
         self._loop.after_step(self._channel.command)
-        self._spend("reading", read_s - began_s)
-        self._spend("stepping", stepped_s - read_s)
-        self._spend("encoding", time.monotonic() - stepped_s)
+        self._add_seconds("reading", read_s - began_s)
+        self._add_seconds("stepping", stepped_s - read_s)
+        self._add_seconds("encoding", time.monotonic() - stepped_s)
         if self._loop.position.batch == 0:
             self._finish_epoch()
-        self._tell_stats(now=False)
+        self._report_counters(now=False)
+
+    def _make_fit_length(self, command: Directive) -> FitLength:
+        """Return the length of the fit, for the model's schedules."""
+        options, batches = self._options, self._batches.batches_per_epoch
+        minibatches = options.epochs * batches
+        if options.minibatches_before is not None:
+            minibatches = command.minibatches_expected or minibatches * command.workers
+        return FitLength(options.epochs, minibatches, *options.start)
 
     def _finish_epoch(self) -> None:
-        """Measure theta on the rows that are held out here, its own last update included."""
+        """Record the epoch, with theta's metric on the held-out rows of this partition."""
         self.counts.last_loss_sum, self._epoch_loss = self._epoch_loss, 0.0
         self.counts.last_examples, self._epoch_examples = self._epoch_examples, 0
-        held = self._measured() if self._batches.held_out.rows else (0.0, 0.0)
+        held = self._evaluate() if self._batches.held_out.rows else (0.0, 0.0)
         loss, examples = self.counts.last_loss_sum, self.counts.last_examples
-        self.epochs.add(Finished(self._loop.position.epoch - 1, loss, examples, *held))
+        self.epochs.add(PartitionEpoch(self._loop.position.epoch - 1, loss, examples, *held))
 
-    def _measure_for_others(self) -> None:
-        """Where all rows are held out no epoch ends: measure when it has ended for all others.
+    def _evaluate_with_others(self) -> None:
+        """Evaluate when other workers finish an epoch, if this partition has only held-out rows.
 
-        Epochs that ended since the last look have the same figure, of theta as it is now.
+        Epochs that finished since the last evaluation get the same figures, those of the present
+        theta.
         """
-        if not self._measures_only or self._epochs_measured == self._epochs_trained:
+        if not self._is_evaluator or self._epochs_measured == self._epochs_trained:
             return
-        held = self._measured()
+        held = self._evaluate()
         for epoch in range(self._epochs_measured, self._epochs_trained):
-            self.epochs.add(Finished(epoch, 0.0, 0, *held))
+            self.epochs.add(PartitionEpoch(epoch, 0.0, 0, *held))
         self._epochs_measured = self._epochs_trained
-        self._stats_due_s = 0.0  # who may end the fit waits for it
+        self._counters_due_s = 0.0  # report at once: early stopping waits for these figures
 
-    def _measured(self) -> tuple[float, float]:
+    def _evaluate(self) -> tuple[float, float]:
+        """Evaluate theta on the held-out rows; return weighted sum and sum of weights."""
         began_s = time.monotonic()
-        held = self._replica.measure(self._batches.held_out, self._schedule.metric)
-        self._spend("measuring", time.monotonic() - began_s)
+        held = self._replica.measure(self._batches.held_out, self._options.metric)
+        self._add_seconds("measuring", time.monotonic() - began_s)
         return held
 
-    # -- counting --------------------------------------------------------------------------------
-
     def _count(self, rows: int, loss: float) -> None:
+        """Count one step on ``rows`` rows with this mean loss."""
         self.counts.steps += 1
         self.counts.examples += rows
         self.counts.loss_sum += rows * loss
         self._epoch_loss += rows * loss
         self._epoch_examples += rows
 
-    def _spend(self, what: str, seconds: float) -> None:
-        self.counts.seconds[what] = self.counts.seconds.get(what, 0.0) + seconds
+    def _add_seconds(self, activity: str, seconds: float) -> None:
+        """Add to the time spent with an activity."""
+        self.counts.seconds[activity] = self.counts.seconds.get(activity, 0.0) + seconds
 
-    def _tell_stats(self, *, now: bool) -> None:
-        """Hand the counters over, every now and then."""
-        if not now and time.monotonic() < self._stats_due_s:
+    def _report_counters(self, *, now: bool) -> None:
+        """Hand the counters to the node's thread if they are due; final ones are never replaced."""
+        if not now and (self._final_reported or time.monotonic() < self._counters_due_s):
             return
-        self._stats_due_s = time.monotonic() + STATS_S
+        self._final_reported |= now
+        self._counters_due_s = time.monotonic() + COUNTERS_INTERVAL_S
         if now:
-            self._unsent.measure(self._replica, self.counts.steps)
-        self._channel.stats = self._counters(whole=now)
+            self._residual_age.measure(self._replica, self.counts.steps)
+        self._channel.stats = self._counters(is_final=now)
 
-    def _counters(self, *, whole: bool) -> TrainingCounters:
-        """What the driver is told; ``whole``: with what takes a look at all parameters."""
+    def _counters(self, *, is_final: bool) -> TrainingCounters:
+        """Return the counters; ``is_final`` includes those that need a pass over all parameters."""
         counts, sent, theta = self.counts, self._replica.encoder.counters, self._replica.theta
         tau = self._replica.encoder.tau if sent.publications else None
         residual = None
-        if self._schedule.show_residual and tau is not None:
-            residual = figures_of(self._replica.residual(), tau)
+        if self._options.show_residual and tau is not None:
+            residual = residual_statistics(self._replica.residual(), tau)
         return TrainingCounters(
-            partition=self._schedule.partition,
-            attempt=self._schedule.attempt,
+            partition=self._options.partition,
+            attempt=self._options.attempt,
             epoch=self._loop.position.epoch,
             steps=counts.steps,
             examples=counts.examples,
@@ -258,11 +468,29 @@ class Trainer:
             mass_clipped=sent.mass_clipped,
             mass_scaled_away=sent.mass_scaled_away,
             mass_left=sent.mass_sent + sent.mass_clipped + sent.mass_scaled_away,
-            mass_waited=self._unsent.waited,
+            mass_waited=self._residual_age.waited,
             overflows=theta.overflows + sent.overflows,
-            residual_square=self._replica.residual_norm() ** 2 if whole else None,
+            residual_square=self._replica.residual_norm() ** 2 if is_final else None,
             tau=tau,
             seconds=dict(counts.seconds),
-            epochs=self.epochs.figures(),
+            epochs=self.epochs.recent_figures(),
             residual=residual,
         )
+
+
+def residual_statistics(residual: NDArray[np.float32], tau: float) -> ResidualFigures:
+    """Return statistics of the absolute values of a residual.
+
+    Args:
+        residual: float32[n_params].
+        tau: threshold in parameter units; the result counts the entries that reach it.
+    """
+    sizes = np.abs(residual)
+    points = np.percentile(sizes, RESIDUAL_PERCENTILES)
+    return ResidualFigures(
+        tau,
+        float(np.count_nonzero(sizes >= tau)),
+        float(sizes.mean(dtype=np.float64)),
+        float(sizes.max()),
+        *map(float, points),
+    )

@@ -1,222 +1,344 @@
-"""Training loop: what a worker's trainer does at each batch boundary, and after each step.
+"""What a worker's trainer does at each batch boundary and after each step.
 
-It does no I/O, has no thread and asks no clock. In production the task's thread drives it
-(``runtime.trainer``), in simulation virtual time does: what simulation proves, it proves of this.
-Between ``at_boundary`` and ``after_step`` a step takes its time, and other orders may come.
+``TrainingLoop`` does no I/O, has no thread and reads no clock. In production the task's thread
+drives it (``runtime.trainer``), in simulation virtual time does, so the simulation tests the same
+code. A step takes place between ``at_boundary`` and ``after_step``; directives may arrive
+meanwhile.
+
+``TrainerInbox`` queues remote updates until the next batch boundary, bounded in bytes: when too
+many wait they are summed, sparsely, and into at most one array. The sum is exact, so this does not
+change the result.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from sparkstrom.base.identity import CommitNo, Position
-from sparkstrom.codec.messages import BUFFERS, Activity, Committed, Payload, ResidualCheckpoint
+from sparkstrom.codec.messages import BUFFERS, Activity, Commit, Payload, ResidualCheckpoint
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Directive, Order
-from sparkstrom.runtime.trainer_inbox import Item, Merged
+from sparkstrom.protocol.common.events import (
+    ApplyCommit,
+    ApplyMergedRange,
+    Command,
+    Directive,
+    IdAssigned,
+    InstallOptimizer,
+    InstallSnapshot,
+    OwnCommitted,
+    UseInitialReplica,
+)
 
 
-class Move(enum.Enum):
-    """What comes after a batch boundary."""
+class CommitSum(Protocol):
+    """A sum of several updates of other workers."""
 
-    STEP = "step"  # train on the minibatch at ``position``, then say so: ``after_step``
-    WAIT = "wait"  # until there is an item or another order
+    def add_update(self, update: Commit) -> bool:
+        """Add an update; return False, unchanged, if the sum could overflow (never if empty)."""
+
+
+Sum = TypeVar("Sum")
+
+
+@dataclass(slots=True)
+class MergedCommits(Generic[Sum]):
+    """The sum of several commits up to and including ``commit``."""
+
+    total: Sum  # the sum of other workers' commits
+    commit: CommitNo  # number of the last one
+    own_commits: int  # number of these commits that are the node's own
+
+
+TrainerEffect = (
+    ApplyCommit
+    | OwnCommitted
+    | ApplyMergedRange
+    | InstallSnapshot
+    | UseInitialReplica
+    | InstallOptimizer
+    | IdAssigned
+)
+TrainerItem = TrainerEffect | MergedCommits[Any]
+
+
+class TrainerInbox:
+    """A queue of items in commit order. Not thread-safe: its owner holds a lock."""
+
+    __slots__ = ("_begin_sum", "_bytes", "_bytes_max", "_items", "merge_count")
+
+    def __init__(self, bytes_max: int, begin_sum: Callable[[], CommitSum]) -> None:
+        self._bytes_max, self._begin_sum = bytes_max, begin_sum
+        self._items: list[TrainerItem] = []
+        self._bytes = 0
+        self.merge_count = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: TrainerEffect) -> None:
+        """Add an item; single updates beyond the byte limit are merged."""
+        items = self._items
+        if isinstance(item, ApplyCommit) and item.update.payload.form != BUFFERS:
+            size = len(item.update.payload)
+            if self._bytes + size > self._bytes_max:
+                self._merge(item.update)
+                return
+            self._bytes += size
+        elif isinstance(item, OwnCommitted) and items and isinstance(items[-1], MergedCommits):
+            last = items[-1]  # one sum instead of several around own commits
+            last.commit, last.own_commits = item.commit, last.own_commits + 1
+            return
+        items.append(item)
+
+    def take(self) -> list[TrainerItem]:
+        """Remove and return all waiting items."""
+        items, self._items, self._bytes = self._items, [], 0
+        return items
+
+    def _merge(self, update: Commit) -> None:
+        """Add an update to the last sum, or to a new one if that could overflow."""
+        last = self._items[-1] if self._items else None
+        if isinstance(last, MergedCommits) and last.total.add_update(update):
+            last.commit = update.commit
+            return
+        total = self._begin_sum()
+        total.add_update(update)
+        self._items.append(MergedCommits(total, update.commit, 0))
+        self.merge_count += 1
+
+
+class LoopAction(enum.Enum):
+    """What the driver of the loop does after a batch boundary."""
+
+    STEP = "step"  # train on the minibatch at ``position``, then call ``after_step``
+    WAIT = "wait"  # wait for an item or another directive
     END = "end"  # the task ends with success
     FAIL = "fail"  # the task fails
 
 
 class LoopReplica(Protocol):
-    """The replica that the loop keeps in commit order."""
+    """The replica operations that the loop needs."""
 
     @property
-    def commit(self) -> CommitNo: ...
-    def apply_update(self, update: Committed) -> None: ...
-    def take_buffers(self, buffers: bytes, commit: CommitNo) -> None: ...
-    def passed(self, commit: CommitNo) -> None: ...
-    def apply_merged(self, merged: Merged[Any]) -> None: ...
-    def apply_range(self, item: ev.DeliverMerged) -> None: ...
-    def install(self, install: ev.Install) -> None: ...
-    def begin(self) -> None: ...
-    def hold_back(self) -> None: ...
-    def digest(self) -> str: ...
+    def commit(self) -> CommitNo:
+        """The newest commit applied."""
+
+    def apply_update(self, update: Commit) -> None:
+        """Add another worker's update."""
+
+    def take_buffers(self, buffers: bytes, commit: CommitNo) -> None:
+        """Apply a commit that sets the buffers to the average of all workers."""
+
+    def mark_committed(self, commit: CommitNo) -> None:
+        """Note that the oldest uncommitted own update has become ``commit``."""
+
+    def apply_merged(self, merged: MergedCommits[Any]) -> None:
+        """Add a sum of commits that the inbox made."""
+
+    def apply_range(self, item: ev.ApplyMergedRange) -> None:
+        """Add a sum of commits that a neighbour made."""
+
+    def install(self, install: ev.InstallSnapshot) -> None:
+        """Replace theta by a snapshot."""
+
+    def begin(self) -> None:
+        """Start training from the installed or initial theta."""
+
+    def accumulate_delta(self) -> None:
+        """Add the last step's change to the residual, for a later publication."""
+
+    def digest(self) -> str:
+        """Return a hash of parameters and buffers."""
 
 
-class LoopOwner(Protocol):
-    """Who drives the loop: its way to the node, and what lies outside the replica."""
+class LoopDriver(Protocol):
+    """The owner of a loop: its connection to the node, and access to the optimizer."""
 
     def post(self, event: ev.Event) -> None:
-        """Tell the node."""
+        """Send an event to the node."""
 
     def publish(self, round_s: float) -> Payload | None:
-        """What of all that was learnt goes out now, already added to the replica; None: nothing.
+        """Return the next update, already added to the replica; None if there is none.
 
-        ``round_s``: so long the way from a publication to its commit was, lately.
+        ``round_s``: recent time from publishing an update to its commit, in seconds; 0 if unknown.
         """
 
     def report_buffers(self) -> bytes:
-        """The model's buffers at an epoch's end; empty where it has none."""
+        """Return the model's buffers at an epoch's end; empty if it has none."""
 
-    def load_updater(self, payload: bytes | None) -> None:
-        """Go on with another worker's updater state; None: with a fresh one."""
+    def load_optimizer_state(self, payload: bytes | None) -> None:
+        """Continue with another worker's optimizer state, or with a fresh one if None."""
 
     def updater_state(self) -> bytes:
-        """Its own, for others."""
+        """Return this worker's optimizer state, for other workers."""
 
-    def keep(self) -> ResidualCheckpoint | None:
-        """Leave the residual for the next fit."""
+    def save_residual(self) -> ResidualCheckpoint | None:
+        """Save the residual for the next fit; return where, or None."""
 
-    def grant(self, paths: tuple[str, ...]) -> None:
-        """Add what earlier fits left there."""
+    def add_saved_residuals(self, paths: tuple[str, ...]) -> None:
+        """Add residuals that earlier fits saved at these paths."""
 
 
-class Lender(Protocol):
-    """Copies the updater's state at a boundary, where somebody wants it."""
+class OptimizerStateCopier(Protocol):
+    """Copies the optimizer state at a batch boundary if a copy was requested."""
 
-    def at_boundary(self, state: Callable[[], bytes]) -> None: ...
+    def at_boundary(self, state: Callable[[], bytes]) -> None:
+        """Copy the state that ``state`` returns, if a copy was requested."""
 
 
 class TrainingLoop:
-    """One worker's. ``publish_every``: steps; None: when the last publication is committed."""
+    """The training loop of one worker.
+
+    Args:
+        replica: the replica to keep in commit order.
+        driver: the driver of the loop.
+        copier: copies the optimizer state for other workers.
+        batches: minibatches per epoch.
+        end: position at which training is finished.
+        publish_every: steps between publications; None publishes when the last one is committed.
+    """
 
     __slots__ = (  # the simulator has one for each of 32,768 workers
-        "_activity", "_answers", "_batches", "_end", "_grants", "_lender", "_owner",
+        "_activity", "_answered", "_batches", "_copier", "_driver", "_end", "_grants",
         "_publish_every", "_replica", "_unpublished", "position", "sent", "steps",
     )  # fmt: skip
 
     def __init__(
         self,
         replica: LoopReplica,
-        owner: LoopOwner,
-        lender: Lender,
+        driver: LoopDriver,
+        copier: OptimizerStateCopier,
         *,
         batches: int,
         end: Position,
         publish_every: int | None,
     ) -> None:
-        self._replica, self._owner, self._lender = replica, owner, lender
+        self._replica, self._driver, self._copier = replica, driver, copier
         self._batches, self._end, self._publish_every = batches, end, publish_every
         self.position = Position(0, 0)
-        self.sent = self.position  # up to there, what was learnt has been published where it could
+        self.sent = self.position  # position up to which training was published, where it could be
         self.steps = 0
         self._unpublished = 0
         self._activity = Activity.CATCHING_UP
-        self._answers: set[tuple[Order, int, int]] = set()
+        self._answered: set[tuple[Command, int, int]] = set()
         self._grants: tuple[str, ...] = ()
 
     @property
     def finished(self) -> bool:
+        """Whether all minibatches of this worker are trained."""
         return self.position >= self._end
 
-    # -- at a batch boundary ---------------------------------------------------------------------
-
-    def at_boundary(self, items: Iterable[Item], directive: Directive) -> Move:
-        """Take in what came with this directive, in order, and say what follows from it."""
+    def at_boundary(self, items: Iterable[TrainerItem], directive: Directive) -> LoopAction:
+        """Apply the items that came with this directive, in order; return what to do next."""
         for item in items:
-            self._take(item)
-        self._lender.at_boundary(self._owner.updater_state)
+            self._apply(item)
+        self._copier.at_boundary(self._driver.updater_state)
         if items:
-            self._owner.post(ev.Applied(self._replica.commit))
-        if directive.order is Order.END:
-            return Move.END
-        if directive.order is Order.FAIL:
-            return Move.FAIL
-        return self._obey(directive)
+            self._driver.post(ev.CommitApplied(self._replica.commit))
+        if directive.order is Command.END:
+            return LoopAction.END
+        if directive.order is Command.FAIL:
+            return LoopAction.FAIL
+        return self._follow_directive(directive)
 
-    def _obey(self, directive: Directive) -> Move:
-        beyond = directive.steps_max is not None and self.steps >= directive.steps_max
+    def _follow_directive(self, directive: Directive) -> LoopAction:
+        """Answer the directive and return what to do next."""
+        is_too_far = directive.steps_max is not None and self.steps >= directive.steps_max
         match directive.order:
-            case Order.TRAIN if not (self.finished or beyond):
-                self._say(Activity.STEPPING)
-                return Move.STEP
-            case Order.PAUSE:
-                self._once(directive, lambda: ev.Paused(directive.number))
-                return Move.WAIT
-            case Order.DRAIN:
-                self._once(directive, ev.Drained)
-            case Order.AUDIT:
-                self._once(directive, lambda: self._hashed(directive.commit))
-            case Order.RELEASE:
-                self._once(directive, self._released)
+            case Command.TRAIN if not (self.finished or is_too_far):
+                self._report_activity(Activity.STEPPING)
+                return LoopAction.STEP
+            case Command.PAUSE:
+                self._post_once(directive, lambda: ev.TrainerPaused(directive.number))
+                return LoopAction.WAIT
+            case Command.DRAIN:
+                self._post_once(directive, ev.TrainerDrained)
+            case Command.AUDIT:
+                self._post_once(directive, lambda: self._audit_event(directive.commit))
+            case Command.RELEASE:
+                self._post_once(directive, self._release_event)
             case _:
                 pass
         if self._activity is not Activity.CATCHING_UP:
-            self._say_idle()
-        return Move.WAIT
+            self._report_idle()
+        return LoopAction.WAIT
 
-    def _hashed(self, commit: CommitNo) -> ev.Event:
-        kept = self._owner.keep()
-        return ev.Hashed(commit, self._replica.digest(), kept)
+    def _audit_event(self, commit: CommitNo) -> ev.Event:
+        """Return the answer to an audit at ``commit``: hash of the replica and saved residual."""
+        saved = self._driver.save_residual()
+        return ev.ReplicaHashed(commit, self._replica.digest(), saved)
 
-    def _released(self) -> ev.Event:
-        self._take_grants()  # it may have to go before it had a replica
-        return ev.Released(self._owner.keep())
+    def _release_event(self) -> ev.Event:
+        """Add the saved residuals, save the sum, and return the event that says where."""
+        self._add_saved_residuals()  # the worker may leave before it had a replica
+        return ev.TrainerReleased(self._driver.save_residual())
 
-    def _say_idle(self) -> None:
-        self._say(Activity.FINISHED if self.finished else Activity.WAITING)
+    def _report_idle(self) -> None:
+        """Report that this worker waits, or has finished."""
+        self._report_activity(Activity.FINISHED if self.finished else Activity.WAITING)
 
-    def _say(self, activity: Activity) -> None:
+    def _report_activity(self, activity: Activity) -> None:
+        """Post an activity if it differs from the last one."""
         if activity is not self._activity:
             self._activity = activity
-            self._owner.post(ev.Busy(activity))
+            self._driver.post(ev.ActivityChanged(activity))
 
-    def _once(self, directive: Directive, answer: Callable[[], ev.Event]) -> None:
-        """Make and post the answer to an order that has none yet."""
+    def _post_once(self, directive: Directive, answer: Callable[[], ev.Event]) -> None:
+        """Make and post the answer to a directive, unless it was answered before."""
         key = (directive.order, directive.commit, directive.number)
-        if key not in self._answers:
-            self._answers.add(key)
-            self._owner.post(answer())
+        if key not in self._answered:
+            self._answered.add(key)
+            self._driver.post(answer())
 
-    # -- what comes in ---------------------------------------------------------------------------
-
-    def _take(self, item: Item) -> None:
+    def _apply(self, item: TrainerItem) -> None:
+        """Apply one item of the inbox to the replica or the optimizer."""
         match item:
-            case ev.Deliver(update=update):
+            case ev.ApplyCommit(update=update):
                 if update.payload.form == BUFFERS:
                     self._replica.take_buffers(update.payload.data, update.commit)
                 else:
                     self._replica.apply_update(update)
-            case ev.Passed(commit=commit):
-                self._replica.passed(commit)
-            case Merged():
+            case ev.OwnCommitted(commit=commit):
+                self._replica.mark_committed(commit)
+            case MergedCommits():
                 self._replica.apply_merged(item)
-            case ev.DeliverMerged():
+            case ev.ApplyMergedRange():
                 self._replica.apply_range(item)
-            case ev.Install():
+            case ev.InstallSnapshot():
                 self._replica.install(item)
-                self._go_on()
-            case ev.Begin():
+                self._start()
+            case ev.UseInitialReplica():
                 self._replica.begin()
-                self._go_on()
-            case ev.InstallUpdater(payload=payload):
-                self._owner.load_updater(payload)
-            case ev.Admitted(returned=False):
+                self._start()
+            case ev.InstallOptimizer(payload=payload):
+                self._driver.load_optimizer_state(payload)
+            case ev.IdAssigned(returned=False):
                 self.position, self.steps = Position(item.epoch, item.batch), item.steps
                 self.sent, self._grants = self.position, item.grants
-            case ev.Admitted():
-                pass  # back under a new id, with replica, residual and position as they were
+            case ev.IdAssigned():
+                pass  # the worker is back under a new id and keeps its state
 
-    def _go_on(self) -> None:
-        """There is a replica."""
-        self._take_grants()
-        self._owner.post(ev.Installed())
+    def _start(self) -> None:
+        """Start training once the replica is installed."""
+        self._add_saved_residuals()
+        self._driver.post(ev.ReplicaInstalled())
         if self._activity is Activity.CATCHING_UP:
-            self._say_idle()
+            self._report_idle()
 
-    def _take_grants(self) -> None:
-        """Add what earlier fits left on this executor, once."""
+    def _add_saved_residuals(self) -> None:
+        """Add residuals that earlier fits saved on this executor, once."""
         if self._grants:
-            self._owner.grant(self._grants)
+            self._driver.add_saved_residuals(self._grants)
             self._grants = ()
 
-    # -- after a step ----------------------------------------------------------------------------
-
     def after_step(self, directive: Directive) -> None:
-        """A step is done: publish where it is time for it, and say how far it is.
+        """Publish if it is due, and report progress after a step.
 
-        The directive is the one that holds now: what was under way when the step began may be
-        committed.
+        ``directive`` is the present one: updates in flight at the start of the step may be
+        committed by now.
         """
         self._advance()
         is_due = self.finished or self._is_due(directive)
@@ -225,41 +347,43 @@ class TrainingLoop:
         if is_due:
             self._publish(directive.round_s)
         else:
-            self._replica.hold_back()
+            self._replica.accumulate_delta()
             self._post_progress()
 
     def _advance(self) -> None:
+        """Move the position forward by one minibatch."""
         epoch, batch = self.position
-        whole = batch + 1 == self._batches
-        self.position = Position(epoch + 1, 0) if whole else Position(epoch, batch + 1)
+        is_epoch_end = batch + 1 == self._batches
+        self.position = Position(epoch + 1, 0) if is_epoch_end else Position(epoch, batch + 1)
         self.steps += 1
         self._unpublished += 1
 
     def _is_due(self, directive: Directive) -> bool:
-        """After so many steps; or as soon as the link has carried what was published before."""
+        """Return whether to publish: every n steps, or once the last publication is committed."""
         every = self._publish_every
         return directive.publishes if every is None else self._unpublished >= every
 
     def _publish_buffers(self) -> None:
-        """Before the epoch's last position: once that is committed, so are the buffers."""
-        buffers = self._owner.report_buffers()
+        """Publish the model's buffers, so that they commit before the epoch's last position."""
+        buffers = self._driver.report_buffers()
         if buffers:
-            where = (*self.sent, self.steps - 1)
+            position = (*self.sent, self.steps - 1)
             seen = self._replica.commit
-            self._owner.post(ev.Published(Payload(BUFFERS, 0, 0, buffers), seen, *where))
+            self._driver.post(ev.UpdatePublished(Payload(BUFFERS, 0, 0, buffers), seen, *position))
 
     def _publish(self, round_s: float) -> None:
-        seen, made = self._replica.commit, self._owner.publish(round_s)
+        """Publish what reached the threshold; if there is nothing, report progress alone."""
+        seen, payload = self._replica.commit, self._driver.publish(round_s)
         self._unpublished, self.sent = 0, self.position
-        if made is None:
+        if payload is None:
             self._post_progress()
             return
-        self._owner.post(ev.Published(made, seen, *self.sent, self.steps))
+        self._driver.post(ev.UpdatePublished(payload, seen, *self.sent, self.steps))
 
     def _post_progress(self) -> None:
-        """How far it is.
+        """Report the position up to which training is published.
 
-        A step that is held back is not claimed as trained: were this worker lost, its residual
-        would be, too, and the step has to be taken again.
+        A step whose change is held back is not reported as trained: if this worker were lost, its
+        residual would be lost too, and the step must be repeated.
         """
-        self._owner.post(ev.Progressed(*self.sent, self.steps))
+        self._driver.post(ev.StepCompleted(*self.sent, self.steps))

@@ -1,7 +1,7 @@
-"""Worker output: what a user's code prints, warns of and logs in a worker, for the driver to show.
+"""Capture what user code prints, warns and logs in a worker, to show it in the driver program.
 
-All of it still goes where it would go without us, which is the executor's stderr. Of that a
-bounded number of lines is kept for the node's thread, which takes them; the others are counted.
+Everything still goes to its usual destination, the executor's stderr. A bounded number of lines is
+also kept for the node's thread to send; further ones are counted.
 """
 
 from __future__ import annotations
@@ -15,45 +15,53 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TextIO
 
 from sparkstrom.base.clock import Clock
-from sparkstrom.observe.plain_text import LINE_CHARS_MAX, Allowance, printable
-from sparkstrom.protocol.common.events import Said
+from sparkstrom.observe.progress import LINE_CHARS_MAX, RateLimiter, to_printable_line
+from sparkstrom.protocol.common.events import OutputPrinted
 
-BURST, EVERY_S, TOTAL = 10, 5.0, 100  # lines of a task: at once, then one so often, in all
-TAKEN_MAX = 16  # lines in a message, which is a few frames at most
-PARTIAL_CHARS_MAX = 4 * LINE_CHARS_MAX  # of a line that has not ended
+# Lines of a task: initial burst, then one per interval, and in total.
+LINES_BURST, LINE_INTERVAL_S, LINES_MAX = (
+    10,
+    5.0,
+    100,
+)
+MESSAGE_LINES_MAX = 16  # lines per message, which are a few frames at most
+PARTIAL_CHARS_MAX = 4 * LINE_CHARS_MAX  # kept of an incomplete line
 
 
 class WorkerOutput:
-    """Lines that wait to be told, from any thread; ``phase`` says what the worker is doing."""
+    """Lines that wait to be sent to the driver. Thread-safe.
+
+    ``phase`` returns what the worker is doing, for each line.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._allowance = Allowance(BURST, EVERY_S, TOTAL)
+        self._allowance = RateLimiter(LINES_BURST, LINE_INTERVAL_S, LINES_MAX)
         self._lines: list[tuple[str, str]] = []
         self._skipped = 0
         self.phase: Callable[[], str] = lambda: "starting"
 
     def add(self, text: str) -> None:
-        """One line, unless there were too many."""
+        """Add a line, or only count it if there were too many."""
         with self._lock:
-            if self._allowance.grants(self._clock.monotonic_s()):
-                self._lines.append((self.phase(), printable(text)))
+            if self._allowance.allows(self._clock.monotonic_s()):
+                self._lines.append((self.phase(), to_printable_line(text)))
             else:
                 self._skipped += 1
 
-    def take(self) -> Said | None:
-        """What has come since, or None."""
+    def take(self) -> OutputPrinted | None:
+        """Remove and return the lines since the last call, or None."""
         if not (self._lines or self._skipped):
             return None
         with self._lock:
-            lines, self._lines = self._lines[:TAKEN_MAX], self._lines[TAKEN_MAX:]
+            lines, self._lines = self._lines[:MESSAGE_LINES_MAX], self._lines[MESSAGE_LINES_MAX:]
             skipped, self._skipped = self._skipped, 0
-        return Said(lines, skipped)
+        return OutputPrinted(lines, skipped)
 
 
-class CopiedStream:
-    """A wrapper of a text stream that also passes each whole line to ``add``.
+class TeeStream:
+    """A text stream that also passes each complete line to ``add``.
 
     Text is held back until a write contains a newline or a carriage return, until it is long, or
     until ``flush``: the workers of local mode share one standard error, and their lines would mix.
@@ -66,7 +74,7 @@ class CopiedStream:
         self._is_mute = stream is None
 
     def _guarded(self, output: Callable[[TextIO], object]) -> None:
-        """Call ``output``, unless an earlier one has failed."""
+        """Call ``output`` with the stream, unless an earlier call has failed."""
         if self._is_mute or self._stream is None:
             return
         try:
@@ -76,11 +84,12 @@ class CopiedStream:
 
     def flush(self) -> None:
         """Write what was held back, and flush the stream."""
-        self._put(self._unwritten)
+        self._write_text(self._unwritten)
         self._unwritten = ""
         self._guarded(lambda stream: stream.flush())
 
-    def _put(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
+        """Write text to the stream."""
         if text:
             self._guarded(lambda stream: stream.write(text))
 
@@ -89,20 +98,21 @@ class CopiedStream:
         count, unwritten = len(text), self._unwritten + text
         is_part = "\n" not in text and "\r" not in text and len(unwritten) <= LINE_CHARS_MAX
         self._unwritten = unwritten if is_part else ""
-        self._put("" if is_part else unwritten)
-        if "\n" not in text:  # most writes of a print are a part of its line
+        self._write_text("" if is_part else unwritten)
+        if "\n" not in text:  # most writes of a print are parts of a line
             self._partial = (self._partial + text)[-PARTIAL_CHARS_MAX:]
             return count
         *whole, self._partial = (self._partial + text).split("\n")
         self._partial = self._partial[-PARTIAL_CHARS_MAX:]
         for line in whole:
-            shown = line.rstrip("\r").rpartition("\r")[2]  # what is drawn over is not shown
+            # text before a carriage return is overwritten
+            shown = line.rstrip("\r").rpartition("\r")[2]
             if shown.strip():
                 self._add(shown)
         return count
 
     def writelines(self, lines: Any) -> None:
-        """Each as ``write`` does it."""
+        """Write each line."""
         for line in lines:
             self.write(line)
 
@@ -111,30 +121,31 @@ class CopiedStream:
 
 
 @contextmanager
-def captured(output: WorkerOutput) -> Iterator[None]:
-    """While it lasts, prints, warnings and log records from WARNING on are lines of ``output``."""
+def capture_output(output: WorkerOutput) -> Iterator[None]:
+    """Add prints, warnings and log records from WARNING on to ``output`` during the block."""
     with ExitStack() as undo:
-        undo.enter_context(_prints(output))
-        undo.enter_context(_warnings(output))
-        undo.enter_context(_records(output))
+        undo.enter_context(_capture_prints(output))
+        undo.enter_context(_capture_warnings(output))
+        undo.enter_context(_capture_log_records(output))
         yield
 
 
 @contextmanager
-def _prints(output: WorkerOutput) -> Iterator[None]:
-    before, copied = sys.stdout, CopiedStream(sys.stdout, output.add)
+def _capture_prints(output: WorkerOutput) -> Iterator[None]:
+    """Copy what is written to ``sys.stdout`` during the block, line by line."""
+    before, copied = sys.stdout, TeeStream(sys.stdout, output.add)
     sys.stdout = copied
     try:
         yield
     finally:
-        if sys.stdout is copied:  # a user's code may have put its own there
+        if sys.stdout is copied:  # user code may have replaced it
             sys.stdout = before
         copied.flush()
 
 
 @contextmanager
-def _warnings(output: WorkerOutput) -> Iterator[None]:
-    """A process is used for many tasks: each hears again what it was warned of once before."""
+def _capture_warnings(output: WorkerOutput) -> Iterator[None]:
+    """Capture warnings during the block; show each again in every task of a reused process."""
     with warnings.catch_warnings():
         shows = warnings.showwarning
 
@@ -146,7 +157,7 @@ def _warnings(output: WorkerOutput) -> Iterator[None]:
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
-            with suppress(OSError, ValueError):  # from a stream that is closed, or full
+            with suppress(OSError, ValueError):  # the stream may be closed or full
                 shows(message, category, filename, lineno, file, line)
             output.add(f"{category.__name__}: {message} ({filename}, line {lineno})")
 
@@ -155,18 +166,18 @@ def _warnings(output: WorkerOutput) -> Iterator[None]:
 
 
 @contextmanager
-def _records(output: WorkerOutput) -> Iterator[None]:
-    """Where a record is made, so that handlers, and what sets them up, work as they always do."""
+def _capture_log_records(output: WorkerOutput) -> Iterator[None]:
+    """Capture records from WARNING on when they are created; handlers work as usual."""
     makes, ours = logging.getLogRecordFactory(), logging.getLogger("sparkstrom")
 
     def make(name: str, level: int, *rest: Any, **keywords: Any) -> logging.LogRecord:
         record = makes(name, level, *rest, **keywords)
         if isinstance(level, int) and level >= logging.WARNING:
-            output.add(f"{record.levelname} {name}: {_message(record)}")
+            output.add(f"{record.levelname} {name}: {_format_record(record)}")
         return record
 
     quiet = [one for one in ours.handlers if isinstance(one, logging.NullHandler)]
-    for handler in quiet:  # what we warn of goes to the executor's stderr, as others' do
+    for handler in quiet:  # our warnings must go to stderr, as others' do
         ours.removeHandler(handler)
     logging.setLogRecordFactory(make)
     try:
@@ -177,11 +188,11 @@ def _records(output: WorkerOutput) -> Iterator[None]:
             ours.addHandler(handler)
 
 
-def _message(record: logging.LogRecord) -> str:
-    """With what was raised, if it tells of that; where its arguments do not fit, without them."""
+def _format_record(record: logging.LogRecord) -> str:
+    """Return the record's text, with its exception if it has one."""
     try:
         text = record.getMessage()
-    except Exception:  # logging itself reports it, where the record is written
+    except Exception:  # logging itself reports this when the record is written
         text = str(record.msg)
     raised = record.exc_info[1] if record.exc_info else None
     return f"{text} ({type(raised).__name__}: {raised})" if raised is not None else text

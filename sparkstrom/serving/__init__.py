@@ -1,1 +1,1 @@
-"""Serving: answers of a trained model to many threads, and its replacement while they ask."""
+"""Predictions with one trained model for many threads; the model can be replaced meanwhile."""

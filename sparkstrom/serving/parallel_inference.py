@@ -1,55 +1,68 @@
-"""Parallel inference: one trained model, many threads that ask (DL4J's ParallelInference)."""
+"""ParallelInference: predictions of one trained model for many threads (as DL4J's class)."""
 
 from __future__ import annotations
 
+import copy
 import enum
 import logging
 import os
+import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import QueueFull, UsageError
 from sparkstrom.base.option_types import COUNT_MAX, check_options, member, whole
-from sparkstrom.models.base import Columns, Flat, FlatModel, arrays_of
-from sparkstrom.serving.generations import Generation
-from sparkstrom.serving.waiting_requests import CLOSED, Request, WaitingRequests, refuse
-from sparkstrom.spark.driver.options import need_seconds, options
-from sparkstrom.spark.executor.inference import features_of
+from sparkstrom.data.column_selection import features_to_arrays
+from sparkstrom.models.base import (
+    Buffered,
+    Columns,
+    Flat,
+    FlatModel,
+    arrays_of,
+    count_rows,
+    explain_invalid_model,
+)
+from sparkstrom.options.common import option_class, require_seconds
 
 log = logging.getLogger(__name__)
 
-WORKERS_MAX = 1024  # threads that run the model
-ROWS_MAX = 2**31 - 1  # of one batch
-FEW_ROWS = 32  # up to there a batch is filled up to a power of two, beyond to a multiple of it
+WORKERS_MAX = 1024
+ROWS_MAX = 2**31 - 1  # rows of one batch
+PADDING_ROWS = 32  # smaller batches are padded to a power of two, larger ones to a multiple of this
 
 
 class InferenceMode(enum.Enum):
-    """How requests meet the model."""
+    """How requests are grouped, and which thread runs the model."""
 
-    SEQUENTIAL = "sequential"  # each alone, by a worker
-    BATCHED = "batched"  # those that wait together, by a worker
-    INPLACE = "inplace"  # each alone, by the thread that asks
+    SEQUENTIAL = "sequential"  # one at a time, by a worker thread
+    BATCHED = "batched"  # all that wait together, by a worker thread
+    INPLACE = "inplace"  # one at a time, by the calling thread
 
 
 REFUSED = {
-    "load_balance_mode": "a free instance is taken, whoever asks",
+    "load_balance_mode": "every request takes a free instance",
     "devices": "a model is where its library has put it",
 }
 
 
-@options(REFUSED, {}, owner="ParallelInference")
+@option_class(REFUSED, {}, owner="ParallelInference")
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """What DL4J's builder takes. Raises UsageError naming value, reason and remedy."""
+    """Options of ``ParallelInference``, named as in DL4J's builder.
+
+    Raises:
+        UsageError: a value is out of range, or an option is unknown.
+    """
 
     workers: int = field(default=2, metadata=whole(1, WORKERS_MAX, unit="threads"))
     batch_limit: int = field(default=32, metadata=whole(1, ROWS_MAX, unit="rows"))
@@ -60,95 +73,121 @@ class ServingOptions:
     given: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        """Raise UsageError if an option is out of range."""
         check_options(self)
 
     @property
     def mode(self) -> InferenceMode:
-        """However it was written."""
+        """The inference mode as an enum member."""
         return InferenceMode(self.inference_mode)
 
 
 class ParallelInference:
-    """Answers any number of threads with one trained model; a context, closed at its end.
+    """Predicts with one trained model for any number of threads.
 
-    ``model``: a network that was trained (SparkNetwork, ParallelWrapper), or a model of
-    sparkstrom.models with its own initial parameters, or with ``parameters`` f32[n_params].
-    ``workers``: instances of the model, and threads that run them. ``batch_limit``: rows that are
-    answered together; ``queue_limit``: requests that wait. Raises UsageError for what cannot be.
+    As a context manager it closes itself.
+
+    Args:
+        model: a trained network (SparkNetwork, ParallelWrapper), or a model of sparkstrom.models.
+        parameters: float32[n_params] to use instead of the network's or the model's initial ones.
+        workers: instances of the model, and threads that run them.
+        batch_limit: maximum rows of one batch.
+        queue_limit: maximum waiting requests.
+        inference_mode: see ``InferenceMode``.
+
+    Raises:
+        UsageError: a value is out of range, or ``model`` is no model.
     """
 
-    def __init__(self, model: Any, *, parameters: Flat | None = None, **given: Any) -> None:
-        chosen = ServingOptions(**given)
+    def __init__(self, model: Any, *, parameters: Flat | None = None, **options: Any) -> None:
+        chosen = ServingOptions(**options)
         self._mode, self._workers = chosen.mode, chosen.workers
         self._rows_max = chosen.batch_limit if self._mode is InferenceMode.BATCHED else 1
         self._queue_limit = chosen.queue_limit
-        self._generation = Generation(model, parameters, self._workers)
-        self._waiting = WaitingRequests(chosen.queue_limit)
-        self._in_place = threading.BoundedSemaphore(chosen.queue_limit + self._workers)
-        self._updating = threading.Lock()
+        self._pool = ModelPool(model, parameters, self._workers)
+        self._waiting = RequestQueue(chosen.queue_limit)
+        self._inline_slots = threading.BoundedSemaphore(chosen.queue_limit + self._workers)
+        self._update_lock = threading.Lock()
         self._closed, self._owner = False, os.getpid()
         self._threads = [
-            threading.Thread(target=self._serve, args=(i,), name=f"inference {i}", daemon=True)
+            threading.Thread(target=self._run_worker, args=(i,), name=f"inference {i}", daemon=True)
             for i in range(self._workers if self._mode is not InferenceMode.INPLACE else 0)
         ]
         for thread in self._threads:
             thread.start()
 
     def output(self, features: Any) -> Any:
-        """What the model puts out for features [rows, ...]; from any thread.
+        """Return the model's outputs for features [rows, ...]. Thread-safe.
 
-        An array, or a tuple or dict of arrays for a model of several inputs; as many rows come
-        back. Raises QueueFull at once where ``queue_limit`` requests wait, UsageError after
-        ``close``, and what the model raises for these features, to nobody else.
+        Args:
+            features: an array, or a tuple or dict of arrays for a model of several inputs.
+
+        Returns:
+            The outputs, one per row.
+
+        Raises:
+            QueueFull: ``queue_limit`` requests are waiting already.
+            UsageError: called after ``close``, or with invalid features.
+            Exception: whatever the model raises for these features.
         """
         if self._mode is not InferenceMode.INPLACE:
             return self.submit(features).result()
-        request = Request.of(features_of(features))
-        with self._place():
-            return self._answered_here(request)
+        request = InferenceRequest.from_features(features_to_arrays(features))
+        with self._inline_slot():
+            return self._answer_inline(request)
 
     def submit(self, features: Any) -> Future[Any]:
-        """The same, without waiting: what the model raises is in the future.
+        """Start a prediction and return its future, which also holds the model's exception.
 
-        With INPLACE the answer is there when this returns.
+        Features and errors are those of ``output``. With INPLACE the future is complete when this
+        returns.
         """
-        request = Request.of(features_of(features))
+        request = InferenceRequest.from_features(features_to_arrays(features))
         if self._mode is not InferenceMode.INPLACE:
-            self._need_this_process()
+            self._check_process()
             self._waiting.put(request)
             return request.answer
-        with self._place():
+        with self._inline_slot():
             try:
-                request.answer.set_result(self._answered_here(request))
+                request.answer.set_result(self._answer_inline(request))
             except Exception as error:
                 request.answer.set_exception(error)
         return request.answer
 
     def update_model(self, model: Any, *, parameters: Flat | None = None) -> None:
-        """Answer with another model, or other parameters, from now on.
+        """Replace the model, or its parameters.
 
-        Requests that are being answered get the former one's answer, those that wait the new
-        one's, each as a whole; none is lost. When this returns, all that is asked is answered by
-        the new one.
+        Running requests are answered by the former model, waiting ones by the new one; none is lost
+        or mixed. Requests made after this returns use the new model.
+
+        Args:
+            model: as in the constructor.
+            parameters: as in the constructor.
+
+        Raises:
+            UsageError: called after ``close``, or with an object that is no model.
         """
-        self._need_this_process()
+        self._check_process()
         if self._closed:
-            raise UsageError(CLOSED)
-        with self._updating:
-            self._generation = Generation(model, parameters, self._workers)
+            raise UsageError(CLOSED_TEXT)
+        with self._update_lock:
+            self._pool = ModelPool(model, parameters, self._workers)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Take no more requests, answer those that wait, and end the threads. Idempotent.
+        """Refuse further requests, answer those that wait, and end the threads. Idempotent.
 
-        ``timeout``: seconds that this may take, None: as long as the model takes. False: they are
-        over, and the model has not come back from a call. Who still waits is refused then; who is
-        in that call is answered if it ends, and its thread ends with the program at the latest.
+        Args:
+            timeout: maximum seconds to wait; None: as long as the model takes.
+
+        Returns:
+            False if a call of the model has not returned in time. Waiting requests then fail with
+            UsageError; the running ones are answered if the call returns.
         """
         if timeout is not None:
-            timeout = need_seconds("timeout", timeout)
+            timeout = require_seconds("timeout", timeout)
         self._closed = True
         if os.getpid() != self._owner:
-            return True  # the threads, and what waits, are the other process'
+            return True  # a forked copy: threads and requests belong to the parent process
         self._waiting.close()
         until_s = None if timeout is None else time.monotonic() + timeout
         for thread in self._threads:
@@ -157,7 +196,7 @@ class ParallelInference:
             return True
         for request in self._waiting.take_all():
             if request.answer.set_running_or_notify_cancel():
-                _tell(request.answer.set_exception, UsageError(CLOSED))
+                _complete_future(request.answer.set_exception, UsageError(CLOSED_TEXT))
         return False
 
     shutdown = close  # DL4J's name
@@ -173,16 +212,17 @@ class ParallelInference:
     ) -> None:
         self.close()
 
-    # -- threads ---------------------------------------------------------------------------------
-
-    def _serve(self, worker: int) -> None:
+    def _run_worker(self, worker: int) -> None:
+        """Answer batches with instance ``worker`` until the queue is closed; a thread's body."""
         while requests := self._waiting.take(self._rows_max):
-            wanted = [one for one in requests if one.answer.set_running_or_notify_cancel()]
-            if wanted:
-                _answer(self._generation.models[worker], wanted)
+            active = [
+                request for request in requests if request.answer.set_running_or_notify_cancel()
+            ]
+            if active:
+                _answer_requests(self._pool.models[worker], active)
 
-    def _need_this_process(self) -> None:
-        """A forked one has no workers, nor gets back what threads had borrowed: it would wait."""
+    def _check_process(self) -> None:
+        """Raise UsageError in a forked process, which has none of the worker threads."""
         if os.getpid() != self._owner:
             raise UsageError(
                 f"this ParallelInference was made in process {self._owner}, and this one was forked"
@@ -190,96 +230,297 @@ class ParallelInference:
             )
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
-        """One among those who wait or are answered in place. Raises what is refused."""
-        self._need_this_process()
+    def _inline_slot(self) -> Iterator[None]:
+        """Count an INPLACE request within the context; raise QueueFull if too many run."""
+        self._check_process()
         if self._closed:
-            raise UsageError(CLOSED)
-        if not self._in_place.acquire(blocking=False):
-            refuse(self._queue_limit)
+            raise UsageError(CLOSED_TEXT)
+        if not self._inline_slots.acquire(blocking=False):
+            raise_queue_full(self._queue_limit)
         try:
             yield
         finally:
-            self._in_place.release()
+            self._inline_slots.release()
 
-    def _answered_here(self, request: Request) -> Any:
+    def _answer_inline(self, request: InferenceRequest) -> Any:
+        """Return the outputs for a request, computed in the calling thread."""
         while True:
-            generation = self._generation
-            with generation.borrowed() as model:
-                if generation is self._generation:  # not replaced while this one waited
-                    return outputs_of(model, [request])[0]
+            pool = self._pool
+            with pool.borrow() as model:
+                if pool is self._pool:  # not replaced while this one waited
+                    return predict_requests(model, [request])[0]
 
 
-def _answer(model: FlatModel, requests: Sequence[Request]) -> None:
-    """Where the model fails on all together, each is asked alone, and the bad ones are told."""
+class ModelPool:
+    """Instances of one model that share one copy of its parameters.
+
+    An instance is used by one thread at a time.
+
+    Args:
+        trained: a network or a model.
+        parameters: float32[n_params] to use instead of its own.
+        instances: number of copies of the model.
+
+    Raises:
+        UsageError: ``trained`` is no model, or the parameters have another shape.
+    """
+
+    def __init__(self, trained: Any, parameters: Flat | None, instances: int) -> None:
+        network = hasattr(trained, "parameters") and hasattr(trained, "model")
+        model = trained.model if network else trained
+        if (why := explain_invalid_model(model)) is not None:
+            raise UsageError(f"{why}; or a network that was trained, which has a model")
+        if parameters is None:
+            parameters = trained.parameters if network else model.initial()
+        self.parameters = np.array(parameters)
+        if self.parameters.shape != (model.n_params,) or self.parameters.dtype != "float32":
+            raise UsageError(
+                f"parameters are {self.parameters.dtype}{list(self.parameters.shape)}: this model "
+                f"has float32[{model.n_params}]"
+            )
+        buffers = model.buffers_bytes() if network and isinstance(model, Buffered) else b""
+        self.models = [self._copy_model(model, buffers) for _ in range(instances)]
+        self._lock = threading.Lock()
+        self._free = list(self.models)
+        self._waiting: deque[queue.SimpleQueue[FlatModel]] = deque()  # threads, longest wait first
+
+    def _copy_model(self, model: FlatModel, buffers: bytes) -> FlatModel:
+        """Return a copy of the model that reads the shared parameters."""
+        copied = copy.deepcopy(model)
+        copied.bind(self.parameters)
+        if buffers and isinstance(copied, Buffered):
+            copied.load_buffers_bytes(buffers)
+        return copied
+
+    @contextmanager
+    def borrow(self) -> Iterator[FlatModel]:
+        """Give this thread an instance for the context; threads wait in order of arrival."""
+        model = self._acquire()
+        try:
+            yield model
+        finally:
+            self._release(model)
+
+    def _acquire(self) -> FlatModel:
+        """Take and return a free instance, or wait for one."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+            handover: queue.SimpleQueue[FlatModel] = queue.SimpleQueue()
+            self._waiting.append(handover)
+        try:
+            return handover.get()
+        except BaseException:  # Ctrl-C: pass on an instance that may have arrived
+            with self._lock:
+                is_waiting = handover in self._waiting
+                if is_waiting:
+                    self._waiting.remove(handover)
+            if not is_waiting:
+                self._release(handover.get())
+            raise
+
+    def _release(self, model: FlatModel) -> None:
+        """Pass an instance to the thread that has waited longest, or mark it free."""
+        with self._lock:
+            if not self._waiting:
+                self._free.append(model)
+                return
+            handover = self._waiting.popleft()
+        handover.put(model)
+
+
+CLOSED_TEXT = "this ParallelInference is closed: make another one"
+
+
+def raise_queue_full(limit: int) -> NoReturn:
+    """Raise QueueFull because ``limit`` requests are waiting."""
+    raise QueueFull(
+        f"queue_limit={limit}: so many requests wait, and this one is refused: try again later, or "
+        "set more workers, a larger batch_limit or a longer queue"
+    )
+
+
+@dataclass(eq=False, slots=True)
+class InferenceRequest:
+    """One request for predictions.
+
+    Attributes:
+        features: array [rows, ...], or tuple or dict of arrays.
+        rows: number of rows.
+        kind: equal for requests whose rows can be concatenated.
+        answer: future of the model's outputs.
+    """
+
+    features: Columns
+    rows: int
+    kind: object  # equal for requests whose rows can be concatenated
+    answer: Future[Any] = field(default_factory=Future)
+
+    @classmethod
+    def from_features(cls, features: Columns) -> InferenceRequest:
+        """Make a request. Raise UsageError for no rows, or arrays of different lengths."""
+        arrays = arrays_of(features)
+        if any(array.ndim == 0 for array in arrays):
+            raise UsageError("features are a single number: give an array [rows, ...]")
+        lengths = {len(array) for array in arrays}
+        if len(lengths) != 1 or 0 in lengths:
+            shapes = [list(array.shape) for array in arrays]
+            raise UsageError(f"features of shape {shapes}: give at least one row, as many of each")
+        names = tuple(features) if isinstance(features, dict) else None
+        kind = names, tuple((array.shape[1:], array.dtype) for array in arrays)
+        return cls(features, count_rows(features), (type(features), kind))
+
+
+class RequestQueue:
+    """A bounded, thread-safe queue of requests, from which several are taken as one batch."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: deque[InferenceRequest] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def __len__(self) -> int:
+        """Return the number of waiting requests."""
+        return len(self._waiting)
+
+    def put(self, request: InferenceRequest) -> None:
+        """Append a request; raise QueueFull if the queue is full, UsageError after ``close``."""
+        with self._changed:
+            if self._closed:
+                raise UsageError(CLOSED_TEXT)
+            if len(self._waiting) >= self._limit:
+                self._drop_cancelled()
+            if len(self._waiting) >= self._limit:
+                raise_queue_full(self._limit)
+            self._waiting.append(request)
+            self._changed.notify()
+
+    def _drop_cancelled(self) -> None:
+        """Remove cancelled requests, and wake threads that wait for them."""
+        cancelled = {request for request in self._waiting if request.answer.cancelled()}
+        for request in cancelled:
+            request.answer.set_running_or_notify_cancel()  # wakes ``concurrent.futures.wait``
+        self._waiting = deque(request for request in self._waiting if request not in cancelled)
+
+    def take(self, rows_max: int) -> list[InferenceRequest]:
+        """Wait for requests; take and return a batch, or [] once the queue is closed and empty.
+
+        The batch is the oldest request and others of its kind, with at most ``rows_max`` rows in
+        all; a larger request is a batch by itself.
+        """
+        with self._changed:
+            while not self._waiting:
+                if self._closed:
+                    return []
+                self._changed.wait()
+            first = self._waiting.popleft()
+            taken, rows = [first], first.rows
+            others: list[InferenceRequest] = []
+            while self._waiting and rows < rows_max:
+                request = self._waiting.popleft()
+                if request.kind == first.kind and rows + request.rows <= rows_max:
+                    taken.append(request)
+                    rows += request.rows
+                else:
+                    others.append(request)
+            self._waiting.extendleft(reversed(others))
+            if self._waiting:
+                self._changed.notify()
+            return taken
+
+    def take_all(self) -> list[InferenceRequest]:
+        """Take and return all waiting requests without waiting."""
+        with self._changed:
+            taken = list(self._waiting)
+            self._waiting.clear()
+            return taken
+
+    def close(self) -> None:
+        """Refuse further requests; waiting ones can still be taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+def _answer_requests(model: FlatModel, requests: Sequence[InferenceRequest]) -> None:
+    """Run the model and complete the futures of a batch of requests.
+
+    If the model fails for the batch, run each request alone, so that only some of them fail.
+    """
     try:
-        answers = outputs_of(model, requests)
+        answers = predict_requests(model, requests)
     except BaseException as error:  # whatever a model raises: SystemExit would end this thread
         if len(requests) == 1:
-            _tell(requests[0].answer.set_exception, error)
+            _complete_future(requests[0].answer.set_exception, error)
             return
         for request in requests:
-            _answer(model, [request])
+            _answer_requests(model, [request])
         return
     for request, outputs in zip(requests, answers, strict=True):
-        _tell(request.answer.set_result, outputs)
+        _complete_future(request.answer.set_result, outputs)
 
 
-def _tell(put: Callable[[Any], None], answer: Any) -> None:
-    """Put an answer into its future, whose callbacks run here.
+def _complete_future(put: Callable[[Any], None], answer: Any) -> None:
+    """Complete a future: call its ``set_result`` or ``set_exception`` with ``answer``.
 
-    Future itself logs what else they raise. SystemExit would end this thread; and Ctrl-C, which
-    goes to the main thread, is none of its business.
+    The future's callbacks run in this thread. Future logs their ordinary exceptions. SystemExit and
+    KeyboardInterrupt are logged here, or they would end this thread.
     """
     try:
         put(answer)
     except BaseException:
-        log.exception("a callback of an answer wants to end the program; this thread goes on")
+        log.exception("a callback of an answer tried to end the program; this thread continues")
 
 
-def outputs_of(model: FlatModel, requests: Sequence[Request]) -> list[Any]:
-    """What the model puts out for each, from one call.
+def predict_requests(model: FlatModel, requests: Sequence[InferenceRequest]) -> list[Any]:
+    """Run the model once on the rows of all requests; return the outputs of each request.
 
-    Rows are filled up with copies of the last one, so that a library that compiles for each number
-    of rows does so for a few. Raise UsageError where the model puts out another number of rows.
+    The batch is padded with copies of its last row, so that a library that compiles for each number
+    of rows does so for few. Raise UsageError if the model returns another number of rows.
     """
     rows = sum(request.rows for request in requests)
-    filled = _filled(rows)
-    outputs = model.predict(_together([request.features for request in requests], filled - rows))
+    padded_rows = _count_padded_rows(rows)
+    outputs = model.predict(
+        _concatenate_features([request.features for request in requests], padded_rows - rows)
+    )
     for array in arrays_of(outputs):
-        if np.ndim(array) == 0 or len(array) != filled:
+        if np.ndim(array) == 0 or len(array) != padded_rows:
             raise UsageError(
-                f"the model puts out {list(np.shape(array))} for {filled} rows: each row needs an "
-                "output of its own"
+                f"the model returns {list(np.shape(array))} for {padded_rows} rows: each row"
+                " needs an output of its own"
             )
     ends = np.cumsum([request.rows for request in requests])
     parts = zip(requests, ends, strict=True)
-    return [_rows_of(outputs, slice(end - one.rows, end)) for one, end in parts]
+    return [_slice_outputs(outputs, slice(end - request.rows, end)) for request, end in parts]
 
 
-def _filled(rows: int) -> int:
-    if rows < FEW_ROWS:
+def _count_padded_rows(rows: int) -> int:
+    """Return the number of rows after padding; see ``PADDING_ROWS``."""
+    if rows < PADDING_ROWS:
         return 1 << (rows - 1).bit_length()
-    return -(-rows // FEW_ROWS) * FEW_ROWS
+    return -(-rows // PADDING_ROWS) * PADDING_ROWS
 
 
-def _together(parts: Sequence[Columns], more: int) -> Columns:
-    first = parts[0]
-    columns = [list(column) for column in zip(*map(arrays_of, parts), strict=True)]
-    joined = [_joined(column, more) for column in columns]
+def _concatenate_features(batches: Sequence[Columns], padding: int) -> Columns:
+    """Return the features of several requests, with the last row repeated ``padding`` times."""
+    first = batches[0]
+    columns = [list(column) for column in zip(*map(arrays_of, batches), strict=True)]
+    joined = [_concatenate_padded(column, padding) for column in columns]
     if isinstance(first, dict):
         return dict(zip(first, joined, strict=True))
     return tuple(joined) if isinstance(first, tuple) else joined[0]
 
 
-def _joined(arrays: Sequence[NDArray[Any]], more: int) -> NDArray[Any]:
-    return np.concatenate([*arrays, np.repeat(arrays[-1][-1:], more, axis=0)])
+def _concatenate_padded(arrays: Sequence[NDArray[Any]], padding: int) -> NDArray[Any]:
+    """Return the concatenated arrays, with the last row repeated ``padding`` times."""
+    return np.concatenate([*arrays, np.repeat(arrays[-1][-1:], padding, axis=0)])
 
 
-def _rows_of(outputs: Any, part: slice) -> Any:
-    """These rows of each output, as memory of their own."""
+def _slice_outputs(outputs: Any, rows: slice) -> Any:
+    """Return copies of a range of rows of each output."""
     if isinstance(outputs, dict):
-        return {name: array[part].copy() for name, array in outputs.items()}
+        return {name: array[rows].copy() for name, array in outputs.items()}
     if isinstance(outputs, tuple | list):
-        return tuple(array[part].copy() for array in outputs)
-    return outputs[part].copy()
+        return tuple(array[rows].copy() for array in outputs)
+    return outputs[rows].copy()

@@ -1,8 +1,8 @@
-"""Timeline: virtual time. What happens is an entry in a queue; what is drawn has one seed.
+"""Virtual time for simulations: a queue of scheduled calls and one seeded random generator.
 
-So a run repeats exactly, and takes as long as its events need, not as the clock says. Only what is
-due within the present slot of time is in order, in a heap; all that comes later waits unordered by
-slots, so that an event costs the same however many are waiting.
+A run repeats exactly and takes only as long as its calls need. Calls of the present time slot are
+in a heap. Later ones are kept unordered per slot, so the cost of an event does not grow with the
+number of waiting ones.
 """
 
 from __future__ import annotations
@@ -12,34 +12,40 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-AT_ONCE_MAX = 20_000  # events without time between them: they go round in a circle
-SLOTS_PER_S = 64
+from sparkstrom.codec.messages import Phase
+from sparkstrom.protocol.master.master import Master
+from sparkstrom.simulation.invariants import TopologyChecker
+from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.run_options import RunSize
 
-Entry = tuple[float, int, Callable[..., object], tuple[Any, ...]]
+SIMULTANEOUS_EVENTS_MAX = 20_000  # more calls at one virtual time are an endless loop
+SLOTS_PER_S = 64  # time slots of the queue
+
+TimelineEntry = tuple[float, int, Callable[..., object], tuple[Any, ...]]
 
 
 class Timeline:
-    """The one clock, the one generator, and what was seen to happen."""
+    """The virtual clock of one run, its random generator, transcript and count of faults."""
 
     def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.now_s = 0.0
-        self._slot, self._due = 0, list[Entry]()  # the present slot and its heap
-        self._later: dict[int, list[Entry]] = {}
-        self._slots: list[int] = []  # those of ``later``, as a heap
+        self._slot, self._due = 0, list[TimelineEntry]()  # the present slot and its heap
+        self._later: dict[int, list[TimelineEntry]] = {}
+        self._slots: list[int] = []  # keys of ``_later``, as a heap
         self._order = itertools.count()
         self.transcript: list[str] = []
         self.faults: Counter[str] = Counter()
         self.over = False
 
     def monotonic_s(self) -> float:
-        """As a clock for what asks one."""
+        """Return the virtual time, as ``base.clock.Clock`` requires."""
         return self.now_s
 
     def at(self, at_s: float, act: Callable[..., object], *args: Any) -> None:
-        """Do this then; what is due at the same time goes in the order of its asking."""
+        """Schedule a call at a virtual time; calls at one time run in the order of scheduling."""
         entry, slot = (at_s, next(self._order), act, args), int(at_s * SLOTS_PER_S)
         if slot <= self._slot:
             heapq.heappush(self._due, entry)
@@ -50,30 +56,49 @@ class Timeline:
             heapq.heappush(self._slots, slot)
 
     def after(self, seconds: float, act: Callable[..., object], *args: Any) -> None:
+        """Schedule a call after some virtual seconds."""
         self.at(self.now_s + seconds, act, *args)
 
     def say(self, line: str) -> None:
+        """Add a line with the time to the transcript."""
         self.transcript.append(f"{self.now_s:9.4f}  {line}")
 
     def run(self, until_s: float) -> bool:
-        """Until it is over; False if it is not over by then."""
+        """Run scheduled calls until ``over`` is set; return False if it is not by ``until_s``."""
         pop, now_s, at_once = heapq.heappop, self.now_s, 0
-        while not self.over and (self._due or self._turn()):
+        while not self.over and (self._due or self._advance_slot()):
             due_s, _, act, args = pop(self._due)
             if due_s != now_s:
                 self.now_s, now_s, at_once = due_s, due_s, 0
             else:
                 at_once += 1
-            if now_s > until_s or at_once > AT_ONCE_MAX:
+            if now_s > until_s or at_once > SIMULTANEOUS_EVENTS_MAX:
                 return False
             act(*args)
         return self.over
 
-    def _turn(self) -> bool:
-        """To the next slot in which anything happens, if there is one."""
+    def _advance_slot(self) -> bool:
+        """Advance to the next slot that has calls; return False if none has."""
         if not self._slots:
             return False
         self._slot = heapq.heappop(self._slots)
         self._due = self._later.pop(self._slot)
         heapq.heapify(self._due)
         return True
+
+
+class WorldView(Protocol):
+    """The parts of a running world that fault injection and checkers may read."""
+
+    size: RunSize
+    time: Timeline
+    master: Master
+    shape: TopologyChecker
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the fit."""
+
+    @property
+    def alive(self) -> list[SimProcess]:
+        """The processes that have neither ended nor been killed."""

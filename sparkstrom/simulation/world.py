@@ -1,151 +1,447 @@
-"""World: a master, workers, a network and a supervisor in virtual time.
+"""Simulate a fit in virtual time: master, workers, network, Spark's task starts, and faults.
 
-Every choice comes from one seeded generator, so a run repeats exactly. Checkers stand outside the
-machines and look only at what they say and do.
+All random choices come from one seeded generator, so a run repeats exactly. The checkers only
+observe messages, effects and state, and are independent of the protocol.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
 from sparkstrom.base.identity import NodeId
-from sparkstrom.codec.messages import BUFFERS, Failed, MergedRange, Message, Phase, Release
+from sparkstrom.codec.messages import BUFFERS, Message, Phase, Release, TrainingFailure
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Effect, Order, Send
+from sparkstrom.protocol.common.events import Command, Effect, Ending, Send, TimeoutReason
 from sparkstrom.protocol.worker.node import Identity
-from sparkstrom.runtime.training_loop import Move
-from sparkstrom.simulation.chaos import Chaos
-from sparkstrom.simulation.deaths import Doom, outlives
-from sparkstrom.simulation.faults import NO_FAULTS, Faults
-from sparkstrom.simulation.linked import new_network
-from sparkstrom.simulation.run_sizes import Size
-from sparkstrom.simulation.shape import Shape
-from sparkstrom.simulation.sim_parts import Parts
-from sparkstrom.simulation.sim_process import STEP_S_MIN, SimProcess
-from sparkstrom.simulation.sim_replica import Theta, mass
-from sparkstrom.simulation.timeline import Timeline
+from sparkstrom.runtime.training_loop import LoopAction
+from sparkstrom.simulation.components import ComponentFactory
+from sparkstrom.simulation.endpoint_network import BandwidthNetwork, make_network
+from sparkstrom.simulation.invariants import TopologyChecker
+from sparkstrom.simulation.network import Network, NetworkPartition
+from sparkstrom.simulation.process import STEP_S_MIN, Outage, SimProcess
+from sparkstrom.simulation.replica import IntTheta, residual_mass
+from sparkstrom.simulation.run_options import (
+    NO_FAULTS,
+    DriverFault,
+    Faults,
+    RunSize,
+    perform_with_fault,
+)
+from sparkstrom.simulation.timeline import Timeline, WorldView
+
+FIRST_FAULT_S, EARLY_FAULT_S_MAX = 0.3, 4.0
+EARLY_SHARE = 0.25  # of the faults that happen while workers still join
+TRAINING_SHARE = 1.2  # of the time that all steps take at their slowest
+OUTAGE_LEASES_MAX = 2  # longest outage or pause; isolations and worker pauses: twice that
+OUTAGE_S_MIN = 0.1
+MASTER_SHARE = 0.3  # of the media-driver deaths that hit the master's driver
+CONSECUTIVE_DEATHS = (1, 1, 2, 3)
+
+
+class FaultTarget(WorldView, Protocol):
+    """A simulated world into which faults can be injected."""
+
+    network: Network
+    driver_fault: DriverFault | None  # pending fault of the master's media driver
+
+    def start(self, partition: int) -> None:
+        """Start an attempt at a partition, as Spark does."""
+
+    def end(self, process: SimProcess, *, restart: bool) -> None:
+        """Remove a process; if ``restart``, start another attempt after a while."""
+
+    def lose_driver(self, process: SimProcess) -> None:
+        """Replace a worker's media driver, which has died."""
+
+    def lose_master_driver(self) -> None:
+        """Replace the master's media driver, which has died."""
+
+    def pause_master(self, seconds: float) -> None:
+        """Suspend the driver program, possibly forever."""
+
+    def step_master(self, event: ev.Event) -> None:
+        """Pass one event to the master."""
+
+
+class FaultInjector:
+    """Draws the faults of one run from its seed and injects them into a world."""
+
+    def __init__(self, world: FaultTarget, faults: Faults) -> None:
+        self._world, self._faults = world, faults
+        self._later: list[Callable[[], None]] = []
+        self._was_master_unreachable = False
+        self._once_unreachable: set[SimProcess] = set()  # had an outage at some time
+
+    def plan(self) -> None:
+        """Draw when each fault happens: a few while workers join, most while they train."""
+        faults, rng = self._faults, self._world.time.rng
+        acts: tuple[tuple[int, Callable[[], None]], ...] = (
+            (faults.crashes, self._crash),
+            (faults.executor_crashes, self._crash_executor),
+            (faults.doubles, self._start_duplicate_attempt),
+            (faults.cuts, self._make_unreachable),
+            (faults.splits, self._partition_network),
+            (faults.narrows, self._narrow_link),
+            (faults.isolations, self._isolate_master),
+            (faults.pauses, self._pause_worker),
+            (faults.leaps, self._advance_clock),
+            (faults.master_pauses, self._pause_master),
+            (faults.breaks, self._break_stream),
+            (faults.exiles, self._cut_off_forever),
+            (faults.master_lost, self._kill_driver_program),
+            (faults.edge_deaths, self._kill_media_driver),
+            (faults.driver_deaths, self._plan_driver_fault),
+            (self._world.size.copies, self._request_optimizer_copy),
+            (self._world.size.copies_of_all, partial(self._request_optimizer_copy, everybody=True)),
+            (rng.random() < faults.stop, self._request_stop),
+            (rng.random() < faults.failure, self._fail_training),
+        )
+        for count, act in acts:
+            for _ in range(count):
+                if rng.random() < EARLY_SHARE:
+                    self._world.time.at(rng.uniform(FIRST_FAULT_S, EARLY_FAULT_S_MAX), act)
+                else:
+                    self._later.append(act)
+
+    def schedule_training_faults(self) -> None:
+        """Schedule the remaining faults over the expected duration of training, from now on."""
+        time, size = self._world.time, self._world.size
+        training_s = size.epochs * size.batches * self._faults.step_s_max
+        for act in self._later:
+            time.after(time.rng.uniform(0, TRAINING_SHARE * training_s), act)
+        time.after(self._faults.quiet_after_s, self._world.network.stop_message_faults)
+
+    def is_failure_excused(self, process: SimProcess, why: Ending | TimeoutReason | None) -> bool:
+        """Return True if injected faults explain that a process failed for lack of an answer."""
+        if why not in (TimeoutReason.MASTER, TimeoutReason.ANSWER):
+            return False
+        return process in self._once_unreachable or self._was_master_unreachable
+
+    def _pick_victim(self) -> SimProcess | None:
+        """Return a random living process; None if the fit is done or none lives."""
+        alive = self._world.alive
+        if not alive or self._world.phase is Phase.DONE:
+            return None
+        return self._world.time.rng.choice(alive)
+
+    def _record_fault(self, kind: str, text: str) -> None:
+        """Count a fault, describe it in the transcript, and excuse missing progress until now."""
+        self._world.time.faults[kind] += 1
+        self._world.time.say(text)
+        self._extend_trouble(self._world.time.now_s)
+
+    def _extend_trouble(self, until_s: float) -> None:
+        """Record that processes need not have recovered before ``until_s``."""
+        shape = self._world.shape
+        shape.trouble_until_s = max(shape.trouble_until_s, until_s)
+
+    def _draw_duration_s(self) -> float:
+        """Draw how long an outage or pause lasts."""
+        return self._world.time.rng.uniform(
+            OUTAGE_S_MIN, OUTAGE_LEASES_MAX * self._world.size.lease_s
+        )
+
+    def _crash(self) -> None:
+        """Kill a worker process."""
+        victim = self._pick_victim()
+        if victim is not None:
+            self._record_fault("crashes", f"crash {victim.name}")
+            self._world.end(victim, restart=True)
+
+    def _crash_executor(self) -> None:
+        """Kill all workers of one executor."""
+        victim = self._pick_victim()
+        if victim is None:
+            return
+        executor = victim.identity.executor
+        self._record_fault("executor crashes", f"crash of executor {executor}")
+        for process in self._world.alive:
+            if process.identity.executor == executor:
+                self._world.end(process, restart=True)
+
+    def _start_duplicate_attempt(self) -> None:
+        """Start another attempt of a task that still runs, as if Spark had lost contact."""
+        victim = self._pick_victim()
+        if victim is not None:
+            self._record_fault("doubles", f"Spark considers {victim.name} lost")
+            self._world.start(victim.identity.partition)
+
+    def _make_unreachable(self) -> None:
+        """Make a worker unreachable for a while, in one direction or both."""
+        victim = self._pick_victim()
+        if victim is None:
+            return
+        time = self._world.time
+        until_s = time.now_s + self._draw_duration_s()
+        up, down = time.rng.choice(((True, True), (True, True), (True, False), (False, True)))
+        self._record_fault("cuts", f"cut {victim.name} until {until_s:.3f}, {up=}, {down=}")
+        self._begin_outage(victim, Outage(until_s, up, down))
+
+    def _begin_outage(self, victim: SimProcess, outage: Outage) -> None:
+        """Begin an outage of a process."""
+        self._once_unreachable.add(victim)
+        self._extend_trouble(outage.until_s)
+        self._world.network.begin_outage(victim, outage)
+
+    def _partition_network(self) -> None:
+        """Cut half of the workers off from all other processes; they still reach each other."""
+        alive, time = self._world.alive, self._world.time
+        if len(alive) < 2 or self._world.phase is Phase.DONE:
+            return
+        apart = time.rng.sample(alive, len(alive) // 2)
+        until_s = time.now_s + self._draw_duration_s()
+        self._record_fault(
+            "splits", f"{', '.join(p.name for p in apart)} split off until {until_s:.3f}"
+        )
+        self._extend_trouble(until_s)
+        self._once_unreachable.update(apart)
+        self._world.network.begin_partition(NetworkPartition(until_s, frozenset(apart)))
+
+    def _narrow_link(self) -> None:
+        """Lower the rate of a host's link."""
+        network = self._world.network
+        if isinstance(network, BandwidthNetwork) and self._world.phase is not Phase.DONE:
+            network.narrow_link()
+
+    def _isolate_master(self) -> None:
+        """Cut the running driver program off from all workers."""
+        until_s = self._world.time.now_s + 2 * self._draw_duration_s()
+        self._record_fault(
+            "isolations", f"the master is cut off from all workers until {until_s:.3f}"
+        )
+        self._extend_trouble(until_s)
+        self._was_master_unreachable = True
+        self._world.network.begin_partition(NetworkPartition(until_s, frozenset(self._world.alive)))
+
+    def _advance_clock(self) -> None:
+        """Move a worker's clock forward."""
+        victim = self._pick_victim()
+        if victim is not None:
+            seconds = self._world.time.rng.random() * self._world.size.lease_s / 8
+            self._record_fault("leaps", f"the clock of {victim.name} leaps by {seconds:.3f} s")
+            victim.advance_clock(seconds)
+
+    def _break_stream(self) -> None:
+        """Break one stream of an edge for good."""
+        victim = self._pick_victim()
+        if victim is not None:
+            luck = self._world.time.rng.getrandbits(2)
+            up, data = bool(luck & 1), bool(luck & 2)
+            self._record_fault("breaks", f"a stream of {victim.name} breaks, {up=}, {data=}")
+            self._world.network.break_stream(victim, up=up, data=data)
+
+    def _cut_off_forever(self) -> None:
+        """Make a worker unreachable forever."""
+        victim = self._pick_victim()
+        if victim is not None:
+            self._record_fault("exiles", f"{victim.name} is unreachable from now on")
+            self._begin_outage(victim, Outage(math.inf, up=True, down=True))
+
+    def _kill_driver_program(self) -> None:
+        """Stop the driver program for good."""
+        self._record_fault("master lost", "the driver program dies")
+        self._was_master_unreachable = True
+        self._extend_trouble(math.inf)
+        self._world.pause_master(math.inf)
+
+    def _pause_worker(self) -> None:
+        """Suspend a worker process for a while."""
+        victim = self._pick_victim()
+        if victim is not None:
+            victim.paused_until_s = self._world.time.now_s + 2 * self._draw_duration_s()
+            self._record_fault("pauses", f"pause {victim.name} until {victim.paused_until_s:.3f}")
+            self._extend_trouble(victim.paused_until_s)
+
+    def _request_optimizer_copy(self, *, everybody: bool = False) -> None:
+        """Request optimizer states for a checkpoint; this is load, not a fault."""
+        if self._world.phase is not Phase.DONE:
+            self._world.step_master(ev.OptimizerCopyRequest(everybody))
+
+    def _pause_master(self) -> None:
+        """Suspend the driver program for a while."""
+        duration_s = self._draw_duration_s()
+        self._record_fault("master pauses", f"the master is suspended for {duration_s:.3f} s")
+        self._was_master_unreachable = True
+        self._extend_trouble(self._world.time.now_s + duration_s)
+        self._world.pause_master(duration_s)
+
+    def _kill_media_driver(self) -> None:
+        """Kill a worker's media driver, or the master's, with which all its edges break."""
+        victim = self._pick_victim()
+        if victim is None:
+            return
+        if self._world.time.rng.random() < MASTER_SHARE:
+            self._record_fault("edge deaths", "the master's media driver dies")
+            self._world.lose_master_driver()
+        else:
+            self._record_fault("edge deaths", f"the media driver of {victim.name} dies")
+            self._world.lose_driver(victim)
+
+    def _plan_driver_fault(self) -> None:
+        """Kill a media driver in the middle of a list of effects, possibly several in a row."""
+        world, victim = self._world, self._pick_victim()
+        if victim is None:
+            return
+        rng = world.time.rng
+        fault = DriverFault(rng, rng.choice(CONSECUTIVE_DEATHS))
+        if rng.random() < MASTER_SHARE:
+            self._record_fault(
+                "driver deaths", "the master's media driver will die between effects"
+            )
+            world.driver_fault = fault
+            return
+        joining = [p for p in world.alive if p.node.node is None]
+        victim = rng.choice(joining) if joining else victim
+        self._record_fault(
+            "driver deaths", f"the media driver of {victim.name} will die between effects"
+        )
+        victim.driver_fault = fault
+
+    def _request_stop(self) -> None:
+        """Request an early end of the fit."""
+        if self._world.phase is not Phase.DONE:
+            self._record_fault("stops", "an early stop is requested")
+            self._world.step_master(ev.StopRequested("enough"))
+
+    def _fail_training(self) -> None:
+        """Let training raise an exception in a worker."""
+        victim = self._pick_victim()
+        if victim is not None and not victim.is_failing:
+            self._record_fault("failures", f"training raises in {victim.name}")
+            victim.fail(self._world.time.now_s)
+
 
 TICK = ev.Tick()
-OVER = (Move.END, Move.FAIL)
-LEAVE_S = 80.0  # from the end of the fit until the last task must have ended
-RESTART_S_MIN = 0.2
-SLOWER = 10
-ZERO_S_MAX = 1000.0  # what a clock that drifts shows at virtual time 0
+FINAL_MOVES = (LoopAction.END, LoopAction.FAIL)
+TASK_END_S_MAX = 80.0  # from the end of the fit until the last task must have ended
+RESTART_S_MIN = 0.2  # until Spark restarts a lost task
+SLOW_FACTOR = 10  # of the longest step of slow workers
+CLOCK_OFFSET_S_MAX = 1000.0  # of a drifting clock at virtual time 0
 
 
 class World:
-    """One run. ``run`` plays it to the end and returns the violations."""
+    """One simulated run; ``run`` executes it and returns the violations."""
 
-    def __init__(self, seed: int, size: Size, faults: Faults, parts: Parts | None = None) -> None:
+    def __init__(
+        self, seed: int, size: RunSize, faults: Faults, parts: ComponentFactory | None = None
+    ) -> None:
         self.seed, self.size, self.faults = seed, size, faults
         self.time = Timeline(seed)
-        self.scratch: dict[str, Theta] = {}
-        self.parts = parts or Parts(size)
+        self.scratch: dict[str, IntTheta] = {}
+        self.parts = parts or ComponentFactory(size)
         self.replica = self.parts.replica()
         self.master = self.parts.master(self.time, self.scratch)
-        self.checks = self.parts.checks({p: mass(theta) for p, theta in self.scratch.items()})
+        self.checks = self.parts.checks(
+            {p: residual_mass(theta) for p, theta in self.scratch.items()}
+        )
         self.checks.begin(size, calm=faults == NO_FAULTS)
-        self.network = new_network(
+        self.network = make_network(
             self.time,
             size,
             faults,
             to_master=self._arrive_at_master,
             step_master=self.step_master,
-            violation=self.checks.violation,
+            violation=self.checks.report_violation,
         )
-        self.shape = Shape(self.checks.violation, size.lease_s)
+        self.shape = TopologyChecker(self.checks.report_violation, size.lease_s)
         self.processes: list[SimProcess] = []
-        self.chaos = Chaos(self, faults)
+        self.fault_injector = FaultInjector(self, faults)
         self._attempts = itertools.count(100)
         self._master_awake_s = 0.0
-        self._began_with = 0  # workers that held a replica
-        self.doom: Doom | None = None  # of the master's media driver
-
-    # -- the run ---------------------------------------------------------------------------------
+        self._initial_workers = 0  # workers with a replica when training began
+        self.driver_fault: DriverFault | None = None  # pending fault of the master's media driver
 
     def run(self) -> list[str]:
-        """Play to the end of the fit; return what was violated, in words."""
+        """Run to the end of the fit; return the violations of invariants, as text."""
         for partition in range(self.size.nodes):
-            self.time.at(self.time.chance.uniform(0, self.size.starts_s), self.start, partition)
-        self.chaos.plan()
+            self.time.at(
+                self.time.rng.uniform(0, self.size.task_start_window_s), self.start, partition
+            )
+        self.fault_injector.plan()
         self.time.at(self.size.tick_s, self._tick_master)
-        self.time.at(self.size.bounds_s, self._look_at_bounds)
+        self.time.at(self.size.check_interval_s, self._check_invariants)
         if not self.time.run(self.size.end_s):
-            self.checks.violation(self._hang())
+            self.checks.report_violation(self._describe_hang())
         self.checks.at_end(self.master, self.replica, self.processes)
         self.network.at_end()
         return self.checks.violations
 
-    def _hang(self) -> str:
-        orders = {p.name: p.node.command for p in self.processes if p.alive}
+    def _describe_hang(self) -> str:
+        """Return the violation of a run that does not end."""
+        orders = {p.name: p.node.directive for p in self.processes if p.alive}
         return f"I4: not over at {self.time.now_s:g} s: {self.phase.name}, {orders}"
 
     @property
     def phase(self) -> Phase:
+        """The phase of the fit."""
         return self.master.phases.phase
 
     @property
     def alive(self) -> list[SimProcess]:
+        """The processes that have neither ended nor been killed."""
         return [process for process in self.processes if process.alive]
 
     @property
-    def master_is_lost(self) -> bool:
+    def is_master_lost(self) -> bool:
+        """Whether the driver program is gone for good."""
         return self._master_awake_s == math.inf
 
     @property
-    def steady(self) -> bool:
-        """Nobody has left or come since training began."""
+    def is_steady(self) -> bool:
+        """Whether no worker has joined or left since training began."""
         members = self.master.members
-        nobody_came = len(members.live) == len(self.processes) == self._began_with
+        nobody_came = len(members.live) == len(self.processes) == self._initial_workers
         return self.phase is Phase.RUNNING and nobody_came and not members.departures
 
     @property
     def _is_calm(self) -> bool:
-        """Training goes on, and no message gets lost any more."""
+        """Whether training runs and messages are no longer lost."""
         running = self.phase in (Phase.RUNNING, Phase.DRAINING) and not self.master.aborted
         return running and self.network.quiet
 
-    def _lacks_workers(self) -> bool:
-        """May the fit end for want of workers? Links that are narrow are no reason."""
+    def _may_lack_workers(self) -> bool:
+        """Return True if the fit may fail for lack of workers; slow links are no reason."""
         late = self.phase is Phase.GATHERING and bool(self.time.faults)
-        return late or not (self._has_worker() or self.faults.rate)
+        return late or not (self._has_reachable_worker() or self.faults.rate)
 
     def _process_of(self, node: NodeId) -> SimProcess:
-        """Whose id this is."""
+        """Return the process that has a live node id."""
         return self.network.process(self.master.members.live[node].join.address.host)
 
-    def _has_worker(self) -> bool:
-        """Does anybody hold a replica, who can be reached?"""
+    def _has_reachable_worker(self) -> bool:
+        """Return True if a reachable worker that is not paused has a replica."""
         now_s = self.time.now_s
-        awake = (p for p in self.alive if p.installed and p.awake_s <= now_s)
-        return any(not self.network.is_cut(process) for process in awake)
+        awake = (p for p in self.alive if p.has_replica and p.paused_until_s <= now_s)
+        return any(not self.network.is_unreachable(process) for process in awake)
 
-    def _look_at_bounds(self) -> None:
-        self.checks.bounds(self.master, self.processes)
-        self.checks.counted(self.master)
-        self.shape.tree(self.master)
-        self.shape.edges(self.processes)
-        self.shape.transports(self.processes, self.master, self.network.masters_edges)
+    def _check_invariants(self) -> None:
+        """Check what must hold throughout the run, and schedule the next check."""
+        self.checks.check_bounds(self.master, self.processes)
+        self.checks.check_minibatch_count(self.master)
+        self.shape.check_tree(self.master)
+        self.shape.check_edges(self.processes)
+        self.shape.check_transports(self.processes, self.master, self.network.master_edges)
         if self._is_calm:
             head = self.master.sequencer.head
-            self.shape.places(self.master, self.time.now_s)
-            self.shape.goes_on(self.processes, head, self.time.now_s)
-            self.shape.closed_ids(self.processes, self.master, self.time.now_s)
-        if self.steady and self.size.max_lead is not None:
-            self.checks.lead(self.processes, self.size.max_lead)
-        self.network.look(self)
-        if self.master_is_lost and not self.alive:
+            self.shape.record_places(self.master, self.time.now_s)
+            self.shape.check_progress(self.processes, head, self.time.now_s)
+            self.shape.check_closed_ids(self.processes, self.master, self.time.now_s)
+        if self.is_steady and self.size.max_lead is not None:
+            self.checks.check_lead(self.processes, self.size.max_lead)
+        self.network.check_running(self)
+        if self.is_master_lost and not self.alive:
             self.time.over = True
-        self.time.after(self.size.bounds_s, self._look_at_bounds)
-
-    # -- processes -------------------------------------------------------------------------------
+        self.time.after(self.size.check_interval_s, self._check_invariants)
 
     def identity(self, partition: int, attempt: int) -> Identity:
-        """What an attempt says of itself."""
+        """Return the identity with which an attempt joins."""
         start = self.size.start_of(partition)
         return Identity(
-            token=self.time.chance.getrandbits(62),
+            token=self.time.rng.getrandbits(62),
             partition=partition,
             attempt=attempt,
             rows=start.rows,
@@ -160,141 +456,148 @@ class World:
         )
 
     def start(self, partition: int) -> None:
-        """Spark starts an attempt, unless the job has ended."""
+        """Start an attempt at a partition, as Spark does, unless the job has ended."""
         if self.phase is Phase.DONE or self.master.aborted:
             return
         attempt = next(self._attempts)
         process = self.parts.process(
             f"p{partition}/{attempt}",
             self.identity(partition, attempt),
-            self.size.of_node(),
+            self.size.worker_limits(),
             epochs=self.size.epochs,
             publish_every=self.size.publish_every,
-            seed=self.time.chance.getrandbits(32),
+            seed=self.time.rng.getrandbits(32),
             perform=self._perform,
-            wake=self._wake,
-            hurry=self._hurry,
-            replace=self.lose_driver,
+            wake_trainer=self._wake_trainer,
+            tick_soon=self._tick_soon,
+            replace_driver=self.lose_driver,
             scratch=self.scratch,
             time=self.time,
-            clock=self._clock(),
-            buffered=self.size.buffered,
+            clock=self._draw_clock(),
+            buffered=self.size.has_buffers,
             weights=self.size.weights,
         )
-        process.slowness_s = self.time.chance.uniform(STEP_S_MIN, self.faults.step_s_max)
+        process.step_s_max = self.time.rng.uniform(STEP_S_MIN, self.faults.step_s_max)
         if partition < self.faults.slow:
-            process.slowness_s *= SLOWER
+            process.step_s_max *= SLOW_FACTOR
         self.processes.append(process)
         self.network.add(process)
-        self.checks.started(process)
+        self.checks.record_start(process)
         self.time.say(f"start {process.name}")
         self.open(process)
-        self._tick(process, process.ticks)
-        self._take_turn(process, 0.0)
+        self._send_tick(process, process.ticks)
+        self._schedule_boundary(process, 0.0)
 
-    def _clock(self) -> tuple[float, float]:
-        drift, chance = self.faults.drift, self.time.chance
+    def _draw_clock(self) -> tuple[float, float]:
+        """Draw rate and offset of a process's clock."""
+        drift, rng = self.faults.drift, self.time.rng
         if not drift:
             return 1.0, 0.0
-        return 1.0 + chance.uniform(-drift, drift), chance.uniform(0.0, ZERO_S_MAX)
+        return 1.0 + rng.uniform(-drift, drift), rng.uniform(0.0, CLOCK_OFFSET_S_MAX)
 
     def end(self, process: SimProcess, *, restart: bool) -> None:
-        """The process is gone; Spark starts a lost or failed task again after a while."""
+        """Remove a process; if ``restart``, start another attempt later, as Spark does."""
         process.alive = False
         if restart:
-            delay_s = self.time.chance.uniform(RESTART_S_MIN, self.faults.restart_s_max)
+            delay_s = self.time.rng.uniform(RESTART_S_MIN, self.faults.restart_s_max)
             self.time.after(delay_s, self._start_again, process)
 
     def _start_again(self, gone: SimProcess) -> None:
+        """Start another attempt, unless one runs or the driver program is gone."""
         partition = gone.identity.partition
-        if not self.master_is_lost and partition not in (p.identity.partition for p in self.alive):
+        if not self.is_master_lost and partition not in (p.identity.partition for p in self.alive):
             self.start(partition)
 
     def open(self, process: SimProcess, *, alone: bool = False) -> None:
-        """It listens on fresh streams."""
-        process.feed(ev.Opened(self.network.listen(process), alone), self.time.now_s)
+        """Open new streams of a process; ``alone`` if its media driver was replaced."""
+        process.handle(ev.StreamsOpened(self.network.open_streams(process), alone), self.time.now_s)
 
     def lose_driver(self, process: SimProcess) -> None:
-        """It goes on over another media driver."""
-        self.network.lose(process)
+        """Continue a process over another media driver."""
+        self.network.lose_media_driver(process)
         self.open(process, alone=True)
 
-    def _tick(self, process: SimProcess, number: int) -> None:
+    def _send_tick(self, process: SimProcess, number: int) -> None:
+        """Send a tick to a node, unless another one has been scheduled instead."""
         if not process.alive or number != process.ticks:
             return
-        if self.time.now_s < process.awake_s:
-            self.time.at(process.awake_s, self._tick, process, number)
+        if self.time.now_s < process.paused_until_s:
+            self.time.at(process.paused_until_s, self._send_tick, process, number)
             return
-        process.feed(TICK, self.time.now_s)
-        busy = process.node.has_news
-        self._plan_tick(process, self.size.busy_tick_s if busy else self.size.tick_s)
+        process.handle(TICK, self.time.now_s)
+        busy = process.node.has_pending_report
+        self._schedule_tick(process, self.size.busy_tick_s if busy else self.size.tick_s)
 
-    def _plan_tick(self, process: SimProcess, about_s: float) -> None:
-        """The next one; the one that was planned before is off."""
+    def _schedule_tick(self, process: SimProcess, mean_delay_s: float) -> None:
+        """Schedule a node's next tick, in place of the one scheduled before."""
         process.ticks += 1
-        process.tick_s = self.time.now_s + about_s * (0.5 + self.time.chance.random())
-        self.time.at(process.tick_s, self._tick, process, process.ticks)
+        process.tick_s = self.time.now_s + mean_delay_s * (0.5 + self.time.rng.random())
+        self.time.at(process.tick_s, self._send_tick, process, process.ticks)
 
-    def _wake(self, process: SimProcess) -> None:
-        """A trainer that waits looks at what is new; one in a step does not."""
-        self._hurry(process)
-        if not (process.stepping or process.woken):
-            self._take_turn(process, self.size.wake_s * self.time.chance.random())
-            process.woken = True
+    def _wake_trainer(self, process: SimProcess) -> None:
+        """Let a waiting trainer pass its next batch boundary soon; one that computes a step is not
+        disturbed."""
+        self._tick_soon(process)
+        if not (process.stepping or process.is_woken):
+            self._schedule_boundary(process, self.size.wake_s * self.time.rng.random())
+            process.is_woken = True
 
-    def _hurry(self, process: SimProcess) -> None:
-        """Its machine has something to say."""
+    def _tick_soon(self, process: SimProcess) -> None:
+        """Schedule an early tick for a node that has something to report."""
         if process.tick_s > self.time.now_s + 1.5 * self.size.busy_tick_s:
-            self._plan_tick(process, self.size.busy_tick_s)
+            self._schedule_tick(process, self.size.busy_tick_s)
 
-    def _take_turn(self, process: SimProcess, delay_s: float) -> None:
-        process.woken = False
+    def _schedule_boundary(self, process: SimProcess, delay_s: float) -> None:
+        """Schedule the trainer's next boundary, in place of any other."""
+        process.is_woken = False
         process.turn += 1
-        self.time.after(delay_s, self._boundary, process, process.turn)
+        self.time.after(delay_s, self._pass_boundary, process, process.turn)
 
-    def _boundary(self, process: SimProcess, turn: int) -> None:
+    def _pass_boundary(self, process: SimProcess, turn: int) -> None:
+        """Let a trainer pass a batch boundary, check its replica, and schedule the next one."""
         if not process.alive or turn != process.turn:
             return
         now_s = self.time.now_s
-        if now_s < process.awake_s:
-            self.time.at(process.awake_s, self._boundary, process, turn)
+        if now_s < process.paused_until_s:
+            self.time.at(process.paused_until_s, self._pass_boundary, process, turn)
             return
-        process.woken = False
+        process.is_woken = False
         changes = process.stepping or process.waiting
-        move = process.boundary(now_s)
+        move = process.run_boundary(now_s)
         if changes:
-            self.checks.replica(process)
-            self.checks.added(process)
-        if move in OVER:
-            self._let_end(process)
+            self.checks.check_replica(process)
+            self.checks.check_added_files(process)
+        if move in FINAL_MOVES:
+            self._end_task(process)
         if process.stepping:
-            step_s = STEP_S_MIN + process.slowness_s * self.time.chance.random()
-            self._take_turn(process, step_s)
+            step_s = STEP_S_MIN + process.step_s_max * self.time.rng.random()
+            self._schedule_boundary(process, step_s)
         elif process.turn == turn:
-            self._take_turn(process, self.size.look_s)
+            self._schedule_boundary(process, self.size.trainer_poll_s)
 
-    def _let_end(self, process: SimProcess) -> None:
-        command = process.node.command
-        if command.order is Order.END:
+    def _end_task(self, process: SimProcess) -> None:
+        """End a task with success or failure, as its node's directive says."""
+        command = process.node.directive
+        if command.order is Command.END:
             self.time.say(f"{process.name} ends: {command.reason}")
-            self.checks.ended(process, command)
+            self.checks.check_success(process, command)
             self.end(process, restart=False)
         else:
             self.time.say(f"{process.name} fails: {command.reason}")
-            expected = self.master.aborted or self.chaos.excuses(process, command.why)
-            self.checks.failed(process, command, expected=expected)
+            expected = self.master.aborted or self.fault_injector.is_failure_excused(
+                process, command.cause
+            )
+            self.checks.check_failure(process, command, expected=expected)
             self.end(process, restart=True)
 
-    # -- effects ---------------------------------------------------------------------------------
-
     def _perform(self, process: SimProcess, effect: Effect) -> None:
-        """An effect of a node's machine."""
+        """Perform an effect of a worker's node."""
         match effect:
             case Send():
                 self.network.send(process, effect.to, effect.message)
-            case ev.Tell(message=message):
-                self.network.tell(process, message)
-            case ev.Reopen():
+            case ev.SendDirect(message=message):
+                self.network.send_to_master(process, message)
+            case ev.ReopenStreams():
                 self.open(process)
             case ev.OpenEdge():
                 self.network.open(process, effect)
@@ -302,44 +605,46 @@ class World:
                 self.network.close(process, node)
             case ev.SendChunk(to=to, index=index):
                 self.network.send(process, to, process.replica.chunk(index))
-            case ev.SendUpdater(to=to, ask=ask):
-                process.lender.ask(to, ask)
-                process.lend()
+            case ev.SendOptimizerChunk(to=to, ask=ask):
+                process.lender.add_request(to, ask)
+                process.send_optimizer_chunks()
             case ev.SendMerged(to=to):
-                self.network.send(process, to, self._sum(effect))
+                self.network.send(process, to, self.parts.merged(effect))
             case _:
-                raise AssertionError(f"a node cannot want {effect}")
+                raise AssertionError(f"a node has no effect {effect}")
 
     def step_master(self, event: ev.Event) -> None:
-        """One event for the master's machine, and its effects performed."""
+        """Pass an event to the master and perform the effects."""
         before = self.phase
         effects = self.master.step(event, self.time.now_s)
-        lives = outlives(effects, self._perform_master, self.doom)
+        lives = perform_with_fault(effects, self._perform_master, self.driver_fault)
         if before is Phase.GATHERING and self.phase is not before:
             self.time.say("training begins")
-            self._began_with = sum(process.installed for process in self.alive)
-            self.chaos.training_began()
+            self._initial_workers = sum(process.has_replica for process in self.alive)
+            self.fault_injector.schedule_training_faults()
         if not lives:
-            self.lose_masters_driver()
+            self.lose_master_driver()
 
-    def lose_masters_driver(self) -> None:
-        self.network.lose(None)
-        self.step_master(ev.Moved("master", 1))
+    def lose_master_driver(self) -> None:
+        """Continue the master over another media driver."""
+        self.network.lose_media_driver(None)
+        self.step_master(ev.EndpointChanged("master", 1))
 
     def _perform_master(self, effect: Effect) -> None:
+        """Perform an effect of the master."""
         match effect:
             case Send():
                 self.network.send(None, effect.to, effect.message)
-            case ev.Answer(address=address, message=message):
+            case ev.SendToProcess(address=address, message=message):
                 if isinstance(message, Release):
-                    self.checks.released(self.network.process(address.host))
-                self.network.answer(effect)
+                    self.checks.check_release(self.network.process(address.host))
+                self.network.send_to_process(effect)
             case ev.OpenEdge():
                 self.network.open(None, effect)
             case ev.CloseEdge(node=node):
                 self.network.close(None, node)
-            case ev.Deliver(update=update):
-                self.checks.committed(self._process_of(update.origin), update)
+            case ev.ApplyCommit(update=update):
+                self.checks.check_commit(self._process_of(update.origin), update)
                 if update.payload.form == BUFFERS:
                     self.replica.take_buffers(update.payload.data, update.commit)
                 else:
@@ -347,54 +652,52 @@ class World:
             case ev.SendChunk(to=to, index=index):
                 self.network.send(None, to, self.replica.chunk(index))
             case ev.SendMerged(to=to):
-                self.network.send(None, to, self._sum(effect))
-            case ev.Hash(commit=commit):
-                hashed = ev.Hashed(commit, self.replica.digest(), None)
+                self.network.send(None, to, self.parts.merged(effect))
+            case ev.HashReplica(commit=commit):
+                hashed = ev.ReplicaHashed(commit, self.replica.digest(), None)
                 self.time.after(0.0, self.step_master, hashed)
             case ev.Abort():
                 self.time.say(f"aborted: {effect.reason}")
-                self.checks.aborted(effect, nobody=self._lacks_workers())
-                self._wait_for_the_last(self.time.now_s + LEAVE_S)
+                self.checks.check_abort(effect, nobody=self._may_lack_workers())
+                self._wait_for_tasks(self.time.now_s + TASK_END_S_MAX)
             case ev.Complete():
                 self.time.say("complete")
-                self._wait_for_the_last(self.time.now_s + LEAVE_S)
-            case ev.UpdaterCopied(payloads=payloads):
+                self._wait_for_tasks(self.time.now_s + TASK_END_S_MAX)
+            case ev.OptimizerCopied(payloads=payloads):
                 self.time.say(f"{len(payloads)} updaters are copied")
-                self.checks.copied(payloads, self.processes)
+                self.checks.check_optimizer_copies(payloads, self.processes)
             case ev.Note(text=text):
                 self.time.say(text)
             case _:
-                raise AssertionError(f"a master cannot want {effect}")
+                raise AssertionError(f"a master has no effect {effect}")
 
-    def _sum(self, effect: ev.SendMerged) -> MergedRange:
-        return self.parts.merged(effect)
-
-    def _wait_for_the_last(self, until_s: float) -> None:
-        """Tasks end by themselves, soon after the fit has."""
+    def _wait_for_tasks(self, until_s: float) -> None:
+        """End the run once all tasks have ended, or at ``until_s``."""
         if self.alive and self.time.now_s < until_s:
-            self.time.after(self.size.tick_s, self._wait_for_the_last, until_s)
+            self.time.after(self.size.tick_s, self._wait_for_tasks, until_s)
         else:
             self.time.over = True
 
     def _arrive_at_master(self, sender: NodeId | None, message: Message) -> None:
-        """A driver program that stands still finds the message when it goes on."""
-        if self.master_is_lost:
+        """Deliver a message to the master, after any pause."""
+        if self.is_master_lost:
             return
         if self.time.now_s < self._master_awake_s:
             self.time.at(self._master_awake_s, self._arrive_at_master, sender, message)
             return
-        counts = isinstance(message, Failed) and message.node in self.master.members.live
+        counts = isinstance(message, TrainingFailure) and message.node in self.master.members.live
         counts = counts and self.phase is not Phase.DONE
         self.step_master(ev.Received(sender, message))
         if counts and not self.master.aborted:
-            self.checks.violation(f"I5: a failure was heard and nothing done: {message}")
+            self.checks.report_violation(f"I5: a reported failure did not end the fit: {message}")
 
     def _tick_master(self) -> None:
+        """Send a tick to the master unless it is paused, and schedule the next one."""
         if self.time.now_s >= self._master_awake_s:
             self.step_master(TICK)
-        after_s = self.size.busy_tick_s * (0.5 + self.time.chance.random())
+        after_s = self.size.busy_tick_s * (0.5 + self.time.rng.random())
         self.time.after(after_s, self._tick_master)
 
     def pause_master(self, seconds: float) -> None:
-        """The driver program stands still, perhaps for ever."""
+        """Suspend the driver program, possibly forever."""
         self._master_awake_s = max(self._master_awake_s, self.time.now_s + seconds)

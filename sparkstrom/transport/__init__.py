@@ -1,1 +1,1 @@
-"""Moves bytes between endpoints and knows no message."""
+"""Transports: send and receive frames of bytes between endpoints."""

@@ -1,22 +1,22 @@
-"""UDP between all processes of a group, by plain sockets: who hears whom, how soon, how fast.
+"""Measure UDP between all processes of a group: reachability, round-trip time and throughput.
 
-Plain datagrams, where training has Aeron's: an Aeron edge needs both directions to come up at all,
-so it cannot say which one a firewall drops, nor whether only long datagrams are lost. These are of
-Aeron's lengths, between the same addresses and ports, and a probe counts what *arrives*: each
-direction of a pair is told by its receiver.
+Uses plain datagrams, although training uses Aeron: an Aeron stream connects only if both directions
+work, so it cannot show which direction a firewall drops, or that only long datagrams are lost. The
+datagrams have Aeron's lengths and use the same addresses and ports. Each direction of a pair is
+reported by its receiver.
 
-    ping     to each peer, short, then in Aeron's length with and without leave to cut it up
-    pong     the short answer, which gives the round trip
-    go       "send me a train of datagrams": by what arrives of it, how fast the way is
-    train    at most TRAIN_BYTES within TRAIN_S, and one to each peer
-    bye      "I have seen all that I wanted"
+    ping     to each peer: short, then in Aeron's length with and without permission to fragment
+    pong     short reply, which gives the round-trip time
+    go       request to send a train of datagrams, whose arrival gives the throughput
+    train    at most TRAIN_BYTES within TRAIN_S, one per peer
+    bye      the sender needs nothing more
 
-One thread, no retransmission beyond asking again; nothing here waits longer than the deadline.
+Runs in one thread, repeats unanswered requests, and never exceeds the deadline.
 
-Each header is authenticated, for its receiver, under the measurement's token, which is never sent.
-A pong has the clock of a ping that its receiver has sent, and so has a go: the newest ping's from
-whom it asks. So strangers get no answer, a recording has nobody send a train, and what a process
-sends is bounded, whatever arrives: short answers to what is longer, and TRAIN_BYTES to each peer.
+Every header is authenticated for its receiver with the measurement's secret token. A pong and a go
+must contain the timestamp of a ping that their receiver has sent. So strangers get no reply, a
+replayed recording triggers no train, and a process sends a bounded amount whatever arrives: short
+replies to longer datagrams, and TRAIN_BYTES per peer.
 """
 
 from __future__ import annotations
@@ -37,31 +37,32 @@ from sparkstrom.base.identity import Endpoint
 
 TOKEN_BYTES = 16
 TICK_S = 0.02
-ASK_S = 0.1  # until a ping or a go that was not answered is repeated
-PONGS = 5  # round trips of each peer; the shortest counts
+RETRY_S = 0.1  # interval of repeating an unanswered ping or go
+PONGS_WANTED = 5  # round trips to measure per peer; the shortest counts
 TRAIN_BYTES, TRAIN_S = 4 << 20, 0.2
-TRAIN_PATIENCE_S, TRAIN_GAP_S = 0.6, 0.15  # until its first datagram; after its last one
-BURST = 32  # datagrams that are sent before the next look at what has arrived
+TRAIN_START_TIMEOUT_S = 0.6  # wait for a train's first datagram
+TRAIN_GAP_TIMEOUT_S = 0.15  # wait for the next one
+BURST_DATAGRAMS = 32  # datagrams to send before reading again
 READS_MAX = 512
-BIND_S = 5.0  # a media driver that ends may keep the port so long
-RECEIVE_BUFFER = 4 << 20
+BIND_TIMEOUT_S = 5.0  # a media driver that exits can hold the port this long
+RECEIVE_BUFFER_BYTES = 4 << 20
 
-DONT_CUT, MAY_CUT = 3, 0  # IP_PMTUDISC_PROBE, IP_PMTUDISC_DONT
+DONT_FRAGMENT, ALLOW_FRAGMENTATION = 3, 0  # IP_PMTUDISC_PROBE, IP_PMTUDISC_DONT
 IP_MTU_DISCOVER, IPV6_MTU_DISCOVER = 10, 23  # Linux; Python does not name them
 
-# u8[16] proof | u8 kind | u16 sender | u16 announced length | u64 a clock, ns | padding
+# u8[16] proof | u8 kind | u16 sender | u16 announced length | u64 timestamp, ns | padding
 HEADER = struct.Struct("<16sBHHQ")
-PROOF_BYTES = 16  # of the rest of the header and the receiver, under the token
-PROVED = struct.Struct("<BHHQH")
-PINGS_MAX = 256  # of one peer that may still be answered
+PROOF_BYTES = 16  # authenticates the rest of the header and the receiver, keyed by the token
+PROOF_INPUT = struct.Struct("<BHHQH")
+PENDING_PINGS_MAX = 256  # pings per peer whose reply is still accepted
 
 
 class DatagramKind(enum.IntEnum):
-    """What a datagram is."""
+    """The kinds of datagrams; the values are sent."""
 
-    PING = 1  # short
-    WHOLE = 2  # a ping of Aeron's length that nobody may cut up
-    PIECES = 3  # one that may be cut up
+    PING = 1  # header only
+    PING_UNFRAGMENTED = 2  # a ping of Aeron's length with the don't-fragment bit
+    PING_FRAGMENTABLE = 3  # the same without that bit
     PONG = 4
     GO = 5
     TRAIN = 6
@@ -69,37 +70,38 @@ class DatagramKind(enum.IntEnum):
 
 
 @dataclass(slots=True)
-class HeardOf:
-    """What one process saw of one peer."""
+class PeerResult:
+    """What one process has measured about one peer."""
 
-    pinged: bool = False  # its pings arrive here
-    whole: bool = False  # and in Aeron's length
-    pieces: bool = False  # or only where they may be cut up
-    round_trip_s: float | None = None  # there and back
-    bytes_s: float | None = None  # from there to here
-    bye: bool = False
+    receives_pings: bool = False  # short pings arrive
+    receives_unfragmented: bool = False  # long pings arrive unfragmented
+    receives_fragmentable: bool = False  # long pings arrive if they may be fragmented
+    round_trip_s: float | None = None  # shortest round trip
+    bytes_s: float | None = None  # throughput from the peer to this process
+    has_finished: bool = False  # it needs nothing more from this process
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeGroup:
-    """Who probes: all processes, each by its place in ``endpoints``."""
+    """The processes that probe each other; a process is named by its index in ``endpoints``."""
 
-    endpoints: tuple[Endpoint, ...]
-    token: bytes  # of this measurement, and secret: what others send is not counted
-    seconds: float  # that it takes at most
+    endpoints: tuple[Endpoint, ...]  # where each process receives
+    token: bytes  # secret of this measurement; datagrams without proof of it are ignored
+    seconds: float  # limit of the whole measurement
 
 
 @dataclass(slots=True)
-class _Train:
-    """One that was asked for: its bytes after the first datagram, and when they came."""
+class _IncomingTrain:
+    """A train (burst of datagrams) that a peer was requested to send, as far as it has arrived."""
 
-    peer: int
-    asked_s: float
-    began_s: float = 0.0
-    last_s: float = 0.0
-    received: int = -1  # -1: nothing yet
+    peer: int  # index of the sender
+    requested_s: float  # monotonic time of the request
+    began_s: float = 0.0  # arrival of the first datagram
+    last_s: float = 0.0  # arrival of the newest datagram
+    received: int = -1  # bytes after the first datagram; -1: none has arrived
 
-    def take(self, length: int, now_s: float) -> None:
+    def record(self, length: int, now_s: float) -> None:
+        """Record a datagram of ``length`` bytes; the first one only starts the clock."""
         if self.received < 0:
             self.received, self.began_s = 0, now_s
         else:
@@ -107,159 +109,176 @@ class _Train:
         self.last_s = now_s
 
     def is_over(self, now_s: float) -> bool:
+        """Return whether the train started too late, paused too long, or lasted too long."""
         if self.received < 0:
-            return now_s - self.asked_s > TRAIN_PATIENCE_S
-        return now_s - self.last_s > TRAIN_GAP_S or now_s - self.began_s > 2 * TRAIN_S
+            return now_s - self.requested_s > TRAIN_START_TIMEOUT_S
+        return now_s - self.last_s > TRAIN_GAP_TIMEOUT_S or now_s - self.began_s > 2 * TRAIN_S
 
     def bytes_s(self) -> float | None:
+        """Return the throughput in bytes per second; None if fewer than two datagrams arrived."""
         passed_s = self.last_s - self.began_s
         return self.received / passed_s if self.received > 0 and passed_s > 0 else None
 
 
 @dataclass(slots=True)
-class _Sending:
-    """A train under way to a peer."""
+class _OutgoingTrain:
+    """A train (burst of datagrams) that is being sent to a peer."""
 
-    peer: int
-    until_s: float
-    left: int = TRAIN_BYTES
+    peer: int  # index of the receiver
+    until_s: float  # monotonic deadline
+    left: int = TRAIN_BYTES  # bytes to send
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PingState:
     """How often a peer was pinged, and what came back."""
 
-    pongs: int = 0
-    next_s: float = 0.0
-    sent_ns: deque[int] = field(default_factory=lambda: deque(maxlen=PINGS_MAX))  # of short pings
-    lengths: set[DatagramKind] = field(default_factory=set)
+    pongs: int = 0  # replies received
+    next_s: float = 0.0  # monotonic time of the next ping
+    # timestamps of recent short pings
+    sent_ns: deque[int] = field(default_factory=lambda: deque(maxlen=PENDING_PINGS_MAX))
 
 
 class UdpProbe:
-    """One process's part; a context, whose beginning binds the endpoint."""
+    """One process's part of the measurement. Entering the context binds the process's endpoint."""
 
-    def __init__(self, group: ProbeGroup, own: int, length_to: Callable[[Endpoint], int]) -> None:
-        """``length_to``: of Aeron's datagrams to a peer."""
-        self._group, self._own = group, own
-        self._lengths = [length_to(endpoint) for endpoint in group.endpoints]
-        self._peers = [n for n in range(len(group.endpoints)) if n != own]
-        # Each begins with its next one, so that not all ask the same one for a train at once.
-        self._peers = [n for n in self._peers if n > own] + [n for n in self._peers if n < own]
-        self.heard = {peer: HeardOf() for peer in self._peers}
-        self._asked = {peer: _Asked() for peer in self._peers}
-        self._wanted = list(self._peers)  # trains that are still to be asked for
-        self._train: _Train | None = None
-        self._sending: list[_Sending] = []
-        self._sent_to: set[int] = set()  # peers that have had their train
-        self._newest_ns: dict[int, int] = {}  # peer -> the clock of its newest ping
-        self._bye_s = 0.0
+    def __init__(
+        self, group: ProbeGroup, index: int, datagram_bytes_to: Callable[[Endpoint], int]
+    ) -> None:
+        """Prepare to probe as process ``index`` of the group.
+
+        ``datagram_bytes_to`` returns the length of Aeron's datagrams to an endpoint, in bytes.
+        """
+        self._group, self._index = group, index
+        self._lengths = [datagram_bytes_to(endpoint) for endpoint in group.endpoints]
+        self._peers = [n for n in range(len(group.endpoints)) if n != index]
+        # Start with the next process, so that not all request a train from the same one.
+        self._peers = [n for n in self._peers if n > index] + [n for n in self._peers if n < index]
+        self.results = {peer: PeerResult() for peer in self._peers}
+        self._ping_states = {peer: _PingState() for peer in self._peers}
+        self._trains_wanted = list(self._peers)  # peers whose train is still to be requested
+        self._incoming: _IncomingTrain | None = None
+        self._outgoing: list[_OutgoingTrain] = []
+        self._trains_sent: set[int] = set()  # peers that a train was sent to
+        self._newest_ping_ns: dict[int, int] = {}  # peer -> timestamp of its newest ping
+        self._next_bye_s = 0.0
         self._socket: socket.socket | None = None
 
     def __enter__(self) -> UdpProbe:
-        self._socket = bound(self._group.endpoints[self._own])
+        """Bind the UDP socket."""
+        self._socket = bind_socket(self._group.endpoints[self._index])
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Close the UDP socket."""
         assert self._socket is not None
         self._socket.close()
 
-    def run(self, stopped: Callable[[], bool] = lambda: False) -> dict[int, HeardOf]:
-        """Probe until all is known, the deadline is over or ``stopped``; by peer, what was heard.
+    def run(self, stopped: Callable[[], bool] = lambda: False) -> dict[int, PeerResult]:
+        """Probe until all is measured, the deadline has passed or ``stopped`` returns True.
 
-        Whoever is done goes on answering until the others are.
+        A process that has finished keeps replying until the others have finished too.
+
+        Returns:
+            The results for each peer, by its index in the group.
         """
-        self._forget_what_waited()
+        self._discard_queued()
         end_s = time.monotonic() + self._group.seconds
         while (now_s := time.monotonic()) < end_s and not stopped():
-            self._ask(now_s)
-            self._go_on_sending(now_s)
-            self._take()
-            if self._is_done() and all(heard.bye for heard in self.heard.values()):
-                self._say_bye(time.monotonic(), urgently=True)
+            self._send_due(now_s)
+            self._send_trains(now_s)
+            self._receive()
+            if self._is_done() and all(result.has_finished for result in self.results.values()):
+                self._send_bye(time.monotonic(), force=True)
                 break
-        return self.heard
+        return self.results
 
     def _is_done(self) -> bool:
-        knows = all(asked.pongs >= PONGS for asked in self._asked.values())
-        return knows and not self._wanted and self._train is None
+        """Return whether this process has measured its round trips and received its trains."""
+        has_round_trips = all(state.pongs >= PONGS_WANTED for state in self._ping_states.values())
+        return has_round_trips and not self._trains_wanted and self._incoming is None
 
-    # -- asking ----------------------------------------------------------------------------------
-
-    def _ask(self, now_s: float) -> None:
-        for peer, asked in self._asked.items():
-            if asked.pongs < PONGS and now_s >= asked.next_s:
-                asked.next_s = now_s + (ASK_S if asked.pongs == 0 else TICK_S)
+    def _send_due(self, now_s: float) -> None:
+        """Send the pings, train request and bye messages that are due at ``now_s``."""
+        for peer, state in self._ping_states.items():
+            if state.pongs < PONGS_WANTED and now_s >= state.next_s:
+                state.next_s = now_s + (RETRY_S if state.pongs == 0 else TICK_S)
                 self._ping(peer)
         self._ask_for_train(now_s)
         if self._is_done():
-            self._say_bye(now_s)
+            self._send_bye(now_s)
 
     def _ping(self, peer: int) -> None:
+        """Send one ping of each length to a peer."""
         stamp_ns = time.monotonic_ns()
-        self._asked[peer].sent_ns.append(stamp_ns)
+        self._ping_states[peer].sent_ns.append(stamp_ns)
         self._send(peer, DatagramKind.PING, stamp_ns=stamp_ns)
-        self._send(peer, DatagramKind.PIECES, self._lengths[peer])
-        self._allow_cutting(False)
-        self._send(peer, DatagramKind.WHOLE, self._lengths[peer])
-        self._allow_cutting(True)
+        self._send(peer, DatagramKind.PING_FRAGMENTABLE, self._lengths[peer])
+        self._allow_fragmentation(False)
+        self._send(peer, DatagramKind.PING_UNFRAGMENTED, self._lengths[peer])
+        self._allow_fragmentation(True)
 
     def _ask_for_train(self, now_s: float) -> None:
-        if self._train is not None and self._train.is_over(now_s):
-            self.heard[self._train.peer].bytes_s = self._train.bytes_s()
-            self._train = None
-        if self._train is None:
-            reached = [peer for peer in self._wanted if self._asked[peer].pongs >= PONGS]
-            reached = [peer for peer in reached if peer in self._newest_ns]
-            if reached:
-                self._wanted.remove(reached[0])
-                self._train = _Train(reached[0], now_s)
-                self._send(reached[0], DatagramKind.GO, stamp_ns=self._newest_ns[reached[0]])
+        """Finish the incoming train if it is over, and request the next one."""
+        if self._incoming is not None and self._incoming.is_over(now_s):
+            self.results[self._incoming.peer].bytes_s = self._incoming.bytes_s()
+            self._incoming = None
+        if self._incoming is None:
+            for peer in self._trains_wanted:
+                states = self._ping_states
+                if states[peer].pongs >= PONGS_WANTED and peer in self._newest_ping_ns:
+                    self._trains_wanted.remove(peer)
+                    self._incoming = _IncomingTrain(peer, now_s)
+                    self._send(peer, DatagramKind.GO, stamp_ns=self._newest_ping_ns[peer])
+                    break
 
-    def _say_bye(self, now_s: float, urgently: bool = False) -> None:
-        if urgently or now_s >= self._bye_s:
-            self._bye_s = now_s + ASK_S
+    def _send_bye(self, now_s: float, force: bool = False) -> None:
+        """Send a bye to all peers, at most once per RETRY_S unless ``force`` is True."""
+        if force or now_s >= self._next_bye_s:
+            self._next_bye_s = now_s + RETRY_S
             for peer in self._peers:
                 self._send(peer, DatagramKind.BYE)
 
-    def _go_on_sending(self, now_s: float) -> None:
-        for sending in list(self._sending):
-            for _ in range(BURST):
-                if sending.left <= 0 or now_s > sending.until_s:
-                    self._sending.remove(sending)
+    def _send_trains(self, now_s: float) -> None:
+        """Send the next burst of each outgoing train, as far as the socket accepts it."""
+        for train in list(self._outgoing):
+            for _ in range(BURST_DATAGRAMS):
+                if train.left <= 0 or now_s > train.until_s:
+                    self._outgoing.remove(train)
                     break
-                if not self._send(sending.peer, DatagramKind.TRAIN, self._lengths[sending.peer]):
-                    break  # the socket is full
-                sending.left -= self._lengths[sending.peer]
+                if not self._send(train.peer, DatagramKind.TRAIN, self._lengths[train.peer]):
+                    break  # the socket's buffer is full
+                train.left -= self._lengths[train.peer]
 
     def _send(self, peer: int, kind: DatagramKind, length: int = 0, stamp_ns: int = 0) -> bool:
-        """Whether it went; one that the interface does not take is one that does not arrive."""
+        """Send a datagram and return whether the interface accepted it."""
         assert self._socket is not None
         stamp_ns = stamp_ns or time.monotonic_ns()
-        proof = self._proof(kind, self._own, length, stamp_ns, peer)
-        header = HEADER.pack(proof, kind, self._own, length, stamp_ns)
+        proof = self._proof(kind, self._index, length, stamp_ns, peer)
+        header = HEADER.pack(proof, kind, self._index, length, stamp_ns)
         endpoint = self._group.endpoints[peer]
         try:
             self._socket.sendto(header.ljust(length, b"\0"), (endpoint.host, endpoint.port))
-        except OSError:  # too long for the interface, no route, or full: the receiver's word counts
+        except OSError:  # too long, no route, or a full buffer: the receiver reports what arrives
             return False
         return True
 
     def _proof(self, kind: int, sender: int, length: int, stamp_ns: int, receiver: int) -> bytes:
-        said = PROVED.pack(kind, sender, length, stamp_ns, receiver)
-        return hashlib.blake2b(said, digest_size=PROOF_BYTES, key=self._group.token).digest()
+        """Return the code that authenticates a header for its receiver."""
+        content = PROOF_INPUT.pack(kind, sender, length, stamp_ns, receiver)
+        return hashlib.blake2b(content, digest_size=PROOF_BYTES, key=self._group.token).digest()
 
-    def _allow_cutting(self, allowed: bool) -> None:
+    def _allow_fragmentation(self, allowed: bool) -> None:
+        """Clear or set the don't-fragment bit of the datagrams that follow."""
         assert self._socket is not None
-        how = MAY_CUT if allowed else DONT_CUT
+        mode = ALLOW_FRAGMENTATION if allowed else DONT_FRAGMENT
         if self._socket.family == socket.AF_INET6:
-            self._socket.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, how)
+            self._socket.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, mode)
         else:
-            self._socket.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, how)
+            self._socket.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, mode)
 
-    # -- what arrives ----------------------------------------------------------------------------
-
-    def _forget_what_waited(self) -> None:
-        """Pings that came before the beginning would be answered late; they are repeated."""
+    def _discard_queued(self) -> None:
+        """Discard datagrams from before the start: late replies would distort round-trip times."""
         assert self._socket is not None
         for _ in range(READS_MAX):
             try:
@@ -267,9 +286,10 @@ class UdpProbe:
             except BlockingIOError:
                 return
 
-    def _take(self) -> None:
+    def _receive(self) -> None:
+        """Process datagrams that have arrived, waiting at most one tick for the first."""
         assert self._socket is not None
-        wait_s = 0.0 if self._sending else TICK_S
+        wait_s = 0.0 if self._outgoing else TICK_S
         if not select.select([self._socket], [], [], wait_s)[0]:
             return
         for _ in range(READS_MAX):
@@ -280,50 +300,54 @@ class UdpProbe:
             self._on_datagram(datagram)
 
     def _on_datagram(self, datagram: bytes) -> None:
+        """Verify one datagram, record what it shows and reply to it."""
         if len(datagram) < HEADER.size:
             return
         proof, kind, sender, length, stamp_ns = HEADER.unpack_from(datagram)
-        ours = self._proof(kind, sender, length, stamp_ns, self._own)
-        if not hmac.compare_digest(proof, ours) or sender not in self.heard:
-            return  # somebody else's
+        expected = self._proof(kind, sender, length, stamp_ns, self._index)
+        if not hmac.compare_digest(proof, expected) or sender not in self.results:
+            return  # not from this group
         if len(datagram) < length:
-            return  # cut on its way
-        heard = self.heard[sender]
+            return  # truncated in transit
+        result = self.results[sender]
         if kind == DatagramKind.TRAIN:
-            if self._train is not None and self._train.peer == sender:
-                self._train.take(len(datagram), time.monotonic())
+            if self._incoming is not None and self._incoming.peer == sender:
+                self._incoming.record(len(datagram), time.monotonic())
         elif kind == DatagramKind.GO:
-            if stamp_ns in self._asked[sender].sent_ns and sender not in self._sent_to:
-                self._sent_to.add(sender)
-                self._sending.append(_Sending(sender, time.monotonic() + TRAIN_S))
-        elif kind == DatagramKind.PONG and stamp_ns in self._asked[sender].sent_ns:
+            if stamp_ns in self._ping_states[sender].sent_ns and sender not in self._trains_sent:
+                self._trains_sent.add(sender)
+                self._outgoing.append(_OutgoingTrain(sender, time.monotonic() + TRAIN_S))
+        elif kind == DatagramKind.PONG and stamp_ns in self._ping_states[sender].sent_ns:
             passed_s = (time.monotonic_ns() - stamp_ns) / 1e9
-            heard.round_trip_s = min(passed_s, heard.round_trip_s or passed_s)
-            self._asked[sender].pongs += 1
+            result.round_trip_s = min(passed_s, result.round_trip_s or passed_s)
+            self._ping_states[sender].pongs += 1
         elif kind == DatagramKind.BYE:
-            heard.bye = True
+            result.has_finished = True
         elif kind == DatagramKind.PING:
-            heard.pinged = True
-            self._newest_ns[sender] = max(stamp_ns, self._newest_ns.get(sender, 0))
+            result.receives_pings = True
+            self._newest_ping_ns[sender] = max(stamp_ns, self._newest_ping_ns.get(sender, 0))
             self._send(sender, DatagramKind.PONG, stamp_ns=stamp_ns)
-        heard.whole |= kind == DatagramKind.WHOLE
-        heard.pieces |= kind == DatagramKind.PIECES
+        result.receives_unfragmented |= kind == DatagramKind.PING_UNFRAGMENTED
+        result.receives_fragmentable |= kind == DatagramKind.PING_FRAGMENTABLE
 
 
-def bound(endpoint: Endpoint) -> socket.socket:
-    """A socket there. Raise SetupError where the port stays taken or the address is not ours."""
+def bind_socket(endpoint: Endpoint) -> socket.socket:
+    """Return a non-blocking UDP socket bound to ``endpoint``, retrying for ``BIND_TIMEOUT_S``.
+
+    Raise SetupError if the port stays in use or the address is not this host's.
+    """
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
-    end_s = time.monotonic() + BIND_S
-    made = socket.socket(family, socket.SOCK_DGRAM)
-    made.setblocking(False)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+    end_s = time.monotonic() + BIND_TIMEOUT_S
+    probe = socket.socket(family, socket.SOCK_DGRAM)
+    probe.setblocking(False)
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
     while True:
         try:
-            made.bind((endpoint.host, endpoint.port))
-            return made
+            probe.bind((endpoint.host, endpoint.port))
+            return probe
         except OSError as error:
             if time.monotonic() > end_s:
-                made.close()
+                probe.close()
                 raise SetupError(
                     f"UDP port {endpoint} on {socket.gethostname()} cannot be bound: "
                     f"{error.strerror}; end the program that has it, or choose another port_range"

@@ -107,7 +107,7 @@ def test_parameters_lie_in_the_graphs_order(tmp_path: Path) -> None:
         ({"vertexInputs": {"v2": [["v0"]]}}, NoDl4jNetwork, "are no lists of names"),
         ({"networkOutputs": [{}]}, NoDl4jNetwork, "are no lists of names"),
         ({"vertexInputs": {"v2": ["v0", "v9"]}}, NoDl4jNetwork, "vertex 'v2' has inputs"),
-        ({"vertexInputs": {"v0": ["v2"]}}, NoDl4jNetwork, "never comes to 'v0': it goes in a"),
+        ({"vertexInputs": {"v0": ["v2"]}}, NoDl4jNetwork, "never reaches 'v0': it has a cycle"),
         ({"vertexInputs": {"v3": ["v1"]}}, NotImported, "vertex 'v2' leads nowhere"),
         ({"topologicalOrderStr": ["in", "v3"]}, NoDl4jNetwork, "order is wrong at 'v3'"),
         ({"vertices": {"v2": vertex("StackVertex")}}, NotImported, "it is a stackvertex"),

@@ -16,7 +16,7 @@ import pytest
 from sparkstrom.models import from_dl4j
 from sparkstrom.models.base import Batch
 from sparkstrom.models.dl4j import NotImported
-from sparkstrom.models.dl4j.nd4j_binary import ArrayReader
+from sparkstrom.models.dl4j.files import ArrayReader
 from tests.conformance import dl4j_files as dl4j
 from tests.conformance.dl4j_files import (
     CLOSE,
@@ -295,7 +295,7 @@ def test_arrays_lie_as_their_strides_say(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(content)
     with path.open("rb") as stream:
-        np.testing.assert_array_equal(ArrayReader(stream, len(content)).array(), values)
+        np.testing.assert_array_equal(ArrayReader(stream, len(content)).read_array(), values)
 
 
 def test_rrelu_answers_what_dl4j_does(tmp_path: Path) -> None:
@@ -306,5 +306,5 @@ def test_rrelu_answers_what_dl4j_does(tmp_path: Path) -> None:
     found = predicted(tmp_path, told, x, f(w), b)
     np.testing.assert_allclose(found, np.maximum(x @ w + b, 0.25), **CLOSE)
     told = network(layer("LSTM", nin=2, nout=4), layer("ActivationLayer", act="Softmax"))
-    with pytest.raises(NotImported, match="softmax inside of it"):
+    with pytest.raises(NotImported, match="its softmax is over a dimension"):
         predicted(tmp_path, told, SEQUENCE, np.zeros(112))

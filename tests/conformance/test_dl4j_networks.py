@@ -374,23 +374,23 @@ def test_activations(tmp_path: Path, name: str) -> None:
         (network(layer("DenseLayer", act="Maxout", nin=3, nout=2)), "activation maxout"),
         (network(layer("LSTM", nin=3, nout=2, rnnDataFormat="NWC")), "the format NWC"),
         (network(output(3, 2, kind="RnnOutputLayer", rnnDataFormat="NWC")), "the format NWC"),
-        (network(output(3, 2), output(2, 2)), "it has a loss, and is not the last layer"),
+        (network(output(3, 2), output(2, 2)), "it has a loss and is not the last layer"),
         (
             network(output(3, 2), before={0: {"kind": "Cnn3DToFeedForwardPreProcessor"}}),
             "cnn3dtofeedforwardpreprocessor 'before layer0'",
         ),
         (
             network(output(3, 2), before={0: {"kind": "RnnToFeedForwardPreProcessor"}}),
-            "each step of a sequence is a row of its own",
+            "it turns each step of a sequence into a row",
         ),
     ],
 )
 def test_what_is_not_here_is_named(tmp_path: Path, told: Any, said: str) -> None:
-    from sparkstrom.models.dl4j.layer_arrays import parameter_count
-    from sparkstrom.models.dl4j.network_steps import network_of
+    from sparkstrom.models.dl4j.configuration import parse_network
+    from sparkstrom.models.dl4j.parameters import count_parameters
 
     try:
-        count = parameter_count(network_of("x", told))
+        count = count_parameters(parse_network("x", told))
     except NotImported:
         count = 1
     path = write(tmp_path / "u.zip", told, np.zeros(count))

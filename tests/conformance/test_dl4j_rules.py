@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkstrom.fit.evaluation import evaluate_batch, select_metrics
 from sparkstrom.models import DenseNetwork, from_dl4j
 from sparkstrom.models.base import Batch
 from sparkstrom.models.dl4j import NotImported
-from sparkstrom.models.outputs import measured
-from sparkstrom.spark.driver.evaluation import evaluate_batch, wanted_for
+from sparkstrom.models.output_interpretation import measure_batch
 from tests.conformance.dl4j_files import (
     CONFIG,
     LABELS,
@@ -254,14 +254,14 @@ def test_sequences_are_evaluated_by_their_steps(tmp_path: Path) -> None:
     hot = np.moveaxis(np.eye(4, dtype=np.float32)[classes], -1, 1)
     wanted = np.zeros((4, 4), int)
     np.add.at(wanted, (classes.ravel(), z.argmax(axis=1).ravel()), 1)
-    asked = wanted_for(model, ["classification", "roc"], 2)
+    asked = select_metrics(model, ["classification", "roc"], 2)
     for labels in (classes, hot):
         found = evaluate_batch(model, asked, Batch(x, labels))
         assert found.classification is not None
         assert found.roc is not None
         np.testing.assert_array_equal(found.classification.confusion, wanted)
         assert found.roc.positives.sum() == (classes == 2).sum()
-        hits, weights = measured(model, Batch(x, labels), "accuracy")
+        hits, weights = measure_batch(model, Batch(x, labels), "accuracy")
         assert hits / weights == pytest.approx(np.trace(wanted) / 30)
 
 
@@ -272,11 +272,11 @@ def test_one_sigmoid_tells_two_classes_apart(tmp_path: Path) -> None:
     told = network(output(3, 1, act="Sigmoid", lossFn=loss))
     model = from_dl4j(write(tmp_path / "b.zip", told, f(w), b))
     model.bind(model.initial())
-    found = evaluate_batch(model, wanted_for(model, None, 1), Batch(X, LABELS % 2))
+    found = evaluate_batch(model, select_metrics(model, None, 1), Batch(X, LABELS % 2))
     assert found.classification is not None
     wanted = np.zeros((2, 2), int)
     np.add.at(wanted, (LABELS % 2, (X @ w > 0).ravel().astype(int)), 1)
     np.testing.assert_array_equal(found.classification.confusion, wanted)
-    roc = evaluate_batch(model, wanted_for(model, "roc", 1), Batch(X, LABELS % 2)).roc
+    roc = evaluate_batch(model, select_metrics(model, "roc", 1), Batch(X, LABELS % 2)).roc
     assert roc is not None
     assert 0 < roc.auc < 1

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from sparkstrom.models import DenseNetwork, from_dl4j
-from sparkstrom.models.base import Batch
+from sparkstrom.models.base import Batch, from_description
 from sparkstrom.models.dl4j import NoDl4jNetwork, NotImported
-from sparkstrom.models.registry import from_description
 from tests.conformance.dl4j_files import (
     CONFIG,
     LABELS,
@@ -54,7 +53,7 @@ def test_a_learning_rate_by_epochs(tmp_path: Path) -> None:
     for epoch, rate in ((0, 1.0), (0, 1.0), (1, 0.5), (1, 0.5), (2, 0.25), (5, 0.25)):
         grad_w, grad_b = gradients(w, b)
         w, b = w - rate * grad_w, b - grad_b
-        model.stand_at(epoch, 0, 2)
+        model.set_position(epoch, 0, 2)
         model.step(Batch(X, LABELS))
     state = model.module.state_dict()
     np.testing.assert_allclose(state["layers.0_layer0.weight"].numpy().T, w, atol=1e-5)

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from sparkstrom.models import DenseNetwork, from_dl4j
-from sparkstrom.models.base import Batch
+from sparkstrom.models.base import Batch, from_description
 from sparkstrom.models.dl4j import NotImported
-from sparkstrom.models.registry import from_description
 from tests.conformance import dl4j_files as dl4j
 from tests.conformance.dl4j_files import (
     CONFIG,
@@ -304,12 +303,12 @@ def test_which_layers_look_at_their_dropout(
     tmp_path: Path, kind: str, options: Any, x: Any, drops: bool
 ) -> None:
     """A network's default reaches all of them, and some of DL4J's do nothing with it."""
-    from sparkstrom.models.dl4j.layer_arrays import parameter_count
-    from sparkstrom.models.dl4j.network_steps import network_of
+    from sparkstrom.models.dl4j.configuration import parse_network
+    from sparkstrom.models.dl4j.parameters import count_parameters
 
     drop = {"@class": "org.deeplearning4j.nn.conf.dropout.Dropout", "p": 1e-6}
     told = network(layer(kind, idropout=drop, **options), layer("DenseLayer", nin=2, nout=2))
-    count = parameter_count(network_of("x", told))
+    count = count_parameters(parse_network("x", told))
     path = write(tmp_path / "d.zip", told, drawn(1, count))
     module = from_dl4j(path, training=False).module.layers["0_layer0"]
     import torch

@@ -27,19 +27,19 @@ from pathlib import Path
 from typing import Any
 
 from sparkstrom.base.errors import SparkstromError
-from sparkstrom.checkpoint.checkpoint_file import (
+from sparkstrom.checkpoint.files import (
     Checkpoint,
-    pack_checkpoint,
-    read_checkpoint_untrusted,
+    read_untrusted_checkpoint,
+    write_checkpoint,
 )
-from sparkstrom.checkpoint.store import load_model, save_model
+from sparkstrom.checkpoint.saved_model import load_model, save_model
+from sparkstrom.fit.checkpoints import read_resume_point
 from sparkstrom.models import DenseNetwork, from_dl4j
-from sparkstrom.models.registry import from_description
+from sparkstrom.models.base import from_description
 from sparkstrom.models.updaters import Adam
-from sparkstrom.observe.reporting.report_page import report
-from sparkstrom.observe.reporting.run_history import read_history
-from sparkstrom.spark.driver.checkpoint_content import resumption_of
-from sparkstrom.spark.driver.option_json import from_json
+from sparkstrom.observe.reporting.report_page import render_report
+from sparkstrom.observe.reporting.run_log import read_history
+from sparkstrom.options.resolution import from_json
 from tests.conformance.dl4j_files import drawn, f, layer, network, output, write
 from tests.fuzz.mutation import MUTATIONS
 
@@ -86,15 +86,15 @@ def _model() -> DenseNetwork:
 def _resume(folder: Path) -> None:
     path = folder / "checkpoint.npz"
     with path.open("rb") as file:
-        resumption_of(str(path), read_checkpoint_untrusted(file, str(path)), _model())
+        read_resume_point(str(path), read_untrusted_checkpoint(file, str(path)), _model())
 
 
 def _estimator(folder: Path) -> None:
     """What reading an estimator does with the part of its metadata that is ours."""
-    from sparkstrom.spark.ml.estimator_files import _named_damage
+    from sparkstrom.spark.ml.persistence import _explain_damage
 
     path = folder / "part-00000.txt"
-    with _named_damage(str(path)):
+    with _explain_damage(str(path)):
         ours = dict(json.loads(path.read_text("utf-8"))["sparkstrom"])
         described = ours.pop("model")
         if described is not None:
@@ -113,7 +113,7 @@ KINDS = {
     "checkpoint": Kind(_copied("checkpoint.npz"), _resume),
     "estimator": Kind(_copied("estimator/metadata/part-00000.txt"), _estimator),
     "run log": Kind(
-        _copied("run.jsonl"), lambda folder: report(read_history(folder / "run.jsonl"))
+        _copied("run.jsonl"), lambda folder: render_report(read_history(folder / "run.jsonl"))
     ),
     "dl4j": Kind(
         _dense_dl4j,
@@ -148,10 +148,10 @@ def mutate(path: Path, chance: random.Random) -> None:
         path.write_text(json.dumps(with_another_value(json.loads(path.read_text()), chance)))
     elif path.name == "checkpoint.npz" and chance.random() < 0.7:
         with path.open("rb") as file:
-            whole = read_checkpoint_untrusted(file, str(path))
+            whole = read_untrusted_checkpoint(file, str(path))
         description = with_another_value(whole.description, chance)
         sealed = io.BytesIO()
-        pack_checkpoint(Checkpoint(description, whole.arrays), sealed)
+        write_checkpoint(Checkpoint(description, whole.arrays), sealed)
         path.write_bytes(sealed.getvalue())
     else:
         data = bytearray(path.read_bytes())

@@ -18,15 +18,14 @@ import numpy as np
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.codec import dl4j, wire
-from sparkstrom.codec.frames import KEY_BYTES, Header, Joiner, Seal, pieces_of
 from sparkstrom.codec.messages import (
     Chunk,
-    Committed,
+    Commit,
     Control,
     MergedRange,
+    OptimizerChunk,
     Payload,
     Update,
-    UpdaterChunk,
 )
 from sparkstrom.codec.payload import (
     decode_quanta_untrusted,
@@ -35,12 +34,13 @@ from sparkstrom.codec.payload import (
     encode_quanta,
     encode_theta,
 )
+from sparkstrom.codec.sealed_frames import KEY_BYTES, Header, Reassembler, Seal, split_body
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.grid import EXACT_QUANTA
 from sparkstrom.encoding.layers import Layers
+from sparkstrom.encoding.sums import Total
 from sparkstrom.encoding.thresholds import FixedThreshold
-from sparkstrom.encoding.totals import Total
 from tests.unit.encoding.sums_bound import sum_bytes_bound
 
 FENCED_BYTES = 16 * mmap.PAGESIZE
@@ -89,7 +89,7 @@ def frame_seeds() -> list[bytes]:
     seeds, counter = [], 0
     for body, piece_bytes in zip(bodies, (8, 16, 100), strict=True):
         raw, sealed = b"", b""
-        pieces = pieces_of(body, piece_bytes)
+        pieces = split_body(body, piece_bytes)
         for piece, part in enumerate(pieces):
             counter += 1
             header = Header(1, 7, 0, 1, counter, piece, len(pieces))
@@ -105,7 +105,7 @@ def packed(data: bytes) -> bytes:
 
 
 def run_frames(data: bytes) -> str:
-    joiner = Joiner(MESSAGE_BYTES_MAX)
+    joiner = Reassembler(MESSAGE_BYTES_MAX)
     outcome, refusals = [], []
     while len(data) >= U16.size:
         (size,) = U16.unpack_from(data)
@@ -137,10 +137,10 @@ def frame_of(part: bytes) -> bytes:
 def message_seeds() -> list[bytes]:
     known = {"seq": 1, "payload": Payload(form=1, tau_quanta=4, count=1, data=b"\0\1")}
     update = Update(origin=1, seen=1, epoch=0, batch=3, steps=4, **known)
-    committed = Committed(commit=9, origin=1, **known)
+    committed = Commit(commit=9, origin=1, **known)
     chunk = Chunk(index=0, commit=3, payload=bytes(8))
     merged = MergedRange(after=3, commit=9, last=[(1, 2), (7, 4)], count=6, payload=bytes(8))
-    updater = UpdaterChunk(asker=1, copy=2, index=0, count=3, payload=bytes(8))
+    updater = OptimizerChunk(asker=1, copy=2, index=0, count=3, payload=bytes(8))
     controls = [sample(msgspec.inspect.type_info(kind)) for kind in Control.__args__]
     data = (update, committed, chunk, merged, updater)
     encoded = [wire.encode(message) for message in (*data, *controls)]

@@ -10,7 +10,7 @@ from numba import cuda
 from numpy.typing import NDArray
 
 from sparkstrom.encoding import backends, reference
-from sparkstrom.encoding.cuda.cuda_device import SIMULATED, TILE
+from sparkstrom.encoding.cuda.device import SIMULATED, TILE
 
 F32 = NDArray[np.float32]
 

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import Phase, settings
 
 from sparkstrom.encoding.cuda import (
-    cuda_bitmaps,
-    cuda_blocks,
-    cuda_device,
-    cuda_levels,
-    cuda_memory,
-    cuda_scan,
-    cuda_steps,
+    bitmaps,
+    blocks,
+    device,
+    levels,
+    memory,
+    scan,
+    steps,
 )
-from sparkstrom.encoding.cuda.cuda_device import SIMULATED
+from sparkstrom.encoding.cuda.device import SIMULATED
 
 # Looking for the smallest example that fails takes the simulator minutes.
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate] if SIMULATED else list(Phase)
@@ -36,13 +36,13 @@ settings.register_profile(
 # The simulator's threads look through the globals of a kernel's module at every call. Python adds
 # a key to them at the first warning that comes from there; it has to be there before.
 KERNEL_MODULES = (
-    cuda_bitmaps,
-    cuda_blocks,
-    cuda_device,
-    cuda_levels,
-    cuda_memory,
-    cuda_scan,
-    cuda_steps,
+    bitmaps,
+    blocks,
+    device,
+    levels,
+    memory,
+    scan,
+    steps,
 )
 
 allocating = threading.Lock()

@@ -10,13 +10,14 @@ from numba import cuda
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import TrainingError
-from sparkstrom.encoding import backends, samples
-from sparkstrom.encoding.cuda.cuda_device import is_usable
+from sparkstrom.encoding import backends
+from sparkstrom.encoding import layers as samples
+from sparkstrom.encoding.cuda.device import is_usable
 from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.layers import Layers
-from sparkstrom.encoding.residuals import ResidualClipping
-from sparkstrom.encoding.schedules import WarmUp
+from sparkstrom.encoding.residual import ResidualClipping
+from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, AutoThreshold, FixedThreshold
 
 if not is_usable():  # the simulator is

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding import backends, reference
-from sparkstrom.encoding.cuda.cuda_device import SIMULATED, TILE, is_usable
+from sparkstrom.encoding.cuda.device import SIMULATED, TILE, is_usable
 from tests.gpu.compared import LARGE, Q, near_theta, quanta, same, seeds, sizes, wild
 
 # What floats overflow to is what is tested; NumPy, which simulates, warns of it.
@@ -147,16 +147,16 @@ def test_clipping_and_norms(n: int, seed: int, limit: int) -> None:
     local, theta = ((random.integers(-40, 40, n) / 8).astype(np.float32) for _ in range(2))
     same("clip_local", local, theta, limit / 8)
     same("clip_replica", local, limit / 8)
-    same("norms_local", local, theta)  # eighths: exact sums, so their order does not matter
-    same("norms_replica", local)
+    same("residual_sums_local", local, theta)  # eighths: exact sums, so their order does not matter
+    same("residual_sums_replica", local)
 
 
 def test_norms_of_anything_are_the_same_bits_every_time() -> None:
     local, theta = near_theta(LARGE // 4, 3, 1000)
     device = cuda.to_device(local), cuda.to_device(theta)
-    norms = [backends.kernels("cuda").norms_local(*device) for _ in range(2)]
+    norms = [backends.kernels("cuda").residual_sums_local(*device) for _ in range(2)]
     assert norms[0] == norms[1]
-    assert norms[0] == pytest.approx(reference.norms_local(local, theta), rel=1e-12)
+    assert norms[0] == pytest.approx(reference.residual_sums_local(local, theta), rel=1e-12)
 
 
 @given(n=st.integers(1, 40), seed=seeds)

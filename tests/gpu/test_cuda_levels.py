@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding import backends, reference
-from sparkstrom.encoding.cuda.cuda_device import TILE, is_usable
+from sparkstrom.encoding.cuda.device import TILE, is_usable
 from sparkstrom.encoding.layers import LayeredKernels, Layers
 from tests.gpu.compared import F32, LARGE, Q, near_theta, quanta, same, seeds, sizes, wild
 
@@ -46,7 +46,7 @@ def same_choice(
     return codes[:taken]
 
 
-def residual_of(name: str, local: F32, theta: F32) -> tuple[F32, ...]:
+def create_residual(name: str, local: F32, theta: F32) -> tuple[F32, ...]:
     return (local, theta) if name == "local" else (local - theta,)
 
 
@@ -75,7 +75,7 @@ def test_a_sample_is_the_defined_one(n: int, seed: int, sign: int, size: int) ->
 def test_choosing(
     name: str, n: int, seed: int, tau: int, limit: int, draw: int, spare: int
 ) -> None:
-    parts = residual_of(name, *near_theta(n, seed, tau))
+    parts = create_residual(name, *near_theta(n, seed, tau))
     same_choice(name, parts, tau * Q, (limit, draw), max(0, n + spare))
 
 
@@ -83,7 +83,7 @@ def test_choosing(
 @given(n=sizes, seed=seeds, tau=quanta, limit=limits)
 def test_choosing_among_any_bits(name: str, n: int, seed: int, tau: int, limit: int) -> None:
     """NaN is never taken, infinity always."""
-    parts = residual_of(name, wild(n, seed), wild(n, seed + 1))
+    parts = create_residual(name, wild(n, seed), wild(n, seed + 1))
     codes = same_choice(name, parts, tau * Q, (limit, seed), n)
     residual = parts[0] - parts[1] if name == "local" else parts[0]
     chosen = np.where(codes < 0, ~codes, codes)

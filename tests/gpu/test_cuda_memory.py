@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.encoding import backends, samples
-from sparkstrom.encoding.cuda.cuda_device import TILE, is_usable
+from sparkstrom.encoding import backends
+from sparkstrom.encoding import layers as samples
+from sparkstrom.encoding.cuda.device import TILE, is_usable
 from sparkstrom.encoding.layers import Layers
 from tests.gpu.compared import Q, near_theta, seeds, sizes, wild
 

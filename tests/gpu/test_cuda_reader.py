@@ -10,7 +10,7 @@ from numba import cuda
 
 from sparkstrom.base.errors import SetupError
 from sparkstrom.encoding import backends
-from sparkstrom.encoding.cuda.cuda_device import Scratch, is_usable
+from sparkstrom.encoding.cuda.device import Scratch, is_usable
 
 if not is_usable():  # the simulator is
     pytest.skip("no GPU; run simulated by laws/test_encoding_cuda.py", allow_module_level=True)

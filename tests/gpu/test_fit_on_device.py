@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from sparkstrom.encoding import backends
-from sparkstrom.encoding.cuda.cuda_device import SIMULATED, is_usable
+from sparkstrom.encoding.cuda.device import SIMULATED, is_usable
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Share
 from sparkstrom.models.torch import TorchModel
-from sparkstrom.spark.executor.devices import backend_of
+from sparkstrom.worker.training_task import choose_backend
 from tests.unit.runtime.fits import EPOCHS, Mesh, check_whole
 from tests.unit.runtime.memories import OnMemory, seen
 
@@ -74,13 +74,13 @@ def test_replicas_on_either_side_end_with_equal_bits(mesh: Mesh, kind: str) -> N
     check_whole(mesh, outcome)
     assert before not in outcome.hashes.values()
     assert mesh.trainers[0].counts.steps == 5 * EPOCHS
-    assert all(replica.encoder.counters.messages for replica in mesh.replicas)
+    assert all(replica.encoder.counters.hits for replica in mesh.replicas)
 
 
 @ON_A_GPU
 def test_a_torch_model_on_a_gpu_trains_in_place_beside_one_on_the_host(mesh: Mesh) -> None:
     model = torch_model(device="cuda:0")
-    device = backend_of(model)
+    device = choose_backend(model)
     assert device.name == backends.CUDA
     mesh.begin()
     mesh.add_worker(0, model=model, backend=device)

@@ -9,29 +9,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.models.base import Batch, Buffered, Flat
-from sparkstrom.runtime.averaging import (
+from sparkstrom.data.row_store import Batches
+from sparkstrom.models.base import Batch, Buffered, FitLength, Flat
+from sparkstrom.rounds.averaging import (
     OuterStep,
-    averaged,
-    averaged_buffers,
-    averaged_states,
+    apply_accumulator,
+    average_buffers,
+    average_states,
     fresh_state,
+    weighted_mean,
 )
-from sparkstrom.runtime.batches import Batches
-from sparkstrom.runtime.lent_state import begun_elsewhere, updater_in
-from sparkstrom.runtime.round_step import Beginning, Turn, train_alone
+from sparkstrom.rounds.worker_round import RoundBatch, RoundPace, RoundStart, train_locally
+from sparkstrom.runtime.optimizer_states import decode_optimizer_state, pretrained_optimizer_states
 
 Part = tuple[NDArray[Any], NDArray[Any]]  # a worker's features and labels
 
 
-def rounds_of(each: Sequence[Batches], frequency: int, epochs: int) -> Iterator[list[list[Turn]]]:
+def rounds_of(
+    each: Sequence[Batches], frequency: int, epochs: int
+) -> Iterator[list[list[RoundBatch]]]:
     """The minibatches of each worker, round by round."""
     for epoch in range(epochs):
-        for first in range(0, max(one.per_epoch for one in each), frequency):
+        for first in range(0, max(one.batches_per_epoch for one in each), frequency):
             yield [
                 [
-                    Turn(one.get(epoch, index), one.place(epoch, index))
-                    for index in range(first, min(first + frequency, one.per_epoch))
+                    RoundBatch(one.get(epoch, index), one.place(epoch, index))
+                    for index in range(first, min(first + frequency, one.batches_per_epoch))
                 ]
                 for one in each
             ]
@@ -45,35 +48,44 @@ def in_one_process(
     frequency: int,
     save_updater: bool | str,
     outer: Any = None,
+    accumulator: Any = None,
 ) -> Flat:
     """What a fit comes to: parameters."""
     common = model.initial()
-    step, steps = OuterStep(outer), 0
+    step, steps, minibatches = OuterStep(outer), 0, 0
+    length = FitLength(epochs, epochs * sum(one.batches_per_epoch for one in each))
     fresh = fresh_state(copy.deepcopy(model), common)
-    if save_updater and (elsewhere := begun_elsewhere(model).one):
-        fresh = updater_in(elsewhere)
+    if save_updater and (elsewhere := pretrained_optimizer_states(model).one):
+        fresh = decode_optimizer_state(elsewhere)
     twin = copy.deepcopy(model)  # for all workers: it is given all that it begins with
     states = [dict(fresh) for _ in each]
     buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
     for turns in rounds_of(each, frequency, epochs):
-        alone = {}
+        alone, counts = {}, [len(own) for own in turns if own]
+        pace = RoundPace(minibatches, len(counts), sum(counts), length) if len(each) > 1 else None
+        minibatches += sum(counts)
         for worker, own in enumerate(turns):
-            beginning = Beginning(common.copy(), buffers, copy.deepcopy(states[worker]), steps)
-            done = train_alone(twin, beginning, own)
+            state = copy.deepcopy(states[worker])
+            beginning = RoundStart(common.copy(), buffers, state, steps, pace)
+            done = train_locally(twin, beginning, own)
             if done.weight:
                 alone[worker] = done
         weights = [one.weight for one in alone.values()]
-        mean = averaged([one.parameters for one in alone.values()], weights)
+        after = [one.parameters for one in alone.values()]
+        mean = weighted_mean(after, weights)
+        if accumulator is not None:
+            rows = [one.examples for one in alone.values()]
+            mean = apply_accumulator(accumulator, common, np.stack(after), rows)
         common = step.step(common, mean)
         if buffers:
             reports = [one.buffers for one in alone.values()]
-            buffers = averaged_buffers(model, reports, weights)
+            buffers = average_buffers(model, reports, weights)
         if save_updater == "own":
             for worker, one in alone.items():
                 states[worker] = copy.deepcopy(one.updater)
         elif save_updater:
             taken = [one.steps for one in alone.values()]
-            state = averaged_states([one.updater for one in alone.values()], weights, taken)
+            state = average_states([one.updater for one in alone.values()], weights, taken)
             states = [state for _ in each]
         steps += max(one.steps for one in alone.values())
     made: Flat = np.array(common)
@@ -88,14 +100,17 @@ def batches_of(parts: Sequence[Part], master: Any) -> list[Batches]:
     ]
 
 
-def turns_of_fit(parts: Sequence[Part], master: Any, epochs: int) -> Iterator[list[list[Turn]]]:
+def turns_of_fit(
+    parts: Sequence[Part], master: Any, epochs: int
+) -> Iterator[list[list[RoundBatch]]]:
     """``rounds_of`` a fit with a ParameterAveragingTrainingMaster."""
     return rounds_of(batches_of(parts, master), master.averaging_frequency, epochs)
 
 
 def fitted_in_one_process(model: Any, parts: Sequence[Part], master: Any, epochs: int) -> Flat:
     """``in_one_process``, of such a fit."""
-    options = {"save_updater": master.save_updater, "outer": master.outer}
+    names = ("save_updater", "outer", "accumulator")
+    options = {name: getattr(master, name) for name in names}
     frequency = master.averaging_frequency
     return in_one_process(model, batches_of(parts, master), epochs, frequency=frequency, **options)
 

@@ -104,7 +104,7 @@ def jax_model(factor: float = 1.0) -> Any:
 def keras_model() -> Any:
     pytest.importorskip("keras", reason="not installed: pip install 'sparkstrom[keras]'")
     from sparkstrom.models.keras import KerasModel
-    from sparkstrom.models.keras_objects import keras
+    from sparkstrom.models.keras_support import keras
 
     keras.utils.set_random_seed(1)
     layers = [

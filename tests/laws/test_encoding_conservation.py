@@ -19,8 +19,8 @@ from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.payload import decode_update_untrusted
 from sparkstrom.encoding import backends
 from sparkstrom.encoding.encoder import Encoded, Encoder
-from sparkstrom.encoding.residuals import ResidualClipping
-from sparkstrom.encoding.schedules import WarmUp
+from sparkstrom.encoding.residual import ResidualClipping
+from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, FixedThreshold
 
 F32 = NDArray[np.float32]

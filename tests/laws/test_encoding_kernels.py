@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from sparkstrom.encoding import backends, reference
-from sparkstrom.encoding.cpu import kernels_cpu
+from sparkstrom.encoding.cpu import kernels as kernels_cpu
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -184,8 +184,8 @@ def test_clipping_and_norms(n: int, limit: int, seed: int) -> None:
     local, theta = ((random.integers(-40, 40, n) / 8).astype(np.float32) for _ in range(2))
     same("clip_local", local, theta, limit / 8)
     same("clip_replica", local, limit / 8)
-    same("norms_local", local, theta)
-    same("norms_replica", local)
+    same("residual_sums_local", local, theta)
+    same("residual_sums_replica", local)
 
 
 @st.composite

@@ -14,8 +14,8 @@ from sparkstrom.codec.payload import decode_update_untrusted
 from sparkstrom.encoding import backends
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.layers import Layers
-from sparkstrom.encoding.residuals import ResidualClipping
-from sparkstrom.encoding.schedules import WarmUp
+from sparkstrom.encoding.residual import ResidualClipping
+from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, FixedThreshold
 
 K = 3  # q = 1/8

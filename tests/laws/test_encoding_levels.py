@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import WireError
 from sparkstrom.codec import payload as codec
 from sparkstrom.encoding import backends, gaps, levels, reference
-from sparkstrom.encoding.cpu import kernels_cpu
+from sparkstrom.encoding.cpu import kernels as kernels_cpu
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.layers import Layers
-from sparkstrom.encoding.residuals import ResidualClipping
-from sparkstrom.encoding.schedules import WarmUp
+from sparkstrom.encoding.residual import ResidualClipping
+from sparkstrom.encoding.sums import Total
+from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import (
     AdaptiveThreshold,
     AutoThreshold,
     FixedThreshold,
     TargetSparsityThreshold,
 )
-from sparkstrom.encoding.totals import Total
 from tests.unit.encoding.sums_bound import sum_bytes_bound
 
 I32 = NDArray[np.int32]

@@ -10,25 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.observe.exact import ExactSum
+from sparkstrom.observe.evaluation_metrics import ExactSum
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e300, max_value=1e300)
 
 
 @given(st.lists(numbers, max_size=40), st.integers(0, 40))
 def test_a_sum_is_exact_however_it_is_cut(values: list[float], cut: int) -> None:
-    whole = ExactSum.of(np.array(values))
-    parts = ExactSum.of(np.array(values[cut:])) + ExactSum.of(np.array(values[:cut]))
+    whole = ExactSum.from_values(np.array(values))
+    parts = ExactSum.from_values(np.array(values[cut:])) + ExactSum.from_values(
+        np.array(values[:cut])
+    )
     assert parts == whole
     assert float(whole) == math.fsum(values)
 
 
 def test_what_cancels_is_not_lost() -> None:
-    assert float(ExactSum.of(np.array([1e300, 1.0, -1e300, 2.0**-1074]))) == 1.0
-    assert ExactSum.of(np.array([2.0**-1074])).quanta == 1 << 52
+    assert float(ExactSum.from_values(np.array([1e300, 1.0, -1e300, 2.0**-1074]))) == 1.0
+    assert ExactSum.from_values(np.array([2.0**-1074])).quanta == 1 << 52
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_no_number_is_refused(value: float) -> None:
     with pytest.raises(UsageError, match=str(value)):
-        ExactSum.of(np.array([1.0, value]))
+        ExactSum.from_values(np.array([1.0, value]))

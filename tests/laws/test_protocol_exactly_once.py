@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sparkstrom.codec.messages import Committed, Payload, Update
-from sparkstrom.protocol.common.ignored import Ignored
+from sparkstrom.codec.messages import Commit, Payload, Update
+from sparkstrom.protocol.common.events import IgnoredMessages
 from sparkstrom.protocol.master.sequencer import Sequencer
-from sparkstrom.protocol.worker.in_flight import InFlight
+from sparkstrom.protocol.worker.parent_link import InFlight
 
 ORIGINS = 3
 Numbered = tuple[int, int]
@@ -30,12 +30,12 @@ class UpLinkMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sequencer = Sequencer(10**9, Ignored())
+        self.sequencer = Sequencer(10**9, IgnoredMessages())
         self.next_id = 0
         self.origins = [Origin(name) for name in range(ORIGINS)]
         self.holders: dict[int, Origin] = {}
         self.flying: list[Update] = []
-        self.numbers: list[Committed] = []  # on their way back
+        self.numbers: list[Commit] = []  # on their way back
         self.committed: list[list[int]] = [[] for _ in range(ORIGINS)]
         for origin in self.origins:
             self.admit(origin)
@@ -45,7 +45,7 @@ class UpLinkMachine(RuleBasedStateMachine):
         origin.node = self.next_id
         self.holders[origin.node] = origin
         self.sequencer.admit(origin.node)
-        origin.uplink.rekey(origin.closed, origin.node, 0.0)
+        origin.uplink.renumber(origin.closed, origin.node, 0.0)
 
     @rule(name=st.integers(0, ORIGINS - 1), arrives=st.booleans())
     def publishes(self, name: int, arrives: bool) -> None:
@@ -62,7 +62,7 @@ class UpLinkMachine(RuleBasedStateMachine):
     @rule(name=st.integers(0, ORIGINS - 1))
     def sends_all_again(self, name: int) -> None:
         origin = self.origins[name]
-        self.flying += origin.uplink.again(origin.node, 0.0, force=True)
+        self.flying += origin.uplink.updates_to_resend(origin.node, 0.0, force=True)
 
     @precondition(lambda self: self.flying)
     @rule(which=st.integers(0, 10**6), again=st.booleans())
@@ -80,10 +80,12 @@ class UpLinkMachine(RuleBasedStateMachine):
     def numbers_come_down(self, count: int) -> None:
         """In commit order, as the down link promises."""
         for _ in range(min(count, len(self.numbers))):
-            self.strike(self.numbers.pop(0))
+            self.acknowledge(self.numbers.pop(0))
 
-    def strike(self, committed: Committed) -> None:
-        struck = self.holders[committed.origin].uplink.strike(committed.origin, committed.seq, 0.0)
+    def acknowledge(self, committed: Commit) -> None:
+        struck = self.holders[committed.origin].uplink.acknowledge(
+            committed.origin, committed.seq, 0.0
+        )
         assert struck is not None
         assert struck.payload == committed.payload
 
@@ -114,7 +116,7 @@ class UpLinkMachine(RuleBasedStateMachine):
         while self.flying:
             self.arrives(0, again=False)
         for committed in self.numbers:
-            self.strike(committed)
+            self.acknowledge(committed)
         for origin in self.origins:
             assert self.committed[origin.name] == list(range(1, origin.made + 1))
             assert origin.uplink.uncommitted == ()

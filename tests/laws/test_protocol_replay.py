@@ -12,22 +12,20 @@ from sparkstrom.codec.messages import (
     Address,
     Adopt,
     Attach,
-    Behind,
     Chunk,
-    Committed,
+    Commit,
     Heartbeat,
     MergedRange,
     Payload,
+    SnapshotRequired,
 )
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.child import Child, Serving
-from sparkstrom.protocol.common.children import Children
-from sparkstrom.protocol.common.history import History, Log, before, cost
-from sparkstrom.protocol.common.leases import Leases
-from sparkstrom.protocol.common.send_window import weight
+from sparkstrom.protocol.common.children import Child, Children, FlowLimits, Leases
+from sparkstrom.protocol.common.flow_control import message_weight
+from sparkstrom.protocol.common.history import History, Log, entry_bytes, preceding_commit
 
 LOG_BYTES = 1500
-SERVING = Serving(window_max=400, total_max=600, n_params=50, chunk_bytes=100)
+SERVING = FlowLimits(window_max=400, total_max=600, n_params=50, chunk_bytes=100)
 NODES = (5, 6)
 CHUNKS = 3
 SPACING_S = 1.0  # between two questions, as the child keeps it
@@ -38,7 +36,7 @@ class Below:
     """A child: what is under way to it and back, in order, and what it has."""
 
     def __init__(self) -> None:
-        self.flying: deque[Committed | MergedRange | Chunk | Behind] = deque()
+        self.flying: deque[Commit | MergedRange | Chunk | SnapshotRequired] = deque()
         self.reports: deque[Heartbeat] = deque()
         self.received = self.taken = self.base = 0
         self.missing: set[int] = set()  # chunks of the snapshot that it takes
@@ -91,13 +89,13 @@ class DownMachine(RuleBasedStateMachine):
         """Those that are under way, too: they come twice then, and count once."""
         for index in sorted(self.below[node].missing):
             child = self.children.by_node[node]
-            self.perform(self.children.on_ask_chunk(child, index, self.now_s))
+            self.perform(self.children.on_chunk_request(child, index, self.now_s))
 
     def perform(self, effects: list[ev.Effect]) -> None:
         for effect in effects:
             match effect:
                 case ev.Send(to=node, message=message):
-                    if not isinstance(message, Committed | MergedRange | Behind):
+                    if not isinstance(message, Commit | MergedRange | SnapshotRequired):
                         continue
                     self.below[node].flying.append(message)
                 case ev.SendMerged(to=node):
@@ -105,8 +103,8 @@ class DownMachine(RuleBasedStateMachine):
                         after=effect.after, commit=effect.commit, last=effect.last,
                         count=effect.count, payload=b"",
                     )  # fmt: skip
-                    singly = sum(weight(entry, 0) for entry in effect.entries)
-                    assert weight(merged, 0) < singly
+                    singly = sum(message_weight(entry, 0) for entry in effect.entries)
+                    assert message_weight(merged, 0) < singly
                     self.below[node].flying.append(merged)
                 case ev.SendChunk(to=node, index=index):
                     chunk = Chunk(index=index, commit=self.history.applied, payload=b"")
@@ -116,7 +114,7 @@ class DownMachine(RuleBasedStateMachine):
     def commit(self, size: int, count: int, origin: int) -> None:
         head = self.history.log.head + 1
         self.history.append(
-            Committed(
+            Commit(
                 commit=head,
                 origin=origin,
                 seq=head,
@@ -138,18 +136,18 @@ class DownMachine(RuleBasedStateMachine):
     def take(self, node: int) -> None:
         mine = self.below[node]
         message = mine.flying.popleft()
-        if isinstance(message, Behind):
+        if isinstance(message, SnapshotRequired):
             if message.base > mine.received:
                 self.begins(node, message.base)
             return
-        mine.taken += weight(message, SERVING.chunk_bytes)
+        mine.taken += message_weight(message, SERVING.chunk_bytes)
         if isinstance(message, Chunk):
             assert message.commit <= mine.received, "a chunk comes after all that is in it"
             if message.commit >= mine.base:
                 mine.missing.discard(message.index)
                 mine.chunks.append(message)
         else:
-            assert before(message) == mine.received, "in order, each once, without a gap"
+            assert preceding_commit(message) == mine.received, "in order, each once, without a gap"
             mine.received = message.commit
             if isinstance(message, MergedRange):
                 mine.sums.append(message)
@@ -163,7 +161,7 @@ class DownMachine(RuleBasedStateMachine):
                 bytes_received=mine.taken,
                 catching=catching,
                 stamp=0,
-                news=[],
+                statuses=[],
             )
         )
 
@@ -177,7 +175,7 @@ class DownMachine(RuleBasedStateMachine):
         for _ in range(min(skip, len(reports) - 1)):
             reports.popleft()
         child = self.children.by_node[node]
-        self.perform(self.children.on_report(child, reports.popleft(), self.now_s))
+        self.perform(self.children.on_heartbeat(child, reports.popleft(), self.now_s))
 
     @rule(seconds=st.floats(0.0, 90.0))
     def time_passes(self, seconds: float) -> None:
@@ -214,16 +212,16 @@ class DownMachine(RuleBasedStateMachine):
     def both_ends_count_the_same(self) -> None:
         for node, mine in self.below.items():
             flying = sum(
-                weight(message, SERVING.chunk_bytes)
+                message_weight(message, SERVING.chunk_bytes)
                 for message in mine.flying
-                if not isinstance(message, Behind)
+                if not isinstance(message, SnapshotRequired)
             )
             assert self.child(node).link.sent == mine.taken + flying
 
     @invariant()
     def the_log_is_bounded_and_whole(self) -> None:
-        held = list(self.history.log.after(self.history.log.base))
-        assert sum(map(cost, held)) == self.history.log.bytes
+        held = list(self.history.log.entries_after(self.history.log.base))
+        assert sum(map(entry_bytes, held)) == self.history.log.bytes
         assert self.history.log.bytes <= LOG_BYTES or len(held) == 1
 
     def teardown(self) -> None:

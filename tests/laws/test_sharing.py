@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkstrom.protocol.common.persistent_map import BLOCK, PersistentMap
+from sparkstrom.protocol.common.topology import BLOCK, PersistentMap
 
 keys = st.sampled_from([0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 10**6])
 steps = st.lists(st.tuples(keys, st.integers(0, 9) | st.none()))  # None: without this key

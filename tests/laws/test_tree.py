@@ -39,7 +39,7 @@ def check(tree: Topology, live: set[int]) -> None:
         found = list(tree.children(node))
         assert len(found) == len(set(found)) <= tree.fan_out
         assert set(found) == below
-    reached = tree.below(MASTER)
+    reached = tree.descendants(MASTER)
     assert sorted(reached) == sorted(live)  # from the master, each once: no circle, no island
     depths = [tree.depth(node) for node in reached]
     assert depths == sorted(depths)  # the nearest first
@@ -48,7 +48,7 @@ def check(tree: Topology, live: set[int]) -> None:
         assert 1 <= depth == len(path) <= tree.depth_max
         assert path[-1] == node
         assert [above[step] for step in path] == [MASTER, *path[:-1]]
-        assert all(node in tree.below(step) for step in path[:-1])
+        assert all(node in tree.descendants(step) for step in path[:-1])
     assert tree.depth(MASTER) == 0
     assert tree.path(MASTER) == []
 

@@ -30,7 +30,7 @@ DATA: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "steps": U63,
         "payload": ENCODED,
     },
-    m.Committed: {
+    m.Commit: {
         "commit": NUMBER,
         "origin": U32,
         "seq": NUMBER,
@@ -44,7 +44,7 @@ DATA: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "count": U32,
         "payload": PAYLOAD,
     },
-    m.UpdaterChunk: {
+    m.OptimizerChunk: {
         "asker": U32,
         "copy": NUMBER,
         "index": st.integers(0, 2**31),

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common import performing
+from sparkstrom.protocol.common import events as performing
 from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.worker.joining import Joining
-from sparkstrom.simulation.runs import play
-from sparkstrom.simulation.shape import Shape
-from sparkstrom.simulation.sim_replica import SIZE, SimLearner
+from sparkstrom.simulation.invariants import TopologyChecker
+from sparkstrom.simulation.replica import N_PARAMS, SimLearner
+from sparkstrom.simulation.runner import play_seed
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 SEEDS = range(60)  # one of them must catch it; most bugs show in the first
@@ -27,7 +27,7 @@ DEATHS = ROUGH | {"driver_deaths": 12}
 def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
     """Of fits with four workers under the driver."""
     for seed in seeds:
-        yield from play(seed, 4, "plain", given).violations
+        yield from play_seed(seed, 4, "plain", given).violations
 
 
 def drops_a_residual(patch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def drops_a_residual(patch: pytest.MonkeyPatch) -> None:
 
     def lossy(self: SimLearner) -> bytes:
         payload = publish(self)
-        self.residual = [0] * SIZE
+        self.residual = [0] * N_PARAMS
         return payload
 
     patch.setattr(SimLearner, "publish", lossy)
@@ -54,14 +54,14 @@ def drops_the_rest(patch: pytest.MonkeyPatch) -> None:
 def drops_the_rest_unseen(patch: pytest.MonkeyPatch) -> None:
     """The same where nobody compares machines with their transports: what becomes of it."""
     drops_the_rest(patch)
-    patch.setattr(Shape, "transports", lambda self, *seen: None)
+    patch.setattr(TopologyChecker, "check_transports", lambda self, *seen: None)
 
 
 def says_not_alone(patch: pytest.MonkeyPatch) -> None:
     """After its media driver's death a node believes that those below it still hear it."""
-    on_opened = Joining.on_opened
+    on_opened = Joining.on_streams_opened
 
-    def vain(self: Joining, opened: ev.Opened, now_s: float) -> list[Effect]:
+    def vain(self: Joining, opened: ev.StreamsOpened, now_s: float) -> list[Effect]:
         return on_opened(self, msgspec.structs.replace(opened, alone=False), now_s)
 
-    patch.setattr(Joining, "on_opened", vain)
+    patch.setattr(Joining, "on_streams_opened", vain)

@@ -7,25 +7,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from sparkstrom.codec.messages import Activity, Committed, Update
+from sparkstrom.codec.messages import Activity, Commit, Update
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.master.commit_order import CommitOrder
-from sparkstrom.protocol.master.members import Member, Members
-from sparkstrom.protocol.master.partitions import Partition
-from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
+from sparkstrom.protocol.master.members import Member, Members, Partition, ResidualCheckpoints
+from sparkstrom.protocol.master.phases import VacantPartitions
 from sparkstrom.protocol.master.sequencer import Sequencer
-from sparkstrom.protocol.master.vacancies import Vacancies
-from sparkstrom.protocol.worker import directives, node
-from sparkstrom.protocol.worker.directives import Directives
-from sparkstrom.protocol.worker.in_flight import InFlight
+from sparkstrom.protocol.worker import node
+from sparkstrom.protocol.worker import node as directives
+from sparkstrom.protocol.worker.node import Directives
 from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
-from sparkstrom.protocol.worker.replication import Replication
-from sparkstrom.protocol.worker.snapshot_fetch import SnapshotFetch
-from sparkstrom.runtime.trainer_inbox import TrainerInbox
-from sparkstrom.runtime.training_loop import TrainingLoop
-from sparkstrom.simulation import sim_process
-from sparkstrom.simulation.sim_process import SimProcess
-from sparkstrom.simulation.sim_replica import SimReplica
+from sparkstrom.protocol.worker.parent_link import InFlight
+from sparkstrom.protocol.worker.replication import Replication, SnapshotFetch
+from sparkstrom.runtime.training_loop import TrainerInbox, TrainingLoop
+from sparkstrom.simulation import process as sim_process
+from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.replica import SimReplica
 from tests.simulation.planted import (
     DEATHS,
     NARROW,
@@ -50,44 +47,44 @@ def grants_a_file_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def counts_no_lost_mass(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ResidualCheckpoints, "finish", lambda self: None)
+    patch.setattr(ResidualCheckpoints, "count_lost", lambda self: None)
 
 
 def forgets_what_was_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ResidualCheckpoints, "keep", lambda self, executor, owner, kept: None)
+    patch.setattr(ResidualCheckpoints, "record", lambda self, executor, owner, kept: None)
 
 
 def grants_again_on_return(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ResidualCheckpoints, "returned", lambda self, former, joiner: None)
+    patch.setattr(ResidualCheckpoints, "transfer_grant", lambda self, former, joiner: None)
 
 
 def adds_its_grants_with_each_replica(patch: pytest.MonkeyPatch) -> None:
-    take = TrainingLoop._take_grants
+    take = TrainingLoop._add_saved_residuals
 
     def checkpoints(self: TrainingLoop) -> None:
         grants = self._grants
         take(self)
         self._grants = grants
 
-    patch.setattr(TrainingLoop, "_take_grants", checkpoints)
+    patch.setattr(TrainingLoop, "_add_saved_residuals", checkpoints)
 
 
 def speaks_by_its_old_id(patch: pytest.MonkeyPatch) -> None:
     """After a return its endpoint goes on with the id that was closed."""
-    carry = SimProcess._carry
+    carry = SimProcess._apply_effect
 
     def forgetful(self: SimProcess, effect: ev.Effect) -> None:
         me = self.me
         carry(self, effect)
-        if isinstance(effect, ev.Admitted) and effect.returned:
+        if isinstance(effect, ev.IdAssigned) and effect.returned:
             self.me = me
 
-    patch.setattr(SimProcess, "_carry", forgetful)
+    patch.setattr(SimProcess, "_apply_effect", forgetful)
 
 
 def publishes_by_its_old_id(patch: pytest.MonkeyPatch) -> None:
     """What was under way when it came back keeps its number."""
-    patch.setattr(InFlight, "rekey", lambda self, closed, node, now_s: None)
+    patch.setattr(InFlight, "renumber", lambda self, closed, node, now_s: None)
 
 
 def sees_orders_before_what_came_with_them(patch: pytest.MonkeyPatch) -> None:
@@ -103,7 +100,7 @@ def sees_orders_before_what_came_with_them(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_what_was_used_on_its_list(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ResidualCheckpoints, "used", lambda self, node: None)
+    patch.setattr(ResidualCheckpoints, "mark_used", lambda self, node: None)
 
 
 # -- I2: each update once, each minibatch once ---------------------------------------------------
@@ -112,7 +109,7 @@ def keeps_what_was_used_on_its_list(patch: pytest.MonkeyPatch) -> None:
 def numbers_a_repeat_again(patch: pytest.MonkeyPatch) -> None:
     number = Sequencer.number
 
-    def forgetful(self: Sequencer, update: Update, *how: Any) -> Committed | None:
+    def forgetful(self: Sequencer, update: Update, *how: Any) -> Commit | None:
         last = self.last.get(update.origin)
         if last is not None and update.seq == last:
             self.last[update.origin] = last - 1
@@ -124,7 +121,7 @@ def numbers_a_repeat_again(patch: pytest.MonkeyPatch) -> None:
 def commits_another_payload(patch: pytest.MonkeyPatch) -> None:
     number = Sequencer.number
 
-    def garbling(self: Sequencer, update: Update, *how: Any) -> Committed | None:
+    def garbling(self: Sequencer, update: Update, *how: Any) -> Commit | None:
         garbled = msgspec.structs.replace(update.payload, data=update.payload.data[:-2])
         return number(self, msgspec.structs.replace(update, payload=garbled), *how)
 
@@ -147,15 +144,15 @@ def counts_positions_before_their_updates(patch: pytest.MonkeyPatch) -> None:
         if member.pending is not None:
             self._members.partition_of(member).advance(member.pending[1])
 
-    patch.setattr(CommitOrder, "count_pending", hasty)
+    patch.setattr(CommitOrder, "apply_pending", hasty)
 
 
 def releases_the_untrained(patch: pytest.MonkeyPatch) -> None:
-    def blind(self: Vacancies, waiting: int, now_s: float) -> None:
+    def blind(self: VacantPartitions, waiting: int, now_s: float) -> None:
         member = next(iter(self._members.live.values()))
         self._released_s, member.releasing = now_s, "a slot is needed"
 
-    patch.setattr(Vacancies, "_release_one", blind)
+    patch.setattr(VacantPartitions, "_request_one_slot", blind)
 
 
 # -- I3: equal bytes -------------------------------------------------------------------------------
@@ -164,7 +161,7 @@ def releases_the_untrained(patch: pytest.MonkeyPatch) -> None:
 def applies_twice(patch: pytest.MonkeyPatch) -> None:
     apply = SimReplica.apply_update
 
-    def twice(self: SimReplica, committed: Committed) -> None:
+    def twice(self: SimReplica, committed: Commit) -> None:
         apply(self, committed)
         if committed.commit == 10:
             apply(self, committed)
@@ -175,7 +172,7 @@ def applies_twice(patch: pytest.MonkeyPatch) -> None:
 def forgets_one(patch: pytest.MonkeyPatch) -> None:
     apply = SimReplica.apply_update
 
-    def never(self: SimReplica, committed: Committed) -> None:
+    def never(self: SimReplica, committed: Commit) -> None:
         if committed.commit == 10:
             self.commit = 10
         else:
@@ -185,29 +182,30 @@ def forgets_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def applies_its_own_updates_twice(patch: pytest.MonkeyPatch) -> None:
-    on_committed = Replication.on_committed
+    on_committed = Replication.on_commit
 
-    def delivering(self: Replication, committed: Committed, now_s: float) -> list[ev.Effect]:
+    def delivering(self: Replication, committed: Commit, now_s: float) -> list[ev.Effect]:
         own = committed.origin in self._membership.ids and committed.commit == self.received + 1
-        data = b"".join(u.payload.data for u in self._own.uncommitted if u.seq == committed.seq)
+        unacknowledged = self._in_flight.uncommitted
+        data = b"".join(u.payload.data for u in unacknowledged if u.seq == committed.seq)
         payload = msgspec.structs.replace(committed.payload, data=data)
         effects = on_committed(self, committed, now_s)
         again = msgspec.structs.replace(committed, payload=payload)
-        return [*effects, ev.Deliver(again)] if own else effects
+        return [*effects, ev.ApplyCommit(again)] if own else effects
 
-    patch.setattr(Replication, "on_committed", delivering)
+    patch.setattr(Replication, "on_commit", delivering)
 
 
 def applies_out_of_order(patch: pytest.MonkeyPatch) -> None:
-    feed = SimProcess.feed
+    feed = SimProcess.handle
 
     def shuffled(self: SimProcess, event: ev.Event, now_s: float) -> None:
         feed(self, event, now_s)
         items = self._inbox._items
-        if len(items) > 1 and all(isinstance(item, ev.Deliver) for item in items):
+        if len(items) > 1 and all(isinstance(item, ev.ApplyCommit) for item in items):
             items.reverse()
 
-    patch.setattr(SimProcess, "feed", shuffled)
+    patch.setattr(SimProcess, "handle", shuffled)
 
 
 def begins_with_other_parameters(patch: pytest.MonkeyPatch) -> None:
@@ -219,14 +217,14 @@ def claims_a_replica_that_it_lacks(patch: pytest.MonkeyPatch) -> None:
 
 
 def begins_without_its_grants(patch: pytest.MonkeyPatch) -> None:
-    take = TrainingLoop._take
+    apply = TrainingLoop._apply
 
     def forgetful(self: TrainingLoop, item: Any) -> None:
-        if isinstance(item, ev.Begin):
+        if isinstance(item, ev.UseInitialReplica):
             self._grants = ()
-        take(self, item)
+        apply(self, item)
 
-    patch.setattr(TrainingLoop, "_take", forgetful)
+    patch.setattr(TrainingLoop, "_apply", forgetful)
 
 
 def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
@@ -236,18 +234,18 @@ def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
 
 
 def installs_without_its_own_updates(patch: pytest.MonkeyPatch) -> None:
-    catch_up = Replication.catch_up
+    catch_up = Replication.continue_fetch
 
     def hasty(self: Replication, now_s: float) -> list[ev.Effect]:
         effects = catch_up(self, now_s)
         lossy = msgspec.structs.replace
-        return [lossy(e, own=()) if isinstance(e, ev.Install) else e for e in effects]
+        return [lossy(e, own=()) if isinstance(e, ev.InstallSnapshot) else e for e in effects]
 
-    patch.setattr(Replication, "catch_up", hasty)
+    patch.setattr(Replication, "continue_fetch", hasty)
 
 
 def installs_chunks_that_grew_old(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SnapshotFetch, "forget_useless", lambda self: None)
+    patch.setattr(SnapshotFetch, "drop_useless_chunks", lambda self: None)
 
 
 def trains_on_after_its_last_update(patch: pytest.MonkeyPatch) -> None:
@@ -259,15 +257,15 @@ def trains_on_after_its_last_update(patch: pytest.MonkeyPatch) -> None:
 
 
 def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
-    now = Directives.now
+    now = Directives.current
 
     def hasty(self: Directives) -> ev.Directive:
         command = now(self)
-        if command.order is ev.Order.AUDIT:
+        if command.order is ev.Command.AUDIT:
             return directives.DONE
         return command
 
-    patch.setattr(Directives, "now", hasty)
+    patch.setattr(Directives, "current", hasty)
 
 
 def lends_a_fresh_state(patch: pytest.MonkeyPatch) -> None:
@@ -280,14 +278,14 @@ def lends_a_fresh_state(patch: pytest.MonkeyPatch) -> None:
 
 
 def claims_what_it_has_not_applied(patch: pytest.MonkeyPatch) -> None:
-    on_committed = Replication.on_committed
+    on_committed = Replication.on_commit
 
-    def hasty(self: Replication, committed: Committed, now_s: float) -> list[ev.Effect]:
+    def hasty(self: Replication, committed: Commit, now_s: float) -> list[ev.Effect]:
         effects = on_committed(self, committed, now_s)
         self.history.applied = self.received
         return effects
 
-    patch.setattr(Replication, "on_committed", hasty)
+    patch.setattr(Replication, "on_commit", hasty)
 
 
 LOSSY = ROUGH | {"loss": 0.25, "crashes": 8, "step_s_max": 0.3, "window_bytes": 10_000}

@@ -6,19 +6,17 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.codec.messages import Here
+from sparkstrom.codec.messages import ProbeReply
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.history import Entry, Log, cost
-from sparkstrom.protocol.master.broadcast import Broadcast
+from sparkstrom.protocol.common.history import Entry, Log, entry_bytes
+from sparkstrom.protocol.master.announcements import StateBroadcast
 from sparkstrom.protocol.master.master import Master
-from sparkstrom.protocol.master.partitions import Partition
+from sparkstrom.protocol.master.members import Partition
 from sparkstrom.protocol.master.phases import Phases
 from sparkstrom.protocol.worker import node
-from sparkstrom.protocol.worker.deadlines import Deadlines
-from sparkstrom.protocol.worker.directives import Directives
-from sparkstrom.protocol.worker.in_flight import InFlight
-from sparkstrom.protocol.worker.parent_link import ParentLink
-from sparkstrom.simulation.sim_process import SimProcess
+from sparkstrom.protocol.worker.node import Deadlines, Directives
+from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
+from sparkstrom.simulation.process import SimProcess
 from tests.simulation.planted import (
     DEATHS,
     NARROW,
@@ -34,11 +32,11 @@ from tests.simulation.planted import (
 
 
 def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Deadlines, "expired", lambda self, now_s: None)
+    patch.setattr(Deadlines, "timeout_directive", lambda self, now_s: None)
 
 
 def sends_nothing_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(InFlight, "again", lambda self, origin, now_s, force=False: [])
+    patch.setattr(InFlight, "updates_to_resend", lambda self, origin, now_s, force=False: [])
 
 
 def trusts_an_edge_on_which_something_is_heard(patch: pytest.MonkeyPatch) -> None:
@@ -48,7 +46,7 @@ def trusts_an_edge_on_which_something_is_heard(patch: pytest.MonkeyPatch) -> Non
 def keeps_the_whole_log(patch: pytest.MonkeyPatch) -> None:
     def append(self: Log, entry: Entry) -> None:
         self._entries[self.head] = entry, self._end
-        self._end += cost(entry)
+        self._end += entry_bytes(entry)
         self.head = entry.commit
 
     patch.setattr(Log, "append", append)
@@ -59,28 +57,28 @@ def ignores_its_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignores_the_slowest(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Directives, "_train", lambda self, state: ev.Directive(ev.Order.TRAIN))
+    patch.setattr(Directives, "_train", lambda self, state: ev.Directive(ev.Command.TRAIN))
 
 
 def looks_at_no_commit(patch: pytest.MonkeyPatch) -> None:
-    steps_max = Directives._steps_max
+    steps_max = Directives._step_limit
 
     def far(self: Directives, *given: Any) -> tuple[int, ev.Directive]:
         limit, waits = steps_max(self, *given)
         assert limit is not None
         return 10 + limit, waits
 
-    patch.setattr(Directives, "_steps_max", far)
+    patch.setattr(Directives, "_step_limit", far)
 
 
 def tells_more_than_is_committed(patch: pytest.MonkeyPatch) -> None:
-    look_around = Broadcast.look_around
+    look_around = StateBroadcast.refresh
 
-    def more(self: Broadcast) -> None:
+    def more(self: StateBroadcast) -> None:
         look_around(self)
         self.minibatches += len(self._members.partitions)
 
-    patch.setattr(Broadcast, "look_around", more)
+    patch.setattr(StateBroadcast, "refresh", more)
 
 
 def waits_for_an_empty_partition(patch: pytest.MonkeyPatch) -> None:
@@ -88,42 +86,42 @@ def waits_for_an_empty_partition(patch: pytest.MonkeyPatch) -> None:
 
 
 def repeats_a_phase(patch: pytest.MonkeyPatch) -> None:
-    enter = Phases._enter
+    enter = Phases._enter_phase
 
     def back(self: Phases, phase: Any, now_s: float) -> None:
         enter(self, phase, now_s)
         if phase == phase.AUDIT:
             self.phase = type(phase)(phase - 1)
 
-    patch.setattr(Phases, "_enter", back)
+    patch.setattr(Phases, "_enter_phase", back)
 
 
 def keeps_its_former_id_at_its_endpoint(patch: pytest.MonkeyPatch) -> None:
-    feed = SimProcess.feed
+    feed = SimProcess.handle
 
     def stubborn(self: SimProcess, event: ev.Event, now_s: float) -> None:
         before = self.me
         feed(self, event, now_s)
         self.me = self.me if before is None else before
 
-    patch.setattr(SimProcess, "feed", stubborn)
+    patch.setattr(SimProcess, "handle", stubborn)
 
 
 def says_what_nobody_can_read(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(node, "Here", lambda node: Here(-1))
+    patch.setattr(node, "ProbeReply", lambda node: ProbeReply(-1))
 
 
 # -- I5: no silent success ---------------------------------------------------------------------
 
 
 def swallows_a_failure(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Master, "_on_failed", lambda self, member, failed: [])
+    patch.setattr(Master, "_on_training_failure", lambda self, member, failed: [])
 
 
 def names_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Master,
-        "_on_failed",
+        "_on_training_failure",
         lambda self, member, failed: [ev.Abort(failed.reason, failed.trace)],
     )
 
@@ -143,7 +141,7 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (drops_the_rest, "I4: p", DEATHS),
     (drops_the_rest_unseen, "I5: p", DEATHS),
     (drops_the_rest_unseen, "I4: not over", DEATHS | {"crashes": 8, "stop": 0.5}),
-    (swallows_a_failure, "I5: a failure was heard", {"failure": 1.0, "stop": 0.0}),
+    (swallows_a_failure, "I5: a reported failure", {"failure": 1.0, "stop": 0.0}),
     (keeps_its_former_id_at_its_endpoint, "I", {"cuts": 6, "empty_partitions": 2} | ROUGH),
     (says_what_nobody_can_read, "WireError: control message", ROUGH),
     (names_nobody, "I5: aborted", {"failure": 1.0, "stop": 0.0}),

@@ -10,33 +10,33 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import MASTER, Endpoint
-from sparkstrom.codec.frames import Header
-from sparkstrom.codec.messages import AskAfter, Here
-from sparkstrom.simulation import conditions
-from sparkstrom.simulation.endpoint_network import EndpointNetwork, MarkingSeal
-from sparkstrom.simulation.faults import NO_FAULTS
-from sparkstrom.simulation.hearing import Hearing
-from sparkstrom.simulation.run_sizes import Size, Through
-from sparkstrom.simulation.runs import play_all
-from sparkstrom.simulation.sim_process import EdgeEnd
-from sparkstrom.simulation.virtual_transport import (
-    ROOM_BYTES,
-    Place,
-    Receiver,
+from sparkstrom.codec.messages import CommitsRequest, ProbeReply
+from sparkstrom.codec.sealed_frames import Header
+from sparkstrom.simulation import runner as conditions
+from sparkstrom.simulation.endpoint_network import (
+    RECEIVER_BYTES_MAX,
+    EndpointNetwork,
+    FrameDestination,
+    LossMarkingSeal,
+    VirtualReceiver,
     VirtualSender,
     VirtualTransport,
 )
+from sparkstrom.simulation.links import DeliveryChecker
+from sparkstrom.simulation.process import EdgeEnd
+from sparkstrom.simulation.run_options import NO_FAULTS, RunSize, TransportMode
+from sparkstrom.simulation.runner import play_seeds
 from sparkstrom.simulation.world import World
-from sparkstrom.transport.contract import Arrival, Offer
+from sparkstrom.transport.base import OfferResult, ReceivedFrame
 from tests.simulation.test_seeds import CORES
 
-ENDPOINT = {"through": Through.ENDPOINT}
+ENDPOINT = {"through": TransportMode.ENDPOINT}
 
 
 @pytest.mark.parametrize(("mode", "nodes"), [("plain", 4), ("mesh", 12)])
 def test_a_fit_through_endpoints_keeps_the_invariants(mode: str, nodes: int) -> None:
     seen: set[str] = set()
-    for result in play_all(range(24), nodes, mode, ENDPOINT, CORES):
+    for result in play_seeds(range(24), nodes, mode, ENDPOINT, CORES):
         repeat = f"sparkstrom simulate --mode {mode} --nodes {nodes} --seeds {result.seed}"
         assert result.violations == [], f"{repeat} --through endpoint"
         seen |= set(result.faults)
@@ -44,24 +44,24 @@ def test_a_fit_through_endpoints_keeps_the_invariants(mode: str, nodes: int) -> 
 
 
 def test_a_share_of_the_seeds_goes_through_endpoints() -> None:
-    ways = [conditions.drawn(seed, 12, "mesh")[0].through for seed in range(400)]
-    assert 10 < ways.count(Through.ENDPOINT) < 45
-    assert 10 < ways.count(Through.CODEC) < 80
+    ways = [conditions.draw_scenario(seed, 12, "mesh")[0].through for seed in range(400)]
+    assert 10 < ways.count(TransportMode.ENDPOINT) < 45
+    assert 10 < ways.count(TransportMode.CODEC) < 80
 
 
-def endpoint_world(seed: int, size: Size, **faults: Any) -> World:
+def endpoint_world(seed: int, size: RunSize, **faults: Any) -> World:
     return World(seed, replace(size, **ENDPOINT), replace(NO_FAULTS, **faults))
 
 
 def test_messages_are_cut_and_joined_and_repeats_are_counted() -> None:
     """The mechanisms work in these runs, so that what breaks them is seen."""
-    world = endpoint_world(1, Size(nodes=4, fan_out=2, depth=3), repeat=0.3, edge_deaths=2)
+    world = endpoint_world(1, RunSize(nodes=4, fan_out=2, depth=3), repeat=0.3, edge_deaths=2)
     assert world.run() == []
     network = world.network
     assert isinstance(network, EndpointNetwork)
-    rejected = sum(end.traffic.rejected.total() for end in network._ends.values())
+    rejected = sum(end.traffic.rejected.total() for end in network._endpoints.values())
     assert rejected > world.time.faults["repeated"] > 10
-    longest = {network._transport(owner).max_frame_bytes for owner in network._ends}
+    longest = {network._transport(owner).max_frame_bytes for owner in network._endpoints}
     assert len(longest) > 1
 
 
@@ -70,37 +70,37 @@ def test_messages_are_cut_and_joined_and_repeats_are_counted() -> None:
 
 def test_what_is_heard_twice_or_was_never_said_is_found() -> None:
     found: list[str] = []
-    hearing, slot = Hearing(found.append), EdgeEnd(3, None, 1.0)
-    hearing.said(3, None, AskAfter(1), 0.0)
-    hearing.heard(None, 7, slot, AskAfter(1))
+    hearing, slot = DeliveryChecker(found.append), EdgeEnd(3, None, 1.0)
+    hearing.record_sent(3, None, CommitsRequest(1), 0.0)
+    hearing.check_received(None, 7, slot, CommitsRequest(1))
     assert found == []
-    hearing.heard(None, 7, slot, AskAfter(1))
-    assert found == ["I7: the master heard AskAfter of 7, which was not said, or again"]
+    hearing.check_received(None, 7, slot, CommitsRequest(1))
+    assert found == ["I7: the master received CommitsRequest of 7, not sent to it, or twice"]
 
 
 def test_what_is_missing_on_a_stream_that_lives_is_found() -> None:
     """Not what was said before the edge was open, nor what is said again anyway."""
     found: list[str] = []
-    hearing, slot = Hearing(found.append), EdgeEnd(3, None, 1.0)
+    hearing, slot = DeliveryChecker(found.append), EdgeEnd(3, None, 1.0)
     for commit, must_s in ((1, 0.5), (2, 0.0), (3, 1.5), (4, 2.0)):
-        hearing.said(3, None, AskAfter(commit), must_s)
-    hearing.heard(None, 7, slot, AskAfter(4))
-    assert found == ["I2: the master did not hear AskAfter on a stream that lives"]
+        hearing.record_sent(3, None, CommitsRequest(commit), must_s)
+    hearing.check_received(None, 7, slot, CommitsRequest(4))
+    assert found == ["I2: the master missed CommitsRequest on an intact stream"]
 
 
 def test_what_is_said_directly_is_for_one_process() -> None:
     found: list[str] = []
-    hearing = Hearing(found.append)
-    hearing.said_directly(None, Here(7))
-    hearing.heard(None, None, None, Here(7))
+    hearing = DeliveryChecker(found.append)
+    hearing.record_direct(None, ProbeReply(7))
+    hearing.check_received(None, None, None, ProbeReply(7))
     assert found == []
-    hearing.heard(None, None, None, Here(7))
-    assert found == ["I7: the master heard Here of None, which was not said, or again"]
+    hearing.check_received(None, None, None, ProbeReply(7))
+    assert found == ["I7: the master received ProbeReply of None, not sent to it, or twice"]
 
 
 def test_a_seal_is_made_once_under_a_counter() -> None:
     found: list[str] = []
-    seal = MarkingSeal(found.append)
+    seal = LossMarkingSeal(found.append)
     head = Header(1, 7, MASTER, 3, 1, 0, 1)
     seal.close(head, b"")
     seal.close(replace(head, counter=2), b"")
@@ -116,14 +116,14 @@ class Wire:
     """Carries at once what it is to carry; a stream may be dead."""
 
     def __init__(self) -> None:
-        self.receivers: dict[Place, Receiver[str]] = {}
+        self.receivers: dict[FrameDestination, VirtualReceiver[str]] = {}
         self.lives = True
 
-    def gets_through(self, sender: VirtualSender[str]) -> bool:
+    def is_stream_alive(self, sender: VirtualSender[str]) -> bool:
         return self.lives
 
     def carry(
-        self, sender: VirtualSender[str], receiver: Receiver[str], frames: Sequence[bytes]
+        self, sender: VirtualSender[str], receiver: VirtualReceiver[str], frames: Sequence[bytes]
     ) -> None:
         receiver.arrive(frames)
 
@@ -139,33 +139,33 @@ def pair() -> tuple[Wire, VirtualTransport[str], VirtualTransport[str]]:
 def test_frames_go_to_whoever_listens_and_to_nobody_else() -> None:
     wire, here, there = pair()
     sender = here.open_sender(THERE, 5, control=True)
-    assert sender.offer([b"a"]) == (0, Offer.UNCONNECTED)
+    assert sender.offer([b"a"]) == (0, OfferResult.UNCONNECTED)
     there.open_receiver(6)
-    assert sender.offer([b"a"]) == (0, Offer.UNCONNECTED)
+    assert sender.offer([b"a"]) == (0, OfferResult.UNCONNECTED)
     there.open_receiver(5)
-    assert sender.offer([b"a", b"b"]) == (2, Offer.SENT)
-    assert there.poll(0.0) == [Arrival(5, b"a"), Arrival(5, b"b")]
+    assert sender.offer([b"a", b"b"]) == (2, OfferResult.SENT)
+    assert there.poll(0.0) == [ReceivedFrame(5, b"a"), ReceivedFrame(5, b"b")]
     wire.lives = False
-    assert sender.offer([b"a"]) == (0, Offer.UNCONNECTED)
+    assert sender.offer([b"a"]) == (0, OfferResult.UNCONNECTED)
     sender.close()
-    assert sender.offer([b"a"]) == (0, Offer.CLOSED)
+    assert sender.offer([b"a"]) == (0, OfferResult.CLOSED)
 
 
 def test_who_does_not_look_is_back_pressure() -> None:
     _, here, there = pair()
     there.open_receiver(5)
     sender = here.open_sender(THERE, 5, control=False)
-    frames = [bytes(1000)] * (ROOM_BYTES // 1000 + 3)
+    frames = [bytes(1000)] * (RECEIVER_BYTES_MAX // 1000 + 3)
     sent, offer = sender.offer(frames)
-    assert (sent, offer) == (ROOM_BYTES // 1000 + 1, Offer.BUSY)
+    assert (sent, offer) == (RECEIVER_BYTES_MAX // 1000 + 1, OfferResult.BUSY)
     assert len(there.poll(0.0)) == sent
-    assert sender.offer(frames[sent:]) == (2, Offer.SENT)
+    assert sender.offer(frames[sent:]) == (2, OfferResult.SENT)
 
 
 def test_a_frame_that_is_too_long_is_refused() -> None:
     _, here, there = pair()
     there.open_receiver(5)
-    with pytest.raises(UsageError, match="1001 bytes, 1000 may be"):
+    with pytest.raises(UsageError, match="1001 bytes: at most 1000 are allowed"):
         here.open_sender(THERE, 5, control=False).offer([bytes(1001)])
 
 
@@ -178,4 +178,4 @@ def test_what_arrives_on_a_closed_stream_is_gone_also_if_it_is_opened_again() ->
     former.arrive([b"late"])
     assert there.poll(0.0) == []
     there.close()
-    assert here.open_sender(THERE, 5, control=True).offer([b"a"]) == (0, Offer.UNCONNECTED)
+    assert here.open_sender(THERE, 5, control=True).offer([b"a"]) == (0, OfferResult.UNCONNECTED)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.protocol.common.send_window import SendWindow
+from sparkstrom.protocol.common.flow_control import SendWindow
 from sparkstrom.protocol.master.sequencer import Sequencer
-from sparkstrom.protocol.worker import in_flight
-from sparkstrom.protocol.worker.in_flight import InFlight
-from sparkstrom.runtime.outbox import Outbox
-from sparkstrom.simulation.runs import play
+from sparkstrom.protocol.worker import parent_link as in_flight
+from sparkstrom.protocol.worker.parent_link import InFlight
+from sparkstrom.runtime.message_endpoint import Outbox
+from sparkstrom.simulation.runner import play_seed
 from tests.simulation.planted import Plant
 
 MODES = [("links", 6, range(20)), ("links-mesh", 9, range(12))]
@@ -21,30 +21,30 @@ MODES = [("links", 6, range(20)), ("links-mesh", 9, range(12))]
 
 def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
     for seed in seeds:
-        yield from play(seed, 6, "links", given).violations
+        yield from play_seed(seed, 6, "links", given).violations
 
 
 @pytest.mark.parametrize(("mode", "nodes", "seeds"), MODES)
 def test_a_fit_makes_good_use_of_its_links(mode: str, nodes: int, seeds: range) -> None:
     for seed in seeds:
         repeat = f"sparkstrom simulate --mode {mode} --nodes {nodes} --seeds {seed}"
-        assert play(seed, nodes, mode, {}).violations == [], repeat
+        assert play_seed(seed, nodes, mode, {}).violations == [], repeat
 
 
 @pytest.mark.parametrize(("seed", "nodes"), [(142, 6), (59, 4)], ids=["its link", "the lender's"])
 def test_what_comes_slowly_is_not_asked_for_again(seed: int, nodes: int) -> None:
     """A chunk of an updater's state takes longer than the first patience with it."""
-    assert play(seed, nodes, "links", {}).violations == []
+    assert play_seed(seed, nodes, "links", {}).violations == []
 
 
 @pytest.mark.parametrize(("mode", "nodes", "seed"), [("links", 12, 32), ("links-mesh", 8, 23)])
 def test_a_sum_goes_into_a_copy_under_way(mode: str, nodes: int, seed: int) -> None:
     """It is as long as a real one, which the simulator's replica once could not read."""
-    assert play(seed, nodes, mode, {}).violations == []
+    assert play_seed(seed, nodes, mode, {}).violations == []
 
 
 def sends_again_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(InFlight, "overdue", lambda self, now_s: len(self) > 0)
+    patch.setattr(InFlight, "is_overdue", lambda self, now_s: len(self) > 0)
     patch.setattr(in_flight, "AGAIN_LEAST_S", 0.0)
     patch.setattr(in_flight, "ROUNDS", 0)
 

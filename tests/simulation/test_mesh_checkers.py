@@ -10,8 +10,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from sparkstrom.codec import copies
-from sparkstrom.codec.messages import Committed, Status, Update
+from sparkstrom.codec import messages as copies
+from sparkstrom.codec.messages import Commit, Status, Update
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common import optimizer_fetch
 from sparkstrom.protocol.common.children import Children
@@ -20,14 +20,14 @@ from sparkstrom.protocol.master.members import Member
 from sparkstrom.protocol.master.placement import Placement
 from sparkstrom.protocol.master.sequencer import Sequencer
 from sparkstrom.protocol.master.statuses import Statuses
-from sparkstrom.protocol.worker.deadlines import Deadlines
 from sparkstrom.protocol.worker.joining import Joining
+from sparkstrom.protocol.worker.node import Deadlines
 from sparkstrom.protocol.worker.parent_link import ParentLink
-from sparkstrom.simulation.faults import NO_FAULTS
-from sparkstrom.simulation.runs import play
-from sparkstrom.simulation.shape import Shape
-from sparkstrom.simulation.sim_process import UPDATER
-from sparkstrom.simulation.sim_replica import SimReplica
+from sparkstrom.simulation.invariants import TopologyChecker
+from sparkstrom.simulation.process import OPTIMIZER_STRUCT
+from sparkstrom.simulation.replica import SimReplica
+from sparkstrom.simulation.run_options import NO_FAULTS
+from sparkstrom.simulation.runner import play_seed
 from tests.simulation.planted import (
     SEEDS,
     Plant,
@@ -39,13 +39,13 @@ from tests.simulation.planted import (
 
 def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
     for seed in seeds:
-        yield from play(seed, 9, "mesh", given).violations
+        yield from play_seed(seed, 9, "mesh", given).violations
 
 
 def misses_the_tenth(patch: pytest.MonkeyPatch, times: int) -> None:
     apply = SimReplica.apply_update
 
-    def odd(self: SimReplica, committed: Committed) -> None:
+    def odd(self: SimReplica, committed: Commit) -> None:
         for _ in range(times if committed.commit == 10 else 1):
             apply(self, committed)
         self.commit = committed.commit
@@ -68,7 +68,7 @@ def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
 
 
 def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Deadlines, "expired", lambda self, now_s: None)
+    patch.setattr(Deadlines, "timeout_directive", lambda self, now_s: None)
 
 
 def cuts_a_subtree_off(patch: pytest.MonkeyPatch) -> None:
@@ -80,11 +80,11 @@ def cuts_a_subtree_off(patch: pytest.MonkeyPatch) -> None:
             move(self, member, now_s)
 
     patch.setattr(Placement, "move", only_newcomers)
-    patch.setattr(Placement, "on_another_request", lambda self, member, join, now_s: [])
+    patch.setattr(Placement, "on_new_request", lambda self, member, join, now_s: [])
 
 
 def takes_no_notice_that_it_is_closed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Joining, "on_closed", lambda self, closed: [])
+    patch.setattr(Joining, "on_id_closed", lambda self, closed: [])
 
 
 def keeps_the_edge_to_its_former_parent(patch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def stands_under_the_master(patch: pytest.MonkeyPatch) -> None:
 def skips_a_lost_update(patch: pytest.MonkeyPatch) -> None:
     number = Sequencer.number
 
-    def hasty(self: Sequencer, update: Update, *how: Any) -> Committed | None:
+    def hasty(self: Sequencer, update: Update, *how: Any) -> Commit | None:
         if update.seq > self.last.get(update.origin, update.seq):
             self.last[update.origin] = update.seq - 1
         return number(self, update, *how)
@@ -119,7 +119,7 @@ def overruns_a_child(patch: pytest.MonkeyPatch) -> None:
 def adds_its_own_again_with_a_sum(patch: pytest.MonkeyPatch) -> None:
     apply = SimReplica.apply_range
 
-    def blind(self: SimReplica, item: ev.DeliverMerged) -> None:
+    def blind(self: SimReplica, item: ev.ApplyMergedRange) -> None:
         own = [self.own.popleft() for _ in item.own]
         apply(self, msgspec.structs.replace(item, own=()))
         assert len(own) == len(item.own)
@@ -131,10 +131,10 @@ def numbers_copies_by_steps(patch: pytest.MonkeyPatch) -> None:
     """As lenders did: two at equal steps give their copies one number."""
 
     def by_steps(content: bytes) -> int:
-        return 1 + UPDATER.unpack_from(content)[1]
+        return 1 + OPTIMIZER_STRUCT.unpack_from(content)[1]
 
     for module in (copies, optimizer_fetch):
-        patch.setattr(module, "number_of", by_steps)
+        patch.setattr(module, "copy_number", by_steps)
 
 
 def never_says_that_it_copies_again(patch: pytest.MonkeyPatch) -> None:
@@ -221,10 +221,10 @@ def test_a_tree_of_others_than_the_living_and_one_that_is_too_deep_are_seen() ->
         placement = SimpleNamespace(tree=tree)
         return SimpleNamespace(placement=placement, members=members, limits=limits)
 
-    Shape(found.append, 2.0).tree(master([1, 2, 3], 3))
+    TopologyChecker(found.append, 2.0).check_tree(master([1, 2, 3], 3))
     assert found == []
-    Shape(found.append, 2.0).tree(master([1, 2], 3))
-    Shape(found.append, 2.0).tree(master([1, 2, 3], 2))
+    TopologyChecker(found.append, 2.0).check_tree(master([1, 2], 3))
+    TopologyChecker(found.append, 2.0).check_tree(master([1, 2, 3], 2))
     assert found == [
         "I4: the tree and the live nodes differ in [3]",
         "I4: node 3 is 3 hops below the master",
@@ -240,9 +240,9 @@ def test_a_circle_of_edges_is_seen() -> None:
         machine = SimpleNamespace(node=node, link=link, children=children)
         return SimpleNamespace(alive=True, node=machine, slots={})
 
-    shape = Shape(found.append, 2.0)
+    shape = TopologyChecker(found.append, 2.0)
     straight = [standing(1, 0), standing(2, 1), standing(3, 2)]
-    shape.edges(cast(Any, straight))
+    shape.check_edges(cast(Any, straight))
     assert found == []
-    shape.edges(cast(Any, [standing(1, 3), *straight[1:]]))
+    shape.check_edges(cast(Any, [standing(1, 3), *straight[1:]]))
     assert found == ["I4: a circle of edges through [1, 2, 3]"]

@@ -11,20 +11,18 @@ import numpy as np
 import pytest
 
 from sparkstrom.models.base import FlatModel
-from sparkstrom.simulation import conditions
-from sparkstrom.simulation.conditions import drawn
-from sparkstrom.simulation.faults import NO_FAULTS
-from sparkstrom.simulation.real_parts import (
+from sparkstrom.simulation import runner as conditions
+from sparkstrom.simulation.real_components import (
     CLASSES,
     HIDDEN,
     INPUTS,
-    RATE,
-    Make,
-    RealParts,
-    small_network,
+    LEARNING_RATE,
+    ModelFactory,
+    RealComponentFactory,
+    make_small_network,
 )
-from sparkstrom.simulation.run_sizes import Replicas, Size
-from sparkstrom.simulation.runs import play_all
+from sparkstrom.simulation.run_options import NO_FAULTS, ReplicaKind, RunSize
+from sparkstrom.simulation.runner import draw_scenario, play_seeds
 from sparkstrom.simulation.world import World
 from tests.simulation.test_seeds import CORES
 
@@ -35,7 +33,9 @@ def torch_model() -> FlatModel:
     from sparkstrom.models.torch import TorchModel
 
     parts = nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES)
-    return TorchModel(nn.Sequential(*parts), nn.CrossEntropyLoss(), partial(optim.SGD, lr=RATE))
+    return TorchModel(
+        nn.Sequential(*parts), nn.CrossEntropyLoss(), partial(optim.SGD, lr=LEARNING_RATE)
+    )
 
 
 def jax_model() -> FlatModel:
@@ -43,20 +43,20 @@ def jax_model() -> FlatModel:
 
     from tests.unit.models import mlp_in_jax
 
-    return mlp_in_jax.make(optax.sgd(RATE))
+    return mlp_in_jax.make(optax.sgd(LEARNING_RATE))
 
 
 def keras_model() -> FlatModel:
     from sparkstrom.models.keras import KerasModel
-    from sparkstrom.models.keras_objects import keras
+    from sparkstrom.models.keras_support import keras
 
     layers = keras.layers.Dense(HIDDEN, activation="tanh"), keras.layers.Dense(CLASSES)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model = keras.Sequential([keras.Input((INPUTS,)), *layers])
-    return KerasModel(model, loss, keras.optimizers.SGD(RATE))
+    return KerasModel(model, loss, keras.optimizers.SGD(LEARNING_RATE))
 
 
-KINDS: dict[str, tuple[Make, tuple[str, ...]]] = {  # and what must be installed
+KINDS: dict[str, tuple[ModelFactory, tuple[str, ...]]] = {  # and what must be installed
     "torch": (torch_model, ("torch",)),
     "jax": (jax_model, ("jax", "optax")),
     "keras": (keras_model, ("jax", "keras")),
@@ -65,7 +65,7 @@ KINDS: dict[str, tuple[Make, tuple[str, ...]]] = {  # and what must be installed
 
 @pytest.mark.parametrize(("mode", "nodes"), [("plain", 4), ("mesh", 12)])
 def test_a_fit_of_real_replicas_keeps_the_invariants(mode: str, nodes: int) -> None:
-    for result in play_all(range(24), nodes, mode, {"replicas": Replicas.REAL}, CORES):
+    for result in play_seeds(range(24), nodes, mode, {"replicas": ReplicaKind.REAL}, CORES):
         repeat = f"sparkstrom simulate --mode {mode} --nodes {nodes} --seeds {result.seed}"
         assert result.violations == [], f"{repeat} --replicas real"
 
@@ -76,21 +76,21 @@ def test_a_fit_of_each_kind_of_model_keeps_the_invariants(kind: str) -> None:
     if lacking := [name for name in needed if importlib.util.find_spec(name) is None]:
         pytest.skip(f"not installed: {', '.join(lacking)}")
     for seed in range(2):
-        size, faults = drawn(seed, 4, "mesh")
-        world = World(seed, size, faults, RealParts(size, seed, make))
+        size, faults = draw_scenario(seed, 4, "mesh")
+        world = World(seed, size, faults, RealComponentFactory(size, seed, make))
         assert world.run() == []
         assert world.checks.commits
 
 
 def test_a_share_of_the_seeds_trains_real_replicas() -> None:
-    kinds = [conditions.drawn(seed, 12, "mesh")[0].replicas for seed in range(1000)]
-    assert 5 < kinds.count(Replicas.REAL) < 50
+    kinds = [conditions.draw_scenario(seed, 12, "mesh")[0].replicas for seed in range(1000)]
+    assert 5 < kinds.count(ReplicaKind.REAL) < 50
 
 
 def test_what_is_learnt_reaches_every_replica() -> None:
     """The models do learn, and nobody has only zeros to agree about."""
-    size = Size(nodes=3, epochs=4, batches=10)
-    parts = RealParts(size, seed=2)
+    size = RunSize(nodes=3, epochs=4, batches=10)
+    parts = RealComponentFactory(size, seed=2)
     world = World(2, size, NO_FAULTS, parts)
     assert world.run() == []
     learnt = world.replica.theta.to_host() - parts.job.initial  # type: ignore[attr-defined]
@@ -101,14 +101,14 @@ def test_what_is_learnt_reaches_every_replica() -> None:
 # -- the checks ------------------------------------------------------------------------------------
 
 
-def calm_world(parts: RealParts) -> World:
+def calm_world(parts: RealComponentFactory) -> World:
     return World(2, parts.size, replace(NO_FAULTS, step_s_max=0.1), parts)
 
 
 def test_a_residual_that_loses_something_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparkstrom.runtime.replica import Replica
+    from sparkstrom.runtime.theta import Replica
 
-    parts, publish = RealParts(Size(nodes=2), seed=2), Replica.publish
+    parts, publish = RealComponentFactory(RunSize(nodes=2), seed=2), Replica.publish
 
     def forgetful(self: Any) -> Any:
         encoded = publish(self)
@@ -126,7 +126,7 @@ def test_a_residual_that_loses_something_is_found(monkeypatch: pytest.MonkeyPatc
 def test_a_replica_of_other_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from sparkstrom.runtime.theta import Theta
 
-    parts, add = RealParts(Size(nodes=2), seed=2), Theta.add
+    parts, add = RealComponentFactory(RunSize(nodes=2), seed=2), Theta.add
 
     def sloppy(self: Theta, hits: Any) -> None:
         if self.commit % 5:
@@ -138,4 +138,4 @@ def test_a_replica_of_other_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_small_models_are_small() -> None:
-    assert small_network().n_params == INPUTS * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES
+    assert make_small_network().n_params == INPUTS * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES

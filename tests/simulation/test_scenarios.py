@@ -9,14 +9,12 @@ import pytest
 
 from sparkstrom.codec.messages import Chunk, Message, Phase
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Order
+from sparkstrom.protocol.common.events import Command
 from sparkstrom.protocol.worker.node import Identity
-from sparkstrom.simulation.conditions import changed
-from sparkstrom.simulation.faults import NO_FAULTS, Faults
-from sparkstrom.simulation.run_sizes import Replicas, Size, Through
-from sparkstrom.simulation.runs import play
-from sparkstrom.simulation.sim_network import Network
-from sparkstrom.simulation.sim_process import Cut, SimProcess
+from sparkstrom.simulation.network import Network
+from sparkstrom.simulation.process import Outage, SimProcess
+from sparkstrom.simulation.run_options import NO_FAULTS, Faults, ReplicaKind, RunSize, TransportMode
+from sparkstrom.simulation.runner import play_seed, with_overrides
 from sparkstrom.simulation.world import World
 
 
@@ -43,7 +41,7 @@ class OddWorld(World):
 def test_what_cannot_go_well_ends_the_fit_everywhere(
     odd: dict[str, Any], first: int, words: str
 ) -> None:
-    world = OddWorld(3, Size(), replace(NO_FAULTS, crashes=0))
+    world = OddWorld(3, RunSize(), replace(NO_FAULTS, crashes=0))
     world.odd, world.first = odd, first
     if first:
         world.time.at(1.2, crash_partition, world, 1)
@@ -73,7 +71,7 @@ class LateWorld(World):
 
 
 def test_a_fit_begins_without_a_late_worker_and_waits_for_its_partition() -> None:
-    world = LateWorld(1, Size(), NO_FAULTS)
+    world = LateWorld(1, RunSize(), NO_FAULTS)
     assert world.run() == []
     assert world.phase is Phase.DONE
     assert any("began with 3 of 4 workers" in line for line in world.time.transcript)
@@ -82,12 +80,14 @@ def test_a_fit_begins_without_a_late_worker_and_waits_for_its_partition() -> Non
 
 
 def test_more_restarts_than_anybody_would_bear() -> None:
-    size, faults = changed(Size(nodes=2), NO_FAULTS, {"crashes": 30, "restart_s_max": 0.5})
+    size, faults = with_overrides(
+        RunSize(nodes=2), NO_FAULTS, {"crashes": 30, "restart_s_max": 0.5}
+    )
     assert World(9, size, faults).run() == []
 
 
 # So that what happened then happens again.
-OBJECTS = {"through": Through.OBJECTS, "replicas": Replicas.NUMBERS}
+OBJECTS = {"through": TransportMode.OBJECTS, "replicas": ReplicaKind.NUMBERS}
 FOUND = [
     ("a returner was granted a second file", 33, 4, {}),
     ("a state that was overtaken let a drained worker train", 244, 4, {"stop": 1.0}),
@@ -147,19 +147,22 @@ FOUND_IN_A_CHAIN = [
 @pytest.mark.parametrize(("seed", "nodes", "given"), [run[1:] for run in FOUND],
                          ids=[run[0] for run in FOUND])  # fmt: skip
 def test_what_once_went_wrong(seed: int, nodes: int, given: dict[str, Any]) -> None:
-    assert play(seed, nodes, "plain", OBJECTS | given).violations == []
+    assert play_seed(seed, nodes, "plain", OBJECTS | given).violations == []
 
 
 @pytest.mark.parametrize(("seed", "nodes", "given"), [run[1:] for run in FOUND_IN_A_MESH],
                          ids=[run[0] for run in FOUND_IN_A_MESH])  # fmt: skip
 def test_what_once_went_wrong_in_a_mesh(seed: int, nodes: int, given: dict[str, Any]) -> None:
-    assert play(seed, nodes, "mesh", OBJECTS | given).violations == []
+    assert play_seed(seed, nodes, "mesh", OBJECTS | given).violations == []
 
 
 @pytest.mark.parametrize("seed", [run[1] for run in FOUND_IN_A_CHAIN],
                          ids=[run[0] for run in FOUND_IN_A_CHAIN])  # fmt: skip
 def test_what_once_went_wrong_in_a_chain(seed: int) -> None:
-    assert play(seed, 13, "mesh", CHAIN | OBJECTS | {"through": Through.CODEC}).violations == []
+    assert (
+        play_seed(seed, 13, "mesh", CHAIN | OBJECTS | {"through": TransportMode.CODEC}).violations
+        == []
+    )
 
 
 class Wall(Network):
@@ -182,17 +185,17 @@ class Wall(Network):
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_who_speaks_with_the_master_and_with_no_neighbour_fails_in_time(attempts: int) -> None:
     """It knocks for ever, and is told its place each time; Spark tries again somewhere else."""
-    size = Size(nodes=5, fan_out=2, depth=4, per_executor=1)
+    size = RunSize(nodes=5, fan_out=2, depth=4, per_executor=1)
     world = World(1, size, NO_FAULTS)
     wall = Wall(world.time, world.faults, world._arrive_at_master)
     wall.attempts, world.network = attempts, wall
     violations = world.run()
     assert world.phase is Phase.DONE
-    failed = [p for p in world.processes if p.node.command.order is Order.FAIL]
+    failed = [p for p in world.processes if p.node.directive.order is Command.FAIL]
     assert failed == wall.behind
     assert len(failed) == attempts
     for process in failed:
-        assert "have had no edge for 16 s" in process.node.command.reason
+        assert "have had no edge for 16 s" in process.node.directive.reason
     assert all("p2/" in v and "I5" in v and "security group" in v for v in violations)
     assert world.time.now_s < 40.0 * (1 + attempts)
 
@@ -214,7 +217,7 @@ class Deaf(Network):
 
 def test_a_stream_that_broke_before_its_first_word_is_found_within_a_lease_and_a_bit() -> None:
     """The one above has no commit yet, so that it may have no answer; but it hears nothing."""
-    size = Size(nodes=2, fan_out=1, depth=3, per_executor=1, lease_s=10.0, patience_s=30.0)
+    size = RunSize(nodes=2, fan_out=1, depth=3, per_executor=1, lease_s=10.0, patience_s=30.0)
     world = World(1, size, NO_FAULTS)
     deaf = Deaf(world.time, world.faults, world._arrive_at_master)
     world.network = deaf
@@ -234,7 +237,7 @@ def test_a_stream_that_broke_before_its_first_word_is_found_within_a_lease_and_a
 
 def ends_s(seed: int, faults: Faults, lead: int | None) -> dict[int, float]:
     """When each partition of a calm mesh was trained to its end."""
-    size = Size(nodes=7, fan_out=2, depth=5, max_lead=lead, kept_files=0, per_executor=1)
+    size = RunSize(nodes=7, fan_out=2, depth=5, max_lead=lead, kept_files=0, per_executor=1)
     world = World(seed, size, faults)
     out: dict[int, float] = {}
 
@@ -270,9 +273,9 @@ def test_a_short_cut_delays_what_is_sent_and_a_long_one_breaks_the_stream(
     leases: float, breaks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with Aeron: it repairs what it can, in order, and what it cannot is gone for good."""
-    world = World(1, Size(nodes=1, epochs=100), replace(NO_FAULTS, step_s_max=0.1))
+    world = World(1, RunSize(nodes=1, epochs=100), replace(NO_FAULTS, step_s_max=0.1))
     got: list[tuple[float, int]] = []
-    feed = SimProcess.feed
+    feed = SimProcess.handle
 
     def seen(self: SimProcess, event: ev.Event, now_s: float) -> None:
         if isinstance(event, ev.Received) and getattr(event.message, "commit", 0) == MARK:
@@ -280,12 +283,12 @@ def test_a_short_cut_delays_what_is_sent_and_a_long_one_breaks_the_stream(
             got.append((now_s, event.message.index))
         feed(self, event, now_s)
 
-    monkeypatch.setattr(SimProcess, "feed", seen)
+    monkeypatch.setattr(SimProcess, "handle", seen)
     until_s = 3.0 + leases * world.size.lease_s
 
     def cut_off() -> None:
         (process,) = world.alive
-        world.network.cut(process, Cut(until_s, up=False, down=True))
+        world.network.begin_outage(process, Outage(until_s, up=False, down=True))
         for index in range(3):
             chunk = Chunk(index=index, commit=MARK, payload=b"")
             world.network.send(None, process.node.node, chunk)

@@ -10,7 +10,7 @@ import pytest
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.protocol.common.topology import Topology
-from sparkstrom.simulation.shape import Shape
+from sparkstrom.simulation.invariants import TopologyChecker
 
 HEAD, LEASE_S = 100, 2.0
 LIMITS = SimpleNamespace(fan_out=1, depth=3)
@@ -23,7 +23,7 @@ class Seen:
     name: str
     node: Any
     identity: Any
-    installed: bool = True
+    has_replica: bool = True
     alive: bool = True
 
 
@@ -58,13 +58,13 @@ def test_only_a_copy_that_goes_on_is_waited_for(
     whole: bool, installed: bool, goes_on: bool, cut_off: set[str]
 ) -> None:
     violations: list[str] = []
-    shape = Shape(violations.append, LEASE_S)
+    shape = TopologyChecker(violations.append, LEASE_S)
     above = seen("above", 1, MASTER, received=10, whole=whole)
-    above.installed = installed
+    above.has_replica = installed
     below = seen("below", 2, 1, received=5)
     for second in range(20):
         above.node.replication.received += goes_on
-        shape.goes_on([above, below], HEAD, float(second))  # type: ignore[list-item]
+        shape.check_progress([above, below], HEAD, float(second))  # type: ignore[list-item]
     assert {text.split()[1] for text in violations} == cut_off
 
 
@@ -77,7 +77,7 @@ def test_who_waits_for_its_place_is_lost_once_nobody_gets_one(
     above_is_placed: bool, places_go_on: bool, cut_off: set[str]
 ) -> None:
     violations: list[str] = []
-    shape = Shape(violations.append, LEASE_S)
+    shape = TopologyChecker(violations.append, LEASE_S)
     below, tree = seen("below", 2, 1, received=5), Topology(fan_out=1, depth_max=3)
     tree = tree.attach(1).attach(2)
     for second in range(20):
@@ -87,8 +87,8 @@ def test_who_waits_for_its_place_is_lost_once_nobody_gets_one(
             )
             for node in (1, 2, *range(10, 10 + second * places_go_on))
         }
-        shape.places(master_of(live, tree), float(second))
-        shape.goes_on([below], HEAD, float(second))  # type: ignore[list-item]
+        shape.record_places(master_of(live, tree), float(second))
+        shape.check_progress([below], HEAD, float(second))  # type: ignore[list-item]
     assert {text.split()[1] for text in violations} == cut_off
 
 
@@ -96,11 +96,11 @@ def test_who_waits_for_its_place_is_lost_once_nobody_gets_one(
 def test_who_has_no_edge_waits_for_the_copy_above_its_place(copies: bool) -> None:
     """The master has ids for both that they have not heard of: the places above are not theirs."""
     violations: list[str] = []
-    shape = Shape(violations.append, LEASE_S)
+    shape = TopologyChecker(violations.append, LEASE_S)
     relay = seen("relay", 1, MASTER, received=10, whole=not copies)
     middle, last = (seen(name, None, None, received=0) for name in ("middle", "last"))
     middle.identity.token, last.identity.token = 2, 3
-    middle.node.replication.history.whole = middle.installed = False
+    middle.node.replication.history.whole = middle.has_replica = False
     middle.node.link.attached = last.node.link.attached = False
     last.node.node = 9  # which is closed
     tree = Topology(fan_out=1, depth_max=3).attach(1).attach(2).attach(3)
@@ -109,12 +109,12 @@ def test_who_has_no_edge_waits_for_the_copy_above_its_place(copies: bool) -> Non
         for node in (1, 2, 3)
     }
     master = master_of(live, tree)
-    shape.tree(master)
+    shape.check_tree(master)
     everybody: Any = [relay, middle, last]
     for second in range(20):
         relay.node.replication.received += 1
-        shape.places(master, float(second))
-        shape.goes_on(everybody, HEAD, float(second))
-        shape.closed_ids(everybody, master, float(second))
+        shape.record_places(master, float(second))
+        shape.check_progress(everybody, HEAD, float(second))
+        shape.check_closed_ids(everybody, master, float(second))
     for words in ("last is cut off", "closed id 9 is still last's"):
         assert any(words in text for text in violations) != copies

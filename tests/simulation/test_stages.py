@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.codec.messages import Here, Release, Silent
+from sparkstrom.codec.messages import ChildSilent, ProbeReply, Release
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common import stages
 from sparkstrom.protocol.common.stages import (
-    Cause,
     ChildStage,
     FarewellStage,
     LinkStage,
@@ -22,12 +21,13 @@ from sparkstrom.protocol.common.stages import (
     ReplicaStage,
     Stage,
     TaskStage,
+    Trigger,
 )
-from sparkstrom.simulation.runs import play
+from sparkstrom.simulation.runner import play_seed
 from tests.unit.protocol.conftest import Make, MasterDriver, NodeDriver
 
 KINDS = [LinkStage, ReplicaStage, TaskStage, FarewellStage, ChildStage, MemberStage]
-Row = tuple[Stage, Cause]
+Row = tuple[Stage, Trigger]
 RUNS: list[tuple[str, int, range, dict[str, Any]]] = [
     ("mesh", 9, range(9), {"resumed": 0, "copies": 0, "last_copies": 0}),
     (
@@ -77,7 +77,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recording:
 def fetched(make: Make) -> NodeDriver:
     """All of its first snapshot is with its trainer."""
     node = NodeDriver(make).joined()
-    node.step(ev.Paused(1))
+    node.step(ev.TrainerPaused(1))
     node.hear(make.chunk(0))
     assert node.me.replication.stage is ReplicaStage.INSTALLING
     return node
@@ -106,9 +106,9 @@ def falls_behind_twice(make: Make) -> NodeDriver:
 
 def goes_on_fetching(make: Make) -> NodeDriver:
     node = refetches(make)
-    node.step(ev.Installed())
+    node.step(ev.ReplicaInstalled())
     assert node.me.replication.stage is ReplicaStage.FETCHING
-    assert node.order is ev.Order.PAUSE
+    assert node.order is ev.Command.PAUSE
     return node
 
 
@@ -117,13 +117,13 @@ def released(make: Make, times: int = 2) -> NodeDriver:
     for _ in range(times):
         node.told(Release("a slot is needed"))
     assert node.me.task.stage is TaskStage.RELEASING
-    assert node.order is ev.Order.RELEASE
+    assert node.order is ev.Command.RELEASE
     return node
 
 
 def left(make: Make) -> NodeDriver:
     node = released(make)
-    node.step(ev.Released(None))
+    node.step(ev.TrainerReleased(None))
     node.told(Release("a slot is needed"))
     assert node.me.task.stage is TaskStage.LEAVING
     return node
@@ -144,7 +144,7 @@ def fails_again(make: Make) -> NodeDriver:
 def is_superseded(node: NodeDriver) -> NodeDriver:
     node.told(node.make.closed(1, free=False))
     assert node.me.task.stage is TaskStage.ENDED
-    assert node.order is ev.Order.FAIL
+    assert node.order is ev.Command.FAIL
     return node
 
 
@@ -152,10 +152,10 @@ def hears_on_after_its_end(make: Make) -> NodeDriver:
     """What it was told, and what its trainer does, was under way already."""
     node = is_superseded(released(make))
     node.told(Release("a slot is needed"))
-    node.step(ev.Released(None))
+    node.step(ev.TrainerReleased(None))
     fails(node)
     node.told(node.make.closed(1, free=False))
-    assert node.order is ev.Order.FAIL
+    assert node.order is ev.Command.FAIL
     assert node.me.task.stage is TaskStage.ENDED
     return node
 
@@ -164,7 +164,7 @@ def complain(master: MasterDriver) -> None:
     """Node 1 does not hear node 2 over the edge that 2 was ordered to open."""
     order = master.member(2).order
     assert order is not None
-    master.direct(Silent(1, 2, order.edge))
+    master.direct(ChildSilent(1, 2, order.edge))
 
 
 def ordered(make: Make) -> MasterDriver:
@@ -195,7 +195,7 @@ def gets_another_edge(make: Make) -> None:
     """It lives: only the edge is no good, so it is ordered another one."""
     master = is_never_heard(make)
     before = master.member(2).order
-    master.direct(Here(2))
+    master.direct(ProbeReply(2))
     master.tick()
     after = master.member(2).order
     assert before is not None
@@ -220,39 +220,39 @@ def dies_before_it_is_ordered(make: Make) -> None:
 
 
 SCENES: dict[Callable[[Make], Any], set[Row]] = {
-    falls_behind_before_it_is_whole: {(ReplicaStage.FETCHING, Cause.BEHIND)},
+    falls_behind_before_it_is_whole: {(ReplicaStage.FETCHING, Trigger.BEHIND)},
     falls_behind_twice: {
-        (ReplicaStage.INSTALLING, Cause.BEHIND),
-        (ReplicaStage.REFETCHING, Cause.BEHIND),
+        (ReplicaStage.INSTALLING, Trigger.BEHIND),
+        (ReplicaStage.REFETCHING, Trigger.BEHIND),
     },
-    goes_on_fetching: {(ReplicaStage.REFETCHING, Cause.INSTALLED)},
+    goes_on_fetching: {(ReplicaStage.REFETCHING, Trigger.INSTALLED)},
     lambda make: fails(left(make)): {
-        (TaskStage.TRAINING, Cause.RELEASED),
-        (TaskStage.RELEASING, Cause.RELEASED),
-        (TaskStage.LEAVING, Cause.RELEASED),
-        (TaskStage.RELEASING, Cause.LEFT),
-        (TaskStage.LEAVING, Cause.FAILED),
+        (TaskStage.TRAINING, Trigger.RELEASED),
+        (TaskStage.RELEASING, Trigger.RELEASED),
+        (TaskStage.LEAVING, Trigger.RELEASED),
+        (TaskStage.RELEASING, Trigger.LEFT),
+        (TaskStage.LEAVING, Trigger.FAILED),
     },
     fails_again: {
-        (TaskStage.RELEASING, Cause.FAILED),
-        (TaskStage.FAILING, Cause.FAILED),
-        (TaskStage.FAILING, Cause.RELEASED),
+        (TaskStage.RELEASING, Trigger.FAILED),
+        (TaskStage.FAILING, Trigger.FAILED),
+        (TaskStage.FAILING, Trigger.RELEASED),
     },
     hears_on_after_its_end: {
-        (TaskStage.RELEASING, Cause.ENDED),
-        (TaskStage.ENDED, Cause.RELEASED),
-        (TaskStage.ENDED, Cause.LEFT),
-        (TaskStage.ENDED, Cause.FAILED),
-        (TaskStage.ENDED, Cause.ENDED),
+        (TaskStage.RELEASING, Trigger.ENDED),
+        (TaskStage.ENDED, Trigger.RELEASED),
+        (TaskStage.ENDED, Trigger.LEFT),
+        (TaskStage.ENDED, Trigger.FAILED),
+        (TaskStage.ENDED, Trigger.ENDED),
     },
     comes_late: {
-        (MemberStage.ORDERED, Cause.COMPLAINED),
-        (MemberStage.UNHEARD, Cause.COMPLAINED),
-        (MemberStage.UNHEARD, Cause.CONFIRMED),
+        (MemberStage.ORDERED, Trigger.COMPLAINED),
+        (MemberStage.UNHEARD, Trigger.COMPLAINED),
+        (MemberStage.UNHEARD, Trigger.CONFIRMED),
     },
-    gets_another_edge: {(MemberStage.UNHEARD, Cause.MOVED)},
-    lambda make: expires(is_never_heard(make)): {(MemberStage.UNHEARD, Cause.EXPELLED)},
-    dies_before_it_is_ordered: {(MemberStage.WAITING, Cause.EXPELLED)},
+    gets_another_edge: {(MemberStage.UNHEARD, Trigger.MOVED)},
+    lambda make: expires(is_never_heard(make)): {(MemberStage.UNHEARD, Trigger.EXPELLED)},
+    dies_before_it_is_ordered: {(MemberStage.WAITING, Trigger.EXPELLED)},
 }
 
 
@@ -267,7 +267,7 @@ def test_a_scene_makes_the_transitions_that_it_is_for(
 def test_the_table_holds_what_runs_and_scenes_make_and_nothing_else(recorded: Recording) -> None:
     for mode, nodes, seeds, given in RUNS:
         for seed in seeds:
-            assert play(seed, nodes, mode, given).violations == []
+            assert play_seed(seed, nodes, mode, given).violations == []
     made = recorded.made.union(*SCENES.values())
     assert {named(row) for row in stages.TRANSITIONS} == {named(row) for row in made}
 
@@ -296,4 +296,4 @@ def after_any(found: set[Stage]) -> Iterator[Stage]:
 
 def test_what_is_not_in_the_table_cannot_happen() -> None:
     with pytest.raises(AssertionError, match="INSTALLED does not happen in"):
-        stages.after(ReplicaStage.EMPTY, Cause.INSTALLED)
+        stages.next_stage(ReplicaStage.EMPTY, Trigger.INSTALLED)

@@ -17,20 +17,19 @@ import pytest
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import (
-    Attached,
-    Behind,
-    Closed,
+    AttachReply,
+    ChildSilent,
     Direct,
+    IdClosed,
     MergedRange,
     Message,
-    Silent,
+    SnapshotRequired,
     Welcome,
 )
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.simulation.faults import NO_FAULTS
-from sparkstrom.simulation.run_sizes import Size
-from sparkstrom.simulation.sim_network import Network
-from sparkstrom.simulation.sim_process import Cut, SimProcess
+from sparkstrom.simulation.network import Network
+from sparkstrom.simulation.process import Outage, SimProcess
+from sparkstrom.simulation.run_options import NO_FAULTS, RunSize
 from sparkstrom.simulation.world import World
 
 KEPT = Path(__file__).parents[1] / "transcripts"
@@ -45,28 +44,28 @@ class Told(Network):
     world: Story
     welcomed: set[int]
 
-    def answer(self, answer: ev.Answer) -> None:
+    def send_to_process(self, answer: ev.SendToProcess) -> None:
         say, host = self.world.time.say, answer.address.host
         match message := answer.message:
             case Welcome(edge=edge) if edge not in self.welcomed:
                 self.welcomed.add(edge)
                 above = "the master" if message.parent == MASTER else f"node {message.parent}"
                 say(f"master -> {host}: you are node {message.node}, under {above}")
-            case Closed():
+            case IdClosed():
                 say(f"master -> {host}: node {message.node} is closed: {message.reason}")
             case _:
                 pass
-        super().answer(answer)
+        super().send_to_process(answer)
 
     def send(self, owner: SimProcess | None, to: int, message: Message) -> None:
         who = "master" if owner is None else f"node {owner.node.node}"
         text = None
         match message:
-            case Attached(base=base, snapshot=True):
+            case AttachReply(base=base, snapshot=True):
                 text = f"take a snapshot; commits after {base} follow"
-            case Attached(base=base):
+            case AttachReply(base=base):
                 text = f"commits after {base} follow"
-            case Behind(base=base):
+            case SnapshotRequired(base=base):
                 text = f"my log begins at {base}: take a snapshot"
             case MergedRange(after=after, commit=commit):
                 text = f"the sum of commits {after + 1} to {commit}"
@@ -76,16 +75,16 @@ class Told(Network):
             self.world.time.say(f"{who} -> node {to}: {text}")
         super().send(owner, to, message)
 
-    def tell(self, process: SimProcess, message: Direct) -> None:
-        if isinstance(message, Silent):
+    def send_to_master(self, process: SimProcess, message: Direct) -> None:
+        if isinstance(message, ChildSilent):
             self.world.time.say(f"node {message.node} -> master: I do not hear {message.child}")
-        super().tell(process, message)
+        super().send_to_master(process, message)
 
 
 class Story(World):
     """Seven workers in a tree of fan-out 2, nothing goes wrong but what ``trouble`` does."""
 
-    def __init__(self, trouble: Callable[[Story], None], size: Size) -> None:
+    def __init__(self, trouble: Callable[[Story], None], size: RunSize) -> None:
         super().__init__(7, size, replace(NO_FAULTS, delay_ms_max=1, step_s_max=0.4))
         self.network = Told(self.time, self.faults, self._arrive_at_master)
         self.network.world, self.network.welcomed = self, set()
@@ -94,7 +93,7 @@ class Story(World):
 
     def step_master(self, event: ev.Event) -> None:
         super().step_master(event)
-        if self._began_with and not self._began:
+        if self._initial_workers and not self._began:
             self._began = True
             self.time.after(AFTER_S, self._trouble, self)
 
@@ -108,18 +107,18 @@ class Story(World):
         return max(leaves, key=lambda p: p.node.node)
 
     def below(self, process: SimProcess) -> list[SimProcess]:
-        under = self.master.placement.tree.below(process.node.node)
+        under = self.master.placement.tree.descendants(process.node.node)
         return [p for p in self.alive if p.node.node in under]
 
 
 def inner_node_killed(world: Story) -> None:
     """As soon as somebody below it has an update on its way."""
     victim = world.inner()
-    if not any(len(process.node.own) for process in world.below(victim)):
+    if not any(len(process.node.in_flight) for process in world.below(victim)):
         world.time.after(LOOK_S, inner_node_killed, world)
         return
     for process in world.below(victim):
-        waiting = len(process.node.own)
+        waiting = len(process.node.in_flight)
         world.time.say(f"{process.name} has {waiting} updates that are not committed")
     world.time.say(f"kill {victim.name}, node {victim.node.node}")
     world.end(victim, restart=True)
@@ -129,14 +128,14 @@ def cut_off_and_back(world: Story) -> None:
     victim = world.inner()
     until_s = world.time.now_s + 2.5 * world.size.lease_s
     world.time.say(f"nobody reaches {victim.name}, node {victim.node.node}, until {until_s:.1f}")
-    world.shape.trouble_s = until_s
-    world.network.cut(victim, Cut(until_s, up=True, down=True))
+    world.shape.trouble_until_s = until_s
+    world.network.begin_outage(victim, Outage(until_s, up=True, down=True))
 
 
 def slow_child(world: Story) -> None:
     victim = world.leaf()
-    victim.awake_s = world.time.now_s + world.size.lease_s / 2
-    text = f"{victim.name}, node {victim.node.node}, stands still until {victim.awake_s:.1f}"
+    victim.paused_until_s = world.time.now_s + world.size.lease_s / 2
+    text = f"{victim.name}, node {victim.node.node}, stands still until {victim.paused_until_s:.1f}"
     world.time.say(text)
 
 
@@ -150,8 +149,8 @@ def executor_killed(world: Story) -> None:
             world.end(process, restart=True)
 
 
-SIZE = Size(nodes=7, fan_out=2, depth=5, per_executor=1, kept_files=0, max_lead=None)
-STORIES: dict[str, tuple[Callable[[Story], None], Size]] = {
+SIZE = RunSize(nodes=7, fan_out=2, depth=5, per_executor=1, kept_files=0, max_lead=None)
+STORIES: dict[str, tuple[Callable[[Story], None], RunSize]] = {
     "inner-node-killed": (inner_node_killed, SIZE),
     "cut-off-and-back": (cut_off_and_back, SIZE),
     "merged-range-to-a-slow-child": (

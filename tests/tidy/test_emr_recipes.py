@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from sparkstrom.base.units import mib, parse_bytes
 from sparkstrom.cli.main import main
-from sparkstrom.spark.driver.container_memory import parse_bytes
-from sparkstrom.spark.driver.fit_plan import mib
-from sparkstrom.spark.driver.settings import resolve
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.resolution import resolve
 
 ROOT = Path(__file__).parents[2]
 EMR = ROOT / "conf/emr"

@@ -49,6 +49,22 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     assert [link for link in LINK.findall(text) if not (page.parent / link).exists()] == []
 
 
+WALKS = {  # behaviour -> most files that following it may take
+    "a fit from start to end": 6,
+    "a link that goes silent": 4,
+    "the value of tau": 3,
+    "a wrong figure in the summary": 4,
+}
+
+
+@pytest.mark.parametrize(("behaviour", "files_max"), WALKS.items())
+def test_a_walk_is_short(behaviour: str, files_max: int) -> None:
+    (row,) = re.findall(rf"^\| {behaviour} \| (.*) \|$", MAP.read_text(), re.MULTILINE)
+    files = [path for path, _ in NAMED.findall(row)]
+    assert 1 <= len(files) <= files_max
+    assert all((PACKAGE / path).with_suffix(".py").is_file() for path in files)
+
+
 def test_a_name_that_is_not_there_is_found() -> None:
     text = "`runtime/theta.install`, `runtime/thetas`, `runtime/theta.uninstall`, `protocol/worker`"
     assert missing(text) == ["runtime/thetas", "runtime/theta.uninstall"]

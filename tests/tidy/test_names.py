@@ -116,7 +116,7 @@ def test_the_options_need_no_pyspark() -> None:
 import sys
 sys.modules["pyspark"] = None
 from sparkstrom import SharedTrainingMaster
-import sparkstrom.spark.driver.settings
+import sparkstrom.options.resolution
 print(SharedTrainingMaster().batch_size_per_worker)
 """
     done = subprocess.run(

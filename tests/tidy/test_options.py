@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from sparkstrom.encoding.residuals import ResidualClipping
-from sparkstrom.encoding.schedules import WarmUp
+from sparkstrom.encoding.residual import ResidualClipping
+from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import ALGORITHMS
-from sparkstrom.spark.driver.averaging_master import ParameterAveragingTrainingMaster
-from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.network import VoidConfiguration
+from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
 
 TESTS = Path(__file__).parents[1]
 

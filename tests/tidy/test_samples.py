@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from sparkstrom.spark.driver import averaging_master, discovery, training_master
-from sparkstrom.spark.driver.averaging_master import ParameterAveragingTrainingMaster
-from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.driver.settings import resolve
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.options import gradient_sharing as training_master
+from sparkstrom.options import network as discovery
+from sparkstrom.options import parameter_averaging as averaging_master
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.network import VoidConfiguration
+from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
+from sparkstrom.options.resolution import resolve
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"

@@ -7,21 +7,24 @@ for pytest: what it is asked to run decides how it ends.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+NO_CACHE = "no:cacheprovider"
 
 PYTHON = """#!/bin/sh
 case "$*" in
     *tests.java_archives*) [ -z "${FAILS_ARCHIVES:-}" ] && echo -Xarchive; exit ;;
     *--ignore=tests/gpu*) leg=first ;;
-    *--ignore=tests/integration/spark*) leg=apart ;;
-    *tests/gpu*) leg=together ;;
-    *) leg=spark ;;
+    *--backwards*) leg=backwards ;;
+    *--claims*) leg=forwards ;;
+    *) leg=together ;;
 esac
 echo "ran $leg"
 echo "$leg ${SPARK_SUBMIT_OPTS:-}" >>options
@@ -53,19 +56,19 @@ def run(at: Path, *arguments: str, **variables: str) -> subprocess.CompletedProc
 def ran(done: subprocess.CompletedProcess[str]) -> set[str]:
     """Legs that were run; clusters' tests run as two halves or, where they cannot, together."""
     legs = set(done.stdout.split()) - {"ran"}
-    return legs - {"together"} | {"spark", "apart"} if "together" in legs else legs
+    return legs - {"together"} | {"forwards", "backwards"} if "together" in legs else legs
 
 
 def test_nothing_failed(tmp_path: Path) -> None:
     done = run(tmp_path, "--all")
-    assert ran(done) == {"first", "spark", "apart"}
+    assert ran(done) == {"first", "forwards", "backwards"}
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("legs", ["first", "spark together", "apart together"])
+@pytest.mark.parametrize("legs", ["first", "forwards together", "backwards together"])
 def test_a_failed_leg_fails_all_and_the_others_run(legs: str, tmp_path: Path) -> None:
     done = run(tmp_path, FAILS=legs, STATUS="1")
-    assert (done.returncode, ran(done)) == (1, {"first", "spark", "apart"})
+    assert (done.returncode, ran(done)) == (1, {"first", "forwards", "backwards"})
 
 
 @pytest.mark.parametrize(("variables", "given"), [({}, "-Xarchive"), ({"FAILS_ARCHIVES": "1"}, "")])
@@ -73,10 +76,9 @@ def test_jvms_use_the_archives_that_could_be_made(
     variables: dict[str, str], given: str, tmp_path: Path
 ) -> None:
     done = run(tmp_path, "--all", **variables)
-    assert ran(done) == {"first", "spark", "apart"}
+    assert ran(done) == {"first", "forwards", "backwards"}
     lines = (tmp_path / "options").read_text().splitlines()
     options = dict(line.split(" ", 1) for line in lines)
-    assert options.pop("first") == ""
     assert set(options.values()) == {given}
     assert ("JVMs start slowly" in done.stderr) == (not given)
 
@@ -87,5 +89,24 @@ def test_an_interrupted_first_leg_ends_all(tmp_path: Path) -> None:
 
 
 def test_what_is_named_is_handed_on(tmp_path: Path) -> None:
-    done = run(tmp_path, "tests/unit", FAILS="spark", STATUS="5")
-    assert (done.returncode, done.stdout) == (5, "ran spark\n")
+    done = run(tmp_path, "tests/unit", FAILS="together", STATUS="5")
+    assert (done.returncode, done.stdout) == (5, "ran together\n")
+
+
+def test_runs_with_the_same_claims_share_files(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / f"test_{name}.py").write_text("def test_1(): ...\ndef test_2(): ...\n")
+    claims = tmp_path / "claims"
+    (claims / "test_b.py").mkdir(parents=True)  # by another run
+
+    def ran_in_order(*options: str) -> list[str]:
+        command = [sys.executable, "-m", "pytest", "-v", "-p", "tests.conftest", "-p", NO_CACHE]
+        command += [f"--rootdir={tmp_path}", f"--claims={claims}", *options, str(tmp_path)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return re.findall(r"(\w)\.py::test_(\d) PASSED", done.stdout)
+
+    assert ran_in_order() == [("a", "1"), ("a", "2"), ("c", "1"), ("c", "2")]
+    assert ran_in_order() == []
+    shutil.rmtree(claims)
+    claims.mkdir()
+    assert "".join(map("".join, ran_in_order("--backwards"))) == "c1c2b1b2a1a2"

@@ -1,4 +1,4 @@
-"""Sizes: a function of over 70 lines or a module of over 900 has two responsibilities.
+"""Sizes: a function of over 70 lines below its docstring, or a module of over 900, does two things.
 
 Lines of over 100 characters are the linter's to find.
 """
@@ -26,6 +26,12 @@ def short(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+def lines_without_docstring(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    docstring = function.body[0] if ast.get_docstring(function, clean=False) else None
+    documented = (docstring.end_lineno or 0) - docstring.lineno + 1 if docstring else 0
+    return (function.end_lineno or 0) - function.lineno + 1 - documented
+
+
 def test_modules_and_functions_are_short() -> None:
     too_long: list[str] = []
     for path in SOURCES:
@@ -36,7 +42,7 @@ def test_modules_and_functions_are_short() -> None:
             f"{short(path)}: {node.name} has {length} lines"
             for node in ast.walk(ast.parse(text))
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            and (length := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX
+            and (length := lines_without_docstring(node)) > FUNCTION_LINES_MAX
         ]
     assert too_long == []
 

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,39 +25,52 @@ def load_error_texts():
 
 
 error_texts = load_error_texts()
-TEXTS = error_texts.told()
-ENTRIES = error_texts.entries(PAGE.read_text())
+
+
+@cache
+def all_texts():
+    """Parse the package once, and only in a process that runs these tests."""
+    return error_texts.told()
+
+
+@cache
+def all_entries():
+    return error_texts.entries(PAGE.read_text())
+
 
 # Sites whose text was made elsewhere, where it is looked at. A new one belongs here only when that
 # is so: otherwise write its text as a literal at the site, or as a constant of a module.
 PASSED_ON = {
-    ("checkpoint/checkpoint_writer.py", "self.warnings.append(text)"),
-    ("local/orders.py", "SetupError(self.failure)"),
-    ("local/orders.py", "TrainingError(self.failure, "),
-    ("local/orders.py", "UsageError(self.failure)"),
-    ("protocol/master/admission.py", "ev.Abort(str(error), "),
+    ("checkpoint/writer.py", "self.warnings.append(text)"),
+    ("local/worker_pool.py", "SetupError(self.failure)"),
+    ("local/worker_pool.py", "TrainingError(self.failure, "),
+    ("local/worker_pool.py", "UsageError(self.failure)"),
+    ("protocol/master/membership.py", "ev.Abort(str(error), "),
     ("protocol/master/master.py", "ev.Abort(reason)"),
     ("protocol/master/master.py", "ev.Abort(message.reason, "),
     ("protocol/master/master.py", "ev.Abort(failed.reason, "),
-    ("protocol/master/phases.py", "ev.Abort(reason, kind=ev.Failure.SETUP, lack=Lack.AT_START)"),
+    (
+        "protocol/master/phases.py",
+        "ev.Abort(reason, kind=ev.Failure.SETUP, lack=WorkerShortage.AT_START)",
+    ),
     ("protocol/master/statuses.py", "ev.Note(self.slow[node])"),
-    ("protocol/master/vacancies.py", "ev.Abort(reason, partition=at, "),
-    ("runtime/failures.py", "UsageError(abort.reason)"),
-    ("runtime/failures.py", "SetupError(abort.reason)"),
-    ("runtime/failures.py", "RowsRefused(abort.reason, "),
-    ("runtime/failures.py", "TrainingError(abort.reason, "),
-    ("runtime/master_thread.py", "ev.GivenUp(reason)"),
+    ("protocol/master/phases.py", "ev.Abort(text, partition=at, "),
+    ("runtime/fit_state.py", "UsageError(abort.reason)"),
+    ("runtime/fit_state.py", "SetupError(abort.reason)"),
+    ("runtime/fit_state.py", "RowsRefused(abort.reason, "),
+    ("runtime/fit_state.py", "TrainingError(abort.reason, "),
+    ("runtime/master_thread.py", "ev.AbortRequested(reason)"),
     ("runtime/master_thread.py", "log.warning('%s', text)"),
-    ("spark/averaging/rounds.py", "UsageError(reason)"),
-    ("spark/averaging/rounds.py", "TrainingError(reason, "),
-    ("spark/driver/accuracy_warnings.py", "log.warning('%s', text)"),
-    ("spark/driver/fit_call.py", "self.warnings.append(text)"),
-    ("spark/driver/followed_fit.py", "self._showing.warn(warning)"),
-    ("spark/driver/listener_thread.py", "log.warning('%s', text)"),
-    ("spark/driver/listener_thread.py", "self._warn(str(self._raised"),
-    ("spark/driver/listener_thread.py", "self.warnings.append(text)"),
-    ("spark/driver/memory_watch.py", "self._warn(text)"),
-    ("spark/driver/start_watch.py", "NetworkError(closed[0] + _whose("),
+    ("rounds/worker_round.py", "UsageError(reason)"),
+    ("rounds/worker_round.py", "TrainingError(reason, "),
+    ("fit/accuracy_warnings.py", "log.warning('%s', text)"),
+    ("fit/request.py", "self.warnings.append(text)"),
+    ("fit/session.py", "self._reporting.warn(warning)"),
+    ("fit/session.py", "reporting.warn(warning)"),
+    ("fit/listeners.py", "log.warning('%s', text)"),
+    ("fit/listeners.py", "self._warn(str(self._raised"),
+    ("fit/listeners.py", "self.warnings.append(text)"),
+    ("fit/supervisor.py", "NetworkError(blocked[0] + reach"),
 }
 
 TEXTS_MAX = 12  # that one pattern may find
@@ -96,7 +110,7 @@ def uncovered(texts, entries) -> list:
 
 
 def test_every_text_has_an_entry() -> None:
-    lost = uncovered(TEXTS, ENTRIES)
+    lost = uncovered(all_texts(), all_entries())
     said = "\n".join(f"    {text.where}  {text.kind}\n        {text.text}" for text in lost)
     assert not lost, HOW.format(count=len(lost), texts=said)
 
@@ -108,7 +122,7 @@ def test_every_class_has_an_entry(name: str) -> None:
 
 @pytest.mark.parametrize(("path", "code"), sorted(PASSED_ON))
 def test_every_site_that_passes_on_is_there(path: str, code: str) -> None:
-    told = (text for text in TEXTS if text.text == error_texts.GAP)
+    told = (text for text in all_texts() if text.text == error_texts.GAP)
     assert any(text.where.startswith(f"{path}:") and text.code.startswith(code) for text in told)
 
 
@@ -116,17 +130,17 @@ def test_every_entry_is_about_something() -> None:
     """Whoever removes a text removes its entry, or the pattern."""
     useless = [
         f"{entry.heading}: {pattern}"
-        for entry in ENTRIES
+        for entry in all_entries()
         for pattern in entry.patterns
-        if not any(re.search(pattern, text.text) for text in TEXTS)
+        if not any(re.search(pattern, text.text) for text in all_texts())
     ]
     assert useless == []
 
 
 def test_no_pattern_is_about_everything() -> None:
     """One that finds whatever comes would hide what is new."""
-    patterns = [pattern for entry in ENTRIES for pattern in entry.patterns]
-    texts = {text.text for text in TEXTS}
+    patterns = [pattern for entry in all_entries() for pattern in entry.patterns]
+    texts = {text.text for text in all_texts()}
     counts = {
         pattern: sum(re.search(pattern, text) is not None for text in texts) for pattern in patterns
     }
@@ -135,7 +149,7 @@ def test_no_pattern_is_about_everything() -> None:
         for pattern, count in counts.items()
         if count > (1 if len(re.findall("[a-z]", pattern)) < LETTERS_MIN else TEXTS_MAX)
     ] == []
-    classes = {name for entry in ENTRIES for name in entry.classes}
+    classes = {name for entry in all_entries() for name in entry.classes}
     told = {
         "BadValue",
         "NoDl4jNetwork",
@@ -162,14 +176,14 @@ def test_no_pattern_is_about_everything() -> None:
         'warnings.append(f"the moon is {x} km away: wait")',
         'return [ev.Abort(f"the moon is {x} km away: wait", "", host)]',
         'ev.Note(f"the moon is {x} km away: wait")',
-        'class Vain:\n    MOON = "the moon is {x:.0f} km away: wait"',
+        'class TimeoutReason:\n    MOON = "the moon is {x:.0f} km away: wait"',
     ],
 )
 def test_a_new_text_is_found_and_has_no_entry(source: str) -> None:
     module = error_texts.Module(error_texts.PACKAGE / "moon.py", ast.parse(source))
     found = list(error_texts.told_in(module))
     assert [text.text for text in found] == ["the moon is … km away: wait"]
-    assert uncovered(found, ENTRIES) == found
+    assert uncovered(found, all_entries()) == found
 
 
 def test_a_text_that_cannot_be_read_is_asked_for() -> None:
@@ -178,8 +192,8 @@ def test_a_text_that_cannot_be_read_is_asked_for() -> None:
     )
     found = list(error_texts.told_in(module))
     assert [text.text for text in found] == [error_texts.GAP]
-    assert uncovered(found, ENTRIES) == found
+    assert uncovered(found, all_entries()) == found
 
 
 def test_headings_are_there_once() -> None:
-    assert [h for h, n in Counter(entry.heading for entry in ENTRIES).items() if n > 1] == []
+    assert [h for h, n in Counter(entry.heading for entry in all_entries()).items() if n > 1] == []

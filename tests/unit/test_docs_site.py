@@ -34,6 +34,8 @@ pytestmark = pytest.mark.slow
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as scripts/docs does."""
     pytest.importorskip("torch")  # whose API pages it has
+    for needed in ("sphinx", "furo", "myst_parser"):
+        pytest.importorskip(needed, reason=f"{needed} is not here: the extra test-all has it")
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "--quiet", "-b", "html"]
     done = subprocess.run(

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sparkstrom.checkpoint.checkpoint_file import read_checkpoint_untrusted
-from sparkstrom.checkpoint.store import load_model
+from sparkstrom.checkpoint.files import read_untrusted_checkpoint
+from sparkstrom.checkpoint.saved_model import load_model
+from sparkstrom.fit.checkpoints import read_resume_point
 from sparkstrom.ml import SparkstromEstimator
-from sparkstrom.models.registry import from_description
-from sparkstrom.observe.reporting.report_page import report
-from sparkstrom.observe.reporting.run_history import read_history
-from sparkstrom.spark.driver.checkpoint_content import resumption_of
+from sparkstrom.models.base import from_description
+from sparkstrom.observe.reporting.report_page import render_report
+from sparkstrom.observe.reporting.run_log import read_history
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -30,7 +30,7 @@ def test_a_saved_network_predicts_what_it_did() -> None:
 def test_a_fit_resumes_from_a_checkpoint() -> None:
     model, parameters, _ = load_model(GOLDEN / "network.npz")
     with (GOLDEN / "checkpoint.npz").open("rb") as file:
-        found = resumption_of("f.npz", read_checkpoint_untrusted(file, "f.npz"), model)
+        found = read_resume_point("f.npz", read_untrusted_checkpoint(file, "f.npz"), model)
     assert (found.key.number, found.epochs, found.epochs_done) == (1, 3, 3)
     np.testing.assert_array_equal(found.parameters, parameters)
     assert [epoch["epoch"] for epoch in found.figures["whole"]] == [1, 2, 3]
@@ -39,7 +39,7 @@ def test_a_fit_resumes_from_a_checkpoint() -> None:
 def test_a_run_log_becomes_a_report() -> None:
     history = read_history(GOLDEN / "run.jsonl")
     assert len(history.fits) == 1
-    assert "2 workers trained 3 epochs" in report(history)
+    assert "2 workers trained 3 epochs" in render_report(history)
 
 
 def test_an_estimators_metadata_are_read() -> None:

@@ -22,7 +22,7 @@ from sparkstrom.base.kernel_cache import (
     use_writable_cache,
 )
 from sparkstrom.encoding import gaps
-from sparkstrom.encoding.cpu import object_files
+from sparkstrom.encoding.cpu import kernel_loader as object_files
 
 ROOT = Path(__file__).parents[2]
 SAID = "compiling kernels"
@@ -78,6 +78,26 @@ def test_a_named_or_own_directory_that_others_control_is_not_used(
     assert environ == {VARIABLE: str(safe)}
 
 
+@pytest.mark.parametrize(
+    ("mode", "is_used"), [(0o777, False), (0o775, False), (0o1777, True), (0o755, True)]
+)
+def test_a_named_directory_that_others_can_replace_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_used: bool
+) -> None:
+    monkeypatch.setattr(kernel_cache, "SHARED", (tmp_path / "host",))
+    (tmp_path / "host").mkdir()
+    parent, used = tmp_path / "parent", tmp_path / "parent/team/kernels"
+    used.mkdir(parents=True)
+    parent.chmod(mode)
+    safe = used if is_used else tmp_path / "host" / f"sparkstrom-kernels-{os.getuid()}"
+    assert kernel_directory({VARIABLE: str(used)}, tmp_path) == safe
+    for missing in (False, True):  # Numba creates one that does not exist
+        named = str(used / "new" if missing else used)
+        environ = {VARIABLE: named}
+        use_writable_cache(environ, tmp_path)
+        assert environ == {VARIABLE: named if is_used else str(safe)}
+
+
 @pytest.mark.parametrize("how", ["open to all", "another user's", "a link"])
 def test_machine_code_that_others_could_have_written_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -96,15 +116,15 @@ def test_machine_code_that_others_could_have_written_is_compiled_again(
         file.rename(tmp_path / "elsewhere")
         file.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match=r"write to this file|symbolic links"):
-        object_files.read(file)
+        object_files.read_functions(file)
 
     def compiled(missing: dict[str, Path], directory: Path) -> None:
         for path in missing.values():
             path.unlink()
-            object_files.write(path, {})
+            object_files.write_functions(path, {})
 
     monkeypatch.setattr(object_files, "_compile", compiled)
-    assert object_files.load([gaps.__name__]) == {gaps.__name__: {}}
+    assert object_files.load_modules([gaps.__name__]) == {gaps.__name__: {}}
 
 
 @pytest.mark.parametrize("taken", ["open to all", "a link", "a file"])
@@ -141,7 +161,7 @@ def test_kernels_run_without_numba() -> None:
     program = (
         "import sys\n"
         "from sparkstrom.encoding.backends import warm_up\n"
-        "import sparkstrom.spark.executor.tasks\n"
+        "import sparkstrom.worker.training_task\n"
         "warm_up()\n"
         "print([name for name in ('numba', 'scipy') if name in sys.modules])"
     )
@@ -150,8 +170,10 @@ def test_kernels_run_without_numba() -> None:
 
 PROGRAM = """
 from __future__ import annotations
+import logging
+logging.basicConfig()
 from dataclasses import dataclass
-from sparkstrom.encoding.cpu.compiled import kernel
+from sparkstrom.encoding.cpu.kernel_loader import kernel
 
 @dataclass
 class Point:
@@ -173,6 +195,59 @@ def test_a_program_has_kernels_of_its_own_beside_dataclasses(tmp_path: Path) -> 
     command = [sys.executable, str(program)]
     said = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
     assert said.stdout == "42\n", said.stderr
+
+
+OTHER_NUMBA = """
+import numba.core.codegen as codegen
+codegen.CPULibrary = codegen.CPUCodeLibrary
+del codegen.CPUCodeLibrary
+"""
+CALLING = """
+import logging
+import numpy as np
+logging.basicConfig(format="%(message)s")
+from sparkstrom.encoding import gaps
+from sparkstrom.encoding import sums as totals
+from sparkstrom.encoding.cpu import kernel_loader
+kernel_loader.load_all()
+i = np.array([3], np.int32)
+print(totals.merge(i, i, i, i, np.zeros(2, np.int32), np.zeros(2, np.int32)))
+try:
+    totals.merge(i, i, i, i, np.zeros(2), np.zeros(2, np.int32))
+except TypeError:
+    print("refused")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["of ours", "a user's"])
+def test_a_numba_with_other_internals_compiles_in_each_process_with_one_warning(
+    tmp_path: Path, program: str
+) -> None:
+    """Later processes take its cache, and do not try again what failed."""
+    text = CALLING if program == "of ours" else PROGRAM
+    (tmp_path / "sitecustomize.py").write_text(OTHER_NUMBA)
+    (tmp_path / "program.py").write_text(text)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    surroundings = os.environ | {"PYTHONPATH": path, VARIABLE: str(tmp_path / "cache")}
+    (tmp_path / "cache").mkdir(mode=0o700)
+    compiled = []
+    for _ in range(2):
+        said = subprocess.run(
+            [sys.executable, str(tmp_path / "program.py")],
+            env=surroundings,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert said.returncode == 0, said.stderr
+        assert said.stdout == ("(1, 0)\nrefused\n" if program == "of ours" else "42\n")
+        assert said.stderr.count("has other internals (cannot import name 'CPUCodeLibrary'") == 1
+        compiled.append(SAID in said.stderr)
+    assert compiled == [True, False]
+    kept = {path.relative_to(tmp_path / "cache").parts[0] for path in tmp_path.rglob("*.nbi")}
+    assert kept
+    assert all(name.endswith(".jit") for name in kept)  # by a hash of all that is compiled
 
 
 def environ() -> dict[str, str]:
@@ -208,7 +283,7 @@ logging.basicConfig()
 import sparkstrom.base.kernel_cache as kernel_cache
 kernel_cache.SHARED = (Path(sys.argv[1]),)
 import numpy as np
-from sparkstrom.encoding import totals
+from sparkstrom.encoding import sums as totals
 i = np.array([3], np.int32)
 room = np.zeros(2, np.int32), np.zeros(2, np.int32)
 print(totals.merge(i, i, i, i, *room))
@@ -242,11 +317,13 @@ def test_a_read_only_installation_compiles_once_per_host(
 def test_a_file_belongs_to_one_source_and_one_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     before = object_files._fingerprint(gaps.__name__)
     assert object_files._fingerprint(gaps.__name__) == before
-    real = object_files._source
+    real = object_files.module_source
     for changed in (gaps.__name__, "sparkstrom.encoding.cpu.intrinsics"):
         with monkeypatch.context() as patch:
             patch.setattr(
-                object_files, "_source", lambda name, c=changed: real(name) + "#" * (name == c)
+                object_files,
+                "module_source",
+                lambda name, c=changed: real(name) + "#" * (name == c),
             )
             assert object_files._fingerprint(gaps.__name__) != before
     monkeypatch.setattr(object_files, "_platform", lambda: "another")
@@ -257,7 +334,7 @@ def test_what_cannot_be_compiled_says_why(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.setattr(object_files, "COMPILER", "no_such_module")
     with pytest.raises(SetupError, match=r"kernels could not be compiled.*no_such_module"):
-        object_files.load([gaps.__name__])
+        object_files.load_modules([gaps.__name__])
     assert [path.name for path in tmp_path.iterdir()] == ["kernels.lock"]
 
 
@@ -265,7 +342,7 @@ def test_a_place_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "file").touch()
     monkeypatch.setenv(VARIABLE, str(tmp_path / "file"))
     with pytest.raises(SetupError, match=f"file.*set {VARIABLE}"):
-        object_files.load([gaps.__name__])
+        object_files.load_modules([gaps.__name__])
 
 
 def test_who_waits_for_a_compiler_that_is_stuck_says_so(
@@ -278,7 +355,7 @@ def test_who_waits_for_a_compiler_that_is_stuck_says_so(
         object_files._lock(lock),
         pytest.raises(SetupError, match=r"kernels\.lock.*end it"),
     ):
-        object_files.load([gaps.__name__])
+        object_files.load_modules([gaps.__name__])
 
 
 @pytest.mark.parametrize(

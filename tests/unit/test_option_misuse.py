@@ -10,9 +10,10 @@ import dataclasses
 import decimal
 import enum
 import fractions
+import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import KEY, check_options, flag, whole
-from sparkstrom.encoding.residuals import ResidualClipping
-from sparkstrom.encoding.schedules import WarmUp
+from sparkstrom.data.column_selection import ColumnSpec, check_column_spec
+from sparkstrom.encoding.residual import ResidualClipping
+from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import (
     ALGORITHMS,
     AdaptiveThreshold,
@@ -30,31 +32,35 @@ from sparkstrom.encoding.thresholds import (
     FixedThreshold,
     TargetSparsityThreshold,
 )
+from sparkstrom.fit.evaluation import select_metrics
+from sparkstrom.fit.strategy import GradientSharing
+from sparkstrom.fit.trained_network import check_fit_arguments
+from sparkstrom.local.options import (
+    TrainingMode,
+    parse_training_mode,
+    resolve_options,
+    resolve_round_options,
+)
 from sparkstrom.local.parallel_wrapper import ParallelWrapper
-from sparkstrom.local.wrapper_options import TrainingMode, mode_of, options_of, rule_of
 from sparkstrom.ml import SparkstromEstimator
-from sparkstrom.models.networks import DenseNetwork
+from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.models.updaters import UPDATERS, Adam, Sgd
-from sparkstrom.observe.listening.given import CollectScoresListener, ScoreIterationListener
-from sparkstrom.observe.stopping import EarlyStopping
-from sparkstrom.observe.termination import (
-    CONDITIONS,
+from sparkstrom.observe.early_stopping import (
+    TERMINATION_CONDITIONS,
     BestScoreEpochTerminationCondition,
+    EarlyStopping,
     MaxEpochsTerminationCondition,
     MaxScoreIterationTerminationCondition,
     MaxTimeIterationTerminationCondition,
     ScoreImprovementEpochTerminationCondition,
 )
+from sparkstrom.observe.standard_listeners import CollectScoresListener, ScoreIterationListener
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.network import VoidConfiguration
+from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
 from sparkstrom.serving.parallel_inference import ParallelInference, ServingOptions
-from sparkstrom.spark.data.columns import Chosen, check_chosen
-from sparkstrom.spark.driver.averaging_master import ParameterAveragingTrainingMaster
-from sparkstrom.spark.driver.call_checks import check_call
-from sparkstrom.spark.driver.cluster import check_min_workers
-from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.driver.evaluation import wanted_for
-from sparkstrom.spark.driver.network import SparkNetwork
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
-from sparkstrom.spark.executor.inference_udf import check_inputs
+from sparkstrom.spark.executor.inference import check_inputs
+from sparkstrom.spark.network import SparkNetwork
 
 
 class Colour(enum.Enum):
@@ -88,7 +94,7 @@ NEEDED: dict[type[Any], dict[str, Any]] = {
 }
 CLASSES: tuple[type[Any], ...] = (
     *ALGORITHMS,
-    *CONDITIONS,
+    *TERMINATION_CONDITIONS,
     *UPDATERS.values(),
     EarlyStopping,
     ParameterAveragingTrainingMaster,
@@ -114,9 +120,11 @@ def told(name: str, call: Callable[[Any], object], value: Any) -> str | None:
     return None
 
 
-def survives(name: str, call: Callable[[Any], object]) -> None:
+def survives(
+    name: str, call: Callable[[Any], object], values: Sequence[Any] = tuple(WRONG)
+) -> None:
     """Feed every wrong value; fail on an error that is not declared, or that names nothing."""
-    for i, value in enumerate(WRONG):
+    for i, value in enumerate(values):
         began = time.perf_counter()
         said = told(name, call, value)
         assert said is None or name in said, f"value {i} ({value!r:.60}): {said}"
@@ -156,25 +164,25 @@ def test_arguments_of_fit() -> None:
     model = DenseNetwork([2, 2])
     whole_call: dict[str, Any] = {
         "epochs": 1,
-        "chosen": Chosen("features", "label", None, 0.5),
+        "chosen": ColumnSpec("features", "label", None, 0.5),
         "early_stopping": None,
         "listeners": (),
         "run_log": None,
     }
     for name in ("epochs", "early_stopping", "listeners", "run_log"):
-        survives(name, lambda value: check_call(model, **{**whole_call, name: value}))  # noqa: B023
+        survives(name, lambda value: check_fit_arguments(model, **{**whole_call, name: value}))  # noqa: B023
 
     def held_out(value: Any) -> None:
-        chosen = Chosen("features", "label", None, value)
-        check_call(model, **{**whole_call, "chosen": chosen})
-        check_chosen(chosen, dataframe=True)
+        chosen = ColumnSpec("features", "label", None, value)
+        check_fit_arguments(model, **{**whole_call, "chosen": chosen})
+        check_column_spec(chosen, dataframe=True)
 
     survives("validation", held_out)
     for name in ("features", "label", "weight"):
         survives(
             name,
-            lambda value: check_chosen(
-                Chosen(**{"features": "x", "label": "y", "weight": None, name: value}),  # noqa: B023
+            lambda value: check_column_spec(
+                ColumnSpec(**{"features": "x", "label": "y", "weight": None, name: value}),  # noqa: B023
                 dataframe=True,
             ),
         )
@@ -182,14 +190,19 @@ def test_arguments_of_fit() -> None:
 
 def test_a_wrappers_own_options() -> None:
     model = DenseNetwork([2, 2])
-    survives("training_mode", mode_of)
+    survives("training_mode", parse_training_mode)
     averaging = TrainingMode.AVERAGING
-    survives("averaging_frequency", lambda value: rule_of(averaging, value, None, None))
-    survives("average_updaters", lambda value: rule_of(averaging, None, value, None))
-    survives("accumulator", lambda value: rule_of(TrainingMode.CUSTOM, None, None, value))
+    survives(
+        "averaging_frequency", lambda value: resolve_round_options(averaging, value, None, None)
+    )
+    survives("average_updaters", lambda value: resolve_round_options(averaging, None, value, None))
+    survives("outer", lambda value: resolve_round_options(averaging, None, None, None, value))
+    survives(
+        "accumulator", lambda value: resolve_round_options(TrainingMode.CUSTOM, None, None, value)
+    )
     shared = TrainingMode.SHARED_GRADIENTS
     for name in ("lease_s", "log_bytes", "window_bytes", "batch_size_per_worker"):
-        survives(name, lambda value: options_of({name: value}, shared, None, {}))  # noqa: B023
+        survives(name, lambda value: resolve_options({name: value}, shared, None, {}))  # noqa: B023
     for name in ("workers", "prefetch_buffer", "progress"):
         with pytest.raises(UsageError, match=name):
             ParallelWrapper(model, **{name: np.array([1, 2])})
@@ -273,9 +286,9 @@ def test_a_declaration_is_checked_where_it_stands() -> None:
 
 def test_more_workers_than_partitions_are_not_waited_for() -> None:
     master = SharedTrainingMaster(min_workers=3)
-    check_min_workers(master, 3)
+    GradientSharing(master).check_workers(3)
     with pytest.raises(UsageError, match="min_workers=3: the fit has 2 workers"):
-        check_min_workers(master, 2)
+        GradientSharing(master).check_workers(2)
     with pytest.raises(UsageError, match="min_workers=99"):
         ParallelWrapper(DenseNetwork([2, 2]), 2, min_workers=99)
 
@@ -288,8 +301,8 @@ def test_what_is_no_session_is_refused_by_name(spark: object) -> None:
 
 def test_arguments_of_evaluation_and_serving() -> None:
     model = DenseNetwork([2, 2])
-    survives("metrics", lambda value: wanted_for(model, value, 1))
-    survives("positive", lambda value: wanted_for(model, "roc", value))
+    survives("metrics", lambda value: select_metrics(model, value, 1))
+    survives("positive", lambda value: select_metrics(model, "roc", value))
     survives("inputs", lambda value: check_inputs(value, None))
     survives("shapes", lambda value: check_inputs(None, value))
     survives("parameters", lambda value: ParallelInference(model, parameters=value).close())
@@ -315,7 +328,7 @@ def test_paths_and_parameters_of_a_network(tmp_path: Path, monkeypatch: pytest.M
             wrapper.predict(value)
 
 
-@pytest.mark.parametrize("name", ["epochs", "batchSize", "validationFraction", "verbose"])
+@pytest.mark.parametrize("name", [param.name for param in SparkstromEstimator().params])
 def test_params_of_the_estimator(name: str) -> None:
     def construct(value: Any) -> None:
         made = SparkstromEstimator(model=DenseNetwork([2, 2]))
@@ -324,3 +337,85 @@ def test_params_of_the_estimator(name: str) -> None:
         assert not isinstance(kept, np.generic | np.ndarray), kept
 
     survives(name, construct)
+
+
+def test_a_wrapper_takes_no_wrong_model() -> None:
+    survives("model", lambda value: ParallelWrapper(value, 2, progress=False))
+
+
+# The adapters call what is a function, to see what it makes: its own errors are the user's.
+NO_FUNCTIONS = [value for value in WRONG if not callable(value)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("module", "loss", "optimizer", "scheduler", "scheduler_interval", "groups", "device"),
+        *("clip_norm", "accumulate", "autocast", "step", "outputs"),
+    ],
+)
+def test_options_of_a_torch_model(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not here")
+    from sparkstrom.models.torch import TorchModel
+
+    whole_call: dict[str, Any] = {
+        "module": torch.nn.Linear(2, 3),
+        "loss": torch.nn.CrossEntropyLoss(),
+        "optimizer": functools.partial(torch.optim.SGD, lr=0.1),
+    }
+    survives(name, lambda value: TorchModel(**{**whole_call, name: value}), NO_FUNCTIONS)
+
+
+@pytest.mark.parametrize(
+    "name", ["module", "batch", "monitor", "device", "clip_norm", "autocast", "outputs"]
+)
+def test_options_of_a_lightning_model(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not here")
+    lightning = pytest.importorskip("pytorch_lightning", reason="Lightning is not here")
+    from sparkstrom.models.lightning import LightningModel
+
+    class Net(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 3)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    survives(name, lambda value: LightningModel(**{"module": Net(), name: value}), NO_FUNCTIONS)
+
+
+@pytest.mark.parametrize(
+    "name", ["init", "apply", "loss", "optimizer", "apply_train", "outputs", "seed"]
+)
+def test_options_of_a_jax_model(name: str) -> None:
+    optax = pytest.importorskip("optax", reason="optax is not here")
+    from sparkstrom.models.jax import JaxModel
+
+    whole_call: dict[str, Any] = {
+        "init": lambda key: {"w": np.ones((2, 3), np.float32)},
+        "apply": lambda params, x: x @ params["w"],
+        "loss": optax.softmax_cross_entropy_with_integer_labels,
+        "optimizer": optax.sgd(0.1),
+    }
+    survives(name, lambda value: JaxModel(**{**whole_call, name: value}), NO_FUNCTIONS)
+
+
+@pytest.mark.parametrize("name", ["model", "loss", "optimizer", "outputs"])
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_options_of_a_keras_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    pytest.importorskip("jax", reason="jax is not here")
+    pytest.importorskip("optree", reason="keras is not here")
+    from sparkstrom.models.keras import KerasModel
+    from sparkstrom.models.keras_support import keras
+
+    whole_call: dict[str, Any] = {
+        "model": keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)]),
+        "loss": "mse",
+        "optimizer": "sgd",
+    }
+    survives(name, lambda value: KerasModel(**{**whole_call, name: value}), NO_FUNCTIONS)

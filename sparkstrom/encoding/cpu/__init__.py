@@ -1,1 +1,1 @@
-"""Kernels in Numba for the host, and its memory."""
+"""Kernels compiled with Numba for arrays in host memory, and that memory."""

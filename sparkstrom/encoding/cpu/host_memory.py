@@ -1,4 +1,4 @@
-"""Memory for kernels that work on the host: NumPy arrays, which are where they are needed."""
+"""Memory for kernels on the host: NumPy arrays, which need no copies to or from it."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from numpy.typing import DTypeLike, NDArray
 
 
 def empty(size: int, dtype: DTypeLike) -> NDArray[Any]:
-    """Room for ``size`` entries; untouched memory costs nothing."""
+    """Allocate ``size`` uninitialised entries; untouched pages cost no memory."""
     return np.empty(size, dtype)
 
 
 def zeros(size: int, dtype: DTypeLike) -> NDArray[Any]:
-    """``size`` entries of 0."""
+    """Allocate ``size`` entries of 0."""
     return np.zeros(size, dtype)
 
 
 def mirror(host: NDArray[Any]) -> NDArray[Any]:
-    """Where kernels write what ``host`` has room for: here, ``host`` itself."""
+    """Return an array for kernels to write that is as large as ``host``: ``host`` itself."""
     return host
 
 
 def to_host(array: NDArray[Any]) -> NDArray[Any]:
-    """The array where the host can read it: the same one."""
+    """Return the array itself, which the host can read."""
     return array
 
 
 def add(target: NDArray[np.float32], source: NDArray[np.float32]) -> None:
-    """target += source, f32[n] both."""
+    """Add ``source`` to ``target``, f32[n] both."""
     target += source
 
 
 def copy(array: NDArray[Any]) -> NDArray[Any]:
-    """Another array with the same content."""
+    """Return a copy of the array."""
     return array.copy()
 
 
 def assign(target: NDArray[Any], source: NDArray[Any]) -> None:
-    """target := source, of one size and type."""
+    """Copy ``source`` to ``target``, of equal size and type."""
     assert (target.shape, target.dtype) == (source.shape, source.dtype)
     np.copyto(target, source)
 
@@ -48,20 +48,20 @@ def assign(target: NDArray[Any], source: NDArray[Any]) -> None:
 def subtract(
     target: NDArray[np.float32], one: NDArray[np.float32], other: NDArray[np.float32]
 ) -> None:
-    """target := one - other, f32[n] all; ``target`` may be one of them."""
+    """Set ``target`` to one - other, f32[n] all; ``target`` may be one of them."""
     np.subtract(one, other, out=target)
 
 
 def from_host(host: NDArray[Any]) -> NDArray[Any]:
-    """The array where kernels can read it: the same one."""
+    """Return the array itself, which kernels can read."""
     return host
 
 
 def part(array: NDArray[Any], where: slice) -> NDArray[Any]:
-    """The same memory from ``where.start`` to ``where.stop``."""
+    """Return a view of the array from ``where.start`` to ``where.stop``."""
     return array[where]
 
 
 def reader(array: NDArray[Any]) -> Callable[[int, int], NDArray[Any]]:
-    """What reads entries begin to end of ``array``, from any thread: memory of it, no copy."""
+    """Return a function (begin, end) that returns a view of ``array``; thread-safe."""
     return lambda begin, end: array[begin:end]

@@ -1,7 +1,7 @@
-"""Four machine instructions that Numba has no name for; LLVM has them on every processor.
+"""Four machine instructions for kernels that Numba lacks and LLVM has on every processor.
 
-Nothing here checks bounds: callers do. Only the process that compiles runs what is in here, so
-Numba is imported inside.
+None of them checks bounds; callers do. Only the process that compiles executes these functions, so
+they import Numba inside.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from typing import Any
 
 from llvmlite import ir
 
-from sparkstrom.encoding.cpu.compiled import native
+from sparkstrom.encoding.cpu.kernel_loader import native
 
 _BIT, _I32, _I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 
 
 def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    """Return the LLVM pointer to array[index]."""
     from numba.np.arrayobj import make_array
 
     return builder.gep(make_array(array_type)(context, builder, array).data, [index])
@@ -24,10 +25,11 @@ def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any
 
 @native
 def lowest_bit(typing: Any, word: Any) -> Any:
-    """The position of the lowest 1 in a u64 word; 64 where there is none."""
+    """Return the position of the lowest 1 of a u64 word; 64 if it is 0."""
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        """Generate the LLVM code of a call."""
         return builder.cttz(arguments[0], ir.Constant(_BIT, 0))
 
     return types.uint64(types.uint64), generate
@@ -35,10 +37,11 @@ def lowest_bit(typing: Any, word: Any) -> Any:
 
 @native
 def prefetch(typing: Any, array: Any, index: Any) -> Any:
-    """Have array[index] on its way into the cache, to be written; any index will do."""
+    """Fetch array[index] into the cache for writing, without waiting; any index is allowed."""
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        """Generate the LLVM code of a call."""
         where = _address(context, builder, signature.args[0], *arguments)
         shape = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
         function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], shape)
@@ -51,10 +54,11 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
 
 @native
 def load_word(typing: Any, array: Any, at: Any) -> Any:
-    """The 8 bytes from array[at] on, aligned or not, as the machine's u64."""
+    """Load the 8 bytes from array[at] on, aligned or not, as a u64 in the machine's byte order."""
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        """Generate the LLVM code of a call."""
         where = _address(context, builder, signature.args[0], *arguments)
         word = builder.load(builder.bitcast(where, _I64.as_pointer()))
         word.align = 1
@@ -65,10 +69,11 @@ def load_word(typing: Any, array: Any, at: Any) -> Any:
 
 @native
 def store_word(typing: Any, array: Any, at: Any, word: Any) -> Any:
-    """Write a u64 to the 8 bytes from array[at] on, aligned or not."""
+    """Store a u64 in the 8 bytes from array[at] on, aligned or not."""
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        """Generate the LLVM code of a call."""
         array_type, where = signature.args[0], arguments[:2]
         target = _address(context, builder, array_type, *where)
         builder.store(arguments[2], builder.bitcast(target, _I64.as_pointer()), align=1)

@@ -1,1 +1,1 @@
-"""Kernels for a GPU, and its memory."""
+"""Kernels compiled with Numba for CUDA devices, and device memory."""

@@ -1,12 +1,12 @@
-"""Networks that Deeplearning4j saved: read without Java, checked byte by byte."""
+"""Import of networks that Deeplearning4j saved, without Java."""
 
-from sparkstrom.models.dl4j.data_normalizers import (
+from sparkstrom.models.dl4j.files import NoDl4jNetwork, NotImported
+from sparkstrom.models.dl4j.importing import from_dl4j
+from sparkstrom.models.dl4j.normalizers import (
     ImageNormalizer,
     MinMaxNormalizer,
     StandardizeNormalizer,
 )
-from sparkstrom.models.dl4j.dl4j_errors import NoDl4jNetwork, NotImported
-from sparkstrom.models.dl4j.importing import from_dl4j
 
 __all__ = [
     "ImageNormalizer",

@@ -1,107 +1,335 @@
-"""from_dl4j: a network that Deeplearning4j saved, to go on with."""
+"""``from_dl4j``: import of networks that Deeplearning4j saved.
+
+A network of dense layers becomes a DenseNetwork if that computes and trains the same; all others
+become a Dl4jModel on torch.
+"""
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.dl4j.data_normalizers import (
+from sparkstrom.models.base import Flat, State
+from sparkstrom.models.dense import DenseNetwork
+from sparkstrom.models.dl4j.configuration import (
+    NETWORK_INPUT,
+    RECURRENT_LAYERS,
+    LayerSpec,
+    SavedNetwork,
+    parse_activation,
+    parse_loss,
+    parse_network,
+)
+from sparkstrom.models.dl4j.files import (
+    COEFFICIENTS_ENTRY,
+    NORMALIZER_ENTRY,
+    UPDATER_ENTRY,
+    ModelZip,
+    NoDl4jNetwork,
+    NotImported,
+)
+from sparkstrom.models.dl4j.normalizers import (
     Normalizer,
-    fitted_features,
+    count_normalized_features,
+    describe_normalizer,
+    normalizer_from_description,
     read_normalizer,
 )
-from sparkstrom.models.dl4j.dense_import import dense_network
-from sparkstrom.models.dl4j.dl4j_errors import NoDl4jNetwork
-from sparkstrom.models.dl4j.graph_vertices import INPUT
-from sparkstrom.models.dl4j.layer_arrays import Arrays, cut, parameter_count
-from sparkstrom.models.dl4j.model_zip import COEFFICIENTS, NORMALIZER, UPDATER, ModelZip
-from sparkstrom.models.dl4j.network_steps import RECURRENT, SavedNetwork, network_of
-from sparkstrom.models.dl4j.training_rules import (
-    blocks_of,
-    cut_state,
-    fresh_state,
-    state_count,
+from sparkstrom.models.dl4j.parameters import (
+    BIAS,
+    Arrays,
+    TrainingRule,
+    count_parameters,
+    count_state_values,
+    find_untrainable_options,
+    get_training_rule,
+    list_array_specs,
+    list_state_blocks,
+    make_initial_state,
+    split_parameters,
+    split_state,
 )
+from sparkstrom.models.updaters import AdaGrad, Adam, Nesterov, Sgd, Updater
 
-TAKES_FEATURES = ("denselayer", "outputlayer", *RECURRENT)  # one for each of nIn, dimension 1
+BUILTIN_ACTIVATIONS = ("relu", "tanh", "sigmoid", "identity")
+CLASS_LOSSES = ("mcxent", "negativeloglikelihood")
+NORMALIZED_KIND = "dl4j-dense"  # of descriptions with a normalizer; "dense" without
+
+
+class ImportedDenseNetwork(DenseNetwork):
+    """A DenseNetwork that starts with DL4J's parameters and updater state."""
+
+    normalizer: Normalizer | None = None  # the saved normalizer of the data, or None
+    _imported_params: Flat | None = None
+    _resume_state: State | None = None
+
+    def load_imported(
+        self, arrays: list[Arrays], states: list[dict[str, Arrays]], steps: int
+    ) -> None:
+        """Start from DL4J's parameters, and its updater's state.
+
+        Args:
+            arrays: weights and biases of each layer.
+            states: updater vectors of each layer; empty for a new updater.
+            steps: minibatches that the network was trained for.
+        """
+        self._imported_params = _flatten_arrays(arrays)
+        self.bind(self._imported_params.copy())
+        if not states:
+            return
+        state = copy.deepcopy(self.updater_state())
+        for vector in {vector for each in states for vector in each}:
+            state[vector] = _flatten_arrays([each[vector] for each in states])
+        if "steps" in state:
+            state["steps"] = steps
+        self._resume_state = state
+
+    def initial(self) -> Flat:
+        """Return DL4J's parameters, f32[n_params]; fresh ones after unpickling."""
+        return super().initial() if self._imported_params is None else self._imported_params.copy()
+
+    def continuing_state(self) -> State:
+        """Return the optimizer state for the first fit; empty for a new optimizer."""
+        return copy.deepcopy(self._resume_state or {})
+
+    def describe(self) -> dict[str, Any]:
+        """Return the description, with the normalizer if there is one."""
+        kind = {} if self.normalizer is None else {"kind": NORMALIZED_KIND}
+        return {**super().describe(), **kind, **describe_normalizer(self.normalizer)}
+
+    @classmethod
+    def from_description(cls, description: dict[str, Any]) -> ImportedDenseNetwork:
+        """Make the network that ``describe`` described, without its initial values."""
+        made = cls.__new__(cls)
+        made.__setstate__(description)
+        return made
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Recreate the network from its description, without parameters."""
+        super().__setstate__(state)
+        self.normalizer = normalizer_from_description(state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ImportedDenseNetwork:
+        """Return a separate network with the same initial parameters and optimizer state."""
+        copied = ImportedDenseNetwork.__new__(ImportedDenseNetwork)
+        copied.__setstate__(self.__getstate__())
+        copied._resume_state = self.continuing_state()
+        copied._imported_params = (
+            None if self._imported_params is None else self._imported_params.copy()
+        )
+        return copied
+
+
+def make_dense_network(network: SavedNetwork) -> ImportedDenseNetwork | None:
+    """Return a DenseNetwork that computes and trains the same; None if that is impossible."""
+    specs = network.specs
+    try:
+        rules = [_get_rules_by_role(spec) for spec in specs]
+    except NotImported:  # options of training alone
+        return None
+    if not _has_only_dense_layers(specs) or not all(map(_is_plain_dense_layer, specs)):
+        return None
+    if network.tbptt_length or any(find_untrainable_options(network)):
+        return None
+    updater = _make_builtin_optimizer(rules)
+    penalties = {rule.l2 for weight, _ in rules for rule in weight}
+    loss_name = _get_builtin_loss(specs[-1])
+    hidden = {_get_plain_activation(spec) for spec in specs[:-1]} or {"relu"}
+    if updater is None or loss_name is None or len(penalties) != 1 or len(hidden) != 1:
+        return None
+    if not hidden <= set(BUILTIN_ACTIVATIONS) or not all(map(_has_only_l2, _flatten_rules(rules))):
+        return None
+    widths = [specs[0].get_int("nin"), *(spec.get_int("nout") for spec in specs)]
+    if [spec.get_int("nin") for spec in specs] != widths[:-1]:
+        return None
+    return ImportedDenseNetwork(
+        widths, hidden=str(hidden.pop()), loss=loss_name, updater=updater, l2=penalties.pop()
+    )
+
+
+def _has_only_dense_layers(specs: tuple[LayerSpec, ...]) -> bool:
+    """Return whether the network is DenseLayers followed by an OutputLayer."""
+    kinds = [spec.kind for spec in specs]
+    return kinds[-1] == "outputlayer" and set(kinds[:-1]) <= {"denselayer"}
+
+
+def _is_plain_dense_layer(spec: LayerSpec) -> bool:
+    """Return whether a dense layer has a bias and no dropout, noise or constraints."""
+    names = [piece.name for piece in list_array_specs(spec)]
+    extras = ("idropout", "weightnoise", "constraints")
+    dropped = spec.get_float("dropout", 0.0)
+    return names == ["W", "b"] and not dropped and not any(spec.fields.get(e) for e in extras)
+
+
+def _get_plain_activation(spec: LayerSpec) -> str | None:
+    """Return the name of a layer's activation; None if it has options."""
+    parsed = parse_activation(
+        spec.fields.get("activationfn", spec.fields.get("activationfunction"))
+    )
+    if parsed is None or any(value is not None for value in parsed.fields.values()):
+        return None
+    return parsed.kind
+
+
+def _get_builtin_loss(spec: LayerSpec) -> str | None:
+    """Return the name of DenseNetwork's loss that equals the layer's, or None."""
+    parsed = parse_loss(spec.fields.get("lossfn", spec.fields.get("lossfunction")))
+    if parsed is None or parsed.fields.get("weights") is not None:
+        return None
+    outputs, activation = spec.get_int("nout"), _get_plain_activation(spec)
+    if parsed.kind in CLASS_LOSSES and activation == "softmax" and outputs > 1:
+        return "cross_entropy"
+    squares = parsed.kind == "l2" or (parsed.kind == "mse" and outputs == 1)
+    return "squared_error" if squares and activation == "identity" else None
+
+
+def _get_rules_by_role(spec: LayerSpec) -> tuple[list[TrainingRule], list[TrainingRule]]:
+    """Return the training rules of a layer's weights, and those of its biases."""
+    pieces = list_array_specs(spec)
+    return (
+        [get_training_rule(spec, piece) for piece in pieces if piece.role != BIAS],
+        [get_training_rule(spec, piece) for piece in pieces if piece.role == BIAS],
+    )
+
+
+def _flatten_rules(
+    rules: list[tuple[list[TrainingRule], list[TrainingRule]]],
+) -> list[TrainingRule]:
+    """Return all rules of all layers as one list."""
+    return [rule for pair in rules for part in pair for rule in part]
+
+
+def _has_only_l2(rule: TrainingRule) -> bool:
+    """Return whether a rule has no penalty besides l2 and no gradient normalization."""
+    return not (rule.l1 or rule.decay) and rule.normalization == "none"
+
+
+def _make_builtin_optimizer(
+    rules: list[tuple[list[TrainingRule], list[TrainingRule]]],
+) -> Updater | None:
+    """Return the built-in optimizer that equals all arrays' updaters, or None."""
+    confs = [rule.optimizer for rule in _flatten_rules(rules)]
+    if any(conf != confs[0] for conf in confs) or confs[0].schedules != "{}":
+        return None
+    if any(rule.l2 for _, biases in rules for rule in biases):
+        return None
+    options = confs[0].options
+    if options.get("learningrate", 0.0) <= 0:
+        return None
+    match confs[0].kind:
+        case "sgd":
+            return Sgd(options["learningrate"])
+        case "nesterovs":
+            return Nesterov(options["learningrate"], options["momentum"])
+        case "adam":
+            return Adam(
+                options["learningrate"], options["beta1"], options["beta2"], options["epsilon"]
+            )
+        case "adagrad":
+            return AdaGrad(options["learningrate"], options["epsilon"])
+    return None
+
+
+def _flatten_arrays(arrays: list[Arrays]) -> Flat:
+    """Return weights [inputs, outputs] and biases as one vector, layer by layer."""
+    pieces: list[NDArray[np.float32]] = []
+    for layer in arrays:
+        pieces += [np.ascontiguousarray(layer["W"]).reshape(-1), layer["b"]]
+    return np.concatenate(pieces).astype(np.float32)
+
+
+# Layers that take nIn features in dimension 1 of their input.
+FEATURE_LAYERS = ("denselayer", "outputlayer", *RECURRENT_LAYERS)
 
 
 def from_dl4j(path: str | os.PathLike[str], *, training: bool = True) -> Any:
-    """The model that ``ModelSerializer.writeModel`` wrote to ``path``, with its parameters.
+    """Return the model that ``ModelSerializer.writeModel`` saved, with its parameters.
 
-    A network of dense layers becomes the built-in one where that computes and trains the same;
-    all others a TorchModel, which needs torch. Either is trained by ``SparkNetwork`` with DL4J's
-    loss, penalties and updater, and begins with the updater's saved state; ``predict`` answers
-    what DL4J's ``output`` does, in its shapes; ``normalizer`` is the saved one, with
-    ``transform(features)``, or None. ``training=False`` leaves out how it was trained.
-    Raises NoDl4jNetwork for a file that is damaged or none of DL4J's, and NotImported, by name,
-    for what sparkstrom has not, UsageError where there is no file.
+    A network of dense layers becomes the built-in one if that computes and trains the same; all
+    others become a TorchModel, which needs torch. ``SparkNetwork`` trains either with DL4J's loss,
+    penalties and updater, starting from the updater's saved state. ``predict`` returns what DL4J's
+    ``output`` does, in its shapes; ``normalizer`` is the saved one, with ``transform(features)``,
+    or None.
+
+    Args:
+        path: the zip file.
+        training: False imports a network that only predicts, and ignores how it was trained.
+
+    Raises:
+        NoDl4jNetwork: the file is damaged or was not written by DL4J.
+        NotImported: the network uses something that sparkstrom does not have; names it.
+        UsageError: the file does not exist.
     """
     if not isinstance(path, str | os.PathLike):
-        raise UsageError(f"path={path!r}: give the path of a zip of DL4J's")
+        raise UsageError(f"path={path!r}: pass the path of a zip that DL4J saved")
     with ModelZip(Path(path)) as file:
-        configuration = file.configuration()
-        network = network_of(file.path, configuration)
-        arrays = cut(network, _parameters(file, network))
-        states = _states(file, network) if training else []
-        model = dense_network(network)
+        configuration = file.read_configuration()
+        network = parse_network(file.path, configuration)
+        arrays = split_parameters(network, _read_parameters(file, network))
+        states = _read_optimizer_states(file, network) if training else []
+        model = make_dense_network(network)
         if model is not None:
-            model.take(arrays, states, network.iterations)
+            model.load_imported(arrays, states, network.iterations)
         else:
-            model = _torch_model(file.path, configuration, training)
+            model = _make_torch_model(file.path, configuration, training)
             model.load_arrays(arrays)
             model.bind(model.initial())
             if states:
-                model.begin_with(states, network.iterations)
-        if file.has(NORMALIZER):
-            model.normalizer = file.read(NORMALIZER, lambda r: read_normalizer(file.path, r))
-            _check_width(network, model.normalizer)
+                model.load_optimizer_state(states, network.iterations)
+        if file.has_entry(NORMALIZER_ENTRY):
+            model.normalizer = file.read(NORMALIZER_ENTRY, lambda r: read_normalizer(file.path, r))
+            _check_normalizer_width(network, model.normalizer)
     return model
 
 
-def _check_width(network: SavedNetwork, normalizer: Normalizer) -> None:
-    """Raise NoDl4jNetwork where it is of other rows than the first layers take."""
-    fitted = fitted_features(normalizer)
-    for step in network.steps:
-        first = INPUT in step.sources and step.kind in TAKES_FEATURES
-        if first and fitted not in (None, step.whole("nin")):
-            why = f"normalizer.bin is of {fitted} features, {step.where} takes {step.whole('nin')}"
+def _check_normalizer_width(network: SavedNetwork, normalizer: Normalizer) -> None:
+    """Raise NoDl4jNetwork if the normalizer has another number of features than the network."""
+    fitted = count_normalized_features(normalizer)
+    for spec in network.specs:
+        first = NETWORK_INPUT in spec.sources and spec.kind in FEATURE_LAYERS
+        if first and fitted not in (None, spec.get_int("nin")):
+            why = f"normalizer.bin has {fitted} features, {spec.label} takes {spec.get_int('nin')}"
             raise NoDl4jNetwork(network.path, why)
 
 
-def _parameters(file: ModelZip, network: SavedNetwork) -> Any:
-    count = parameter_count(network)
+def _read_parameters(file: ModelZip, network: SavedNetwork) -> Any:
+    """Return all parameters f32[n]; a network without parameters may have no entry for them."""
+    count = count_parameters(network)
     if not count:
-        import numpy as np
-
         return np.zeros(0, np.float32)
-    return file.values(COEFFICIENTS, count)
+    return file.read_array(COEFFICIENTS_ENTRY, count)
 
 
-def _states(file: ModelZip, network: SavedNetwork) -> list[dict[str, Arrays]]:
-    """The updater's, where its updaters are known: as saved, or fresh.
+def _read_optimizer_states(file: ModelZip, network: SavedNetwork) -> list[dict[str, Arrays]]:
+    """Return the updater's vectors of each layer.
 
-    Without a saved one DL4J begins anew, but counts its steps from the network's iterations on.
+    Without a saved state, DL4J starts a new one, but counts steps from the network's iterations.
+    The result is empty if a new optimizer does the same, or if an updater is unknown.
     """
-    count = state_count(network)
+    count = count_state_values(network)
     if not count:
         return []
-    if file.has(UPDATER):
-        return cut_state(network, file.values(UPDATER, count))
-    begins_elsewhere = network.iterations > 0 or any(
-        block.updater.kind == "adagrad" for block in blocks_of(network)
+    if file.has_entry(UPDATER_ENTRY):
+        return split_state(network, file.read_array(UPDATER_ENTRY, count))
+    differs_from_default = network.iterations > 0 or any(
+        block.optimizer.kind == "adagrad" for block in list_state_blocks(network)
     )
-    return cut_state(network, fresh_state(network)) if begins_elsewhere else []
+    return split_state(network, make_initial_state(network)) if differs_from_default else []
 
 
-def _torch_model(path: str, configuration: dict[str, Any], training: bool) -> Any:
+def _make_torch_model(path: str, configuration: dict[str, Any], training: bool) -> Any:
+    """Return a Dl4jModel without parameters. Raise UsageError if torch is not installed."""
     try:
-        from sparkstrom.models.dl4j.modules.dl4j_torch_model import Dl4jModel
+        from sparkstrom.models.dl4j.modules.model import Dl4jModel
     except UsageError as missing:
         raise UsageError(
-            f"{path} is no network that the built-in one computes, so it becomes a TorchModel, and"
+            f"{path} becomes a TorchModel, because the built-in network cannot compute it, and"
             f" {missing}"
         ) from missing
     return Dl4jModel(path, configuration, training=training)

@@ -1,5 +1,5 @@
-"""LightningModules behind the flat-parameter protocol: of lightning and of pytorch_lightning."""
+"""LightningModules of ``lightning`` or ``pytorch_lightning`` as flat-parameter models."""
 
-from sparkstrom.models.lightning.lightning_model import LightningModel
+from sparkstrom.models.lightning.model import LightningModel
 
 __all__ = ["LightningModel"]

@@ -1,4 +1,4 @@
-"""PyTorch modules behind the flat-parameter protocol; nothing else imports torch."""
+"""PyTorch modules as flat-parameter models. No other part of the package imports torch."""
 
 from sparkstrom.base.errors import UsageError
 

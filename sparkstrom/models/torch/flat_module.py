@@ -1,209 +1,540 @@
-"""FlatModule: a torch module whose parameters are views of one flat vector.
+"""FlatModule: base class of torch models whose parameters are views of one flat vector.
 
-What is common to the models that torch computes: memory, buffers, state and travelling. Where loss
-and optimizer come from, and what a step does, is for those who inherit.
+It provides memory, buffers, state and pickling. Subclasses add loss, optimizer and training step.
+
+A pickle contains the module without the memory of its parameters. Functions such as loss and step
+are pickled next to the module. A function that holds the module itself would get another copy of it
+on an executor, whose training is lost, so it is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import dis
 import inspect
 import io
+import itertools
 import math
+import os
+import types
+from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, Columns, Flat, Share, State, rows_of
-from sparkstrom.models.flat import Layout, bindable
-from sparkstrom.models.torch import module_buffers, statistics
-from sparkstrom.models.torch.optimizer_options import device_of, index_of
-from sparkstrom.models.torch.optimizers import load_state, state_of
-from sparkstrom.models.torch.pacing import BY_EPOCHS, EPOCH, Pacing, told
+from sparkstrom.base.option_types import KEY, number, shown, whole
+from sparkstrom.models.base import (
+    Batch,
+    Columns,
+    FitLength,
+    Flat,
+    Layout,
+    Share,
+    State,
+    check_bindable,
+    count_rows,
+)
+from sparkstrom.models.row_checks import describe_error
+from sparkstrom.models.torch.losses import check_loss, loss_to_float
+from sparkstrom.models.torch.optimizers import (
+    FIT_PREFIX,
+    count_scheduler_steps,
+    drop_schedule,
+    dump_state,
+    load_state,
+)
 from sparkstrom.models.torch.parameters import (
-    Named,
-    Views,
-    gathered,
-    layout_of,
+    NamedParameters,
+    ParameterViews,
+    as_tensor,
+    average_buffers,
+    check_buffer_shapes,
+    gather_values,
+    get_buffer_shapes,
+    load_buffers,
+    make_layout,
     move_buffers,
+    named_buffers,
     named_parameters,
-    need_same,
+    pack_buffers,
     refuse_aliases,
-    tensor_on,
+    require_same_parameters,
 )
 from sparkstrom.models.torch.tensors import (
-    FORWARD_FITS,
+    FORWARD_REMEDY,
     TorchBatch,
-    batch_to,
-    called,
+    batch_to_device,
+    call_with_features,
     check_rows,
-    explained,
-    features_to,
-    joined,
-    outputs_of,
-    slices_of,
+    explaining_shape_errors,
+    features_to_device,
+    join_outputs,
+    outputs_to_numpy,
+    split_rows,
 )
-from sparkstrom.models.torch.torch_losses import number_of
-from sparkstrom.models.torch.travel import (
-    awakened,
-    parameter_hooks,
-    register_hooks,
-    without_storage,
+from sparkstrom.models.torch.worker_scaling import (
+    BY_EPOCHS,
+    EPOCH,
+    UNKNOWN_LENGTH,
+    WorkerScaling,
+    describe_scaling,
+    describe_statistics,
 )
 
-Updater = tuple[Optimizer, LRScheduler | None]
+INSPECTED_MAX = 10_000  # objects, breadth first: a function may refer to a whole program
+
+EMPTY_CELL = types.CellType()  # equals the cell of a variable without a value
+
+
+def copy_without_storage(module: nn.Module, named: NamedParameters) -> nn.Module:
+    """Return a copy of the module whose parameters have a shape but one element of memory.
+
+    Parametrizations are inactive until ``materialize``, because torch refuses to pickle their
+    classes. Raise UsageError if the module cannot be copied.
+    """
+    memo: dict[int, Any] = {
+        id(parameter): _strip_storage(parameter) for parameter in named.values()
+    }
+    try:
+        copied: nn.Module = copy.deepcopy(module, memo)
+    except Exception as error:
+        raise UsageError(
+            f"module {type(module).__name__} cannot be copied, so it cannot be sent to executors:"
+            f" {describe_error(error)}"
+        ) from error
+    for part in copied.modules():
+        if _is_materialized(part):
+            part.__class__ = parametrize.type_before_parametrizations(part)
+    return copied
+
+
+def materialize(module: nn.Module) -> nn.Module:
+    """Activate a copied module's parametrizations (weight_norm, ...); return the module."""
+    for part in list(module.modules()):
+        if parametrize.is_parametrized(part) and not _is_materialized(part):
+            parametrize._inject_new_class(part)
+            for name in part.parametrizations:
+                parametrize._inject_property(part, name)
+    return module
+
+
+def _is_materialized(part: nn.Module) -> bool:
+    """Return whether the module's parametrizations are active."""
+    return parametrize.is_parametrized(part) and type(part).__name__.startswith("Parametrized")
+
+
+def _strip_storage(parameter: nn.Parameter) -> nn.Parameter:
+    """Return a parameter of the same shape and attributes with one element of memory."""
+    values = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+    stripped = nn.Parameter(values, requires_grad=parameter.requires_grad)
+    stripped.__dict__.update(parameter.__dict__)  # attributes of the user, such as no_decay
+    return stripped
+
+
+# Parameter's name -> (hooks on its gradient, hooks after accumulation of the gradient).
+Hooks = dict[str, tuple[list[Any], list[Any]]]
+
+
+def collect_hooks(module: nn.Module, named: NamedParameters) -> Hooks:
+    """Return the hooks of each parameter that has some.
+
+    torch drops hooks of parameters when it pickles or copies a module, so they are pickled
+    separately. Raise UsageError for a hook that holds the module itself.
+    """
+    found: Hooks = {}
+    for name, parameter in named.items():
+        of_gradient = list((parameter._backward_hooks or {}).values())
+        accumulated = list((parameter._post_accumulate_grad_hooks or {}).values())
+        if of_gradient or accumulated:
+            found[name] = of_gradient, accumulated
+            hooks = {f"a hook on {name} ({n})": h for n, h in enumerate(of_gradient + accumulated)}
+            refuse_captured_module(module, remedy=HOOK_REMEDY, **hooks)
+    return found
+
+
+def register_hooks(named: NamedParameters, hooks: Hooks) -> None:
+    """Register hooks that ``collect_hooks`` returned on the parameters of the same names."""
+    for name, (of_gradient, accumulated) in hooks.items():
+        for hook in of_gradient:
+            named[name].register_hook(hook)
+        for hook in accumulated:
+            named[name].register_post_accumulate_grad_hook(hook)
+
+
+FUNCTION_REMEDY = (
+    "use the function's arguments, return what the loss needs from forward, or pass step=, which"
+    " is given the module"
+)
+HOOK_REMEDY = (
+    "let the hook use its argument, and tensors that are read from the module before the hook"
+    " is defined (mask = self.mask)"
+)
+
+
+def refuse_captured_module(
+    module: nn.Module, remedy: str = FUNCTION_REMEDY, **functions: Any
+) -> None:
+    """Raise UsageError if a function holds the module, or a part of it with parameters.
+
+    Args:
+        module: the module.
+        remedy: end of the error message.
+        functions: argument name -> function or None.
+    """
+    names: dict[int, str] = {id(p): name for name, p in module.named_parameters()}
+    for name, part in module.named_modules():
+        if any(True for _ in part.parameters()):
+            names[id(part)] = name or type(module).__name__
+    for argument, function in functions.items():
+        found = next(
+            (
+                names[id(reachable)]
+                for reachable in _reachable_objects(function)
+                if id(reachable) in names
+            ),
+            None,
+        )
+        if found is not None:
+            raise UsageError(
+                f"{argument} holds the module itself ({found}): on an executor that would be a"
+                f" second copy, not the one that is trained; {remedy}"
+            )
+
+
+def _reachable_objects(function: Any) -> Iterator[Any]:
+    """Yield the objects that are pickled with a function, at most ``INSPECTED_MAX``.
+
+    These are closures, defaults, attributes, and globals that the function reads.
+    """
+    queue, seen = deque([function]), {id(function)}
+    while queue and len(seen) < INSPECTED_MAX:
+        value = queue.popleft()
+        yield value
+        for part in itertools.islice(_referenced_objects(value), INSPECTED_MAX):
+            if id(part) not in seen:
+                seen.add(id(part))
+                queue.append(part)
+
+
+def _referenced_objects(value: Any) -> Iterator[Any]:
+    """Yield the objects that ``value`` refers to directly and that are pickled with it."""
+    if isinstance(value, partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, types.MethodType):
+        yield from (value.__self__, value.__func__)
+    elif isinstance(value, types.FunctionType):
+        yield from value.__defaults__ or ()
+        yield from (cell.cell_contents for cell in value.__closure__ or () if cell != EMPTY_CELL)
+        yield from _iter_used_globals(value)
+    elif isinstance(value, list | tuple):
+        yield from value
+    elif isinstance(value, dict):
+        yield from value.values()
+    elif not isinstance(value, nn.Module | torch.Tensor | type | types.ModuleType):
+        yield from getattr(value, "__dict__", {}).values()
+
+
+def _iter_used_globals(function: types.FunctionType) -> Iterator[Any]:
+    """Yield the modules and tensors that a function reads by name, and functions of its file."""
+    for name in _list_global_names(function.__code__):
+        value = function.__globals__.get(name)
+        beside = getattr(value, "__module__", None) == function.__module__
+        if isinstance(value, nn.Module | torch.Tensor) or (
+            beside and isinstance(value, types.FunctionType)
+        ):
+            yield value
+
+
+def _list_global_names(code: types.CodeType) -> set[str]:
+    """Return the names of globals that the code reads, nested functions included."""
+    names = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _list_global_names(constant)
+    return names
+
+
+ACCUMULATE = whole(1)[KEY]
+CLIP_NORM = number(above=0, remedy=", or None", words=(None,))[KEY]
+DEVICES = ("cpu", "cuda")
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"  # GPUs that this process sees, in its order
+
+
+def check_options(
+    loss: Any, step: Any, clip_norm: float | None, accumulate: int, autocast: str | None
+) -> None:
+    """Raise UsageError naming an invalid option of TorchModel, with the valid values."""
+    if loss is not None or step is None:
+        check_loss(loss)
+    if step is not None:
+        _refuse_options_with_step(step, clip_norm, accumulate, autocast)
+    if not (autocast is None or (isinstance(autocast, str) and autocast == "bfloat16")):
+        raise UsageError(
+            f"autocast={shown(autocast)}: must be 'bfloat16' or None; float16 needs a scaled loss,"
+            " and float32 is what None computes in"
+        )
+
+
+def _refuse_options_with_step(
+    step: Any, clip_norm: float | None, accumulate: int, autocast: str | None
+) -> None:
+    """Raise UsageError for options that have no effect with a user's own step."""
+    options = {
+        "clip_norm": clip_norm,
+        "accumulate": None if accumulate == 1 else accumulate,
+        "autocast": autocast,
+    }
+    given = [name for name, value in options.items() if value is not None]
+    if given or not callable(step):
+        raise UsageError(
+            f"step={shown(step)} with {', '.join(given) or 'nothing else'}: a step of your own is a"
+            " function (module, optimizer, batch) -> loss and does these itself; pass none of"
+            " clip_norm, accumulate, autocast"
+        )
+
+
+def check_device_name(name: str | None) -> str | None:
+    """Return the name. Raise UsageError unless it is None or a CPU or CUDA device of torch."""
+    if name is None:
+        return None
+    kind, _, index = name.partition(":") if isinstance(name, str) else ("", "", "")
+    if (kind in DEVICES and name == kind) or (kind == "cuda" and index.isdecimal()):
+        return name
+    raise UsageError(
+        f"device={shown(name)}: must be 'cpu', 'cuda', 'cuda:NUMBER', or None for the GPU that"
+        " Spark assigned to the task, if any"
+    )
+
+
+def choose_device(name: str | None, gpu: int | None) -> torch.device:
+    """Return the device of this task: the named one, else Spark's GPU, else the CPU.
+
+    Args:
+        name: the option ``device``; "cuda" also selects Spark's GPU if there is one.
+        gpu: number of the GPU that Spark assigned to the task, or None.
+
+    Raises:
+        UsageError: the device does not exist.
+    """
+    if gpu is not None and name in (None, "cuda"):
+        name = f"cuda:{_get_index_in_process(gpu)}"
+    if name is None or name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UsageError(
+            f"device={name!r}, but torch {torch.__version__} sees no GPU on this executor:"
+            " install a CUDA build there, or pass device='cpu'"
+        )
+    device = torch.device(name)
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            f"device={name!r}, but torch sees {torch.cuda.device_count()} GPUs on this executor"
+            f" ({VISIBLE_DEVICES}={os.environ.get(VISIBLE_DEVICES)!r}): pass device='cuda:NUMBER'"
+            " below that, or let Spark assign them (spark.task.resource.gpu.amount)"
+        )
+    return device
+
+
+def get_gpu_index(device: torch.device) -> int | None:
+    """Return the device's index among the GPUs that this process sees; None for the CPU."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.current_device()) if device.index is None else device.index
+
+
+def _get_index_in_process(gpu: int) -> int:
+    """Return the index, in this process, of the GPU with number ``gpu`` on the machine."""
+    seen = os.environ.get(VISIBLE_DEVICES, "").split(",")
+    return seen.index(str(gpu)) if str(gpu) in seen else gpu
+
+
+OptimizerPair = tuple[Optimizer, LRScheduler | None]
+TOTAL_STEPS_KEY = f"{FIT_PREFIX}total_steps"
 
 
 class FlatModule:
-    """A module behind the flat-parameter protocol, but for its loss, optimizer and step.
+    """A torch module as a flat-parameter model, without loss, optimizer and training step.
 
-    Who inherits names in ``OPTIONS`` the attributes that travel, besides the module.
+    Class attributes of subclasses:
+        KIND: ``kind`` of the model's description.
+        OPTIONS: names of attributes that are pickled besides the module.
     """
 
-    KIND = ""  # what ``describe`` calls it
+    KIND = ""  # of descriptions
     OPTIONS: tuple[str, ...] = ()
     _device_wanted: str | None
     _autocast: str | None
     _outputs_kind: str
 
-    def _begin(self, module: nn.Module) -> None:
-        """A user's module, with the values that it has now. Raise UsageError for what cannot be."""
+    def _adopt_module(self, module: nn.Module) -> None:
+        """Take the user's module with its current values. Raise UsageError if it is invalid."""
         self._set_up(module)
-        refuse_aliases(module, self._named)
-        parameter_hooks(module, self._named)
+        refuse_aliases(module, self._named_parameters)
+        collect_hooks(module, self._named_parameters)
         self._has_values = True
         if not module.training:
             module.train()
 
     def _set_up(self, module: nn.Module) -> None:
-        """What follows from the module, here and where it is unpickled."""
-        self._named = named_parameters(module)
+        """Initialize everything that follows from the module, also after unpickling."""
+        self._named_parameters = named_parameters(module)
         self._module = module
-        self._layout: Layout = layout_of(self._named)
-        self._buffer_shapes = module_buffers.shapes_of(module_buffers.named_buffers(module))
+        self._layout: Layout = make_layout(self._named_parameters)
+        self._buffer_shapes = get_buffer_shapes(named_buffers(module))
         self._device = torch.device("cpu")
-        self._views: Views | None = None
-        self._updater: Updater | None = None
-        self._pacing = Pacing()
-        self._has_values = False  # of its own, before it is bound to others
+        self._views: ParameterViews | None = None
+        self._optimizer_pair: OptimizerPair | None = None
+        self._scaling = WorkerScaling()
+        self._has_values = False  # the module still holds its initial parameters
         self._initial: Flat | None = None
         self._has_stepped = False
         self._is_placed = False
+        self._fit_length: FitLength | None = None  # None: unknown so far
+        self._early_optimizer_state: State | None = None  # loaded before the fit's length was known
 
     def __repr__(self) -> str:
         kind, module = type(self).__name__, type(self._module).__name__
-        said = "".join(f", {name}={value}" for name, value in self._said().items())
-        return f"{kind}({module}, {self.n_params:,} parameters{said})"
+        options = "".join(f", {name}={value}" for name, value in self._describe_options().items())
+        return f"{kind}({module}, {self.n_params:,} parameters{options})"
 
-    def _said(self) -> dict[str, str]:
-        """Name what else tells two models apart, such as the learning rate."""
+    def _describe_options(self) -> dict[str, str]:
+        """Return the options that ``repr`` shows, such as the learning rate: name -> text."""
         return {}
 
-    # -- what they bring who inherit -------------------------------------------------------------
-
-    def _make_updater(self) -> Updater:
-        """Optimizer and scheduler of the module's parameters."""
+    def _make_optimizer(self) -> OptimizerPair:
+        """Return a new optimizer of the module's parameters, and its scheduler or None."""
         raise NotImplementedError
 
-    def _train(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> Any:
-        """One minibatch; return its mean loss."""
+    def _train_batch(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> Any:
+        """Train on one minibatch of ``rows`` rows; return its mean loss."""
         raise NotImplementedError
 
-    # -- the flat-parameter protocol -------------------------------------------------------------
+    def _depends_on_fit_length(self) -> bool:
+        """Return whether the scheduler depends on the length of the fit."""
+        return False
 
     @property
     def n_params(self) -> int:
-        """How many parameters, frozen ones among them, tied ones once."""
+        """The number of parameters, including frozen ones, tied ones once."""
         return self._layout.size
 
     @property
     def module(self) -> nn.Module:
-        """The user's module; its parameters are views of what ``bind`` took last."""
+        """The user's module; its parameters are views of the memory that was bound last."""
         return self._module
 
     def frozen_parameters(self) -> list[slice]:
-        """Return where parameters without ``requires_grad`` are in the flat vector."""
+        """Return the slices of parameters without ``requires_grad`` in the flat vector."""
         return [
             slice(start, start + parameter.numel())
-            for parameter, start in zip(self._named.values(), self._layout.starts, strict=True)
+            for parameter, start in zip(
+                self._named_parameters.values(), self._layout.starts, strict=True
+            )
             if not parameter.requires_grad
         ]
 
     def initial(self) -> Flat:
-        """The module's own values, from before it was bound, f32[n_params]. They do not travel."""
+        """Return the values f32[n_params] when the module was passed; not after unpickling."""
         if self._has_values:
-            return gathered(self._named)
+            return gather_values(self._named_parameters)
         if self._initial is None:
             raise UsageError(
-                "this TorchModel was pickled, and a module travels without its parameters: bind"
-                " the ones it should have, or copy it with copy.deepcopy"
+                "this TorchModel was pickled, and pickles contain no parameters: bind parameters,"
+                " or copy the model with copy.deepcopy"
             )
         return self._initial.copy()
 
     def start_from(self, params: Flat) -> None:
-        """Have these initial parameters, f32[n_params], in place of the module's own."""
-        self._initial, self._has_values = bindable(params, self.n_params).copy(), False
+        """Make ``initial`` return a copy of these parameters, f32[n_params]."""
+        self._initial, self._has_values = check_bindable(params, self.n_params).copy(), False
 
     def place(self, share: Share) -> None:
-        """Use this many threads, this GPU, and this seed (dropout) in this process."""
+        """Use this many threads and this GPU, and seed torch's random numbers, in this process."""
         torch.set_num_threads(share.threads)
         torch.manual_seed(share.seed)
-        self._device = device_of(self._device_wanted, share.gpu)
+        self._device = choose_device(self._device_wanted, share.gpu)
         self._is_placed = True
 
     @property
     def cuda_device(self) -> int | None:
-        """The GPU of this process that it trains on; None for the CPU, and before ``place``."""
-        return index_of(self._device)
+        """The index of the GPU that trains the model; None for the CPU, and before ``place``."""
+        return get_gpu_index(self._device)
 
     def bind(self, params: Any) -> None:
-        """Work on f32[n_params] of the host or its own device; the optimizer's state stays."""
-        held = tensor_on(params, self.n_params, self._device)
+        """Make the parameters views of ``params``, f32[n_params], and keep the optimizer.
+
+        ``params`` are on the host or on the model's device.
+        """
+        shared = as_tensor(params, self.n_params, self._device)
         if self._has_values:
-            self._initial, self._has_values = gathered(self._named), False
+            self._initial, self._has_values = gather_values(self._named_parameters), False
         move_buffers(self._device, self._module)
-        self._views = Views(self._named, self._layout, held, held.to(self._device))
-        if self._is_placed:  # an optimizer makes torch import 800 modules: not in the first step
-            self._made()
+        self._views = ParameterViews(
+            self._named_parameters, self._layout, shared, shared.to(self._device)
+        )
+        if self._is_placed:  # now: the first optimizer makes torch import 800 modules
+            self._get_optimizer()
 
     def step(self, batch: Batch) -> float:
-        """One minibatch: change the bound parameters in place; return the mean loss.
+        """Train on one minibatch: change the bound parameters in place; return the mean loss.
 
-        Raise UsageError where something has taken a parameter out of the flat vector.
+        Raise UsageError if a parameter's memory is no longer in the flat vector afterwards.
         """
-        views = self._bound()
-        optimizer, scheduler = self._made()
-        views.fetch()
-        tensors = batch_to(self._device, batch)
-        with self._pacing.step(optimizer, scheduler), self._pacing.statistics(self._module):
-            loss = number_of(self._train(optimizer, tensors, batch.rows))
-        if math.isnan(loss) and _has_nothing_to_learn(self._named):
+        views = self._require_bound()
+        optimizer, scheduler = self._get_optimizer()
+        views.copy_from_shared()
+        tensors = batch_to_device(self._device, batch)
+        with (
+            self._scaling.scaled_step(optimizer, scheduler),
+            self._scaling.scaled_statistics(self._module),
+        ):
+            loss = loss_to_float(self._train_batch(optimizer, tensors, batch.rows))
+        if math.isnan(loss) and _has_zero_gradients(self._named_parameters):
             loss = 0.0
-        self._pacing.scheduled(scheduler, loss)
-        views.store()
+        self._scaling.advance_scheduler(scheduler, loss)
+        views.copy_to_shared()
         self._has_stepped = True
         return loss
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Momentum counts the minibatches of so many workers; the scheduler is where the fit is."""
-        self._pacing.keep(workers, minibatches, counted)
+        """Scale momentum to the number of workers and move the schedule to the fit's position."""
+        self._scaling.set_global_step(workers, minibatches, counted)
+
+    def set_fit_length(self, length: FitLength) -> None:
+        """Rebuild a scheduler that depends on the fit's length, for a fit of this length.
+
+        Such a scheduler starts again in each fit and holds its last rate beyond the fit's end.
+        """
+        if length == self._fit_length:
+            return
+        state = None
+        if self._optimizer_pair is not None and self._depends_on_fit_length():
+            state = self._early_optimizer_state or self.updater_state()
+        self._fit_length, self._early_optimizer_state = length, None
+        if state is not None:
+            self.load_updater_state(state)
 
     def horizons(self, workers: int) -> dict[str, str]:
-        """What is changed where so many train, for people."""
-        what = told(*self._made(), workers) | statistics.told(self._module, workers)
-        if "scheduler" in what and self._pacing.interval == EPOCH:
-            what["scheduler"] = BY_EPOCHS
-        return what
+        """Return what changes with this many workers: name -> text."""
+        changes = describe_scaling(*self._get_optimizer(), workers) | describe_statistics(
+            self._module, workers
+        )
+        if "scheduler" in changes and self._scaling.interval == EPOCH:
+            changes["scheduler"] = BY_EPOCHS
+        return changes
 
     def predict(self, features: Columns) -> Any:
-        """What the module puts out in evaluation mode, as arrays [rows, ...]."""
-        with self._evaluating():
-            return joined([self._outputs(rows) for rows in slices_of(features)])
+        """Return the module's outputs in evaluation mode as arrays [rows, ...]."""
+        with self._evaluation_mode():
+            return join_outputs([self._predict_rows(rows) for rows in split_rows(features)])
 
     @property
     def outputs(self) -> str:
@@ -211,31 +542,48 @@ class FlatModule:
         return self._outputs_kind
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError naming row and value where rows do not fit."""
-        rows = rows_of(features)
+        """Raise UsageError, with row and value, if rows do not fit the module."""
+        rows = count_rows(features)
         check_rows(features, rows, "features")
         check_rows(labels, rows, "labels")
         try:
-            called(inspect.signature(self._module.forward).bind, features)
+            call_with_features(inspect.signature(self._module.forward).bind, features)
         except TypeError as error:
             raise UsageError(
                 f"{type(self._module).__name__}.forward does not take these features: {error}"
             ) from error
 
     def updater_state(self) -> State:
-        """The state of optimizer and scheduler, by name."""
-        return state_of(*self._made(), self._named)
+        """Return the state of optimizer and scheduler by name; see ``models.torch.optimizers``."""
+        return dump_state(*self._get_optimizer(), self._named_parameters) | self._get_fit_state()
 
     def load_updater_state(self, state: State) -> None:
-        """Take a state that ``updater_state`` of an equal model returned."""
-        load_state(*self._made(), self._named, state)
+        """Restore a state that ``updater_state`` of an equal model returned."""
+        self._get_optimizer()
+        if not self._depends_on_fit_length():
+            load_state(*self._get_optimizer(), self._named_parameters, state)
+            return
+        fit_state = self._get_fit_state()
+        saved_fit_state = {k: v for k, v in state.items() if k.startswith(FIT_PREFIX)}
+        if fit_state and fit_state == saved_fit_state:
+            rest = {k: v for k, v in state.items() if k not in saved_fit_state}
+            load_state(*self._get_optimizer(), self._named_parameters, rest)
+            return
+        if self._fit_length is None:
+            self._early_optimizer_state = dict(state)
+        self._optimizer_pair = None
+        load_state(*self._get_optimizer(), self._named_parameters, drop_schedule(state))
+        if fit_state and all(
+            saved_fit_state.get(k) == fit_state[k] for k in fit_state if k != TOTAL_STEPS_KEY
+        ):
+            self._scaling.resume_at(self._get_optimizer()[1], count_scheduler_steps(state))
 
     def layer_of(self, index: int) -> str:
-        """The name of the parameter, as in ``module.named_parameters()``."""
-        return self._layout.name_of(index)
+        """Return the name of the parameter with entry ``index``, as in ``named_parameters()``."""
+        return self._layout.name_at(index)
 
     def describe(self) -> dict[str, Any]:
-        """Names and shapes in the vector's order; the code of a module cannot be described."""
+        """Return names and shapes of the parameters; the module's code is not described."""
         arrays = zip(self._layout.names, self._layout.shapes, strict=True)
         return {
             "kind": self.KIND,
@@ -246,110 +594,129 @@ class FlatModule:
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> Any:
-        """Raise UsageError: the module's code is the user's, and is not saved."""
+        """Raise UsageError: the module's code is the user's and is not in a description."""
         raise UsageError(
             f"{description.get('module')} was saved without its code: load it with"
             f" SparkNetwork.load(path, spark, model={cls.__name__}(...)) and a module of the same"
             " class, or open NAME.pt with torch.load and module.load_state_dict"
         )
 
-    # -- buffers, and what is saved beside the parameters ----------------------------------------
-
     def buffers_bytes(self) -> bytes:
-        """BatchNorm's statistics and their like, as they are now.
+        """Return the current buffers, such as BatchNorm's statistics.
 
         Raise UsageError naming a buffer whose shape has changed.
         """
-        buffers = module_buffers.named_buffers(self._module)
-        module_buffers.check_shapes(buffers, self._buffer_shapes)
-        return module_buffers.packed(buffers)
+        buffers = named_buffers(self._module)
+        check_buffer_shapes(buffers, self._buffer_shapes)
+        return pack_buffers(buffers)
 
     def load_buffers_bytes(self, data: bytes) -> None:
-        """Take what ``buffers_bytes`` of an equal model returned."""
-        module_buffers.load(module_buffers.named_buffers(self._module), data)
+        """Restore what ``buffers_bytes`` of an equal model returned."""
+        load_buffers(named_buffers(self._module), data)
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
-        """Means in float64, in the given order; whole numbers take the largest."""
-        return module_buffers.averaged(module_buffers.named_buffers(self._module), reports)
+        """Return the mean, summed in float64 in the given order; of integers the maximum."""
+        return average_buffers(named_buffers(self._module), reports)
 
     def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
-        """The same where each report counts so much."""
-        return module_buffers.averaged(module_buffers.named_buffers(self._module), reports, weights)
+        """Return ``average_buffers`` with the given weight for each report."""
+        return average_buffers(named_buffers(self._module), reports, weights)
 
     def exported(self) -> tuple[str, bytes]:
-        """``.pt`` and a state_dict with the user's own keys: ``torch.load`` opens it alone."""
+        """Return ".pt" and a file with the state_dict, for ``torch.load``."""
         state = {key: value.detach().cpu().clone() for key, value in self._state_dict().items()}
         file = io.BytesIO()
         torch.save(state, file)
         return ".pt", file.getvalue()
 
-    # -- inside ----------------------------------------------------------------------------------
-
     def _state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of the module's state_dict."""
         return {k: v for k, v in self._module.state_dict().items() if torch.is_tensor(v)}
 
-    def _bound(self) -> Views:
+    def _require_bound(self) -> ParameterViews:
+        """Return the parameters' views; fail if ``bind`` has not been called."""
         assert self._views is not None, "bind parameters first"
         return self._views
 
-    def _made(self) -> Updater:
-        """Optimizer and scheduler, made where the training is."""
-        if self._updater is None:
-            self._updater = self._make_updater()
-        return self._updater
+    def _get_optimizer(self) -> OptimizerPair:
+        """Return optimizer and scheduler (or None); make them at the first call."""
+        if self._optimizer_pair is None:
+            self._optimizer_pair = self._make_optimizer()
+            made_for = self._fit_length or UNKNOWN_LENGTH
+            self._scaling.fit_length = made_for if self._depends_on_fit_length() else None
+        return self._optimizer_pair
 
-    def _called(self, features: Any) -> Any:
-        with explained(f"{type(self._module).__name__}.forward", FORWARD_FITS, features=features):
-            return called(self._module, features)
+    def _get_fit_state(self) -> State:
+        """Return the entries of a saved state that identify the fit of a scheduler.
 
-    def _outputs(self, features: Columns) -> Any:
-        with self._precision():
-            return outputs_of(self._called(features_to(self._device, features)))
+        They are empty for a scheduler that does not depend on the fit's length.
+        """
+        self._get_optimizer()
+        length = self._fit_length
+        if length is None or not self._depends_on_fit_length():
+            return {}
+        return {
+            f"{FIT_PREFIX}first_epoch": length.first_epoch,
+            f"{FIT_PREFIX}minibatches_before": length.minibatches_before,
+            TOTAL_STEPS_KEY: self._scaling.count_steps(length),
+        }
+
+    def _call_module(self, features: Any) -> Any:
+        """Return the module's outputs. Raise UsageError with shapes if torch refuses features."""
+        with explaining_shape_errors(
+            f"{type(self._module).__name__}.forward", FORWARD_REMEDY, features=features
+        ):
+            return call_with_features(self._module, features)
+
+    def _predict_rows(self, features: Columns) -> Any:
+        """Return the module's outputs for these rows as NumPy arrays."""
+        with self._autocast_context():
+            return outputs_to_numpy(self._call_module(features_to_device(self._device, features)))
 
     @contextlib.contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode; afterwards each part is in the mode that it was in."""
-        self._bound().fetch()
+    def _evaluation_mode(self) -> Iterator[None]:
+        """Switch to evaluation mode within the context; then restore each submodule's mode."""
+        self._require_bound().copy_from_shared()
         modes = [(part, part.training) for part in self._module.modules()]
         self._module.eval()
         try:
-            with torch.no_grad():  # tensors that a module keeps must be good for training, too
+            with torch.no_grad():  # inference_mode's tensors could not be used in training
                 yield
         finally:
             for part, training in modes:
                 part.training = training
 
-    def _precision(self) -> Any:
+    def _autocast_context(self) -> Any:
+        """Return the context in which the model computes, by its option ``autocast``."""
         if self._autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=torch.bfloat16)
 
-    # -- travelling ------------------------------------------------------------------------------
-
     def __getstate__(self) -> dict[str, Any]:
-        """What ships: the module without the parameters' storage, buffers, factories, options."""
-        need_same(self._module, self._named)
+        """Return the module without its parameters' memory, hooks and options."""
+        require_same_parameters(self._module, self._named_parameters)
         state = {name: self.__dict__[name] for name in self.OPTIONS}
-        hooks = parameter_hooks(self._module, self._named)
-        module = without_storage(self._module, self._named)
+        hooks = collect_hooks(self._module, self._named_parameters)
+        module = copy_without_storage(self._module, self._named_parameters)
         return {**state, "_module": module, "_hooks": hooks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._set_up(awakened(state["_module"]))
-        register_hooks(self._named, state.get("_hooks", {}))  # saved by versions without hooks
-        # Pickles of earlier versions lack options that came later, which are None by default.
+        """Restore a pickled model, which has no values for its parameters."""
+        self._set_up(materialize(state["_module"]))
+        # Pickles of earlier versions lack hooks, and newer options, whose default is None.
+        register_hooks(self._named_parameters, state.get("_hooks", {}))
         self.__dict__.update({name: state.get(name) for name in self.OPTIONS})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A model of its own for another fit, with the same initial parameters."""
-        twin = object.__new__(type(self))
-        twin.__setstate__(self.__getstate__())
-        twin._initial = self.initial() if self._has_values else self._initial
-        return twin
+        """Return a separate model for another fit, with the same initial parameters."""
+        copied = object.__new__(type(self))
+        copied.__setstate__(self.__getstate__())
+        copied._initial = self.initial() if self._has_values else self._initial
+        return copied
 
 
-def _has_nothing_to_learn(named: Named) -> bool:
-    """Return whether all gradients are zero, as where the labels of a minibatch are all ignored.
+def _has_zero_gradients(named: NamedParameters) -> bool:
+    """Return whether all gradients are zero, as after a minibatch whose labels are all ignored.
 
     The loss is then a mean over nothing, which torch computes as NaN.
     """

@@ -1,7 +1,7 @@
 """TorchModel: a user's module, loss and optimizer, trained on one flat vector.
 
-The module's parameters are views of the vector that ``bind`` supplies, so the optimizer steps in
-place on what the encoder reads; nothing is copied, but a host's vector for a model on a GPU.
+The module's parameters are views of the vector that ``bind`` supplies, so the optimizer changes in
+place what the encoder reads. Only a model on a GPU that is bound to host memory copies it.
 """
 
 from __future__ import annotations
@@ -19,64 +19,90 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns
 from sparkstrom.models.losses import loss_name
-from sparkstrom.models.torch.flat_module import FlatModule, Updater
-from sparkstrom.models.torch.optimizer_options import check_options, device_name
+from sparkstrom.models.torch.flat_module import (
+    ACCUMULATE,
+    CLIP_NORM,
+    FlatModule,
+    OptimizerPair,
+    check_device_name,
+    check_options,
+    copy_without_storage,
+    refuse_captured_module,
+)
+from sparkstrom.models.torch.losses import (
+    Loss,
+    cast_class_labels,
+    compute_label_weights,
+    compute_weighted_loss,
+    get_ignored_label,
+    is_per_label,
+    is_torch_loss,
+    resolve_outputs,
+)
 from sparkstrom.models.torch.optimizers import (
-    Groups,
+    GroupFactory,
     OptimizerFactory,
     SchedulerFactory,
-    made_optimizer,
-    made_scheduler,
-    optimizer_in_words,
+    format_optimizer,
+    make_optimizer,
+    make_scheduler,
     refuse_instances,
-    stepped,
-    with_gradients,
+    require_gradients,
+    step_optimizer,
+    takes_total_steps,
 )
-from sparkstrom.models.torch.pacing import FALL_MAX, check_interval, highest_rate, interval_of
 from sparkstrom.models.torch.parameters import move_buffers
 from sparkstrom.models.torch.tensors import (
-    LOSS_FITS,
+    LOSS_REMEDY,
     TorchBatch,
-    batch_to,
-    explained,
-    parts_of,
+    batch_to_device,
+    explaining_shape_errors,
+    split_batch,
 )
-from sparkstrom.models.torch.torch_losses import (
-    Loss,
-    counted,
-    is_per_label,
-    is_torchs,
-    outputs_kind,
-    weighted,
-    with_classes,
+from sparkstrom.models.torch.worker_scaling import (
+    EPOCH,
+    RATE_DROP_MAX,
+    STEP,
+    UNKNOWN_LENGTH,
+    check_interval,
+    get_highest_rate,
+    infer_interval,
 )
-from sparkstrom.models.torch.torch_losses import ignored_label as ignored_by
-from sparkstrom.models.torch.travel import refuse_holders, without_storage
 
-Step = Callable[[nn.Module, Optimizer, TorchBatch], Any]
+StepFunction = Callable[[nn.Module, Optimizer, TorchBatch], Any]
 
 
 class TorchModel(FlatModule):
-    """A torch module with its loss and optimizer, behind the flat-parameter protocol.
+    """A torch module with its loss and optimizer.
 
-    ``loss(output, target)`` returns the rows' mean; ``optimizer(parameters)`` and
-    ``scheduler(optimizer)`` make theirs, as ``partial(torch.optim.Adam, lr=1e-3)`` does.
-    ``scheduler_interval`` is "epoch" or "step", when the scheduler steps: once an epoch, or once a
-    minibatch of the fit. By default StepLR, MultiStepLR, ExponentialLR, MultiplicativeLR,
-    CosineAnnealingLR and PolynomialLR step by epochs, all others by minibatches. ``groups`` makes
-    torch's parameter groups from a dict name -> parameter. ``device`` is where workers train: None
-    takes the GPU that Spark assigned to the task, or else the CPU. ``clip_norm`` bounds the
-    gradient's norm; ``accumulate`` computes a minibatch in so many parts, one after the other;
-    ``autocast="bfloat16"`` computes in bfloat16. ``step(module, optimizer, batch: TorchBatch) ->
-    loss`` does a whole step as a user wants it; then ``loss`` is for scores only, and may be None.
-    ``outputs`` says what the module puts out, for metrics: logits, probabilities or values; by
-    default logits for torch's losses of classes, else values.
-    Raise UsageError for what cannot train here, with reason and remedy.
+    Args:
+        module: the module, with its initial values.
+        loss: ``loss(output, target)`` returns the mean over rows. May be None with ``step``.
+        optimizer: ``optimizer(parameters)`` makes it, such as ``partial(torch.optim.Adam,
+            lr=1e-3)``.
+        scheduler: ``scheduler(optimizer)`` makes it. One with a parameter ``total_steps``, such as
+            ``partial(OneCycleLR, max_lr=0.1)``, is given its number of steps in the fit and starts
+            again in each fit.
+        scheduler_interval: "epoch" or "step": the scheduler steps once an epoch, or once a
+            minibatch of the fit. By default StepLR, MultiStepLR, ExponentialLR, MultiplicativeLR,
+            CosineAnnealingLR and PolynomialLR step by epochs, all others by minibatches.
+        groups: makes torch's parameter groups from a dict name -> parameter.
+        device: where workers train; None: the GPU that Spark assigned to the task, else the CPU.
+        clip_norm: upper bound of the gradient's norm.
+        accumulate: number of parts in which a minibatch is computed, one after the other.
+        autocast: "bfloat16" to compute in bfloat16.
+        step: ``step(module, optimizer, batch: TorchBatch) -> loss`` replaces the whole step;
+            ``loss`` is then used only for scores.
+        outputs: what the module returns, for metrics: logits, probabilities or values; by default
+            logits for torch's losses of classes, else values.
+
+    Raises:
+        UsageError: something that cannot be trained here, with reason and remedy.
     """
 
     KIND = "torch"
-    _first_rate: float | None = None
-    _is_warned = False
+    _first_rate: float | None = None  # learning rate before the first step
+    _is_warned = False  # whether a rate collapsed by ReduceLROnPlateau was reported
     OPTIONS: tuple[str, ...] = (
         *("_loss", "_custom", "_factories", "_device_wanted", "_clip_norm", "_accumulate"),
         *("_autocast", "_outputs_kind", "_interval"),
@@ -90,154 +116,187 @@ class TorchModel(FlatModule):
         *,
         scheduler: SchedulerFactory | None = None,
         scheduler_interval: str | None = None,
-        groups: Groups | None = None,
+        groups: GroupFactory | None = None,
         device: str | None = None,
         clip_norm: float | None = None,
         accumulate: int = 1,
         autocast: str | torch.dtype | None = None,
-        step: Step | None = None,
+        step: StepFunction | None = None,
         outputs: str | None = None,
     ) -> None:
-        refuse_instances(optimizer, scheduler)
+        refuse_instances(optimizer, scheduler, groups)
         self._loss, self._custom = loss, step
-        self._outputs_kind = outputs_kind(outputs, loss)
+        self._outputs_kind = resolve_outputs(outputs, loss)
         self._factories = optimizer, groups, scheduler
         self._interval = scheduler_interval
-        self._device_wanted = device_name(device)
-        self._clip_norm, self._accumulate = clip_norm, accumulate
-        self._autocast = None if autocast is None else str(autocast).removeprefix("torch.")
-        self._begin(module)
+        self._device_wanted = check_device_name(device)
+        self._clip_norm = CLIP_NORM.read("clip_norm", clip_norm)
+        self._accumulate = ACCUMULATE.read("accumulate", accumulate)
+        is_dtype = isinstance(autocast, torch.dtype)
+        self._autocast = str(autocast).removeprefix("torch.") if is_dtype else autocast
+        self._adopt_module(module)
         check_options(loss, step, clip_norm, accumulate, self._autocast)
-        refuse_holders(
+        refuse_captured_module(
             module, loss=loss, step=step, optimizer=optimizer, groups=groups, scheduler=scheduler
         )
-        made = made_scheduler(scheduler, made_optimizer(optimizer, groups, self._named))
-        check_interval(scheduler_interval, made)
-        without_storage(module, self._named)
+        trial_optimizer = make_optimizer(optimizer, groups, self._named_parameters)
+        check_interval(
+            scheduler_interval, make_scheduler(scheduler, trial_optimizer, UNKNOWN_LENGTH.epochs)
+        )
+        copy_without_storage(module, self._named_parameters)
 
-    def _said(self) -> dict[str, str]:
+    def _describe_options(self) -> dict[str, str]:
+        """Return the loss and the optimizer with its options, for ``repr``."""
         optimizer, groups, _ = self._factories
         loss = {} if self._loss is None else {"loss": loss_name(self._loss)}
-        return {**loss, "optimizer": optimizer_in_words(optimizer, groups, self._named)}
+        return {**loss, "optimizer": format_optimizer(optimizer, groups, self._named_parameters)}
 
     def bind(self, params: Any) -> None:
-        """Work on f32[n_params] of the host or its own device; the optimizer's state stays."""
+        """Make the parameters views of ``params``, f32[n_params], and keep the optimizer.
+
+        ``params`` are on the host or on the model's device. The loss's buffers move there, too.
+        """
         super().bind(params)
         move_buffers(self._device, self._loss)
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError naming row and value where rows do not fit."""
+        """Raise UsageError if rows do not fit the module, or the loss needs missing labels."""
         super().check(features, labels)
-        if isinstance(labels, tuple) and not labels and is_torchs(self._loss):
+        if isinstance(labels, tuple) and not labels and is_torch_loss(self._loss):
             raise UsageError(
                 f"the loss {loss_name(self._loss)} needs labels: name their column, or pass a loss"
-                " that takes all from the module's output"
+                " that only uses the module's output"
             )
 
     @property
     def per_label(self) -> bool:
-        """Whether the loss takes each of several outputs for a label that is true or false."""
+        """Whether the loss treats each of several outputs as a label that is true or false."""
         return is_per_label(self._loss)
 
     @property
     def ignored_label(self) -> int | None:
-        """The label whose places the loss leaves out; None: it counts all."""
-        return ignored_by(self._loss)
+        """The label that the loss ignores, or None."""
+        return get_ignored_label(self._loss)
 
     def need_loss(self) -> None:
-        """Raise UsageError where held-out rows could not be measured."""
+        """Raise UsageError if the model has only its own step, and no loss to measure rows with."""
         if self._loss is None:
-            raise UsageError("this TorchModel has a step of its own and no loss: pass loss= for it")
+            raise UsageError(
+                "this TorchModel has its own step and no loss: pass loss= to measure it"
+            )
 
     def loss(self, batch: Batch) -> tuple[float, float]:
-        """(sum of weight x loss, sum of weights) in evaluation mode; nothing changes."""
+        """Return (sum of weight x loss, sum of weights) in evaluation mode."""
         self.need_loss()
-        tensors = batch_to(self._device, batch)
-        with self._evaluating(), self._precision():
-            mean = self._loss_of(self._called(tensors.features), tensors)
-        weight = self._counted_rows(tensors, batch.rows, mean)
+        tensors = batch_to_device(self._device, batch)
+        with self._evaluation_mode(), self._autocast_context():
+            mean = self._compute_loss(self._call_module(tensors.features), tensors)
+        weight = self._count_weighted_rows(tensors, batch.rows, mean)
         return (float(mean) * weight if weight else 0.0), weight
 
-    def stand_at(self, epoch: int, batch: int, batches: int) -> None:
-        """Take where the next step is: a scheduler by epochs is there, too.
+    def set_position(self, epoch: int, batch: int, batches: int) -> None:
+        """Set the position of the next step, for a scheduler by epochs.
 
-        In the first epoch, warn of a scheduler that is exhausted within it: before the first step,
-        or as soon as losses that do not improve have exhausted it.
+        In the first epoch, warn of a scheduler that reduces the rate by a factor of
+        ``RATE_DROP_MAX``: before the first step if the schedule does so, or as soon as losses that
+        do not improve have done.
         """
-        self._pacing.epoch = epoch
+        self._scaling.epoch = epoch
         if epoch == 0 and batch > 0 and not self._is_warned:
-            self._warn_of_plateau()
+            self._warn_if_rate_collapsed()
         if epoch == batch == 0 and self._interval is None and not self._has_stepped:
-            _, scheduler = self._made()
-            if scheduler is None or isinstance(scheduler, OneCycleLR):  # which ends far down
+            _, scheduler = self._get_optimizer()
+            if scheduler is None or isinstance(scheduler, OneCycleLR):  # ends low by design
                 return
-            fall = self._pacing.fall_within(batches, self._make_updater())
-            if fall >= FALL_MAX:
+            if self._fit_length is not None:  # minibatches of all workers
+                batches = self._fit_length.minibatches // self._fit_length.epochs
+            drop = self._scaling.measure_rate_drop(batches, self._make_optimizer())
+            if drop >= RATE_DROP_MAX:
                 warnings.warn(
                     f"scheduler {type(scheduler).__name__} steps once a minibatch and lets the"
-                    f" learning rate fall by a factor of {fall:.3g} within the first epoch: pass"
+                    f" learning rate fall by a factor of {drop:.3g} within the first epoch: pass"
                     " scheduler_interval='epoch' if it is written by epochs, or 'step' if not",
                     stacklevel=2,
                 )
 
-    def _warn_of_plateau(self) -> None:
-        optimizer, scheduler = self._made()
+    def _warn_if_rate_collapsed(self) -> None:
+        """Warn once if ReduceLROnPlateau has reduced the rate by ``RATE_DROP_MAX``."""
+        optimizer, scheduler = self._get_optimizer()
         if not isinstance(scheduler, ReduceLROnPlateau):
             return
         if self._first_rate is None:
-            self._first_rate = highest_rate(self._make_updater()[0])
-        if highest_rate(optimizer) * FALL_MAX <= self._first_rate * (1 + 1e-9):
+            self._first_rate = get_highest_rate(self._make_optimizer()[0])
+        if get_highest_rate(optimizer) * RATE_DROP_MAX <= self._first_rate * (1 + 1e-9):
             self._is_warned = True
             warnings.warn(
                 "scheduler ReduceLROnPlateau steps by the loss of each minibatch, and has let the"
-                f" learning rate fall from {self._first_rate:.3g} to {highest_rate(optimizer):.3g}"
+                f" learning rate fall from {self._first_rate:.3g} to"
+                f" {get_highest_rate(optimizer):.3g}"
                 " within the first epoch: raise its patience, which counts minibatches here, or"
-                " take a schedule by epochs, such as CosineAnnealingLR",
+                " use a schedule by epochs, such as CosineAnnealingLR",
                 stacklevel=3,
             )
 
-    # -- inside ----------------------------------------------------------------------------------
+    def _make_optimizer(self) -> OptimizerPair:
+        """Return a new optimizer and scheduler; set whether the scheduler steps by epochs."""
+        pacing, length = self._scaling, self._fit_length or UNKNOWN_LENGTH
+        pacing.interval = self._interval or STEP
+        optimizer, scheduler = self._make_optimizer_for(pacing.count_steps(length))
+        if self._interval is None and infer_interval(scheduler) != STEP:
+            pacing.interval = EPOCH
+            if self._depends_on_fit_length():
+                return self._make_optimizer_for(length.epochs)
+        return optimizer, scheduler
 
-    def _make_updater(self) -> Updater:
+    def _make_optimizer_for(self, total_steps: int) -> OptimizerPair:
+        """Return a new optimizer, and a scheduler for this many steps."""
         factory, groups, scheduler = self._factories
-        optimizer = made_optimizer(factory, groups, self._named)
-        made = made_scheduler(scheduler, optimizer)
-        self._pacing.interval = self._interval or interval_of(made)
-        return optimizer, made
+        optimizer = make_optimizer(factory, groups, self._named_parameters)
+        return optimizer, make_scheduler(scheduler, optimizer, total_steps)
 
-    def _train(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> Any:
+    def _depends_on_fit_length(self) -> bool:
+        """Return whether the scheduler gets the fit's number of steps."""
+        return takes_total_steps(self._factories[2])
+
+    def _train_batch(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> Any:
+        """Train on one minibatch with the user's step, or else the gradient of the loss."""
         if self._custom is not None:
             return self._custom(self._module, optimizer, batch)
         return self._gradient_step(optimizer, batch, rows)
 
     def _gradient_step(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> torch.Tensor:
+        """Take a step with the gradient of ``accumulate`` parts; return the mean loss."""
         optimizer.zero_grad()
         total = torch.zeros((), device=self._device)
-        for part, share in parts_of(batch, rows, self._accumulate):
-            with self._precision():
-                loss = self._loss_of(self._called(part.features), part) * share
+        for part, share in split_batch(batch, rows, self._accumulate):
+            with self._autocast_context():
+                loss = self._compute_loss(self._call_module(part.features), part) * share
             loss.backward()
             total += loss.detach()
-        stepped(optimizer, with_gradients(self._named, self._clip_norm))
+        step_optimizer(optimizer, require_gradients(self._named_parameters, self._clip_norm))
         return total
 
-    def _loss_of(self, output: Any, batch: TorchBatch) -> torch.Tensor:
+    def _compute_loss(self, output: Any, batch: TorchBatch) -> torch.Tensor:
+        """Return the mean loss, weighted if rows have weights; raise UsageError if not scalar."""
         assert self._loss is not None
-        labels = with_classes(self._loss, output, batch.labels)
-        with explained("the loss", LOSS_FITS, output=output, target=labels), self._strictly():
+        labels = cast_class_labels(self._loss, output, batch.labels)
+        with (
+            explaining_shape_errors("the loss", LOSS_REMEDY, output=output, target=labels),
+            self._broadcast_warning_as_error(),
+        ):
             if batch.weights is None:
                 loss = self._loss(output, labels)
             else:
-                loss = weighted(self._loss, output, labels, batch.weights)
+                loss = compute_weighted_loss(self._loss, output, labels, batch.weights)
         if not (isinstance(loss, torch.Tensor) and loss.ndim == 0):
             shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise UsageError(f"loss(output, target) returned {shape}: it must be one number, the"
                              " mean over rows")  # fmt: skip
         return loss
 
-    def _counted_rows(self, batch: TorchBatch, rows: int, like: torch.Tensor) -> float:
-        """Return how many rows the mean loss is of, by weight; ignored places count nothing."""
-        counts = counted(self._loss, batch.labels, like.double())
+    def _count_weighted_rows(self, batch: TorchBatch, rows: int, template: torch.Tensor) -> float:
+        """Return the sum of the rows' weights in the mean loss; ignored positions weigh 0."""
+        counts = compute_label_weights(self._loss, batch.labels, template.double())
         if batch.weights is None:
             return float(rows) if counts is None else float(counts.sum()) * rows / counts.numel()
         weights = batch.weights.double()
@@ -246,8 +305,8 @@ class TorchModel(FlatModule):
         return float((weights * counts.reshape(rows, -1).mean(dim=1)).sum())
 
     @contextlib.contextmanager
-    def _strictly(self) -> Iterator[None]:
-        """Before the first step is done: torch's warning that [n, 1] meets [n] is an error."""
+    def _broadcast_warning_as_error(self) -> Iterator[None]:
+        """Until the first step is done, raise torch's warning that [n, 1] is broadcast to [n]."""
         if self._has_stepped:
             yield
             return

@@ -1,18 +1,25 @@
-"""Optimizers: made from the user's factory, checked, and their state as named arrays and scalars.
+"""Optimizers and schedulers of torch: made by users' factories, checked, and saved by name.
 
-Names of a state: ``state/PARAMETER/KEY``, ``shared/KEY`` (what belongs to no parameter),
-``own/ATTRIBUTE`` (numbers and tensors that an optimizer keeps as attributes of its own),
-``groups/NUMBER/KEY`` (learning rates change by the scheduler), ``scheduler/KEY``. A tensor without
-dimensions becomes a scalar whose name ends with its type, as in ``state/0.weight/step:float32``.
-The parts of a container follow its name, each after a ``~`` and a letter: ``~l0`` the first of a
-list, ``~t0`` of a tuple, ``~sNAME`` and ``~iNUMBER`` the value of a key of a dict, ``~pNAME`` that
-of a parameter.
+Names in a saved state:
+
+    state/PARAMETER/KEY    state of one parameter
+    shared/KEY             state of no particular parameter
+    own/ATTRIBUTE          numbers and tensors that an optimizer keeps as attributes
+    groups/NUMBER/KEY      options of a parameter group, such as the learning rate
+    scheduler/KEY          the scheduler's state
+    fit/KEY                the fit that a scheduler was made for, if it depends on the length
+
+A tensor without dimensions is stored as a scalar whose name ends with its dtype, as in
+``state/0.weight/step:float32``. Parts of a container follow its name, each after a ``~`` and a
+letter: ``~l0`` the first of a list, ``~t0`` of a tuple, ``~sNAME`` and ``~iNUMBER`` the value of a
+dict's key, ``~pNAME`` the value of a key that is a parameter.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -21,23 +28,23 @@ import torch
 from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import UsageError, first_line
 from sparkstrom.models.base import State
-from sparkstrom.models.torch.parameters import Named
+from sparkstrom.models.torch.parameters import NamedParameters
 
-REFUSED = {
+REFUSED_OPTIMIZERS = {
     LBFGS: "it evaluates the loss several times in a step (a closure), and a step here is one"
     " minibatch; use AdamW or SGD",
     SparseAdam: "it takes sparse gradients only, and leaves all rows alone that a batch does not"
     " touch; use Adam without sparse=True, or SGD or Adagrad, which take sparse gradients, too",
 }
 
-# Attributes of any optimizer of torch, among them what its schedulers set.
-TORCHS_ATTRIBUTES = frozenset(
+# Attributes that all optimizers of torch have, including those that schedulers set.
+TORCH_ATTRIBUTES = frozenset(
     {"defaults", "state", "param_groups", "step", "zero_grad"}
     | vars(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)).keys()
 )
-TORCHS_PREFIXES = (
+TORCH_PREFIXES = (
     "_optimizer_",
     "_opt_called",
     "_warned_",
@@ -47,15 +54,22 @@ TORCHS_PREFIXES = (
 )
 
 OptimizerFactory = Callable[[Any], Optimizer]
-Groups = Callable[[Named], list[dict[str, Any]]]
-SchedulerFactory = Callable[[Optimizer], LRScheduler]
+GroupFactory = Callable[[NamedParameters], list[dict[str, Any]]]
+SchedulerFactory = Callable[..., LRScheduler]  # (optimizer), or (optimizer, total_steps)
+
+FIT_PREFIX = "fit/"
+# Keys of parameter groups that schedulers write.
+SCHEDULED_KEYS = {
+    *("lr", "initial_lr", "max_lr", "min_lr", "betas"),
+    *("momentum", "base_momentum", "max_momentum"),
+}
 
 
-def refuse_instances(optimizer: Any, scheduler: Any) -> None:
-    """Raise UsageError with the line to write, where one that is made is passed for its maker."""
+def refuse_instances(optimizer: Any, scheduler: Any, groups: Any) -> None:
+    """Raise UsageError, with the code to write, for an object passed instead of its factory."""
     if isinstance(optimizer, Optimizer):
         raise UsageError(
-            f"optimizer={_maker_of(optimizer, optimizer.defaults)} is what to pass, with `import"
+            f"pass optimizer={_format_factory(optimizer, optimizer.defaults)}, with `import"
             f" functools`, instead of the {type(optimizer).__name__} itself: each worker makes one"
             " of the parameters that it trains"
             + ("; groups= makes its groups" if len(optimizer.param_groups) > 1 else "")
@@ -67,9 +81,14 @@ def refuse_instances(optimizer: Any, scheduler: Any) -> None:
         )
     if isinstance(scheduler, LRScheduler):
         raise UsageError(
-            f"scheduler={_maker_of(scheduler, vars(scheduler))} is what to pass, with `import"
+            f"pass scheduler={_format_factory(scheduler, vars(scheduler))}, with `import"
             f" functools`, instead of the {type(scheduler).__name__} itself: each worker makes one"
             " of its optimizer"
+        )
+    if groups is not None and not callable(groups):
+        raise UsageError(
+            f"groups is a {type(groups).__name__}: pass a function that makes groups from a"
+            " dictionary of named parameters"
         )
     if scheduler is not None and not callable(scheduler):
         raise UsageError(
@@ -78,38 +97,50 @@ def refuse_instances(optimizer: Any, scheduler: Any) -> None:
         )
 
 
-def _maker_of(made: Any, values: dict[str, Any]) -> str:
-    """``functools.partial(...)`` that makes an equal one, as far as its values are known."""
-    kind = type(made)
+def _format_factory(instance: Any, values: dict[str, Any]) -> str:
+    """Return code ``functools.partial(...)`` that makes an equal optimizer or scheduler."""
+    cls = type(instance)
     options = []
-    for name, option in list(inspect.signature(kind).parameters.items())[1:]:
+    for name, option in list(inspect.signature(cls).parameters.items())[1:]:
         value, default = values.get(name, option.default), option.default
-        if name in ("last_epoch", "verbose") or (_same(value, default) and name != "lr"):
+        if name in ("last_epoch", "verbose") or (_is_default(value, default) and name != "lr"):
             continue
         unknown = value is inspect.Parameter.empty or callable(value)
         options.append(f", {name}={'...' if unknown else repr(value)}")
-    where = kind.__module__
-    if where.startswith("torch.optim"):
-        where = "torch.optim.lr_scheduler" if isinstance(made, LRScheduler) else "torch.optim"
-    place = kind.__qualname__ if where == "__main__" else f"{where}.{kind.__qualname__}"
-    return f"functools.partial({place}{''.join(options)})"
+    module = cls.__module__
+    if module.startswith("torch.optim"):
+        module = "torch.optim.lr_scheduler" if isinstance(instance, LRScheduler) else "torch.optim"
+    name_of_class = cls.__qualname__ if module == "__main__" else f"{module}.{cls.__qualname__}"
+    return f"functools.partial({name_of_class}{''.join(options)})"
 
 
-def _same(value: Any, default: Any) -> bool:
+def _is_default(value: Any, default: Any) -> bool:
+    """Return whether an option has its default value."""
     if default is inspect.Parameter.empty:
         return False
     return repr(value) == repr(default)
 
 
-def made_optimizer(factory: OptimizerFactory, groups: Groups | None, named: Named) -> Optimizer:
-    """The optimizer of the trainable parameters. Raise UsageError where it cannot work here."""
+def make_optimizer(
+    factory: OptimizerFactory, groups: GroupFactory | None, named: NamedParameters
+) -> Optimizer:
+    """Return a new optimizer of the trainable parameters.
+
+    Args:
+        factory: the user's function parameters or groups -> optimizer.
+        groups: the user's function named parameters -> groups, or None.
+        named: the module's parameters.
+
+    Raises:
+        UsageError: the factory fails, or its result cannot be used here.
+    """
     trainable = {name: p for name, p in named.items() if p.requires_grad}
     given = list(trainable.values()) if groups is None else groups(dict(trainable))
     try:
         optimizer = factory(given)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"the optimizer refuses these parameters: {error}{_help(error)}"
+            f"the optimizer rejects these parameters: {error}{_explain_muon_error(error)}"
         ) from error
     if not isinstance(optimizer, Optimizer):
         raise UsageError(f"optimizer(parameters) returned a {type(optimizer).__name__}: it must"
@@ -118,40 +149,77 @@ def made_optimizer(factory: OptimizerFactory, groups: Groups | None, named: Name
     return optimizer
 
 
-def optimizer_in_words(factory: OptimizerFactory, groups: Groups | None, named: Named) -> str:
-    """Return "Adam(lr=0.001, eps=1e-08, ...)": class and numbers, of each group if they differ."""
+def format_optimizer(
+    factory: OptimizerFactory, groups: GroupFactory | None, named: NamedParameters
+) -> str:
+    """Return text such as "Adam(lr=0.001)", with all numbers that differ between groups."""
     try:
-        optimizer = made_optimizer(factory, groups, named)
-    except Exception:  # a factory of a user's own; its repr must not raise
+        optimizer = make_optimizer(factory, groups, named)
+    except Exception:  # repr must not raise, whatever the user's factory does
         return repr(factory)
     numbers = {
         name: dict.fromkeys(f"{group[name]:.6g}" for group in optimizer.param_groups)
         for name, default in optimizer.defaults.items()
         if isinstance(default, int | float) and not isinstance(default, bool)
     }
-    told = ", ".join(f"{name}={' and '.join(values)}" for name, values in numbers.items())
-    return f"{type(optimizer).__name__}({told})"
+    options = ", ".join(f"{name}={' and '.join(values)}" for name, values in numbers.items())
+    return f"{type(optimizer).__name__}({options})"
 
 
-def check_optimizer(optimizer: Optimizer, named: Named) -> None:
-    """Raise UsageError unless it steps once a minibatch, on all trainable parameters.
+def check_optimizer(optimizer: Optimizer, named: NamedParameters) -> None:
+    """Raise UsageError unless the optimizer steps once a minibatch, on all trainable parameters.
 
-    It may have frozen ones of the module too: without gradients, torch leaves them as they are.
+    It may contain frozen parameters, too: without gradients, torch leaves them unchanged.
     """
     _refuse_closures(optimizer)
-    _check_covers(optimizer, named)
+    _check_coverage(optimizer, named)
 
 
-def made_scheduler(factory: SchedulerFactory | None, optimizer: Optimizer) -> LRScheduler | None:
-    """The scheduler, if one is wanted. Raise UsageError where it is none."""
+def takes_total_steps(factory: Any) -> bool:
+    """Return whether a scheduler factory needs ``total_steps`` from the fit.
+
+    It does if it has that parameter and the user has bound neither it nor ``steps_per_epoch``.
+    """
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return False
+    if "total_steps" not in parameters:
+        return False
+    default = parameters["total_steps"].default
+    if default is not None:
+        return default is inspect.Parameter.empty
+    others = (parameters[name] for name in ("epochs", "steps_per_epoch") if name in parameters)
+    return all(other.default in (None, inspect.Parameter.empty) for other in others)
+
+
+def make_scheduler(
+    factory: SchedulerFactory | None, optimizer: Optimizer, total_steps: int
+) -> LRScheduler | None:
+    """Return a new scheduler, or None if there is no factory.
+
+    ``total_steps`` is passed to a factory that needs it. Raise UsageError if the factory fails, or
+    returns something else.
+    """
     if factory is None:
         return None
+    needs_total_steps = takes_total_steps(factory)
     try:
-        scheduler = factory(optimizer)
-    except (TypeError, ValueError) as error:
+        scheduler = (
+            factory(optimizer, total_steps=total_steps) if needs_total_steps else factory(optimizer)
+        )
+    except (TypeError, ValueError, ArithmeticError) as error:
+        if needs_total_steps:
+            raise UsageError(
+                f"the scheduler cannot be made of the optimizer and total_steps={total_steps:,}:"
+                f" {first_line(error)}"
+            ) from error
+        if isinstance(error, ArithmeticError):
+            raise
         raise UsageError(
             f"the scheduler cannot be made of the optimizer alone: {error}; give it the rest"
             " beforehand, as functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100) does"
+            "; a parameter named total_steps gets the fit's number of steps"
         ) from error
     if not isinstance(scheduler, LRScheduler):
         raise UsageError(f"scheduler(optimizer) returned a {type(scheduler).__name__}: it must"
@@ -159,12 +227,12 @@ def made_scheduler(factory: SchedulerFactory | None, optimizer: Optimizer) -> LR
     return scheduler
 
 
-def stepped(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> None:
-    """The optimizer's step. Raise UsageError where it takes no sparse gradients."""
+def step_optimizer(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> None:
+    """Take a step. Raise UsageError if the optimizer does not accept sparse gradients."""
     try:
         optimizer.step()
     except RuntimeError as error:
-        if not _are_sparse(parameters):
+        if not _has_sparse_gradients(parameters):
             raise
         raise UsageError(
             f"optimizer {type(optimizer).__name__} and sparse gradients: {error}; SGD and Adagrad"
@@ -172,23 +240,24 @@ def stepped(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> None:
         ) from error
 
 
-def with_gradients(named: Named, clip_norm: float | None) -> list[torch.nn.Parameter]:
-    """Parameters that the loss reached, clipped. Raise UsageError where it reached none."""
-    reached = [p for p in named.values() if p.grad is not None]
-    if not reached:
-        raise UsageError(NO_GRADIENT)
+def require_gradients(named: NamedParameters, clip_norm: float | None) -> list[torch.nn.Parameter]:
+    """Return the parameters with gradients, clipped; raise UsageError if there are none."""
+    trained = [p for p in named.values() if p.grad is not None]
+    if not trained:
+        raise UsageError(NO_GRADIENT_MESSAGE)
     if clip_norm is not None:
-        clip(reached, clip_norm)
-    return reached
+        clip_gradients(trained, clip_norm)
+    return trained
 
 
-def _are_sparse(parameters: list[torch.nn.Parameter]) -> bool:
+def _has_sparse_gradients(parameters: list[torch.nn.Parameter]) -> bool:
+    """Return whether one of the gradients is sparse."""
     return any(p.grad is not None and p.grad.is_sparse for p in parameters)
 
 
-def clip(parameters: list[torch.nn.Parameter], limit: float) -> None:
-    """Scale the gradients so that their norm is at most ``limit``; sparse ones, too."""
-    if not _are_sparse(parameters):
+def clip_gradients(parameters: list[torch.nn.Parameter], limit: float) -> None:
+    """Scale the gradients, dense or sparse, so that their norm is at most ``limit``."""
+    if not _has_sparse_gradients(parameters):
         torch.nn.utils.clip_grad_norm_(parameters, limit)
         return
     values = []
@@ -203,7 +272,8 @@ def clip(parameters: list[torch.nn.Parameter], limit: float) -> None:
         value.mul_(scale)
 
 
-def _help(error: Exception) -> str:
+def _explain_muon_error(error: Exception) -> str:
+    """Return a remedy for Muon's error about parameters that are no matrices; else ""."""
     if "2D" not in str(error):
         return ""
     return (
@@ -213,7 +283,8 @@ def _help(error: Exception) -> str:
 
 
 def _refuse_closures(optimizer: Optimizer) -> None:
-    for kind, reason in REFUSED.items():
+    """Raise UsageError for an optimizer whose step needs a closure."""
+    for kind, reason in REFUSED_OPTIMIZERS.items():
         if isinstance(optimizer, kind):
             raise UsageError(f"optimizer {type(optimizer).__name__} cannot be used: {reason}")
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
@@ -223,65 +294,91 @@ def _refuse_closures(optimizer: Optimizer) -> None:
         )
 
 
-def _check_covers(optimizer: Optimizer, named: Named) -> None:
-    taken = {id(p) for group in optimizer.param_groups for p in group["params"]}
+def _check_coverage(optimizer: Optimizer, named: NamedParameters) -> None:
+    """Raise UsageError unless the optimizer has all trainable parameters, and only the module's."""
+    covered = {id(p) for group in optimizer.param_groups for p in group["params"]}
     trainable = {name: p for name, p in named.items() if p.requires_grad}
-    if taken - {id(p) for p in named.values()}:
+    if covered - {id(p) for p in named.values()}:
         raise UsageError(
             "the optimizer has parameters that are not the module's: make it from"
             " those that the factory is given, and from no others (on an executor the module is"
-            " another object than in your program)"
+            " a copy of the one in your program)"
         )
-    left = [name for name, p in trainable.items() if id(p) not in taken]
-    if left:
+    missing = [name for name, p in trainable.items() if id(p) not in covered]
+    if missing:
         raise UsageError(
-            f"the optimizer leaves out {', '.join(left[:8])}{' ...' if len(left) > 8 else ''}:"
+            "the optimizer leaves out"
+            f" {', '.join(missing[:8])}{' ...' if len(missing) > 8 else ''}:"
             " put these into a group, or freeze them (requires_grad_(False))"
         )
 
 
-# -- state -----------------------------------------------------------------------------------------
+def drop_schedule(state: State) -> State:
+    """Return the optimizer state without the entries that a scheduler has written."""
+    return {
+        path: value
+        for path, value in state.items()
+        if not path.startswith(("scheduler/", FIT_PREFIX))
+        and not (path.startswith("groups/") and re.split("[/:]", path)[2] in SCHEDULED_KEYS)
+    }
 
 
-def state_of(optimizer: Optimizer, scheduler: LRScheduler | None, named: Named) -> State:
-    """Everything that the two remember, by name; arrays are the live ones where torch allows."""
+def count_scheduler_steps(state: State) -> int:
+    """Return the number of steps that a state's scheduler has taken; 0 without a scheduler."""
+    chained = "scheduler/_schedulers/0/last_epoch"  # a chain has no own position
+    return int(state.get("scheduler/last_epoch", state.get(chained, 0)))
+
+
+def dump_state(
+    optimizer: Optimizer, scheduler: LRScheduler | None, named: NamedParameters
+) -> State:
+    """Return the state of optimizer and scheduler by the names in the module's docstring.
+
+    Arrays share memory with the live state where torch allows it.
+    """
     state: State = {}
     names = {id(p): name for name, p in named.items()}
     for owner, values in optimizer.state.items():
-        if not isinstance(owner, torch.Tensor):  # what an optimizer keeps beside the parameters
-            _put(state, f"shared/{owner}", values)
+        if not isinstance(owner, torch.Tensor):  # state of no particular parameter
+            _store_value(state, f"shared/{owner}", values)
             continue
         for key, value in values.items():
-            _put_tree(state, f"state/{names[id(owner)]}/{key}", value, names)
-    for key, value in _own_attributes(optimizer).items():
-        _put_tree(state, f"own/{key}", value, names)
+            _store_tree(state, f"state/{names[id(owner)]}/{key}", value, names)
+    for key, value in _list_extra_attributes(optimizer).items():
+        _store_tree(state, f"own/{key}", value, names)
     for number, group in enumerate(optimizer.param_groups):
         options = {key: value for key, value in group.items() if key != "params"}
-        _flatten(options, f"groups/{number}", state)
+        _store_options(options, f"groups/{number}", state)
     if scheduler is not None:
-        _flatten(scheduler.state_dict(), "scheduler", state)
+        _store_options(scheduler.state_dict(), "scheduler", state)
     return state
 
 
 def load_state(
-    optimizer: Optimizer, scheduler: LRScheduler | None, named: Named, state: State
+    optimizer: Optimizer, scheduler: LRScheduler | None, named: NamedParameters, state: State
 ) -> None:
-    """Take what ``state_of`` returned. Raise UsageError where it is not of an equal model."""
-    left = dict(state)
+    """Restore a state from ``dump_state``. Raise UsageError if it is not of an equal model."""
+    remaining = dict(state)
     loaded = optimizer.state_dict()
-    loaded["state"] = _parameter_state(optimizer, named, left) | _shared_state(left)
-    own = _own_state(optimizer, named, left)
+    loaded["state"] = _take_parameter_state(optimizer, named, remaining) | _take_shared_state(
+        remaining
+    )
+    own = _take_extra_attributes(optimizer, named, remaining)
     loaded["param_groups"] = [
-        _filled(group, f"groups/{number}", left)
+        _fill_tree(group, f"groups/{number}", remaining)
         for number, group in enumerate(loaded["param_groups"])
     ]
-    schedule = None if scheduler is None else _filled(scheduler.state_dict(), "scheduler", left)
+    schedule = (
+        None if scheduler is None else _fill_tree(scheduler.state_dict(), "scheduler", remaining)
+    )
     frozen = {name for name, p in named.items() if not p.requires_grad}
-    left = {path: value for path, value in left.items() if _parameter_of(path) not in frozen}
-    if left:
+    remaining = {
+        path: value for path, value in remaining.items() if _parameter_name(path) not in frozen
+    }
+    if remaining:
         raise UsageError(
-            f"updater state has {sorted(left)[0]!r}, which this {type(optimizer).__name__} does"
-            " not: it is not of an equal model"
+            f"optimizer state has {sorted(remaining)[0]!r}, which this {type(optimizer).__name__}"
+            " does not have: it is not of an equal model"
         )
     optimizer.load_state_dict(loaded)
     vars(optimizer).update(own)
@@ -289,106 +386,116 @@ def load_state(
         scheduler.load_state_dict(schedule)
 
 
-def _parameter_of(path: str) -> str | None:
-    """Return the parameter that a path of a state belongs to, if any."""
+def _parameter_name(path: str) -> str | None:
+    """Return the name of the parameter whose state is stored under this path, or None."""
     kind, _, rest = path.partition("/")
     return rest.rpartition("/")[0] if kind == "state" else None
 
 
-def _parameter_state(optimizer: Optimizer, named: Named, left: State) -> dict[Any, Any]:
+def _take_parameter_state(
+    optimizer: Optimizer, named: NamedParameters, remaining: State
+) -> dict[Any, Any]:
+    """Remove the parameters' state from ``remaining``; return it by their numbers."""
     names = {id(p): name for name, p in named.items()}
     order = [p for group in optimizer.param_groups for p in group["params"]]
     numbers = {names[id(p)]: number for number, p in enumerate(order)}
     made: dict[Any, Any] = {}
-    for path in [path for path in left if path.startswith("state/")]:
+    for path in [path for path in remaining if path.startswith("state/")]:
         name, _, key = path.removeprefix("state/").rpartition("/")
         if name in numbers:
             values = made.setdefault(numbers[name], {})
-            _add_part(values, key, left.pop(path), named)
-    return {number: _whole(values) for number, values in made.items()}
+            _add_part(values, key, remaining.pop(path), named)
+    return {number: _build_containers(values) for number, values in made.items()}
 
 
-def _shared_state(left: State) -> dict[str, Any]:
-    paths = [path for path in left if path.startswith("shared/")]
-    return dict(_taken(path.removeprefix("shared/"), left.pop(path)) for path in paths)
+def _take_shared_state(remaining: State) -> dict[str, Any]:
+    """Remove and return the state that belongs to no parameter, by its keys."""
+    paths = [path for path in remaining if path.startswith("shared/")]
+    return dict(_parse_entry(path.removeprefix("shared/"), remaining.pop(path)) for path in paths)
 
 
-def _own_attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the attributes that a class of optimizers adds to those of torch's own.
+def _list_extra_attributes(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the attributes of an optimizer that torch's own optimizers do not have.
 
     Torch leaves them out of ``state_dict`` unless the class overrides that.
     """
     return {
         key: value
         for key, value in vars(optimizer).items()
-        if key not in TORCHS_ATTRIBUTES and not key.startswith(TORCHS_PREFIXES)
+        if key not in TORCH_ATTRIBUTES and not key.startswith(TORCH_PREFIXES)
     }
 
 
-def _own_state(optimizer: Optimizer, named: Named, left: State) -> dict[str, Any]:
-    """Take attributes out of ``left``, each on the device of the parameters."""
-    known, made = _own_attributes(optimizer), dict[str, Any]()
-    for path in [path for path in left if path.startswith("own/")]:
+def _take_extra_attributes(
+    optimizer: Optimizer, named: NamedParameters, remaining: State
+) -> dict[str, Any]:
+    """Remove and return the optimizer's extra attributes, on the device of the parameters."""
+    known, made = _list_extra_attributes(optimizer), dict[str, Any]()
+    for path in [path for path in remaining if path.startswith("own/")]:
         key = path.removeprefix("own/")
         if key.partition("~")[0].partition(":")[0] in known:
-            _add_part(made, key, left.pop(path), named)
+            _add_part(made, key, remaining.pop(path), named)
     device = next(iter(named.values())).device
-    moved = {key: _moved(value, device) for key, value in _whole(made).items()}
+    moved = {key: _move_tree(value, device) for key, value in _build_containers(made).items()}
     assert isinstance(moved, dict)
     return moved
 
 
-def _moved(tree: Any, device: torch.device) -> Any:
+def _move_tree(tree: Any, device: torch.device) -> Any:
+    """Return nested lists, tuples and dicts with all tensors on ``device``."""
     if isinstance(tree, dict):
-        return {key: _moved(value, device) for key, value in tree.items()}
+        return {key: _move_tree(value, device) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(_moved(value, device) for value in tree)
+        return type(tree)(_move_tree(value, device) for value in tree)
     return tree.to(device) if isinstance(tree, torch.Tensor) else tree
 
 
-class _Parts(dict[str, Any]):
-    """The parts of a container while it is put together: by ``l0``, ``sNAME``, ..."""
+class _ContainerParts(dict[str, Any]):
+    """Parts of a list, tuple or dict that is being rebuilt; a key is (letter, name)."""
 
 
-def _put_tree(state: State, path: str, value: Any, names: dict[int, str]) -> None:
-    """Put numbers and tensors, and those in lists, tuples and dicts, however deep."""
+def _store_tree(state: State, path: str, value: Any, names: dict[int, str]) -> None:
+    """Store a value, or the parts of nested containers, in ``state`` under ``path``."""
     if isinstance(value, dict):
         for key, part in value.items():
             if isinstance(key, torch.Tensor):
                 if id(key) in names:
-                    _put_tree(state, f"{path}~p{names[id(key)]}", part, names)
+                    _store_tree(state, f"{path}~p{names[id(key)]}", part, names)
             elif isinstance(key, str | int):
-                _put_tree(state, f"{path}~{'s' if isinstance(key, str) else 'i'}{key}", part, names)
+                _store_tree(
+                    state, f"{path}~{'s' if isinstance(key, str) else 'i'}{key}", part, names
+                )
     elif isinstance(value, list | tuple):
         letter = "l" if isinstance(value, list) else "t"
         for number, part in enumerate(value):
-            _put_tree(state, f"{path}~{letter}{number}", part, names)
+            _store_tree(state, f"{path}~{letter}{number}", part, names)
     else:
-        _put(state, path, value)
+        _store_value(state, path, value)
 
 
-def _add_part(values: dict[Any, Any], path: str, value: Any, named: Named) -> None:
-    """Put a value where its path says; containers are put together by ``_whole``."""
+def _add_part(values: dict[Any, Any], path: str, value: Any, named: NamedParameters) -> None:
+    """Add a stored value to ``values`` at its path; containers are ``_ContainerParts``."""
     *steps, last = path.split("~")
-    last, value = _taken(last, value)
+    last, value = _parse_entry(last, value)
     for step in steps:
-        values = values.setdefault(_key_of(step, named, values), _Parts())
-    values[_key_of(last, named, values)] = value
+        values = values.setdefault(_parse_key(step, named, values), _ContainerParts())
+    values[_parse_key(last, named, values)] = value
 
 
-def _key_of(step: str, named: Named, inside: dict[Any, Any]) -> Any:
-    if not isinstance(inside, _Parts):
+def _parse_key(step: str, named: NamedParameters, container: dict[Any, Any]) -> Any:
+    """Return one step of a path as a key of ``container``."""
+    if not isinstance(container, _ContainerParts):
         return step
     letter, name = step[0], step[1:]
     return (letter, named[name] if letter == "p" else name)
 
 
-def _whole(tree: Any) -> Any:
-    """Return lists, tuples and dicts for the parts that were added."""
+def _build_containers(tree: Any) -> Any:
+    """Return the tree with each ``_ContainerParts`` replaced by its list, tuple or dict."""
     if not isinstance(tree, dict):
         return tree
-    values = {key: _whole(value) for key, value in tree.items()}
-    if not isinstance(tree, _Parts):
+    values = {key: _build_containers(value) for key, value in tree.items()}
+    if not isinstance(tree, _ContainerParts):
         return values
     letters = {letter for letter, _ in values}
     if letters <= {"l"} or letters <= {"t"}:
@@ -397,7 +504,8 @@ def _whole(tree: Any) -> Any:
     return {int(key) if letter == "i" else key: v for (letter, key), v in values.items()}
 
 
-def _put(state: State, path: str, value: Any) -> None:
+def _store_value(state: State, path: str, value: Any) -> None:
+    """Store a tensor or number in ``state`` under ``path``; ignore other values."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         if value.ndim == 0:
@@ -408,41 +516,42 @@ def _put(state: State, path: str, value: Any) -> None:
         state[path] = value
 
 
-def _taken(key: str, value: Any) -> tuple[str, Any]:
+def _parse_entry(key: str, value: Any) -> tuple[str, Any]:
+    """Return a stored entry's key without the dtype, and its value as a tensor or number."""
     key, _, kind = key.partition(":")
     if kind:
         return key, torch.tensor(value, dtype=getattr(torch, kind))
     return key, torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
 
 
-def _flatten(tree: Any, path: str, state: State) -> None:
-    """Numbers and tensors among dicts and lists; all else comes from the user's factories."""
+def _store_options(tree: Any, path: str, state: State) -> None:
+    """Store numbers and tensors of a tree under ``path``; other values are made by factories."""
     if isinstance(tree, dict):
         for key, value in tree.items():
-            _flatten(value, f"{path}/{key}", state)
+            _store_options(value, f"{path}/{key}", state)
     elif isinstance(tree, list | tuple):
         for number, value in enumerate(tree):
-            _flatten(value, f"{path}/{number}", state)
+            _store_options(value, f"{path}/{number}", state)
     else:
-        _put(state, path, tree)
+        _store_value(state, path, tree)
 
 
-def _filled(tree: Any, path: str, left: State) -> Any:
-    """The same tree with the numbers that ``left`` has for it; they are taken out of it."""
+def _fill_tree(tree: Any, path: str, remaining: State) -> Any:
+    """Return the tree with the stored numbers from ``remaining``, which are removed there."""
     if isinstance(tree, dict):
         made = copy.copy(tree)
         for key, value in tree.items():
-            made[key] = value if key == "params" else _filled(value, f"{path}/{key}", left)
+            made[key] = value if key == "params" else _fill_tree(value, f"{path}/{key}", remaining)
         return made
     if isinstance(tree, list | tuple):
-        return type(tree)(_filled(v, f"{path}/{n}", left) for n, v in enumerate(tree))
+        return type(tree)(_fill_tree(v, f"{path}/{n}", remaining) for n, v in enumerate(tree))
     for name in (path, *(f"{path}:{kind}" for kind in ("float32", "float64", "int64"))):
-        if name in left:
-            return _taken(name, left.pop(name))[1]
+        if name in remaining:
+            return _parse_entry(name, remaining.pop(name))[1]
     return tree
 
 
-NO_GRADIENT = (
+NO_GRADIENT_MESSAGE = (
     "no parameter of the module got a gradient: the loss is computed without them (detached, under"
     " torch.no_grad, or from another module); compute it from the output that it is given"
 )

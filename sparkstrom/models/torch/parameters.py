@@ -1,13 +1,18 @@
-"""A module's parameters as views of one flat vector.
+"""Parameters of torch modules in one flat vector, and their buffers as bytes.
 
-Each ``Parameter`` stays the object that the user's code knows; only its memory moves. Tied
-parameters are one object, so they lie in the vector once; frozen ones lie in it, too, and stay
-as they are.
+Each ``Parameter`` stays the object that the user's code has; only its memory moves. The vector
+contains tied parameters, which are one object, once, and frozen ones, which do not change.
+
+Buffers are packed as bytes one after the other, in the module's order; only those that a
+``state_dict`` contains. The average of several workers is the mean of each element in float64,
+added in the given order, so that equal reports give equal bytes; of integers (BatchNorm's count of
+batches) it is the maximum.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,19 +20,23 @@ import torch
 from torch import nn
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Flat
-from sparkstrom.models.flat import Layout, bindable, bindable_on_device
+from sparkstrom.models.base import (
+    Flat,
+    Layout,
+    check_bindable,
+    check_bindable_on_device,
+)
 
-Named = dict[str, nn.Parameter]
+NamedParameters = dict[str, nn.Parameter]
 
 
-def named_parameters(module: Any) -> Named:
-    """Each parameter once, under its first name. Raise UsageError for what cannot be trained."""
+def named_parameters(module: Any) -> NamedParameters:
+    """Return each parameter once, by its first name; raise UsageError if it is untrainable."""
     if not isinstance(module, nn.Module):
         raise UsageError(f"module is a {type(module).__name__}: pass a torch.nn.Module")
     if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise UsageError(
-            f"module is wrapped in {type(module).__name__}: sparkstrom spreads the work itself;"
+            f"module is wrapped in {type(module).__name__}: sparkstrom distributes the work itself;"
             " pass the module inside (wrapped.module)"
         )
     named = dict(module.named_parameters())
@@ -42,6 +51,7 @@ def named_parameters(module: Any) -> Named:
 
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
+    """Raise UsageError unless it is a dense float32 parameter with values."""
     if nn.parameter.is_lazy(parameter):
         raise UsageError(
             f"parameter {name} is lazy, so its shape is not known before the first batch: run the"
@@ -58,8 +68,9 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
         raise UsageError(f"parameter {name} is {where}: it must be dense and have values")
 
 
-def _refuse_shared_memory(named: Named) -> None:
-    ranges = sorted((*_range_of(p), name) for name, p in named.items() if _has_values(p))
+def _refuse_shared_memory(named: NamedParameters) -> None:
+    """Raise UsageError for two parameters that share memory without being one object."""
+    ranges = sorted((*_memory_range(p), name) for name, p in named.items() if _has_own_memory(p))
     for (_, stop, first), (start, _, name) in itertools.pairwise(ranges):
         if start < stop:
             first, name = sorted((first, name), key=list(named).index)
@@ -69,13 +80,13 @@ def _refuse_shared_memory(named: Named) -> None:
             )
 
 
-def refuse_aliases(module: nn.Module, named: Named) -> None:
-    """Raise UsageError for a buffer in a parameter's memory: parameters move to the vector."""
-    ranges = [(*_range_of(p), name) for name, p in named.items() if _has_values(p)]
+def refuse_aliases(module: nn.Module, named: NamedParameters) -> None:
+    """Raise UsageError for a buffer in a parameter's memory, which ``bind`` replaces."""
+    ranges = [(*_memory_range(p), name) for name, p in named.items() if _has_own_memory(p)]
     for alias, buffer in module.named_buffers():
-        at = buffer.data_ptr() if _has_values(buffer) else 0
+        address = buffer.data_ptr() if _has_own_memory(buffer) else 0
         for start, stop, name in ranges:
-            if start <= at < stop:
+            if start <= address < stop:
                 raise UsageError(
                     f"buffer {alias} lies in the memory of parameter {name}, which moves into the"
                     f" flat vector: register a copy ({name}.detach().clone()), or read the"
@@ -83,65 +94,70 @@ def refuse_aliases(module: nn.Module, named: Named) -> None:
                 )
 
 
-def _has_values(tensor: torch.Tensor) -> bool:
-    """Values of its own: not empty, not expanded from one, as in a module that has travelled."""
+def _has_own_memory(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's memory holds all of its values; if expanded, it does not."""
     if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
         return False
     return bool(tensor.untyped_storage().nbytes() >= tensor.nbytes)
 
 
-def _range_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """The first byte and the one after the last; of columns of a matrix, the first value's."""
+def _memory_range(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return first and end address; of a tensor that is not contiguous only its first value's."""
     values = tensor.numel() if tensor.is_contiguous() else 1
     return tensor.data_ptr(), tensor.data_ptr() + values * tensor.element_size()
 
 
-def need_same(module: nn.Module, named: Named) -> None:
-    """Raise UsageError where the module has other parameters than when it was passed."""
+def require_same_parameters(module: nn.Module, named: NamedParameters) -> None:
+    """Raise UsageError if the module's parameters are not those that it was passed with."""
     now = dict(module.named_parameters())
     for name in [*named, *now]:
         if now.get(name) is not named.get(name):
             raise UsageError(
                 f"parameter {name} of {type(module).__name__} was replaced, added or removed after"
-                " the module was passed: make a new TorchModel of it"
+                " the module was passed: create a new TorchModel with it"
             )
     for name, parameter in named.items():
         _check_parameter(name, parameter)
 
 
-def layout_of(named: Named) -> Layout:
-    """Where each parameter lies in the vector: in the module's own order."""
-    return Layout.of((name, tuple(parameter.shape)) for name, parameter in named.items())
+def make_layout(named: NamedParameters) -> Layout:
+    """Return the parameters' layout in the vector: the module's own order."""
+    return Layout.from_shapes((name, tuple(parameter.shape)) for name, parameter in named.items())
 
 
-def gathered(named: Named) -> Flat:
-    """A copy of the values, f32[n_params]."""
+def gather_values(named: NamedParameters) -> Flat:
+    """Return a copy of all values in the order of the flat vector, f32[n_params]."""
     pieces = [p.detach().cpu().reshape(-1).numpy() for p in named.values()]
     return np.concatenate(pieces)
 
 
-def tensor_on(params: Any, n_params: int, device: torch.device) -> torch.Tensor:
-    """The same memory as a tensor. Raise UsageError where it cannot be, or is on another GPU."""
+def as_tensor(params: Any, n_params: int, device: torch.device) -> torch.Tensor:
+    """Return f32[n_params] as a tensor of the same memory. Raise UsageError for another GPU's."""
     if not hasattr(params, "__cuda_array_interface__"):
-        return torch.from_numpy(bindable(params, n_params))
-    given: tuple[int, bool] = bindable_on_device(params, n_params).__cuda_array_interface__["data"]
+        return torch.from_numpy(check_bindable(params, n_params))
+    pointer: tuple[int, bool] = check_bindable_on_device(params, n_params).__cuda_array_interface__[
+        "data"
+    ]
     tensor = torch.as_tensor(params, device=device)
-    if tensor.data_ptr() != given[0]:
+    if tensor.data_ptr() != pointer[0]:
         raise UsageError(
             f"parameters of another device than {device}, where the model is: allocate them there"
         )
     return tensor
 
 
-class Views:
-    """Parameters that lie in one flat tensor: in the vector that all work on, or in a copy of it.
+class ParameterViews:
+    """Parameters that are views of one flat tensor f32[n_params].
 
-    ``shared``: f32[n_params], on the host or on the model's device; ``flat``: the same where it is
-    on the device, else a copy there.
+    Args:
+        named: the parameters, whose memory is replaced.
+        layout: their positions.
+        shared: the vector to which other workers' updates are added, on the host or the device.
+        flat: the tensor that the parameters are views of: ``shared``, or its copy on the device.
     """
 
     def __init__(
-        self, named: Named, layout: Layout, shared: torch.Tensor, flat: torch.Tensor
+        self, named: NamedParameters, layout: Layout, shared: torch.Tensor, flat: torch.Tensor
     ) -> None:
         self._shared, self._flat = shared, flat
         self._named = named
@@ -152,34 +168,139 @@ class Views:
             parameter.grad = None
             self._pointers.append(parameter.data_ptr())
 
-    def fetch(self) -> None:
-        """Before a step: what others have changed in a vector on the host."""
+    def copy_from_shared(self) -> None:
+        """Copy the shared vector to the device before a step, if it is on the host."""
         if self._flat is not self._shared:
             self._flat.copy_(self._shared)
 
-    def store(self) -> None:
-        """After a step: what it has changed. Nothing of it is under way any more."""
+    def copy_to_shared(self) -> None:
+        """Finish a step: copy the parameters to the shared vector if it is on the host.
+
+        Else wait for the GPU, since other kernels do not run on torch's streams. Raise UsageError
+        if a parameter's memory was replaced.
+        """
         self.check()
         if self._flat is not self._shared:
             self._shared.copy_(self._flat)
-        elif self._flat.is_cuda:  # whoever works on it next knows nothing of torch's streams
+        elif self._flat.is_cuda:
             torch.cuda.synchronize(self._flat.device)
 
     def check(self) -> None:
-        """Raise UsageError naming a parameter that lies elsewhere now: its training is lost."""
+        """Raise UsageError naming a parameter whose memory, and so its training, was lost."""
         for (name, parameter), pointer in zip(self._named.items(), self._pointers, strict=True):
             if parameter.data_ptr() != pointer or parameter.dtype != torch.float32:
                 raise UsageError(
-                    f"parameter {name} has left the flat vector during a step: something replaced"
+                    f"parameter {name} left the flat vector during a step: something replaced"
                     " its memory (parameter.data = ..., module.to(...), module.half()) instead of"
                     " changing it in place (parameter.copy_(...), parameter.mul_(...))"
                 )
 
 
 def move_buffers(device: torch.device, *modules: Any) -> None:
-    """Bring to ``device`` what modules among these have of tensors, but their parameters."""
-    for whole in modules:
-        for part in whole.modules() if isinstance(whole, nn.Module) else ():
-            for name, buffer in part._buffers.items():
+    """Move the buffers of modules to ``device``; arguments that are no modules are ignored."""
+    for module in modules:
+        for submodule in module.modules() if isinstance(module, nn.Module) else ():
+            for name, buffer in submodule._buffers.items():
                 if buffer is not None:
-                    part._buffers[name] = buffer.to(device)
+                    submodule._buffers[name] = buffer.to(device)
+
+
+Buffers = dict[str, torch.Tensor]
+
+
+def named_buffers(module: nn.Module) -> Buffers:
+    """Return each buffer of the state_dict once, under its first name."""
+    keys = set(module.state_dict(keep_vars=True))
+    return {name: buffer for name, buffer in module.named_buffers() if name in keys}
+
+
+def get_buffer_shapes(buffers: Buffers) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each buffer."""
+    return {name: tuple(buffer.shape) for name, buffer in buffers.items()}
+
+
+def check_buffer_shapes(buffers: Buffers, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Raise UsageError naming a buffer whose shape is not the one in ``shapes``."""
+    for name, buffer in buffers.items():
+        if (shape := shapes.get(name)) != tuple(buffer.shape):
+            before = "missing" if shape is None else f"of shape {list(shape)}"
+            raise UsageError(
+                f"buffer {name} has shape {list(buffer.shape)} now and was {before} when the model"
+                " was created: buffers are averaged over workers and must keep their shapes; give"
+                " it its final shape from the beginning, or register it with persistent=False, so"
+                " that each worker keeps its own"
+            )
+
+
+def pack_buffers(buffers: Buffers) -> bytes:
+    """Return the bytes of all buffers, one after the other."""
+    return b"".join(
+        buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        for buffer in buffers.values()
+        if buffer.numel()
+    )
+
+
+def unpack_buffers(templates: Buffers, data: bytes) -> Buffers:
+    """Return packed bytes as buffers like ``templates``; raise UsageError for another size."""
+    expected = sum(buffer.numel() * buffer.element_size() for buffer in templates.values())
+    if len(data) != expected:
+        raise UsageError(
+            f"{len(data)} bytes of buffers, this module has {expected} (of {len(templates)}"
+            " buffers): they are not of an equal model"
+        )
+    buffers, offset = {}, 0
+    for name, buffer in templates.items():
+        size = buffer.numel() * buffer.element_size()
+        raw = (
+            torch.frombuffer(bytearray(data[offset : offset + size]), dtype=buffer.dtype)
+            if size
+            else (torch.empty(0, dtype=buffer.dtype))
+        )
+        buffers[name] = raw.reshape(buffer.shape)
+        offset += size
+    return buffers
+
+
+def load_buffers(buffers: Buffers, data: bytes) -> None:
+    """Set the buffers in place to packed values. Raise UsageError for another number of bytes."""
+    with torch.no_grad():
+        for name, values in unpack_buffers(buffers, data).items():
+            buffers[name].copy_(values)
+
+
+def average_buffers(
+    templates: Buffers, reports: list[bytes], weights: Sequence[float] | None = None
+) -> bytes:
+    """Return the mean of packed buffers, packed; of integer buffers the maximum.
+
+    Args:
+        templates: buffers with the names, dtypes and shapes.
+        reports: packed buffers of each worker.
+        weights: weight of each report; None: all count equally.
+
+    Raises:
+        UsageError: a report has another number of bytes.
+    """
+    columns = [unpack_buffers(templates, report) for report in reports]
+    counts = [1.0] * len(reports) if weights is None else weights
+    return pack_buffers(
+        {name: _weighted_mean([c[name] for c in columns], counts) for name in templates}
+    )
+
+
+def _weighted_mean(values: list[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """Return the weighted mean of tensors, computed in float64; of integers the maximum."""
+    first = values[0]
+    if not (first.is_floating_point() or first.is_complex()):
+        largest = first
+        for value in values[1:]:
+            largest = torch.maximum(largest, value)
+        return largest
+    total = torch.zeros(first.shape, dtype=torch.promote_types(first.dtype, torch.float64))
+    for value, weight in zip(values, weights, strict=True):
+        total += value.to(total.dtype) * weight
+    return (total / sum(weights)).to(first.dtype)
+
+
+WEIGHT_SUM_MIN = 1e-30  # lower bound of a sum of weights, which is divided by

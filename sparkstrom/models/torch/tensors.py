@@ -1,4 +1,4 @@
-"""Columns to tensors and back, without copies where NumPy and torch agree."""
+"""Minibatches as tensors, outputs as arrays, and errors that explain wrong shapes."""
 
 from __future__ import annotations
 
@@ -13,60 +13,65 @@ import torch
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, Columns, arrays_of, rows_of
-from sparkstrom.models.outputs import stacked
-from sparkstrom.models.own_words import is_users_own, said_by
-from sparkstrom.models.row_checks import refuse_not_finite
+from sparkstrom.models.base import (
+    Batch,
+    Columns,
+    arrays_of,
+    count_rows,
+)
+from sparkstrom.models.output_interpretation import concatenate_outputs
+from sparkstrom.models.row_checks import describe_error, is_raised_by_user_code, refuse_non_finite
+from sparkstrom.models.torch.parameters import WEIGHT_SUM_MIN
 
-IGNORED = -100  # torch's own ignore_index
-OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")  # in torch's words
-PREDICT_ROWS = 1024  # at once, so that activations of a large table do not fill the memory
-
+IGNORE_INDEX = -100  # torch's own ignore_index
+OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")  # torch's message
+PREDICT_ROWS = 1024  # per forward pass: bounds the memory of activations
 Tensors = Any  # a tensor, or a tuple or dict of tensors
 
 
 class TorchBatch(NamedTuple):
-    """A minibatch on the model's device: what a custom step gets.
+    """A minibatch on the model's device, as a custom step gets it."""
 
-    Features and labels are a tensor, or a tuple or dict of tensors, rows first; fractions are
-    float32, whole labels int64. ``weights``: f32[rows], or None.
-    """
-
-    features: Tensors
-    labels: Tensors
-    weights: torch.Tensor | None = None
+    features: Tensors  # tensor, or tuple or dict of tensors, rows first; floats are float32
+    labels: Tensors  # the same; integers are int64
+    weights: torch.Tensor | None = None  # f32[rows], or None
 
 
-def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same tuple, list or dict with ``function`` of each of its leaves."""
+def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return the same dict or tuple with ``function`` applied to each leaf; lists become tuples."""
     if isinstance(tree, dict):
-        return {name: mapped(function, value) for name, value in tree.items()}
+        return {name: map_tree(function, value) for name, value in tree.items()}
     if isinstance(tree, tuple | list):
-        return tuple(mapped(function, value) for value in tree)
+        return tuple(map_tree(function, value) for value in tree)
     return function(tree)
 
 
-def features_to(device: torch.device, columns: Columns) -> Tensors:
-    """Features as tensors: fractions as float32, other numbers as they are."""
-    return mapped(lambda array: _tensor(array).to(device, non_blocking=True), columns)
+def features_to_device(device: torch.device, columns: Columns) -> Tensors:
+    """Return columns as tensors on the device: floats as float32, other numbers unchanged."""
+    return map_tree(lambda array: _to_tensor(array).to(device, non_blocking=True), columns)
 
 
-def labels_to(device: torch.device, columns: Columns) -> Tensors:
-    """Labels as tensors: fractions as float32, whole numbers as int64, as torch's losses want."""
-    return mapped(lambda array: _whole(_tensor(array)).to(device, non_blocking=True), columns)
+def labels_to_device(device: torch.device, columns: Columns) -> Tensors:
+    """Return columns as tensors on the device: floats as float32, integers as int64."""
+    return map_tree(
+        lambda array: _to_int64(_to_tensor(array)).to(device, non_blocking=True), columns
+    )
 
 
-def batch_to(device: torch.device, batch: Batch) -> TorchBatch:
-    """A minibatch as tensors."""
-    weights = None if batch.weights is None else features_to(device, batch.weights)
-    return TorchBatch(features_to(device, batch.features), labels_to(device, batch.labels), weights)
+def batch_to_device(device: torch.device, batch: Batch) -> TorchBatch:
+    """Return a minibatch as tensors on the device."""
+    weights = None if batch.weights is None else features_to_device(device, batch.weights)
+    return TorchBatch(
+        features_to_device(device, batch.features), labels_to_device(device, batch.labels), weights
+    )
 
 
-def outputs_of(outputs: Tensors) -> Any:
-    """A module's outputs as arrays of their own; fractions as float32.
+def outputs_to_numpy(outputs: Tensors) -> Any:
+    """Return copies of a module's outputs as arrays; floats as float32.
 
-    Of outputs by name those that have rows: no loss, and of a library's own kind of dict (a Hugging
-    Face model's output) nothing but tensors: no cache.
+    In a dict, scalars such as a loss are left out; in a library's own dict class (a Hugging Face
+    model's output), so is everything that is no tensor, such as caches. Raise UsageError for other
+    outputs.
     """
     if isinstance(outputs, dict):
         of_library = type(outputs) is not dict
@@ -76,114 +81,126 @@ def outputs_of(outputs: Tensors) -> Any:
             if (value.ndim > 0 if isinstance(value, torch.Tensor) else not of_library)
         }
         if not outputs:
-            raise UsageError("the module puts out a dict without tensors of rows")
+            raise UsageError("the module returns a dict without tensors of rows")
 
     def array(value: Any) -> NDArray[Any]:
+        """Return one tensor as an array. Raise UsageError for anything else."""
         if not isinstance(value, torch.Tensor):
             raise UsageError(
-                f"the module puts out a {type(value).__name__}: predictions are tensors, or tuples,"
+                f"the module returns a {type(value).__name__}: predictions are tensors, or tuples,"
                 " lists or dicts of them; return these from forward in evaluation mode"
             )
         value = value.float() if value.is_floating_point() else value
         values: NDArray[Any] = value.cpu().numpy().copy()
         return values
 
-    return mapped(array, outputs)
+    return map_tree(array, outputs)
 
 
-def joined(pieces: list[Any]) -> Any:
-    """Outputs of consecutive rows, one behind the other."""
+def join_outputs(pieces: list[Any]) -> Any:
+    """Return the outputs of consecutive rows, each a tree of arrays, as one tree."""
     first = pieces[0]
     if isinstance(first, dict):
-        return {name: joined([piece[name] for piece in pieces]) for name in first}
+        return {name: join_outputs([piece[name] for piece in pieces]) for name in first}
     if isinstance(first, tuple):
-        return tuple(joined(list(column)) for column in zip(*pieces, strict=True))
-    return stacked(pieces) if np.ndim(first) else first
+        return tuple(join_outputs(list(column)) for column in zip(*pieces, strict=True))
+    return concatenate_outputs(pieces) if np.ndim(first) else first
 
 
-def parts_of(batch: TorchBatch, rows: int, count: int) -> Iterator[tuple[TorchBatch, Any]]:
-    """Up to ``count`` consecutive parts, each with its share of the rows or of the weights."""
+def split_batch(batch: TorchBatch, rows: int, count: int) -> Iterator[tuple[TorchBatch, Any]]:
+    """Yield up to ``count`` consecutive parts, each with its share of the mean loss."""
     if count == 1:
         yield batch, 1.0
         return
     size = -(-rows // count)
-    whole = rows if batch.weights is None else batch.weights.sum().clamp_min(TINY)
+    total = rows if batch.weights is None else batch.weights.sum().clamp_min(WEIGHT_SUM_MIN)
     for start in range(0, rows, size):
         stop = min(start + size, rows)
         cut = slice(start, stop)
         weights = None if batch.weights is None else batch.weights[cut]
         part = TorchBatch(
-            mapped(itemgetter(cut), batch.features),
-            mapped(itemgetter(cut), batch.labels),
+            map_tree(itemgetter(cut), batch.features),
+            map_tree(itemgetter(cut), batch.labels),
             weights,
         )
-        yield part, (stop - start if weights is None else weights.sum()) / whole
+        yield part, (stop - start if weights is None else weights.sum()) / total
 
 
-def slices_of(columns: Columns, size: int = PREDICT_ROWS) -> Iterator[Columns]:
-    """The columns in parts of at most ``size`` rows; of no rows, one part of none."""
-    for start in range(0, max(rows_of(columns), 1), size):
-        yield mapped(itemgetter(slice(start, start + size)), columns)
+def split_rows(columns: Columns, size: int = PREDICT_ROWS) -> Iterator[Columns]:
+    """Yield consecutive parts of at most ``size`` rows; for columns without rows one empty part."""
+    for start in range(0, max(count_rows(columns), 1), size):
+        yield map_tree(itemgetter(slice(start, start + size)), columns)
 
 
-def called(function: Callable[..., Any], features: Tensors) -> Any:
-    """Call a module: one input, several by place, or several by name."""
+def call_with_features(function: Callable[..., Any], features: Tensors) -> Any:
+    """Return ``function`` of one input, of several by position, or of several by name."""
     if isinstance(features, dict):
         return function(**features)
     return function(*features) if isinstance(features, tuple) else function(features)
 
 
 def check_rows(columns: Columns, rows: int, role: str) -> None:
-    """Raise UsageError naming row and place of what is no finite number, or of another length."""
+    """Raise UsageError unless columns are finite numbers of ``rows`` rows; ``role`` names them."""
     for array in arrays_of(columns):
         if len(array) != rows:
             raise UsageError(f"{rows} rows of features, but {len(array)} of {role}")
         if array.dtype.kind not in "biuf":
             raise UsageError(f"{role} are {array.dtype}, not numbers: turn them into numbers first")
-    refuse_not_finite(role, columns)
+    refuse_non_finite(role, columns)
 
 
-def _tensor(array: NDArray[Any]) -> torch.Tensor:
+def _to_tensor(array: NDArray[Any]) -> torch.Tensor:
+    """Return a tensor that shares memory with the array where dtype and layout allow it."""
     if array.dtype.kind == "f":
         array = array.astype(np.float32, copy=False)
-    elif array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch computes with uint8 only
+    elif (
+        array.dtype.kind == "u" and array.dtype.itemsize > 1
+    ):  # of unsigned integers torch supports uint8
         array = array.astype(np.int64)
     if not (array.flags.writeable and array.flags.c_contiguous):
         array = array.copy()
     return torch.from_numpy(array)
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    whole = not tensor.is_floating_point() and tensor.dtype != torch.bool
-    return tensor.long() if whole else tensor
+def _to_int64(tensor: torch.Tensor) -> torch.Tensor:
+    """Return integers as int64, other tensors unchanged."""
+    is_integer = not tensor.is_floating_point() and tensor.dtype != torch.bool
+    return tensor.long() if is_integer else tensor
 
 
 @contextlib.contextmanager
-def explained(doing: str, remedy: str, **trees: Any) -> Iterator[None]:
-    """Turn what torch says about tensors that do not fit into a UsageError with their shapes.
+def explaining_shape_errors(operation: str, remedy: str, **trees: Any) -> Iterator[None]:
+    """Turn torch's errors within the context into UsageErrors with the tensors' shapes.
 
-    What the user's own code raises keeps its own words.
+    Errors raised by the user's own code are not changed.
+
+    Args:
+        operation: what failed, for the message.
+        remedy: end of the message.
+        trees: name -> tensors that the message describes.
     """
     try:
         yield
     except (UsageError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, ValueError, TypeError, IndexError, UserWarning) as error:
-        if is_users_own(error, "torch"):
+        if is_raised_by_user_code(error, "torch"):
             raise
-        unknown = _unknown_class(**trees) or _out_of_bounds(str(error), trees)
+        unknown = _explain_unknown_class(**trees) or _explain_out_of_bounds(str(error), trees)
         if isinstance(error, IndexError) and unknown:
             raise UsageError(unknown) from error
-        kinds = ", ".join(f"{name} {kind_of(tree)}" for name, tree in trees.items())
-        remedy = _one_column(**trees) or remedy
-        raise UsageError(f"{doing} failed for {kinds}: {said_by(error)}; {remedy}") from error
+        kinds = ", ".join(f"{name} {format_shapes(tree)}" for name, tree in trees.items())
+        remedy = _column_remedy(**trees) or remedy
+        raise UsageError(
+            f"{operation} failed for {kinds}: {describe_error(error)}; {remedy}"
+        ) from error
 
 
-def _one_column(output: Any = None, target: Any = None, features: Any = None, **_: Any) -> str:
-    """The remedy where a column of numbers, [rows], meets [rows, 1]; else empty."""
+def _column_remedy(output: Any = None, target: Any = None, features: Any = None, **_: Any) -> str:
+    """Return a remedy if numbers [rows] are combined with a column [rows, 1]; else ""."""
     if isinstance(features, torch.Tensor) and features.ndim == 1:
         return (
-            "one number per row is [rows], and a layer of one input wants [rows, 1]: name the"
+            "one number per row is [rows], and a layer with one input needs [rows, 1]: name the"
             ' column in a list, such as features=["income"], or reshape(-1, 1) an array'
         )
     both = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
@@ -195,63 +212,63 @@ def _one_column(output: Any = None, target: Any = None, features: Any = None, **
     return ""
 
 
-def _unknown_class(output: Any = None, target: Any = None, **_: Any) -> str:
-    """Where a loss of classes [rows, classes, ...] meets a label that is none; else empty."""
+def _explain_unknown_class(output: Any = None, target: Any = None, **_: Any) -> str:
+    """Return an error text if a target is no class of outputs [rows, classes, ...]; else ""."""
     if not (torch.is_tensor(output) and torch.is_tensor(target) and output.ndim >= 2):
         return ""
     classes = output.shape[1]
     of_classes = target.shape == (output.shape[0], *output.shape[2:])
     if target.is_floating_point() or not of_classes:
         return ""
-    strange = ((target < 0) | (target >= classes)) & (target != IGNORED)
+    strange = ((target < 0) | (target >= classes)) & (target != IGNORE_INDEX)
     if not strange.any():
         return ""
     row, *place = strange.nonzero()[0].tolist()
     where = f"row {row}" + (f", column {place[0]}" if place else "")
     return (
-        f"labels must be 0 to {classes - 1}, as the module puts out {classes} classes: {where} of"
+        f"labels must be 0 to {classes - 1}, as the module returns {classes} classes: {where} of"
         f" this minibatch has {target[row, *place].item()}; renumber the labels, or give the"
         " module more outputs"
     )
 
 
-def _out_of_bounds(words: str, trees: dict[str, Any]) -> str:
-    """Where torch names a target that is no class, and the loss's output is not at hand."""
-    if (found := OUT_OF_BOUNDS.search(words)) is None:
+def _explain_out_of_bounds(message: str, trees: dict[str, Any]) -> str:
+    """Return an error text if torch's message reports a target that is no class; else ""."""
+    if (found := OUT_OF_BOUNDS.search(message)) is None:
         return ""
     label, places = int(found[1]), []
 
-    def look(tensor: Any) -> None:
+    def find_label(tensor: Any) -> None:
+        """Add the position of the label in a tensor, if any, to ``places``."""
         if torch.is_tensor(tensor) and not tensor.is_floating_point() and tensor.ndim:
             places.extend((tensor == label).nonzero()[:1].tolist())
 
-    mapped(look, trees)
-    where = f"row {places[0][0]} of this minibatch has {label}" if places else f"there is {label}"
+    map_tree(find_label, trees)
+    where = f"row {places[0][0]} of this minibatch has {label}" if places else f"a label is {label}"
     return (
-        f"labels must be 0 to C - 1, where the module puts out C classes: {where}; renumber the"
+        f"labels must be 0 to C - 1, where the module returns C classes: {where}; renumber the"
         " labels, or give the module more outputs"
     )
 
 
-def kind_of(tree: Any) -> str:
-    """Types and shapes of tensors, as ``float32[32, 10]``."""
+def format_shapes(tree: Any) -> str:
+    """Return dtypes and shapes of a tree of tensors, such as ``float32[32, 10]``."""
     if isinstance(tree, dict):
-        return "{" + ", ".join(f"{name}: {kind_of(part)}" for name, part in tree.items()) + "}"
+        return (
+            "{" + ", ".join(f"{name}: {format_shapes(part)}" for name, part in tree.items()) + "}"
+        )
     if isinstance(tree, tuple | list):
-        return "(" + ", ".join(map(kind_of, tree)) + ")"
+        return "(" + ", ".join(map(format_shapes, tree)) + ")"
     if isinstance(tree, torch.Tensor):
         return f"{str(tree.dtype).removeprefix('torch.')}{list(tree.shape)}"
     return type(tree).__name__
 
 
-TINY = 1e-30  # a sum of weights is at least this
-
-
-FORWARD_FITS = (
-    "make the features fit its first layers, or change these; BatchNorm wants more than one row in"
-    " each minibatch, the last one of a partition, too (batch_size_per_worker)"
+FORWARD_REMEDY = (
+    "make the features fit its first layers, or change these; BatchNorm needs more than one row in"
+    " each minibatch, also in the last one of a partition (batch_size_per_worker)"
 )
-LOSS_FITS = (
-    "classes are whole numbers (int64), other targets fractions (float32) of the output's shape:"
+LOSS_REMEDY = (
+    "classes are integers (int64), other targets floats (float32) of the output's shape:"
     " cast the label column, or reshape and cast inside the loss"
 )

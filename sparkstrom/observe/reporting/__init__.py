@@ -1,1 +1,1 @@
-"""What people read of a fit: the summary's page, and the report of a run log."""
+"""Pages for people: a fit's summary, and the report of a run log."""

@@ -1,80 +1,197 @@
-"""SVG plots: curves over time, and bars, as elements of a page; colours come from its style.
+"""Plots as SVG elements: curves over time and bars, with axes, legends and tables of values.
 
-No script: a figure under the pointer is told by titles, which browsers show, and every plot has
-its figures as a table, too, for those who do not see it.
+Colours come from the page's style. There is no script: browsers show values under the pointer from
+``title`` elements, and every plot also has its values as a table, for readers who do not see it.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from xml.etree.ElementTree import Element
 
-from sparkstrom.observe.reporting.markup import element, table
-from sparkstrom.observe.reporting.quantities import figure
-from sparkstrom.observe.reporting.scales import Scale, label
-from sparkstrom.observe.reporting.summary_groups import Table
-from sparkstrom.observe.reporting.thinning import Point, pieces, spaced, thinned
+from sparkstrom.observe.reporting.summary_rendering import (
+    Table,
+    format_number,
+    make_element,
+    table_element,
+)
+
+TICK_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+# Digits per power of ten; the first set with few enough ticks is used.
+LOG_TICK_DIGITS = ((1, 2, 5), (1, 3), (1,))
+VALUE_MAX = 1e300  # larger values are not drawn: the sum of two would be infinite
+RELATIVE_RANGE_MIN = 1e-9  # a range that is narrower relative to its values is widened
+
+
+@dataclass(frozen=True, slots=True)
+class AxisScale:
+    """The range of an axis from ``low`` to ``high``; logarithmic if ``is_log``."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    @classmethod
+    def fit(
+        cls, values: Iterable[float], *, is_log: bool = False, from_zero: bool = False
+    ) -> AxisScale:
+        """Return a scale for these values with a margin; a logarithmic one skips values <= 0."""
+        least = 1 / VALUE_MAX if is_log else -VALUE_MAX
+        known = [value for value in values if least < value < VALUE_MAX]
+        if not known:
+            return cls(0.1, 1.0, True) if is_log else cls(0.0, 1.0)
+        low, high = min(known), max(known)
+        if is_log:
+            return cls(low / 1.25, high * 1.25, True)
+        if from_zero:
+            low, high = min(0.0, low), max(0.0, high)
+        if high - low <= RELATIVE_RANGE_MIN * max(abs(low), abs(high), RELATIVE_RANGE_MIN):
+            room = abs(high) / 2 or 1.0
+            return cls(low if from_zero else low - room, high + room)
+        room = (high - low) * 0.05
+        return cls(low if from_zero and low == 0.0 else low - room, high + room)
+
+    def position(self, value: float) -> float:
+        """Return a value's position, 0 at the low end and 1 at the high end."""
+        if self.is_log:
+            low = math.log(self.low)
+            return (math.log(value) - low) / (math.log(self.high) - low)
+        return (value - self.low) / (self.high - self.low)
+
+    def contains(self, value: float | None) -> bool:
+        """Return whether a value lies in the range."""
+        return value is not None and self.low <= value <= self.high
+
+    def ticks(self, count_max: int = 6) -> list[float]:
+        """Return round values in the range, about ``count_max`` at most."""
+        if self.is_log and self.high / self.low > 8:
+            return self._log_ticks(count_max)
+        step_min = (self.high - self.low) / count_max
+        power = 10.0 ** math.floor(math.log10(step_min))
+        step = next(step for step in (s * power for s in TICK_STEPS) if step >= step_min * 0.999)
+        first = math.ceil(self.low / step - RELATIVE_RANGE_MIN)
+        last = math.floor(self.high / step + RELATIVE_RANGE_MIN)
+        return [i * step for i in range(first, last + 1)]
+
+    def _log_ticks(self, count_max: int) -> list[float]:
+        """Return ticks of a logarithmic scale, with the finest digits that are few enough."""
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        for digits in LOG_TICK_DIGITS:
+            ticks = [d * 10.0**power for power in range(first, last + 1) for d in digits]
+            ticks = [value for value in ticks if self.contains(value)]
+            if len(ticks) <= count_max:
+                return ticks
+        every = -(-len(ticks) // count_max)
+        return ticks[::every]
+
+
+def format_tick(value: float) -> str:
+    """Format a tick's value briefly: 0, 0.25, 1500, 20k, 3M, 1e-5."""
+    size = abs(value)
+    if size >= 1e4:
+        for letter, unit in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+            if size >= unit:
+                return f"{value / unit:.4g}{letter}"
+    return f"{value:.4g}".replace("e-0", "e-")
+
+
+Point = tuple[float, float]
+
+
+def split_at_gaps(xs: Sequence[float], ys: Sequence[float | None]) -> list[list[Point]]:
+    """Return the known points as one list per stretch without unknown values."""
+    pieces: list[list[Point]] = [[]]
+    for x, y in zip(xs, ys, strict=True):
+        if y is not None:
+            pieces[-1].append((x, y))
+        elif pieces[-1]:
+            pieces.append([])
+    return [piece for piece in pieces if piece]
+
+
+def downsample(points: Sequence[Point], count_max: int) -> list[Point]:
+    """Reduce a curve to ``count_max`` points: its ends, and each stretch's minimum and maximum."""
+    if len(points) <= count_max:
+        return list(points)
+    stretches, chosen = max(1, (count_max - 2) // 2), {0, len(points) - 1}
+    for i in range(stretches):
+        begin, end = i * len(points) // stretches, (i + 1) * len(points) // stretches
+        inside = range(begin, end)
+        chosen.add(min(inside, key=lambda i: points[i][1]))
+        chosen.add(max(inside, key=lambda i: points[i][1]))
+    return [points[i] for i in sorted(chosen)]
+
+
+def evenly_spaced_indices(count: int, count_max: int) -> list[int]:
+    """Return at most ``count_max`` evenly spaced indices below ``count``, with both ends."""
+    if count <= count_max:
+        return list(range(count))
+    return sorted({round(i * (count - 1) / (count_max - 1)) for i in range(count_max)})
+
 
 WIDTH, HEIGHT = 420.0, 240.0
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 408.0, 14.0, 196.0  # of the area in which curves are
-POINTS_MAX = 240  # of a curve
-PIECES_MAX = 60  # that gaps cut it into
-DOTS_MAX = 60  # beyond it they hide the line
-LOOKS_MAX = 40  # places at which the pointer is told the figures
-ROWS_MAX = 16  # of a plot's table
-MARKS_MAX = 40
-STYLES = 6  # colours and dashes there are
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 408.0, 14.0, 196.0  # edges of the area for curves, in pixels
+POINTS_MAX = 240  # points of a curve
+PIECES_MAX = 60  # pieces of a curve between gaps
+DOTS_MAX = 60  # more dots would hide the line
+HOVER_POINTS_MAX = 40  # moments whose values are shown under the pointer
+ROWS_MAX = 16  # rows of a plot's table
+MARKS_MAX = 40  # marks of a plot
+STYLE_COUNT = 6  # colours and dashes that the page's style defines
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values over seconds. ``style`` is its colour and dash; ``has_steps``: it holds its value."""
+    """One curve of a plot over time, in seconds."""
 
-    name: str
-    style: int
-    pieces: list[list[Point]]
-    known: list[Point]
-    has_steps: bool = False
-    has_dots: bool = False  # single points, such as epochs' ends, joined by a line
+    name: str  # shown in the legend
+    style: int  # number of its colour and dash
+    pieces: list[list[Point]]  # stretches without gaps
+    known: list[Point]  # all points
+    has_steps: bool = False  # a value holds until the next one
+    has_dots: bool = False  # mark each point, such as the ends of epochs
 
     @classmethod
-    def of(
+    def from_values(
         cls,
         name: str,
         style: int,
         seconds: Sequence[float],
         values: Sequence[float | None],
-        **how: bool,
+        **flags: bool,
     ) -> Curve:
-        """Values at these moments; where one is not known the curve has a gap."""
-        found = pieces(seconds, values)
-        return cls(name, style, found, [point for piece in found for point in piece], **how)
+        """Make a curve of values at these moments; an unknown value makes a gap."""
+        stretches = split_at_gaps(seconds, values)
+        return cls(
+            name, style, stretches, [point for piece in stretches for point in piece], **flags
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Something that happened; ``kind`` is "lost", "back", "bad" or "saved"."""
+class EventMark:
+    """An event that a plot marks; ``kind`` is "lost", "back", "bad" or "saved"."""
 
-    seconds: float
-    kind: str
-    words: str
+    seconds: float  # since the fit began
+    kind: str  # selects the colour
+    description: str  # shown under the pointer
 
 
 @dataclass(frozen=True, slots=True)
 class TimeAxis:
-    """All plots of a fit have the same: seconds are divided by ``unit_s`` to be read."""
+    """The time axis that all plots of a fit share."""
 
-    first_s: float
-    last_s: float
-    unit_s: float
-    unit: str
+    first_s: float  # left end
+    last_s: float  # right end
+    unit_s: float  # seconds of the unit that ticks are labelled in
+    unit: str  # of the labels
 
     @classmethod
-    def of(cls, first_s: float, last_s: float) -> TimeAxis:
-        """In seconds, minutes or hours."""
+    def spanning(cls, first_s: float, last_s: float) -> TimeAxis:
+        """Return an axis in seconds, minutes or hours, whichever suits its length."""
         end_s = max(last_s, first_s + 1e-3)
         if end_s > 3 * 3600:
             return cls(first_s, end_s, 3600.0, "hours")
@@ -82,269 +199,306 @@ class TimeAxis:
         return cls(first_s, end_s, unit_s, unit)
 
     def x(self, seconds: float) -> float:
-        """Where that moment is."""
+        """Return the horizontal pixel of a moment, within the plot's area."""
         part = (seconds - self.first_s) / (self.last_s - self.first_s)
         return LEFT + (RIGHT - LEFT) * min(1.0, max(0.0, part))
 
-    def words(self, seconds: float) -> str:
-        """The moment, for people."""
+    def format_moment(self, seconds: float) -> str:
+        """Format a moment with the axis's unit."""
         return f"{seconds / self.unit_s:.4g} {self.unit}"
 
 
 @dataclass(frozen=True, slots=True)
 class TimePlot:
-    """Curves over time. ``say`` writes a value with its unit."""
+    """The contents of one plot over time: curves, marks, scale and titles."""
 
-    title: str
-    unit: str  # of the vertical axis
+    title: str  # heading
+    unit: str  # label of the vertical axis
     curves: Sequence[Curve]
-    marks: Sequence[Mark] = ()
-    is_log: bool = False
-    from_zero: bool = False
-    say: Callable[[float | None], str] = figure
+    marks: Sequence[EventMark] = ()
+    is_log: bool = False  # whether the vertical axis is logarithmic
+    from_zero: bool = False  # whether the vertical axis begins at 0
+    format_value: Callable[[float | None], str] = format_number
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar, of parts that follow one another: (name, seconds)."""
+    """One bar, stacked from parts."""
 
     name: str
-    parts: list[tuple[str, float]]
-    more: str = ""  # about it, under the pointer
+    parts: list[tuple[str, float]]  # (name, seconds)
+    more: str = ""  # further text under the pointer
 
     @property
-    def whole(self) -> float:
+    def total(self) -> float:
+        """The sum of all parts."""
         return sum(value for _, value in self.parts)
 
-    def of(self, name: str) -> float:
-        """That part's."""
+    def part_seconds(self, name: str) -> float:
+        """Return the seconds of a part."""
         return sum(value for part, value in self.parts if part == name)
 
 
 @dataclass(frozen=True, slots=True)
 class BarPlot:
-    """Bars that lie; a part's colour is that of its name's place in ``names``."""
+    """The contents of a plot of horizontal bars; the order of ``names`` gives the colours."""
 
-    title: str
-    unit: str
-    bars: list[Bar]
-    names: list[str]
-    say: Callable[[float | None], str]
-
-
-# -- curves --------------------------------------------------------------------------------------
+    title: str  # heading
+    unit: str  # of the horizontal axis
+    bars: list[Bar]  # from top to bottom
+    names: list[str]  # of the parts of bars
+    format_value: Callable[[float | None], str]
 
 
-def time_plot(plot: TimePlot, axis: TimeAxis) -> Element:
-    """A figure with heading, legend, drawing and table."""
+def render_time_plot(plot: TimePlot, axis: TimeAxis) -> Element:
+    """Return a figure element with heading, legend, drawing and table of values."""
     values = [y for curve in plot.curves for _, y in curve.known]
-    scale = Scale.of(values, is_log=plot.is_log, from_zero=plot.from_zero)
-    looks = _looks(plot)
-    drawing = _drawing(
+    scale = AxisScale.fit(values, is_log=plot.is_log, from_zero=plot.from_zero)
+    moments = _hover_seconds(plot)
+    drawing = _svg_element(
         plot.title,
-        f"{plot.title}, in {plot.unit}, over {axis.words(axis.last_s)}. {_in_words(plot)}",
+        f"{plot.title}, in {plot.unit}, over {axis.format_moment(axis.last_s)}."
+        f" {_describe_curves(plot)}",
         HEIGHT,
-        _grid(scale, axis, plot.unit),
-        element("g", *(_mark(mark, axis) for mark in plot.marks[:MARKS_MAX])),
-        element("g", *(part for curve in plot.curves for part in _curve(curve, scale, axis))),
-        element("g", *_look_strips(plot, looks, axis)),
+        _grid_element(scale, axis, plot.unit),
+        make_element("g", *(_mark_element(mark, axis) for mark in plot.marks[:MARKS_MAX])),
+        make_element(
+            "g", *(part for curve in plot.curves for part in _curve_elements(curve, scale, axis))
+        ),
+        make_element("g", *_hover_strips(plot, moments, axis)),
     )
-    legend = element("ul", *(_curve_key(curve) for curve in plot.curves), class_="legend")
-    return _figure(plot.title, legend, drawing, _values(plot, looks, axis))
+    legend = make_element(
+        "ul", *(_curve_legend_item(curve) for curve in plot.curves), class_="legend"
+    )
+    return _figure_element(plot.title, legend, drawing, _value_table(plot, moments, axis))
 
 
-def _in_words(plot: TimePlot) -> str:
-    said = [
-        f"{curve.name}: from {plot.say(known[0][1])} to {plot.say(known[-1][1])}"
+def _describe_curves(plot: TimePlot) -> str:
+    """Describe each curve by its first and last value, for screen readers."""
+    parts = [
+        f"{curve.name}: from {plot.format_value(known[0][1])} to {plot.format_value(known[-1][1])}"
         for curve in plot.curves
         if (known := curve.known)
     ]
-    return "; ".join(said)
+    return "; ".join(parts)
 
 
-def _grid(scale: Scale, axis: TimeAxis, unit: str) -> Element:
+def _grid_element(scale: AxisScale, axis: TimeAxis, unit: str) -> Element:
+    """Return grid lines, tick labels and axis titles."""
     lines = []
     for value in scale.ticks(5):
-        y = _y(scale, value)
-        lines.append(element("line", x1=LEFT, x2=RIGHT, y1=y, y2=y, class_="grid"))
-        lines.append(element("text", label(value), x=LEFT - 6, y=y + 4, text_anchor="end"))
-    across = Scale(axis.first_s / axis.unit_s, axis.last_s / axis.unit_s)
+        y = _y_position(scale, value)
+        lines.append(make_element("line", x1=LEFT, x2=RIGHT, y1=y, y2=y, class_="grid"))
+        lines.append(
+            make_element("text", format_tick(value), x=LEFT - 6, y=y + 4, text_anchor="end")
+        )
+    across = AxisScale(axis.first_s / axis.unit_s, axis.last_s / axis.unit_s)
     for value in across.ticks(5):
         x = axis.x(value * axis.unit_s)
-        lines.append(element("line", x1=x, x2=x, y1=BOTTOM, y2=BOTTOM + 4, class_="axis"))
-        lines.append(element("text", label(value), x=x, y=BOTTOM + 18, text_anchor="middle"))
-    lines.append(element("line", x1=LEFT, x2=RIGHT, y1=BOTTOM, y2=BOTTOM, class_="axis"))
+        lines.append(make_element("line", x1=x, x2=x, y1=BOTTOM, y2=BOTTOM + 4, class_="axis"))
+        lines.append(
+            make_element("text", format_tick(value), x=x, y=BOTTOM + 18, text_anchor="middle")
+        )
+    lines.append(make_element("line", x1=LEFT, x2=RIGHT, y1=BOTTOM, y2=BOTTOM, class_="axis"))
     middle = (LEFT + RIGHT) / 2
     below = f"{axis.unit} since the fit began"
-    lines.append(element("text", below, x=middle, y=BOTTOM + 36, text_anchor="middle"))
+    lines.append(make_element("text", below, x=middle, y=BOTTOM + 36, text_anchor="middle"))
     upright = f"translate(11 {(TOP + BOTTOM) / 2:.0f}) rotate(-90)"
-    lines.append(element("text", unit, transform=upright, text_anchor="middle"))
-    return element("g", *lines, class_="scale")
+    lines.append(make_element("text", unit, transform=upright, text_anchor="middle"))
+    return make_element("g", *lines, class_="scale")
 
 
-def _y(scale: Scale, value: float) -> float:
-    return BOTTOM - (BOTTOM - TOP) * scale.place(value)
+def _y_position(scale: AxisScale, value: float) -> float:
+    """Return the vertical pixel of a value."""
+    return BOTTOM - (BOTTOM - TOP) * scale.position(value)
 
 
-def _curve(curve: Curve, scale: Scale, axis: TimeAxis) -> list[Element]:
-    found = []
-    shown = [curve.pieces[i] for i in spaced(len(curve.pieces), PIECES_MAX)]
+def _curve_elements(curve: Curve, scale: AxisScale, axis: TimeAxis) -> list[Element]:
+    """Return the lines and dots of a curve."""
+    elements = []
+    shown = [curve.pieces[i] for i in evenly_spaced_indices(len(curve.pieces), PIECES_MAX)]
     for piece in shown:
-        few = thinned(piece, max(2, POINTS_MAX // len(shown)))
-        points = [(axis.x(x), _y(scale, y)) for x, y in few if scale.holds(y)]
+        kept = downsample(piece, max(2, POINTS_MAX // len(shown)))
+        points = [(axis.x(x), _y_position(scale, y)) for x, y in kept if scale.contains(y)]
         if curve.has_steps:
-            points = _stairs(points)
+            points = _step_points(points)
         place = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         if len(points) > 1:
-            found.append(element("polyline", points=place, class_=f"curve c{curve.style}"))
+            elements.append(make_element("polyline", points=place, class_=f"curve c{curve.style}"))
         has_dots = curve.has_dots and len(points) <= DOTS_MAX
         dots = points if has_dots or len(points) == 1 else []
-        found += [element("circle", cx=x, cy=y, r=3, class_=f"dot c{curve.style}") for x, y in dots]
-    return found
+        elements += [
+            make_element("circle", cx=x, cy=y, r=3, class_=f"dot c{curve.style}") for x, y in dots
+        ]
+    return elements
 
 
-def _stairs(points: list[Point]) -> list[Point]:
-    """A value holds until the next one."""
-    held = [(after[0], before[1]) for before, after in pairwise(points)]
-    return [point for pair in zip_longest(points, held) for point in pair if point is not None]
+def _step_points(points: list[Point]) -> list[Point]:
+    """Return the points of a staircase, on which each value holds until the next one."""
+    corners = [(after[0], before[1]) for before, after in pairwise(points)]
+    return [point for pair in zip_longest(points, corners) for point in pair if point is not None]
 
 
-def _mark(mark: Mark, axis: TimeAxis) -> Element:
+def _mark_element(mark: EventMark, axis: TimeAxis) -> Element:
+    """Return the vertical line and triangle of an event."""
     x = axis.x(mark.seconds)
     tip = f"{x - 4:.1f},{TOP - 8:.1f} {x + 4:.1f},{TOP - 8:.1f} {x:.1f},{TOP:.1f}"
     if mark.kind == "back":
         tip = f"{x - 4:.1f},{TOP:.1f} {x + 4:.1f},{TOP:.1f} {x:.1f},{TOP - 8:.1f}"
-    return element(
+    return make_element(
         "g",
-        element("title", f"{axis.words(mark.seconds)}: {mark.words}"),
-        element("line", x1=x, x2=x, y1=TOP, y2=BOTTOM),
-        element("polygon", points=tip),
-        element("rect", x=x - 5, y=TOP - 10, width=10, height=BOTTOM - TOP + 10, class_="hit"),
+        make_element("title", f"{axis.format_moment(mark.seconds)}: {mark.description}"),
+        make_element("line", x1=x, x2=x, y1=TOP, y2=BOTTOM),
+        make_element("polygon", points=tip),
+        make_element("rect", x=x - 5, y=TOP - 10, width=10, height=BOTTOM - TOP + 10, class_="hit"),
         class_=f"mark {mark.kind}",
     )
 
 
-def _looks(plot: TimePlot) -> list[float]:
-    """Moments at which something is known, evenly among them."""
+def _hover_seconds(plot: TimePlot) -> list[float]:
+    """Return evenly chosen moments at which some curve has a point."""
     moments = sorted({x for curve in plot.curves for x, _ in curve.known})
-    return [moments[i] for i in spaced(len(moments), LOOKS_MAX)]
+    return [moments[i] for i in evenly_spaced_indices(len(moments), HOVER_POINTS_MAX)]
 
 
-def _at(curve: Curve, seconds: float) -> float | None:
-    """The newest value by then."""
+def _value_at(curve: Curve, seconds: float) -> float | None:
+    """Return a curve's newest value at a moment, or None."""
     place = bisect_right(curve.known, seconds, key=lambda point: point[0])
     return curve.known[place - 1][1] if place else None
 
 
-def _look_strips(plot: TimePlot, looks: list[float], axis: TimeAxis) -> list[Element]:
-    """Strips side by side; the one under the pointer tells its figures."""
-    centres = [axis.x(moment) for moment in looks]
+def _hover_strips(plot: TimePlot, moments: list[float], axis: TimeAxis) -> list[Element]:
+    """Return transparent strips side by side, each with the values to show under the pointer."""
+    centres = [axis.x(moment) for moment in moments]
     middles = [(a + b) / 2 for a, b in pairwise(centres)]
     strips = []
     for moment, x, begin, end in zip(
-        looks, centres, [LEFT, *middles], [*middles, RIGHT], strict=True
+        moments, centres, [LEFT, *middles], [*middles, RIGHT], strict=True
     ):
-        said = [f"{curve.name}: {plot.say(_at(curve, moment))}" for curve in plot.curves]
+        values = [
+            f"{curve.name}: {plot.format_value(_value_at(curve, moment))}" for curve in plot.curves
+        ]
         strips.append(
-            element(
+            make_element(
                 "g",
-                element("title", "\n".join([axis.words(moment), *said])),
-                element("line", x1=x, x2=x, y1=TOP, y2=BOTTOM),
-                element("rect", x=begin, y=TOP, width=max(0.5, end - begin), height=BOTTOM - TOP),
+                make_element("title", "\n".join([axis.format_moment(moment), *values])),
+                make_element("line", x1=x, x2=x, y1=TOP, y2=BOTTOM),
+                make_element(
+                    "rect", x=begin, y=TOP, width=max(0.5, end - begin), height=BOTTOM - TOP
+                ),
                 class_="look",
             )
         )
     return strips
 
 
-def _values(plot: TimePlot, looks: list[float], axis: TimeAxis) -> Table:
+def _value_table(plot: TimePlot, moments: list[float], axis: TimeAxis) -> Table:
+    """Return the values of all curves at some moments."""
     rows = []
-    for i in spaced(len(looks), ROWS_MAX):
-        said = (_at(curve, looks[i]) for curve in plot.curves)
+    for i in evenly_spaced_indices(len(moments), ROWS_MAX):
+        values = (_value_at(curve, moments[i]) for curve in plot.curves)
         rows.append(
-            (f"{looks[i] / axis.unit_s:.4g}", *("" if y is None else plot.say(y) for y in said))
+            (
+                f"{moments[i] / axis.unit_s:.4g}",
+                *("" if y is None else plot.format_value(y) for y in values),
+            )
         )
     return Table((axis.unit, *(curve.name for curve in plot.curves)), rows)
 
 
-# -- bars ----------------------------------------------------------------------------------------
-
-BAR, SPACE, FROM = 16.0, 26.0, 124.0  # its height, from one to the next, where bars begin
-BELOW = 42.0  # room for the scale
-NAME_MAX = 16  # letters of a bar's name
+BAR_HEIGHT, BAR_PITCH, BARS_LEFT = 16.0, 26.0, 124.0  # pixels
+SCALE_HEIGHT = 42.0  # pixels below the bars
+BAR_NAME_CHARS_MAX = 16
 
 
-def bar_plot(plot: BarPlot) -> Element:
-    """A figure with heading, legend, drawing and table."""
-    scale = Scale(0.0, max([*(bar.whole for bar in plot.bars), 1e-9]) * 1.02)
-    height = TOP + SPACE * len(plot.bars) + BELOW
-    drawn = (part for i, bar in enumerate(plot.bars) for part in _bar(i, bar, scale, plot))
-    said = "; ".join(f"{bar.name} {plot.say(bar.whole)}" for bar in plot.bars)
-    grid = _bar_grid(scale, height - BELOW, plot.unit)
-    drawing = _drawing(plot.title, f"{plot.title}. {said}", height, grid, element("g", *drawn))
-    keys = [_bar_key(name, i % STYLES) for i, name in enumerate(plot.names)]
-    legend = element("ul", *keys, class_="legend") if len(keys) > 1 else None
-    rows = [(bar.name, *(plot.say(bar.of(name)) for name in plot.names)) for bar in plot.bars]
-    return _figure(plot.title, legend, drawing, Table(("", *plot.names), rows))
+def render_bar_plot(plot: BarPlot) -> Element:
+    """Return a figure element with heading, legend, drawing and table of values."""
+    scale = AxisScale(0.0, max([*(bar.total for bar in plot.bars), 1e-9]) * 1.02)
+    height = TOP + BAR_PITCH * len(plot.bars) + SCALE_HEIGHT
+    drawn = (part for i, bar in enumerate(plot.bars) for part in _bar_elements(i, bar, scale, plot))
+    description = "; ".join(f"{bar.name} {plot.format_value(bar.total)}" for bar in plot.bars)
+    grid = _bar_grid_element(scale, height - SCALE_HEIGHT, plot.unit)
+    drawing = _svg_element(
+        plot.title, f"{plot.title}. {description}", height, grid, make_element("g", *drawn)
+    )
+    keys = [_bar_legend_item(name, i % STYLE_COUNT) for i, name in enumerate(plot.names)]
+    legend = make_element("ul", *keys, class_="legend") if len(keys) > 1 else None
+    rows = [
+        (bar.name, *(plot.format_value(bar.part_seconds(name)) for name in plot.names))
+        for bar in plot.bars
+    ]
+    return _figure_element(plot.title, legend, drawing, Table(("", *plot.names), rows))
 
 
-def _bar_grid(scale: Scale, bottom: float, unit: str) -> Element:
+def _bar_grid_element(scale: AxisScale, bottom: float, unit: str) -> Element:
+    """Return grid lines and tick labels below bars."""
     lines = []
     for value in scale.ticks(5):
-        x = FROM + (RIGHT - FROM) * scale.place(value)
-        lines.append(element("line", x1=x, x2=x, y1=TOP, y2=bottom, class_="grid"))
-        lines.append(element("text", label(value), x=x, y=bottom + 16, text_anchor="middle"))
-    middle = (FROM + RIGHT) / 2
-    lines.append(element("text", unit, x=middle, y=bottom + 34, text_anchor="middle"))
-    return element("g", *lines, class_="scale")
+        x = BARS_LEFT + (RIGHT - BARS_LEFT) * scale.position(value)
+        lines.append(make_element("line", x1=x, x2=x, y1=TOP, y2=bottom, class_="grid"))
+        lines.append(
+            make_element("text", format_tick(value), x=x, y=bottom + 16, text_anchor="middle")
+        )
+    middle = (BARS_LEFT + RIGHT) / 2
+    lines.append(make_element("text", unit, x=middle, y=bottom + 34, text_anchor="middle"))
+    return make_element("g", *lines, class_="scale")
 
 
-def _bar(index: int, bar: Bar, scale: Scale, plot: BarPlot) -> list[Element]:
-    y, short = TOP + SPACE * index + (SPACE - BAR) / 2, bar.name
-    if len(short) > NAME_MAX:
-        short = short[: NAME_MAX - 1] + "…"
-    name = element("text", short, x=FROM - 8, y=y + BAR - 4, text_anchor="end")
-    whose = ", ".join(filter(None, (bar.name, bar.more)))
-    name.append(element("title", whose))
-    drawn, before = [name], 0.0
+def _bar_elements(index: int, bar: Bar, scale: AxisScale, plot: BarPlot) -> list[Element]:
+    """Return a bar's name and its stacked rectangles."""
+    y, label = TOP + BAR_PITCH * index + (BAR_PITCH - BAR_HEIGHT) / 2, bar.name
+    if len(label) > BAR_NAME_CHARS_MAX:
+        label = label[: BAR_NAME_CHARS_MAX - 1] + "…"
+    name = make_element("text", label, x=BARS_LEFT - 8, y=y + BAR_HEIGHT - 4, text_anchor="end")
+    full_name = ", ".join(filter(None, (bar.name, bar.more)))
+    name.append(make_element("title", full_name))
+    drawn, start = [name], 0.0
     for part, value in bar.parts:
-        begin, end = (FROM + (RIGHT - FROM) * scale.place(at) for at in (before, before + value))
-        before += value
-        style = plot.names.index(part) % STYLES if part in plot.names else 0
-        title = element("title", f"{whose}, {part}: {plot.say(value)}")
+        begin, end = (
+            BARS_LEFT + (RIGHT - BARS_LEFT) * scale.position(at) for at in (start, start + value)
+        )
+        start += value
+        style = plot.names.index(part) % STYLE_COUNT if part in plot.names else 0
+        title = make_element("title", f"{full_name}, {part}: {plot.format_value(value)}")
         width = max(0.5, end - begin)
         drawn.append(
-            element("rect", title, x=begin, y=y, width=width, height=BAR, class_=f"bar c{style}")
+            make_element(
+                "rect", title, x=begin, y=y, width=width, height=BAR_HEIGHT, class_=f"bar c{style}"
+            )
         )
     return drawn
 
 
-# -- around them ---------------------------------------------------------------------------------
-
-
-def _drawing(title: str, said: str, height: float, *parts: Element) -> Element:
+def _svg_element(title: str, description: str, height: float, *parts: Element) -> Element:
+    """Return the drawing; its description is for screen readers."""
     box = f"0 0 {WIDTH:.0f} {height:.0f}"
-    return element("svg", *parts, viewBox=box, role="img", aria_label=said or title, class_="plot")
+    return make_element(
+        "svg", *parts, viewBox=box, role="img", aria_label=description or title, class_="plot"
+    )
 
 
-def _curve_key(curve: Curve) -> Element:
-    line = element("line", x1=1, x2=25, y1=6, y2=6, class_=f"curve c{curve.style}")
-    dot = element("circle", cx=13, cy=6, r=3, class_=f"dot c{curve.style}")
+def _curve_legend_item(curve: Curve) -> Element:
+    """Return a curve's entry in the legend."""
+    line = make_element("line", x1=1, x2=25, y1=6, y2=6, class_=f"curve c{curve.style}")
+    dot = make_element("circle", cx=13, cy=6, r=3, class_=f"dot c{curve.style}")
     drawn = (line, dot) if curve.has_dots else (line,)
-    return _key(curve.name, "key", "0 0 26 12", *drawn)
+    return _legend_item(curve.name, "key", "0 0 26 12", *drawn)
 
 
-def _bar_key(name: str, style: int) -> Element:
-    box = element("rect", x=1, y=1, width=10, height=10, class_=f"bar c{style}")
-    return _key(name, "key box", "0 0 14 12", box)
+def _bar_legend_item(name: str, style: int) -> Element:
+    """Return a part's entry in the legend."""
+    box = make_element("rect", x=1, y=1, width=10, height=10, class_=f"bar c{style}")
+    return _legend_item(name, "key box", "0 0 14 12", box)
 
 
-def _key(name: str, kind: str, box: str, *drawn: Element) -> Element:
-    shown = element("svg", *drawn, viewBox=box, class_=kind, aria_hidden="true")
-    return element("li", shown, name)
+def _legend_item(name: str, kind: str, box: str, *drawn: Element) -> Element:
+    """Return a legend's entry: a small drawing and a name."""
+    shown = make_element("svg", *drawn, viewBox=box, class_=kind, aria_hidden="true")
+    return make_element("li", shown, name)
 
 
-def _figure(title: str, legend: Element | None, drawing: Element, values: Table) -> Element:
-    head = element("figcaption", element("h4", title), legend)
-    shown = element("details", element("summary", "Values"), table(values))
-    return element("figure", head, drawing, shown)
+def _figure_element(title: str, legend: Element | None, drawing: Element, values: Table) -> Element:
+    """Return a figure with heading, legend, drawing and a collapsed table of values."""
+    head = make_element("figcaption", make_element("h4", title), legend)
+    shown = make_element("details", make_element("summary", "Values"), table_element(values))
+    return make_element("figure", head, drawing, shown)

@@ -1,1 +1,1 @@
-"""What master and workers have in common: events, children, histories, windows, the topology."""
+"""Parts of the protocol that master and workers share, such as events, children and topology."""

@@ -1,13 +1,10 @@
-"""Children: a node's children: their edges, their leases, and what each still has to get.
-
-The master has one, and so has every worker in a mesh; both serve it from a ``History``. A child
-gets what its link takes: the commits one by one, or, where it does not take all of them, their
-sum. What it has no room for stays in the history; nothing is sent again while the edge lives.
-"""
+"""A node's children: their edges, their leases, and the commits that each still has to get."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TypeGuard
 
@@ -16,64 +13,192 @@ import msgspec
 from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId, Seq
 from sparkstrom.codec.messages import (
     NOTHING,
+    Address,
     Adopt,
-    Again,
     Attach,
-    Attached,
-    Behind,
-    Committed,
+    AttachReply,
+    Commit,
     Heartbeat,
+    ResendRequest,
+    SnapshotRequired,
     State,
     Update,
 )
 from sparkstrom.observe.telemetry import SlowLink
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.child import Child, ResendRequest, Serving
 from sparkstrom.protocol.common.events import Effect, Send
-from sparkstrom.protocol.common.history import Entry, History, adds, entries_in, last_of
-from sparkstrom.protocol.common.leases import Leases
-from sparkstrom.protocol.common.send_window import (
+from sparkstrom.protocol.common.flow_control import (
     HEADER_BYTES,
     QUEUE_S,
+    Backlog,
     SendWindow,
     entries_in_sum,
+    message_weight,
     sum_weight,
-    weight,
 )
-from sparkstrom.protocol.common.stages import PROBE, REPLICATE, SNAPSHOT, Cause
+from sparkstrom.protocol.common.history import (
+    Entry,
+    History,
+    count_entries,
+    is_summable,
+    last_seqs_of,
+)
+from sparkstrom.protocol.common.stages import (
+    PROBE,
+    REPLICATE,
+    SNAPSHOT,
+    ChildStage,
+    Trigger,
+    next_stage,
+)
 
-STATE_SPACING_S = 0.005
-AGAIN_FIRST_S = 1.0  # an origin answers at once, through links that may be slow
-AGAIN_LONGEST_S = 60.0
-WAIT_MS_MAX = 3_600_000
+
+class Leases:
+    """The time at which each node was last heard, and which nodes have been silent for a lease.
+
+    Spark ends Python workers with SIGKILL, so a node may vanish without a message: after a lease of
+    silence it counts as gone.
+    """
+
+    def __init__(self, lease_s: float, now_s: float) -> None:
+        self._lease_s = lease_s
+        self._heard_s: dict[NodeId, float] = {}  # node -> when it was last heard
+        self._awake_s = now_s  # when leases were last checked: a long gap means a pause here
+
+    def renew(self, node: NodeId, now_s: float) -> None:
+        """Note that a node was heard; begin its lease if there is none."""
+        self._heard_s[node] = now_s
+
+    def holds(self, node: NodeId) -> bool:
+        """Return whether this object tracks a lease of the node."""
+        return node in self._heard_s
+
+    def snooze(self, node: NodeId, now_s: float) -> None:
+        """Postpone the next expiry of a lease that was just reported as expired by a quarter of a
+        lease.
+        """
+        self._heard_s[node] = now_s - 3 / 4 * self._lease_s
+
+    def silent_nodes(self, seconds: float, now_s: float) -> list[NodeId]:
+        """Return the nodes that have not been heard for ``seconds``."""
+        return [n for n, at_s in self._heard_s.items() if now_s - at_s > seconds]
+
+    def silence_s(self, node: NodeId, now_s: float) -> float:
+        """Return the seconds since this node was heard; 0 if no lease is held."""
+        return now_s - self._heard_s.get(node, now_s)
+
+    def drop(self, node: NodeId) -> None:
+        """Stop tracking the lease of this node; do nothing if none is held."""
+        self._heard_s.pop(node, None)
+
+    def expire(self, now_s: float) -> list[tuple[NodeId, float]]:
+        """Return the nodes whose lease has expired, each with the seconds of its silence.
+
+        If this process itself did not run for a quarter of a lease, renew all leases first: it
+        could not receive messages meanwhile.
+        """
+        asleep = now_s - self._awake_s > self._lease_s / 4
+        self._awake_s = now_s
+        if not self._heard_s:
+            return []
+        if asleep:
+            self._heard_s = dict.fromkeys(self._heard_s, now_s)
+        lost = self.silent_nodes(self._lease_s, now_s)
+        return [(n, now_s - self._heard_s[n]) for n in lost]
+
+
+@dataclass(frozen=True, slots=True)
+class FlowLimits:
+    """How much a node may have under way to its children, in bytes."""
+
+    window_max: int  # under way to one child, however fast its link is
+    total_max: int  # under way to all of them
+    n_params: int  # of the model: a sum has at most so many entries
+    chunk_bytes: int  # size of one chunk of a snapshot
+
+
+# For tests and simulations without a model; a fit computes its own from the number of parameters.
+DEFAULT_FLOW_LIMITS = FlowLimits(4 << 20, 64 << 20, 1 << 62, 256 << 10)
+
+
+@dataclass(slots=True)
+class ResendBackoff:
+    """Limits how often a child is asked to have one origin resend its updates."""
+
+    after: Seq  # its newest committed seq when it was asked; a newer one resets the wait
+    next_s: float  # it is not asked again before this time
+    wait_s: float  # doubles with each request
+
+
+@dataclass(slots=True)
+class Child:
+    """One child of a node: its edge, what it has received, and what it requests."""
+
+    node: NodeId
+    edge: EdgeNo  # the newest edge to it; messages of older ones never reach this object
+    peer: Address  # where it listens
+    link: SendWindow  # of the data stream to it
+    stage: ChildStage = PROBE
+    answer: AttachReply | None = None  # sent over this edge; None exactly in stage PROBE
+    sent: CommitNo = CommitNo(0)  # every commit up to this one was sent over this edge
+    received: CommitNo = CommitNo(0)  # every commit up to this one has arrived; at most ``sent``
+    base: CommitNo = CommitNo(0)  # its snapshot begins here: older chunks are useless to it
+    summed: CommitNo = CommitNo(0)  # newest commit that it was sent inside a sum; 0: none
+    chunk_requests: deque[int] = field(
+        default_factory=deque
+    )  # chunks to send, oldest request first
+    own_ids: frozenset[NodeId] = frozenset()  # ids of its process: their payloads it has itself
+    stamp: int = 0  # newest ``Heartbeat.stamp`` of it, acknowledged with the next state
+    bytes_received: int = 0  # complete data messages that came over this edge, by weight
+    arriving: int = 0  # bytes of an incomplete data message from it
+    bytes_forwarded: int = 0  # of ``bytes_received``, what has left this node again
+    state_due: bool = True  # the next tick sends it the state
+    state_s: float = -1.0  # when it was sent the state last
+    resend_backoffs: dict[NodeId, ResendBackoff] = field(default_factory=dict)  # by origin
+    backlog: Backlog = field(default_factory=Backlog)  # what its link has been behind with
+
+    def advance_stage(self, trigger: Trigger) -> None:
+        """Move to the stage that follows from ``trigger``."""
+        self.stage = next_stage(self.stage, trigger)
+        assert (self.answer is None) == (self.stage is PROBE), f"node {self.node} has no answer"
+
+
+STATE_SPACING_S = 0.005  # between two states to one child: acknowledgements are gathered
+AGAIN_FIRST_S = 1.0  # an origin answers at once, but through links that may be slow
+AGAIN_LONGEST_S = 60.0  # bound of the doubling
+WAIT_MS_MAX = 3_600_000  # an hour, far below what ``State.wait_ms`` (u32) can hold
 
 
 class Children:
-    """Children by node."""
+    """The children of one node, by id, which it serves from its ``History``.
 
-    def __init__(self, serving: Serving, history: History, leases: Leases) -> None:
-        self._serving, self._history, self.leases = serving, history, leases
+    A child gets as much as its link has room for: single commits, or their sum if there are too
+    many. The rest stays in the history. Nothing is sent again while the edge lives.
+    """
+
+    def __init__(self, flow_limits: FlowLimits, history: History, leases: Leases) -> None:
+        self._flow_limits, self._history, self.leases = flow_limits, history, leases
         self.by_node: dict[NodeId, Child] = {}
-        self._under_way = 0  # bytes, to all
-        self.narrow: list[SlowLink] = []  # found so far; whoever tells takes them out
-        self.is_brief = False  # some child hears the state within STATE_SPACING_S, by the next tick
-        self._short = False  # somebody had to wait because of what is under way to the others
-
-    # -- edges -----------------------------------------------------------------------------------
+        self._under_way = 0  # sum of ``link.under_way`` over all children
+        self.slow_links: list[SlowLink] = []  # found and not reported yet; the reporter empties it
+        self.needs_fast_tick = False  # a state was held back for STATE_SPACING_S
+        self._memory_limited = False  # a child waits for memory that the others' messages take
 
     def adopt(self, order: Adopt, now_s: float) -> list[Effect]:
-        """Open an edge for this child, unless it is there already or an older one."""
+        """Open an edge for this child, unless that edge or a newer one is open."""
         known = self.by_node.get(order.node)
         if known is not None and known.edge >= order.edge:
             return []
         self._forget(order.node)
-        link = SendWindow(self._serving.window_max, now_s)
+        link = SendWindow(self._flow_limits.window_max, now_s)
         self.by_node[order.node] = Child(order.node, order.edge, order.peer, link)
         self.leases.renew(order.node, now_s)
         return [ev.OpenEdge(order.node, order.edge, order.local, order.peer)]
 
     def disown(self, node: NodeId, edge: EdgeNo | None = None) -> list[Effect]:
-        """Close the edge, if it is this one or an older one."""
+        """Close the child's edge, unless it is newer than ``edge``. Without ``edge``, close it in
+        any case.
+        """
         child = self.by_node.get(node)
         if child is None or (edge is not None and child.edge > edge):
             return []
@@ -82,62 +207,69 @@ class Children:
         return [ev.CloseEdge(node)]
 
     def _forget(self, node: NodeId) -> None:
+        """Remove a child, and subtract its bytes in flight from the total over all children."""
         child = self.by_node.pop(node, None)
         if child is not None:
             self._under_way -= child.link.under_way
 
     def on_attach(self, child: Child, attach: Attach, now_s: float) -> list[Effect]:
-        """Let it follow from where it is, or from a snapshot; the same words, the same answer."""
+        """Answer a child's attach message: it continues from its commit, or fetches a snapshot.
+
+        A repeated message gets the same answer. Return no effects while this node has no replica to
+        copy; the child repeats its message.
+        """
         history, answer = self._history, child.answer
         if answer is None:
             follows = (attach.whole or attach.catching) and history.log.reaches(attach.have)
             if not (follows or history.whole):
                 return []  # there is nothing to copy yet; it will ask again
             base = attach.have if follows else history.base
-            last = [] if follows else history.last_at(base)
-            child.answer = answer = Attached(base=base, snapshot=not follows, last=last)
-            child.own, child.sent, child.base = frozenset(attach.ids), base, base
-            child.becomes(Cause.COPIES if attach.catching or not follows else Cause.FOLLOWS)
+            last = [] if follows else history.last_seqs_at(base)
+            child.answer = answer = AttachReply(base=base, snapshot=not follows, last=last)
+            child.own_ids, child.sent, child.base = frozenset(attach.ids), base, base
+            child.advance_stage(
+                Trigger.COPIES if attach.catching or not follows else Trigger.FOLLOWS
+            )
         return [Send(child.node, answer), *self.feed(child, now_s)]
 
-    # -- down ------------------------------------------------------------------------------------
-
-    def on_report(self, child: Child, report: Heartbeat, now_s: float) -> list[Effect]:
-        """It has received so much; and its news up to a stamp."""
+    def on_heartbeat(self, child: Child, report: Heartbeat, now_s: float) -> list[Effect]:
+        """Process a child's acknowledgement, and return sends for which it has made room."""
         before = child.link.under_way
         child.link.on_ack(report.bytes_received, report.bytes_received, now_s)
         self._under_way -= before - child.link.under_way
         child.received = max(child.received, report.received)
         child.stamp = max(child.stamp, report.stamp)
         if report.catching and child.stage is REPLICATE:
-            child.becomes(Cause.COPIES)
+            child.advance_stage(Trigger.COPIES)
         elif child.stage is SNAPSHOT and not report.catching:
-            child.becomes(Cause.HAS_COPY)
+            child.advance_stage(Trigger.HAS_COPY)
         child.state_due = True
-        return self._feed_in_turn(child, now_s)
+        return self._feed_fairly(child, now_s)
 
-    def on_ask_after(self, child: Child, commit: CommitNo, now_s: float) -> list[Effect]:
-        """A gap that the child names: a stream broke off, and what was on it is gone."""
+    def on_commits_request(self, child: Child, commit: CommitNo, now_s: float) -> list[Effect]:
+        """Send everything after ``commit`` again, because a stream to the child broke and lost
+        data.
+        """
         child.sent = commit
-        return self._feed_in_turn(child, now_s)
+        return self._feed_fairly(child, now_s)
 
-    def on_ask_chunk(self, child: Child, index: int, now_s: float) -> list[Effect]:
-        """A chunk goes as soon as the link has room."""
+    def on_chunk_request(self, child: Child, index: int, now_s: float) -> list[Effect]:
+        """Queue a chunk of a snapshot, and send it once the link has room."""
         if index not in child.chunk_requests:
             child.chunk_requests.append(index)
-        return self._feed_in_turn(child, now_s)
+        return self._feed_fairly(child, now_s)
 
-    def _feed_in_turn(self, child: Child, now_s: float) -> list[Effect]:
-        """This one, unless somebody waits because of what is under way to all."""
-        return self.feed_all(now_s) if self._short else self.feed(child, now_s)
+    def _feed_fairly(self, child: Child, now_s: float) -> list[Effect]:
+        """Serve this child, or all in turn if one of them is blocked on memory."""
+        return self.feed_all(now_s) if self._memory_limited else self.feed(child, now_s)
 
     def feed_all(self, now_s: float) -> list[Effect]:
-        """What has come since goes to all, as far as this node's memory reaches.
+        """Serve children round-robin; stop at the first one that waits for this node's memory.
 
-        Nobody overtakes one who waits for memory, or a large sum would never find room; and who
-        was fed comes last the next time.
+        Otherwise small messages to other children would always use up the room that a large sum
+        needs.
         """
-        self._short = False
+        self._memory_limited = False
         out: list[Effect] = []
         fed: list[Child] = []
         head = self._history.log.head
@@ -147,167 +279,185 @@ class Children:
             if effects := self.feed(child, now_s):
                 out += effects
                 fed.append(child)
-            if self._short:
+            if self._memory_limited:
                 for last in fed:
                     self.by_node[last.node] = self.by_node.pop(last.node)
                 break
         return out
 
     def feed(self, child: Child, now_s: float) -> list[Effect]:
-        """Send down what this child misses and has room for."""
+        """Return what this child misses, as far as its link and this node's memory have room."""
         log = self._history.log
         if child.stage is PROBE or not (child.sent < log.head or child.chunk_requests):
             return []
         out: list[Effect] = []
         while child.sent < log.head or self._serves_chunks(child):
             if not log.reaches(child.sent):
-                return [*out, *self._fall_behind(child)]
+                return [*out, *self._require_snapshot(child)]
             if not self._has_room(child, HEADER_BYTES):
                 break
             if self._serves_chunks(child):
-                if not self._has_room(child, HEADER_BYTES + self._serving.chunk_bytes):
+                if not self._has_room(child, HEADER_BYTES + self._flow_limits.chunk_bytes):
                     break
-                out += self._send_copy(child, now_s)
+                out += self._send_chunks(child, now_s)
                 continue
-            if (entries := self._cheaper_summed(child, log.head)) is not None:
-                if not self._has_room(child, self._weight_of_sum(entries)):
+            if (entries := self._entries_to_sum(child, log.head)) is not None:
+                if not self._has_room(child, self._sum_weight(entries)):
                     break
                 out.append(self._send_merged(child, entries, now_s))
                 continue
-            entry = self._next(child)
-            if not self._has_room(child, weight(entry, 0)):
+            entry = self._next_entry(child)
+            if not self._has_room(child, message_weight(entry, 0)):
                 break
             out.append(self._send_next(child, entry, now_s))
         return out
 
     def _has_room(self, child: Child, size: int) -> bool:
-        """Does its link take so much, and the node's memory?"""
-        if self._under_way and self._under_way + size > self._serving.total_max:
-            self._short = True
+        """Return whether the link and this node's memory take a message of this size."""
+        if self._under_way and self._under_way + size > self._flow_limits.total_max:
+            self._memory_limited = True
             return False
         return child.link.has_room(size)
 
-    def _hand(self, child: Child, size: int, now_s: float) -> None:
+    def _count_sent(self, child: Child, size: int, now_s: float) -> None:
+        """Add a sent message's bytes to the child's window and to the total of this node."""
         child.link.on_sent(size, now_s)
         self._under_way += size
 
-    # -- one by one, or as a sum -----------------------------------------------------------------
-
-    def _next(self, child: Child) -> Entry:
-        entry = self._history.log.next(child.sent)
-        return number_only(entry) if _is_own(entry, child) else entry
+    def _next_entry(self, child: Child) -> Entry:
+        """Return the log entry after the child's last one, without payload if the child made the
+        update.
+        """
+        entry = self._history.log.entry_after(child.sent)
+        return number_only(entry) if _is_made_by_child_process(entry, child) else entry
 
     def _send_next(self, child: Child, entry: Entry, now_s: float) -> Effect:
-        self._hand(child, weight(entry, 0), now_s)
+        """Send one entry of the log to a child."""
+        self._count_sent(child, message_weight(entry, 0), now_s)
         child.sent = entry.commit
         return Send(child.node, entry)
 
-    def _cheaper_summed(self, child: Child, upto: CommitNo) -> tuple[Entry, ...] | None:
-        """What waits for this child up to a commit, if it is more than its link takes soon and
-        one sum takes less."""
+    def _entries_to_sum(self, child: Child, upto: CommitNo) -> tuple[Entry, ...] | None:
+        """Return the entries up to ``upto`` that are better sent as one sum; None to send them
+        singly.
+
+        A sum is better if more data wait than the link can send soon, and the sum is smaller.
+        """
         log = self._history.log
         if upto - child.sent <= 1 or log.bytes_after(child.sent) <= child.link.window:
             return None
-        entries = tuple(self._summable(child.sent, upto))
-        singly = sum(HEADER_BYTES if _is_own(e, child) else weight(e, 0) for e in entries)
-        if len(entries) <= 1 or self._weight_of_sum(entries) >= singly:
+        entries = tuple(self._summable_entries(child.sent, upto))
+        singly = sum(
+            HEADER_BYTES if _is_made_by_child_process(e, child) else message_weight(e, 0)
+            for e in entries
+        )
+        if len(entries) <= 1 or self._sum_weight(entries) >= singly:
             return None
         return entries
 
-    def _summable(self, after: CommitNo, upto: CommitNo) -> Iterator[Entry]:
-        """From there on, up to the first entry that does not add to parameters."""
-        waiting = self._history.log.after(after)
-        return takewhile(lambda entry: adds(entry) and entry.commit <= upto, waiting)
+    def _summable_entries(self, after: CommitNo, upto: CommitNo) -> Iterator[Entry]:
+        """Yield the entries after a commit, up to the first one that cannot be part of a sum."""
+        waiting = self._history.log.entries_after(after)
+        return takewhile(lambda entry: is_summable(entry) and entry.commit <= upto, waiting)
 
-    def _weight_of_sum(self, entries: tuple[Entry, ...]) -> int:
-        return sum_weight(self._entries_of(entries), last_of(entries))
+    def _sum_weight(self, entries: tuple[Entry, ...]) -> int:
+        """Return the expected weight of a sum of entries."""
+        return sum_weight(self._expected_entries(entries), last_seqs_of(entries))
 
-    def _entries_of(self, entries: tuple[Entry, ...]) -> int:
-        return entries_in_sum(sum(map(entries_in, entries)), self._serving.n_params)
+    def _expected_entries(self, entries: tuple[Entry, ...]) -> int:
+        """Return the expected number of distinct entries in a sum."""
+        return entries_in_sum(sum(map(count_entries, entries)), self._flow_limits.n_params)
 
     def _send_merged(self, child: Child, entries: tuple[Entry, ...], now_s: float) -> Effect:
-        self._hand(child, self._weight_of_sum(entries), now_s)
+        """Send the sum of several entries to a child."""
+        self._count_sent(child, self._sum_weight(entries), now_s)
         after, child.sent = child.sent, entries[-1].commit
         child.summed = child.sent
-        last, count = last_of(entries), self._entries_of(entries)
+        last, count = last_seqs_of(entries), self._expected_entries(entries)
         return ev.SendMerged(child.node, after, child.sent, last, count, entries)
 
-    # -- snapshots -------------------------------------------------------------------------------
-
     def _serves_chunks(self, child: Child) -> bool:
-        """A chunk is asked for, and what is here now is not older than the child's copy.
+        """Return whether a requested chunk can be sent now.
 
-        Nor inside of a sum that it was sent: half of that would be in the chunk, for nothing.
+        The replica must be at least as new as the base of the child's snapshot, and must not
+        contain only a part of a sum that the child was sent: a chunk read then would be useless.
         """
         history = self._history
         if not child.chunk_requests or not history.whole:
             return False
         return history.applied >= max(history.merged, child.base, child.summed)
 
-    def _send_copy(self, child: Child, now_s: float) -> list[Effect]:
-        """Everything up to now, in one go with the chunks, so that no sum is half in a chunk.
+    def _send_chunks(self, child: Child, now_s: float) -> list[Effect]:
+        """Send all commits up to now and then chunks, in one go, so that no chunk contains part of
+        a sum.
 
-        What the replica has applied may go as a sum; a chunk is of that or of a later commit. As
-        many chunks as weigh what went before them: a link that is slow brings chunks, too.
+        Commits that the replica has applied may go as a sum, since each chunk contains them. The
+        bytes of chunks may equal those of the commits before them, so chunks also get through on a
+        slow link.
         """
         log, applied = self._history.log, self._history.applied
         before, out = child.link.sent, []
         while child.sent < log.head:
-            entries = self._cheaper_summed(child, applied) if child.sent < applied else None
+            entries = self._entries_to_sum(child, applied) if child.sent < applied else None
             if entries is not None:
                 out.append(self._send_merged(child, entries, now_s))
             else:
-                out.append(self._send_next(child, self._next(child), now_s))
-        spent, size = child.link.sent - before, HEADER_BYTES + self._serving.chunk_bytes
+                out.append(self._send_next(child, self._next_entry(child), now_s))
+        spent, size = child.link.sent - before, HEADER_BYTES + self._flow_limits.chunk_bytes
         for _ in range(min(len(child.chunk_requests), max(1, spent // size))):
-            self._hand(child, size, now_s)
+            self._count_sent(child, size, now_s)
             out.append(ev.SendChunk(child.node, child.chunk_requests.popleft()))
         return out
 
-    def _fall_behind(self, child: Child) -> list[Effect]:
+    def _require_snapshot(self, child: Child) -> list[Effect]:
+        """Order a child to fetch a snapshot, because the log no longer reaches back to its commit.
+
+        Return no effects if this node has no replica.
+        """
         history = self._history
         if not history.whole:
             return []  # it is behind itself; the child will ask again
         child.sent = child.base = history.base
-        child.becomes(Cause.COPIES)
+        child.advance_stage(Trigger.COPIES)
         child.chunk_requests.clear()
-        return [Send(child.node, Behind(child.base, history.last_at(child.base)))]
-
-    # -- up --------------------------------------------------------------------------------------
+        return [Send(child.node, SnapshotRequired(child.base, history.last_seqs_at(child.base)))]
 
     def on_update(self, child: Child, update: Update) -> int:
-        """One more has come by this edge; return its weight."""
-        size = weight(update, 0)
+        """Count an update that came from this child; return its weight."""
+        size = message_weight(update, 0)
         child.bytes_received, child.arriving, child.state_due = child.bytes_received + size, 0, True
         return size
 
-    def arriving(self, child: Child, size: int) -> None:
-        """So much of a message is here: its stream lives."""
+    def on_data_arriving(self, child: Child, size: int) -> None:
+        """Record how many bytes of an incomplete message have arrived from a child."""
         child.arriving, child.state_due = size, True
 
-    def again(self, child: Child, origin: NodeId, after: Seq, now_s: float) -> list[Effect]:
-        """Ask for what an origin has not committed: its updates came with a gap.
+    def request_resend(
+        self, child: Child, origin: NodeId, after: Seq, now_s: float
+    ) -> list[Effect]:
+        """Ask an origin to resend all uncommitted updates, because ``child`` delivered them with a
+        gap.
 
-        Those that were under way come with the same gap, so the same question waits, and longer
-        each time.
+        Updates already under way show the same gap, so requests are spaced, each time further
+        apart.
         """
-        asked = child.resend_requests.get(origin)
+        asked = child.resend_backoffs.get(origin)
         if asked is not None and asked.after == after:
             if now_s < asked.next_s:
                 return []
             asked.wait_s = min(2 * asked.wait_s, AGAIN_LONGEST_S)
             asked.next_s = now_s + asked.wait_s
         else:
-            child.resend_requests[origin] = ResendRequest(
+            child.resend_backoffs[origin] = ResendBackoff(
                 after, now_s + AGAIN_FIRST_S, AGAIN_FIRST_S
             )
-        return [Send(child.node, Again(origin))]
-
-    # -- time ------------------------------------------------------------------------------------
+        return [Send(child.node, ResendRequest(origin))]
 
     @property
     def wait_s(self) -> float:
-        """How much longer than usual what is made now takes over the slowest link, by its rate."""
+        """Return how much longer than usual a new commit now takes over the slowest link, in
+        seconds.
+        """
         longest_s = 0.0
         for child in self.by_node.values():
             if child.link.rate and (wait_s := self._wait_s(child)) > longest_s:
@@ -315,6 +465,7 @@ class Children:
         return longest_s
 
     def _wait_s(self, child: Child) -> float:
+        """Return by how many seconds sending a child's queue takes longer than QUEUE_S."""
         log, link = self._history.log, child.link
         if child.stage is not REPLICATE or not log.reaches(child.sent):
             return 0.0
@@ -322,20 +473,20 @@ class Children:
         return queued / link.rate - QUEUE_S
 
     def tick(self, state: State, now_s: float) -> list[Effect]:
-        """Feed them; tell the state, with what there is here, if due."""
+        """Serve all children, and return the state for those to which it is due."""
         out = self.feed_all(now_s)
         head = self._history.log.head if self._history.whole else 0
-        self.is_brief, waits_s = False, -1.0
+        self.needs_fast_tick, waits_s = False, -1.0
         for child in self.by_node.values():
-            self._look_at_link(child, now_s)
+            self._check_link(child, now_s)
             if not child.state_due:
                 continue
             if now_s < child.state_s + STATE_SPACING_S:
-                self.is_brief = True
+                self.needs_fast_tick = True
             else:
                 child.state_due, child.state_s = False, now_s
                 waits_s = self.wait_s if waits_s < 0 else waits_s
-                told = {
+                edge_fields = {
                     "head": head,
                     "wait_ms": max(state.wait_ms, min(int(waits_s * 1000), WAIT_MS_MAX)),
                     "sent": child.sent,
@@ -343,30 +494,31 @@ class Children:
                     "bytes_received": child.bytes_received + child.arriving,
                     "bytes_forwarded": child.bytes_forwarded,
                 }
-                out.append(Send(child.node, msgspec.structs.replace(state, **told)))
+                out.append(Send(child.node, msgspec.structs.replace(state, **edge_fields)))
         return out
 
-    def _look_at_link(self, child: Child, now_s: float) -> None:
+    def _check_link(self, child: Child, now_s: float) -> None:
+        """Record a slow link if this child has been behind for long."""
         log = self._history.log
         waits = child.stage is REPLICATE and child.sent < log.head
-        needed = child.backlog.looks(waits, log.appended, child.link.rate, now_s)
+        needed = child.backlog.observe(waits, log.appended, child.link.rate, now_s)
         if needed is not None:
             behind = log.head - child.received
-            self.narrow.append(
+            self.slow_links.append(
                 SlowLink(child.node, child.link.rate, needed, behind, child.summed > 0)
             )
 
-    def announce(self) -> None:
-        """There is a new state."""
+    def announce_state(self) -> None:
+        """Mark the state as due, so that the next tick sends it to every child."""
         for child in self.by_node.values():
             child.state_due = True
 
 
-def _is_own(entry: Entry, child: Child) -> TypeGuard[Committed]:
-    """Its process has made this itself, and needs the number alone."""
-    return isinstance(entry, Committed) and entry.origin in child.own and adds(entry)
+def _is_made_by_child_process(entry: Entry, child: Child) -> TypeGuard[Commit]:
+    """Return whether the child's process made this update itself, so it needs the number alone."""
+    return isinstance(entry, Commit) and entry.origin in child.own_ids and is_summable(entry)
 
 
-def number_only(committed: Committed) -> Committed:
-    """What the origin gets of its own update: it has the payload."""
+def number_only(committed: Commit) -> Commit:
+    """Return the commit without its payload, for its own origin."""
     return msgspec.structs.replace(committed, payload=NOTHING)

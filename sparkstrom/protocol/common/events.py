@@ -1,339 +1,455 @@
-"""What happens to a machine, and what it wants done.
+"""Events that the protocol's state machines take, and effects that they return.
 
-Events and effects are frozen values. Time comes with ``step(event, now_s)``; random numbers
-(tokens, stream ids) come inside events. Effects are performed in order by whoever drives the
-machine: the runtime over Aeron, or the simulator.
+``Master.step`` and ``Node.step`` take one event and the time, and return effects. Both are frozen
+values. Random numbers (tokens, stream ids) come inside events, so a machine with the same events
+returns the same effects. The caller performs the effects in order: ``runtime`` over Aeron,
+``simulation`` in virtual time.
 """
 
 from __future__ import annotations
 
 import enum
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import msgspec
 
+from sparkstrom.base.errors import DriverLost
 from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId
 from sparkstrom.codec.messages import (
     Address,
-    AskUpdater,
     Chunk,
-    Committed,
+    Commit,
     Direct,
     LastSeqs,
     MergedRange,
     Message,
+    OptimizerRequest,
     Payload,
     ResidualCheckpoint,
-    Says,
     Update,
+    WorkerLog,
 )
 from sparkstrom.observe.telemetry import WorkerCounters
-from sparkstrom.protocol.common.endings import Ending, Lack, Vain
+
+
+class Ending(enum.Enum):
+    """The way in which a task ends, decided by the task or by the master.
+
+    Each value is both the text for people and the code in messages, so it is part of the wire
+    format (``test_endings.py``). Any other text, such as "silent for 3.2 s (lease 10 s)", decodes
+    as OTHER. Code decodes a received text once and then uses the member.
+    """
+
+    DONE = "done"
+    RELEASED = "released"
+    DISMISSED = "its partition is trained already"
+    SUPERSEDED = "another attempt of its task has taken the partition over"
+    LEASE_OVER = "its lease ran out"
+    FIT_FAILED = "the fit has failed"
+    FAILED = "training failed here"
+    OTHER = "for a reason of which there is only the text"
+
+    @classmethod
+    def from_text(cls, text: str) -> Ending:
+        """Return the ending that a text from the wire means; OTHER for any other wording."""
+        return _BY_TEXT.get(text, cls.OTHER)
+
+
+_BY_TEXT = {ending.value: ending for ending in Ending}
+
+
+class TimeoutReason(enum.Enum):
+    """The reason why a task failed after a wait; each text has a placeholder for the seconds."""
+
+    ANSWER = (
+        "no answer from the master for {silent:.0f} s: is UDP open between executors and driver in"
+        " both directions (ports, security group), and do network mask and controller address name"
+        " the network that both share?"
+    )
+    MASTER = (
+        "nothing heard from the master for {silent:.0f} s: the driver program has ended, or the "
+        "network between this executor and it is down"
+    )
+    PLACE = (
+        "no place in the mesh for {silent:.0f} s, although the master answers: those above it do "
+        "not get their replicas; look at their logs"
+    )
+    PARENT = (
+        "the node that it stands under has had no replica for it for {silent:.0f} s, although it "
+        "answers"
+    )
+    SNAPSHOT = (
+        "catching up made no progress for {silent:.0f} s: no part of the replica arrived, or each "
+        "was out of date before the last one came; raise log_bytes, or publish less often"
+    )
+    COMMITS = (
+        "none of its updates was committed for {silent:.0f} s, although the master answers: "
+        "{bytes:,} bytes of them wait, {under_way:,} bytes are under way to node {parent}, and the "
+        "link there carried {rate:.2f} MB/s; look at that link and at the driver's, use "
+        "mesh_build_mode='mesh', or send less (threshold='auto', publish_every='auto')"
+    )
+    UPDATES = (
+        "the updates of the others did not arrive for {silent:.0f} s, although the master answers: "
+        "look at the link of this executor and at that of the node it stands under"
+    )
+    STEP = "one training step took longer than {silent:.0f} s: raise step_timeout if that is normal"
+
+
+class WorkerShortage(enum.Enum):
+    """The reason why a fit ends with too few workers."""
+
+    AT_START = (
+        "{} workers joined within {:.0f} s, min_workers is {} (of {} partitions): lower "
+        "min_workers, raise start_timeout, take fewer workers, or give an application of Spark's "
+        "more task slots (--num-executors, --executor-cores)"
+    )
+    LATER = (
+        "partition {} has been without a worker for {:.0f} s: nobody has started another one; on "
+        "Spark see the executors' state in its UI (lost, out of memory, no free slot?)"
+    )
+
+
+class IgnoreReason(enum.Enum):
+    """The reason why a received message was ignored."""
+
+    STRANGER = "from nobody who is a neighbour, or a member"
+    CLOSED = "of an id that is closed"
+    WRONG_WAY = "not a message that comes from there"
+    FOR_ANOTHER = "meant for another id or process"
+    EARLY = "what has to be here first is not here yet"
+    LATE = "a repeat, or overtaken by something newer"
+    UNKNOWN = "has counters by names that nobody here knows"
+    UNSERVED = "nobody is known who could be served, or serve it"
+
+
+class IgnoredMessages:
+    """Counts of ignored messages by kind and reason; a network that repeats and reorders causes
+    many.
+    """
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, IgnoreReason]] = Counter()
+
+    def count(self, message: msgspec.Struct, reason: IgnoreReason) -> None:
+        """Count one message that is ignored."""
+        self.counts[type(message).__name__, reason] += 1
+
+    @property
+    def total(self) -> int:
+        """Return the number of all ignored messages."""
+        return self.counts.total()
+
+
+# Events for both machines.
 
 
 class Received(msgspec.Struct, frozen=True):
-    """A message whose seal was good. ``sender``: None where it was told to the master directly."""
+    """A complete, authenticated message arrived."""
 
-    sender: NodeId | None
+    sender: NodeId | None  # the neighbour; None at the master for a message sent directly to it
     message: Message
 
 
-class Arriving(msgspec.Struct, frozen=True):
-    """So many bytes of a data message from a neighbour are here; it is not whole yet."""
+class DataArriving(msgspec.Struct, frozen=True):
+    """Part of a data message from a neighbour arrived: a sign that the stream is alive."""
 
     sender: NodeId
-    bytes: int
+    bytes: int  # received so far of the incomplete message
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time passed; whatever is due is done."""
+    """Time has passed; the state machine does what is due."""
 
 
-# -- to a node, from its own trainer and transport ---------------------------------------------
+# Events for a worker's node, from its trainer and its transport.
 
 
-class Opened(msgspec.Struct, frozen=True):
-    """This node listens here now; the old edge upwards is gone, ``alone``: all edges are."""
+class StreamsOpened(msgspec.Struct, frozen=True):
+    """The node listens on fresh streams; its previous edge to the parent is closed."""
 
     address: Address
-    alone: bool = False
+    alone: bool = False  # True: the edges to all children are closed, too (the driver died)
 
 
-class Published(msgspec.Struct, frozen=True):
-    """The trainer made an update; it is in theta already."""
+class UpdatePublished(msgspec.Struct, frozen=True):
+    """The trainer encoded an update and has already applied it to its own theta."""
 
     payload: Payload
-    seen: CommitNo
-    epoch: int
+    seen: CommitNo  # newest commit in the replica when the gradient was computed
+    epoch: int  # with ``batch``: the position up to which the update contains training
     batch: int
-    steps: int
+    steps: int  # training steps of this worker so far
 
 
-class Progressed(msgspec.Struct, frozen=True):
-    """The trainer took a step that sent nothing; the position is that of what it did send.
+class StepCompleted(msgspec.Struct, frozen=True):
+    """The trainer took a step and published nothing.
 
-    Beyond it are steps that it has held back: whoever replaces it takes them again.
+    The position is the last published one. Steps after it are still in the residual: a successor
+    of this worker trains them again.
     """
 
     epoch: int
     batch: int
-    steps: int
+    steps: int  # training steps of this worker so far, the unpublished ones included
 
 
-class Busy(msgspec.Struct, frozen=True):
-    """What the trainer does now: an ``Activity`` value."""
+class ActivityChanged(msgspec.Struct, frozen=True):
+    """The trainer started another kind of work."""
 
-    activity: int
-
-
-class Paused(msgspec.Struct, frozen=True):
-    """The trainer stands at a batch boundary and waits for a replica, as order ``number`` said."""
-
-    number: int
+    activity: int  # an ``Activity`` value
 
 
-class Installed(msgspec.Struct, frozen=True):
-    """The trainer's replica is that of the last ``Install``, or of ``Begin``."""
+class TrainerPaused(msgspec.Struct, frozen=True):
+    """The trainer stopped at a batch boundary to receive a replica."""
+
+    number: int  # ``Directive.number`` of the PAUSE that it obeys
 
 
-class Applied(msgspec.Struct, frozen=True):
-    """The trainer's replica has this commit now."""
-
-    commit: CommitNo
+class ReplicaInstalled(msgspec.Struct, frozen=True):
+    """The trainer finished the last ``InstallSnapshot`` or ``UseInitialReplica``."""
 
 
-class Drained(msgspec.Struct, frozen=True):
-    """The trainer publishes nothing any more."""
-
-
-class Hashed(msgspec.Struct, frozen=True):
-    """The hash of the replica at ``commit`` and what was kept for the next fit."""
+class CommitApplied(msgspec.Struct, frozen=True):
+    """The trainer's replica now contains every commit up to this one."""
 
     commit: CommitNo
-    digest: str
-    checkpoint: ResidualCheckpoint | None
 
 
-class Released(msgspec.Struct, frozen=True):
-    """The trainer has kept its residual and leaves before the end, as ordered."""
+class TrainerDrained(msgspec.Struct, frozen=True):
+    """The trainer will publish no further update."""
 
-    checkpoint: ResidualCheckpoint | None
+
+class ReplicaHashed(msgspec.Struct, frozen=True):
+    """The replica was hashed for the audit."""
+
+    commit: CommitNo  # the audited commit
+    digest: str  # SHA-256 in hex
+    checkpoint: ResidualCheckpoint | None  # residual saved for the next fit; None: nothing to save
+
+
+class TrainerReleased(msgspec.Struct, frozen=True):
+    """The trainer obeyed RELEASE: it saved its residual and leaves before the fit ends."""
+
+    checkpoint: ResidualCheckpoint | None  # None: there was nothing to save
 
 
 class TrainerFailed(msgspec.Struct, frozen=True):
-    """Training raised; the whole fit must end."""
+    """Training raised an exception, which must end the whole fit."""
 
-    reason: str
-    trace: str
-    phase: str = ""  # what the worker was doing, in words
-
-
-class Said(msgspec.Struct, frozen=True):
-    """The worker's Python code printed, warned or logged; ``skipped`` lines more are left out."""
-
-    lines: list[tuple[str, str]]  # what the worker was doing, the line
-    skipped: int
+    reason: str  # one line
+    trace: str  # the traceback
+    phase: str = ""  # what the worker was doing, in words for people
 
 
-# -- to the master -----------------------------------------------------------------------------
+class OutputPrinted(msgspec.Struct, frozen=True):
+    """The worker's Python code printed, warned or logged."""
+
+    lines: list[tuple[str, str]]  # (what the worker was doing, the line)
+    skipped: int  # further lines that were left out
 
 
-class Moved(msgspec.Struct, frozen=True):
-    """The master's own endpoint changed (its media driver was started again)."""
+# Events for the master.
+
+
+class EndpointChanged(msgspec.Struct, frozen=True):
+    """The master's media driver was restarted: it listens elsewhere, and its edges are closed."""
 
     host: str
     port: int
 
 
 class StopRequested(msgspec.Struct, frozen=True):
-    """End the fit now, in order: drain, audit, done."""
+    """End the fit early but in order: drain, audit, done."""
 
     reason: str
 
 
-class GivenUp(msgspec.Struct, frozen=True):
-    """The driver program ends the fit: Spark's job failed, or a person interrupted it."""
+class AbortRequested(msgspec.Struct, frozen=True):
+    """End the fit at once: Spark's job failed, or the user interrupted it."""
 
     reason: str
 
 
-class CopyUpdater(msgspec.Struct, frozen=True):
-    """A checkpoint is about to be written: get a copy of some worker's updater state, or of each's.
+class OptimizerCopyRequest(msgspec.Struct, frozen=True):
+    """Copy optimizer state from workers, because a checkpoint is about to be written."""
 
-    ``everybody``: of each that could lend it now, one after another.
-    """
-
-    everybody: bool = False
+    everybody: bool = False  # True: from each worker that can send it; False: from any one
 
 
 Event = (
-    Received | Arriving | Tick | Opened | Published | Progressed | Busy | Paused | Installed
-    | Applied | Drained | Hashed | Released | TrainerFailed | Said | Moved | StopRequested | GivenUp
-    | CopyUpdater
+    Received | DataArriving | Tick | StreamsOpened | UpdatePublished | StepCompleted
+    | ActivityChanged | TrainerPaused | ReplicaInstalled | CommitApplied | TrainerDrained
+    | ReplicaHashed | TrainerReleased | TrainerFailed | OutputPrinted | EndpointChanged
+    | StopRequested | AbortRequested | OptimizerCopyRequest
 )  # fmt: skip
 
 
-# -- effects -----------------------------------------------------------------------------------
+# Effects: messages and edges.
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send to a neighbour over its edge; may be lost."""
+    """Send a message to a neighbour over its edge. It may be lost."""
 
     to: NodeId
     message: Message
 
 
-class Tell(msgspec.Struct, frozen=True):
-    """Say something to the master directly, whoever stands between; may be lost."""
+class SendDirect(msgspec.Struct, frozen=True):
+    """Send a message from a worker to the master directly, past the tree. It may be lost."""
 
     message: Direct
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """From the master directly to a node, whoever stands between; may be lost.
-
-    It is for this process and nobody else, and for the id ``node`` where the message names none
-    and the process must know its own: what is meant for an id must not reach the next one.
-    """
+class SendToProcess(msgspec.Struct, frozen=True):
+    """Send a message from the master directly to one process, past the tree. It may be lost."""
 
     address: Address
-    token: int
+    token: int  # of the process; the frame is sealed for it, so no other process can open it
     message: Message
+    # The receiver drops the message unless this is its present id. None: the message itself names
+    # the id, or the process has none yet.
     node: NodeId | None = None
 
 
 class OpenEdge(msgspec.Struct, frozen=True):
-    """Listen on ``local`` for this neighbour, and send to it at ``peer``; drop any older edge.
-
-    A node listens for its parent where it said it listens.
-    """
+    """Open the edge to a neighbour and drop any older edge to it."""
 
     node: NodeId
     edge: EdgeNo
-    local: Address
-    peer: Address
+    local: Address  # where to listen; for the parent, the address of the last ``StreamsOpened``
+    peer: Address  # where to send
 
 
 class CloseEdge(msgspec.Struct, frozen=True):
-    """Forget the edge to this neighbour."""
+    """Close the edge to this neighbour."""
 
     node: NodeId
 
 
-class Reopen(msgspec.Struct, frozen=True):
-    """The edge is dead or silent: listen on fresh streams and say ``Opened``."""
+class ReopenStreams(msgspec.Struct, frozen=True):
+    """Listen on fresh streams and report ``StreamsOpened``: the edge to the parent is dead."""
 
 
-class Deliver(msgspec.Struct, frozen=True):
-    """Apply to the replica, after all that was delivered before."""
-
-    update: Committed
+# Effects: the replica and the trainer.
 
 
-class Passed(msgspec.Struct, frozen=True):
-    """The node's oldest own update is committed: it is in the replica, which is at ``commit``."""
+class ApplyCommit(msgspec.Struct, frozen=True):
+    """Add one commit to the replica, after everything that was delivered before."""
 
-    commit: CommitNo
+    update: Commit
 
 
-class DeliverMerged(msgspec.Struct, frozen=True):
-    """Apply a sum of commits, less the node's oldest ``own`` updates, which it has already."""
+class OwnCommitted(msgspec.Struct, frozen=True):
+    """The node's oldest own update was committed. The replica contains it already."""
+
+    commit: CommitNo  # where the replica is now
+
+
+class ApplyMergedRange(msgspec.Struct, frozen=True):
+    """Add a sum of commits to the replica, minus the node's own updates in it."""
 
     merged: MergedRange
-    own: tuple[Update, ...]
+    own: tuple[Update, ...]  # own updates inside the sum, which the replica contains already
 
 
-class Install(msgspec.Struct, frozen=True):
-    """Replace the replica: chunks, then from ``held`` what each chunk lacks, then ``own``.
+class InstallSnapshot(msgspec.Struct, frozen=True):
+    """Replace the replica: chunks, then the held commits that each chunk lacks, then ``own``.
 
     Afterwards the replica is at ``commit`` plus the node's own uncommitted updates.
     """
 
-    chunks: tuple[Chunk, ...]
-    held: tuple[Committed | MergedRange, ...]
-    own: tuple[Update, ...]
+    chunks: tuple[Chunk, ...]  # one per index, in order
+    held: tuple[Commit | MergedRange, ...]  # all commits after the oldest chunk, in order
+    own: tuple[Update, ...]  # uncommitted
     commit: CommitNo
 
 
-class Begin(msgspec.Struct, frozen=True):
-    """The replica that the trainer was started with, of commit 0, is the one to go on from."""
+class UseInitialReplica(msgspec.Struct, frozen=True):
+    """Start from the replica of commit 0 that came with the task: no snapshot is needed."""
 
 
-class Admitted(msgspec.Struct, frozen=True):
-    """This node has its id now; where its training begins and which kept files it may add."""
+class IdAssigned(msgspec.Struct, frozen=True):
+    """The master gave this node its id."""
 
     node: NodeId
-    epoch: int
+    epoch: int  # with ``batch``: where training starts
     batch: int
-    steps: int
-    grants: tuple[str, ...]
-    returned: bool  # it came back with its replica: go on, do not start
+    steps: int  # step count that a newcomer starts from, that of the slowest worker
+    grants: tuple[str, ...]  # residual files of an earlier fit that the trainer may add
+    returned: bool  # True: the process came back and keeps its replica and its position
 
 
 class SendChunk(msgspec.Struct, frozen=True):
-    """Read chunk ``index`` of the live replica, now, and send it."""
+    """Read a chunk of the live replica at this moment and send it."""
 
     to: NodeId
     index: int
 
 
 class SendMerged(msgspec.Struct, frozen=True):
-    """Sum what ``entries`` hold and send it as all of (after, commit]."""
+    """Sum the entries and send the sum as the commits in (after, commit]."""
 
     to: NodeId
     after: CommitNo
     commit: CommitNo
-    last: LastSeqs
-    count: int  # entries of the sum, about
-    entries: tuple[Committed | MergedRange, ...]
+    last: LastSeqs  # newest seq of each origin in the sum
+    count: int  # estimated number of parameters that the sum changes
+    entries: tuple[Commit | MergedRange, ...]
 
 
-class SendUpdater(msgspec.Struct, frozen=True):
-    """Answer with a chunk of this worker's updater state, if there is a copy yet."""
+class SendOptimizerChunk(msgspec.Struct, frozen=True):
+    """Answer with a chunk of this worker's optimizer state, as soon as a copy exists."""
 
     to: NodeId
-    ask: AskUpdater
+    ask: OptimizerRequest
 
 
-class InstallUpdater(msgspec.Struct, frozen=True):
-    """Go on with this updater's state of another worker; None: nobody lent one in time."""
+class InstallOptimizer(msgspec.Struct, frozen=True):
+    """Continue with another worker's optimizer state."""
 
-    payload: bytes | None
-
-
-class UpdaterCopied(msgspec.Struct, frozen=True):
-    """What ``CopyUpdater`` wanted, whole ones only; (): no worker could lend one in time."""
-
-    payloads: tuple[bytes, ...]
+    payload: bytes | None  # None: none came in time; keep the fresh state
 
 
-class Hash(msgspec.Struct, frozen=True):
-    """Hash the replica at ``commit``, all of it applied, and answer ``Hashed``."""
+class OptimizerCopied(msgspec.Struct, frozen=True):
+    """Copies that an ``OptimizerCopyRequest`` produced."""
+
+    payloads: tuple[bytes, ...]  # complete copies only; (): no worker sent one in time
+
+
+class HashReplica(msgspec.Struct, frozen=True):
+    """Hash the master's replica once ``commit`` is applied, and report ``ReplicaHashed``."""
 
     commit: CommitNo
 
 
-class Observed(msgspec.Struct, frozen=True):
-    """A worker's counters, for the summary and the progress line."""
+# Effects: for people and for the driver program.
+
+
+class ReportCounters(msgspec.Struct, frozen=True):
+    """Record a worker's counters for the summary and the progress line."""
 
     node: NodeId
     counters: WorkerCounters
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Something a person will want to read afterwards: a departure, a refusal, a loss."""
+    """Log a sentence for people: a departure, a refusal, a loss."""
 
     text: str
-    departure: bool = False  # which ``Members.departures`` tells, too
+    departure: bool = False  # True: ``Members.departures`` lists it, too
 
 
-class Spoken(msgspec.Struct, frozen=True):
-    """What a worker's code said, for people."""
+class ShowWorkerLog(msgspec.Struct, frozen=True):
+    """Show lines that a worker's Python code printed."""
 
-    says: Says
+    says: WorkerLog
 
 
 class Failure(enum.Enum):
-    """Whose the failure of a fit is: which error ``fit`` raises."""
+    """The kind of failure, which selects the exception that ``fit`` raises."""
 
     USAGE = "usage"
     SETUP = "setup"
@@ -341,55 +457,88 @@ class Failure(enum.Enum):
 
 
 class Abort(msgspec.Struct, frozen=True):
-    """The fit has failed: end the job and raise."""
+    """End Spark's job and raise: the fit has failed."""
 
     reason: str
-    trace: str = ""
-    host: str = ""
+    trace: str = ""  # traceback from the worker
+    host: str = ""  # where it failed; "": nowhere in particular
     partition: int | None = None
     kind: Failure = Failure.TRAINING
-    lack: Lack | None = None  # of workers, where that is the reason
-    phase: str = ""  # what the worker was doing, in words
+    lack: WorkerShortage | None = None  # set where too few workers are the reason
+    phase: str = ""  # what the worker was doing, in words for people
 
 
 class Complete(msgspec.Struct, frozen=True):
-    """The fit is done: every live replica was hashed at the final commit."""
+    """End the fit with success: every live replica was hashed at the final commit."""
 
 
 Effect = (
-    Send | Tell | Answer | OpenEdge | CloseEdge | Reopen | Deliver | Passed | DeliverMerged
-    | Install | Begin | InstallUpdater | Admitted | SendChunk | SendMerged | SendUpdater
-    | UpdaterCopied | Hash | Observed | Note | Spoken | Abort | Complete
+    Send | SendDirect | SendToProcess | OpenEdge | CloseEdge | ReopenStreams | ApplyCommit
+    | OwnCommitted | ApplyMergedRange | InstallSnapshot | UseInitialReplica | InstallOptimizer
+    | IdAssigned | SendChunk | SendMerged | SendOptimizerChunk | OptimizerCopied | HashReplica
+    | ReportCounters | Note | ShowWorkerLog | Abort | Complete
 )  # fmt: skip
 
 
-class Order(enum.Enum):
-    """What a node's trainer is to do at its next batch boundary."""
+# Directives: what a trainer reads at its batch boundaries.
+
+
+class Command(enum.Enum):
+    """The action of a trainer at its next batch boundary."""
 
     WAIT = "wait"
     TRAIN = "train"
-    PAUSE = "pause"  # stand still and say Paused with this number; a replica follows
-    DRAIN = "drain"  # publish nothing more and say Drained
-    AUDIT = "audit"  # hash at the audited commit and say Hashed
-    RELEASE = "release"  # keep the residual, say Released
+    PAUSE = "pause"  # stop, report TrainerPaused; a replica follows
+    DRAIN = "drain"  # publish nothing more, report TrainerDrained
+    AUDIT = "audit"  # hash the replica at the audited commit, report ReplicaHashed
+    RELEASE = "release"  # save the residual, report TrainerReleased
     END = "end"  # the task ends with success
     FAIL = "fail"  # the task fails
 
 
-ENDS = (Order.END, Order.FAIL)
+ENDS = (Command.END, Command.FAIL)
 
 
 class Directive(msgspec.Struct, frozen=True):
-    """The order that holds now, read by the trainer whenever it likes; the newest counts."""
+    """A command with its arguments. The newest one is in force; the trainer polls it."""
 
-    order: Order
-    reason: str = ""
-    why: Ending | Vain | None = None  # with END and FAIL
-    steps_max: int | None = None  # with TRAIN: how far it may go
-    publishes: bool = True  # with TRAIN: a publication may go; False: the last ones are under way
-    round_s: float = 0.0  # with TRAIN: from a publication to its commit, lately
-    workers: int = 1  # with TRAIN: so many train now
+    order: Command
+    reason: str = ""  # why, in words for people
+    cause: Ending | TimeoutReason | None = None  # with END and FAIL: the same for code
+    steps_max: int | None = None  # with TRAIN: stop after this many steps; None: no limit
+    publishes: bool = True  # with TRAIN: False: keep learning in the residual for now
+    round_s: float = 0.0  # with TRAIN: seconds from a publication to its commit, lately
+    workers: int = 1  # with TRAIN: number of workers that train now
     minibatches: int = 0  # with TRAIN: committed in the whole fit
-    epochs: int = 0  # with TRAIN and AUDIT: that every partition with rows to train on is through
-    commit: CommitNo = CommitNo(0)  # with AUDIT
-    number: int = 0  # with PAUSE: an answer to an older one does not count
+    minibatches_expected: int = 0  # with TRAIN: in the whole fit; 0: not known yet
+    epochs: int = 0  # with TRAIN and AUDIT: epochs that every non-empty partition has finished
+    commit: CommitNo = CommitNo(0)  # with AUDIT: the audited commit
+    number: int = 0  # with PAUSE: TrainerPaused repeats it, so an answer to an older one is ignored
+
+
+BY_DRIVER = frozenset(
+    {
+        Send, SendDirect, SendToProcess, OpenEdge, CloseEdge, ReopenStreams,
+        SendChunk, SendMerged, SendOptimizerChunk,
+    }
+)  # fmt: skip
+
+
+def perform_all(effects: Iterable[Effect], perform: Callable[[Effect], None]) -> None:
+    """Perform the effects in order, and raise the first DriverLost at the end.
+
+    A machine records an effect as done when it returns it, so every effect must be performed. After
+    a DriverLost, only those in ``BY_DRIVER`` are skipped: the caller reports
+    ``StreamsOpened(alone=True)`` or ``EndpointChanged`` next, and the machine requests all edges
+    again.
+    """
+    lost: DriverLost | None = None
+    for effect in effects:
+        if lost is not None and type(effect) in BY_DRIVER:
+            continue
+        try:
+            perform(effect)
+        except DriverLost as error:
+            lost = lost or error
+    if lost is not None:
+        raise lost

@@ -1,16 +1,16 @@
-"""What is to be trained, and how far: the same words for the driver, its master and all workers."""
+"""The specification of a fit, equal for the driver, the master and all workers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from sparkstrom.base.identity import Position
-from sparkstrom.observe.stopping import LOSS
+from sparkstrom.observe.early_stopping import LOSS
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStart:
-    """How far a partition was trained before, and what its rows were then."""
+    """A partition's position before this fit, and the number and checksum of its rows then."""
 
     position: Position  # of rounds' it may be behind an epoch's last minibatch: not measured yet
     rows: int = -1  # unknown: whatever the first attempt reads
@@ -19,12 +19,12 @@ class PartitionStart:
 
     @property
     def minibatches(self) -> int:
-        """So many are not trained again."""
+        """Return the number of minibatches that are not trained again."""
         return self.position.epoch * self.batches + self.position.batch
 
     @property
-    def past_whole_epoch(self) -> PartitionStart:
-        """The same where an epoch is over with its last minibatch."""
+    def with_epoch_closed(self) -> PartitionStart:
+        """Return the same start, with a completed last epoch counted as over."""
         epoch, batch = self.position
         whole = self.batches > 0 and batch == self.batches
         return replace(self, position=Position(epoch + 1, 0)) if whole else self
@@ -32,7 +32,9 @@ class PartitionStart:
 
 @dataclass(frozen=True, slots=True)
 class FitSpec:
-    """One ``fit``. The driver builds it once, when it knows its data; nobody changes it."""
+    """The facts of one fit. The driver builds it once, once it has counted its data; nothing
+    changes it.
+    """
 
     workers: int  # one for each partition of the rows
     epochs: int
@@ -46,12 +48,13 @@ class FitSpec:
     starts: tuple[PartitionStart, ...] = ()  # by partition; (): all begin at their first minibatch
 
     def start_of(self, partition: int) -> Position:
-        """Where this fit began with it."""
+        """Return the position at which this fit begins with a partition."""
         return self.starts[partition].position if self.starts else Position(0, 0)
 
-    def by_minibatches(self) -> FitSpec:
-        """For gradient sharing, where an epoch is over with its last minibatch.
+    def with_epochs_closed(self) -> FitSpec:
+        """Return the same fit for gradient sharing, where an epoch is over with its last minibatch.
 
-        Rounds measure it afterwards, and may have been saved in between.
+        Fits in rounds measure the epoch afterwards, and a checkpoint may have been written in
+        between.
         """
-        return replace(self, starts=tuple(start.past_whole_epoch for start in self.starts))
+        return replace(self, starts=tuple(start.with_epoch_closed for start in self.starts))

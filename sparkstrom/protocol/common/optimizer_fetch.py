@@ -1,15 +1,14 @@
-"""Optimizer fetch: a copy of somebody's updater state on its way in, chunk by chunk.
+"""Fetch of a copy of another worker's optimizer state, chunk by chunk.
 
-All chunks are of one copy, whose number is a hash of it: those of another one begin anew, and so
-do chunks that do not make the copy that they name.
+A copy's number is a hash of its content. The fetch starts again when a chunk of another copy
+arrives, or when the complete content does not match the hash.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sparkstrom.codec.copies import number_of
-from sparkstrom.codec.messages import UpdaterChunk
+from sparkstrom.codec.messages import OptimizerChunk, copy_number
 
 ASKED_AT_ONCE = 4  # chunks under way, through links that carry the commits, too
 RETRY_FIRST_S = 2.0  # a source answers once its trainer has made a copy; no chunk tells of a loss
@@ -17,43 +16,44 @@ RETRY_FIRST_S = 2.0  # a source answers once its trainer has made a copy; no chu
 
 @dataclass(slots=True)
 class OptimizerFetch:
-    """One copy on its way in."""
+    """A copy of another worker's optimizer state that is being fetched in chunks."""
 
-    patience_s: float  # without any progress
-    until_s: float
-    copy: int | None = None  # which one; None: whichever comes first
-    count: int = 1
-    chunks: dict[int, bytes] = field(default_factory=dict)
-    asked_s: dict[int, float] = field(default_factory=dict)
-    taken_s: float = 0.0  # when a chunk came last
-    moved_s: float = 0.0  # when something came last, or was coming
-    retry_s: float = RETRY_FIRST_S  # doubles, and is twice what one took: late is not lost
-    whole: bytes | None = None
+    patience_s: float  # longest time without progress
+    until_s: float  # the fetch is given up then; each new chunk moves it
+    copy: int | None = None  # number of the copy; None: any copy is taken
+    count: int = 1  # chunks of the copy; 1 until the first chunk names it
+    chunks: dict[int, bytes] = field(default_factory=dict)  # by index
+    asked_s: dict[int, float] = field(default_factory=dict)  # requests under way: index -> when
+    taken_s: float = 0.0  # when the last chunk came
+    moved_s: float = 0.0  # when the last chunk, or part of one, came
+    retry_s: float = RETRY_FIRST_S  # doubles, and is at least twice what a chunk took
+    whole: bytes | None = None  # the complete copy, whose hash is right
 
-    def take(self, chunk: UpdaterChunk, now_s: float) -> None:
-        """Keep a chunk; one of another copy begins anew."""
+    def take(self, chunk: OptimizerChunk, now_s: float) -> None:
+        """Store a chunk; if it belongs to another copy, discard the chunks of the old one."""
         asked_s = self.asked_s.pop(chunk.index, now_s)
         self.retry_s = max(self.retry_s, 2 * (now_s - max(asked_s, self.taken_s)))
         self.taken_s = self.moved_s = now_s
         if chunk.copy != self.copy:
-            self._begin(chunk.copy, chunk.count)
+            self._restart(chunk.copy, chunk.count)
         if chunk.index < self.count and chunk.index not in self.chunks:
             self.chunks[chunk.index] = chunk.payload
             self.until_s = now_s + self.patience_s
         if len(self.chunks) < self.count:
             return
         content = b"".join(self.chunks[index] for index in range(self.count))
-        if number_of(content) == self.copy:
+        if copy_number(content) == self.copy:
             self.whole = content
         else:
-            self._begin(None, 1)
+            self._restart(None, 1)
 
-    def _begin(self, copy: int | None, count: int) -> None:
+    def _restart(self, copy: int | None, count: int) -> None:
+        """Forget all chunks and begin with this copy."""
         self.copy, self.count = copy, count
         self.chunks, self.asked_s = {}, {}
 
-    def wanted(self, now_s: float) -> list[int]:
-        """Chunks to ask for now."""
+    def next_requests(self, now_s: float) -> list[int]:
+        """Return the indices of chunks to request now; overdue ones are requested again."""
         missing = [index for index in range(self.count) if index not in self.chunks]
         oldest_s = min(self.asked_s.values(), default=now_s)
         if now_s > max(oldest_s, self.moved_s) + self.retry_s:

@@ -1,7 +1,56 @@
-"""Stages: where each part of a machine stands, and in one table all ways from one to the next.
+"""The stages that the parts of the protocol's state machines pass through, as one table.
 
-Whatever changes a stage names a cause, and the table says where that leads; what is not in it
-cannot happen.
+Theory of operation
+===================
+
+Two state machines make up the protocol: ``Master`` (one, at the controller) and ``Node`` (one in
+each worker process, beside its trainer). ``step(event, now_s)`` takes an event and returns effects;
+a machine does no I/O, owns no thread and reads no clock. ``docs/protocol.md`` has the messages and
+two sequence diagrams; this is what you need before you read the code.
+
+One order. A worker publishes updates and numbers them (``seq``, from 1, without gaps). An update
+travels up the tree to the master, which alone turns it into a commit with the next number
+(``commit``, from 1). Commits travel down, and every replica adds them in this order. Parameters are
+whole multiples of one quantum, so float32 additions are exact and replicas at equal commits are
+equal bit for bit. What a node has received is therefore a single number, and what it lacks is one
+range of numbers. An origin keeps an update until it sees the commit; a repeated update is dropped
+by its ``seq``. An origin's own commit comes back without the payload, which it still has.
+
+A tree. The master is the root. It gives each member a place, a parent, and an edge: a pair of
+streams (control, data) with a number that no edge had before. Within an edge, streams are ordered
+and complete, so nothing is sent again; over a new edge everything uncertain is sent again. Some
+messages bypass the tree and go directly between a node and the master: joins, places, probes, and
+the closing of an id. These may be lost, so they are repeated until an answer shows their arrival.
+
+Ids. A process gets a fresh id each time that it joins, and an id is never reused. The master closes
+an id when its lease expires, when a newer attempt takes its partition, or when it leaves. Closing
+fixes the last ``seq`` that counts and the position at which the successor starts, in one act. A
+process whose id was closed may return under a new one, with its replica and its residual.
+
+Leases. A node is alive while its parent hears it. When a parent hears nothing from a child for a
+lease, it only reports the silence (``ChildSilent``): the edge may be broken rather than the child.
+The master then probes the child and all nodes below it directly, and closes the ids of those that
+stay silent for a lease.
+
+Each part of a machine has its own stage:
+
+- ``LinkStage``: the edge from a node to its parent. The node joins, the master answers with a place
+  (``Welcome``), the node attaches, the parent replies. When the edge stays silent, or signs of life
+  arrive but no data does, the node opens fresh streams and joins again for another edge.
+- ``ReplicaStage``: how a node gets its parameters. It starts from the replica of commit 0 when the
+  parent's log reaches back that far; otherwise it fetches a snapshot in chunks from the parent's
+  live replica, holding all later commits meanwhile. Then it follows the commits. A node that falls
+  out of reach of the parent's log fetches again.
+- ``TaskStage``: how a worker's task ends. Directives follow from the other stages until the master
+  requests its task slot, the trainer fails, or something ends the task.
+- ``FarewellStage``: after the fit is done, a parent stays until its children have heard so.
+- ``ChildStage``: a child as its parent serves it, as a follower in Raft: probe until it says what
+  it holds, then replicate commits, or send a snapshot first.
+- ``MemberStage``: a member's place as the master orders it, from the top of the tree down: a node
+  is sent under a parent only after that parent's own edge is confirmed, so no cycle ever exists.
+
+Whatever changes a stage names a trigger, and ``TRANSITIONS`` says where it leads. A pair that is
+not in the table cannot happen: it is an AssertionError, in production as in the simulator.
 """
 
 from __future__ import annotations
@@ -11,48 +60,49 @@ from typing import TypeVar
 
 
 class LinkStage(enum.Enum):
-    """Of the edge to the parent."""
+    """Stage of a node's edge to its parent. Values describe the stage in docs."""
 
-    CLOSED = "it listens nowhere yet"
+    CLOSED = "no stream is open yet"
     JOINING = "it has asked the master for a place"
-    ATTACHING = "it has told a parent what it holds"
-    ATTACHED = "the parent has answered over this edge"
+    ATTACHING = "it has a place, and has told the parent what it holds"
+    ATTACHED = "the parent has answered over this edge; data may flow"
 
 
 class ReplicaStage(enum.Enum):
-    """Of the replica, as its trainer has it."""
+    """Stage of a node's replica, which its trainer owns."""
 
-    EMPTY = "there is none, and none on its way"
-    FETCHING = "a snapshot is on its way; the trainer is to stand still"
-    INSTALLING = "all of it is with the trainer"
-    REFETCHING = "the trainer still installs one, and the next is on its way"
-    FOLLOWING = "it takes the commits as they come"
+    EMPTY = "it has no replica, and none is on its way"
+    FETCHING = "a snapshot is on its way; the trainer is to pause"
+    INSTALLING = "the trainer is installing a complete replica"
+    REFETCHING = "the trainer is still installing one, and the next is on its way"
+    FOLLOWING = "it applies the commits as they come"
 
 
-# Looking a member up in its class takes as long as two calls: what each event asks for has a name.
+# Module-level names: an attribute lookup on an Enum class costs as much as two calls, and these are
+# compared after every event.
 CLOSED, ATTACHING, ATTACHED = LinkStage.CLOSED, LinkStage.ATTACHING, LinkStage.ATTACHED
 INSTALLING = ReplicaStage.INSTALLING
 INSTALLS = (ReplicaStage.INSTALLING, ReplicaStage.REFETCHING)
 
 
 class TaskStage(enum.Enum):
-    """Of the task itself: how it comes to its end."""
+    """Stage of a worker's task on its way to the end."""
 
-    TRAINING = "orders follow from where the node stands"
-    RELEASING = "it is to keep its residual and leave"
-    LEAVING = "it has, and says so until it was heard"
-    FAILING = "training raised, which is said until it was heard"
-    ENDED = "no other order follows"
+    TRAINING = "directives follow from the other stages"
+    RELEASING = "the trainer is to save its residual and leave"
+    LEAVING = "it has saved it, and announces that until the master confirms"
+    FAILING = "training raised, which is reported until the master confirms"
+    ENDED = "the last directive is given"
 
 
 TRAINING, ENDED = TaskStage.TRAINING, TaskStage.ENDED
 
 
 class FarewellStage(enum.Enum):
-    """Of the end of the fit, as this node has part in it."""
+    """Stage of a node after the end of the fit, when children may still depend on it."""
 
-    NEEDED = "the fit goes on, or this node is not audited yet"
-    LINGERING = "the fit is done; others hear so from this node"
+    NEEDED = "the fit is not done, or this node is not audited yet"
+    LINGERING = "the fit is done; it waits until its children have heard so"
     DISMISSED = "it has taken leave of its parent"
 
 
@@ -60,26 +110,26 @@ DISMISSED = FarewellStage.DISMISSED
 
 
 class ChildStage(enum.Enum):
-    """Of a child, as its parent feeds it."""
+    """Stage of a child as its parent serves it."""
 
-    PROBE = "it has not said what it holds, or there is nothing to give it"
-    REPLICATE = "it takes the commits as they come"
-    SNAPSHOT = "it takes a snapshot, and the commits since"
+    PROBE = "it has not said what it holds, or the parent has nothing to give yet"
+    REPLICATE = "it receives the commits as they come"
+    SNAPSHOT = "it receives a snapshot, and the commits since"
 
 
 PROBE, REPLICATE, SNAPSHOT = ChildStage.PROBE, ChildStage.REPLICATE, ChildStage.SNAPSHOT
 
 
 class MemberStage(enum.Enum):
-    """Of a member's place, as the master orders it."""
+    """Stage of a member's place in the tree, at the master."""
 
-    WAITING = "its place is not ordered: the one above it has none"
-    ORDERED = "it is told its place, and its parent has not confirmed the edge"
-    UNHEARD = "the same, and its parent waits for it in vain"
+    WAITING = "its place is not ordered: its parent has no confirmed place"
+    ORDERED = "it was sent its place; its parent has not confirmed the edge"
+    UNHEARD = "the same, and its parent reports that it hears nothing"
     PLACED = "its parent has confirmed the edge"
-    SUSPECT = "it, or one above it, may be gone: the master asks it"
-    BROKEN = "its parent does not hear it any more: the master asks it"
-    CLOSED = "its id is nobody's any more"
+    SUSPECT = "it, or a node above it, may be gone: the master probes it"
+    BROKEN = "its parent does not hear it any more: the master probes it"
+    CLOSED = "its id is closed for good"
 
 
 WAITING, PLACED, SUSPECT = MemberStage.WAITING, MemberStage.PLACED, MemberStage.SUSPECT
@@ -89,114 +139,122 @@ NOT_HEARD = (MemberStage.UNHEARD, MemberStage.BROKEN)
 Stage = LinkStage | ReplicaStage | TaskStage | FarewellStage | ChildStage | MemberStage
 
 
-class Cause(enum.Enum):
-    """What leads from one stage to the next."""
+class Trigger(enum.Enum):
+    """A cause for which a part enters another stage. Values are texts for docs/protocol.md."""
 
-    OPENED = "it listens on fresh streams"
+    # link
+    OPENED = "the node listens on fresh streams"
     WELCOMED = "the master has named a place"
     ANSWERED = "the parent has answered"
-    GIVEN_UP = "nothing is heard, or nothing gets through: it wants fresh streams"
-    BEGUN = "it begins with the replica of commit 0"
-    BEHIND = "the parent's log does not reach back to what is here"
-    COMPLETED = "the snapshot is whole, and the trainer stands still"
+    GIVEN_UP = "nothing is heard, or no data gets through: it requests fresh streams"
+    # replica
+    BEGUN = "it starts from the replica of commit 0"
+    BEHIND = "the parent's log does not reach back to what it holds"
+    COMPLETED = "the snapshot is complete, and the trainer has paused"
     INSTALLED = "the trainer has installed it"
-    RELEASED = "the master wants its slot"
-    LEFT = "the trainer has kept its residual"
+    # task
+    RELEASED = "the master requests its task slot"
+    LEFT = "the trainer has saved its residual"
     FAILED = "the trainer has failed"
     ENDED = "a deadline, the master or the end of the fit ends the task"
+    # farewell
     DONE = "the fit is done, and this node audited"
-    UNNEEDED = "nobody below needs it, or has needed it for long enough"
-    FOLLOWS = "it goes on from where it is"
-    COPIES = "what it lacks is not in the log, or it has taken part of a snapshot"
-    HAS_COPY = "it reports that its snapshot is whole"
-    ORDERED = "the one above has its place, so it is told its own"
-    CONFIRMED = "its parent has it by the newest edge"
-    COMPLAINED = "its parent does not hear it"
-    DOUBTED = "one above it, or it, is not heard"
-    SPOKE = "it has answered the master itself"
-    MOVED = "its edge is gone, or is to lead to somebody else"
-    EXPELLED = "it has left, is superseded, or its lease is over"
+    UNNEEDED = "no child depends on it, or it has waited long enough"
+    # child
+    FOLLOWS = "it continues from what it holds"
+    COPIES = "the log does not reach back to it, or it has taken part of a snapshot"
+    HAS_COPY = "it reports that its snapshot is complete"
+    # member
+    ORDERED = "its parent has a confirmed place, so it is sent its own"
+    CONFIRMED = "its parent confirms the newest edge"
+    COMPLAINED = "its parent reports that it hears nothing"
+    DOUBTED = "it, or a node above it, is not heard"
+    SPOKE = "it has answered the master directly"
+    MOVED = "its edge is gone, or it gets another parent"
+    EXPELLED = "it has left, is superseded, or its lease has expired"
 
 
-Table = dict[tuple[Stage, Cause], Stage]
+Table = dict[tuple[Stage, Trigger], Stage]
 _LINK: Table = {
-    (LinkStage.CLOSED, Cause.OPENED): LinkStage.JOINING,
-    (LinkStage.JOINING, Cause.OPENED): LinkStage.JOINING,
-    (LinkStage.ATTACHING, Cause.OPENED): LinkStage.JOINING,
-    (LinkStage.ATTACHED, Cause.OPENED): LinkStage.JOINING,
-    (LinkStage.JOINING, Cause.WELCOMED): LinkStage.ATTACHING,
-    (LinkStage.ATTACHING, Cause.WELCOMED): LinkStage.ATTACHING,
-    (LinkStage.ATTACHED, Cause.WELCOMED): LinkStage.ATTACHING,
-    (LinkStage.ATTACHING, Cause.ANSWERED): LinkStage.ATTACHED,
-    (LinkStage.JOINING, Cause.GIVEN_UP): LinkStage.JOINING,
-    (LinkStage.ATTACHING, Cause.GIVEN_UP): LinkStage.ATTACHING,
-    (LinkStage.ATTACHED, Cause.GIVEN_UP): LinkStage.ATTACHING,
+    (LinkStage.CLOSED, Trigger.OPENED): LinkStage.JOINING,
+    (LinkStage.JOINING, Trigger.OPENED): LinkStage.JOINING,
+    (LinkStage.ATTACHING, Trigger.OPENED): LinkStage.JOINING,
+    (LinkStage.ATTACHED, Trigger.OPENED): LinkStage.JOINING,
+    (LinkStage.JOINING, Trigger.WELCOMED): LinkStage.ATTACHING,
+    (LinkStage.ATTACHING, Trigger.WELCOMED): LinkStage.ATTACHING,
+    (LinkStage.ATTACHED, Trigger.WELCOMED): LinkStage.ATTACHING,
+    (LinkStage.ATTACHING, Trigger.ANSWERED): LinkStage.ATTACHED,
+    (LinkStage.JOINING, Trigger.GIVEN_UP): LinkStage.JOINING,
+    (LinkStage.ATTACHING, Trigger.GIVEN_UP): LinkStage.ATTACHING,
+    (LinkStage.ATTACHED, Trigger.GIVEN_UP): LinkStage.ATTACHING,
 }
 _REPLICA: Table = {
-    (ReplicaStage.EMPTY, Cause.BEGUN): ReplicaStage.INSTALLING,
-    (ReplicaStage.EMPTY, Cause.BEHIND): ReplicaStage.FETCHING,
-    (ReplicaStage.FETCHING, Cause.BEHIND): ReplicaStage.FETCHING,
-    (ReplicaStage.INSTALLING, Cause.BEHIND): ReplicaStage.REFETCHING,
-    (ReplicaStage.REFETCHING, Cause.BEHIND): ReplicaStage.REFETCHING,
-    (ReplicaStage.FOLLOWING, Cause.BEHIND): ReplicaStage.FETCHING,
-    (ReplicaStage.FETCHING, Cause.COMPLETED): ReplicaStage.INSTALLING,
-    (ReplicaStage.INSTALLING, Cause.INSTALLED): ReplicaStage.FOLLOWING,
-    (ReplicaStage.REFETCHING, Cause.INSTALLED): ReplicaStage.FETCHING,
+    (ReplicaStage.EMPTY, Trigger.BEGUN): ReplicaStage.INSTALLING,
+    (ReplicaStage.EMPTY, Trigger.BEHIND): ReplicaStage.FETCHING,
+    (ReplicaStage.FETCHING, Trigger.BEHIND): ReplicaStage.FETCHING,
+    (ReplicaStage.INSTALLING, Trigger.BEHIND): ReplicaStage.REFETCHING,
+    (ReplicaStage.REFETCHING, Trigger.BEHIND): ReplicaStage.REFETCHING,
+    (ReplicaStage.FOLLOWING, Trigger.BEHIND): ReplicaStage.FETCHING,
+    (ReplicaStage.FETCHING, Trigger.COMPLETED): ReplicaStage.INSTALLING,
+    (ReplicaStage.INSTALLING, Trigger.INSTALLED): ReplicaStage.FOLLOWING,
+    (ReplicaStage.REFETCHING, Trigger.INSTALLED): ReplicaStage.FETCHING,
 }
 _TASK: Table = {
-    (TaskStage.TRAINING, Cause.RELEASED): TaskStage.RELEASING,
-    (TaskStage.RELEASING, Cause.RELEASED): TaskStage.RELEASING,
-    (TaskStage.LEAVING, Cause.RELEASED): TaskStage.LEAVING,
-    (TaskStage.FAILING, Cause.RELEASED): TaskStage.FAILING,
-    (TaskStage.ENDED, Cause.RELEASED): TaskStage.ENDED,
-    (TaskStage.RELEASING, Cause.LEFT): TaskStage.LEAVING,
-    (TaskStage.ENDED, Cause.LEFT): TaskStage.ENDED,
-    (TaskStage.TRAINING, Cause.FAILED): TaskStage.FAILING,
-    (TaskStage.RELEASING, Cause.FAILED): TaskStage.FAILING,
-    (TaskStage.LEAVING, Cause.FAILED): TaskStage.FAILING,
-    (TaskStage.FAILING, Cause.FAILED): TaskStage.FAILING,
-    (TaskStage.ENDED, Cause.FAILED): TaskStage.ENDED,
-    (TaskStage.TRAINING, Cause.ENDED): TaskStage.ENDED,
-    (TaskStage.RELEASING, Cause.ENDED): TaskStage.ENDED,
-    (TaskStage.LEAVING, Cause.ENDED): TaskStage.ENDED,
-    (TaskStage.FAILING, Cause.ENDED): TaskStage.ENDED,
-    (TaskStage.ENDED, Cause.ENDED): TaskStage.ENDED,
+    (TaskStage.TRAINING, Trigger.RELEASED): TaskStage.RELEASING,
+    (TaskStage.RELEASING, Trigger.RELEASED): TaskStage.RELEASING,
+    (TaskStage.LEAVING, Trigger.RELEASED): TaskStage.LEAVING,
+    (TaskStage.FAILING, Trigger.RELEASED): TaskStage.FAILING,
+    (TaskStage.ENDED, Trigger.RELEASED): TaskStage.ENDED,
+    (TaskStage.RELEASING, Trigger.LEFT): TaskStage.LEAVING,
+    (TaskStage.ENDED, Trigger.LEFT): TaskStage.ENDED,
+    (TaskStage.TRAINING, Trigger.FAILED): TaskStage.FAILING,
+    (TaskStage.RELEASING, Trigger.FAILED): TaskStage.FAILING,
+    (TaskStage.LEAVING, Trigger.FAILED): TaskStage.FAILING,
+    (TaskStage.FAILING, Trigger.FAILED): TaskStage.FAILING,
+    (TaskStage.ENDED, Trigger.FAILED): TaskStage.ENDED,
+    (TaskStage.TRAINING, Trigger.ENDED): TaskStage.ENDED,
+    (TaskStage.RELEASING, Trigger.ENDED): TaskStage.ENDED,
+    (TaskStage.LEAVING, Trigger.ENDED): TaskStage.ENDED,
+    (TaskStage.FAILING, Trigger.ENDED): TaskStage.ENDED,
+    (TaskStage.ENDED, Trigger.ENDED): TaskStage.ENDED,
 }
 _FAREWELL: Table = {
-    (FarewellStage.NEEDED, Cause.DONE): FarewellStage.LINGERING,
-    (FarewellStage.LINGERING, Cause.UNNEEDED): FarewellStage.DISMISSED,
+    (FarewellStage.NEEDED, Trigger.DONE): FarewellStage.LINGERING,
+    (FarewellStage.LINGERING, Trigger.UNNEEDED): FarewellStage.DISMISSED,
 }
 _LIVE = [stage for stage in MemberStage if stage is not MemberStage.CLOSED]
 _CHILD: Table = {
-    (ChildStage.PROBE, Cause.FOLLOWS): ChildStage.REPLICATE,
-    (ChildStage.PROBE, Cause.COPIES): ChildStage.SNAPSHOT,
-    (ChildStage.REPLICATE, Cause.COPIES): ChildStage.SNAPSHOT,
-    (ChildStage.SNAPSHOT, Cause.COPIES): ChildStage.SNAPSHOT,
-    (ChildStage.SNAPSHOT, Cause.HAS_COPY): ChildStage.REPLICATE,
+    (ChildStage.PROBE, Trigger.FOLLOWS): ChildStage.REPLICATE,
+    (ChildStage.PROBE, Trigger.COPIES): ChildStage.SNAPSHOT,
+    (ChildStage.REPLICATE, Trigger.COPIES): ChildStage.SNAPSHOT,
+    (ChildStage.SNAPSHOT, Trigger.COPIES): ChildStage.SNAPSHOT,
+    (ChildStage.SNAPSHOT, Trigger.HAS_COPY): ChildStage.REPLICATE,
 }
 _MEMBER: Table = {
-    (MemberStage.WAITING, Cause.ORDERED): MemberStage.ORDERED,
-    (MemberStage.ORDERED, Cause.CONFIRMED): MemberStage.PLACED,
-    (MemberStage.UNHEARD, Cause.CONFIRMED): MemberStage.PLACED,
-    (MemberStage.ORDERED, Cause.COMPLAINED): MemberStage.UNHEARD,
-    (MemberStage.UNHEARD, Cause.COMPLAINED): MemberStage.UNHEARD,
-    (MemberStage.PLACED, Cause.COMPLAINED): MemberStage.BROKEN,
-    (MemberStage.SUSPECT, Cause.COMPLAINED): MemberStage.BROKEN,
-    (MemberStage.BROKEN, Cause.COMPLAINED): MemberStage.BROKEN,
-    (MemberStage.PLACED, Cause.DOUBTED): MemberStage.SUSPECT,
-    (MemberStage.SUSPECT, Cause.SPOKE): MemberStage.PLACED,
-    **dict.fromkeys(((stage, Cause.MOVED) for stage in _LIVE), MemberStage.WAITING),
-    **dict.fromkeys(((stage, Cause.EXPELLED) for stage in _LIVE), MemberStage.CLOSED),
+    (MemberStage.WAITING, Trigger.ORDERED): MemberStage.ORDERED,
+    (MemberStage.ORDERED, Trigger.CONFIRMED): MemberStage.PLACED,
+    (MemberStage.UNHEARD, Trigger.CONFIRMED): MemberStage.PLACED,
+    (MemberStage.ORDERED, Trigger.COMPLAINED): MemberStage.UNHEARD,
+    (MemberStage.UNHEARD, Trigger.COMPLAINED): MemberStage.UNHEARD,
+    (MemberStage.PLACED, Trigger.COMPLAINED): MemberStage.BROKEN,
+    (MemberStage.SUSPECT, Trigger.COMPLAINED): MemberStage.BROKEN,
+    (MemberStage.BROKEN, Trigger.COMPLAINED): MemberStage.BROKEN,
+    (MemberStage.PLACED, Trigger.DOUBTED): MemberStage.SUSPECT,
+    (MemberStage.SUSPECT, Trigger.SPOKE): MemberStage.PLACED,
+    **dict.fromkeys(((stage, Trigger.MOVED) for stage in _LIVE), MemberStage.WAITING),
+    **dict.fromkeys(((stage, Trigger.EXPELLED) for stage in _LIVE), MemberStage.CLOSED),
 }
 TRANSITIONS: Table = {**_LINK, **_REPLICA, **_TASK, **_FAREWELL, **_CHILD, **_MEMBER}
 
 
-Kind = TypeVar("Kind", LinkStage, ReplicaStage, TaskStage, FarewellStage, ChildStage, MemberStage)
+StageKind = TypeVar(
+    "StageKind", LinkStage, ReplicaStage, TaskStage, FarewellStage, ChildStage, MemberStage
+)
 
 
-def after(stage: Kind, cause: Cause) -> Kind:
-    """Where this leads. Only what is in the table may happen."""
-    found = TRANSITIONS.get((stage, cause))
-    assert found is not None, f"{cause} does not happen in {stage}"
+def next_stage(stage: StageKind, trigger: Trigger) -> StageKind:
+    """Return the stage that ``trigger`` leads to; AssertionError if the table has no such row."""
+    found = TRANSITIONS.get((stage, trigger))
+    assert found is not None, f"{trigger} does not happen in {stage}"
     assert type(found) is type(stage), f"{stage} does not lead to {found}"
     return found

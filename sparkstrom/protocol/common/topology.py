@@ -1,20 +1,66 @@
-"""Topology: who stands under whom, as an immutable value; only the master makes new ones.
+"""The tree over which updates travel: the master is its root, workers are the other nodes.
 
-Places are numbered by level, the root is place 0, and the children of place p are places
-``fan_out * p + 1`` to ``fan_out * p + fan_out``. A node has a place, and its parent is whoever has
-the place above. So a change moves one node at most, depth and fan-out cannot grow, and there is
-never a cycle: a lost inner node's place is taken by a deepest leaf from below it, and those that
-stood under the lost one find the leaf above them.
+A topology never changes; a change makes a new version. Its maps are persistent: the new version
+shares with the former one what did not change, so a change is cheap in a mesh of any size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import MASTER, NodeId
-from sparkstrom.protocol.common.persistent_map import PersistentMap
+
+BLOCK = 256  # keys; a full mesh has some 150 blocks, so that both copies are short
+
+Key = TypeVar("Key", bound=int)
+Value = TypeVar("Value")
+Blocks = dict[int, dict[Key, Value]]  # by key // BLOCK, none of them empty
+
+
+class PersistentMap(Mapping[Key, Value]):
+    """An immutable map of whole numbers; a changed copy shares what did not change.
+
+    Keys lie in blocks of neighbours. A change copies one block and the list of blocks, so it costs
+    about the same in a mesh of 30 and of 30,000 nodes. ``put`` and ``without`` return the changed
+    copy.
+    """
+
+    __slots__ = ("_blocks", "_count")
+
+    def __init__(self, blocks: Blocks[Key, Value] | None = None, count: int = 0) -> None:
+        self._blocks, self._count = blocks or {}, count
+
+    def __getitem__(self, key: Key) -> Value:
+        return self._blocks[key // BLOCK][key]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, int) and key in self._blocks.get(key // BLOCK, ())
+
+    def __iter__(self) -> Iterator[Key]:
+        for block in self._blocks.values():
+            yield from block
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, key: Key, value: Value) -> PersistentMap[Key, Value]:
+        """Return a map that also has this key, or has another value for it."""
+        block = self._blocks.get(key // BLOCK, {}) | {key: value}
+        return PersistentMap(self._blocks | {key // BLOCK: block}, self._count + (key not in self))
+
+    def without(self, key: Key) -> PersistentMap[Key, Value]:
+        """Return a map without this key, which must be present."""
+        blocks, block = self._blocks.copy(), self._blocks[key // BLOCK].copy()
+        del block[key]
+        if block:
+            blocks[key // BLOCK] = block
+        else:
+            del blocks[key // BLOCK]
+        return PersistentMap(blocks, self._count - 1)
+
 
 FAN_OUT, DEPTH = 8, 5  # of a mesh: 37,448 workers, each at most five hops from the master
 FLAT = (1 << 20, 1)  # PLAIN: everybody under the master
@@ -25,7 +71,13 @@ PlacesByNode = PersistentMap[NodeId, int]
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Nodes by place and places by node; ``version`` counts the changes."""
+    """The tree of nodes: nodes by place and places by node. Only the master makes new versions.
+
+    Places are numbered by level: the root is place 0, and the children of place p are places
+    ``fan_out * p + 1`` to ``fan_out * p + fan_out``. When an inner node is lost, a deepest leaf
+    below it takes its place. A change therefore moves one node at most, depth and fan-out cannot
+    grow, and a cycle is impossible.
+    """
 
     fan_out: int = FAN_OUT
     depth_max: int = DEPTH
@@ -34,11 +86,9 @@ class Topology:
     places: PlacesByNode = field(default_factory=lambda: PlacesByNode().put(MASTER, 0))
     open_from: int = 1  # no place below this one is free
 
-    # -- looking ---------------------------------------------------------------------------------
-
     @property
     def capacity(self) -> int:
-        """Nodes beside the master."""
+        """Return how many nodes fit, without the master."""
         if self.fan_out == 1:
             return self.depth_max
         beyond: int = self.fan_out ** (self.depth_max + 1)
@@ -48,31 +98,31 @@ class Topology:
         return node in self.places
 
     def __len__(self) -> int:
-        """Nodes beside the master."""
+        """Return the number of nodes without the master."""
         return len(self.places) - 1
 
     def parent(self, node: NodeId) -> NodeId:
-        """Whom the node stands under."""
+        """Return the node's parent."""
         return self.nodes[(self.places[node] - 1) // self.fan_out]
 
     def children(self, node: NodeId) -> Iterator[NodeId]:
-        """Those right under the node."""
+        """Return an iterator over the node's children."""
         if self.fan_out > len(self.nodes):  # as in a flat one: look at who is there instead
             first = self.fan_out * self.places[node] + 1
             places = [p for p in self.nodes if first <= p < first + self.fan_out]
         else:
-            places = [p for p in self._below(self.places[node]) if p in self.nodes]
+            places = [p for p in self._child_places(self.places[node]) if p in self.nodes]
         return iter([self.nodes[p] for p in places])
 
     def depth(self, node: NodeId) -> int:
-        """Hops from the master."""
+        """Return the number of hops from the master."""
         place, hops = self.places[node], 0
         while place:
             place, hops = (place - 1) // self.fan_out, hops + 1
         return hops
 
-    def below(self, node: NodeId) -> list[NodeId]:
-        """All under the node, the nearest first."""
+    def descendants(self, node: NodeId) -> list[NodeId]:
+        """Return all nodes below this one, nearest first."""
         out: list[NodeId] = []
         level = [node]
         while level:
@@ -81,43 +131,44 @@ class Topology:
         return out
 
     def path(self, node: NodeId) -> list[NodeId]:
-        """From right under the master down to the node."""
+        """Return the nodes from the master's child down to this node."""
         out: list[NodeId] = []
         while node != MASTER:
             out.append(node)
             node = self.parent(node)
         return out[::-1]
 
-    def _below(self, place: int) -> range:
+    def _child_places(self, place: int) -> range:
+        """Return the places below a place."""
         first = self.fan_out * place + 1
         return range(first, first + self.fan_out)
 
-    # -- changing --------------------------------------------------------------------------------
-
     def attach(self, node: NodeId, near: NodeId | None = None) -> Topology:
-        """With one more node: right under ``near`` where that has room, else as high as possible.
+        """Return the tree with one more node, under ``near`` if that has room, else as high as
+        possible.
 
-        Raise UsageError where the tree is full.
+        Raise UsageError if the tree is full.
         """
         assert node not in self.places, "a node has one place"
         place = self._free_under(near) if near is not None else None
         first = self.open_from
         if place is None:
             place = first = self._first_free()
-        return self._with(self.nodes.put(place, node), self.places.put(node, place), first)
+        return self._next_version(self.nodes.put(place, node), self.places.put(node, place), first)
 
     def detach(self, gone: Iterable[NodeId], suspects: Collection[NodeId] = ()) -> Topology:
-        """Without these nodes. Whoever stood under one of them stays under its successor.
+        """Return the tree without these nodes; a successor takes each one's place and children.
 
-        That is none of the ``suspects``, unless there is no other leaf below.
+        The successor is a leaf below, and none of the ``suspects`` unless all leaves are suspected.
         """
         tree = self
         for node in sorted(gone, key=lambda n: -self.places[n]):  # from below: no successor is gone
-            tree = tree._without(node, suspects)
+            tree = tree._remove(node, suspects)
         return tree
 
-    def _without(self, node: NodeId, suspects: Collection[NodeId]) -> Topology:
-        below, freed = self.below(node), self.places[node]
+    def _remove(self, node: NodeId, suspects: Collection[NodeId]) -> Topology:
+        """Return the tree without a node; the last node below it takes its place."""
+        below, freed = self.descendants(node), self.places[node]
         nodes, places = self.nodes.without(freed), self.places.without(node)
         if below:
             sure = (n for n in reversed(below) if n not in suspects and not any(self.children(n)))
@@ -125,18 +176,21 @@ class Topology:
             freed = places[successor]
             nodes, places = nodes.without(freed), places.put(successor, place)
             nodes = nodes.put(place, successor)
-        return self._with(nodes, places, min(self.open_from, freed))
+        return self._next_version(nodes, places, min(self.open_from, freed))
 
-    def _with(self, nodes: NodesByPlace, places: PlacesByNode, open_from: int) -> Topology:
+    def _next_version(self, nodes: NodesByPlace, places: PlacesByNode, open_from: int) -> Topology:
+        """Return the next version of the tree."""
         version = self.version + 1
         return replace(self, version=version, nodes=nodes, places=places, open_from=open_from)
 
     def _free_under(self, near: NodeId) -> int | None:
+        """Return a free place below a node; None if it has none."""
         if near not in self.places or self.depth(near) >= self.depth_max:
             return None
-        return next((p for p in self._below(self.places[near]) if p not in self.nodes), None)
+        return next((p for p in self._child_places(self.places[near]) if p not in self.nodes), None)
 
     def _first_free(self) -> int:
+        """Return the first free place. Raise UsageError if the tree is full."""
         place = self.open_from
         while place in self.nodes or (place - 1) // self.fan_out not in self.nodes:
             place += 1

@@ -1,1 +1,1 @@
-"""The master's machine: admission, the one order, placement, phases."""
+"""The master's state machine: admission, the order of commits, placement and phases."""

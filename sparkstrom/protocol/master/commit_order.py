@@ -1,26 +1,117 @@
-"""Commit order: updates get their numbers and go to everybody; positions count once they may."""
+"""Numbering of updates at the master, and the staleness of the training that they contain.
+
+Staleness is the number of minibatches that other workers trained between the start of a step and
+its commit, and that the step did not include. With k workers that take turns without waiting,
+staleness is k - 1: one round.
+"""
 
 from __future__ import annotations
 
+from array import array
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
-from sparkstrom.base.identity import NodeId, Position, Seq
+from sparkstrom.base.identity import CommitNo, NodeId, Position, Seq
 from sparkstrom.codec.messages import BUFFERS, Payload, Update
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.child import Child
-from sparkstrom.protocol.common.children import Children
+from sparkstrom.protocol.common.children import Child, Children
 from sparkstrom.protocol.common.events import Effect
-from sparkstrom.protocol.master.closed_notices import ClosedNotices
+from sparkstrom.protocol.master.announcements import ClosedNotices
 from sparkstrom.protocol.master.members import Member, Members
 from sparkstrom.protocol.master.phases import Phases
 from sparkstrom.protocol.master.sequencer import Sequencer
-from sparkstrom.protocol.master.staleness import Staleness
+
+REMEMBERED = 1 << 14  # commits; an update made on an older one counts as made on the oldest
+MARKS = 256  # of a worker's own progress that it may not have seen, likewise
+
+
+@dataclass(slots=True)
+class _Worker:
+    """Counts from which the staleness of one worker's updates is computed."""
+
+    minibatches: int = 0  # trained by this worker
+    known: int | None = None  # of the others, contained in its replica at its last publication
+    # (commit, own minibatches up to that commit), from the last commit that it has seen.
+    marks: deque[tuple[CommitNo, int]] = field(
+        default_factory=lambda: deque([(CommitNo(0), 0)], MARKS)
+    )
+
+
+class Staleness:
+    """Staleness of all committed minibatches, computed from the commits in their order."""
+
+    def __init__(self) -> None:
+        self.most = 0.0  # the highest staleness of any minibatch
+        self._sum, self._count = 0.0, 0  # over all minibatches that came with an update
+        self._minibatches, self._head = 0, CommitNo(0)  # trained by all workers; newest commit
+        self._at = array("q", bytes(8 * REMEMBERED))  # commit % size -> minibatches up to it
+        self._workers: dict[NodeId, _Worker] = {}
+
+    @property
+    def mean(self) -> float:
+        """Return the mean over all minibatches that came with an update; 0 before the first."""
+        return self._sum / self._count if self._count else 0.0
+
+    def on_commit(self, node: NodeId, commit: CommitNo, seen: CommitNo, minibatches: int) -> None:
+        """Record a commit that contains ``minibatches`` of training by ``node``.
+
+        The last minibatch is assumed to have begun with every commit up to ``seen``, the earlier
+        ones evenly spaced since the worker's previous publication.
+        """
+        worker = self._workers.setdefault(node, _Worker())
+        if minibatches:
+            known = self._minibatches_of_others(worker, seen)
+            before = known if worker.known is None else worker.known
+            worker.known = known
+            now = self._minibatches - worker.minibatches
+            per_minibatch = max(0, known - before) / minibatches
+            oldest = max(0.0, now - known + per_minibatch * (minibatches - 1))
+            newest = max(0.0, now - known)
+            self.most = max(self.most, oldest)
+            self._sum += minibatches * (oldest + newest) / 2
+            self._count += minibatches
+        self._add_minibatches(node, minibatches, commit)
+        self._head = commit
+        self._at[commit % REMEMBERED] = self._minibatches
+
+    def on_empty_steps(self, node: NodeId, minibatches: int) -> None:
+        """Record minibatches that were trained without an update; they count with the next
+        commit.
+        """
+        if minibatches:
+            self._add_minibatches(node, minibatches, CommitNo(self._head + 1))
+
+    def forget(self, node: NodeId) -> None:
+        """Drop a worker whose id is closed."""
+        self._workers.pop(node, None)
+
+    def _add_minibatches(self, node: NodeId, minibatches: int, commit: CommitNo) -> None:
+        """Add committed minibatches to a worker's count and to the total, as of ``commit``."""
+        worker = self._workers.setdefault(node, _Worker())
+        self._minibatches += minibatches
+        worker.minibatches += minibatches
+        if worker.marks[-1][0] == commit:
+            worker.marks.pop()
+        worker.marks.append((commit, worker.minibatches))
+
+    def _minibatches_of_others(self, worker: _Worker, seen: CommitNo) -> int:
+        """Return the others' minibatches at commit ``seen``, or at the nearest recorded commit."""
+        at = max(min(seen, self._head), self._head - REMEMBERED + 1)
+        marks = worker.marks
+        while len(marks) > 1 and marks[1][0] <= at:
+            marks.popleft()
+        own = marks[0][1] if marks[0][0] <= at else 0
+        return self._at[at % REMEMBERED] - own
 
 
 class CommitOrder:
-    """What becomes of an update, with ``average`` of a model's buffers where it has some."""
+    """Numbers updates, distributes the commits, and advances partitions' positions.
+
+    ``average`` combines the newest buffers of all partitions; None for a model without buffers.
+    """
 
     def __init__(
         self,
@@ -35,40 +126,42 @@ class CommitOrder:
         self._sequencer, self._members, self._phases = sequencer, members, phases
         self._notices, self._children, self._average = notices, children, average
         self.staleness = Staleness()
-        self._buffers: dict[int, bytes] = {}  # partition -> the newest of a model's
+        self._buffers: dict[int, bytes] = {}  # partition -> its newest buffers
 
     def admit(self, node: NodeId) -> None:
-        """One more whose updates count."""
+        """Begin to number updates of a new id."""
         self._sequencer.admit(node)
 
     def close(self, node: NodeId) -> None:
-        """Nothing of this one is numbered any more."""
+        """Stop numbering updates of this id."""
         self._sequencer.close(node)
         self.staleness.forget(node)
 
     def on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
-        """Number it, once; what is missing before it is asked for."""
+        """Number an update from a child; after a gap, request that its origin sends again."""
         child.bytes_forwarded += self._children.on_update(child, update)
         member = self._members.live.get(update.origin)
-        committed = self._sequencer.number(update, self._payload_of)
+        committed = self._sequencer.number(update, self._committed_payload)
         if member is None:
             assert committed is None, f"{update.origin} is no member, and its update has a number"
-            self._notices.still_speaks(update.origin, now_s)
+            self._notices.notify_closed(update.origin, now_s)
             return []
         member.steps = max(member.steps, update.steps)
         if committed is None:
             last = self._sequencer.last[member.node]
             ahead = update.seq > last + 1 and not self._sequencer.frozen
-            return self._children.again(child, member.node, last, now_s) if ahead else []
-        self._phases.progressed(now_s)
+            return self._children.request_resend(child, member.node, last, now_s) if ahead else []
+        self._phases.note_progress(now_s)
         position = Position(update.epoch, update.batch)
         taken = self._members.partition_of(member).advance(position)
-        self.staleness.committed(member.node, committed.commit, update.seen, taken)
-        self.count_pending(member)
-        return [ev.Deliver(committed), *self._children.feed_all(now_s)]
+        self.staleness.on_commit(member.node, committed.commit, update.seen, taken)
+        self.apply_pending(member)
+        return [ev.ApplyCommit(committed), *self._children.feed_all(now_s)]
 
-    def _payload_of(self, update: Update) -> Payload:
-        """An update is committed as it is; of buffers, the average of the latest everywhere."""
+    def _committed_payload(self, update: Update) -> Payload:
+        """Return the payload to commit: the update's own, or for buffers the average over all
+        partitions.
+        """
         if update.payload.form != BUFFERS or self._average is None:
             return update.payload
         partition = self._members.live[update.origin].join.partition
@@ -76,18 +169,22 @@ class CommitOrder:
         average = self._average([self._buffers[index] for index in sorted(self._buffers)])
         return msgspec.structs.replace(update.payload, data=average)
 
-    def is_at(self, member: Member, after_seq: Seq, position: Position) -> None:
-        """It says that it is there, once its update of that number is committed."""
+    def on_position(self, member: Member, after_seq: Seq, position: Position) -> None:
+        """Record the position that a member reports; it counts once its update ``after_seq`` is
+        committed.
+        """
         if member.pending is None or member.pending <= (after_seq, position):
             member.pending = (after_seq, position)
-        self.count_pending(member)
+        self.apply_pending(member)
 
-    def count_pending(self, member: Member) -> None:
-        """A position counts once the update that it names is committed."""
+    def apply_pending(self, member: Member) -> None:
+        """Advance the partition to the member's reported position if the update it names is
+        committed.
+        """
         if member.pending is None:
             return
         after_seq, position = member.pending
         if self._sequencer.last[member.node] >= after_seq:
             taken = self._members.partition_of(member).advance(position)
-            self.staleness.sent_nothing(member.node, taken)
+            self.staleness.on_empty_steps(member.node, taken)
             member.pending = None

@@ -1,55 +1,167 @@
-"""The master's machine: admits nodes, numbers updates, feeds them down, ends the fit.
-
-It is the root of the tree and the one authority on membership, order and phase. It holds a
-replica, which ``Deliver`` changes, and does not train.
-"""
+"""The master's state machine: it admits nodes, numbers updates and ends the fit."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from sparkstrom.base.identity import MASTER, Endpoint, NodeId, Seq
 from sparkstrom.codec.messages import (
-    AskAfter,
-    AskChunk,
-    AskUpdater,
     Attach,
-    Closed,
-    Failed,
+    ChildSilent,
+    ChunkRequest,
+    CommitsRequest,
     Heartbeat,
-    Here,
+    IdClosed,
     Join,
-    Leaving,
+    LeaveNotice,
     Message,
+    OptimizerChunk,
+    OptimizerRequest,
     Phase,
-    Says,
-    Silent,
+    ProbeReply,
+    TrainingFailure,
     Update,
-    UpdaterChunk,
+    WorkerLog,
 )
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.child import Child
-from sparkstrom.protocol.common.endings import Ending
-from sparkstrom.protocol.common.events import Effect
-from sparkstrom.protocol.common.ignored import Reason
+from sparkstrom.protocol.common.children import Child, Children, Leases
+from sparkstrom.protocol.common.events import Effect, Ending, IgnoredMessages, IgnoreReason
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.common.stages import PROBE
-from sparkstrom.protocol.master.master_parts import MasterParts
-from sparkstrom.protocol.master.members import Member, answer
+from sparkstrom.protocol.master.announcements import ClosedNotices, StateBroadcast, WelcomeFactory
+from sparkstrom.protocol.master.commit_order import CommitOrder
+from sparkstrom.protocol.master.members import (
+    CheckpointFiles,
+    MasterLimits,
+    Member,
+    Members,
+    Partitions,
+    ResidualCheckpoints,
+    send_to_process,
+)
+from sparkstrom.protocol.master.membership import Admission, MembershipCloser
+from sparkstrom.protocol.master.optimizer_states import OptimizerCopies, OptimizerSources
+from sparkstrom.protocol.master.phases import Phases, VacantPartitions
+from sparkstrom.protocol.master.placement import Placement
+from sparkstrom.protocol.master.sequencer import Sequencer
+from sparkstrom.protocol.master.statuses import Statuses
+
+
+class MasterParts:
+    """Constructs the parts of the master and connects them. No part uses one that is made later.
+
+    ``chunks`` is the number of chunks in a snapshot, ``kept`` the residual files of the last fit,
+    and ``average`` combines models' buffers (None: the model has none).
+    """
+
+    def __init__(
+        self,
+        spec: FitSpec,
+        *,
+        chunks: int,
+        endpoint: Endpoint,
+        limits: MasterLimits,
+        now_s: float,
+        kept: CheckpointFiles | None = None,
+        average: Callable[[list[bytes]], bytes] | None = None,
+    ) -> None:
+        self.spec, self.limits, self.chunks = spec, limits, chunks
+        self.ignored, self.leases = ignored, leases = (
+            IgnoredMessages(),
+            Leases(limits.lease_s, now_s),
+        )
+        self.sequencer = sequencer = Sequencer(limits.log_bytes, ignored)
+        self.children = children = Children(limits.flow_limits, sequencer.history, leases)
+        self.partitions = Partitions.from_spec(spec, now_s)
+        self.checkpoints = ResidualCheckpoints(kept or {})
+        self.members = members = Members(self.partitions, self.checkpoints)
+        self.sources = OptimizerSources(members, ignored)
+        self.copies = copies = OptimizerCopies(limits.lease_s, members, self.sources, ignored)
+        self.phases = phases = Phases(
+            limits,
+            members,
+            sequencer,
+            children,
+            awaits_copies=lambda: limits.last_copies is not None and copies.is_pending,
+        )
+        self.notices = ClosedNotices(limits.lease_s, members, sequencer)
+        self.broadcast = StateBroadcast(
+            limits.lease_s,
+            members=members,
+            sequencer=sequencer,
+            phases=phases,
+            notices=self.notices,
+            children=children,
+        )
+        self.order = CommitOrder(
+            sequencer,
+            members=members,
+            phases=phases,
+            notices=self.notices,
+            children=children,
+            average=average,
+        )
+        self.placement = Placement(
+            limits,
+            endpoint,
+            members=members,
+            leases=leases,
+            children=children,
+            welcomes=WelcomeFactory(chunks, members, sequencer, self.broadcast),
+            now_s=now_s,
+        )
+        self.vacancies = VacantPartitions(limits, members, phases, now_s)
+        self._make_dependent_parts()
+
+    def _make_dependent_parts(self) -> None:
+        """Construct the parts that need several of the parts made before."""
+        self.closing = MembershipCloser(
+            self.limits.lease_s,
+            members=self.members,
+            leases=self.leases,
+            placement=self.placement,
+            order=self.order,
+            notices=self.notices,
+        )
+        self.admission = Admission(
+            self.spec.version,
+            members=self.members,
+            phases=self.phases,
+            order=self.order,
+            placement=self.placement,
+            closing=self.closing,
+            ignored=self.ignored,
+        )
+        self.statuses = Statuses(
+            members=self.members,
+            phases=self.phases,
+            order=self.order,
+            placement=self.placement,
+            notices=self.notices,
+            ignored=self.ignored,
+        )
+
 
 SCAN_S_PER_NODE = 20e-6  # looking at everybody takes its time: not more often than this allows
 SCAN_ALWAYS_NODES = 64  # below that, it takes none
 
 
 class Master(MasterParts):
-    """The driver's node. ``step(event, now_s)`` returns the effects."""
+    """The root of the tree: the one authority on membership, commit order and phase.
+
+    It holds a replica, which the effect ``ApplyCommit`` changes, and does not train.
+    """
 
     aborted = False
     _scan_due_s = -math.inf  # at once
 
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
-        """React, then go on to the next phase where it is time."""
+        """Process one event and return the effects, after moving to the next phase if it is
+        time.
+        """
         if self.aborted:
-            return self._after_abort(event)
+            return self._react_after_abort(event)
         effects = self._react(event, now_s)
         if now_s >= self._scan_due_s:
             nodes = len(self.members.live)
@@ -59,10 +171,11 @@ class Master(MasterParts):
             effects += self._move_phase(now_s)
         self.aborted = any(isinstance(effect, ev.Abort) for effect in effects)
         if self.aborted:
-            effects += [self._farewell(member) for member in self.members.live.values()]
+            effects += [self._make_failure_notice(member) for member in self.members.live.values()]
         return effects
 
     def _react(self, event: ev.Event, now_s: float) -> list[Effect]:
+        """Dispatch an event to the part that handles it, and return the effects."""
         children = self.children
         match event:
             case ev.Received(sender=sender, message=message):
@@ -71,169 +184,174 @@ class Master(MasterParts):
                     return self._on_direct(message, now_s)
                 self.leases.renew(child.node, now_s)
                 return self._on_child(child, message, now_s)
-            case ev.Arriving(sender=sender, bytes=size):
+            case ev.DataArriving(sender=sender, bytes=size):
                 if (child := children.by_node.get(sender)) is not None:
-                    children.arriving(child, size)
-                    self.copies.arriving(now_s)
+                    children.on_data_arriving(child, size)
+                    self.copies.on_data_arriving(now_s)
             case ev.Tick():
                 return self._on_tick(now_s)
-            case ev.GivenUp(reason=reason):
+            case ev.AbortRequested(reason=reason):
                 return [ev.Abort(reason)]
             case ev.StopRequested(reason=reason):
-                self.phases.stop(reason)
-            case ev.Moved(host=host, port=port):
+                self.phases.request_stop(reason)
+            case ev.EndpointChanged(host=host, port=port):
                 return self.placement.reopen_all(Endpoint(host, port), now_s)
-            case ev.Hashed(digest=digest):
-                self.phases.hashed(digest)
-            case ev.CopyUpdater():
+            case ev.ReplicaHashed(digest=digest):
+                self.phases.set_own_digest(digest)
+            case ev.OptimizerCopyRequest():
                 return self.copies.begin(event, now_s)
             case _:
                 raise AssertionError(f"no rule for {event}")
         return []
 
-    # -- what nodes say to the master itself -----------------------------------------------------
-
     def _on_direct(self, message: Message, now_s: float) -> list[Effect]:
+        """Process a message that a node sent directly, or one from a node without an edge here."""
         live = self.members.live
         if isinstance(message, Join):
-            if self.members.of(message) in live and self.phases.phase is Phase.DONE:
-                return [answer(message, self.broadcast.state)]
+            if self.members.id_of(message) in live and self.phases.phase is Phase.DONE:
+                return [send_to_process(message, self.broadcast.state)]
             return self.admission.on_join(message, now_s)
-        if isinstance(message, Says):  # whoever has the key may, a member or not
-            return [ev.Spoken(message)]
+        if isinstance(message, WorkerLog):  # whoever has the key may, a member or not
+            return [ev.ShowWorkerLog(message)]
         node: NodeId | None = getattr(message, "node", None)
         member = None if node is None else live.get(node)
         match message:
-            case Failed(node=None) if self.phases.phase is not Phase.DONE:
+            case TrainingFailure(node=None) if self.phases.phase is not Phase.DONE:
                 where = (message.host, message.partition)
                 return [ev.Abort(message.reason, message.trace, *where, phase=message.phase)]
             case _ if member is None:
-                self.ignored.count(message, Reason.STRANGER)
+                self.ignored.count(message, IgnoreReason.STRANGER)
                 return []
         match message:
-            case Silent():
-                return self.placement.on_silent(message, now_s)
-            case Here():
-                self.placement.is_here(member, now_s)
-            case Failed():
-                return self._on_failed(member, message)
-            case Leaving():
-                return self._on_leaving(member, message, now_s)
+            case ChildSilent():
+                return self.placement.on_child_silent(message, now_s)
+            case ProbeReply():
+                self.placement.on_probe_reply(member, now_s)
+            case TrainingFailure():
+                return self._on_training_failure(member, message)
+            case LeaveNotice():
+                return self._on_leave_notice(member, message, now_s)
             case _:
-                self.ignored.count(message, Reason.WRONG_WAY)
+                self.ignored.count(message, IgnoreReason.WRONG_WAY)
         return []
 
-    def _on_leaving(self, member: Member, leaving: Leaving, now_s: float) -> list[Effect]:
-        """A released one stays until it knows that what it left behind is known."""
-        if member.releasing is None:
-            self.ignored.count(leaving, Reason.EARLY)
-            return []
-        self.checkpoints.keep(member.join.executor, member.node, leaving.checkpoint)
-        effects = self.closing.close(member.node, leaving.reason, now_s, released=True)
-        self.notices.is_known(member.node)
-        return [*effects, answer(member.join, farewell(member, leaving.reason))]
+    def _on_leave_notice(self, member: Member, leaving: LeaveNotice, now_s: float) -> list[Effect]:
+        """Close the id of a member that left on request, and confirm the notice.
 
-    def _on_failed(self, member: Member, failed: Failed) -> list[Effect]:
-        """One failure ends the fit, unless the fit is done already."""
+        The member repeats the notice until then, so its residual file cannot be forgotten.
+        """
+        if member.releasing is None:
+            self.ignored.count(leaving, IgnoreReason.EARLY)
+            return []
+        self.checkpoints.record(member.join.executor, member.node, leaving.checkpoint)
+        effects = self.closing.close(member.node, leaving.reason, now_s, released=True)
+        self.notices.drop(member.node)
+        return [*effects, send_to_process(member.join, end_notice(member, leaving.reason))]
+
+    def _on_training_failure(self, member: Member, failed: TrainingFailure) -> list[Effect]:
+        """Abort the fit for a worker's failure, unless the fit is done already."""
         if self.phases.phase is Phase.DONE:
-            return [self._farewell(member)]
+            return [self._make_failure_notice(member)]
         where = (member.join.host, member.join.partition)
         return [ev.Abort(failed.reason, failed.trace, *where, phase=failed.phase)]
 
-    def _after_abort(self, event: ev.Event) -> list[Effect]:
-        """Nothing counts any more; whoever still speaks is told so.
+    def _react_after_abort(self, event: ev.Event) -> list[Effect]:
+        """Notify every node that still sends messages that the fit has failed.
 
-        Spark does not end the tasks of a stage that it is about to repeat.
+        Nothing else is processed. Spark does not end the tasks of a stage that it is about to
+        repeat, so the tasks must end themselves.
         """
         live = self.members.live
         match event:
-            case ev.Received(sender=sender, message=Heartbeat(news=news)):
-                speakers = {sender, *(status.node for status in news)}
+            case ev.Received(sender=sender, message=Heartbeat(statuses=statuses)):
+                speakers = {sender, *(status.node for status in statuses)}
             case ev.Received(sender=sender, message=Join() as join):
-                speakers = {sender, self.members.of(join)}
+                speakers = {sender, self.members.id_of(join)}
             case ev.Received(sender=sender, message=message):
                 speakers = {sender, getattr(message, "node", None)}
             case _:
                 return []
-        return [self._farewell(live[node]) for node in sorted(live.keys() & speakers)]
+        return [self._make_failure_notice(live[node]) for node in sorted(live.keys() & speakers)]
 
-    def _farewell(self, member: Member) -> Effect:
-        return answer(member.join, farewell(member, Ending.FIT_FAILED.value))
-
-    # -- what comes up from the children ---------------------------------------------------------
+    def _make_failure_notice(self, member: Member) -> Effect:
+        """Return the effect that notifies a member that the fit has failed."""
+        return send_to_process(member.join, end_notice(member, Ending.FIT_FAILED.value))
 
     def _on_child(self, child: Child, message: Message, now_s: float) -> list[Effect]:
+        """Process a message that a child sent over its edge."""
         children = self.children
         match message:
             case Update():
                 return self.order.on_update(child, message, now_s)
             case Heartbeat():
                 effects: list[Effect] = []
-                for status in message.news:
+                for status in message.statuses:
                     effects += self.statuses.on_status(status, now_s)
                 if message.received > child.received:  # slow links carry something, too
-                    self.phases.progressed(now_s)
-                return effects + children.on_report(child, message, now_s)
+                    self.phases.note_progress(now_s)
+                return effects + children.on_heartbeat(child, message, now_s)
             case Attach():
                 child.state_due = True
                 effects = children.on_attach(child, message, now_s)
                 if child.stage is not PROBE and child.node in self.members.live:
                     self.placement.confirm(self.members.live[child.node], child.edge)
                 return effects
-            case AskAfter(commit=commit) if commit <= self.sequencer.head:
-                return children.on_ask_after(child, commit, now_s)
-            case AskChunk(index=index) if index < self.chunks:
-                return children.on_ask_chunk(child, index, now_s)
-            case AskUpdater():
-                return self.sources.on_ask(message)
-            case UpdaterChunk(asker=asker) if asker == MASTER:
+            case CommitsRequest(commit=commit) if commit <= self.sequencer.head:
+                return children.on_commits_request(child, commit, now_s)
+            case ChunkRequest(index=index) if index < self.chunks:
+                return children.on_chunk_request(child, index, now_s)
+            case OptimizerRequest():
+                return self.sources.on_request(message)
+            case OptimizerChunk(asker=asker) if asker == MASTER:
                 child.arriving = 0
                 return self.copies.on_chunk(message, now_s)
-            case UpdaterChunk(asker=asker) if asker in self.placement.tree:
+            case OptimizerChunk(asker=asker) if asker in self.placement.tree:
                 child.arriving = 0
                 return [ev.Send(self.placement.tree.path(asker)[0], message)]
-            case Leaving():
+            case LeaveNotice():
                 return children.disown(child.node)
-            case AskAfter() | AskChunk():
-                self.ignored.count(message, Reason.EARLY)  # there is no such commit, or chunk
-            case UpdaterChunk():
-                self.ignored.count(message, Reason.UNSERVED)
+            case CommitsRequest() | ChunkRequest():
+                self.ignored.count(message, IgnoreReason.EARLY)  # there is no such commit, or chunk
+            case OptimizerChunk():
+                self.ignored.count(message, IgnoreReason.UNSERVED)
             case _:
-                self.ignored.count(message, Reason.WRONG_WAY)
+                self.ignored.count(message, IgnoreReason.WRONG_WAY)
         return []
 
-    # -- time ------------------------------------------------------------------------------------
-
     def _on_tick(self, now_s: float) -> list[Effect]:
+        """Run all periodic work: leases, orders, notices, children, phases."""
         children, placement = self.children, self.placement
         done = self.phases.phase is Phase.DONE
         effects = [] if done else self.closing.tick(now_s)
         if now_s >= self._scan_due_s:
-            self.broadcast.look_around()
-            effects += self.vacancies.look(now_s)
-        self.broadcast.beat(now_s)
+            self.broadcast.refresh()
+            effects += self.vacancies.check(now_s)
+        self.broadcast.announce_if_due(now_s)
         if not done:
-            effects += placement.order_all(now_s) + placement.ask_again(now_s)
-            effects += self.notices.say_again(now_s) + self.copies.ask_on(now_s)
-        effects += children.tick(self.broadcast.state, now_s) + self.vacancies.ask_again(now_s)
-        found, children.narrow = children.narrow, []
-        return effects + self.statuses.report_slow(found)
+            effects += placement.send_due_orders(now_s) + placement.probe_suspects(now_s)
+            effects += self.notices.resend_due(now_s) + self.copies.continue_fetch(now_s)
+        effects += children.tick(self.broadcast.state, now_s) + self.vacancies.resend_releases(
+            now_s
+        )
+        found, children.slow_links = children.slow_links, []
+        return effects + self.statuses.report_slow_links(found)
 
     def _move_phase(self, now_s: float) -> list[Effect]:
+        """Enter the next phase if it is due, and close nodes that are overdue in this one."""
         before, last = self.phases.phase, self.limits.last_copies
-        effects = self.phases.move(now_s)
+        effects = self.phases.enter_next_if_due(now_s)
         if self.phases.phase is not before:
-            self.broadcast.look_around()  # who only measures hears of the last epoch by the audit
+            self.broadcast.refresh()  # who only measures hears of the last epoch by the audit
         if last is not None and self.phases.phase is Phase.DRAINING is not before:
             self.copies.begin_last(last, now_s)
-        for node, reason in self.phases.overdue(now_s):
+        for node, reason in self.phases.overdue_nodes(now_s):
             effects += self.closing.close(node, reason, now_s)
         return effects
 
 
-def farewell(member: Member, reason: str) -> Closed:
-    """To a node that failed or leaves, and may not know its id: it was heard, and may end."""
+def end_notice(member: Member, reason: str) -> IdClosed:
+    """Return the message that confirms to a failed or leaving node that it may end."""
     join, node = member.join, member.node
-    return Closed(
+    return IdClosed(
         token=join.token, count=join.count, node=node, seq=Seq(0), reason=reason, free=False
     )

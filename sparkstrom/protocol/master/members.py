@@ -1,131 +1,349 @@
-"""Members: the live nodes of a fit as the master knows them, and what each owns."""
+"""The master's records of partitions, residual checkpoints and members, and its limits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from sparkstrom.base.identity import EdgeNo, NodeId, Position, Seq
-from sparkstrom.codec.messages import Activity, AuditAnswer, Join, Message, Welcome
-from sparkstrom.protocol.common.events import Answer
+from sparkstrom.codec.messages import (
+    Activity,
+    AuditAnswer,
+    Join,
+    Message,
+    ResidualCheckpoint,
+    Welcome,
+)
+from sparkstrom.protocol.common.children import DEFAULT_FLOW_LIMITS, FlowLimits
+from sparkstrom.protocol.common.events import Ending, OptimizerCopyRequest, SendToProcess
+from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
 from sparkstrom.protocol.common.stages import (
     CLOSED_ID,
     IN_PLACE,
     WAITING,
-    Cause,
     MemberStage,
-    after,
+    Trigger,
+    next_stage,
 )
-from sparkstrom.protocol.master.partitions import Partition, Partitions
-from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
+from sparkstrom.protocol.common.topology import FLAT
+
+
+@dataclass(frozen=True, slots=True)
+class MasterLimits:
+    """Limits of the master: seconds of its clock, counted from the last progress, and bytes."""
+
+    lease_s: float = 10.0  # a member that is silent for so long is suspected, then closed
+    start_s: float = 60.0  # from the first join until training begins with those who came
+    workers_min: int = 1  # a fit does not begin with fewer
+    attach_s: float = 120.0  # from the order of a place until its parent confirms it
+    rejoin_s: float = 300.0  # how long a partition may be without a worker, while nobody trains
+    release_s: float = 10.0  # how long one waits before a finished worker gives up its slot
+    end_s: float = 60.0  # draining or auditing without progress
+    log_bytes: int = 64 << 20  # bound of the log for children
+    flow_limits: FlowLimits = DEFAULT_FLOW_LIMITS
+    fan_out: int = FLAT[0]  # children per node
+    depth: int = FLAT[1]  # levels below the master
+    # Optimizer copies to make before the fit is done, for the last checkpoint; None: none.
+    last_copies: OptimizerCopyRequest | None = None
+
+
+@dataclass(slots=True)
+class Partition:
+    """One partition of the data: its owner, and how much of it all its owners have trained.
+
+    A minibatch counts as trained when a position at or after it is committed. A position that came
+    with an update counts with the update's commit. A position from a status counts once the update
+    that it names is committed; it is dropped if its node's id closes first.
+    """
+
+    index: int
+    epochs: int  # to train in this fit
+    rows: int = -1  # unknown until the first attempt has read it
+    checksum: int = 0  # of the rows' content, as the first attempt read it
+    batches: int = 0  # minibatches per epoch
+    position: Position = field(default_factory=lambda: Position(0, 0))  # committed; only grows
+    start: Position = Position(0, 0)  # where this fit began with it
+    attempt: int = -1  # Spark's taskAttemptId of the newest owner; only grows
+    is_resumed: bool = False  # rows, checksum and batches come from a checkpoint
+    owner: NodeId | None = None  # the live node that trains it
+    last_owner: NodeId | None = None  # the present owner, or the one before
+    unowned_s: float = 0.0  # since when it has had no owner
+
+    def resume_from(self, start: PartitionStart) -> None:
+        """Continue an earlier fit from ``start``, expecting the same rows."""
+        self.start = self.position = min(start.position, self.end)
+        self.rows, self.checksum, self.batches = start.rows, start.checksum, start.batches
+        self.is_resumed = True
+
+    def as_start(self) -> PartitionStart:
+        """Return the position at which a later fit continues with this partition."""
+        return PartitionStart(self.position, self.rows, self.checksum, self.batches)
+
+    @property
+    def end(self) -> Position:
+        """Return the position after the last epoch."""
+        return Position(self.epochs, 0)
+
+    @property
+    def trained(self) -> bool:
+        """Return whether every minibatch of every epoch is committed. An empty partition
+        has none.
+        """
+        return self.rows == 0 or (self.rows > 0 and self.position >= self.end)
+
+    @property
+    def minibatches(self) -> int:
+        """Return the number of committed minibatches, those of earlier fits included."""
+        return self.position.epoch * self.batches + self.position.batch
+
+    @property
+    def minibatches_resumed(self) -> int:
+        """Return how many minibatches were committed before this fit."""
+        return self.start.epoch * self.batches + self.start.batch
+
+    def advance(self, position: Position) -> int:
+        """Move to ``position`` unless it is older, and return the number of minibatches that this
+        adds.
+        """
+        before = self.minibatches
+        self.position = max(self.position, position)
+        return self.minibatches - before
+
+    def record_or_compare_rows(self, rows: int, checksum: int, batches: int) -> bool:
+        """Return whether an attempt read the same data as the first attempt, or as the checkpoint.
+
+        The first call of a new fit records the figures. Once they match, they no longer count as a
+        checkpoint's (``is_resumed``).
+        """
+        if self.rows < 0:
+            self.rows, self.checksum, self.batches = rows, checksum, batches
+        same = (rows, checksum, batches) == (self.rows, self.checksum, self.batches)
+        self.is_resumed &= not same
+        return same
+
+
+class Partitions(tuple[Partition, ...]):
+    """All partitions of a fit, by index. A tuple, because it is scanned after every event."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_spec(cls, spec: FitSpec, now_s: float) -> Partitions:
+        """Return the partitions of a fit, each at its start."""
+        made = cls(Partition(i, spec.epochs, unowned_s=now_s) for i in range(spec.workers))
+        for partition, start in zip(made, spec.starts, strict=bool(spec.starts)):
+            partition.resume_from(start)
+        return made
+
+    def as_starts(self) -> tuple[PartitionStart, ...]:
+        """Return the start of each partition for a later fit that resumes from here."""
+        return tuple(partition.as_start() for partition in self)
+
+    @property
+    def minibatches(self) -> int:
+        """Return the number of committed minibatches in all partitions."""
+        return sum(partition.minibatches for partition in self)
+
+    @property
+    def epochs_finished(self) -> int:
+        """Return the number of epochs that every partition has finished, empty ones not counted."""
+        return min((partition.position.epoch for partition in self if partition.rows), default=0)
+
+    @property
+    def minibatches_resumed(self) -> int:
+        """Return how many minibatches were committed before this fit."""
+        return sum(partition.minibatches_resumed for partition in self)
+
+    @property
+    def minibatches_expected(self) -> int:
+        """Return the number of minibatches in all epochs of the partitions read so far."""
+        return sum(partition.epochs * partition.batches for partition in self)
+
+    def minibatches_estimated(self) -> tuple[int, bool]:
+        """Return the fit's expected minibatches, and whether every partition has been read.
+
+        A partition that no worker has read yet counts as the mean of those that were read.
+        """
+        read = [partition for partition in self if partition.rows >= 0]
+        expected = sum(partition.epochs * partition.batches for partition in read)
+        if read:
+            expected += -(-expected // len(read)) * (len(self) - len(read))
+        return expected, len(read) == len(self)
+
+
+CheckpointFiles = dict[str, dict[str, float]]  # executor -> file -> mass (parameter units)
+
+
+class ResidualCheckpoints:
+    """Residual files of the last fit and their new owners, and files that this fit produced.
+
+    Each file is granted once, to one process that joins on its executor. A file whose owner died,
+    or that was never granted, counts as lost mass.
+    """
+
+    def __init__(self, kept: CheckpointFiles) -> None:
+        self._free = {executor: dict(files) for executor, files in kept.items()}
+        self._granted: dict[NodeId, dict[str, float]] = {}
+        self.files: CheckpointFiles = {}  # left by workers of this fit
+        self.lost_mass = 0.0  # sum of absolute residuals that nobody will add
+        self.granted_files = 0
+
+    def grant(self, executor: str, node: NodeId) -> None:
+        """Grant a new process one file of its executor, if one is left."""
+        files = self._free.get(executor)
+        if files:
+            path = min(files)
+            self._granted[node] = {path: files.pop(path)}
+            self.granted_files += 1
+
+    def record(self, executor: str, node: NodeId, kept: ResidualCheckpoint | None) -> None:
+        """Record a file that a worker left for the next fit; it contains what the worker was
+        granted.
+        """
+        if kept is not None:
+            self.files.setdefault(executor, {})[kept.path] = kept.mass
+            self.mark_used(node)
+
+    def transfer_grant(self, former: NodeId, node: NodeId) -> None:
+        """Transfer grants from a closed id to the new id of the same process."""
+        if former in self._granted:
+            self._granted[node] = self._granted.pop(former)
+
+    def grants_of(self, node: NodeId) -> tuple[str, ...]:
+        """Return the paths granted to this node."""
+        return tuple(self._granted.get(node, ()))
+
+    def mark_used(self, node: NodeId) -> None:
+        """Mark this node's grants as used: a saved or final state contains them."""
+        self._granted.pop(node, None)
+
+    def finish_with_live(self, live: Iterable[NodeId]) -> None:
+        """Mark the grants of live nodes as used at the end of the fit; count all others as lost."""
+        for node in live:
+            self.mark_used(node)
+        self.count_lost()
+
+    def count_lost(self) -> None:
+        """Add the mass of files that were not granted, or whose owner is gone, to the lost mass."""
+        for files in (*self._free.values(), *self._granted.values()):
+            self.lost_mass += sum(files.values())
+        self._free.clear()
+        self._granted.clear()
 
 
 @dataclass(slots=True)
 class Member:
-    """One live node."""
+    """The master's record of one live node."""
 
     node: NodeId
-    join: Join  # its newest
-    own: frozenset[NodeId]  # every id that its process has had
+    join: Join  # the newest one under this id
+    own_ids: frozenset[NodeId]  # every id that its process has had
 
-    # its place: ``Placement`` alone changes it
+    # Its place in the tree, which only ``Placement`` changes.
     stage: MemberStage = WAITING
-    placed: bool = False  # its parent has confirmed its edge, whatever became of that since
-    order: Welcome | None = None  # the newest, with the edge that it is to open
-    order_s: float = -1.0  # when it was last sent
+    placed: bool = False  # ``stage`` is one of IN_PLACE: its parent has confirmed the edge
+    order: Welcome | None = None  # the newest, with the edge to open; None while WAITING
+    order_s: float = -1.0  # when the order was last sent
 
-    # what it said of itself: ``Statuses``, and what came with updates
-    age: tuple[EdgeNo, int] = (EdgeNo(0), 0)
-    pending: tuple[Seq, Position] | None = None  # counts once this seq is committed
-    steps: int = 0
-    activity: Activity = Activity.CATCHING_UP
-    final: Seq | None = None
+    # What it has reported, in statuses and with updates.
+    age: tuple[EdgeNo, int] = (EdgeNo(0), 0)  # ``Status.age`` of the newest status
+    pending: tuple[Seq, Position] | None = None  # the position counts once the seq is committed
+    steps: int = 0  # only grows
+    activity: Activity = Activity.CATCHING_UP  # never goes back to CATCHING_UP
+    final: Seq | None = None  # seq of its last update; None: more may follow
     audit: AuditAnswer | None = None
-    is_source: bool = False  # others may take its optimizer's state
-    whole: bool = False  # it has a replica; who takes a snapshot, also another one, has none
-    lag: int = 0  # commits behind its parent, as people were told
+    is_source: bool = False  # others may copy its optimizer state
+    whole: bool = False  # it has a replica for children; not while it fetches a snapshot
+    lag: int = 0  # commits behind its parent, as last reported to people
 
-    releasing: str | None = None  # why it is to give up its slot: ``Vacancies``
+    releasing: str | None = None  # why it is to give up its slot; None: it is not
 
-    def becomes(self, cause: Cause) -> None:
-        """The place's next stage."""
-        self.stage = after(self.stage, cause)
+    def advance_stage(self, trigger: Trigger) -> None:
+        """Move the member's place to the stage that follows from ``trigger``."""
+        self.stage = next_stage(self.stage, trigger)
         self.placed = self.stage in IN_PLACE
         assert (self.order is None) == (self.stage is WAITING) or self.stage is CLOSED_ID, (
             f"node {self.node} is {self.stage} with the order {self.order}"
         )
 
-    def answer(self, message: Message) -> Answer:
-        """Say this directly to whoever has its id."""
-        return Answer(self.join.address, self.join.token, message, self.node)
+    def send(self, message: Message) -> SendToProcess:
+        """Return the effect that sends a message to this process, for its present id only."""
+        return SendToProcess(self.join.address, self.join.token, message, self.node)
 
-    def is_at(self, activity: Activity) -> None:
-        """Nobody catches up again or unlearns: such a report was overtaken by a newer one."""
+    def set_activity(self, activity: Activity) -> None:
+        """Record a reported activity; ignore one that was overtaken by a newer report."""
         if activity is not Activity.CATCHING_UP and self.activity is not Activity.FINISHED:
             self.activity = activity
 
     @property
-    def unfinished(self) -> bool:
+    def is_training(self) -> bool:
+        """Return whether the member has a replica and rows left to train on."""
         return self.activity in (Activity.WAITING, Activity.STEPPING)
 
 
-def answer(join: Join, message: Message) -> Answer:
-    """Say this directly to the process that has joined so, whether it knows its id or not."""
-    return Answer(join.address, join.token, message)
+def send_to_process(join: Join, message: Message) -> SendToProcess:
+    """Return the effect that sends a message to the process that sent ``join``, with or without an
+    id.
+    """
+    return SendToProcess(join.address, join.token, message)
 
 
 @dataclass(slots=True)
 class Departure:
-    """Somebody who is no member any more, for the summary."""
+    """A node that has left the fit, as the summary lists it."""
 
     node: NodeId
     partition: int
     host: str
-    reason: str
+    reason: str  # for people
     at_s: float  # on the driver's clock
+    ending: Ending = Ending.OTHER  # what code asks for; people read ``reason``
 
 
 class Members:
-    """Live nodes by id, and every (token, count) that ever joined; with what they own."""
+    """All live members by id, and the record of every answered join."""
 
     def __init__(self, partitions: Partitions, checkpoints: ResidualCheckpoints) -> None:
         self.partitions, self.checkpoints = partitions, checkpoints
         self.live: dict[NodeId, Member] = {}
-        self.executors: dict[NodeId, str] = {}  # of every id: where it ran
+        self.executors: dict[NodeId, str] = {}  # every id ever given -> its executor
         self.neighbours: dict[str, list[NodeId]] = {}  # executor -> live nodes there
-        self.closed_joins: dict[NodeId, Join] = {}  # of ids that are closed: the newest
-        self.failed: dict[NodeId, str] = {}  # ids that no other may follow, and why
-        self.departures: list[Departure] = []
-        self.next_id = NodeId(1)
+        self.closed_joins: dict[NodeId, Join] = {}  # closed id -> its newest join
+        self.failed: dict[NodeId, str] = {}  # closed ids whose process may not return, and why
+        self.departures: list[Departure] = []  # in their order
+        self.next_id = NodeId(1)  # ids are never reused
         self._ids: dict[tuple[int, int], NodeId] = {}  # (token, count) -> id
         self._counts: dict[int, int] = {}  # token -> its highest count
         self._former: dict[int, list[NodeId]] = {}  # token -> its ids
 
-    def of(self, join: Join) -> NodeId | None:
-        """The id that this very join was answered with, if it was."""
+    def id_of(self, join: Join) -> NodeId | None:
+        """Return the id that this join, by its token and count, was answered with; None if it was
+        not.
+        """
         return self._ids.get((join.token, join.count))
 
-    def former(self, token: int) -> list[NodeId]:
-        """All ids that this process has had."""
+    def former_ids(self, token: int) -> list[NodeId]:
+        """Return all ids that the process with this token has had."""
         return self._former.get(token, [])
 
-    def has_returned(self, join: Join) -> bool:
-        """Has its process come back under another id since?"""
+    def has_newer_join(self, join: Join) -> bool:
+        """Return whether the process has been admitted with a higher count since."""
         return self._counts.get(join.token, 0) > join.count
 
     def partition_of(self, member: Member) -> Partition:
-        """The rows that it trains on."""
+        """Return the partition that this member trains."""
         return self.partitions[member.join.partition]
 
-    # -- changing --------------------------------------------------------------------------------
-
     def add(self, join: Join) -> Member:
-        """A new id, which owns the partition; what the process was granted goes along."""
-        node, former = self.next_id, self.former(join.token)
+        """Admit a process under a new id, as the owner of its partition, and grant it residual
+        files.
+        """
+        node, former = self.next_id, self.former_ids(join.token)
         partition = self.partitions[join.partition]
         assert node not in self.executors, f"node {node} again: nonces begin with a node's id"
         assert partition.owner is None, f"partition {partition.index} is {partition.owner}'s"
         for id_before in former:
-            self.checkpoints.returned(id_before, node)
+            self.checkpoints.transfer_grant(id_before, node)
         if not former:
             self.checkpoints.grant(join.executor, node)
         partition.owner = partition.last_owner = node
@@ -140,30 +358,29 @@ class Members:
         return member
 
     def remove(self, member: Member, reason: str, now_s: float, *, released: bool) -> Partition:
-        """It is a member no more, and owns nothing; its id stays known. Return its partition."""
+        """End a membership: record the departure, free the partition and return it."""
         node, partition = member.node, self.partition_of(member)
         assert self.live[node] is member, f"node {node} is no member"
         del self.live[node]
         self.closed_joins[node] = member.join
         self.neighbours[member.join.executor].remove(node)
-        self.departures.append(Departure(node, partition.index, member.join.host, reason, now_s))
+        host, ending = member.join.host, Ending.from_text(reason)
+        self.departures.append(Departure(node, partition.index, host, reason, now_s, ending))
         if partition.owner == node:
             partition.owner, partition.unowned_s = None, now_s
         if released:
-            self.checkpoints.used(node)
+            self.checkpoints.mark_used(node)
         return partition
 
-    # -- looking ---------------------------------------------------------------------------------
-
     def hosts(self) -> dict[int, str]:
-        """Where each node runs or ran that ever joined."""
+        """Return the host of every node that ever joined, by id."""
         living = {node: member.join for node, member in self.live.items()}
         return {node: join.host for node, join in (self.closed_joins | living).items()}
 
-    def slowest(self) -> int | None:
-        """Steps of the slowest live, unfinished worker that holds a replica."""
-        return min((m.steps for m in self.live.values() if m.unfinished), default=None)
+    def slowest_steps(self) -> int | None:
+        """Return the steps of the slowest worker that is training; None if none is."""
+        return min((m.steps for m in self.live.values() if m.is_training), default=None)
 
-    def training(self) -> int:
-        """How many live, unfinished workers hold a replica."""
-        return sum(m.unfinished for m in self.live.values())
+    def count_training(self) -> int:
+        """Return the number of workers that are training."""
+        return sum(m.is_training for m in self.live.values())

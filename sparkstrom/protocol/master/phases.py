@@ -1,9 +1,9 @@
-"""Phases of a fit: gather, run, drain, audit, done.
+"""The phases of a fit, and partitions without a worker.
 
-Draining begins when every partition is trained and committed, or on a stop. The final commit is
-fixed when every worker's last update is numbered; after that the root numbers nothing, and
-every live replica is hashed at that commit. Copies of updaters' states that a last checkpoint is to
-have are waited for while somebody can lend one.
+Gather: wait for workers. Run: train. Drain: workers publish what is left, as soon as every
+partition is trained or on a stop. Audit: every live replica is hashed at the final commit and
+compared. Done. The final commit is the number of the last update; it is fixed when every worker's
+last update has a number, and no update gets one after that.
 """
 
 from __future__ import annotations
@@ -11,80 +11,92 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sparkstrom.base.identity import CommitNo, NodeId
-from sparkstrom.codec.messages import Activity, Phase
+from sparkstrom.codec.messages import Activity, Phase, Release
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import Children
-from sparkstrom.protocol.common.endings import Lack
-from sparkstrom.protocol.master.master_limits import MasterLimits
-from sparkstrom.protocol.master.members import Member, Members
+from sparkstrom.protocol.common.events import Effect, WorkerShortage
+from sparkstrom.protocol.master.members import MasterLimits, Member, Members
 from sparkstrom.protocol.master.sequencer import Sequencer
 
 
 class Phases:
-    """Where the fit is, and what the next phase waits for."""
+    """The phase of the fit and the conditions for the next one.
+
+    ``awaits_copies`` returns whether the audit must wait for the last optimizer copies.
+    """
 
     def __init__(
-        self, limits: MasterLimits, members: Members, sequencer: Sequencer, children: Children
+        self,
+        limits: MasterLimits,
+        members: Members,
+        sequencer: Sequencer,
+        children: Children,
+        awaits_copies: Callable[[], bool],
     ) -> None:
+        self._awaits_copies = awaits_copies
         self._start_s, self._end_s = limits.start_s, limits.end_s
         self._workers_min = limits.workers_min
         self._members, self._sequencer, self._children = members, sequencer, children
         self.phase = Phase.GATHERING
-        self.first_join_s: float | None = None
-        self.running_s = 0.0
-        self.progress_s = 0.0  # newest commit or phase change
-        self.final = CommitNo(0)
-        self.own_digest: str | None = None
-        self.digests: dict[NodeId, str] = {}
-        self.stop_reason: str | None = None
-        self.began_s: dict[Phase, float] = {}
-        self.awaits_copies: Callable[[], bool] = lambda: False
+        self.first_join_s: float | None = None  # None: nobody has joined
+        self.running_s = 0.0  # when training began
+        self.progress_s = 0.0  # last progress towards the end; see ``note_progress``
+        self.final = CommitNo(0)  # the audited commit, from AUDIT on
+        self.own_digest: str | None = None  # of the master's replica at ``final``
+        self.digests: dict[NodeId, str] = {}  # of the workers' replicas, from DONE on
+        self.stop_reason: str | None = None  # why the fit ends early; None: it does not
+        self.began_s: dict[Phase, float] = {}  # when each phase was entered
 
-    def joined(self, now_s: float) -> None:
+    def on_join(self, now_s: float) -> None:
+        """Note that a worker has joined; the first one starts the wait for the others."""
         if self.first_join_s is None:
             self.first_join_s = now_s
 
-    def progressed(self, now_s: float) -> None:
-        """The end comes nearer: an update is committed, something arrives, a hash is there."""
+    def note_progress(self, now_s: float) -> None:
+        """Restart the deadline for the end of the fit: something was committed, received or
+        hashed.
+        """
         assert now_s >= self.progress_s, "time does not go back"
         self.progress_s = now_s
 
-    def stop(self, reason: str) -> None:
-        """Drain as soon as possible; the first reason stays."""
+    def request_stop(self, reason: str) -> None:
+        """Request draining as soon as possible; the first reason stays."""
         self.stop_reason = self.stop_reason or reason
 
-    def hashed(self, digest: str) -> None:
-        """The driver's own replica is hashed at the final commit."""
+    def set_own_digest(self, digest: str) -> None:
+        """Record the hash of the master's replica at the final commit."""
         self.own_digest = digest
 
-    def move(self, now_s: float) -> list[ev.Effect]:
-        """Go on to the next phase where it is time; at most one step."""
+    def enter_next_if_due(self, now_s: float) -> list[ev.Effect]:
+        """Enter the next phase if its conditions hold; at most one per call."""
         members, sequencer, partitions = self._members, self._sequencer, self._members.partitions
         match self.phase:
             case Phase.GATHERING:
-                return self._gather(now_s)
+                return self._begin_run_if_ready(now_s)
             case Phase.RUNNING:
                 if self.stop_reason is not None or all(p.trained for p in partitions):
-                    self._enter(Phase.DRAINING, now_s)
+                    self._enter_phase(Phase.DRAINING, now_s)
             case Phase.DRAINING:
                 finals = [(m.node, m.final) for m in members.live.values()]
                 if all(seq is not None and sequencer.last[n] >= seq for n, seq in finals):
                     sequencer.frozen, self.final = True, sequencer.head
-                    self._enter(Phase.AUDIT, now_s)
-                    return [ev.Hash(self.final)]
+                    self._enter_phase(Phase.AUDIT, now_s)
+                    return [ev.HashReplica(self.final)]
             case Phase.AUDIT:
                 answers = {m.node: m.audit for m in members.live.values()}
                 is_audited = self.own_digest is not None and all(answers.values())
-                if is_audited and not self.awaits_copies():
+                if is_audited and not self._awaits_copies():
                     self.digests = {n: a.digest for n, a in answers.items() if a is not None}
-                    self._enter(Phase.DONE, now_s)
+                    self._enter_phase(Phase.DONE, now_s)
                     return [ev.Complete()]
             case Phase.DONE:
                 pass
         return []
 
-    def overdue(self, now_s: float) -> list[tuple[NodeId, str]]:
-        """Nodes that hold up the end; it goes on without them."""
+    def overdue_nodes(self, now_s: float) -> list[tuple[NodeId, str]]:
+        """Return the nodes that hold up draining or the audit past the deadline, each with a
+        reason.
+        """
         if self.phase not in (Phase.DRAINING, Phase.AUDIT):
             return []
         if now_s - self.progress_s <= self._end_s:
@@ -95,51 +107,120 @@ class Phases:
         return [(m.node, reason) for m in late]
 
     def _is_late(self, member: Member) -> bool:
+        """Return whether the present phase still waits for this member."""
         if self.phase is Phase.AUDIT:
             return member.audit is None
         return member.final is None or self._sequencer.last[member.node] < member.final
 
-    def _gather(self, now_s: float) -> list[ev.Effect]:
-        """Begin when all are there, or with those who came when the time is over."""
+    def _begin_run_if_ready(self, now_s: float) -> list[ev.Effect]:
+        """Begin training when every partition has a ready worker, or when the wait for the rest is
+        over.
+        """
         members, partitions = self._members, self._members.partitions
         nothing_left = any(p.rows > 0 for p in partitions) and all(p.trained for p in partitions)
         if self.stop_reason is not None or nothing_left:
-            self._enter(Phase.DRAINING, now_s)
+            self._enter_phase(Phase.DRAINING, now_s)
             return []
         if self.first_join_s is None:
             return []
         ready = [m for m in members.live.values() if m.activity is not Activity.CATCHING_UP]
         waited_s = now_s - self.first_join_s
         if all(p.rows == 0 for p in partitions):
-            # Who cannot read its rows joins without any, and says why before it has a replica.
+            # A worker that cannot read its rows joins without any, and reports its error at once.
             if len(ready) < len(members.live) and waited_s <= self._start_s:
                 return []
             return [ev.Abort(NO_ROWS.format(len(partitions)), kind=ev.Failure.USAGE)]
         there = {member.join.partition for member in ready}
         if all(p.trained or p.index in there for p in partitions):
-            self._enter(Phase.RUNNING, now_s)
+            self._enter_phase(Phase.RUNNING, now_s)
             return []
         if waited_s <= self._start_s:
             return []
         if len(ready) < self._workers_min:
             counts = (len(ready), waited_s, self._workers_min, len(partitions))
-            reason = Lack.AT_START.value.format(*counts)
-            return [ev.Abort(reason, kind=ev.Failure.SETUP, lack=Lack.AT_START)]
-        self._enter(Phase.RUNNING, now_s)
+            reason = WorkerShortage.AT_START.value.format(*counts)
+            return [ev.Abort(reason, kind=ev.Failure.SETUP, lack=WorkerShortage.AT_START)]
+        self._enter_phase(Phase.RUNNING, now_s)
         return [ev.Note(f"began with {len(ready)} of {len(partitions)} workers")]
 
-    def _enter(self, phase: Phase, now_s: float) -> None:
+    def _enter_phase(self, phase: Phase, now_s: float) -> None:
+        """Enter this later phase and announce it."""
         assert phase > self.phase, f"{self.phase} does not lead to {phase}"
         assert phase is not Phase.AUDIT or self._sequencer.frozen, "what is hashed must not change"
         self.phase, self.progress_s, self.began_s[phase] = phase, now_s, now_s
         if phase is Phase.RUNNING:
             self.running_s = now_s
         if phase is Phase.DONE:
-            self._members.checkpoints.settle(self._members.live)
-        self._children.announce()
+            self._members.checkpoints.finish_with_live(self._members.live)
+        self._children.announce_state()
 
 
 NO_ROWS = (
     "all {} partitions are empty: there are no rows to train on; look at the data's filters, and "
     "at what validation holds out"
 )
+
+
+RELEASE_SPACING_S = 0.25  # between repeats of a request, which may be lost
+
+
+class VacantPartitions:
+    """Partitions without a worker, and the task slots that finished workers give up for them."""
+
+    def __init__(
+        self, limits: MasterLimits, members: Members, phases: Phases, now_s: float
+    ) -> None:
+        self._rejoin_s, self._patience_s = limits.rejoin_s, limits.release_s
+        self._members, self._phases = members, phases
+        self._released_s = 0.0  # when a worker was last chosen to give up its slot
+        self._asked_s = now_s  # when the chosen ones were last asked
+        self._busy_s = now_s  # when some owned partition last had rows to train
+
+    def check(self, now_s: float) -> list[Effect]:
+        """Abort when a partition has been without a worker for too long; before that, free a task
+        slot.
+
+        The deadline does not run while other workers train, since they free their slots when they
+        finish.
+        """
+        if self._phases.phase is not Phase.RUNNING:
+            return []
+        waiting = [p for p in self._members.partitions if p.owner is None and not p.trained]
+        if not waiting:
+            return []
+        if any(p.owner is not None and not p.trained for p in self._members.partitions):
+            self._busy_s = now_s
+        longest = min(waiting, key=lambda p: p.unowned_s)
+        waited_s = now_s - max(longest.unowned_s, self._phases.running_s)
+        if min(waited_s, now_s - self._busy_s) > self._rejoin_s:
+            at, shortage = longest.index, WorkerShortage.LATER
+            text = shortage.value.format(at, waited_s)
+            return [ev.Abort(text, partition=at, kind=ev.Failure.SETUP, lack=shortage)]
+        if min(waited_s, now_s - self._released_s) > self._patience_s:
+            self._request_one_slot(longest.index, now_s)
+        return []
+
+    def _request_one_slot(self, waiting: int, now_s: float) -> None:
+        """Request one finished worker to give up its task slot.
+
+        Spark takes a while to use a free slot, so the next worker is asked only if that did not
+        help.
+        """
+        for member in self._members.live.values():
+            if not member.placed or member.releasing is not None:
+                continue  # it may not know its id yet, and what it was granted
+            if self._members.partition_of(member).trained:
+                self._released_s = now_s
+                member.releasing = f"partition {waiting} needs a task slot"
+                return
+
+    def resend_releases(self, now_s: float) -> list[Effect]:
+        """Repeat the requests to give up a slot until each is obeyed."""
+        if now_s < self._asked_s + RELEASE_SPACING_S:
+            return []
+        self._asked_s = now_s
+        return [
+            member.send(Release(member.releasing))
+            for member in self._members.live.values()
+            if member.releasing is not None
+        ]

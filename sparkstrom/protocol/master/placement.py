@@ -1,7 +1,7 @@
-"""Placement: who stands under whom, ordered from the top down, and who is asked whether it lives.
+"""Placement of members in the tree, and suspicion about members that are not heard.
 
-The tree changes at once; the nodes follow. A node is told its place when the one above it is
-confirmed, so that no circle ever exists, and again until its parent has said that it is there.
+The tree changes at once and the nodes follow: a node is sent its place once its parent's own place
+is confirmed, so that no cycle ever exists, and repeatedly until its parent confirms it.
 """
 
 from __future__ import annotations
@@ -9,26 +9,24 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from sparkstrom.base.identity import MASTER, EdgeNo, Endpoint, NodeId
-from sparkstrom.codec.messages import Adopt, Disown, Join, Probe, Silent
-from sparkstrom.protocol.common.children import Children
+from sparkstrom.codec.messages import Adopt, ChildSilent, Disown, Join, Probe
+from sparkstrom.protocol.common.children import Children, Leases
 from sparkstrom.protocol.common.events import Effect
-from sparkstrom.protocol.common.leases import Leases
-from sparkstrom.protocol.common.stages import NOT_HEARD, PLACED, SUSPECT, Cause
+from sparkstrom.protocol.common.stages import NOT_HEARD, PLACED, SUSPECT, Trigger
 from sparkstrom.protocol.common.topology import Topology
-from sparkstrom.protocol.master.master_limits import MasterLimits
-from sparkstrom.protocol.master.members import Member, Members, answer
-from sparkstrom.protocol.master.welcomes import Welcomes
+from sparkstrom.protocol.master.announcements import WelcomeFactory
+from sparkstrom.protocol.master.members import MasterLimits, Member, Members, send_to_process
 
-ORDER_RETRY_S = 0.5
-PROBE_SPACING_S = 0.5
-QUIET_PER_LEASE = 8  # who has spoken so lately is not asked: joiners ask by themselves
+ORDER_RETRY_S = 0.5  # between repeats of an order, which may be lost
+PROBE_SPACING_S = 0.5  # likewise for a probe
+QUIET_PER_LEASE = 8  # a member heard within this part of a lease is not probed
 
 
 class Placement:
-    """The tree as it is to be, and how far each member is on its way there.
+    """The intended tree, and the progress of each member towards its place in it.
 
-    ``leases``: of whoever stands right under the master, is on the move, or is in doubt; the
-    others' are with their parents. ``endpoint``: where the master listens.
+    ``leases`` are those of the master's own children and of members that move or are suspected;
+    parents hold the others. ``endpoint`` is the master's address.
     """
 
     def __init__(
@@ -39,21 +37,22 @@ class Placement:
         members: Members,
         leases: Leases,
         children: Children,
-        welcomes: Welcomes,
+        welcomes: WelcomeFactory,
         now_s: float,
     ) -> None:
         self._members, self._leases, self._children = members, leases, children
         self._welcomes, self._endpoint = welcomes, endpoint
         self._quiet_s = limits.lease_s / QUIET_PER_LEASE
-        self._attaching = Leases(limits.attach_s, now_s)  # who was ordered a place, unconfirmed
-        self.tree = Topology(limits.fan_out, limits.depth)
-        self.moving: dict[NodeId, None] = {}  # nodes whose place is not confirmed
-        self.suspects: dict[NodeId, float] = {}  # node -> when it was last asked
+        self._attaching = Leases(limits.attach_s, now_s)  # members ordered and not confirmed
+        self.tree = Topology(limits.fan_out, limits.depth)  # exactly the live members
+        self.moving: dict[NodeId, None] = {}  # members whose place is not confirmed, in order
+        self.suspects: dict[NodeId, float] = {}  # member -> when it was last probed
 
-    # -- the tree --------------------------------------------------------------------------------
+    def assign_place(self, node: NodeId, executor: str) -> None:
+        """Add a node to the tree, under a task of the same executor if that has room.
 
-    def find(self, node: NodeId, executor: str) -> None:
-        """Under a task of the same executor where one has room. Raise UsageError if all is full."""
+        Raise UsageError if the tree is full.
+        """
         near = None
         if self.tree.depth_max > 1:
             neighbours = [n for n in self._members.neighbours.get(executor, []) if n in self.tree]
@@ -61,7 +60,9 @@ class Placement:
         self.tree = self.tree.attach(node, near)
 
     def detach(self, gone: Collection[NodeId]) -> list[NodeId]:
-        """Without these; return who has another parent now, and must be moved, from the top."""
+        """Remove nodes from the tree; return the nodes that have another parent now,
+        topmost first.
+        """
         before, self.tree = self.tree, self.tree.detach(gone, self.suspects)
         near = {child for node in gone for child in before.children(node)}
         freed = [before.places[node] for node in gone]
@@ -69,30 +70,30 @@ class Placement:
         return sorted(near & self.tree.places.keys(), key=self.tree.depth)
 
     def forget(self, member: Member) -> list[Effect]:
-        """Its id is closed; the tree is without it already."""
+        """Drop all records about a closed, detached member, and close the edge to it."""
         node = member.node
         assert node not in self.tree, f"node {node} still has a place"
         self._leases.drop(node)
         self._attaching.drop(node)
         self.moving.pop(node, None)
         self.suspects.pop(node, None)
-        member.becomes(Cause.EXPELLED)
+        member.advance_stage(Trigger.EXPELLED)
         return self._children.disown(node)
 
     def move(self, member: Member, now_s: float) -> None:
-        """Its edge upwards is gone, or leads to somebody else now: it needs another one."""
+        """Schedule a new edge for a member, because its old one is gone or its parent changes."""
         self._leases.renew(member.node, now_s)
         member.order = None
-        member.becomes(Cause.MOVED)
+        member.advance_stage(Trigger.MOVED)
         self.moving[member.node] = None
 
-    def move_all(self, nodes: Iterable[NodeId], now_s: float) -> None:
-        """Each of these."""
+    def move_each(self, nodes: Iterable[NodeId], now_s: float) -> None:
+        """Schedule a new edge for each of these members."""
         for node in nodes:
             self.move(self._members.live[node], now_s)
 
     def reopen_all(self, endpoint: Endpoint, now_s: float) -> list[Effect]:
-        """The edges here went with the media driver; everybody who stood on one gets another."""
+        """Give all children of the master new edges after its media driver was restarted."""
         self._endpoint = endpoint
         effects: list[Effect] = []
         for node in list(self.tree.children(MASTER)):
@@ -100,20 +101,20 @@ class Placement:
             self.move(self._members.live[node], now_s)
         return effects
 
-    # -- orders ----------------------------------------------------------------------------------
+    def send_due_orders(self, now_s: float) -> list[Effect]:
+        """Send each unconfirmed member its place if its parent's place is confirmed.
 
-    def order_all(self, now_s: float) -> list[Effect]:
-        """Tell everybody whose place is not confirmed, but not before the place above is.
-
-        That may take a while, and until then nobody but the master can know whether they live.
+        Until then the master alone holds the lease of such a member.
         """
         effects: list[Effect] = []
         for node in list(self.moving):
-            effects += self.order(self._members.live[node], now_s)
+            effects += self.send_order_if_due(self._members.live[node], now_s)
         return effects
 
-    def order(self, member: Member, now_s: float) -> list[Effect]:
-        """The same for one of them."""
+    def send_order_if_due(self, member: Member, now_s: float) -> list[Effect]:
+        """Send one member its place if its parent's place is confirmed and the last order is old
+        enough.
+        """
         node, live = member.node, self._members.live
         assert not member.placed, f"node {node} has its place"
         self.suspects.setdefault(node, now_s)
@@ -126,13 +127,14 @@ class Placement:
         has_answer = parent == MASTER or live[parent].whole
         if not (has_answer and self._attaching.holds(node)):
             self._attaching.renew(node, now_s)  # a parent without a replica has nothing for it
-        return self._tell(member, parent, now_s)
+        return self._send_order(member, parent, now_s)
 
-    def _tell(self, member: Member, parent: NodeId, now_s: float) -> list[Effect]:
+    def _send_order(self, member: Member, parent: NodeId, now_s: float) -> list[Effect]:
+        """Send the order to the member and to its parent; the first time with a new edge."""
         if member.order is None:
             at = self._endpoint if parent == MASTER else self._members.live[parent].join.address
             member.order = self._welcomes.make(member, parent, at.host, at.port)
-            member.becomes(Cause.ORDERED)
+            member.advance_stage(Trigger.ORDERED)
         member.order_s = now_s
         order = member.order
         assert order.parent == parent, f"node {member.node} was ordered under {order.parent}"
@@ -140,25 +142,26 @@ class Placement:
         if parent == MASTER:
             effects = self._children.adopt(adopt, now_s)
         else:
-            effects = [self._members.live[parent].answer(adopt)]
-        return [*effects, answer(member.join, order)]
+            effects = [self._members.live[parent].send(adopt)]
+        return [*effects, send_to_process(member.join, order)]
 
     def confirm(self, member: Member, edge: EdgeNo) -> None:
-        """Its parent has it, by this edge; from now on that one holds its lease."""
+        """Record that the parent has the member as its child by this edge, and holds its lease."""
         if member.order is None or edge != member.order.edge or member.placed:
             return
-        member.becomes(Cause.CONFIRMED)
+        member.advance_stage(Trigger.CONFIRMED)
         self.moving.pop(member.node, None)
         self._attaching.drop(member.node)
         self.suspects.pop(member.node, None)
         if self.tree.parent(member.node) != MASTER:
             self._leases.drop(member.node)
 
-    def unattached(self, now_s: float) -> dict[NodeId, str]:
-        """Who was ordered its place long ago, lives, and never came there; and what to look at.
+    def expired_attachments(self, now_s: float) -> dict[NodeId, str]:
+        """Return the members that live but have not attached to their parent in time, each with a
+        reason.
 
-        Its process may come back under another id, once: who has not said a word over an edge
-        under its present one would end there again, and fails, so that Spark tries elsewhere.
+        A process may return under another id once. A member that has never reported anything over
+        an edge would end the same way again, so it must fail and let Spark try another executor.
         """
         reasons: dict[NodeId, str] = {}
         for node, waited_s in self._attaching.expire(now_s):
@@ -171,69 +174,75 @@ class Placement:
                 self._members.failed[node] = reasons[node]
         return reasons
 
-    # -- who lives -------------------------------------------------------------------------------
-
-    def heard(self, member: Member, now_s: float) -> None:
-        """It has asked for a place; where the master holds its lease, that shows that it lives."""
+    def renew_lease(self, member: Member, now_s: float) -> None:
+        """Renew the lease of a member that asks for a place, if the master holds it."""
         if self._leases.holds(member.node):
             self._leases.renew(member.node, now_s)
 
-    def on_silent(self, silent: Silent, now_s: float) -> list[Effect]:
-        """A parent does not hear its child: is it gone, or only the edge?"""
+    def on_child_silent(self, silent: ChildSilent, now_s: float) -> list[Effect]:
+        """Process a parent's report that a child is silent: suspect the child and all nodes below
+        it.
+        """
         member = self._members.live.get(silent.child)
         above = self._members.live[silent.node]
         if member is None or member.order is None or member.order.edge != silent.edge:
-            return [above.answer(Disown(silent.child, silent.edge))]
-        member.becomes(Cause.COMPLAINED)
-        return self._doubt(silent.child, now_s)
+            return [above.send(Disown(silent.child, silent.edge))]
+        member.advance_stage(Trigger.COMPLAINED)
+        return self._suspect(silent.child, now_s)
 
-    def _doubt(self, node: NodeId, now_s: float) -> list[Effect]:
-        """Ask it and all below it directly; who is silent for a lease is gone."""
+    def _suspect(self, node: NodeId, now_s: float) -> list[Effect]:
+        """Take over the leases of a node and of all nodes below it, and probe them."""
         effects: list[Effect] = []
-        for asked in (node, *self.tree.below(node)):
+        for asked in (node, *self.tree.descendants(node)):
             member = self._members.live[asked]
             if not self._leases.holds(asked):
                 self._leases.renew(asked, now_s)
                 self.suspects[asked] = now_s
                 if member.stage is PLACED:
-                    member.becomes(Cause.DOUBTED)
-                effects.append(answer(member.join, Probe(asked)))
+                    member.advance_stage(Trigger.DOUBTED)
+                effects.append(send_to_process(member.join, Probe(asked)))
         return effects
 
-    def ask_again(self, now_s: float) -> list[Effect]:
-        """Questions may get lost."""
+    def probe_suspects(self, now_s: float) -> list[Effect]:
+        """Probe the suspected members again that have not been heard lately."""
         effects: list[Effect] = []
         for node, asked_s in self.suspects.items():
-            spoke = self._leases.silence(node, now_s) < self._quiet_s
+            spoke = self._leases.silence_s(node, now_s) < self._quiet_s
             if now_s >= asked_s + PROBE_SPACING_S and not spoke:
                 self.suspects[node] = now_s
-                effects.append(answer(self._members.live[node].join, Probe(node)))
+                effects.append(send_to_process(self._members.live[node].join, Probe(node)))
         return effects
 
-    def is_here(self, member: Member, now_s: float) -> None:
-        """It has spoken to the master itself: its parent may hold its lease again."""
+    def on_probe_reply(self, member: Member, now_s: float) -> None:
+        """Record a direct answer: the member lives, and needs a new edge if its parent does not
+        hear it.
+        """
         self._leases.renew(member.node, now_s)
         self.suspects.pop(member.node, None)
         if member.stage in NOT_HEARD:
             self.move(member, now_s)
             return
         if member.stage is SUSPECT:
-            member.becomes(Cause.SPOKE)
+            member.advance_stage(Trigger.SPOKE)
         if member.placed and self.tree.parent(member.node) != MASTER:
             self._leases.drop(member.node)
 
-    def on_another_request(self, member: Member, join: Join, now_s: float) -> list[Effect]:
-        """It wants another edge; whoever was above it may be gone, and below it, if it is alone."""
+    def on_new_request(self, member: Member, join: Join, now_s: float) -> list[Effect]:
+        """Give a member another edge that it requests with a newer join.
+
+        Its old parent is probed, because it may be gone. Its children move, too, if it lost its
+        edges to them.
+        """
         assert join.request > member.join.request, "a lower request is an older one"
         before, parent = member.order, self.tree.parent(member.node)
         member.join = join
         self.suspects.pop(member.node, None)
         self.move(member, now_s)
         if join.alone:
-            self.move_all(self.tree.children(member.node), now_s)
+            self.move_each(self.tree.children(member.node), now_s)
         doubtful = before is not None and parent != MASTER and before.parent == parent
-        effects = self._doubt(parent, now_s) if doubtful else []
-        return effects + self.order(member, now_s)
+        effects = self._suspect(parent, now_s) if doubtful else []
+        return effects + self.send_order_if_due(member, now_s)
 
 
 NO_EDGE = (

@@ -1,1 +1,1 @@
-"""A worker's machine: join, fetch, replicate, publish, relay, leave."""
+"""A worker's state machine: it joins, fetches a replica, publishes, relays and leaves."""

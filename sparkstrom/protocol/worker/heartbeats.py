@@ -1,4 +1,4 @@
-"""Heartbeats: a node renews its lease, acknowledges, and tells the news of all below it."""
+"""Heartbeats: lease renewal, acknowledgements, and changed statuses of a node and all below it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.messages import Heartbeat, Status
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect
-from sparkstrom.protocol.worker.fit_view import FitView
-from sparkstrom.protocol.worker.in_flight import InFlight
+from sparkstrom.protocol.worker.identity import Membership
 from sparkstrom.protocol.worker.limits import NodeLimits
-from sparkstrom.protocol.worker.membership import Membership
-from sparkstrom.protocol.worker.news import News
+from sparkstrom.protocol.worker.node_records import (
+    DirtyFlag,
+    FitView,
+    Subtree,
+    TaskEnd,
+    TrainerView,
+)
 from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
-from sparkstrom.protocol.worker.parent_link import ParentLink
+from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
 from sparkstrom.protocol.worker.replication import Replication
-from sparkstrom.protocol.worker.subtree import Subtree
-from sparkstrom.protocol.worker.task_end import TaskEnd
-from sparkstrom.protocol.worker.trainer_view import TrainerView
 
-REPORT_SPACING_S = 0.01  # news is told at once, but not more often than this
+REPORT_SPACING_S = 0.01  # least time between two reports
 REPEAT_S = 0.25  # between repeats of what has not been shown to be heard
 
 
 class Heartbeats:
-    """What this node tells its parent, and when; of itself and of all below it."""
+    """Decides when a node sends a heartbeat to its parent, and what it contains."""
 
     def __init__(
         self,
@@ -36,67 +37,67 @@ class Heartbeats:
         membership: Membership,
         link: ParentLink,
         replication: Replication,
-        own: InFlight,
+        in_flight: InFlight,
         trainer: TrainerView,
         fit: FitView,
         task: TaskEnd,
         transfers: OptimizerTransfers,
         subtree: Subtree,
-        news: News,
+        report_flag: DirtyFlag,
         now_s: float,
     ) -> None:
         self._limits, self._membership, self._link = limits, membership, link
-        self._replication, self._own, self._trainer = replication, own, trainer
+        self._replication, self._in_flight, self._trainer = replication, in_flight, trainer
         self._fit, self._task, self._transfers = fit, task, transfers
-        self._statuses, self._news = subtree.statuses, news
-        self.status: Status | None = None  # as last told
+        self._statuses, self._report_flag = subtree.statuses, report_flag
+        self.status: Status | None = None  # as last reported
         self._reports = 0
         self._report_due_s = 0.0
         self._lease_due_s = 0.0
         self._level_s = now_s  # when it was last where its parent is
 
     def report_if_due(self, now_s: float) -> list[Effect]:
-        """Report news at once, and otherwise when the lease wants it."""
-        news_due = self._news.waits and now_s >= self._report_due_s
+        """Return a heartbeat if a status has changed or the lease must be renewed."""
+        news_due = self._report_flag.is_set and now_s >= self._report_due_s
         return self.report(now_s) if news_due or now_s >= self._lease_due_s else []
 
     def report(self, now_s: float) -> list[Effect]:
-        """Renew the lease, with whatever may not have been heard beside it."""
-        self._news.waits = False
+        """Return a heartbeat and repeat each direct message that the master has not confirmed."""
+        self._report_flag.clear()
         self._reports += 1
         self._report_due_s = now_s + REPORT_SPACING_S
-        self.put_own_status(now_s)
-        direct = self._task.last_words
-        repeats = direct or self._statuses.has_news
-        self._lease_due_s = now_s + (REPEAT_S if repeats else self._pause_s())
-        stamp, news = self._statuses.news()
+        self.update_own_status(now_s)
+        direct = self._task.unconfirmed_messages
+        repeats = direct or self._statuses.has_pending
+        self._lease_due_s = now_s + (REPEAT_S if repeats else self._renewal_interval_s())
+        stamp, statuses = self._statuses.next_report()
         received = Heartbeat(
             received=self._replication.received,
             bytes_received=self._link.bytes_received + self._link.arriving,
             catching=self._replication.is_fetching,
             stamp=stamp,
-            news=news,
+            statuses=statuses,
         )
-        return [self._link.send(received), *(ev.Tell(message) for message in direct)]
+        return [self._link.send(received), *(ev.SendDirect(message) for message in direct)]
 
     def resend_all(self) -> None:
-        """A new parent knows nothing."""
+        """Mark all statuses as unreported, for a new parent."""
         self._statuses.resend_all()
 
-    def goes_by_another_id(self, former: NodeId | None) -> None:
-        """What was told under the former one is not this one's."""
+    def on_new_id(self, former: NodeId | None) -> None:
+        """Forget the status that was reported under the former id."""
         self.status = None
         if former is not None:
-            self._statuses.forget(former)
+            self._statuses.drop_subtree(former)
 
-    def put_own_status(self, now_s: float) -> None:
-        """What changed since it was told last is news."""
+    def update_own_status(self, now_s: float) -> None:
+        """Put this node's status into the status table if it has changed."""
         known, trainer = self.status, self._trainer
         status = Status(
             node=self._membership.id,
             edge=self._link.edge,
             count=known.count if known is not None else 1,
-            after_seq=self._own.last_seq,
+            after_seq=self._in_flight.last_seq,
             epoch=trainer.position.epoch,
             batch=trainer.position.batch,
             steps=trainer.pace,
@@ -110,10 +111,13 @@ class Heartbeats:
         )
         if status != known:
             self.status = msgspec.structs.replace(status, count=self._reports)
-            self._statuses.put(self.status, self._membership.id)
+            self._statuses.update(self.status, self._membership.id)
 
     def _lag(self, now_s: float) -> int:
-        """Commits behind the parent, in powers of two, once that has lasted; 0 otherwise."""
+        """Return how many commits this node is behind its parent, rounded to a power of two.
+
+        Return 0 unless it has been behind for a while.
+        """
         state = self._fit.state
         if state is None or not self._replication.is_behind(state):
             self._level_s = now_s
@@ -122,7 +126,9 @@ class Heartbeats:
             return 0
         return 1 << ((state.head - self._replication.received).bit_length() - 1)
 
-    def _pause_s(self) -> float:
-        """Until the next renewal: no two nodes keep the same beat."""
+    def _renewal_interval_s(self) -> float:
+        """Return the seconds until the next renewal, with jitter so that nodes do not
+        synchronise.
+        """
         jitter = zlib.crc32(b"%d/%d" % (self._membership.id, self._reports)) / 2**32
         return self._limits.lease_s / 4 * (0.5 + 0.5 * jitter)

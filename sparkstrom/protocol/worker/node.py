@@ -1,153 +1,487 @@
-"""A worker's machine: join, catch up, publish, apply in commit order, relay, come back, drain.
+"""The state machine of one worker's node.
 
-Its trainer stands beside it: it reads ``command`` at each batch boundary and says what it did
-through events. The machine owns no replica; ``Deliver`` and ``Install`` change the one that the
-trainer owns, in the order in which they come.
-
-Each part owns what it knows, its deadlines, and what becomes of these in a sleep; here each event
-goes to the part that it concerns.
+``Node.step`` takes an event and returns effects. It delegates to parts (link to the parent,
+children, publishing, fetching a snapshot and so on), derives from their states what the trainer
+does next (a directive), and fails the task if a wait exceeds its limit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import Protocol
 
 import msgspec
 
-from sparkstrom.base.identity import MASTER, NodeId, Position, Seq
+from sparkstrom.base.identity import MASTER, CommitNo, NodeId, Position, Seq
 from sparkstrom.codec.messages import (
     Activity,
     Adopt,
-    Again,
-    AskUpdater,
-    Attached,
+    AttachReply,
     AuditAnswer,
-    Behind,
     Chunk,
-    Closed,
-    Committed,
+    Commit,
     Data,
     Disown,
-    Failed,
-    Here,
-    Leaving,
+    IdClosed,
+    JoinRefusal,
+    LeaveNotice,
     MergedRange,
     Message,
+    OptimizerChunk,
+    OptimizerRequest,
+    Phase,
     Probe,
-    Refused,
+    ProbeReply,
     Release,
-    Says,
+    ResendRequest,
+    SnapshotRequired,
     State,
+    TrainingFailure,
     Update,
-    UpdaterChunk,
     Welcome,
+    WorkerLog,
 )
 from sparkstrom.observe.telemetry import NodeCounters, WorkerCounters, to_wire
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.endings import Ending
-from sparkstrom.protocol.common.events import Directive, Effect, Order
-from sparkstrom.protocol.common.ignored import Reason
-from sparkstrom.protocol.common.stages import ATTACHED, CLOSED, DISMISSED, ENDED, TRAINING
-from sparkstrom.protocol.worker.directives import DONE
-from sparkstrom.protocol.worker.fit_view import OVER
-from sparkstrom.protocol.worker.limits import Identity, NodeLimits
-from sparkstrom.protocol.worker.parts import NodeParts
+from sparkstrom.protocol.common.children import Children, Leases
+from sparkstrom.protocol.common.events import (
+    Command,
+    Directive,
+    Effect,
+    Ending,
+    IgnoredMessages,
+    IgnoreReason,
+)
+from sparkstrom.protocol.common.history import History, Log
+from sparkstrom.protocol.common.stages import (
+    ATTACHED,
+    CLOSED,
+    DISMISSED,
+    ENDED,
+    INSTALLING,
+    TRAINING,
+)
+from sparkstrom.protocol.worker.heartbeats import Heartbeats
+from sparkstrom.protocol.worker.identity import Identity, Membership
+from sparkstrom.protocol.worker.joining import Joining
+from sparkstrom.protocol.worker.limits import NodeLimits, ProcessPause, Wait
+from sparkstrom.protocol.worker.node_records import (
+    OVER,
+    DirtyFlag,
+    FitView,
+    StatusTable,
+    Subtree,
+    TaskEnd,
+    TrainerView,
+)
+from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
+from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
+from sparkstrom.protocol.worker.replication import Relaying, Replication
+
+RUNNING = Phase.RUNNING  # see ``stages``: this is asked after every event
+JOINING = Directive(Command.WAIT, "joining")
+GATHERING = Directive(Command.WAIT, "the others have not joined yet")
+WINDOW_FULL = Directive(Command.WAIT, "its updates are not committed yet")
+STALE = Directive(Command.WAIT, "what the others sent a round ago is not here yet")
+AHEAD = Directive(Command.WAIT, "it is ahead of the slowest")
+NOT_THERE = Directive(Command.WAIT, "the last updates have not come yet")
+DRAIN = Directive(Command.DRAIN)
+TRANSFERRING = Directive(Command.WAIT, "the updater's state of another worker is on its way")
+LINGERING = Directive(Command.WAIT, "others hear from it that the fit is done")
+DONE = Directive(Command.END, Ending.DONE.value, cause=Ending.DONE)
+
+
+class Directives:
+    """Derives the trainer's present directive from the states of a node's parts."""
+
+    def __init__(
+        self,
+        limits: NodeLimits,
+        *,
+        replication: Replication,
+        in_flight: InFlight,
+        trainer: TrainerView,
+        fit: FitView,
+        transfers: OptimizerTransfers,
+        children: Children,
+    ) -> None:
+        self._limits, self._replication, self._in_flight = limits, replication, in_flight
+        self._trainer, self._fit = trainer, fit
+        self._transfers, self._children = transfers, children
+
+    def current(self) -> Directive:
+        """Return the directive that is in force now."""
+        replication, state = self._replication, self._fit.state
+        pauses, stage = replication.pauses, replication.stage
+        if replication.fetch is not None or (stage is INSTALLING and pauses):
+            return Directive(Command.PAUSE, "a replica is on its way", number=pauses)
+        if state is None or not replication.has_replica:
+            return JOINING
+        if state.phase is RUNNING:
+            return TRANSFERRING if self._transfers.fetch is not None else self._train(state)
+        match state.phase:
+            case Phase.DONE if self._trainer.audit is not None:
+                return DONE if self._fit.may_end else LINGERING
+            case Phase.AUDIT | Phase.DONE:
+                at_final = replication.received >= state.final
+                return _audit_directive(state.final, state.epochs) if at_final else NOT_THERE
+            case Phase.DRAINING:
+                return DRAIN
+            case _:
+                return GATHERING
+
+    def _train(self, state: State) -> Directive:
+        """Return a directive to train, or to wait for what limits training."""
+        most = self._limits.publications_max
+        if most is None and not self._in_flight.has_room():
+            return WINDOW_FULL
+        workers = max(1, state.training)  # this one, which the master may not know yet
+        limit = None
+        if workers > 1:
+            limit, waits = self._step_limit(state, workers)
+            if limit is not None and self._trainer.steps >= limit:
+                return waits
+        publishes = most is None or len(self._in_flight) < most
+        progress = state.minibatches, state.minibatches_expected, state.epochs
+        return _train_directive(limit, publishes, self._commit_delay_s(state), workers, *progress)
+
+    def _commit_delay_s(self, state: State) -> float:
+        """Return the recent time from a publication to its commit, in seconds.
+
+        With ``max_lead`` every worker waits for the slowest link, over which commits arrive late as
+        sums. Then return the delay to the last replica, so that all workers publish less.
+        """
+        if self._limits.max_lead is None or not self._in_flight.round_s:
+            return self._in_flight.round_s
+        waits_s = max(state.wait_ms / 1000, round(self._children.wait_s, 3))
+        return max(self._in_flight.round_s, waits_s)
+
+    def _step_limit(self, state: State, workers: int) -> tuple[int | None, Directive]:
+        """Return the step count at which training waits (None: no limit), and the directive for the
+        wait.
+
+        ``max_staleness`` limits the steps after the oldest uncommitted update: once that is
+        committed, all that others had sent before it has arrived. ``max_lead`` limits the steps
+        ahead of the slowest worker.
+        """
+        limits = self._limits
+        limit, waits = None, AHEAD
+        if limits.max_lead is not None:
+            limit = self._trainer.steps_at_pace(state.slowest + limits.max_lead)
+        if limits.max_staleness is not None:
+            beside = max(limits.max_staleness, limits.age_of_updates // workers - limits.steps_each)
+            oldest = self._in_flight.oldest
+            sent = self._trainer.steps + 1 if oldest is None else oldest.steps  # with the next one
+            if limit is None or sent + beside < limit:
+                limit, waits = sent + beside, STALE
+        return limit, waits
+
+
+@lru_cache(maxsize=1024)  # called after every event, mostly with equal arguments
+def _train_directive(
+    steps_max: int | None,
+    publishes: bool,
+    round_s: float,
+    workers: int,
+    minibatches: int,
+    minibatches_expected: int,
+    epochs: int,
+) -> Directive:
+    """Return a directive to train; cached, because it is derived after every event."""
+    return Directive(
+        Command.TRAIN,
+        steps_max=steps_max,
+        publishes=publishes,
+        round_s=round_s,
+        workers=workers,
+        minibatches=minibatches,
+        minibatches_expected=minibatches_expected,
+        epochs=epochs,
+    )
+
+
+def _audit_directive(final: CommitNo, epochs: int) -> Directive:
+    """Return a directive to hash the replica at the final commit."""
+    return Directive(Command.AUDIT, commit=final, epochs=epochs)
+
+
+class DeadlineHolder(Protocol):
+    """A part of a node that has deadlines of its own."""
+
+    def shift_deadlines(self, pause: ProcessPause) -> None:
+        """Do not count a pause of the process as waiting."""
+
+
+class Deadlines:
+    """Checks the deadlines of all waits of a node, each counted from the last progress."""
+
+    def __init__(
+        self,
+        limits: NodeLimits,
+        deadline_holders: Sequence[DeadlineHolder],
+        *,
+        membership: Membership,
+        link: ParentLink,
+        replication: Replication,
+        trainer: TrainerView,
+        fit: FitView,
+        task: TaskEnd,
+        now_s: float,
+    ) -> None:
+        self._nap_s_max, self._deadline_holders = limits.lease_s / 4, deadline_holders
+        self._membership, self._link, self._replication = membership, link, replication
+        self._trainer, self._fit, self._task = trainer, fit, task
+        self._ticked_s = now_s
+
+    def shift_after_pause(self, now_s: float) -> None:
+        """Shift all deadlines if this process did not run for over a quarter of a lease."""
+        slept_s, self._ticked_s = now_s - self._ticked_s, now_s
+        if slept_s <= self._nap_s_max:
+            return
+        pause = ProcessPause(slept_s, now_s)
+        for deadline_holder in self._deadline_holders:
+            deadline_holder.shift_deadlines(pause)
+
+    def timeout_directive(self, now_s: float) -> Directive | None:
+        """Return the directive that ends the task if a wait is overdue, with the reason for
+        people.
+        """
+        wait = self._longest_wait(now_s)
+        if wait is not None and now_s - wait.since_s > wait.limit_s:
+            text = wait.reason.value.format(silent=now_s - wait.since_s, **wait.figures)
+            return Directive(Command.FAIL, text, cause=wait.reason)
+        return (
+            None
+            if self._task.stage is TRAINING
+            else self._task.directive_if_unconfirmed_too_long(now_s)
+        )
+
+    def _longest_wait(self, now_s: float) -> Wait | None:
+        """Return the first wait that is overdue, or close to it; the most general cause comes
+        first.
+        """
+        replication, joined = self._replication, self._membership.node is not None
+        return (
+            self._fit.overdue_wait(now_s, joined=joined)
+            or (None if joined else self._membership.overdue_wait(now_s))
+            or (None if replication.fetch is None else replication.overdue_snapshot(now_s))
+            or self._link.overdue_wait(now_s)
+            or replication.overdue_commits(self._fit.state, now_s)
+            or self._trainer.overdue_wait(now_s, replication.stage, paused=replication.paused)
+        )
+
+
+class NodeParts:
+    """Constructs the parts of a worker's node and connects them. No part uses one that is made
+    later.
+    """
+
+    def __init__(self, identity: Identity, limits: NodeLimits, now_s: float) -> None:
+        self.limits = limits
+        self.report_flag, self.ignored = report_flag, ignored = DirtyFlag(), IgnoredMessages()
+        history = History(Log(limits.log_bytes))
+        self.in_flight = InFlight(limits.window_bytes)
+        self.children = Children(limits.flow_limits, history, Leases(limits.lease_s, now_s))
+        self.subtree = Subtree(self.children, StatusTable())
+        self.membership = membership = Membership(identity, limits, now_s)
+        self.fit, self.task = FitView(limits, now_s), TaskEnd()
+        self.trainer = TrainerView(limits, report_flag, now_s)
+        self.link = link = ParentLink(limits, membership, self.in_flight, report_flag, now_s)
+        self.replication = Replication(
+            limits,
+            history,
+            membership=membership,
+            link=link,
+            in_flight=self.in_flight,
+            trainer=self.trainer,
+            children=self.children,
+            report_flag=report_flag,
+            ignored=ignored,
+            now_s=now_s,
+        )
+        self.transfers = OptimizerTransfers(
+            limits,
+            membership=membership,
+            link=link,
+            trainer=self.trainer,
+            fit=self.fit,
+            subtree=self.subtree,
+            report_flag=report_flag,
+            ignored=ignored,
+        )
+        self._make_dependent_parts(now_s)
+
+    def _make_dependent_parts(self, now_s: float) -> None:
+        """Construct the parts that need several of the parts made before."""
+        self.relaying = Relaying(
+            membership=self.membership,
+            link=self.link,
+            replication=self.replication,
+            transfers=self.transfers,
+            subtree=self.subtree,
+            report_flag=self.report_flag,
+            ignored=self.ignored,
+        )
+        self.reporting = Heartbeats(
+            self.limits,
+            membership=self.membership,
+            link=self.link,
+            replication=self.replication,
+            in_flight=self.in_flight,
+            trainer=self.trainer,
+            fit=self.fit,
+            task=self.task,
+            transfers=self.transfers,
+            subtree=self.subtree,
+            report_flag=self.report_flag,
+            now_s=now_s,
+        )
+        self._joining = Joining(
+            membership=self.membership,
+            link=self.link,
+            replication=self.replication,
+            in_flight=self.in_flight,
+            trainer=self.trainer,
+            fit=self.fit,
+            task=self.task,
+            subtree=self.subtree,
+            reporting=self.reporting,
+            ignored=self.ignored,
+        )
+        self._directives = Directives(
+            self.limits,
+            replication=self.replication,
+            in_flight=self.in_flight,
+            trainer=self.trainer,
+            fit=self.fit,
+            transfers=self.transfers,
+            children=self.children,
+        )
+        deadline_holders = (
+            self.membership, self.fit, self.replication, self.trainer, self.link, self.task,
+            self.in_flight,
+        )  # fmt: skip
+        self._deadlines = Deadlines(
+            self.limits,
+            deadline_holders,
+            membership=self.membership,
+            link=self.link,
+            replication=self.replication,
+            trainer=self.trainer,
+            fit=self.fit,
+            task=self.task,
+            now_s=now_s,
+        )
+
 
 __all__ = ["Identity", "Node", "NodeLimits"]
 
 
 class Node(NodeParts):
-    """One worker. ``step(event, now_s)`` returns the effects; ``command`` is for its trainer."""
+    """The protocol side of one worker: joins, fetches a replica, publishes, applies commits,
+    relays.
+
+    ``step(event, now_s)`` returns the effects. The trainer reads ``directive`` at each batch
+    boundary and reports its work through events. It owns the replica, which the effects
+    ``ApplyCommit`` and ``InstallSnapshot`` change in their order. Each part owns its state and its
+    deadlines; ``Node`` dispatches each event to the part that handles it.
+    """
 
     def __init__(self, identity: Identity, limits: NodeLimits, now_s: float) -> None:
         super().__init__(identity, limits, now_s)
-        self.command = Directive(Order.WAIT, "joining")
+        self.directive = Directive(Command.WAIT, "joining")
 
     @property
     def node(self) -> NodeId | None:
-        """Its present id; None before the first welcome."""
+        """Return the present id; None before the first welcome."""
         return self.membership.node
 
     @property
-    def has_news(self) -> bool:
-        """It will tell them with its next report."""
-        return self.news.waits
+    def has_pending_report(self) -> bool:
+        """Return whether the next tick sends a report to the parent."""
+        return self.report_flag.is_set
 
     @property
-    def is_brief(self) -> bool:
-        """It has news that it will tell within milliseconds, and wants a Tick for it."""
-        return self.news.waits or self.children.is_brief
-
-    # -- events ----------------------------------------------------------------------------------
+    def needs_fast_tick(self) -> bool:
+        """Return whether a report or a state is due within milliseconds, so the caller should tick
+        soon.
+        """
+        return self.report_flag.is_set or self.children.needs_fast_tick
 
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
-        """React, then decide what the trainer is to do."""
+        """Process one event and return the effects, then update ``directive``."""
         effects = self._react(event, now_s)
         if self.task.stage is TRAINING:
-            self.command = self._orders.now()
-            if self.command is DONE:
+            self.directive = self._directives.current()
+            if self.directive is DONE:
                 self.task.end(DONE)
-        elif self.task.command is not None:
-            self.command = self.task.command
+        elif self.task.directive is not None:
+            self.directive = self.task.directive
         return effects
 
     def _react(self, event: ev.Event, now_s: float) -> list[Effect]:
+        """Dispatch an event to the part that handles it, and return the effects."""
         match event:
             case ev.Received(sender=sender, message=message):
                 assert sender is not None, "nobody tells a worker directly but the master"
                 return self._on_message(sender, message, now_s)
             case ev.Tick():
                 return self._on_tick(now_s)
-            case ev.Arriving(sender=sender, bytes=size):
-                return self._on_arriving(event, sender, size, now_s)
-            case ev.Opened():
-                return self._joining.on_opened(event, now_s)
+            case ev.DataArriving(sender=sender, bytes=size):
+                return self._on_data_arriving(event, sender, size, now_s)
+            case ev.StreamsOpened():
+                return self._joining.on_streams_opened(event, now_s)
             case _:
-                return self._on_trainer(event, now_s)
+                return self._on_trainer_event(event, now_s)
 
-    def _on_trainer(self, event: ev.Event, now_s: float) -> list[Effect]:
+    def _on_trainer_event(self, event: ev.Event, now_s: float) -> list[Effect]:
+        """Process an event from this node's trainer."""
         match event:
-            case ev.Published():
+            case ev.UpdatePublished():
                 return self._on_published(event, now_s)
-            case ev.Progressed():
+            case ev.StepCompleted():
                 position = Position(event.epoch, event.batch)
                 self.trainer.advance(position, event.steps, now_s)
-            case ev.Busy(activity=activity):
-                self.trainer.is_at(Activity(activity), now_s)
-            case ev.Paused(number=number):
+            case ev.ActivityChanged(activity=activity):
+                self.trainer.set_activity(Activity(activity), now_s)
+            case ev.TrainerPaused(number=number):
                 self.replication.on_paused(number)
-            case ev.Installed():
+            case ev.ReplicaInstalled():
                 if not self.replication.has_replica:
-                    self.trainer.keep_pace(self.fit.slowest)
+                    self.trainer.credit_head_start(self.fit.slowest)
                     self.transfers.begin_if_late(now_s)
-                self.replication.installed(now_s)
-            case ev.Applied(commit=commit):
-                self.replication.applied(commit)
-            case ev.Drained():
-                self.trainer.drained(self.own.last_seq)
-            case ev.Hashed(commit=commit, digest=digest, checkpoint=checkpoint):
-                self.trainer.hashed(AuditAnswer(commit, digest, checkpoint))
-            case ev.Released(checkpoint=checkpoint):
-                leaving = Leaving(
+                self.replication.on_installed(now_s)
+            case ev.CommitApplied(commit=commit):
+                self.replication.on_applied(commit)
+            case ev.TrainerDrained():
+                self.trainer.set_final(self.in_flight.last_seq)
+            case ev.ReplicaHashed(commit=commit, digest=digest, checkpoint=checkpoint):
+                self.trainer.set_audit(AuditAnswer(commit, digest, checkpoint))
+            case ev.TrainerReleased(checkpoint=checkpoint):
+                leaving = LeaveNotice(
                     node=self.membership.id, reason=Ending.RELEASED.value, checkpoint=checkpoint
                 )
-                self.task.left(leaving, now_s)
-                return [ev.Tell(leaving)]
-            case ev.Said(lines=lines, skipped=skipped):
-                return [ev.Tell(self._says(lines, skipped))]
+                self.task.on_trainer_left(leaving, now_s)
+                return [ev.SendDirect(leaving)]
+            case ev.OutputPrinted(lines=lines, skipped=skipped):
+                return [ev.SendDirect(self._make_worker_log(lines, skipped))]
             case ev.TrainerFailed():
-                return self._on_failed(event, now_s)
+                return self._on_training_failure(event, now_s)
             case _:
                 raise AssertionError(f"no rule for {event}")
         return []
 
-    def _says(self, lines: list[tuple[str, str]], skipped: int) -> Says:
+    def _make_worker_log(self, lines: list[tuple[str, str]], skipped: int) -> WorkerLog:
+        """Return the message with lines that the worker printed, for people at the driver."""
         who = self.membership.identity
-        return Says(host=who.host, partition=who.partition, lines=lines, skipped=skipped)
+        return WorkerLog(host=who.host, partition=who.partition, lines=lines, skipped=skipped)
 
-    def _on_failed(self, event: ev.TrainerFailed, now_s: float) -> list[Effect]:
+    def _on_training_failure(self, event: ev.TrainerFailed, now_s: float) -> list[Effect]:
+        """Report an exception in training to the master."""
         who = self.membership.identity
-        failed = Failed(
+        failed = TrainingFailure(
             node=self.membership.node,
             host=who.host,
             partition=who.partition,
@@ -155,42 +489,41 @@ class Node(NodeParts):
             trace=event.trace,
             phase=event.phase,
         )
-        self.task.failed(failed, now_s)
-        return [ev.Tell(failed)]
+        self.task.on_training_failed(failed, now_s)
+        return [ev.SendDirect(failed)]
 
-    def _on_published(self, made: ev.Published, now_s: float) -> list[Effect]:
+    def _on_published(self, made: ev.UpdatePublished, now_s: float) -> list[Effect]:
+        """Make a numbered update of a publication, and send it if the parent is attached."""
         self.trainer.advance(Position(made.epoch, made.batch), made.steps, now_s)
         update = Update(
             origin=self.membership.id,
-            seq=Seq(self.own.last_seq + 1),
+            seq=Seq(self.in_flight.last_seq + 1),
             seen=made.seen,
             epoch=made.epoch,
             batch=made.batch,
             steps=self.trainer.pace,
             payload=made.payload,
         )
-        self.own.add(update, now_s)
-        return self.link.hand_up(update, None, now_s) if self.link.attached else []
-
-    # -- messages --------------------------------------------------------------------------------
+        self.in_flight.add(update, now_s)
+        return self.link.enqueue(update, None, now_s) if self.link.attached else []
 
     def _on_message(self, sender: NodeId, message: Message, now_s: float) -> list[Effect]:
-        """Over which edge it came says what it may be."""
+        """Dispatch a message by its sender: the master, the parent or a child."""
         if sender == MASTER:
-            self.fit.hear(now_s)
-        self.link.hear(sender, message, now_s)
+            self.fit.on_master_heard(now_s)
+        self.link.note_sign_of_life(sender, message, now_s)
         child = self.children.by_node.get(sender)
         if child is not None:
             return self.relaying.on_child(child, message, now_s)
         if sender == MASTER and (effects := self._on_direct(message, now_s)) is not None:
             return effects
         if sender == self.link.parent:
-            return self._on_parent(message, now_s)
-        self.ignored.count(message, Reason.STRANGER)
+            return self._on_parent_message(message, now_s)
+        self.ignored.count(message, IgnoreReason.STRANGER)
         return []
 
     def _on_direct(self, message: Message, now_s: float) -> list[Effect] | None:
-        """What only the master says, whoever stands between; None for anything else."""
+        """Process a message that only the master sends, directly; return None for any other."""
         match message:
             case Welcome():
                 return self._joining.on_welcome(message, now_s)
@@ -198,16 +531,16 @@ class Node(NodeParts):
                 return self.relaying.on_adopt(message, now_s)
             case Disown():
                 return self.relaying.on_disown(message)
-            case AskUpdater():
-                return self.transfers.on_ask(message, self.link.parent)
+            case OptimizerRequest():
+                return self.transfers.on_request(message, self.link.parent)
             case Probe(node=node) if node == self.node:
-                return [ev.Tell(Here(node))]
+                return [ev.SendDirect(ProbeReply(node))]
             case Probe():
-                self.ignored.count(message, Reason.FOR_ANOTHER)
-            case Refused():
-                self._joining.on_refused(message)
-            case Closed():
-                return self._joining.on_closed(message)
+                self.ignored.count(message, IgnoreReason.FOR_ANOTHER)
+            case JoinRefusal():
+                self._joining.on_join_refusal(message)
+            case IdClosed():
+                return self._joining.on_id_closed(message)
             case Release(reason=reason):
                 self.task.release(reason)
             case State() if message.phase is OVER:
@@ -216,137 +549,151 @@ class Node(NodeParts):
                 return None
         return []
 
-    def _on_arriving(
-        self, event: ev.Arriving, sender: NodeId, size: int, now_s: float
+    def _on_data_arriving(
+        self, event: ev.DataArriving, sender: NodeId, size: int, now_s: float
     ) -> list[Effect]:
-        """Part of a message: it is no news but that the stream lives, and how fast."""
+        """Record that part of a data message has arrived, so its stream is alive."""
         child = self.children.by_node.get(sender)
         if child is not None:
-            self.children.arriving(child, size)
+            self.children.on_data_arriving(child, size)
         elif sender == self.link.parent:
-            self.link.on_part(size)
-            self.replication.got_data(now_s)
+            self.link.on_partial_data(size)
+            self.replication.note_data(now_s)
         else:
-            self.ignored.count(event, Reason.STRANGER)
+            self.ignored.count(event, IgnoreReason.STRANGER)
         return []
 
-    def _on_parent(self, message: Message, now_s: float) -> list[Effect]:
+    def _on_parent_message(self, message: Message, now_s: float) -> list[Effect]:
+        """Process a message that the parent sent over the edge."""
         link, replication = self.link, self.replication
         if isinstance(message, Data):
             link.on_data(message)
         match message:  # what comes most comes first
-            case Committed() if link.stage is ATTACHED:
-                return replication.on_committed(message, now_s)
+            case Commit() if link.stage is ATTACHED:
+                return replication.on_commit(message, now_s)
             case State():
                 return self._on_state(message, now_s)
-            case Attached():
-                return self._joining.on_attached(message, now_s)
-            case Committed() | MergedRange() | Chunk() | UpdaterChunk() | Again() | Behind():
+            case AttachReply():
+                return self._joining.on_attach_reply(message, now_s)
+            case (
+                Commit()
+                | MergedRange()
+                | Chunk()
+                | OptimizerChunk()
+                | ResendRequest()
+                | SnapshotRequired()
+            ):
                 if link.stage is not ATTACHED:
-                    self.ignored.count(message, Reason.EARLY)  # it overtook the answer
+                    self.ignored.count(message, IgnoreReason.EARLY)  # it overtook the answer
                     return []
                 return self._on_attached_parent(message, now_s)
             case _:
-                self.ignored.count(message, Reason.WRONG_WAY)
+                self.ignored.count(message, IgnoreReason.WRONG_WAY)
         return []
 
     def _on_attached_parent(
         self,
-        message: Committed | MergedRange | Chunk | UpdaterChunk | Again | Behind,
+        message: Commit | MergedRange | Chunk | OptimizerChunk | ResendRequest | SnapshotRequired,
         now_s: float,
     ) -> list[Effect]:
+        """Process a message that follows the parent's attach reply."""
         match message:
             case MergedRange():
                 return self.replication.on_merged(message, now_s)
             case Chunk():
                 return self.replication.on_chunk(message, now_s)
-            case UpdaterChunk():
+            case OptimizerChunk():
                 assert self.link.parent is not None
                 return self.transfers.on_chunk(message, self.link.parent, now_s)
-            case Again():
-                return self.relaying.on_again(message, now_s)
-            case Behind():
-                return self.replication.on_behind(message, now_s)
-            case Committed():
-                return self.replication.on_committed(message, now_s)
+            case ResendRequest():
+                return self.relaying.on_resend_request(message, now_s)
+            case SnapshotRequired():
+                return self.replication.on_snapshot_required(message, now_s)
+            case Commit():
+                return self.replication.on_commit(message, now_s)
 
     def _on_state(self, state: State, now_s: float) -> list[Effect]:
-        """The newest counts, once the node has taken from it what is for its own edge."""
+        """Apply a state's acknowledgements for this edge; store the state unless it is older."""
         fit, link, known = self.fit, self.link, self.fit.state
         if self.subtree.statuses.on_ack(state.stamp):
-            self.news.add()
+            self.report_flag.set()
         link.on_state(state, now_s)
         if self.membership.node in state.closed:
-            return [ev.Reopen()]  # the master will say what that means
-        if not fit.take(state, now_s):
-            self.ignored.count(state, Reason.LATE)
+            return [ev.ReopenStreams()]  # the master will say what that means
+        if not fit.accept_state(state, now_s):
+            self.ignored.count(state, IgnoreReason.LATE)
             return []
         if known is None or state.beat > known.beat:
-            link.master_lives()
-        self.replication.lacks_nothing(state, now_s)
+            link.reset_patience()
+        self.replication.note_state(state, now_s)
         if link.parent != MASTER and not state.head:
-            link.owes_nothing(now_s)  # a relay may have no replica yet
-        if self.children.by_node and (known is None or _shared(state) != _shared(known)):
-            self.children.announce()
+            link.reset_answer_timer(now_s)  # a relay may have no replica yet
+        if self.children.by_node and (
+            known is None or _relayed_part(state) != _relayed_part(known)
+        ):
+            self.children.announce_state()
         return []
 
-    # -- time ------------------------------------------------------------------------------------
-
     def _on_tick(self, now_s: float) -> list[Effect]:
+        """Run all periodic work: deadlines, children, reports, requests, a new edge."""
         link = self.link
-        self._deadlines.forget_sleep(now_s)
-        if (end := self._deadlines.expired(now_s)) is not None:
+        self._deadlines.shift_after_pause(now_s)
+        if (end := self._deadlines.timeout_directive(now_s)) is not None:
             self.task.end(end)
         if self.task.stage is ENDED or link.stage is CLOSED:
             return []
         effects = self.relaying.tick(self.fit.state, now_s)
         if self.fit.done:
-            effects += self._look_for_the_end(now_s)
+            effects += self._leave_if_done(now_s)
         if self.transfers.fetch is not None:
             effects += self.transfers.request_chunks(now_s)
         if self.fit.farewell is DISMISSED:
             return effects
         if (silent := link.is_silent(now_s)) or self._is_starved(now_s):  # time for fresh streams
             link.give_up(now_s, silent=silent)
-            return [*effects, ev.Reopen()]
+            return [*effects, ev.ReopenStreams()]
         if link.stage is not ATTACHED:
-            return effects + self._joining.ask_if_due(now_s)
+            return effects + self._joining.retry_if_due(now_s)
         if self.replication.fetch is not None:
-            effects += self.replication.catch_up(now_s)
+            effects += self.replication.continue_fetch(now_s)
         if link.waiting:
-            effects += link.send_up(now_s)
-        if self.own.overdue(now_s):
-            effects += link.send_overdue(now_s)
+            effects += link.send_queued(now_s)
+        if self.in_flight.is_overdue(now_s):
+            effects += link.resend_overdue(now_s)
         return effects + self.reporting.report_if_due(now_s)
 
     def _is_starved(self, now_s: float) -> bool:
+        """Return whether the parent sends no data although commits are missing."""
         missing_since_s = self.replication.missing_since_s(self.fit.state)
         return self.link.is_starved(self.fit, missing_since_s, now_s)
 
-    def _look_for_the_end(self, now_s: float) -> list[Effect]:
-        """A fit that is done ends here once all below have heard so."""
+    def _leave_if_done(self, now_s: float) -> list[Effect]:
+        """Leave the parent once the fit is done and every node below has been informed."""
         audited, needed = self.trainer.audit is not None, bool(self.children.by_node)
-        if not self.fit.over(now_s, audited=audited, needed=needed) or self.link.parent is None:
+        if (
+            not self.fit.begin_farewell_if_due(now_s, audited=audited, needed=needed)
+            or self.link.parent is None
+        ):
             return []
         return [
             self.link.send(
-                Leaving(node=self.membership.id, reason=Ending.DONE.value, checkpoint=None)
+                LeaveNotice(node=self.membership.id, reason=Ending.DONE.value, checkpoint=None)
             )
         ]
 
-    def stats(self, told: WorkerCounters) -> None:
-        """Counters for the master; they go with the next report, and are cumulative.
+    def set_counters(self, counters: WorkerCounters) -> None:
+        """Set the worker's cumulative counters, which the next report contains.
 
-        The machine adds its own: of the links downwards, the one that was found too slow last.
+        Counters of the node itself are added, with the last slow link to a child among them.
         """
-        narrow, node = self.children.narrow, told.node or NodeCounters()
-        slow, ignored = (narrow[-1] if narrow else None), self.ignored.total
-        node = replace(node, round_s=self.own.round_s, ignored=ignored, slow_link=slow)
-        self.trainer.counts(to_wire(replace(told, node=node)))
+        slow_links, node = self.children.slow_links, counters.node or NodeCounters()
+        slow, ignored = (slow_links[-1] if slow_links else None), self.ignored.total
+        node = replace(node, round_s=self.in_flight.round_s, ignored=ignored, slow_link=slow)
+        self.trainer.set_counters(to_wire(replace(counters, node=node)))
 
 
-def _shared(state: State) -> State:
-    """What of a state is the same for all who hear it, and they must hear at once."""
+def _relayed_part(state: State) -> State:
+    """Return the fields of a state that are equal for all nodes and must be forwarded at once."""
     return msgspec.structs.replace(
         state,
         head=0,

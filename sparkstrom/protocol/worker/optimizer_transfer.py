@@ -1,30 +1,25 @@
-"""Optimizer transfer: who joins in mid-training takes the updater's state of somebody who trains.
+"""Optimizer transfer: a worker that joins in mid-training copies another worker's optimizer state.
 
-Momentum and second moments are worth having, but nobody waits for them beyond a deadline. A
-parent that trains is the source; otherwise the question goes up, and the master chooses one.
-Who began in mid-training with a fresh state, because none came in time, is no source to the end of
-the fit: it is not what it is taken for.
+The worker waits for the state until a deadline and then trains with a fresh one. A parent that
+trains is the source; otherwise the request goes up, and the master chooses one. A worker that began
+in mid-training with a fresh state never becomes a source, because its state lacks history.
 """
 
 from __future__ import annotations
 
 from sparkstrom.base.identity import NodeId
-from sparkstrom.codec.messages import AskUpdater, Phase, UpdaterChunk
+from sparkstrom.codec.messages import OptimizerChunk, OptimizerRequest, Phase
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Effect, Send
-from sparkstrom.protocol.common.ignored import Ignored, Reason
+from sparkstrom.protocol.common.events import Effect, IgnoredMessages, IgnoreReason, Send
 from sparkstrom.protocol.common.optimizer_fetch import OptimizerFetch
-from sparkstrom.protocol.worker.fit_view import FitView
+from sparkstrom.protocol.worker.identity import Membership
 from sparkstrom.protocol.worker.limits import NodeLimits
-from sparkstrom.protocol.worker.membership import Membership
-from sparkstrom.protocol.worker.news import News
+from sparkstrom.protocol.worker.node_records import DirtyFlag, FitView, Subtree, TrainerView
 from sparkstrom.protocol.worker.parent_link import ParentLink
-from sparkstrom.protocol.worker.subtree import Subtree
-from sparkstrom.protocol.worker.trainer_view import TrainerView
 
 
 class OptimizerTransfers:
-    """What this node fetches, and whether others may take its own."""
+    """Fetches optimizer state for this node, and serves or forwards such requests of others."""
 
     def __init__(
         self,
@@ -35,17 +30,17 @@ class OptimizerTransfers:
         trainer: TrainerView,
         fit: FitView,
         subtree: Subtree,
-        news: News,
-        ignored: Ignored,
+        report_flag: DirtyFlag,
+        ignored: IgnoredMessages,
     ) -> None:
         self._limits, self._membership, self._link = limits, membership, link
         self._trainer, self._fit = trainer, fit
-        self._subtree, self._news, self._ignored = subtree, news, ignored
+        self._subtree, self._report_flag, self._ignored = subtree, report_flag, ignored
         self.fetch: OptimizerFetch | None = None
         self._is_whole = False  # its optimizer began with the fit, or was taken from one that did
 
     def begin_if_late(self, now_s: float) -> None:
-        """Its first replica is installed; has training begun without it?"""
+        """Begin to fetch optimizer state if training had begun before the first replica came."""
         state = self._fit.state
         begun = self._trainer.steps > 0 or self._trainer.position > self._membership.identity.start
         late = begun or (state is not None and state.slowest > 0)
@@ -57,50 +52,58 @@ class OptimizerTransfers:
             )
 
     def request_chunks(self, now_s: float) -> list[Effect]:
-        """Ask on, until all is there or it has taken too long."""
+        """Request missing chunks; return the effect that installs the state once it is whole or
+        late.
+        """
         fetch = self.fetch
         if fetch is None:
             return []
         if (whole := fetch.whole) is not None or now_s > fetch.until_s:
             self.fetch, self._is_whole = None, whole is not None
-            self._news.add()
-            return [ev.InstallUpdater(whole)]
+            self._report_flag.set()
+            return [ev.InstallOptimizer(whole)]
         if not self._link.attached:
             return []
         if self._link.arriving:  # a long message on a slow link, which is no loss
             fetch.moved_s = now_s
         me = self._membership.id
-        return [self._link.send(AskUpdater(me, fetch.copy, i)) for i in fetch.wanted(now_s)]
+        return [
+            self._link.send(OptimizerRequest(me, fetch.copy, i)) for i in fetch.next_requests(now_s)
+        ]
 
     @property
     def is_source(self) -> bool:
-        """Has it trained, with a state that was never fresh in mid-training?
+        """Return whether others may copy this worker's optimizer state.
 
-        What it has fetched is with its trainer for certain only once that has taken a step.
+        It must not have started fresh in mid-training, and its trainer must have taken a step: only
+        then is a fetched state certain to be installed.
         """
         return self._is_whole and self._trainer.trained
 
-    def on_ask(self, ask: AskUpdater, to: NodeId | None) -> list[Effect]:
-        """Give it, or let somebody above find a source. ``to``: the neighbour it goes to."""
+    def on_request(self, ask: OptimizerRequest, to: NodeId | None) -> list[Effect]:
+        """Serve a request from this worker's state, or forward it towards the master.
+
+        ``to`` is the neighbour through which the answer goes.
+        """
         if to is not None and self.is_source:
-            return [ev.SendUpdater(to, ask)]
+            return [ev.SendOptimizerChunk(to, ask)]
         asked_from_below = to != self._link.parent
         if asked_from_below and self._link.attached:
             return [self._link.send(ask)]
-        self._ignored.count(ask, Reason.UNSERVED)
+        self._ignored.count(ask, IgnoreReason.UNSERVED)
         return []
 
-    def on_chunk(self, chunk: UpdaterChunk, sender: NodeId, now_s: float) -> list[Effect]:
-        """For this node, or for one below it, or on its way up; never back where it was."""
+    def on_chunk(self, chunk: OptimizerChunk, sender: NodeId, now_s: float) -> list[Effect]:
+        """Store a chunk for this node, or forward it, but never back to its sender."""
         if chunk.asker == self._membership.node:
             if self.fetch is not None:
                 self.fetch.take(chunk, now_s)
             else:
-                self._ignored.count(chunk, Reason.LATE)
+                self._ignored.count(chunk, IgnoreReason.LATE)
             return self.request_chunks(now_s)
-        child = self._subtree.towards(chunk.asker)
+        child = self._subtree.child_towards(chunk.asker)
         to = self._link.parent if child is None else child.node
         if to is None or to == sender:
-            self._ignored.count(chunk, Reason.UNSERVED)
+            self._ignored.count(chunk, IgnoreReason.UNSERVED)
             return []
         return [Send(to, chunk)]

@@ -1,165 +1,301 @@
-"""Parent: the edge upwards: how it comes about, what goes over it, and when it is given up.
-
-What the link has no room for waits here, in the order in which it came. A child's bytes count as
-passed only when they have gone on, so that its own link fills up and it publishes less: up waits
-for up, and nothing is dropped.
-"""
+"""A node's edge to its parent, and its own updates until they are committed."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container, Iterable
 
-from sparkstrom.base.identity import MASTER, EdgeNo, NodeId
-from sparkstrom.codec.messages import Address, Attached, Data, Message, State, Update, Welcome
+import msgspec
+
+from sparkstrom.base.identity import MASTER, EdgeNo, NodeId, Seq
+from sparkstrom.codec.messages import Address, AttachReply, Data, Message, State, Update, Welcome
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.child import Child
-from sparkstrom.protocol.common.endings import Vain
-from sparkstrom.protocol.common.events import Effect, Send
-from sparkstrom.protocol.common.send_window import SendWindow, weight
-from sparkstrom.protocol.common.stages import ATTACHED, ATTACHING, CLOSED, Cause, after
-from sparkstrom.protocol.worker.fit_view import FitView
-from sparkstrom.protocol.worker.in_flight import InFlight
-from sparkstrom.protocol.worker.limits import NodeLimits
-from sparkstrom.protocol.worker.membership import Membership
-from sparkstrom.protocol.worker.news import News
-from sparkstrom.protocol.worker.waits import LEVELS_ABOVE, Sleep, Wait
+from sparkstrom.protocol.common.children import Child
+from sparkstrom.protocol.common.events import Effect, Send, TimeoutReason
+from sparkstrom.protocol.common.flow_control import HEADER_BYTES, SendWindow, message_weight
+from sparkstrom.protocol.common.stages import ATTACHED, ATTACHING, CLOSED, Trigger, next_stage
+from sparkstrom.protocol.worker.identity import Membership
+from sparkstrom.protocol.worker.limits import LEVELS_ABOVE, NodeLimits, ProcessPause, Wait
+from sparkstrom.protocol.worker.node_records import DirtyFlag, FitView
 
-JOIN_RETRY_S = 0.5
-ATTACH_RETRY_S = 0.25
-DOUBLINGS_MAX = 4  # of the patience with an edge that stays silent, on a network that is slow
+ROUNDS = 4  # an update that takes so many times longer than the last one may be lost
+RETRY_LEAST_S = 10.0  # first wait for a commit before everything is sent again
+RETRY_LONGEST_S = 60.0  # bound of the doubling
+AGAIN_LEAST_S = 1.0  # between answers to ResendRequest: updates under way show the same gap
+
+
+class InFlight:
+    """A node's own updates that are not committed yet, in the order in which they were made.
+
+    Only the origin stores an uncommitted update. It sends the update once, and again on request or
+    over a new edge; the master drops repetitions. If the oldest one is uncommitted for much longer
+    than usual, all are sent again, in case a request was lost.
+    """
+
+    def __init__(self, window_bytes: int) -> None:
+        self._window_bytes = window_bytes
+        self._own: dict[tuple[NodeId, Seq], Update] = {}  # by (id, seq), oldest first
+        self._bytes = 0  # sum over ``_own``, headers included
+        self.last_seq = Seq(0)  # newest under the present id; seqs have no gaps
+        self._made_s: dict[tuple[NodeId, Seq], float] = {}  # when each was made, present id only
+        self.round_s = 0.0  # from making an update to its commit, lately; 0: none committed yet
+        self._retry_s = RETRY_LEAST_S  # after so long without progress the oldest may be lost
+        self._deadline_s = 0.0  # then all are sent again
+        self._again_s = -1.0  # before then a request to resend is ignored
+        self.progress_s = 0.0  # when one was committed, or the first of them was added
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of all uncommitted updates, headers included."""
+        return self._bytes
+
+    @property
+    def uncommitted(self) -> tuple[Update, ...]:
+        """Return the uncommitted updates, oldest first."""
+        return tuple(self._own.values())
+
+    @property
+    def oldest(self) -> Update | None:
+        """Return the uncommitted update that was made first; None without any."""
+        return next(iter(self._own.values())) if self._own else None
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def has_room(self) -> bool:
+        """Return whether the window has room; an empty one takes an update of any size."""
+        return not self._own or self._bytes < self._window_bytes
+
+    def add(self, update: Update, now_s: float) -> None:
+        """Add an update that was just published."""
+        assert update.seq == self.last_seq + 1, "seqs have no gaps"
+        if not self._own:
+            self._restart_timer(now_s)
+        self._own[update.origin, update.seq] = update
+        self._made_s[update.origin, update.seq] = now_s
+        self._bytes += HEADER_BYTES + len(update.payload)
+        self.last_seq = update.seq
+
+    def acknowledge(self, origin: NodeId, seq: Seq, now_s: float) -> Update | None:
+        """Remove the update that is now committed and return it; None if it was removed before."""
+        update = self._own.pop((origin, seq), None)
+        if update is not None:
+            self._bytes -= HEADER_BYTES + len(update.payload)
+            made_s = self._made_s.pop((origin, seq), None)
+            if made_s is not None:  # it was not made under an id that is closed
+                self.round_s = now_s - made_s
+            self._restart_timer(now_s)
+        return update
+
+    def acknowledge_up_to(
+        self, last: Iterable[tuple[NodeId, Seq]], ids: Container[NodeId], now_s: float
+    ) -> None:
+        """Remove all own updates up to a seq per id; ``ids`` are those of this process."""
+        for origin, seq in last:
+            if origin not in ids:
+                continue
+            for key in [k for k in self._own if k[0] == origin and k[1] <= seq]:
+                self.acknowledge(*key, now_s)
+
+    def renumber(self, closed: dict[NodeId, Seq], node: NodeId, now_s: float) -> None:
+        """Move updates that closed ids did not commit to the id ``node``, with new seqs."""
+        kept: dict[tuple[NodeId, Seq], Update] = {}
+        self.last_seq = Seq(0)
+        for (origin, seq), update in self._own.items():
+            if origin != node and seq > closed[origin]:
+                self.last_seq = Seq(self.last_seq + 1)
+                update = msgspec.structs.replace(update, origin=node, seq=self.last_seq)
+            kept[update.origin, update.seq] = update
+        self._own = kept
+        self._made_s.clear()
+        self._restart_timer(now_s)
+
+    def updates_to_resend(self, node: NodeId, now_s: float, *, force: bool = False) -> list[Update]:
+        """Return all uncommitted updates under ``node``, or none if they were sent a moment ago."""
+        if now_s < self._again_s and not force:
+            return []
+        self._again_s = now_s + max(AGAIN_LEAST_S, ROUNDS * self.round_s)
+        self._deadline_s = now_s + self._retry_s
+        return [update for update in self._own.values() if update.origin == node]
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Return whether the oldest update has waited so long that it may be lost."""
+        return bool(self._own) and now_s >= self._deadline_s
+
+    def back_off(self, now_s: float) -> None:
+        """Double the time after which updates count as lost."""
+        longest_s = max(RETRY_LONGEST_S, ROUNDS * self.round_s)
+        self._retry_s = min(2 * self._retry_s, longest_s)
+        self._deadline_s = now_s + self._retry_s
+
+    def note_progress(self, now_s: float) -> None:
+        """Restart the loss timer, because part of what was sent has arrived."""
+        self.progress_s = now_s
+        self._deadline_s = now_s + self._retry_s
+
+    def shift_deadlines(self, pause: ProcessPause) -> None:
+        """Do not count a pause of the process as waiting."""
+        self.progress_s = pause.shift(self.progress_s)
+
+    def _restart_timer(self, now_s: float) -> None:
+        """Set the time after which the oldest update counts as lost."""
+        self._retry_s = max(RETRY_LEAST_S, ROUNDS * self.round_s)
+        self._deadline_s = now_s + self._retry_s
+        self.progress_s = now_s
+
+
+JOIN_RETRY_S = 0.5  # direct messages may be lost
+ATTACH_RETRY_S = 0.25  # the parent may not have opened its end of the edge yet
+DOUBLINGS_MAX = 4  # of the patience with silent edges, for slow networks
 
 
 class ParentLink:
-    """One edge after the other, each with its own counts of bytes and its own window."""
+    """The edge to the parent. A later edge replaces it and starts with fresh window and byte
+    counts.
+
+    Updates for which the link has no room are queued in order. A child's bytes count as forwarded
+    only when this link has sent them, so the child's own window fills up and it publishes less:
+    backpressure reaches the origin, and nothing is dropped.
+    """
 
     def __init__(
-        self, limits: NodeLimits, membership: Membership, own: InFlight, news: News, now_s: float
+        self,
+        limits: NodeLimits,
+        membership: Membership,
+        in_flight: InFlight,
+        report_flag: DirtyFlag,
+        now_s: float,
     ) -> None:
-        self._limits, self._membership, self._own, self._news = limits, membership, own, news
-        self.stage = CLOSED
-        self.parent: NodeId | None = None
-        self.edge = EdgeNo(0)
-        self._begin_counts(now_s)
-        self.waiting: deque[tuple[Update, Child | None]] = deque()  # for room on the link
-        self.starved = 0  # edges opened since data last moved: each gets twice the patience
-        self._unanswered = 0  # edges opened since anything was heard: each gets twice the patience
-        self._ask_s = 0.0  # when to ask the master, or to speak to the parent, again
-        self._heard_s = (
-            now_s  # a sign that the control stream, or without an edge the join stream, lives
+        self._limits, self._membership, self._own, self._report_flag = (
+            limits,
+            membership,
+            in_flight,
+            report_flag,
         )
-        self._opened_s = now_s  # the present edge
-        self._owed_s = now_s  # since then the parent could have answered what this node holds
+        self.stage = CLOSED
+        self.parent: NodeId | None = None  # None: no edge is open
+        self.edge = EdgeNo(0)  # the newest one, which only rises
+        self._begin_counts(now_s)
+        self.waiting: deque[tuple[Update, Child | None]] = deque()  # (update, child)
+        self.starved = 0  # edges given up since data last moved; each doubles the patience
+        self._unanswered = 0  # edges given up since anything was heard; likewise
+        self._ask_s = 0.0  # when to repeat the join or the attach
+        self._heard_s = now_s  # last sign of life of the control stream, or of the join stream
+        self._opened_s = now_s  # when the present edge was opened, or attached
+        self._owed_s = now_s  # since then the parent has been able to answer the attach
 
     def _begin_counts(self, now_s: float) -> None:
-        self.window = SendWindow(self._limits.serving.window_max, now_s)
-        self.bytes_received = 0  # bytes that came down by this edge, by their weight
-        self.arriving = 0  # bytes of a message from there that is not whole yet
+        """Reset window and byte counts, for a new edge."""
+        self.window = SendWindow(self._limits.flow_limits.window_max, now_s)
+        self.bytes_received = 0  # complete data messages from the parent, by weight
+        self.arriving = 0  # bytes of an incomplete data message from the parent
 
     @property
     def attached(self) -> bool:
-        """The parent has answered over this edge: data may go and come."""
+        """Return whether the parent has answered over this edge, so that data may flow."""
         return self.stage is ATTACHED
 
     def send(self, message: Message) -> Send:
-        """Over the edge."""
+        """Return the effect that sends a message to the parent."""
         assert self.parent is not None, "there is no edge"
         return Send(self.parent, message)
 
-    # -- the edge --------------------------------------------------------------------------------
-
     def leave(self) -> list[Effect]:
-        """Hear nothing more over the present edge."""
+        """Close the present edge, and return the effect for it; nothing without an edge."""
         parent, self.parent = self.parent, None
         return [ev.CloseEdge(parent)] if parent is not None else []
 
-    def on_request_for_place(self, now_s: float) -> None:
-        """Fresh streams are open, and the master is to hear so."""
+    def on_join_requested(self, now_s: float) -> None:
+        """Record that the master was asked for an edge to the fresh streams."""
         assert self.parent is None, "the old edge is left first"
-        self.stage = after(self.stage, Cause.OPENED)
+        self.stage = next_stage(self.stage, Trigger.OPENED)
         self._heard_s = now_s
 
-    def take_place(self, welcome: Welcome, here: Address, now_s: float) -> list[Effect]:
-        """Under this parent, by this edge."""
+    def open_edge(self, welcome: Welcome, here: Address, now_s: float) -> list[Effect]:
+        """Open the edge to the parent that the welcome names."""
         assert welcome.edge > self.edge, "a lower edge is an older one"
         effects = self.leave() if self.parent != welcome.parent else []
-        self.stage = after(self.stage, Cause.WELCOMED)
+        self.stage = next_stage(self.stage, Trigger.WELCOMED)
         self.parent, self.edge = welcome.parent, welcome.edge
         self._opened_s = self._owed_s = self._heard_s = now_s
         self._begin_counts(now_s)
         return [*effects, ev.OpenEdge(self.parent, self.edge, here, welcome.up)]
 
-    def answered(self, now_s: float) -> None:
-        """The parent goes on from what this node holds."""
-        self.stage = after(self.stage, Cause.ANSWERED)
+    def on_attached(self, now_s: float) -> None:
+        """Record that the parent has answered the attach message: data may flow."""
+        self.stage = next_stage(self.stage, Trigger.ANSWERED)
         self._opened_s = now_s
-        self._news.add()
+        self._report_flag.set()
 
     def give_up(self, now_s: float, *, silent: bool) -> None:
-        """The edge is taken for dead; the next one gets more patience."""
-        self.stage = after(self.stage, Cause.GIVEN_UP)
+        """Treat the edge as dead; the next one gets twice the time. ``silent``: it had no signs
+        of life.
+        """
+        self.stage = next_stage(self.stage, Trigger.GIVEN_UP)
         self._heard_s = now_s
         self._unanswered += 1
         self.starved += not silent
 
-    def asks(self, now_s: float) -> bool:
-        """Is it time to ask, the master or a parent, again?"""
+    def is_retry_due(self, now_s: float) -> bool:
+        """Return whether the request to the master or to the parent must be repeated."""
         return now_s >= self._ask_s
 
-    def on_request(self, retry_s: float, now_s: float) -> None:
-        """The same again after so long."""
+    def schedule_retry(self, retry_s: float, now_s: float) -> None:
+        """Repeat the request after ``retry_s``."""
         self._ask_s = now_s + retry_s
 
-    # -- what comes ------------------------------------------------------------------------------
+    def note_sign_of_life(self, sender: NodeId, message: Message, now_s: float) -> None:
+        """Record a message that proves that the edge's control stream lives, or answers a join.
 
-    def hear(self, sender: NodeId, message: Message, now_s: float) -> None:
-        """Does this show that the edge's control stream, or without one the join stream, lives?
-
-        What the master says directly shows nothing, nor does data, which has a stream of its own.
+        Direct messages of the master prove nothing about the edge. Data messages do not count
+        either, as they use another stream.
         """
         if self.parent is None:
             if sender == MASTER:
                 self._heard_s = now_s
-        elif sender == self.parent and isinstance(message, (State, Attached)):
+        elif sender == self.parent and isinstance(message, (State, AttachReply)):
             self._heard_s, self._unanswered = now_s, 0
 
-    def master_lives(self) -> None:
-        """A new sign of it has come: the trouble was not at this edge."""
+    def reset_patience(self) -> None:
+        """Use the initial timeout again: the master lives, so silence was not due to the edge."""
         self._unanswered = 0
 
     def on_data(self, message: Data) -> None:
-        """One more message is whole."""
-        self.bytes_received += weight(message, self._limits.serving.chunk_bytes)
+        """Count a complete data message."""
+        self.bytes_received += message_weight(message, self._limits.flow_limits.chunk_bytes)
         self.arriving = self.starved = 0
-        self._news.waits = True
+        self._report_flag.set()
 
-    def on_part(self, size: int) -> None:
-        """So much of a message is here: the stream lives."""
+    def on_partial_data(self, size: int) -> None:
+        """Count bytes of an incomplete data message from the parent."""
         self.arriving, self.starved = size, 0
-        self._news.add()
+        self._report_flag.set()
 
     def on_state(self, state: State, now_s: float) -> None:
-        """The parent says what has arrived there."""
+        """Apply the parent's byte counts: those that it received and those that it forwarded."""
         if self.window.on_ack(state.bytes_received, state.bytes_forwarded, now_s):
-            self._own.moves(now_s)
+            self._own.note_progress(now_s)
             self.starved = 0
 
-    def owes_nothing(self, now_s: float) -> None:
-        """The parent has no replica yet, and so no answer."""
+    def reset_answer_timer(self, now_s: float) -> None:
+        """Restart the wait for the attach reply: the parent has no replica yet, so it cannot
+        answer.
+        """
         self._owed_s = now_s
 
-    # -- what goes up ----------------------------------------------------------------------------
-
-    def hand_up(self, update: Update, child: Child | None, now_s: float) -> list[Effect]:
-        """One more update is to go up; ``child``: over whose edge it came, None: its own."""
+    def enqueue(self, update: Update, child: Child | None, now_s: float) -> list[Effect]:
+        """Queue an update for the parent; ``child`` is where it came from, None for this node's
+        own.
+        """
         self.waiting.append((update, child))
-        return self.send_up(now_s)
+        return self.send_queued(now_s)
 
-    def send_up(self, now_s: float) -> list[Effect]:
-        """As much as the link takes."""
+    def send_queued(self, now_s: float) -> list[Effect]:
+        """Send queued updates to the parent while the window allows."""
         out: list[Effect] = []
         while self.waiting and self.stage is ATTACHED:
             update, child = self.waiting[0]
-            size = weight(update, 0)
+            size = message_weight(update, 0)
             if not self.window.has_room(size):
                 break
             self.waiting.popleft()
@@ -169,54 +305,54 @@ class ParentLink:
             out.append(self.send(update))
         return out
 
-    def send_all(self, now_s: float, *, force: bool = False) -> list[Effect]:
-        """All own uncommitted updates, again."""
-        updates = self._own.again(self._membership.id, now_s, force=force)
+    def resend_own(self, now_s: float, *, force: bool = False) -> list[Effect]:
+        """Queue all own uncommitted updates again, and send what the window allows."""
+        updates = self._own.updates_to_resend(self._membership.id, now_s, force=force)
         if not updates:
             return []
         others = [(update, child) for update, child in self.waiting if child is not None]
         self.waiting.clear()
         self.waiting.extend(others)
         self.waiting.extend((update, None) for update in updates)
-        return self.send_up(now_s)
+        return self.send_queued(now_s)
 
-    def send_anew(self, now_s: float) -> list[Effect]:
-        """Over a new edge: the own ones again. Others' are asked for where they were made."""
+    def resend_on_new_edge(self, now_s: float) -> list[Effect]:
+        """Send the own updates again over a new edge; updates of others are requested from their
+        origins.
+        """
         for update, child in self.waiting:
             if child is not None:
                 child.bytes_forwarded, child.state_due = (
-                    child.bytes_forwarded + weight(update, 0),
+                    child.bytes_forwarded + message_weight(update, 0),
                     True,
                 )
         self.waiting.clear()
-        return self.send_all(now_s, force=True)
+        return self.resend_own(now_s, force=True)
 
-    def send_overdue(self, now_s: float) -> list[Effect]:
-        """The own updates again: the oldest has waited far too long for its commit."""
-        assert self._own.overdue(now_s), "nothing is sent again before its time"
+    def resend_overdue(self, now_s: float) -> list[Effect]:
+        """Send the own updates again, because the oldest is overdue."""
+        assert self._own.is_overdue(now_s), "nothing is sent again before its time"
         self._own.back_off(now_s)
-        return self.send_all(now_s)
+        return self.resend_own(now_s)
 
-    # -- time ------------------------------------------------------------------------------------
-
-    def slept(self, sleep: Sleep) -> None:
-        """See ``Sleep``."""
-        self._opened_s = sleep.later(self._opened_s)
-        self._owed_s = sleep.later(self._owed_s)
-        self.window.slept(sleep.slept_s)
+    def shift_deadlines(self, pause: ProcessPause) -> None:
+        """Do not count a pause of the process as waiting."""
+        self._opened_s = pause.shift(self._opened_s)
+        self._owed_s = pause.shift(self._owed_s)
+        self.window.shift_deadlines(pause.pause_s)
 
     def is_silent(self, now_s: float) -> bool:
-        """Was nothing at all heard over the edge for too long, also no answer to a join?"""
+        """Return whether nothing was heard over the edge, or in answer to a join, for too long."""
         doublings = min(self._unanswered, DOUBLINGS_MAX)
         patience_s: float = self._limits.lease_s / 2 * 2**doublings
         return now_s - self._heard_s > patience_s
 
     def is_starved(self, fit: FitView, missing_since_s: float | None, now_s: float) -> bool:
-        """Do signs of the master's life come over the edge, and nothing else gets through?
+        """Return whether the master is heard over the edge, but data does not get through.
 
-        Data does not, one way or the other, or the word that asks for it: a stream may have broken
-        off for good, each for itself. Where the master is silent, the trouble is further up.
-        ``missing_since_s``: the newest data, where the parent has sent more than is here.
+        One stream may break while the other lives. If the master is silent, the fault is further
+        up. ``missing_since_s`` is when the newest data came, if the parent has sent more than
+        arrived; else None.
         """
         missing = missing_since_s is not None or self.window.since_s is not None
         if not missing and self.stage is ATTACHED:
@@ -231,18 +367,20 @@ class ParentLink:
         patience_s = self._limits.lease_s * 2 ** min(self.starved, DOUBLINGS_MAX)
         return any(now_s - max(at_s, fit.steady_s) > patience_s for at_s in since_s)
 
-    def wait(self, now_s: float) -> Wait | None:
-        """For the parent's answer, or for a commit of the own updates, for long already."""
+    def overdue_wait(self, now_s: float) -> Wait | None:
+        """Return the wait for the attach reply or for a commit, if it is overdue."""
         stuck_s = self._limits.stuck_s
         begun_s = now_s - stuck_s  # whoever waits since before this is stuck
         if self._opened_s < begun_s and self.stage is ATTACHING:
-            return Wait(self._opened_s, LEVELS_ABOVE * stuck_s, Vain.PARENT)
+            return Wait(self._opened_s, LEVELS_ABOVE * stuck_s, TimeoutReason.PARENT)
         if self._own.progress_s < begun_s and len(self._own) > 0:
-            return Wait(self._own.progress_s, stuck_s, Vain.COMMITS, self._figures())
+            return Wait(
+                self._own.progress_s, stuck_s, TimeoutReason.COMMITS, self._progress_figures()
+            )
         return None
 
-    def _figures(self) -> dict[str, float | str]:
-        """What waits, and how fast it went."""
+    def _progress_figures(self) -> dict[str, float | str]:
+        """Return the queued bytes and the rate of the link, for the error text."""
         return {
             "bytes": self._own.bytes,
             "under_way": self.window.under_way,

@@ -1,45 +1,147 @@
-"""Replication: a node takes the commits in order, or a snapshot where they are out of reach.
-
-Whatever it takes goes into its log, too, and from there to its children.
-"""
+"""Replication of commits: apply them in order, fetch snapshots, and relay messages of children."""
 
 from __future__ import annotations
+
+from itertools import islice
 
 import msgspec
 
 from sparkstrom.base.identity import CommitNo
 from sparkstrom.codec.messages import (
     BUFFERS,
-    AskAfter,
-    AskChunk,
-    Behind,
+    Adopt,
+    Attach,
+    ChildSilent,
     Chunk,
-    Committed,
+    ChunkRequest,
+    Commit,
+    CommitsRequest,
+    Disown,
+    Heartbeat,
     LastSeqs,
+    LeaveNotice,
     MergedRange,
+    Message,
+    OptimizerChunk,
+    OptimizerRequest,
+    ResendRequest,
+    SnapshotRequired,
     State,
+    Update,
 )
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.children import Children
-from sparkstrom.protocol.common.endings import Vain
-from sparkstrom.protocol.common.events import Effect
-from sparkstrom.protocol.common.history import History
-from sparkstrom.protocol.common.ignored import Ignored, Reason
-from sparkstrom.protocol.common.stages import INSTALLS, Cause, ReplicaStage, after
-from sparkstrom.protocol.worker.in_flight import InFlight
-from sparkstrom.protocol.worker.limits import NodeLimits
-from sparkstrom.protocol.worker.membership import Membership
-from sparkstrom.protocol.worker.news import News
-from sparkstrom.protocol.worker.parent_link import ParentLink
-from sparkstrom.protocol.worker.snapshot_fetch import SnapshotFetch
-from sparkstrom.protocol.worker.trainer_view import TrainerView
-from sparkstrom.protocol.worker.waits import Sleep, Wait
+from sparkstrom.protocol.common.children import Child, Children
+from sparkstrom.protocol.common.events import (
+    Effect,
+    IgnoredMessages,
+    IgnoreReason,
+    Send,
+    TimeoutReason,
+)
+from sparkstrom.protocol.common.history import Entry, History, Log
+from sparkstrom.protocol.common.stages import INSTALLS, PROBE, ReplicaStage, Trigger, next_stage
+from sparkstrom.protocol.worker.identity import Membership
+from sparkstrom.protocol.worker.limits import NodeLimits, ProcessPause, Wait
+from sparkstrom.protocol.worker.node_records import DirtyFlag, Subtree, TrainerView
+from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
+from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
 
-ASK_SPACING_S = 1.0  # what is under way behind a gap shows the same gap
+ASKED_AT_ONCE = 8  # chunks: the parent sends them as the link takes them
+
+
+class SnapshotFetch:
+    """One snapshot that is being fetched from a live replica, chunk by chunk.
+
+    Each chunk names the commit that its bytes contain; later commits are held in the node's log
+    until all chunks have arrived. A chunk is valid only while the log holds all commits after it
+    and no sum begins before it; otherwise it is requested again. No timer is needed: a requested
+    chunk arrives, or its stream is gone.
+
+    Progress means to hold more chunks than ever before; chunks that expire as fast as they arrive
+    are none. ``before`` is the fetch that this one replaces, if any.
+    """
+
+    def __init__(
+        self, held: Log, chunks: int, now_s: float, before: SnapshotFetch | None = None
+    ) -> None:
+        self._count = chunks
+        self._chunks: dict[int, Chunk] = {}  # by index; none of them useless
+        self._asked: set[int] = set()  # indices requested from the present parent
+        self._held = held  # the node's log, which begins at the snapshot's base
+        self._most: int = before._most if before is not None else 0
+        self.progress_s: float = before.progress_s if before is not None else now_s
+
+    def drop_useless_chunks(self) -> None:
+        """Drop chunks that are older than the log reaches, or inside one of its sums."""
+        for index in [i for i, chunk in self._chunks.items() if self._is_useless(chunk)]:
+            del self._chunks[index]
+
+    def _is_useless(self, chunk: Chunk) -> bool:
+        """Return whether the log lacks a commit after this chunk, or has it within a larger sum."""
+        log = self._held
+        return chunk.commit < log.base or (
+            chunk.commit < log.head and not log.reaches(chunk.commit)
+        )
+
+    def take(self, chunk: Chunk, now_s: float) -> bool:
+        """Store a chunk; return False if it is useless or a repetition."""
+        self._asked.discard(chunk.index)
+        if chunk.index >= self._count or self._is_useless(chunk) or chunk.index in self._chunks:
+            return False
+        self._chunks[chunk.index] = chunk
+        if len(self._chunks) > self._most:
+            self._most, self.progress_s = len(self._chunks), now_s
+        return True
+
+    def next_requests(self) -> list[int]:
+        """Return the indices of chunks to request now."""
+        missing = (i for i in range(self._count) if i not in self._chunks and i not in self._asked)
+        out = list(islice(missing, max(0, ASKED_AT_ONCE - len(self._asked))))
+        self._asked.update(out)
+        return out
+
+    def ready(self, now_s: float) -> bool:
+        """Return whether the snapshot is complete. If so, restart the deadline, as only the trainer
+        is awaited.
+        """
+        if not self._complete():
+            return False
+        self.progress_s = now_s
+        return True
+
+    def _complete(self) -> bool:
+        """Return whether all chunks have arrived, and every commit that any of them contains."""
+        return len(self._chunks) == self._count and all(
+            chunk.commit <= self._held.head for chunk in self._chunks.values()
+        )
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """Return all chunks in their order."""
+        return tuple(self._chunks[i] for i in range(self._count))
+
+    @property
+    def held(self) -> tuple[Entry, ...]:
+        """Return the commits since the snapshot's base, in order."""
+        return tuple(self._held.entries_after(self._held.base))
+
+    def resume(self) -> None:
+        """Mark all missing chunks as not requested, for a new parent."""
+        self._asked.clear()
+
+    def shift_deadlines(self, pause: ProcessPause) -> None:
+        """Do not count a pause of the process as waiting."""
+        self.progress_s = pause.shift(self.progress_s)
+
+
+ASK_SPACING_S = 1.0  # commits under way behind a gap show the same gap
 
 
 class Replication:
-    """What a node has received and applied, and the snapshot that it fetches, if it does."""
+    """The commits that a node has received and its trainer applied, and its snapshot fetch.
+
+    Everything received is also appended to the node's log, from which its children are served.
+    """
 
     def __init__(
         self,
@@ -48,200 +150,205 @@ class Replication:
         *,
         membership: Membership,
         link: ParentLink,
-        own: InFlight,
+        in_flight: InFlight,
         trainer: TrainerView,
         children: Children,
-        news: News,
-        ignored: Ignored,
+        report_flag: DirtyFlag,
+        ignored: IgnoredMessages,
         now_s: float,
     ) -> None:
         self._limits, self.history = limits, history
-        self._membership, self._link, self._own = membership, link, own
-        self._trainer, self._children, self._news, self._ignored = trainer, children, news, ignored
+        self._membership, self._link, self._in_flight = membership, link, in_flight
+        self._trainer, self._children, self._report_flag, self._ignored = (
+            trainer,
+            children,
+            report_flag,
+            ignored,
+        )
         self.stage = ReplicaStage.EMPTY
-        self.has_replica = False  # it had one once, and its trainer began with it
-        self.chunks = 0  # of a snapshot
-        self.fetch: SnapshotFetch | None = None
-        self.paused = False  # the trainer stands still, as the newest order wanted
-        self.pauses = 0  # the number of that order
-        self._got_s = now_s  # the newest data; or, since then nothing was missing until now
-        self._ask_due_s = 0.0
-        self._asked: CommitNo | None = None  # the commit after which it asked last
-        self._seen = CommitNo(0)  # a commit that came after a gap, and was dropped
+        self.has_replica = False  # True for good once the trainer has installed the first one
+        self.chunks = 0  # number of chunks in a snapshot
+        self.fetch: SnapshotFetch | None = None  # exactly in stages FETCHING and REFETCHING
+        self.paused = False  # the trainer has obeyed the newest PAUSE
+        self.pauses = 0  # number of the newest PAUSE
+        self._got_s = now_s  # when data came last, or nothing was missing last
+        self._ask_due_s = 0.0  # no commits are requested before
+        self._asked: CommitNo | None = None  # the commit after which they were requested last
+        self._seen = CommitNo(0)  # newest commit that came after a gap and was dropped
 
     @property
     def received(self) -> CommitNo:
-        """Every commit up to here."""
+        """Return the newest commit up to which everything has been received."""
         return self.history.log.head
 
     @property
     def is_fetching(self) -> bool:
-        """A snapshot is on its way."""
+        """Return whether a snapshot is on its way."""
         return self.fetch is not None
 
     @property
     def is_installing(self) -> bool:
-        """The trainer has one, and has not said that it is done."""
+        """Return whether the trainer is installing a replica."""
         return self.stage in INSTALLS
 
     @property
     def has_begun(self) -> bool:
-        """Its trainer goes on from what it has, under whatever id."""
+        """Return whether the trainer has a replica, or is installing its first one."""
         return self.has_replica or self.is_installing
 
     @property
     def claims_whole(self) -> bool:
-        """Could it go on from what it has received?"""
+        """Return whether a parent need not send a snapshot, as a replica exists or comes with the
+        task.
+        """
         begins_whole = self._membership.identity.whole
         return self.fetch is None and (self.stage is not ReplicaStage.EMPTY or begins_whole)
 
     def is_behind(self, state: State | None) -> bool:
-        """There are commits that it has not received."""
+        """Return whether commits exist that this node has not received."""
         return state is not None and state.head > self.history.log.head
 
     def missing_since_s(self, state: State | None) -> float | None:
-        """The newest data, where its parent has sent commits, or chunks, that are not here."""
+        """Return when data came last, if the parent has sent more than has arrived; else None."""
         if self.fetch is not None:
             return self._got_s
         if state is not None and state.sent > self.history.log.head:
             return self._got_s
         return None
 
-    def _step(self, cause: Cause) -> None:
-        self.stage = after(self.stage, cause)
+    def _advance_stage(self, trigger: Trigger) -> None:
+        """Enter the next stage, and check that it agrees with ``fetch``."""
+        self.stage = next_stage(self.stage, trigger)
         fetching = self.stage in (ReplicaStage.FETCHING, ReplicaStage.REFETCHING)
         assert fetching == (self.fetch is not None), "who fetches has a snapshot under way"
 
-    # -- commits ---------------------------------------------------------------------------------
-
-    def on_committed(self, committed: Committed, now_s: float) -> list[Effect]:
-        """The next commit is delivered, or held; after a gap what is missing is asked for."""
+    def on_commit(self, committed: Commit, now_s: float) -> list[Effect]:
+        """Apply or hold the next commit; after a gap, request what is missing."""
         received = self.history.log.head
         if committed.commit <= received:
-            self._ignored.count(committed, Reason.LATE)
-            self._news.add()  # the parent does not know how far this node is
+            self._ignored.count(committed, IgnoreReason.LATE)
+            self._report_flag.set()  # the parent does not know how far this node is
             return []
         if committed.commit > received + 1:
-            self._ignored.count(committed, Reason.EARLY)
+            self._ignored.count(committed, IgnoreReason.EARLY)
             self._seen = committed.commit
-            return self.ask(now_s)
+            return self.request_commits(now_s)
         own = committed.origin in self._membership.ids
         if own:
-            update = self._own.strike(committed.origin, committed.seq, now_s)
+            update = self._in_flight.acknowledge(committed.origin, committed.seq, now_s)
             assert update is not None, f"own update {committed.seq} was not kept until committed"
             if update.payload.form != BUFFERS:  # of those the average came back
                 committed = msgspec.structs.replace(committed, payload=update.payload)
-        self._take(committed, now_s)
+        self._append(committed, now_s)
         if self.fetch is None:
-            return _deliver(committed, own=own) + self._children.feed_all(now_s)
-        return self._fetch_with(self.fetch, now_s)
+            return _commit_effects(committed, own=own) + self._children.feed_all(now_s)
+        return self._after_append(self.fetch, now_s)
 
-    def _fetch_with(self, fetch: SnapshotFetch, now_s: float) -> list[Effect]:
-        """The log has one entry more, perhaps some fewer."""
-        fetch.forget_useless()
-        return self.catch_up(now_s) + self._children.feed_all(now_s)
+    def _after_append(self, fetch: SnapshotFetch, now_s: float) -> list[Effect]:
+        """Update the fetch after the log has changed, and serve the children."""
+        fetch.drop_useless_chunks()
+        return self.continue_fetch(now_s) + self._children.feed_all(now_s)
 
     def on_merged(self, merged: MergedRange, now_s: float) -> list[Effect]:
-        """Many commits at once: only for a replica that is exactly where the sum begins."""
+        """Apply a sum of commits if the node is at its beginning; otherwise request commits."""
         if merged.after != self.received:
-            self._news.add()
+            self._report_flag.set()
             if merged.commit <= self.received:
-                self._ignored.count(merged, Reason.LATE)
+                self._ignored.count(merged, IgnoreReason.LATE)
                 return []
-            self._ignored.count(merged, Reason.EARLY)
+            self._ignored.count(merged, IgnoreReason.EARLY)
             self._seen = merged.commit
-            return self.ask(now_s)
+            return self.request_commits(now_s)
         last = dict(merged.last)
-        own = [u for u in self._own.uncommitted if u.seq <= last.get(u.origin, 0)]
+        own = [u for u in self._in_flight.uncommitted if u.seq <= last.get(u.origin, 0)]
         for update in own:
-            self._own.strike(update.origin, update.seq, now_s)
-        self._take(merged, now_s)
+            self._in_flight.acknowledge(update.origin, update.seq, now_s)
+        self._append(merged, now_s)
         if self.fetch is not None:
-            return self._fetch_with(self.fetch, now_s)
-        return [ev.DeliverMerged(merged, tuple(own)), *self._children.feed_all(now_s)]
+            return self._after_append(self.fetch, now_s)
+        return [ev.ApplyMergedRange(merged, tuple(own)), *self._children.feed_all(now_s)]
 
-    def _take(self, entry: Committed | MergedRange, now_s: float) -> None:
+    def _append(self, entry: Commit | MergedRange, now_s: float) -> None:
+        """Append a commit or sum to the history."""
         self.history.append(entry)
-        self.got_data(now_s)
+        self.note_data(now_s)
 
-    def got_data(self, now_s: float) -> None:
-        """Something came, whole or in part."""
+    def note_data(self, now_s: float) -> None:
+        """Record the time at which data came, a whole message or a part."""
         self._got_s = now_s
-        self._news.add()
+        self._report_flag.set()
 
-    def lacks_nothing(self, state: State, now_s: float) -> None:
-        """All that the parent has sent is here, if it is."""
+    def note_state(self, state: State, now_s: float) -> None:
+        """Restart the wait for commits if all that the parent has sent, by its state, is here."""
         if state.sent <= self.history.log.head and self.fetch is None:
             self._got_s = now_s
 
-    def ask(self, now_s: float) -> list[Effect]:
-        """For all that follows what is here, unless it was asked for a moment ago."""
+    def request_commits(self, now_s: float) -> list[Effect]:
+        """Request all commits after those received, unless that was done a moment ago."""
         if now_s < self._ask_due_s:
             return []
         self._ask_due_s, self._asked = now_s + ASK_SPACING_S, self.received
-        return [self._link.send(AskAfter(self.received))]
+        return [self._link.send(CommitsRequest(self.received))]
 
-    def ask_at_once(self, now_s: float) -> list[Effect]:
-        """Data, on a stream of its own, has overtaken the word that it follows, and was dropped."""
+    def request_commits_now(self, now_s: float) -> list[Effect]:
+        """Request missing commits at once: data overtook the attach reply and was dropped."""
         self._ask_due_s = now_s
-        return self.ask(now_s)
+        return self.request_commits(now_s)
 
-    def applied(self, commit: CommitNo) -> None:
-        """The trainer's replica has this commit now."""
+    def on_applied(self, commit: CommitNo) -> None:
+        """Note that the trainer's replica contains this commit."""
         self.history.applied = max(self.history.applied, commit)
 
-    # -- snapshots -------------------------------------------------------------------------------
-
     def follow(self, now_s: float) -> list[Effect]:
-        """The parent goes on from what is here."""
+        """Continue with the parent from the present replica, or from the one of commit 0."""
         if self.fetch is not None:
             self.fetch.resume()
-            return self.catch_up(now_s)
+            return self.continue_fetch(now_s)
         if self.stage is not ReplicaStage.EMPTY:
             return []
-        self._step(Cause.BEGUN)
-        self._trainer.busy(now_s)
-        return [ev.Begin()]
+        self._advance_stage(Trigger.BEGUN)
+        self._trainer.note_activity(now_s)
+        return [ev.UseInitialReplica()]
 
-    def on_behind(self, behind: Behind, now_s: float) -> list[Effect]:
-        """The log does not reach back to what this node has: take a snapshot."""
+    def on_snapshot_required(self, behind: SnapshotRequired, now_s: float) -> list[Effect]:
+        """Fetch a snapshot, because the parent's log does not reach back to what this node has."""
         if behind.base <= self.received:  # what was missing has come meanwhile
-            self._news.add()
+            self._report_flag.set()
             if self.fetch is None:
-                self._ignored.count(behind, Reason.LATE)
+                self._ignored.count(behind, IgnoreReason.LATE)
                 return []
             self.fetch.resume()  # the parent begins anew, and has forgotten what was asked for
-            return self.catch_up(now_s)
+            return self.continue_fetch(now_s)
         effects = self.begin_fetch(behind.base, behind.last, now_s)
         seen, self._seen = self._seen, CommitNo(0)
-        return self.ask_at_once(now_s) + effects if seen > behind.base else effects
+        return self.request_commits_now(now_s) + effects if seen > behind.base else effects
 
     def begin_fetch(self, base: CommitNo, last: LastSeqs, now_s: float) -> list[Effect]:
-        """Fetch a replica as of ``base`` or later; commits after ``base`` are held meanwhile."""
-        self._own.strike_up_to(last, set(self._membership.ids), now_s)
-        self.history.begin_at(base, last)
-        self.got_data(now_s)
+        """Fetch a replica as of ``base`` or later; hold the commits after ``base`` meanwhile."""
+        self._in_flight.acknowledge_up_to(last, set(self._membership.ids), now_s)
+        self.history.restart_at(base, last)
+        self.note_data(now_s)
         self.pauses += 1
         self.paused = False
         self.fetch = SnapshotFetch(self.history.log, self.chunks, now_s, self.fetch)
-        self._step(Cause.BEHIND)
-        return self.catch_up(now_s)
+        self._advance_stage(Trigger.BEHIND)
+        return self.continue_fetch(now_s)
 
     def on_chunk(self, chunk: Chunk, now_s: float) -> list[Effect]:
-        """Part of the snapshot is here; before it on its stream came the commits that are in it."""
+        """Take a chunk; the commits in it came before it on the same stream."""
         if self.fetch is None:
-            self._ignored.count(chunk, Reason.LATE)
+            self._ignored.count(chunk, IgnoreReason.LATE)
             return []
-        self.got_data(now_s)
+        self.note_data(now_s)
         if not self.fetch.take(chunk, now_s):
-            self._ignored.count(chunk, Reason.LATE)
-        effects = self.catch_up(now_s)
+            self._ignored.count(chunk, IgnoreReason.LATE)
+        effects = self.continue_fetch(now_s)
         if chunk.commit > self.received and self._asked != self.received:
-            effects = self.ask(now_s) + effects
+            effects = self.request_commits(now_s) + effects
         return effects
 
-    def catch_up(self, now_s: float) -> list[Effect]:
-        """Ask for chunks; once all is there and the trainer stands still, install."""
+    def continue_fetch(self, now_s: float) -> list[Effect]:
+        """Request chunks; install the snapshot once it is complete and the trainer has paused."""
         fetch = self.fetch
         if fetch is None or self.stage is ReplicaStage.REFETCHING or not self._link.attached:
             return []
@@ -249,49 +356,172 @@ class Replication:
         if ready:
             self._got_s = now_s
         if not (ready and self.paused):
-            return [self._link.send(AskChunk(index)) for index in fetch.wanted()]
+            return [self._link.send(ChunkRequest(index)) for index in fetch.next_requests()]
         self.fetch = None
-        self._step(Cause.COMPLETED)
-        self._news.add()
-        self._trainer.busy(now_s)
-        return [ev.Install(fetch.chunks, fetch.held, self._own.uncommitted, self.received)]
+        self._advance_stage(Trigger.COMPLETED)
+        self._report_flag.set()
+        self._trainer.note_activity(now_s)
+        return [
+            ev.InstallSnapshot(fetch.chunks, fetch.held, self._in_flight.uncommitted, self.received)
+        ]
 
     def on_paused(self, number: int) -> None:
-        """The trainer stands still, as this order wanted; an older one does not count."""
+        """Record that the trainer has paused, unless it obeys an older directive."""
         self.paused = number == self.pauses
 
-    def installed(self, now_s: float) -> None:
-        """The trainer is done with it."""
-        self._step(Cause.INSTALLED)
+    def on_installed(self, now_s: float) -> None:
+        """Note that the trainer has installed the replica."""
+        self._advance_stage(Trigger.INSTALLED)
         self.paused, self.has_replica = False, True
         self.history.whole = self.stage is ReplicaStage.FOLLOWING
-        self._trainer.busy(now_s)
+        self._trainer.note_activity(now_s)
 
-    # -- time ------------------------------------------------------------------------------------
-
-    def slept(self, sleep: Sleep) -> None:
-        """See ``Sleep``."""
-        self._got_s = sleep.later(self._got_s)
+    def shift_deadlines(self, pause: ProcessPause) -> None:
+        """Do not count a pause of the process as waiting."""
+        self._got_s = pause.shift(self._got_s)
         if self.fetch is not None:
-            self.fetch.slept(sleep)
+            self.fetch.shift_deadlines(pause)
 
-    def wait_for_copy(self, now_s: float) -> Wait | None:
-        """For a snapshot that makes progress, for long already."""
+    def overdue_snapshot(self, now_s: float) -> Wait | None:
+        """Return the wait for a snapshot if it made no progress for too long."""
         fetch, stuck_s = self.fetch, self._limits.stuck_s
         if fetch is not None and fetch.progress_s < now_s - stuck_s:
-            return Wait(fetch.progress_s, stuck_s, Vain.SNAPSHOT)
+            return Wait(fetch.progress_s, stuck_s, TimeoutReason.SNAPSHOT)
         return None
 
-    def wait_for_commits(self, state: State | None, now_s: float) -> Wait | None:
-        """For those that are known to exist, for long already."""
+    def overdue_commits(self, state: State | None, now_s: float) -> Wait | None:
+        """Return the wait for commits that are known to exist if it is overdue."""
         stuck_s = self._limits.stuck_s
         if self._got_s < now_s - stuck_s and self.is_behind(state):
-            return Wait(self._got_s, stuck_s, Vain.UPDATES)
+            return Wait(self._got_s, stuck_s, TimeoutReason.UPDATES)
         return None
 
 
-def _deliver(committed: Committed, *, own: bool) -> list[Effect]:
+def _commit_effects(committed: Commit, *, own: bool) -> list[Effect]:
+    """Return the effects for one commit: apply it, or report that the node's own one is
+    committed.
+    """
     if not own:
-        return [ev.Deliver(committed)]
-    passed = ev.Passed(committed.commit)
-    return [ev.Deliver(committed), passed] if committed.payload.form == BUFFERS else [passed]
+        return [ev.ApplyCommit(committed)]
+    passed = ev.OwnCommitted(committed.commit)
+    return [ev.ApplyCommit(committed), passed] if committed.payload.form == BUFFERS else [passed]
+
+
+class Relaying:
+    """Handles messages of a worker's children, and passes messages between them and its parent."""
+
+    def __init__(
+        self,
+        *,
+        membership: Membership,
+        link: ParentLink,
+        replication: Replication,
+        transfers: OptimizerTransfers,
+        subtree: Subtree,
+        report_flag: DirtyFlag,
+        ignored: IgnoredMessages,
+    ) -> None:
+        self._membership, self._link, self._replication = membership, link, replication
+        self._transfers, self._subtree = transfers, subtree
+        self._children, self._statuses = subtree.children, subtree.statuses
+        self._report_flag, self._ignored = report_flag, ignored
+
+    def on_adopt(self, order: Adopt, now_s: float) -> list[Effect]:
+        """Add a child; refuse the own parent, which would close a cycle for a moment."""
+        if order.node == self._link.parent:
+            self._ignored.count(order, IgnoreReason.EARLY)
+            return []
+        known = self._children.by_node.get(order.node)
+        if known is not None and known.edge >= order.edge:
+            self._ignored.count(order, IgnoreReason.LATE)
+            return []
+        if known is not None:
+            self._statuses.drop_subtree(order.node)
+        return self._children.adopt(order, now_s)
+
+    def on_disown(self, order: Disown) -> list[Effect]:
+        """Remove a child, and return the effect that closes its edge."""
+        effects = self._subtree.drop(order.node, order.edge)
+        if not effects:
+            self._ignored.count(order, IgnoreReason.LATE)
+        return effects
+
+    def on_child(self, child: Child, message: Message, now_s: float) -> list[Effect]:
+        """Process a message that a child sent over its edge."""
+        self._children.leases.renew(child.node, now_s)
+        match message:
+            case Attach():
+                return self._on_attach(child, message, now_s)
+            case Update():
+                return self._on_update(child, message, now_s)
+            case Heartbeat():
+                for status in message.statuses:
+                    if self._statuses.update(status, child.node):
+                        self._report_flag.set()
+                return self._children.on_heartbeat(child, message, now_s)
+            case CommitsRequest(commit=commit) if commit <= self._replication.received:
+                return self._children.on_commits_request(child, commit, now_s)
+            case ChunkRequest(index=index) if index < self._replication.chunks:
+                return self._children.on_chunk_request(child, index, now_s)
+            case OptimizerRequest():
+                return self._transfers.on_request(message, child.node)
+            case OptimizerChunk():
+                child.arriving = 0
+                return self._transfers.on_chunk(message, child.node, now_s)
+            case LeaveNotice():
+                return self._subtree.drop(child.node)
+            case CommitsRequest() | ChunkRequest():
+                self._ignored.count(
+                    message, IgnoreReason.EARLY
+                )  # the child has newer commits than this node
+            case _:
+                self._ignored.count(message, IgnoreReason.WRONG_WAY)
+        return []
+
+    def _on_attach(self, child: Child, attach: Attach, now_s: float) -> list[Effect]:
+        """Answer the attach message of a child, and schedule a state for it."""
+        child.state_due = True
+        effects = self._children.on_attach(child, attach, now_s)
+        if child.stage is PROBE:
+            self._ignored.count(attach, IgnoreReason.EARLY)
+        return effects
+
+    def _on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
+        """Forward a child's update to the parent; drop it while no parent is attached."""
+        size = self._children.on_update(child, update)
+        if self._link.attached:
+            return self._link.enqueue(update, child, now_s)
+        self._ignored.count(update, IgnoreReason.EARLY)
+        child.bytes_forwarded += size  # dropped: the origin resends it once a parent exists
+        return []
+
+    def on_resend_request(self, again: ResendRequest, now_s: float) -> list[Effect]:
+        """Resend own updates, or forward the request to the child towards the origin.
+
+        A request without an origin means a new edge further up: every node below resends at once.
+        """
+        origin = again.origin
+        if origin is None:
+            below = self._subtree.request_resend_from_all()
+            return [*self._link.resend_own(now_s, force=True), *below]
+        if origin in self._membership.ids:
+            return self._link.resend_own(now_s)
+        child = self._subtree.child_towards(origin)
+        if child is None:
+            self._ignored.count(again, IgnoreReason.UNSERVED)
+            return []
+        return [Send(child.node, again)]
+
+    def tick(self, state: State | None, now_s: float) -> list[Effect]:
+        """Serve the children, send them the state, and report silent ones to the master."""
+        lost = self._children.leases.expire(now_s)
+        effects: list[Effect] = []
+        if not self._children.by_node:
+            return effects
+        for node, _ in lost:
+            child = self._children.by_node[node]
+            self._children.leases.snooze(node, now_s)
+            effects.append(ev.SendDirect(ChildSilent(self._membership.id, node, child.edge)))
+        if state is not None:
+            effects += self._children.tick(state, now_s)
+        return effects

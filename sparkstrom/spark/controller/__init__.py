@@ -1,1 +1,4 @@
-"""The controller in a Spark task: its place, its task, and what stands for it in the driver."""
+"""Run a fit's controller in a Spark task instead of the driver program.
+
+The controller coordinates the workers of a fit and holds a replica of the parameters.
+"""

@@ -1,8 +1,8 @@
-"""Remote master: stands for the master in the driver program when that runs in a Spark task.
+"""Control, from the driver program, a fit's master thread that runs in a Spark task.
 
-What it tells comes over the task's TCP connection while the fit runs, and through Spark when it is
-over; without a connection all of it comes at the end. It ends with the fit, whatever becomes of the
-task: a task that is gone is a fit that has failed.
+``RemoteMaster`` has the interface of a local master. The master's state arrives over the task's TCP
+connection during the fit, and in the task's result at the end. Without a connection everything
+arrives at the end. The fit fails if the task is lost.
 """
 
 from __future__ import annotations
@@ -16,259 +16,325 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from sparkstrom.base.errors import ControllerLost, SetupError, SparkstromError, TrainingError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.messages import Phase
-from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
+from sparkstrom.fit.supervisor import (
+    TASKS_END_S,
+    as_cancellation,
+    find_cause,
+    setup_error_in,
+)
+from sparkstrom.protocol.master.members import CheckpointFiles
 from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
-from sparkstrom.runtime.master_thread import any_join_stream
+from sparkstrom.runtime.master_thread import random_join_stream
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.spark.controller.control_door import ControlDoor
-from sparkstrom.spark.controller.control_words import (
+from sparkstrom.spark.controller.messages import (
+    ControlEndpoint,
     ControllerResult,
     ControllerState,
-    EndWanted,
-    GiveUpWanted,
-    LineOrder,
-    SnapshotWanted,
-    StopWanted,
-    UpdatersWanted,
-    of_parts,
-    outcome_later,
-    progress_later,
+    EndController,
+    GetOptimizerStates,
+    GetSnapshot,
+    GiveUp,
+    PlacedController,
+    RequestStop,
+    join_message,
+    shift_outcome,
+    shift_progress,
 )
-from sparkstrom.spark.controller.controller_job import PlacedController
-from sparkstrom.spark.data.job_errors import cause_of
-from sparkstrom.spark.driver.application import Application
-from sparkstrom.spark.driver.fitting import END_S, cancelled_by
-from sparkstrom.spark.driver.spark_job import SparkJob
-from sparkstrom.spark.driver.start_watch import refusal_of
-from sparkstrom.spark.executor.job import TrainingJob
+from sparkstrom.spark.controller.placement import ControllerPlacer
+from sparkstrom.spark.controller.server import ControlServer
+from sparkstrom.spark.jobs import SparkJob
+from sparkstrom.worker.training_job import TrainingJob
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25
-LINE_S = 10.0  # a connection that has not come by then is not expected any more
-MEDIA_S = 3.0  # until its task has a media driver, as a rule; workers may begin before
-SNAPSHOT_S = 60.0
-RESULT_S = 600.0  # a result of gigabytes on a slow way
-DROPPED_S = 30.0  # a controller that had a connection, and has been without it for so long
+TASK_POLL_S = 0.25
+CONNECTION_TIMEOUT_S = 10.0  # a task that has not connected by then is assumed unable to
+MEDIA_DRIVER_WAIT_S = 3.0  # its media driver is usually ready by then; workers may start earlier
+SNAPSHOT_TIMEOUT_S = 60.0
+RESULT_TIMEOUT_S = 600.0  # a result may be gigabytes over a slow network
+DISCONNECTED_MAX_S = 30.0  # a controller that lost its connection for this long is lost
 
-LOST = (
-    "the controller is gone, with what was learnt since the last checkpoint ({place}): {cause}. "
-    "Run the program again: with checkpoint_directory it goes on from the newest checkpoint; with "
+CONTROLLER_LOST = (
+    "the controller ({place}) was lost, with the progress since the last checkpoint: {cause}. "
+    "Run the program again: with checkpoint_directory it resumes from the newest checkpoint; with "
     "controller='driver' the controller is in the driver program"
 )
-NO_LINE = (
-    "the controller ({place}) gets no TCP connection to this program at {door}, and {needs} cannot "
-    "do without: open that port (port_range fixes it, spark.driver.host says the address), leave "
+CONNECTION_REQUIRED = (
+    "the controller ({place}) gets no TCP connection to this program at {server}, which {needs} "
+    "requires: open that port (port_range fixes it, spark.driver.host sets the address), leave "
     "{needs} out, or use controller='driver'"
 )
-SILENT = (
-    "the controller ({place}) has no TCP connection to this program ({door}): progress and epochs "
-    "come when the fit is over"
+NO_CONNECTION_NOTICE = (
+    "the controller ({place}) has no TCP connection to this program ({server}): progress and "
+    "epochs are shown when the fit is over"
 )
-RAISED = re.compile(r"(?!org\.|java)[A-Za-z_][\w.]*(Error|Exception)(:|$)")  # by Python code
-LIVE = "progress comes from the controller over TCP"
+# Matches the message of an error that Python code raised, not Spark or Java.
+PYTHON_ERROR = re.compile(r"(?!org\.|java)[A-Za-z_][\w.]*(Error|Exception)(:|$)")
+CONNECTED_NOTICE = "progress arrives from the controller over TCP"
+
+
+class ControllerHost(Protocol):
+    """The operations of a Spark application that a remote master uses."""
+
+    def create_controller_placer(
+        self,
+        training: TrainingJob,
+        checkpoints: CheckpointFiles,
+        control: ControlEndpoint,
+        notify: Callable[[str], None],
+    ) -> ControllerPlacer:
+        """Return a placer, which starts the controller's task on an executor."""
+
+    def create_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
+        """Return an unstarted thread that runs ``run`` and may submit Spark jobs."""
+
+    def get_control_addresses(self) -> tuple[str, str]:
+        """Return the address to listen on, and the address to which executors connect."""
 
 
 class RemoteMaster:
-    """``opened`` finds it a place. ``theta`` becomes what was learnt, at the end."""
+    """A ``MasterControl`` whose master runs in a Spark task.
+
+    ``run_in_task`` starts it. At the end, ``theta`` holds the final parameters.
+    """
 
     def __init__(
-        self, application: Application, theta: Theta, kept: CheckpointFiles, partitions: int
+        self,
+        application: ControllerHost,
+        theta: Theta,
+        checkpoints: CheckpointFiles,
+        partitions: int,
     ) -> None:
-        self._application, self._theta, self._kept = application, theta, kept
-        self.endpoint, self.join_stream = Endpoint("", 0), any_join_stream()
+        """Store what the task will need; it is started later."""
+        self._application, self._theta, self._checkpoints = application, theta, checkpoints
+        self.endpoint, self.join_stream = Endpoint("", 0), random_join_stream()
         self.finished = threading.Event()
         self.failure: SparkstromError | None = None
-        self.progress = nothing_yet(partitions)
-        self.knows_theta = False
-        self._door: ControlDoor | None = None
+        self.progress = create_initial_progress(partitions)
+        self.has_final_parameters = False
+        self._server: ControlServer | None = None
         self._placed: PlacedController | None = None
         self._result: ControllerResult | None = None
         self._last: Snapshot | None = None
-        self._ahead_s: float | None = None  # of the controller's clock
-        self._news_heard = 0
+        self._clock_offset_s: float | None = None  # the controller's clock minus ours
+        self._news_count = 0
         self._ending = threading.Event()
-        self._watch: threading.Thread | None = None
-
-    # -- its task --------------------------------------------------------------------------------
+        self._monitor_thread: threading.Thread | None = None
 
     @contextlib.contextmanager
-    def opened(
-        self, job: TrainingJob, needs_live: Sequence[str], say: Callable[[str], None]
+    def run_in_task(
+        self, job: TrainingJob, needs_live: Sequence[str], notify: Callable[[str], None]
     ) -> Iterator[None]:
-        """With the controller at work; ``endpoint`` is known then.
+        """Run the controller in a Spark task during the block, which can use ``endpoint``.
 
-        ``needs_live``: options that cannot do without a connection. Raise SetupError where no
-        executor can have it, or where there is none for these.
+        ``needs_live`` names the user's options that need a TCP connection to the task. Raise
+        SetupError if no executor can host the controller, or if it cannot connect although
+        ``needs_live`` is not empty.
         """
         try:
-            door = self._open_door(job, needs_live, say)
-            line = LineOrder(door, job.key)
-            placing = self._application.placing(job, self._kept, line, say)
-            self._placed = placed = placing.run()
+            server = self._open_server(job, needs_live, notify)
+            control = ControlEndpoint(server, job.key)
+            placer = self._application.create_controller_placer(
+                job, self._checkpoints, control, notify
+            )
+            self._placed = placed = placer.run()
             self.endpoint = placed.place.endpoint
-            say(f"sparkstrom: the controller is on {placed.place}")
-            look = partial(self._look_after, placed.job, door)
-            self._watch = self._application.thread(look, "sparkstrom-controller")
-            self._watch.start()
+            notify(f"sparkstrom: the controller is on {placed.place}")
+            monitor = partial(self._monitor_task, placed.job, server)
+            self._monitor_thread = self._application.create_thread(monitor, "sparkstrom-controller")
+            self._monitor_thread.start()
             if needs_live:
-                self._need_line(needs_live, door)
-            elif self._door is not None:
-                self._door.met.wait(MEDIA_S)  # so that workers need not be patient
+                self._require_connection(needs_live, server)
+            elif self._server is not None:
+                self._server.was_connected.wait(
+                    MEDIA_DRIVER_WAIT_S
+                )  # so that workers need not be patient
             yield
         finally:
             self._close()
 
-    def _open_door(
-        self, job: TrainingJob, needs_live: Sequence[str], say: Callable[[str], None]
+    def _open_server(
+        self, job: TrainingJob, needs_live: Sequence[str], notify: Callable[[str], None]
     ) -> Endpoint | None:
-        """Where executors find it; None: there is none, and nothing needs one."""
-        bind, host = self._application.door_address()
+        """Listen for the controller; return the address for executors, or None if no port is free.
+
+        Raise SetupError in that case if options need a connection.
+        """
+        bind, host = self._application.get_control_addresses()
         try:
-            self._door = ControlDoor(job.key, bind, job.master.void.controller_ports(), self._hear)
+            self._server = ControlServer(
+                job.key, bind, job.master.void.controller_ports(), self._receive_state
+            )
         except SetupError as error:
             if needs_live:
                 raise
-            say(f"sparkstrom warns: {error}")
+            notify(f"sparkstrom warns: {error}")
             return None
-        return Endpoint(host, self._door.port)
+        return Endpoint(host, self._server.port)
 
-    def _need_line(self, needs_live: Sequence[str], door: Endpoint | None) -> None:
-        assert self._door is not None, "without one it has been refused"
-        until_s = time.monotonic() + LINE_S
-        while not self._door.met.wait(LOOK_S):
+    def _require_connection(self, needs_live: Sequence[str], server: Endpoint | None) -> None:
+        """Wait for the task to connect. Raise SetupError if it does not in time."""
+        assert self._server is not None, "_open_server raises without one"
+        until_s = time.monotonic() + CONNECTION_TIMEOUT_S
+        while not self._server.was_connected.wait(TASK_POLL_S):
             if self.failure is not None:
                 raise self.failure
             if time.monotonic() > until_s:
                 needs = " and ".join(needs_live)
-                raise SetupError(NO_LINE.format(needs=needs, place=self._where(), door=door))
+                raise SetupError(
+                    CONNECTION_REQUIRED.format(
+                        needs=needs, place=self._describe_place(), server=server
+                    )
+                )
 
-    # -- what it tells ---------------------------------------------------------------------------
-
-    def _hear(self, state: ControllerState) -> None:
-        """In the door's thread, or the one that looks after the task."""
-        ahead_s = state.now_s - time.monotonic()
-        # what takes longest on its way seems earliest
-        self._ahead_s = ahead_s if self._ahead_s is None else max(self._ahead_s, ahead_s)
-        progress = progress_later(state.progress, -self._ahead_s)
-        told = progress.news[self._news_heard :]
-        self._news_heard += len(told)
-        self.progress = replace(progress, news=(*self.progress.news, *told))
+    def _receive_state(self, state: ControllerState) -> None:
+        """Copy a received state to this object. Called by two threads."""
+        offset_s = state.now_s - time.monotonic()
+        # The fastest message so far gives the best estimate of the clocks' difference.
+        self._clock_offset_s = (
+            offset_s if self._clock_offset_s is None else max(self._clock_offset_s, offset_s)
+        )
+        progress = shift_progress(state.progress, -self._clock_offset_s)
+        news = progress.news[self._news_count :]
+        self._news_count += len(news)
+        self.progress = replace(progress, news=(*self.progress.news, *news))
         if state.finished and not self.finished.is_set():
             self.failure = state.failure
             self.finished.set()
 
-    def _note(self, text: str) -> None:
+    def _add_news(self, text: str) -> None:
+        """Add a line of text that the fit's progress display will show."""
         self.progress = replace(self.progress, news=(*self.progress.news, text))
 
-    def _look_after(self, job: SparkJob, door: Endpoint | None) -> None:
-        """Until the end, or until the task is gone."""
-        said, began_s = False, time.monotonic()
+    def _monitor_task(self, job: SparkJob, server: Endpoint | None) -> None:
+        """Watch the task until the fit ends, and fail if the task is lost."""
+        is_notified, start_s = False, time.monotonic()
         while not self._ending.is_set():
-            over = job.wait(LOOK_S)
-            met = self._door is not None and self._door.met.is_set()
-            if not said and (over or met or time.monotonic() - began_s > LINE_S):
-                said = True
-                at = door or "no port could be had"
-                self._note(LIVE if met else SILENT.format(place=self._where(), door=at))
-            if over:
+            is_over = job.wait(TASK_POLL_S)
+            was_connected = self._server is not None and self._server.was_connected.is_set()
+            if not is_notified and (
+                is_over or was_connected or time.monotonic() - start_s > CONNECTION_TIMEOUT_S
+            ):
+                is_notified = True
+                address = server or "no port was free"
+                self._add_news(
+                    CONNECTED_NOTICE
+                    if was_connected
+                    else NO_CONNECTION_NOTICE.format(place=self._describe_place(), server=address)
+                )
+            if is_over:
                 self._take_result(job)
                 return
             if job.tasks()[1]:
-                self._lose(next(iter(job.task_errors()), "its task failed"))
+                self._fail_as_lost(next(iter(job.task_errors()), "its task failed"))
                 return
-            if met and self._dropped_s() > DROPPED_S and not self.finished.is_set():
-                self._lose(f"nothing heard from it for {self._dropped_s():.0f} s")
+            if (
+                was_connected
+                and self._silence_s() > DISCONNECTED_MAX_S
+                and not self.finished.is_set()
+            ):
+                self._fail_as_lost(f"no message from it for {self._silence_s():.0f} s")
                 return
 
-    def _dropped_s(self) -> float:
-        return 0.0 if self._door is None else time.monotonic() - self._door.heard_s
+    def _silence_s(self) -> float:
+        """Return the seconds since the last message, 0.0 without a server."""
+        return 0.0 if self._server is None else time.monotonic() - self._server.heard_s
 
-    def _has_line(self) -> bool:
-        return self._door is not None and self._door.is_open
+    def _is_connected(self) -> bool:
+        """Return whether the task is connected now."""
+        return self._server is not None and self._server.is_open
 
-    def _where(self) -> str:
+    def _describe_place(self) -> str:
+        """Return the executor on which the controller runs, as text for messages."""
         return str(self._placed.place) if self._placed is not None else "no place"
 
-    def _lose(self, cause: str) -> None:
-        self._fail(refusal_of(cause) or self._lost(cause))
+    def _fail_as_lost(self, cause: str) -> None:
+        """Fail the fit because the task is lost, or cannot run on its machine."""
+        self._fail(setup_error_in(cause) or self._create_lost_error(cause))
 
-    def _lost(self, cause: str) -> TrainingError:
-        """Another task would raise the same as one that has raised something."""
-        place = self._where()
-        text = LOST.format(place=place, cause=cause)
-        if RAISED.match(cause):
+    def _create_lost_error(self, cause: str) -> TrainingError:
+        """Return the error for a lost controller.
+
+        A task that raised a Python error would raise it again, so only other losses are retried.
+        """
+        place = self._describe_place()
+        text = CONTROLLER_LOST.format(place=place, cause=cause)
+        if PYTHON_ERROR.match(cause):
             return TrainingError(text)
         return ControllerLost(text, f"{place}: {cause}")
 
     def _fail(self, error: SparkstromError) -> None:
+        """Finish the fit with an error, unless it has finished already."""
         if not self.finished.is_set():
             self.failure = error
             self.finished.set()
 
     def _take_result(self, job: SparkJob) -> None:
+        """Take over the finished task's result, or fail the fit without one."""
         if self._result is not None:
             return
         if job.error is not None:
-            if (cancelled := cancelled_by(job.error)) is not None:
+            if (cancelled := as_cancellation(job.error)) is not None:
                 self._fail(cancelled)
-            self._lose(cause_of(str(job.error)))
+            self._fail_as_lost(find_cause(str(job.error)))
             return
-        result = of_parts(job.reports)
+        result = join_message(job.reports)
         if not isinstance(result, ControllerResult):
-            self._lose("Spark began its task again")
+            self._fail_as_lost("Spark restarted its task")
             return
         self._result, self._last = result, result.snapshot
         self._theta.load(result.snapshot.parameters)
         self._theta.buffers = result.snapshot.buffers
-        self.knows_theta = True
-        self._hear(result.state)
-
-    # -- what the driver's main thread asks ------------------------------------------------------
+        self.has_final_parameters = True
+        self._receive_state(result.state)
 
     @property
-    def answers(self) -> bool:
-        """Its task has been heard of: it has a media driver, which answers workers."""
-        return self._door is not None and self._door.met.is_set()
+    def has_connected(self) -> bool:
+        """Whether the task has connected, so that its media driver answers workers."""
+        return self._server is not None and self._server.was_connected.is_set()
 
     @property
-    def settles(self) -> bool:
-        """Its task still runs, or its result is being read."""
-        return self._watch is not None and self._watch.is_alive()
+    def drains_after_tasks(self) -> bool:
+        """Whether the task still runs, or its result is being read."""
+        return self._monitor_thread is not None and self._monitor_thread.is_alive()
 
     @property
-    def reachable(self) -> bool:
-        """Is there a connection, so that a copy would come?"""
-        return self._last is None and self._has_line()
+    def is_reachable(self) -> bool:
+        """Whether the controller is connected, so that requests get responses."""
+        return self._last is None and self._is_connected()
 
     def start(self) -> None:
-        """It has begun with its task."""
+        """Do nothing: the master starts with its Spark task."""
 
     def request_stop(self, reason: str) -> None:
-        """As soon as there is a connection."""
-        self._ask(StopWanted(reason))
+        """Send a stop request; it is delivered once connected."""
+        self._send_request(RequestStop(reason))
 
     def give_up(self, reason: str) -> None:
-        """As soon as there is a connection."""
-        self._ask(GiveUpWanted(reason))
+        """Send a request to give up; it is delivered once connected."""
+        self._send_request(GiveUp(reason))
 
-    def _ask(self, what: Any) -> Future[Any] | None:
-        return None if self._door is None else self._door.ask(what)
+    def _send_request(self, what: Any) -> Future[Any] | None:
+        """Send a request; return the future of its response, or None without a server."""
+        return None if self._server is None else self._server.ask(what)
+
+    def acknowledge(self, progress: Progress) -> None:
+        """Do nothing: training with shared gradients does not wait for observers."""
 
     def snapshot(self, *, updaters: bool = False) -> Snapshot:
-        """Over the connection, while the fit runs.
+        """Fetch a snapshot over the connection, or return the last one after the fit.
 
-        Raise TrainingError where there is none in time, or what the fit has failed of.
+        Raise TrainingError if none arrives in time, or the error with which the fit failed.
         """
-        answer = None if self._last is not None else self._ask(SnapshotWanted())
-        until_s = time.monotonic() + SNAPSHOT_S
-        while self._last is None and answer is not None and time.monotonic() < until_s:
-            if wait([answer], LOOK_S).done and not answer.cancelled():
+        answer = None if self._last is not None else self._send_request(GetSnapshot())
+        deadline_s = time.monotonic() + SNAPSHOT_TIMEOUT_S
+        while self._last is None and answer is not None and time.monotonic() < deadline_s:
+            if wait([answer], TASK_POLL_S).done and not answer.cancelled():
                 copied: Snapshot = answer.result()
                 return copied
             if self.failure is not None:
@@ -276,13 +342,16 @@ class RemoteMaster:
         if (last := self._last) is not None:
             return last
         raise TrainingError(
-            f"the controller ({self._where()}) sent no parameters within {SNAPSHOT_S:.0f} s"
+            f"the controller ({self._describe_place()}) sent no parameters within "
+            f"{SNAPSHOT_TIMEOUT_S:.0f} s"
         )
 
-    def copy_updaters(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
-        """() where there is no connection, or it is gone before it could say."""
+    def copy_optimizer_states(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
+        """Request copies of optimizer states; the future's result is () without a connection."""
         copied: Future[tuple[bytes, ...]] = Future()
-        answer = None if self._last is not None else self._ask(UpdatersWanted(everybody))
+        answer = (
+            None if self._last is not None else self._send_request(GetOptimizerStates(everybody))
+        )
         if answer is None:
             copied.set_result(())
         else:
@@ -292,65 +361,67 @@ class RemoteMaster:
         return copied
 
     @property
-    def updater_copies(self) -> tuple[bytes, ...]:
-        """They come with the result."""
-        return () if self._result is None else self._result.updater_copies
+    def optimizer_copies(self) -> tuple[bytes, ...]:
+        """The workers' optimizer states, () until the task's result has arrived."""
+        return () if self._result is None else self._result.optimizer_copies
 
     def end(self) -> None:
-        """Have the task return, and take what it brings."""
-        if self._placed is None or self._watch is None:
+        """End the task and take its result; cancel it if that takes too long."""
+        if self._placed is None or self._monitor_thread is None:
             return
-        door, job = self._door, self._placed.job
-        done = self.finished.is_set() and self.failure is None
-        if door is not None and self._has_line():
-            if not done:
-                self._rescue()
-            door.ask(EndWanted())
-            self._watch.join(RESULT_S if done else END_S)
-        elif done:
-            self._watch.join(RESULT_S)
-        if self._watch.is_alive():
+        server, job = self._server, self._placed.job
+        has_succeeded = self.finished.is_set() and self.failure is None
+        if server is not None and self._is_connected():
+            if not has_succeeded:
+                self._fetch_last_snapshot()
+            server.ask(EndController())
+            self._monitor_thread.join(RESULT_TIMEOUT_S if has_succeeded else TASKS_END_S)
+        elif has_succeeded:
+            self._monitor_thread.join(RESULT_TIMEOUT_S)
+        if self._monitor_thread.is_alive():
             self._ending.set()
             job.cancel()
-            job.wait(END_S)
+            job.wait(TASKS_END_S)
 
-    def _rescue(self) -> None:
-        """What was learnt, of a fit that is being ended from outside."""
-        answer = self._ask(SnapshotWanted())
-        assert answer is not None, "there is a door"
-        until_s = time.monotonic() + SNAPSHOT_S
-        while not wait([answer], LOOK_S).done:
-            if time.monotonic() > until_s or not self._has_line():
-                log.warning("what was learnt does not come from the controller (%s)", self._where())
+    def _fetch_last_snapshot(self) -> None:
+        """Fetch the parameters of a fit that is being ended from outside."""
+        answer = self._send_request(GetSnapshot())
+        assert answer is not None, "is_connected implies a server"
+        deadline_s = time.monotonic() + SNAPSHOT_TIMEOUT_S
+        while not wait([answer], TASK_POLL_S).done:
+            if time.monotonic() > deadline_s or not self._is_connected():
+                log.warning(
+                    "no parameters arrived from the controller (%s)", self._describe_place()
+                )
                 return
         if answer.cancelled() or answer.exception() is not None:
-            log.warning("the controller (%s) has no parameters to send", self._where())
+            log.warning("the controller (%s) has no parameters to send", self._describe_place())
             return
         self._last = copied = answer.result()
         self._theta.load(copied.parameters)
         self._theta.buffers = copied.buffers
-        self.knows_theta = True
+        self.has_final_parameters = True
 
     def outcome(self) -> Outcome:
-        """Raise TrainingError where the result did not come."""
+        """Return the fit's outcome. Raise TrainingError if the result did not arrive."""
         result = self._result
         if result is None or result.outcome is None:
-            cause = str(self.failure) if self.failure is not None else "its result did not come"
-            raise self._lost(cause)
-        return outcome_later(result.outcome, -(self._ahead_s or 0.0))
+            cause = str(self.failure) if self.failure is not None else "its result did not arrive"
+            raise self._create_lost_error(cause)
+        return shift_outcome(result.outcome, -(self._clock_offset_s or 0.0))
 
     def _close(self) -> None:
-        """Nothing of it runs any more."""
+        """Cancel the task and stop all threads."""
         self._ending.set()
         if self._placed is not None and self._placed.job.running:
             self._placed.job.cancel()
-            self._placed.job.wait(END_S)
-        if self._watch is not None:
-            self._watch.join()
-        if self._door is not None:
-            self._door.close()
+            self._placed.job.wait(TASKS_END_S)
+        if self._monitor_thread is not None:
+            self._monitor_thread.join()
+        if self._server is not None:
+            self._server.close()
 
 
-def nothing_yet(partitions: int) -> Progress:
-    """Before anything is heard."""
+def create_initial_progress(partitions: int) -> Progress:
+    """Return the progress of a fit from which nothing has been received yet."""
     return Progress(Phase.GATHERING, 0, partitions, 0, 0, 0, 0, 0.0, {})

@@ -1,1 +1,1 @@
-"""Rows on their way from what users have to records of one width."""
+"""Check the columns of users' RDDs and DataFrames, distribute rows over workers, export rows."""

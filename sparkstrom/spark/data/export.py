@@ -1,119 +1,153 @@
-"""Export: the rows once as Parquet, so that later fits read files instead of computing data again.
+"""Export a fit's rows to Parquet for later fits, and read minibatch files that users wrote.
 
-The rows are dealt out as for direct training, and each worker's share becomes one file, which that
-worker of every later fit reads for itself: same rows, same minibatches, no shuffle. The driver
-holds the list of files, so what a task left that failed half-way is in nobody's list; it goes with
-the directory.
+``ExportCache`` distributes rows as for training without an export. Each worker's rows become one
+file, which that worker reads in every later fit: same rows, same minibatches, no shuffle. Workers
+read only files that the driver program has listed, so files of failed task attempts are ignored;
+they are deleted with the directory.
+
+``list_minibatch_files`` finds a user's Parquet or npz files. Spark reads Parquet itself;
+``read_file_rows`` reads npz files, which hold arrays of rows: ``features`` (or ``x``), ``labels``
+(or ``y``) and optionally ``weights``. Files are listed on the driver and read on executors, so a
+path must have the same meaning on both.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import getpass
 import itertools
+import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from sparkstrom.base.errors import SetupError, UsageError, first_line
-from sparkstrom.spark.data.columns import Chosen
-from sparkstrom.spark.data.job_errors import in_one_line
-from sparkstrom.spark.data.partitioning import Spread
-from sparkstrom.spark.data.row_blocks import BLOCK_BYTES, ROWS_AT_ONCE, Block
-from sparkstrom.spark.data.shuffle_blocks import Blocks
-from sparkstrom.spark.data.tables import form_in, from_arrow, schema_of, to_arrow
+from sparkstrom.base.safe_files import check_npz
+from sparkstrom.data.arrow import (
+    format_from_schema,
+    records_from_arrow,
+    records_to_arrow,
+    schema_from_format,
+)
+from sparkstrom.data.column_selection import ColumnSpec
+from sparkstrom.data.row_blocks import BLOCK_BYTES, ROWS_PER_CHUNK_MAX, Block, BlockReader
+from sparkstrom.spark.data.partitioning import PartitionedData
+from sparkstrom.spark.jobs import translate_job_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class File(NamedTuple):
-    """One worker's rows."""
+class ExportedFile(NamedTuple):
+    """The file that holds one worker's rows."""
 
-    url: str  # "" where there are none
-    rows: int
-
-
-class Export(NamedTuple):
-    """What a fit wrote, and of which data: the same again needs no new one."""
-
-    data: Any  # the user's own object
-    chosen: Chosen
-    workers: int  # asked for; partitions that stay in place may be fewer
-    directory: str
-    files: tuple[File, ...]
-
-    def fits(self, data: Any, chosen: Chosen, workers: int) -> bool:
-        """Is this an export of that very object, with the same columns, for so many workers?"""
-        columns = self.chosen[:3], self.chosen.validation if self.chosen.fraction == 0 else None
-        wanted = chosen[:3], chosen.validation if chosen.fraction == 0 else None
-        return data is self.data and columns == wanted and workers == self.workers
+    url: str  # "" if the worker has no rows
+    rows: int  # number of rows in the file
 
 
-def export(data: Any, chosen: Chosen, workers: int, spread: Spread, directory: str) -> Export:
-    """Write the rows; one Spark job. Raises UsageError naming a row that does not fit."""
+class ExportedData(NamedTuple):
+    """An export and the data it was made from, to recognize them in the next fit."""
+
+    data: Any  # the user's object, compared by identity
+    columns: ColumnSpec  # the columns that were exported
+    workers: int  # requested; partitions that stay in place may be fewer
+    directory: str  # URL of the directory that holds the files
+    files: tuple[ExportedFile, ...]  # by worker
+
+    def matches(self, data: Any, columns: ColumnSpec, workers: int) -> bool:
+        """Return whether this export was made from that object, columns and workers."""
+        ours = self.columns[:3], self.columns.validation if self.columns.fraction == 0 else None
+        theirs = columns[:3], columns.validation if columns.fraction == 0 else None
+        return data is self.data and ours == theirs and workers == self.workers
+
+
+def export_rows(
+    data: Any, columns: ColumnSpec, workers: int, partitioned: PartitionedData, directory: str
+) -> ExportedData:
+    """Write all rows to a new directory below ``directory``, in one Spark job.
+
+    Raise UsageError naming a row that does not fit the columns, and SetupError if a partition's row
+    count has changed since the rows were counted.
+    """
     directory = f"{directory.rstrip('/')}/sparkstrom-{secrets.token_hex(8)}"
-    write = partial(write_file, directory, spread.blocks)
-    files: list[File] = [File("", 0)] * spread.workers
-    with in_one_line("exporting rows"):
-        written = spread.rdd.mapPartitionsWithIndex(write).collect()
+    write = partial(export_partition, directory, partitioned.blocks)
+    files: list[ExportedFile] = [ExportedFile("", 0)] * partitioned.workers
+    with translate_job_errors("exporting rows"):
+        written = partitioned.rdd.mapPartitionsWithIndex(write).collect()
     for index, file in written:
-        if not isinstance(file, File):
-            remove(directory)
+        if not isinstance(file, ExportedFile):
+            delete_export(directory)
             raise file
         files[index] = file
-    for i, rows in enumerate(spread.rows):
+    for i, rows in enumerate(partitioned.rows):
         if files[i].rows != rows:
-            remove(directory)
+            delete_export(directory)
             raise SetupError(
                 f"partition {i} had {rows} rows when they were counted and {files[i].rows} when "
-                "they were exported: the data change from one evaluation to the next"
+                "they were exported: the data change from one evaluation to the next; persist them"
             )
-    return Export(data, chosen, workers, directory, tuple(files))
+    return ExportedData(data, columns, workers, directory, tuple(files))
 
 
-def exported(context: Any, made: Export) -> Spread:
-    """The files over one partition per worker."""
-    count = len(made.files)
-    rows = tuple(file.rows for file in made.files)
-    return Spread(
-        context.parallelize(range(count), count), partial(blocks_of_file, made.files), count, rows
+def partition_export(context: Any, exported: ExportedData) -> PartitionedData:
+    """Return the exported rows as data for training, in which each partition reads one file."""
+    count = len(exported.files)
+    rows = tuple(file.rows for file in exported.files)
+    return PartitionedData(
+        context.parallelize(range(count), count),
+        partial(read_exported_blocks, exported.files),
+        count,
+        rows,
     )
 
 
-class Exports:
-    """What a network has exported: one directory, until other data or ``close``."""
+class ExportCache:
+    """The newest export of one SparkNetwork, kept until other data are exported or ``close``."""
 
     def __init__(self, context: Any, directory: str | None) -> None:
-        self._context, self._wanted = context, directory
-        self._made: Export | None = None
+        """Use ``directory``, or the default one if it is None."""
+        self._context, self._configured_directory = context, directory
+        self._made: ExportedData | None = None
 
     @property
     def directory(self) -> str | None:
-        """Where exported rows are, if there are some."""
+        """The directory of the exported rows, or None."""
         return None if self._made is None else self._made.directory
 
-    def spread(
-        self, data: Any, chosen: Chosen, workers: int, direct: Callable[[], Spread]
-    ) -> Spread:
-        """The files of these data, written now if the last fit was not of the same."""
-        if self._made is None or not self._made.fits(data, chosen, workers):
+    def partition_data(
+        self,
+        data: Any,
+        columns: ColumnSpec,
+        workers: int,
+        partition_directly: Callable[[], PartitionedData],
+    ) -> PartitionedData:
+        """Return these data as exported rows; export them unless the last fit used the same data.
+
+        ``partition_directly`` distributes the rows for a new export.
+        """
+        if self._made is None or not self._made.matches(data, columns, workers):
             self.close()
-            directory = self._wanted or default_directory(self._context)
-            self._made = export(data, chosen, workers, direct(), directory)
-        return exported(self._context, self._made)
+            directory = self._configured_directory or get_default_directory(self._context)
+            self._made = export_rows(data, columns, workers, partition_directly(), directory)
+        return partition_export(self._context, self._made)
 
     def close(self) -> None:
-        """Delete the files. Raise SetupError saying what is left where that fails. Idempotent."""
+        """Delete the exported files. Idempotent. Raise SetupError if they cannot be deleted."""
         if self._made is not None:
             directory, self._made = self._made.directory, None
-            remove(directory)
+            delete_export(directory)
 
 
-def default_directory(context: Any) -> str:
-    """On the cluster's default filesystem. Raise UsageError where executors do not share one."""
+def get_default_directory(context: Any) -> str:
+    """Return the URL of a directory for exports on the cluster's default filesystem.
+
+    Raise UsageError if executors do not share that filesystem.
+    """
     conf = context._jsc.hadoopConfiguration()
     root = conf.get("fs.defaultFS") or "file:///"
     if root.startswith("file:") and not context.master.startswith("local"):
@@ -127,19 +161,24 @@ def default_directory(context: Any) -> str:
     return f"{root.rstrip('/')}/{path.lstrip('/')}" if "://" not in directory else directory
 
 
-def remove(directory: str) -> None:
-    """Delete an export. Raise SetupError saying what is left where that fails."""
-    filesystem, path = filesystem_of(directory)
+def delete_export(directory: str) -> None:
+    """Delete a directory of exported files. Raise SetupError if that fails."""
+    filesystem, path = open_filesystem(directory)
     try:
         filesystem.delete_dir(path)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise SetupError(f"the exported rows in {directory} are left there: {error}") from error
+        raise SetupError(
+            f"cannot delete the exported rows in {directory}: {error}; delete them by hand"
+        ) from error
 
 
-def filesystem_of(url: str) -> tuple[pa.fs.FileSystem, str]:
-    """Who opens ``url``, and by which path: pyarrow, or fsspec for what pyarrow does not know."""
+def open_filesystem(url: str) -> tuple[pa.fs.FileSystem, str]:
+    """Return the filesystem and path of a URL, by pyarrow or else by fsspec.
+
+    Raise SetupError if neither can open it.
+    """
     import pyarrow as pa
     from pyarrow import fs
 
@@ -155,57 +194,57 @@ def filesystem_of(url: str) -> tuple[pa.fs.FileSystem, str]:
                 "this kind of storage, on the driver and the executors"
             ) from None
         try:
-            found, path = fsspec.core.url_to_fs(url)
+            filesystem_found, path = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError) as unknown:  # no such protocol; its package is missing
             raise SetupError(f"cannot open {url}: {first_line(unknown)}") from None
-        return fs.PyFileSystem(fs.FSSpecHandler(found)), path
+        return fs.PyFileSystem(fs.FSSpecHandler(filesystem_found)), path
     except OSError as error:
         raise SetupError(f"cannot open {url}: {error}") from None
     return filesystem, path
 
 
-# -- on executors ----------------------------------------------------------------------------------
-
-
-def write_file(
-    directory: str, blocks: Blocks, index: int, items: Iterable[Any]
-) -> Iterator[tuple[int, File | UsageError | SetupError]]:
-    """One worker's rows as one file; what is wrong with the rows is an answer, not a failure."""
+def export_partition(
+    directory: str, blocks: BlockReader, index: int, items: Iterable[Any]
+) -> Iterator[tuple[int, ExportedFile | UsageError | SetupError]]:
+    """Write one worker's rows to a file; yield (index, file), or (index, error) for a wrong row."""
     try:
         url = f"{directory}/{index:05d}-{secrets.token_hex(4)}.parquet"
-        yield index, _written(url, blocks(index, items))
+        yield index, _write_parquet(url, blocks(index, items))
     except (UsageError, SetupError) as error:
         yield index, error
 
 
-def _written(url: str, blocks: Iterator[Block]) -> File:
+def _write_parquet(url: str, blocks: Iterator[Block]) -> ExportedFile:
+    """Write blocks as one Parquet file; return its URL and row count."""
     from pyarrow import parquet
 
     first = next(blocks, None)
     if first is None:
-        return File("", 0)
-    filesystem, path = filesystem_of(url)
+        return ExportedFile("", 0)
+    filesystem, path = open_filesystem(url)
     filesystem.create_dir(path.rpartition("/")[0], recursive=True)
     rows = 0
     with (
         filesystem.open_output_stream(path) as sink,
-        parquet.ParquetWriter(sink, schema_of(first.form), use_dictionary=False) as writer,
+        parquet.ParquetWriter(sink, schema_from_format(first.form), use_dictionary=False) as writer,
     ):
         for block in itertools.chain([first], blocks):
-            first.form.joined(block.form)
-            writer.write_batch(to_arrow(block.form, block.records))
+            first.form.unify(block.form)
+            writer.write_batch(records_to_arrow(block.form, block.records))
             rows += len(block.records)
-    return File(url, rows)
+    return ExportedFile(url, rows)
 
 
-def blocks_of_file(files: tuple[File, ...], partition: int, _: Iterable[Any]) -> Iterator[Block]:
-    """What ``write_file`` wrote. Raise SetupError where the executor does not see it."""
+def read_exported_blocks(
+    files: tuple[ExportedFile, ...], partition: int, _: Iterable[Any]
+) -> Iterator[Block]:
+    """Yield a worker's exported rows. Raise SetupError if its file is missing."""
     from pyarrow import parquet
 
     url, rows = files[partition]
     if not rows:
         return
-    filesystem, path = filesystem_of(url)
+    filesystem, path = open_filesystem(url)
     try:
         source = filesystem.open_input_file(path)
     except OSError as error:
@@ -214,9 +253,126 @@ def blocks_of_file(files: tuple[File, ...], partition: int, _: Iterable[Any]) ->
             "share, and its files must stay until network.close()"
         ) from None
     with source, parquet.ParquetFile(source) as file:
-        base = form_in(file.schema_arrow)
+        base = format_from_schema(file.schema_arrow)
         at, count = 0, max(1, BLOCK_BYTES // max(1, base.row_bytes))
-        for batch in file.iter_batches(batch_size=min(count, ROWS_AT_ONCE)):
-            form, records = from_arrow(base, batch)
+        for batch in file.iter_batches(batch_size=min(count, ROWS_PER_CHUNK_MAX)):
+            form, records = records_from_arrow(base, batch)
             yield Block(form, records, np.arange(at, at + len(records)), url)
             at += len(records)
+
+
+NPZ, PARQUET = ".npz", ".parquet"
+ARRAY_NAMES = {  # accepted names of an npz file's arrays, the preferred one first
+    "features": ("features", "x"),
+    "labels": ("labels", "label", "y"),
+    "weights": ("weights",),
+}
+WILDCARDS = "*?["
+ZIP_MAGIC = b"PK\x03\x04"  # npz files are zip archives
+READ_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def list_minibatch_files(paths: str | Sequence[str]) -> tuple[str, list[str]]:
+    """Return the files' kind, NPZ or PARQUET, and their sorted URLs.
+
+    Raise UsageError if there are no files, or files of both kinds.
+    """
+    is_list = isinstance(paths, list | tuple)
+    patterns: Sequence[str] = paths if is_list else [paths]  # type: ignore[list-item]
+    if not patterns or not all(isinstance(path, str) and path for path in patterns):
+        raise UsageError(f"paths={paths!r}: give a path, a folder, a pattern, or a list of these")
+    found = sorted({file for path in patterns for file in _list_path(path)})
+    kinds = {kind for kind in (NPZ, PARQUET) for file in found if file.endswith(kind)}
+    if len(kinds) != 1:
+        problem = "files of both kinds" if kinds else "neither .npz nor .parquet files"
+        raise UsageError(
+            f"paths={paths!r}: there are {problem}; name minibatches of one kind, written as"
+            " Parquet or by numpy.savez(file, features=..., labels=...). DL4J's own .bin is not"
+            " supported"
+        )
+    kind = kinds.pop()
+    return kind, [file for file in found if file.endswith(kind)]
+
+
+def _list_path(path: str) -> Iterator[str]:
+    """Yield the URLs of a file, of all files below a folder, or of a pattern's matches."""
+    url = path if "://" in path else os.path.abspath(path.removeprefix("file:"))
+    parts = url.split("/")
+    count = next((i for i, part in enumerate(parts) if set(part) & set(WILDCARDS)), len(parts))
+    pattern_parts = [part for part in parts[count:] if part]
+    root = "/".join(parts[:count]) + ("/" if pattern_parts else "")
+    filesystem, inside = open_filesystem(root)
+    local = root.startswith(("/", "file:"))
+    # Filesystems list paths without scheme and host: /a for hdfs://host:8020/a.
+    head, prefix_length = root.removesuffix("/") if inside else root, len(inside.removesuffix("/"))
+    for file in _match_files(filesystem, filesystem.get_file_info(inside), pattern_parts):
+        yield file if local else head + file[prefix_length:]
+
+
+def _match_files(filesystem: Any, entry: Any, wild: Sequence[str]) -> Iterator[str]:
+    """Yield paths of files; below a folder, those whose next path components match ``wild``.
+
+    A component's pattern never matches a slash. A folder that matches stands for all files in it.
+    """
+    from pyarrow import fs
+
+    if entry.type == fs.FileType.File and not wild:
+        yield entry.path
+    elif entry.type == fs.FileType.Directory:
+        selector = fs.FileSelector(entry.path, recursive=not wild)
+        for child in filesystem.get_file_info(selector):
+            if not wild and child.type == fs.FileType.File:
+                yield child.path
+            elif wild and fnmatch.fnmatchcase(child.base_name, wild[0]):
+                yield from _match_files(filesystem, child, wild[1:])
+
+
+def read_file_rows(files: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield each row of npz files as (features, label) or (features, label, weight)."""
+    for file in files:
+        yield from _read_npz_rows(file)
+
+
+def _read_npz_rows(file: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of one npz file. Raise SetupError if it is damaged or incomplete."""
+    filesystem, path = open_filesystem(file)
+    try:
+        with filesystem.open_input_file(path) as opened:
+            if opened.read(len(ZIP_MAGIC)) != ZIP_MAGIC:
+                raise ValueError("it is no npz file")  # NumPy's message would suggest pickles
+            check_npz(opened)
+            npz = np.load(opened, allow_pickle=False)
+            arrays = {role: _find_array(npz, names) for role, names in ARRAY_NAMES.items()}
+    except READ_ERRORS as error:
+        raise SetupError(
+            f"minibatch {file} cannot be read: {error}; write it by numpy.savez(file, "
+            "features=..., labels=...)"
+        ) from None
+    features, labels, weights = arrays["features"], arrays["labels"], arrays["weights"]
+    is_incomplete = features is None or labels is None or 0 in (features.ndim, labels.ndim)
+    if is_incomplete or len(features) != len(labels):
+        raise SetupError(
+            f"minibatch {file} has no arrays `features` and `labels` of equally many rows: write it"
+            " by numpy.savez(file, features=..., labels=...)"
+        )
+    if weights is not None and weights.shape not in ((len(features),), (len(features), 1)):
+        raise SetupError(
+            f"minibatch {file} has weights of shape {list(weights.shape)} for {len(features)} rows:"
+            " write one for each row, or none"
+        )
+    for i, feature in enumerate(features):
+        label = labels[i].item() if labels.ndim == 1 else labels[i]
+        yield (feature, label) if weights is None else (feature, label, float(weights[i].item()))
+
+
+def _find_array(npz: Any, names: tuple[str, ...]) -> Any:
+    """Return the npz file's array under the first of ``names`` that it has, or None."""
+    return next((npz[name] for name in names if name in npz.files), None)

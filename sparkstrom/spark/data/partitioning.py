@@ -1,64 +1,85 @@
-"""Partitioning: from what users have to one partition per worker, random and balanced by seed.
+"""Distribute users' data over one partition per worker, and add the user's held-out rows to them.
 
-Whatever the data are, an executor sees an iterator of ``Block``. A DataFrame is an RDD of Arrow
-messages, straight from the JVM: pyspark's ``mapInArrow`` and ``toArrow`` import pandas or collect
-on the driver, the JVM's own Arrow writer does neither (3.5 and 4.0).
+Rows are distributed randomly, by a seed, so that all partitions have about the same number.
+Executors read every kind of data as an iterator of ``Block``, a group of rows. A DataFrame is read
+as an RDD of Arrow messages that Spark's JVM writes. pyspark's own functions do not fit: in versions
+3.5 and 4.0 ``mapInArrow`` imports pandas, and ``toArrow`` collects all rows on the driver.
+
+``HeldOutFrames`` unites training rows with a separate DataFrame of rows for evaluation.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.spark.data.arrow import blocks_of_arrow, count_arrow
-from sparkstrom.spark.data.columns import Chosen, check_chosen, chosen_columns, is_image, is_vector
-from sparkstrom.spark.data.job_errors import in_one_line
-from sparkstrom.spark.data.row_blocks import Block, blocks_of_rows, count_rows
-from sparkstrom.spark.data.shuffle_blocks import Blocks, blocks_from_shuffle, deal
+from sparkstrom.base.option_types import shown
+from sparkstrom.data.arrow import count_arrow_rows, read_arrow_blocks
+from sparkstrom.data.column_selection import ColumnSpec, check_column_spec
+from sparkstrom.data.row_blocks import (
+    Block,
+    BlockReader,
+    count_rows,
+    distribute_rows,
+    read_row_blocks,
+    read_shuffle_blocks,
+)
+from sparkstrom.options.parameter_averaging import IF_COUNT_DIFFERS, TrainingMaster
+from sparkstrom.spark.data.columns import find_fields, is_image, is_vector, select_columns
+from sparkstrom.spark.jobs import SparkJob, translate_job_errors
 
 if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import DataFrame
-
-BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_CONF = threading.Lock()  # a session's configuration is changed and put back by one at a time
-NARROW_ROWS, ARRAY_ROWS, IMAGE_ROWS = 10_000, 1_000, 32  # rows of an Arrow message, by its widest
+    from pyspark.sql.types import StructField
 
 
-class Source(NamedTuple):
-    """What a user's data are to executors."""
+ARROW_BATCH_ROWS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_CONF_LOCK = threading.Lock()  # held while a session's configuration is changed temporarily
+NARROW_ROWS, ARRAY_ROWS, IMAGE_ROWS = (
+    10_000,
+    1_000,
+    32,
+)  # rows of an Arrow message, by the widest column
 
-    rdd: RDD[Any]
-    blocks: Blocks  # of a partition's elements
-    count: Callable[[Any], Any]  # of its rows
-    is_table: bool = False  # elements are messages of many rows
+
+class RowSource(NamedTuple):
+    """A user's data as an RDD, with functions that read a partition on an executor."""
+
+    rdd: RDD[Any]  # the rows or messages
+    blocks: BlockReader  # converts a partition's elements to blocks
+    count: Callable[[Any], Any]  # counts the rows of a partition's elements
+    is_batched: bool = False  # an element is a message of many rows
 
 
-class Spread(NamedTuple):
-    """The data over one partition per worker.
+class PartitionedData(NamedTuple):
+    """A user's data, distributed over one partition per worker.
 
-    Rows that stay where they are come as they are; then ``rows`` says how many each partition
-    must have. Others come with their own count.
+    ``rows`` holds the number of rows of each partition if they were not shuffled. A shuffled
+    partition contains its own row count.
     """
 
-    rdd: Any  # an RDD; over Spark Connect a ``FrameOfBlocks``
-    blocks: Blocks
-    workers: int
-    rows: tuple[int, ...] = ()
-    first: Callable[[], Iterator[Block]] | None = None  # some rows, in the calling process
+    rdd: Any  # an RDD, or over Spark Connect a ``WorkerDataFrame``
+    blocks: BlockReader  # converts a partition's elements to blocks
+    workers: int  # number of partitions
+    rows: tuple[int, ...] = ()  # by partition, or empty
+    first: Callable[[], Iterator[Block]] | None = None  # reads some rows in the calling process
 
 
 def is_dataframe(data: Any) -> bool:
-    """A Spark DataFrame, without importing pyspark for anything else."""
+    """Return whether data is a Spark DataFrame, without importing pyspark."""
     return hasattr(data, "mapInArrow")
 
 
 def check_data(data: Any) -> None:
-    """Raise UsageError for what is neither."""
+    """Raise UsageError unless data is an RDD or a DataFrame."""
     if not (is_dataframe(data) or hasattr(data, "mapPartitions")):
         raise UsageError(
             f"data is a {type(data).__module__}.{type(data).__name__}: pass an RDD of (features, "
@@ -67,58 +88,68 @@ def check_data(data: Any) -> None:
         )
 
 
-def source_of(data: Any, chosen: Chosen) -> Source:
-    """An RDD of rows, or a DataFrame as an RDD of Arrow messages. Raise UsageError for others."""
+def create_source(data: Any, columns: ColumnSpec) -> RowSource:
+    """Return a RowSource for an RDD of rows or a DataFrame. Raise UsageError for other data."""
     check_data(data)
-    check_chosen(chosen, is_dataframe(data))
+    check_column_spec(columns, is_dataframe(data))
     if not is_dataframe(data):
-        return Source(data, blocks_of_rows, count_rows)
-    frame, reading = chosen_columns(data, chosen)
-    return Source(
-        arrow_messages(frame),
-        partial(blocks_of_arrow, reading),
-        partial(count_arrow, reading),
-        is_table=True,
+        return RowSource(data, read_row_blocks, count_rows)
+    frame, plan = select_columns(data, columns)
+    return RowSource(
+        to_arrow_rdd(frame),
+        partial(read_arrow_blocks, plan),
+        partial(count_arrow_rows, plan),
+        is_batched=True,
     )
 
 
-def spread_out(source: Source, workers: int, seed: int, *, move: bool) -> Spread:
-    """Rows at random and balanced, or partitions as they are, merged where there are too many."""
+def partition_source(source: RowSource, workers: int, seed: int, *, move: bool) -> PartitionedData:
+    """Shuffle the rows randomly over ``workers`` partitions, or keep them where they are.
+
+    With ``move`` False, partitions are only merged if there are too many, and their rows counted.
+    """
     rdd = source.rdd
     if move:
-        dealt = rdd.mapPartitionsWithIndex(partial(deal, source.blocks, workers, seed))
-        shuffled: RDD[Any] = dealt.partitionBy(workers, int).values()
-        return Spread(shuffled, partial(blocks_from_shuffle, rdd.getNumPartitions()), workers)
+        assigned = rdd.mapPartitionsWithIndex(
+            partial(distribute_rows, source.blocks, workers, seed)
+        )
+        shuffled: RDD[Any] = assigned.partitionBy(workers, int).values()
+        return PartitionedData(
+            shuffled, partial(read_shuffle_blocks, rdd.getNumPartitions()), workers
+        )
     kept = rdd if rdd.getNumPartitions() <= workers else rdd.coalesce(workers)
-    with in_one_line("counting rows"):
+    with translate_job_errors("counting rows"):
         rows = tuple(kept.mapPartitions(source.count).collect())
-    return Spread(kept, source.blocks, len(rows), rows)
+    return PartitionedData(kept, source.blocks, len(rows), rows)
 
 
-def arrow_messages(frame: DataFrame) -> RDD[bytes]:
-    """A DataFrame's partitions as Arrow record batches, each one message without its schema."""
+def to_arrow_rdd(frame: DataFrame) -> RDD[bytes]:
+    """Return a DataFrame's partitions as Arrow record batches without their schema."""
     from pyspark import RDD
     from pyspark.serializers import NoOpSerializer
 
-    with at_most(frame.sparkSession.conf, rows_of_a_message(frame)):
+    with limit_message_rows(frame.sparkSession.conf, choose_message_rows(frame)):
         jrdd = frame._jdf.toArrowBatchRdd().toJavaRDD()
     return RDD(jrdd, frame.sparkSession.sparkContext, NoOpSerializer())
 
 
 @contextlib.contextmanager
-def at_most(conf: Any, rows: int) -> Iterator[None]:
-    """So many rows in a message, for now; fits in other threads of a session wait meanwhile."""
-    with _CONF:
-        before = conf.get(BATCH_ROWS)
-        conf.set(BATCH_ROWS, str(min(int(before), rows)))
+def limit_message_rows(conf: Any, rows: int) -> Iterator[None]:
+    """Limit the rows of Spark's Arrow messages during the block; other threads wait meanwhile."""
+    with _CONF_LOCK:
+        original = conf.get(ARROW_BATCH_ROWS_KEY)
+        conf.set(ARROW_BATCH_ROWS_KEY, str(min(int(original), rows)))
         try:
             yield
         finally:
-            conf.set(BATCH_ROWS, before)
+            conf.set(ARROW_BATCH_ROWS_KEY, original)
 
 
-def rows_of_a_message(frame: DataFrame) -> int:
-    """A message is in memory as a whole, in the JVM and in Python."""
+def choose_message_rows(frame: DataFrame) -> int:
+    """Return how many rows an Arrow message may have, so that it fits into memory.
+
+    The number depends on the types of the frame's columns.
+    """
     from pyspark.sql.types import ArrayType, BinaryType
 
     kinds = [field.dataType for field in frame.schema]
@@ -126,3 +157,172 @@ def rows_of_a_message(frame: DataFrame) -> int:
         return IMAGE_ROWS
     wide = any(is_vector(kind) or isinstance(kind, ArrayType) for kind in kinds)
     return ARRAY_ROWS if wide else NARROW_ROWS
+
+
+FIRST_ROWS_TIMEOUT_S = 10.0  # rows that take longer to compute are not used
+FIRST_ELEMENTS = 8  # rows of a partition to read; of Arrow messages, one suffices
+FIRST_ROWS_JOB = "sparkstrom reads the first rows"
+
+
+def read_first_blocks(context: Any, source: RowSource) -> Iterator[Block]:
+    """Yield some rows of the first partition, or none if Spark cannot compute them soon.
+
+    Raise UsageError for a row that cannot be read.
+    """
+    count = 1 if source.is_batched else FIRST_ELEMENTS
+    take = partial(_take, count)
+    group = f"sparkstrom-first-{secrets.token_hex(8)}"
+    runner = partial(context.runJob, source.rdd, take, [0])
+    return source.blocks(
+        0, run_with_timeout(SparkJob(context, group, runner, description=FIRST_ROWS_JOB))
+    )
+
+
+def _take(count: int, elements: Iterable[Any]) -> Iterator[Any]:
+    """Yield the first ``count`` elements."""
+    return islice(elements, count)
+
+
+def run_with_timeout(job: SparkJob) -> list[Any]:
+    """Run a job and return its results, or [] if it fails or exceeds the time limit."""
+    job.start()
+    try:
+        is_done = job.wait(FIRST_ROWS_TIMEOUT_S)
+    except BaseException:
+        job.cancel()
+        raise
+    if not is_done:
+        job.cancel()
+        return []
+    return [] if job.error is not None else job.reports
+
+
+HELD_OUT_COLUMN = "sparkstrom_held_out"
+
+
+class HeldOutFrames:
+    """Unites a DataFrame of training rows with one of held-out rows, and caches the last union.
+
+    A boolean column marks the held-out rows, so partitioning, export and evaluation work as for a
+    ``validation`` column. The next fit of the same DataFrames reuses the union and its export.
+    """
+
+    def __init__(self, check: Callable[[Any], None]) -> None:
+        """Store ``check``, which raises UsageError for data that the application cannot read."""
+        self._check = check
+        self._last: tuple[DataFrame, DataFrame, list[str], bool] | None = None
+        self._made: tuple[DataFrame, str] | None = None
+
+    def unite(
+        self, data: Any, columns: ColumnSpec, validation: Any, repartition: str
+    ) -> tuple[Any, ColumnSpec]:
+        """Return the data united with the rows of ``validation``, and the columns to read.
+
+        If ``validation`` is a fraction, a column's name or None, return the data unchanged. Raise
+        UsageError for a DataFrame of held-out rows that does not match the data.
+        """
+        if not (is_dataframe(validation) or hasattr(validation, "mapPartitions")):
+            self._last = self._made = None
+            return data, columns._replace(validation=validation)
+        check_column_spec(columns, dataframe=is_dataframe(data))
+        self._check_frames(data, validation)
+        fields = find_fields(data, columns)
+        _check_same_types(fields, validation, columns)
+        names, keep_partitions = list(fields), repartition == "never"
+        if self._made is None or not self._is_last(
+            data, validation, names, keep_partitions=keep_partitions
+        ):
+            self._made = _unite_frames(data, validation, names, keep_partitions=keep_partitions)
+            self._last = (data, validation, names, keep_partitions)
+        frame, mark = self._made
+        return frame, columns._replace(validation=mark)
+
+    def _is_last(self, data: Any, held: Any, names: list[str], *, keep_partitions: bool) -> bool:
+        """Return whether the last union had the same DataFrames, columns and partitioning."""
+        if self._last is None:
+            return False
+        last_data, last_held, *rest = self._last
+        return last_data is data and last_held is held and rest == [names, keep_partitions]
+
+    def adjust_master(self, master: TrainingMaster, data: Any) -> TrainingMaster:
+        """Return the training options with which to partition ``data``.
+
+        A union has the partitions of both DataFrames, so their number does not show whether the
+        user's data have one partition per worker. The option ``num_partitions_workers_differs``
+        therefore means ``always`` for a union.
+        """
+        counted = master.repartition == IF_COUNT_DIFFERS
+        if not counted or self._made is None or data is not self._made[0]:
+            return master
+        return replace(master, repartition="always")
+
+    def _check_frames(self, data: Any, held: Any) -> None:
+        """Raise UsageError unless data and held-out rows are both DataFrames that do not stream."""
+        self._check(data)
+        if not is_dataframe(held):
+            raise UsageError(
+                f"validation={shown(held)}: held-out rows cannot be an RDD; make a DataFrame of"
+                " them, and one of the data, too (toDF), or give a fraction such as 0.1"
+            )
+        try:
+            self._check(held)
+        except UsageError as error:
+            raise UsageError(f"validation: {error}") from None
+        if not is_dataframe(data):
+            raise UsageError(
+                "validation: held-out rows are a DataFrame, and the data are an RDD: make a"
+                " DataFrame of the data, too (toDF), or give a fraction such as 0.1"
+            )
+        if type(held) is not type(data):
+            raise UsageError(
+                "validation: held-out rows are a DataFrame of another session than data, one over"
+                " Spark Connect and one not: make both with one session"
+            )
+        for name, frame in (("data", data), ("validation", held)):
+            if frame.isStreaming:
+                raise UsageError(
+                    f"{name} is a streaming DataFrame, which has no last row: read a table, or"
+                    " train on each micro-batch by each_batch(network, validation=frame) of"
+                    " sparkstrom.streams, where frame is a table"
+                )
+
+
+def _check_same_types(fields: dict[str, StructField], held: Any, columns: ColumnSpec) -> None:
+    """Raise UsageError where held-out rows lack a column, or have one of another type."""
+    try:
+        theirs = find_fields(held, columns)
+    except UsageError as error:
+        raise UsageError(
+            f"validation: {error}. Held-out rows need the columns that the fit reads of the data,"
+            f" with the same names: {', '.join(fields)}"
+        ) from None
+    for name, field in fields.items():
+        mine, other = field.dataType, theirs[name].dataType
+        if (type(mine), mine.simpleString()) != (type(other), other.simpleString()):
+            wanted = mine.simpleString()
+            raise UsageError(
+                f"validation: column {name!r} is {other.simpleString()} among the held-out rows and"
+                f" {wanted} in the data: give both one type, such as"
+                f" frame.withColumn({name!r}, frame[{name!r}].cast({wanted!r}))"
+            )
+
+
+def _unite_frames(
+    data: Any, held: Any, names: list[str], *, keep_partitions: bool
+) -> tuple[Any, str]:
+    """Return the union of the columns ``names`` with a mark, and the name of the mark's column.
+
+    If rows stay in their partitions (``stay``), the held-out rows form a single partition, so that
+    at most one worker has none to train on.
+    """
+    from pyspark.sql import functions as sql
+
+    column = HELD_OUT_COLUMN
+    while column.lower() in {name.lower() for name in names}:
+        column += "_"
+    quoted = ["`" + name.replace("`", "``") + "`" for name in names]
+    parts = [
+        frame.select(*quoted, sql.lit(is_held).alias(column))
+        for frame, is_held in ((data, False), (held.coalesce(1) if keep_partitions else held, True))
+    ]
+    return parts[0].unionByName(parts[1]), column

@@ -1,1 +1,1 @@
-"""`sparkstrom doctor`: whether training would work here, found out before it is tried."""
+"""The command `sparkstrom doctor`, which checks whether training would work on a cluster."""

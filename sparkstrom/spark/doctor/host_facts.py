@@ -1,6 +1,8 @@
-"""Host facts: what one process, the driver program or a Python worker, sees of its machine.
+"""Collect facts about the machine of one process, the driver program or a Python worker.
 
-Only looks and tries; what it means is ``host_checks``' to say, on the driver.
+``checks`` interprets the facts in the driver program. Executors are examined by jobs in
+Spark's barrier mode: as many tasks as slots, all at the same time, so that each executor has some.
+On each executor the task with the lowest partition does the work.
 """
 
 from __future__ import annotations
@@ -12,111 +14,125 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from sparkstrom.base.errors import SetupError, SparkstromError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.base.kernel_cache import VARIABLE, kernel_directory
 from sparkstrom.encoding.backends import need_device
-from sparkstrom.transport.addresses import listed_addresses
+from sparkstrom.options.network import VoidConfiguration
+from sparkstrom.planning.memory import count_executor_edges
+from sparkstrom.spark.executor.entry_points import get_task_context
+from sparkstrom.transport.aeron.channel_settings import (
+    BufferSizes,
+    choose_mtu,
+    read_socket_buffer_limits,
+)
 from sparkstrom.transport.aeron.driver import SHARED_MEMORY, DriverOptions, ensure_driver
+from sparkstrom.transport.aeron.driver_directories import find_executor_process
 from sparkstrom.transport.aeron.library import load_library
-from sparkstrom.transport.aeron.processes import find_executor
-from sparkstrom.transport.aeron.sizes import Sizes, socket_limits
+from sparkstrom.transport.bind_address import list_interface_addresses
+from sparkstrom.transport.udp_probe import PeerResult, ProbeGroup, UdpProbe
+from sparkstrom.worker.connectivity import choose_executor_address
+from sparkstrom.worker.task_environment import TaskEnvironment
 
-JAVA_S = 10.0
-DEVICES = "/dev/nvidia[0-9]*"
-
-
-@dataclass(frozen=True, slots=True)
-class Space:
-    """A file system's."""
-
-    path: str
-    total_bytes: int
-    free_bytes: int
-    refused: str = ""  # why nothing can be written there
+JAVA_TIMEOUT_S = 10.0
+GPU_DEVICES = "/dev/nvidia[0-9]*"
 
 
 @dataclass(frozen=True, slots=True)
-class Drive:
-    """How the media driver's start went."""
+class DiskSpace:
+    """The space of the file system that a directory is on."""
 
-    endpoint: Endpoint | None = None
-    sizes: Sizes | None = None
-    directory: str = ""  # where its logs were
-    refused: str = ""
+    path: str  # the directory
+    total_bytes: int  # capacity
+    free_bytes: int  # available to this user
+    error: str = ""  # why nothing can be written there, or ""
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """What there is for parameters on a GPU."""
+class MediaDriverStart:
+    """The result of starting Aeron's media driver, the process that sends and receives."""
 
-    assigned: int | None  # by Spark
-    visible: int  # device files
-    refused: str = ""  # why Numba cannot use it; "" where it can, or where there is none
+    endpoint: Endpoint | None = None  # address and port that it bound; None: it did not start
+    sizes: BufferSizes | None = None  # of its buffers; None: it did not start
+    directory: str = ""  # of its log buffers
+    error: str = ""  # why it did not start, or ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """The GPUs that may hold parameters."""
+
+    assigned: int | None  # index that Spark assigned to the task
+    visible: int  # number of device files
+    error: str = ""  # why Numba cannot use it; "" if it can, or if there is none
 
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What one process sees."""
+    """Everything one process observes about its machine."""
 
-    host: str
-    process: str  # "pid-start" of the executor's JVM, or of the driver program
-    java: str
-    library: str  # path and version
-    library_refused: str
-    shared_memory: Space
-    scratch: Space
-    kernels: Space
-    compiled: bool  # is there anything in the cache
-    buffers: tuple[int, int]  # largest receive and send buffer
-    interfaces: dict[str, str]  # addresses, and whose they are
-    mtu: int | None  # of the interface of the endpoint
-    drive: Drive
-    gpu: Gpu
+    host: str  # name of the machine
+    process: str  # "pid-start time" of the executor's JVM, or of the driver program
+    java: str  # version, or ""
+    library: str  # path and version of the Aeron library, or ""
+    library_error: str  # why the library cannot be loaded, or ""
+    shared_memory: DiskSpace  # for the media driver's log buffers
+    scratch: DiskSpace  # for temporary files of workers
+    kernels: DiskSpace  # for the cache of compiled kernels
+    has_compiled_kernels: bool  # the kernel cache is not empty
+    buffers: tuple[int, int]  # limits of a socket's receive and send buffer, bytes
+    interfaces: dict[str, str]  # interface names by address
+    mtu: int | None  # of the media driver's interface
+    media_driver: MediaDriverStart  # whether a media driver starts
+    gpu: GpuFacts  # GPUs of the machine
 
 
 @dataclass(frozen=True, slots=True)
-class Looking:
-    """What a process looks at; a media driver is started as for a fit."""
+class InspectionOptions:
+    """What to inspect; the media driver is started as for a fit."""
 
-    address: Callable[[], str]  # that it would bind; raises SetupError
-    ports: range | None
-    edges: int
-    local_edges: int
-    scratch: Path
-    gpu: int | None = None
-    shared_memory: Path = SHARED_MEMORY
+    address: Callable[[], str]  # returns the address to bind, or raises SetupError
+    ports: range | None  # that may be bound; None: any
+    edges: int  # number of neighbours on other media drivers
+    local_edges: int  # pairs of neighbours that both use this media driver
+    scratch: Path  # directory for temporary files
+    gpu: int | None = None  # index that Spark assigned to the task
+    shared_memory: Path = SHARED_MEMORY  # directory for log buffers
 
 
-def look(looking: Looking) -> HostFacts:
-    """Look at this machine; within seconds, and never raising for what is wrong with it."""
-    watched = find_executor()
-    path, compiled = kernel_cache(looking.scratch)
-    library, library_refused = _library()
-    drive = Drive(refused=library_refused) if library_refused else _drive(looking)
+def inspect_host(options: InspectionOptions) -> HostFacts:
+    """Inspect this machine within seconds. Problems become facts; nothing is raised."""
+    executor = find_executor_process()
+    path, has_kernels = find_kernel_cache(options.scratch)
+    library, library_refused = _inspect_library()
+    media_driver = (
+        MediaDriverStart(error=library_refused) if library_refused else _start_media_driver(options)
+    )
     return HostFacts(
         host=socket.gethostname(),
-        process=f"{watched.pid}-{watched.start_time}",
-        java=java_of(watched.pid),
+        process=f"{executor.pid}-{executor.start_time}",
+        java=read_process_java_version(executor.pid),
         library=library,
-        library_refused=library_refused,
-        shared_memory=space(looking.shared_memory),
-        scratch=space(looking.scratch),
-        kernels=space(path),
-        compiled=compiled,
-        buffers=socket_limits(),
-        interfaces={has.address: has.interface for has in listed_addresses()},
-        mtu=_mtu(drive.endpoint),
-        drive=drive,
-        gpu=_gpu(looking.gpu),
+        library_error=library_refused,
+        shared_memory=measure_space(options.shared_memory),
+        scratch=measure_space(options.scratch),
+        kernels=measure_space(path),
+        has_compiled_kernels=has_kernels,
+        buffers=read_socket_buffer_limits(),
+        interfaces={listed.address: listed.interface for listed in list_interface_addresses()},
+        mtu=_read_mtu(media_driver.endpoint),
+        media_driver=media_driver,
+        gpu=_inspect_gpu(options.gpu),
     )
 
 
-def _library() -> tuple[str, str]:
+def _inspect_library() -> tuple[str, str]:
+    """Return (path and version, error) of the Aeron library."""
     try:
         library = load_library()
     except SetupError as error:
@@ -124,84 +140,199 @@ def _library() -> tuple[str, str]:
     return f"{library.path} ({library.version})", ""
 
 
-def _drive(looking: Looking) -> Drive:
-    """Start a media driver as a fit would, which makes it hear itself; and let it go at once."""
+def _start_media_driver(options: InspectionOptions) -> MediaDriverStart:
+    """Start a media driver as a fit would, and stop it again."""
     try:
-        options = DriverOptions(
-            host=looking.address(),
-            ports=(looking.ports[0], looking.ports[-1]) if looking.ports is not None else None,
-            edges=looking.edges,
-            local_edges=looking.local_edges,
-            scratch=looking.scratch,
-            shared_memory=looking.shared_memory,
+        driver_options = DriverOptions(
+            host=options.address(),
+            ports=(options.ports[0], options.ports[-1]) if options.ports is not None else None,
+            edges=options.edges,
+            local_edges=options.local_edges,
+            scratch=options.scratch,
+            shared_memory=options.shared_memory,
             linger_s=0.0,
         )
-        handle = ensure_driver(f"doctor-{secrets.token_hex(8)}", options)
+        handle = ensure_driver(f"doctor-{secrets.token_hex(8)}", driver_options)
     except SparkstromError as error:
-        return Drive(refused=str(error))
-    with_it = Drive(handle.endpoint, handle.sizes, str(handle.directory.parent.parent))
+        return MediaDriverStart(error=str(error))
+    started = MediaDriverStart(handle.endpoint, handle.sizes, str(handle.directory.parent.parent))
     handle.close()
-    return with_it
+    return started
 
 
-def space(path: Path) -> Space:
-    """Measure a directory, and try to write there. One that is not there is measured above."""
+def measure_space(path: Path) -> DiskSpace:
+    """Measure a directory's file system and try to write there.
+
+    If the directory does not exist, measure its nearest existing parent.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
-        refused = ""
-    except OSError as error:
-        refused = error.strerror or str(error)
+        error = ""
+    except OSError as raised:
+        error = raised.strerror or str(raised)
     existing = next(place for place in (path, *path.parents) if place.exists())
     usage = shutil.disk_usage(existing)
-    return Space(str(path), usage.total, usage.free, refused)
+    return DiskSpace(str(path), usage.total, usage.free, error)
 
 
-def kernel_cache(scratch: Path) -> tuple[Path, bool]:
-    """Where this process keeps compiled kernels, and whether some lie there."""
+def find_kernel_cache(scratch: Path) -> tuple[Path, bool]:
+    """Return this process's directory of compiled kernels, and whether it has any."""
     try:
         path = kernel_directory(os.environ)
-    except OSError:  # what cannot be made there is told as what cannot be written
+    except OSError:  # reported as a directory that cannot be written
         path = Path(os.environ.get(VARIABLE) or scratch)
     return path, path.is_dir() and next(path.glob("*.kernels"), None) is not None
 
 
-def java_of(pid: int) -> str:
-    """The version of the Java that runs this process; "" where it is none, or does not say."""
+def read_process_java_version(pid: int) -> str:
+    """Return the version of the Java that runs this process, or ""."""
     try:
         program = os.readlink(f"/proc/{pid}/exe")
     except OSError:
         return ""
-    return java_version(program) if Path(program).name == "java" else ""
+    return read_java_version(program) if Path(program).name == "java" else ""
 
 
-def java_version(program: str) -> str:
-    """What `java -version` says it is; "" where it cannot be run."""
+def read_java_version(program: str) -> str:
+    """Return the version that `java -version` prints, or "" if it cannot be run."""
     command = [program, "-version"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=JAVA_S, check=False)
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = re.search(r'version "([^"]+)"', said.stderr + said.stdout)
-    return found[1] if found else ""
+    match = re.search(r'version "([^"]+)"', result.stderr + result.stdout)
+    return match[1] if match else ""
 
 
-def _mtu(endpoint: Endpoint | None) -> int | None:
-    """Of the interface that has the endpoint's address."""
-    for has in listed_addresses():
-        if endpoint is not None and has.address == endpoint.host:
-            file = Path("/sys/class/net") / has.interface / "mtu"
+def _read_mtu(endpoint: Endpoint | None) -> int | None:
+    """Return the MTU of the interface with the endpoint's address."""
+    for listed in list_interface_addresses():
+        if endpoint is not None and listed.address == endpoint.host:
+            file = Path("/sys/class/net") / listed.interface / "mtu"
             return int(file.read_text()) if file.exists() else None
     return None
 
 
-def _gpu(assigned: int | None) -> Gpu:
-    visible = len(list(Path("/").glob(DEVICES.lstrip("/"))))
+def _inspect_gpu(assigned: int | None) -> GpuFacts:
+    """Return the machine's GPUs, and why the assigned one cannot be used."""
+    visible = len(list(Path("/").glob(GPU_DEVICES.lstrip("/"))))
     if assigned is None and not visible:
-        return Gpu(None, 0)
+        return GpuFacts(None, 0)
     try:
         need_device(assigned or 0)
     except SetupError as error:
-        return Gpu(assigned, visible, str(error))
-    return Gpu(assigned, visible)
+        return GpuFacts(assigned, visible, str(error))
+    return GpuFacts(assigned, visible)
+
+
+# (position of the receiver in the group, what it received by sender, why its probe failed or "")
+ProbeResult = tuple[int, dict[int, PeerResult], str]
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionTask:
+    """The input of the tasks that inspect executors' hosts."""
+
+    void: VoidConfiguration  # network options
+    workers: int  # of the fit to expect
+    controller: Endpoint  # the driver's address; the port has no meaning
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTask:
+    """The input of the tasks that probe UDP."""
+
+    group: ProbeGroup  # all processes that take part
+    places: Mapping[str, int]  # position in the group by ``identify_process``
+
+
+def identify_process(facts: HostFacts) -> str:
+    """Return a name that identifies an executor."""
+    return f"{facts.host}/{facts.process}"
+
+
+def inspect_executor(task: InspectionTask, items: Iterable[Any]) -> Iterator[HostFacts]:
+    """Yield the facts of this executor's host in its first task, nothing in others."""
+    place = get_task_context()
+    if _is_leader(place):
+        edges, local_edges = count_executor_edges(task.void.topology(task.workers))
+        yield inspect_host(
+            InspectionOptions(
+                lambda: choose_executor_address(task.void, task.controller),
+                task.void.executor_ports(),
+                edges,
+                local_edges,
+                place.scratch,
+                place.gpu,
+            )
+        )
+
+
+def probe_from_executor(task: ProbeTask, items: Iterable[Any]) -> Iterator[ProbeResult]:
+    """Yield what this executor received from the others; runs in its first task alone."""
+    place = get_task_context()
+    position = task.places.get(f"{place.host}/{place.jvm}")
+    if not _is_leader(place) or position is None:
+        _wait_at_barrier()
+        return
+    try:
+        with UdpProbe(task.group, position, create_datagram_length(task.group, position)) as probe:
+            _wait_at_barrier()  # until all have bound their ports
+            yield position, probe.run(), ""
+    except SetupError as error:
+        _wait_at_barrier()
+        yield position, {}, str(error)
+
+
+def create_datagram_length(group: ProbeGroup, position: int) -> Any:
+    """Return a function that returns the length in bytes of Aeron's datagrams to an endpoint."""
+    return lambda endpoint: choose_mtu(endpoint, group.endpoints[position])
+
+
+def _is_leader(place: TaskEnvironment) -> bool:
+    """Return whether this is its executor's first task; blocks until all tasks have called this."""
+    from pyspark import BarrierTaskContext
+
+    key = f"{place.host}/{place.jvm}"
+    keys = BarrierTaskContext.get().allGather(key)
+    return keys.index(key) == place.partition
+
+
+def _wait_at_barrier() -> None:
+    """Wait until all tasks of the barrier stage have called this."""
+    from pyspark import BarrierTaskContext
+
+    BarrierTaskContext.get().barrier()
+
+
+class WorkerVersions(NamedTuple):
+    """The versions of one Python worker."""
+
+    host: str  # name of the machine
+    python: str  # version of Python
+    program: str  # the interpreter's path
+    sparkstrom: str  # "" if it cannot be imported
+    error: str  # why it cannot be imported, or ""
+
+
+def collect_versions(items: Iterable[int] = ()) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield the fields of this process's WorkerVersions.
+
+    This function is pickled by value and uses no other name of this module, because executors may
+    have no sparkstrom or another version.
+    """
+    import platform
+    import socket
+    import sys
+
+    version, error = "", ""
+    try:
+        from sparkstrom.base.version import __version__ as version
+        from sparkstrom.transport.aeron import library  # noqa: F401  # with what it needs
+    except Exception as raised:  # a broken installation may raise anything
+        error = f"{type(raised).__name__}: {raised}"
+    yield socket.gethostname(), platform.python_version(), sys.executable, version, error

@@ -1,1 +1,1 @@
-"""What runs in Spark's Python workers."""
+"""Functions that run in Spark's Python workers."""

@@ -1,13 +1,13 @@
-"""Inference: a trained model on the executors, unpacked once per Python worker.
+"""Predict, score and evaluate on executors with a trained model.
 
-Training never sends weights through Spark; inference does, as one broadcast. A Python worker keeps
-the few models that it used last, by the digest of their parameters, so that the tasks of a job, and
-the jobs of a notebook, share one.
+The model is sent as one broadcast variable. Each Python worker unpickles it once and caches the
+models that it used last, by a digest of their parameters, so all tasks and jobs of a notebook share
+one.
 
-Columns come by a ``pandas_udf``, not ``mapInArrow``: only the columns that the model reads go to
-Python and only its outputs come back, where ``mapInArrow`` would carry the whole table both ways
-(twice the time, with 30 columns beside the features). What arrives is made Arrow again and read
-as in training, so that every kind of column means the same, and a bad row has the same name.
+DataFrames are read by a ``pandas_udf``, not ``mapInArrow``: only the columns that the model reads
+are sent to Python and only its outputs come back. ``mapInArrow`` would carry the whole table both
+ways (twice the time, with 30 other columns). The pandas columns are converted back to Arrow and
+read as in training, so that every kind of column means the same and errors name the same row.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import hashlib
 import importlib.util
 import json
 import math
+import numbers
 import pickle
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,53 +29,83 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import SetupError, UsageError, first_line
-from sparkstrom.models.base import Buffered, Columns, Flat, FlatModel, arrays_of
-from sparkstrom.models.outputs import BLOCK_ROWS, predict_in_blocks, stacked
-from sparkstrom.models.registry import says_all
-from sparkstrom.spark.data.arrow import parts_of
-from sparkstrom.spark.data.columns import Chosen, Names, Reading, wanted_columns
-from sparkstrom.spark.data.row_blocks import (
+from sparkstrom.base.option_types import shown
+from sparkstrom.data.arrow import read_record_parts
+from sparkstrom.data.column_selection import ArrowReadPlan, ColumnNames, ColumnSpec
+from sparkstrom.data.row_blocks import (
     BLOCK_BYTES,
     Block,
-    as_array,
-    blocks_of_features,
-    gathered,
-    of_rows,
-    short,
+    BlockReader,
+    batch_dtype,
+    check_block,
+    gather_blocks,
+    join_small_blocks,
+    read_feature_blocks,
+    shorten_value,
 )
-from sparkstrom.spark.driver.pickling import packed
+from sparkstrom.fit.evaluation import (
+    Evaluation,
+    EvaluationAccumulator,
+    MetricSpec,
+    evaluate_batch,
+    merge_evaluations,
+    merge_evaluations_or_raise,
+)
+from sparkstrom.models.base import (
+    Batch,
+    Buffered,
+    Columns,
+    Flat,
+    FlatModel,
+    HasPenalty,
+    Measured,
+    RequiresLoss,
+    arrays_of,
+    is_self_contained,
+)
+from sparkstrom.models.output_interpretation import (
+    BLOCK_ROWS,
+    concatenate_outputs,
+    predict_flattened,
+    select_rows,
+)
+from sparkstrom.spark.data.columns import resolve_columns
+from sparkstrom.spark.data.partitioning import RowSource
+from sparkstrom.spark.executor.entry_points import pickle_by_value
+from sparkstrom.spark.jobs import translate_job_errors
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-Outputs = dict[str | int, Flat]  # f32[rows, width] by the model's names, or by place from 0
-Make = Callable[[Outputs], Any]  # -> Series or DataFrame
 
-MODELS_MAX = 4  # that one Python worker keeps
+Outputs = dict[str | int, Flat]  # f32[rows, width] by the model's names, or by place from 0
+OutputConverter = Callable[[Outputs], Any]  # -> Series or DataFrame
+
+CACHED_MODELS_MAX = 4  # per Python worker
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A model on its way: what it is, and what it has learnt."""
+    """A model and its parameters, as they are sent to executors."""
 
     model: FlatModel  # without its storage
-    parameters: Flat
-    buffers: bytes  # of a model that has some
-    digest: str  # of all three; of a model by its name
+    parameters: Flat  # f32[n_params]
+    buffers: bytes  # other state, such as batch statistics; b"" if the model has none
+    digest: str  # of the model's description and name, the parameters and the buffers
 
     @classmethod
-    def of(cls, model: FlatModel, parameters: Flat, name: str = "") -> TrainedModel:
-        """A model with these parameters, and the buffers that it has now.
+    def from_model(cls, model: FlatModel, parameters: Flat, name: str = "") -> TrainedModel:
+        """Return a model with these parameters and its present buffers.
 
-        ``name`` tells its code from that of another one of the same description; without it a
-        model whose code is not described is like no other.
+        ``name`` distinguishes models of the same description but different code. Without it, a
+        model whose description does not determine its code gets a digest of its own.
         """
         buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
         description = model.describe()
         words = json.dumps(description, sort_keys=True, default=repr).encode()
-        name = name or ("" if says_all(description) else secrets.token_hex())
+        name = name or ("" if is_self_contained(description) else secrets.token_hex())
         digest = hashlib.sha256(b"%d %s" % (len(words), words))
         digest.update(name.encode())
         digest.update(parameters.tobytes())
@@ -82,132 +113,125 @@ class TrainedModel:
         return cls(model, parameters, buffers, digest.hexdigest())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By value: a broadcast's own pickle does not send what a user's script defines."""
-        return _unpacked, (packed(self.model), self.parameters, self.buffers, self.digest)
+        """Pickle the model by value: broadcast variables do not include the user's script."""
+        return _unpickle_model, (
+            pickle_by_value(self.model),
+            self.parameters,
+            self.buffers,
+            self.digest,
+        )
 
     def open(self) -> FlatModel:
-        """The model, bound to a copy of its parameters."""
+        """Return the model, bound to a copy of its parameters."""
         self.model.bind(self.parameters.copy())
         if isinstance(self.model, Buffered) and self.buffers:
             self.model.load_buffers_bytes(self.buffers)
         return self.model
 
 
-def _unpacked(model: bytes, parameters: Flat, buffers: bytes, digest: str) -> TrainedModel:
+def _unpickle_model(model: bytes, parameters: Flat, buffers: bytes, digest: str) -> TrainedModel:
+    """Return the TrainedModel that ``TrainedModel.__reduce__`` pickled."""
     return TrainedModel(pickle.loads(model), parameters, buffers, digest)
 
 
-_opened: OrderedDict[str, FlatModel] = OrderedDict()  # of this Python worker
+_open_models: OrderedDict[str, FlatModel] = OrderedDict()  # cache, least recently used first
 
 
-def opened(trained: TrainedModel) -> FlatModel:
-    """The model, from those that this process has at hand, if it is among them."""
-    if trained.digest not in _opened:
-        _opened[trained.digest] = trained.open()
-        while len(_opened) > MODELS_MAX:
-            _opened.popitem(last=False)
-    _opened.move_to_end(trained.digest)
-    return _opened[trained.digest]
+def get_open_model(trained: TrainedModel) -> FlatModel:
+    """Return the model with its parameters from this process's cache, adding it if necessary."""
+    if trained.digest not in _open_models:
+        _open_models[trained.digest] = trained.open()
+        while len(_open_models) > CACHED_MODELS_MAX:
+            _open_models.popitem(last=False)
+    _open_models.move_to_end(trained.digest)
+    return _open_models[trained.digest]
 
 
-# -- rows to outputs -------------------------------------------------------------------------------
+class OutputConcatenator:
+    """A model whose outputs are concatenated to one array, f32[rows, sum of widths].
 
-
-def features_of(data: Any) -> Columns:
-    """What a user passes to ``predict`` in one process, with the dtypes that training gives it.
-
-    As memory of its own: a module may change it in place, and who asks may while the answer is
-    waited for.
+    ``widths`` holds each output's width by name or index, once the model has predicted.
     """
-    if isinstance(data, dict):
-        return {name: _numbers(array) for name, array in data.items()}
-    if isinstance(data, tuple):
-        return tuple(_numbers(array) for array in data)
-    return _numbers(data)
-
-
-def _numbers(values: Any) -> NDArray[Any]:
-    try:
-        return as_array(values, own=True)
-    except (TypeError, ValueError) as error:  # other kinds, and rows of several lengths
-        raise UsageError(
-            f"features are {short(values)}: give an array of numbers [rows, ...], or a tuple or "
-            f"dictionary of them ({error})"
-        ) from None
-
-
-class SideBySide:
-    """A model with all of its outputs as one array; ``widths``: of each, once it has predicted."""
 
     def __init__(self, model: FlatModel) -> None:
+        """Wrap ``model``, whose outputs may be several arrays."""
         self._model = model
         self.widths: dict[str | int, int] = {}
 
     def predict(self, features: Columns) -> Flat:
+        """Return the concatenated outputs and remember their widths."""
         outputs = self._model.predict(features)
         names = list(outputs) if isinstance(outputs, dict) else range(len(arrays_of(outputs)))
-        wide = [np.asarray(a, np.float32).reshape(len(a), -1) for a in arrays_of(outputs)]
-        self.widths = {name: a.shape[1] for name, a in zip(names, wide, strict=True)}
-        return wide[0] if len(wide) == 1 else np.concatenate(wide, axis=1)
+        arrays = [np.asarray(a, np.float32).reshape(len(a), -1) for a in arrays_of(outputs)]
+        self.widths = {name: a.shape[1] for name, a in zip(names, arrays, strict=True)}
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
 
-    def apart(self, parts: list[Flat]) -> Outputs:
-        """What it predicted, one behind the other, by output."""
-        cuts = np.cumsum(list(self.widths.values()))[:-1]
-        return dict(zip(self.widths, np.split(stacked(parts), cuts, axis=1), strict=True))
+    def split(self, parts: list[Flat]) -> Outputs:
+        """Concatenate predictions of consecutive rows and split them by output."""
+        boundaries = np.cumsum(list(self.widths.values()))[:-1]
+        return dict(
+            zip(self.widths, np.split(concatenate_outputs(parts), boundaries, axis=1), strict=True)
+        )
 
 
-def outputs_of(model: FlatModel, block: Block) -> Outputs:
-    """The model's outputs. Raise UsageError naming a row whose NaN came out as NaN.
+def predict_block(model: FlatModel, block: Block) -> Outputs:
+    """Return the model's outputs for a block.
 
-    Long sparse vectors are made dense for some rows at a time.
+    Long sparse vectors are made dense for some rows at a time. Raise UsageError naming a row whose
+    NaN or null leads to outputs that are not finite.
     """
-    step = rows_at_once(leaf.shape for leaf in block.form.leaves)
-    side, parts = SideBySide(model), []
-    for first in range(0, len(block.records), step):
-        features = block.form.batch(block.records[first : first + step]).features
+    step_rows = choose_step_rows(leaf.shape for leaf in block.form.leaves)
+    concatenator, parts = OutputConcatenator(model), []
+    for first in range(0, len(block.records), step_rows):
+        features = block.form.batch(block.records[first : first + step_rows]).features
         try:
-            with np.errstate(all="ignore"):  # what comes of NaN is looked at below
-                parts.append(predict_in_blocks(side, features))
+            with np.errstate(all="ignore"):  # _check_outputs reports NaN
+                parts.append(predict_flattened(concatenator, features))
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             raise UsageError(
-                f"the model fails on rows of {block.where} with features {_shapes(block)}:"
+                f"the model fails on rows of {block.where} with features {_format_shapes(block)}:"
                 f" {first_line(error)}"
             ) from error
-        _refuse_nan(block, first, features, parts[-1])
-    return side.apart(parts)
+        _check_outputs(block, first, features, parts[-1])
+    return concatenator.split(parts)
 
 
-def rows_at_once(shapes: Iterable[tuple[int, ...]]) -> int:
-    """Whole blocks, of not too many bytes."""
+def choose_step_rows(shapes: Iterable[tuple[int, ...]]) -> int:
+    """Return how many rows to predict at once: whole blocks, within ``BLOCK_BYTES``."""
     row_bytes = sum(4 * max(1, math.prod(shape)) for shape in shapes)
     return BLOCK_ROWS * max(1, BLOCK_BYTES // (BLOCK_ROWS * row_bytes))
 
 
-def _refuse_nan(block: Block, first: int, features: Columns, outputs: Flat) -> None:
-    """The likeliest class of NaN would be class 0; a model may know what to do with one, too."""
+def _check_outputs(block: Block, first: int, features: Columns, outputs: Flat) -> None:
+    """Raise UsageError if a missing or infinite feature made an output non-finite.
+
+    NaN would otherwise look like class 0. Models that handle NaN themselves have finite outputs.
+    """
     if np.isfinite(outputs).all():
         return
-    lost = ~np.isfinite(outputs).all(axis=1)
+    is_lost = ~np.isfinite(outputs).all(axis=1)
     for leaf, array in zip(block.form.leaves, arrays_of(features), strict=False):
-        bad = ~np.isfinite(array) & lost.reshape(-1, *[1] * (array.ndim - 1))
+        bad = ~np.isfinite(array) & is_lost.reshape(-1, *[1] * (array.ndim - 1))
         if bad.any():
-            at = tuple(np.argwhere(bad)[0])
-            place = f" at {list(map(int, at[1:]))}" if len(at) > 1 else ""
+            index = tuple(np.argwhere(bad)[0])
+            position = f" at {list(map(int, index[1:]))}" if len(index) > 1 else ""
             raise UsageError(
-                f"row {block.numbers[first + at[0]]} of {block.where}: column {leaf.name!r} is "
-                f"{'null or ' if np.isnan(array[at]) else ''}{array[at]}{place}: fill or drop it"
+                f"row {block.numbers[first + index[0]]} of {block.where}: column {leaf.name!r} is "
+                f"{'null or ' if np.isnan(array[index]) else ''}{array[index]}{position}: fill or"
+                " drop it"
             )
 
 
-def _shapes(block: Block) -> str:
+def _format_shapes(block: Block) -> str:
+    """Return the shapes of a block's features as text."""
     return ", ".join(f"{leaf.name!r}: {list(leaf.shape)}" for leaf in block.form.leaves)
 
 
-def predict_rows(shipped: Any, index: int, rows: Iterable[Any]) -> Iterator[Any]:
-    """For each row of a partition f32[outputs]; of several outputs a tuple or dictionary."""
-    model = opened(shipped.value)
-    for block in of_rows(blocks_of_features(index, rows), BLOCK_ROWS):
-        outputs = outputs_of(model, block)
+def predict_rows(handle: Any, index: int, rows: Iterable[Any]) -> Iterator[Any]:
+    """Yield each row's outputs, f32[outputs]; for several outputs a tuple or dictionary of them."""
+    model = get_open_model(handle.value)
+    for block in join_small_blocks(read_feature_blocks(index, rows), BLOCK_ROWS):
+        outputs = predict_block(model, block)
         several = zip(*outputs.values(), strict=True)
         if list(outputs) == [0]:
             yield from outputs[0]
@@ -217,73 +241,71 @@ def predict_rows(shipped: Any, index: int, rows: Iterable[Any]) -> Iterator[Any]
             yield from (dict(zip(outputs, row, strict=True)) for row in several)
 
 
-def predict_pairs(shipped: Any, index: int, pairs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """(key, outputs) of each (key, features) of a partition, which is gone through once.
+def predict_pairs(handle: Any, index: int, pairs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield (key, outputs) for each (key, features) of a partition, reading it once.
 
-    Only the keys of rows that are under way are held. Raise UsageError naming what is no pair.
+    Only the keys of rows in progress are in memory. Raise UsageError for an element that is no
+    pair.
     """
     keys: deque[Any] = deque()
 
     def features() -> Iterator[Any]:
+        """Yield the features of the pairs and queue their keys."""
         for number, pair in enumerate(pairs):
             if not (isinstance(pair, tuple | list) and len(pair) == 2):
                 raise UsageError(
-                    f"row {number} of partition {index} is {short(pair)}: an element must be a pair"
-                    " (key, features)"
+                    f"row {number} of partition {index} is {shorten_value(pair)}: an element must"
+                    " be a pair (key, features)"
                 )
             keys.append(pair[0])
             yield pair[1]
 
-    for outputs in predict_rows(shipped, index, features()):
+    for outputs in predict_rows(handle, index, features()):
         yield keys.popleft(), outputs
 
 
-# -- columns ---------------------------------------------------------------------------------------
-
-
 def predict_columns(
-    shipped: Any, make: Make, reading: Reading, where: str, batches: Iterable[Any]
+    handle: Any, convert: OutputConverter, plan: ArrowReadPlan, source: str, batches: Iterable[Any]
 ) -> Iterator[Any]:
-    """What ``make`` makes of the outputs of one partition's pandas columns.
-
-    It comes in other batches than the columns came in.
-    """
-    model = opened(shipped.value)
-    parts = parts_of(reading, arrow_batches(reading, batches), where)
-    for block in of_rows(gathered(parts, where), BLOCK_ROWS):
-        yield make(outputs_of(model, block))
+    """Yield converted outputs of one partition's pandas columns, in batches of their own sizes."""
+    model = get_open_model(handle.value)
+    parts = read_record_parts(plan, to_arrow_batches(plan, batches), source)
+    for block in join_small_blocks(gather_blocks(parts, source), BLOCK_ROWS):
+        yield convert(predict_block(model, block))
 
 
-def arrow_batches(reading: Reading, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-    """Pandas batches as the Arrow ones that Spark made them of."""
+def to_arrow_batches(plan: ArrowReadPlan, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+    """Convert pandas batches back to the Arrow batches that Spark made them from."""
     import pyarrow as pa
 
-    schema = pa.ipc.read_schema(pa.py_buffer(reading.schema))
+    schema = pa.ipc.read_schema(pa.py_buffer(plan.schema))
     for columns in batches:
-        given = columns if isinstance(columns, tuple) else (columns,)
-        arrays = [arrow_of(one, field.type) for one, field in zip(given, schema, strict=True)]
+        series = columns if isinstance(columns, tuple) else (columns,)
+        arrays = [
+            to_arrow_array(one, field.type) for one, field in zip(series, schema, strict=True)
+        ]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def arrow_of(column: Any, kind: pa.DataType) -> pa.Array:
-    """A Series, or a DataFrame of a struct's fields, as the Arrow array that Spark made it of.
+def to_arrow_array(column: Any, kind: pa.DataType) -> pa.Array:
+    """Convert a Series, or a DataFrame of a struct's fields, back to Spark's Arrow array.
 
-    A null among floats has become NaN on the way, and stays one.
+    Pandas holds nulls among floats as NaN, and they stay NaN.
     """
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
         fields = [kind.field(i) for i in range(kind.num_fields)]
-        arrays = [arrow_of(column[field.name], field.type) for field in fields]
+        arrays = [to_arrow_array(column[field.name], field.type) for field in fields]
         missing = arrays[0].is_null()  # a null struct has nulls in all its fields
         return pa.StructArray.from_arrays(arrays, fields=fields, mask=missing)
     if pa.types.is_list(kind):
-        return _lists(np.asarray(column, object), kind)
+        return _to_list_array(np.asarray(column, object), kind)
     return pa.array(column, kind, from_pandas=not pa.types.is_floating(kind))
 
 
-def _lists(rows: NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """Rows are arrays of numbers, arrays of arrays, or None."""
+def _to_list_array(rows: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """Convert rows that are arrays of numbers, nested arrays or None."""
     import pyarrow as pa
 
     missing = np.array([row is None for row in rows], bool)
@@ -293,12 +315,15 @@ def _lists(rows: NDArray[Any], kind: pa.DataType) -> pa.Array:
     np.cumsum(offsets, out=offsets)
     flat = np.concatenate(full) if full else np.zeros(0)
     nulls = np.append(missing, False) if missing.any() else None
-    values = arrow_of(flat, kind.value_type)
+    values = to_arrow_array(flat, kind.value_type)
     return pa.ListArray.from_arrays(pa.array(offsets, mask=nulls), values, type=kind)
 
 
-def output_names(output: Any) -> dict[str | int, str]:
-    """The column for each of the model's outputs. Raise UsageError for what is none."""
+def resolve_output_columns(output: Any) -> dict[str | int, str]:
+    """Return the column name for each output of the model, by name or index.
+
+    Raise UsageError for anything but a column's name, a tuple or a dictionary of these.
+    """
     names = output if isinstance(output, dict) else {0: output}
     if isinstance(output, tuple):
         names = dict(enumerate(output))
@@ -310,14 +335,14 @@ def output_names(output: Any) -> dict[str | int, str]:
     return names
 
 
-def plain(names: dict[str | int, str], outputs: Outputs) -> pd.Series[Any] | pd.DataFrame:
-    """Outputs as a column of lists; several as the fields of a struct, o0, o1 ..."""
+def to_pandas(names: dict[str | int, str], outputs: Outputs) -> pd.Series[Any] | pd.DataFrame:
+    """Convert outputs to a Series of arrays, or several to a DataFrame with fields o0, o1 ..."""
     import pandas as pd
 
     if set(outputs) != set(names):
         raise UsageError(
-            f"the model puts out {_said(outputs)}, the columns for it are {names}: name one "
-            "column for each output: a tuple for a tuple, a dictionary for a dictionary"
+            f"the model returns {_describe_outputs(outputs)}, the columns for it are {names}: name"
+            " one column for each output: a tuple for a tuple, a dictionary for a dictionary"
         )
     columns = [list(outputs[name]) for name in names]
     if len(columns) == 1:
@@ -325,65 +350,383 @@ def plain(names: dict[str | int, str], outputs: Outputs) -> pd.Series[Any] | pd.
     return pd.DataFrame({f"o{i}": one for i, one in enumerate(columns)})
 
 
-def _said(outputs: Outputs) -> str:
+def _describe_outputs(outputs: Outputs) -> str:
+    """Describe the type and number of outputs, for messages."""
     if list(outputs) == [0]:
         return "one array"
     return f"a tuple of {len(outputs)}" if 0 in outputs else f"a dictionary of {list(outputs)}"
 
 
-def with_outputs(
-    frame: DataFrame, shipped: Any, features: Names, output: Any, element: str = "float"
+def add_output_columns(
+    frame: DataFrame, model: Any, features: ColumnNames, output: Any, element: str = "float"
 ) -> DataFrame:
-    """The frame with a column array<element> for each of the model's outputs.
+    """Return the frame with a column array<element> for each of the model's outputs.
 
     Raise UsageError naming a column that features cannot be made of.
     """
     from pyspark.sql import functions as sql
 
-    names = output_names(output)
-    kinds = [f"array<{element}>"] * len(names)
-    schema = kinds[0]
+    names = resolve_output_columns(output)
+    types = [f"array<{element}>"] * len(names)
+    schema = types[0]
     if len(names) > 1:
-        schema = f"struct<{','.join(f'o{i}:{kind}' for i, kind in enumerate(kinds))}>"
-    made = column_of(frame, shipped, partial(plain, names), schema, features)
+        schema = f"struct<{','.join(f'o{i}:{kind}' for i, kind in enumerate(types))}>"
+    column = create_output_column(frame, model, partial(to_pandas, names), schema, features)
     if len(names) == 1:
-        return frame.withColumn(next(iter(names.values())), made)
-    held = f"sparkstrom_{shipped.value.digest}"
-    out = frame.withColumn(held, made)
+        return frame.withColumn(next(iter(names.values())), column)
+    struct = f"sparkstrom_{model.value.digest}"
+    result = frame.withColumn(struct, column)
     for i, name in enumerate(names.values()):
-        out = out.withColumn(name, sql.col(f"{held}.o{i}"))
-    return out.drop(held)
+        result = result.withColumn(name, sql.col(f"{struct}.o{i}"))
+    return result.drop(struct)
 
 
-def column_of(frame: DataFrame, shipped: Any, make: Make, schema: str, features: Names) -> Column:
-    """``make`` of the outputs for these features of the frame, as a column of type ``schema``.
+def create_output_column(
+    frame: DataFrame, model: Any, convert: OutputConverter, schema: str, features: ColumnNames
+) -> Column:
+    """Return a column of type ``schema`` with converted outputs for these features of the frame.
 
-    Only the features travel to Python; the other columns of the table stay where they are. Raise
-    UsageError naming the column that features cannot be made of, SetupError without pandas.
+    Only the feature columns are sent to Python. Raise UsageError naming a column that features
+    cannot be made of, SetupError without pandas.
     """
     if importlib.util.find_spec("pandas") is None:
         raise SetupError(
-            "Spark hands columns to Python with pandas, which is not here: pip install pandas on "
-            "the driver and the executors, or predict an RDD of features"
+            "Spark passes columns to Python with pandas, which is not installed: pip install pandas"
+            " on the driver and the executors, or predict an RDD of features"
         )
-    columns, reading = wanted_columns(frame, Chosen(features, ()), dense=True)
-    run = partial(predict_columns, shipped, make, reading)
-    return udf_of(columns, run, schema)
+    columns, reading = resolve_columns(frame, ColumnSpec(features, ()), dense=True)
+    run = partial(predict_columns, model, convert, reading)
+    return apply_pandas_udf(columns, run, schema)
 
 
-def udf_of(columns: list[Column], run: Callable[[str, Iterable[Any]], Any], schema: str) -> Column:
-    """``run(where, batches)`` of these columns' pandas batches, as a column of type ``schema``."""
+def apply_pandas_udf(
+    columns: list[Column], run: Callable[[str, Iterable[Any]], Any], schema: str
+) -> Column:
+    """Return a column of type ``schema`` that ``run(source, batches)`` computes from these columns.
+
+    ``batches`` are pandas Series, or tuples of them for several columns; ``source`` names the
+    partition.
+    """
     import pandas as pd
     from pyspark.sql.pandas.functions import pandas_udf
 
     def of_task(batches):  # type: ignore[no-untyped-def]  # Spark reads the types from its annotations
+        """Apply ``run`` to the batches of this task's partition."""
         from pyspark import TaskContext
 
         task = TaskContext.get()
         return run(f"partition {task.partitionId() if task else 0}", batches)
 
-    made: Any = pd.DataFrame if schema.startswith("struct") else pd.Series
-    taken: Any = Iterator[pd.Series] if len(columns) == 1 else Iterator[tuple[pd.Series, ...]]
-    of_task.__annotations__ = {"batches": taken, "return": Iterator[made]}
+    result_type: Any = pd.DataFrame if schema.startswith("struct") else pd.Series
+    argument_type: Any = (
+        Iterator[pd.Series] if len(columns) == 1 else Iterator[tuple[pd.Series, ...]]
+    )
+    of_task.__annotations__ = {"batches": argument_type, "return": Iterator[result_type]}
     column: Column = pandas_udf(of_task, schema)(*columns)  # type: ignore[call-overload]
     return column
+
+
+UdfInputs = tuple[str, ...] | int | None
+UdfShapes = Sequence[Sequence[int]] | None
+
+
+def create_inference_udf(model: Any, inputs: UdfInputs, shapes: UdfShapes, output: Any) -> Any:
+    """Return a pandas UDF that predicts with ``model``, a broadcast variable.
+
+    ``SparkNetwork.udf`` documents the arguments. Raise SetupError without pandas, and UsageError
+    for inputs or shapes that no model can have.
+    """
+    if importlib.util.find_spec("pandas") is None:
+        raise SetupError(
+            "a function of columns needs pandas, which is not installed: pip install pandas on the "
+            "driver and the executors"
+        )
+    import pandas as pd
+    from pyspark.sql.pandas.functions import pandas_udf
+
+    check_inputs(inputs, shapes)
+    names = None if output is None else resolve_output_columns(output)
+    result_type: Any = pd.Series if names is None else pd.DataFrame
+    schema = "array<float>"
+    if names is not None:
+        schema = f"struct<{','.join(f'`{name}`:array<float>' for name in names.values())}>"
+
+    def prediction(batches):  # type: ignore[no-untyped-def]  # Spark reads types from annotations
+        """Yield the model's outputs for each batch of pandas Series."""
+        return predict_series(model, inputs, shapes, names, batches)
+
+    argument_type, return_type = Iterator[tuple[pd.Series, ...]], Iterator[result_type]
+    prediction.__annotations__ = {"batches": argument_type, "return": return_type}
+    udf: Any = pandas_udf(prediction, schema)  # type: ignore[call-overload]
+    return udf
+
+
+def check_inputs(inputs: UdfInputs, shapes: UdfShapes) -> None:
+    """Raise UsageError for inputs or shapes that no model can have."""
+    named = isinstance(inputs, tuple) and inputs and all(isinstance(i, str) for i in inputs)
+    counted = isinstance(inputs, int) and not isinstance(inputs, bool) and inputs > 0
+    if not (inputs is None or named or counted):
+        raise UsageError(
+            f"inputs={shown(inputs)}: None where all columns are one array, a tuple of names for a "
+            "model that takes a dictionary, a number for one that takes a tuple"
+        )
+    wanted = 1 if inputs is None else len(inputs) if isinstance(inputs, tuple) else inputs
+    listed = isinstance(shapes, Sequence) and all(map(_is_shape, shapes))
+    if shapes is not None and not (listed and len(shapes) == wanted):
+        raise UsageError(
+            f"shapes={shown(shapes)}: give one shape, without rows, for each of {wanted}, as whole "
+            "numbers, such as [(1, 28, 28)]"
+        )
+
+
+def _is_shape(shape: object) -> bool:
+    """Return whether an object is a sequence of integers."""
+    return isinstance(shape, Sequence) and all(
+        isinstance(size, numbers.Integral) and not isinstance(size, bool) for size in shape
+    )
+
+
+def predict_series(
+    handle: Any, inputs: UdfInputs, shapes: UdfShapes, names: Any, batches: Any
+) -> Iterator[pd.Series[Any] | pd.DataFrame]:
+    """Yield the model's outputs for each batch of pandas Series, the input columns of a UDF."""
+    model = get_open_model(handle.value)
+    for columns in batches:
+        series = columns if isinstance(columns, tuple) else (columns,)
+        if len(series[0]) == 0:
+            continue
+        outputs = predict_features(model, series_to_features(series, inputs, shapes))
+        yield to_pandas({0: "only"}, outputs) if names is None else _to_struct(names, outputs)
+
+
+def _to_struct(names: dict[str | int, str], outputs: Outputs) -> pd.DataFrame:
+    """Convert outputs to a DataFrame with the given field names."""
+    import pandas as pd
+
+    made = to_pandas(names, outputs)
+    frame = made.to_frame() if isinstance(made, pd.Series) else made
+    return frame.set_axis(list(names.values()), axis=1)
+
+
+def predict_features(model: FlatModel, features: Columns) -> Outputs:
+    """Return outputs, predicted in steps of whole blocks.
+
+    A row's output has the same bits whatever rows surround it.
+    """
+    arrays = arrays_of(features)
+    step_rows = choose_step_rows(array.shape[1:] for array in arrays)
+    concatenator = OutputConcatenator(model)
+    parts: list[Flat] = []
+    for first in range(0, len(arrays[0]), step_rows):
+        part = select_rows(features, slice(first, first + step_rows))
+        try:
+            parts.append(predict_flattened(concatenator, part))
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            shapes = [list(array.shape[1:]) for array in arrays]
+            raise UsageError(
+                f"the model fails on rows of shapes {shapes}: {first_line(error)}; check inputs= "
+                "and shapes= of network.udf"
+            ) from error
+    return concatenator.split(parts)
+
+
+def series_to_features(series: Sequence[Any], inputs: UdfInputs, shapes: UdfShapes) -> Columns:
+    """Return the model's features: the columns side by side in one array, or an array per input.
+
+    Several columns in one array are converted to float32.
+    """
+    if inputs is None:
+        arrays = [_to_array(i, column) for i, column in enumerate(series)]
+        if len(arrays) == 1:
+            return _reshape(arrays[0], shapes, 0)
+        flat = [array.reshape(len(array), -1) for array in arrays]
+        return _reshape(np.concatenate(flat, axis=1, dtype=np.float32), shapes, 0)
+    count = inputs if isinstance(inputs, int) else len(inputs)
+    if len(series) != count:
+        raise UsageError(f"inputs={inputs!r}: the function got {len(series)} columns; give {count}")
+    input_arrays = tuple(
+        _reshape(_to_array(i, column), shapes, i) for i, column in enumerate(series)
+    )
+    if isinstance(inputs, int):
+        return input_arrays
+    return dict(zip(inputs, input_arrays, strict=True))
+
+
+def _to_array(position: int, column: Any) -> NDArray[Any]:
+    """Convert a Series to an array [rows] or [rows, ...], with the dtypes that training uses."""
+    if hasattr(column, "columns"):
+        raise UsageError(
+            f"column {position} is a struct of {list(column.columns)}: give its fields as columns, "
+            "or an array: pyspark.ml.functions.vector_to_array makes one of a vector"
+        )
+    values: NDArray[Any] = column.to_numpy()
+    shape = values.shape
+    while values.dtype == object and values.size:  # arrays, or arrays of arrays
+        _check_missing(position, values, shape[0])
+        inner = _stack_rows(position, values)
+        shape += inner.shape[1:]
+        if inner.ndim == 1:  # no arrays
+            values = inner
+            break
+        values = inner.reshape(-1) if inner.dtype == object else inner
+    if values.size and values.dtype.kind not in "biuf":
+        raise UsageError(
+            f"column {position} has {type(values.item(0)).__name__} values: give numbers or arrays"
+            " of them"
+        )
+    if values.dtype.kind != "f":
+        return values.astype(batch_dtype(values.dtype.str), copy=False).reshape(shape)
+    values = values.astype(np.float32)
+    _check_missing(position, values, shape[0])
+    return values.reshape(shape)
+
+
+def _stack_rows(position: int, values: NDArray[Any]) -> NDArray[Any]:
+    """Stack rows, which are arrays, to one array. Raise UsageError if their lengths differ."""
+    try:
+        return np.stack([np.asarray(one) for one in values])
+    except ValueError as error:
+        raise UsageError(
+            f"column {position} has arrays of different lengths ({first_line(error)}): make them "
+            "equally long"
+        ) from None
+
+
+def _check_missing(position: int, values: NDArray[Any], rows: int) -> None:
+    """Raise UsageError for NaN, which also stands for a null among floats."""
+    import pandas as pd
+
+    missing = pd.isna(values)
+    if missing.any():
+        row = int(np.flatnonzero(missing)[0]) // (values.size // rows)
+        raise UsageError(
+            f"column {position} has a null or NaN, in row {row} of its batch: fill or drop it"
+        )
+
+
+def _reshape(array: NDArray[Any], shapes: UdfShapes, position: int) -> NDArray[Any]:
+    """Reshape rows to the shape that the user requested; single numbers become arrays of one."""
+    if shapes is None:
+        return array if array.ndim > 1 else array.reshape(-1, 1)
+    try:
+        return array.reshape(len(array), *shapes[position])
+    except ValueError:
+        raise UsageError(
+            f"shapes[{position}]={tuple(shapes[position])}: rows have {list(array.shape[1:])}; give"
+            " a shape of as many values"
+        ) from None
+
+
+def check_can_score(model: FlatModel, penalized: bool) -> None:
+    """Raise UsageError if the model has no loss of rows, or no penalty it can report."""
+    if isinstance(model, RequiresLoss):
+        model.need_loss()
+    if not isinstance(model, Measured):
+        raise UsageError(
+            f"score_examples: a {type(model).__name__} has no loss(batch) -> (sum, weight); give it"
+            " one (see sparkstrom.models.base.Measured)"
+        )
+    if penalized and not isinstance(model, HasPenalty):
+        raise UsageError(
+            f"include_regularization=True: a {type(model).__name__} does not report its penalty,"
+            " which is in its optimizer (weight_decay) or its own loss; leave it out"
+        )
+
+
+def score_block(model: Any, block: Block, penalized: bool) -> NDArray[np.float64]:
+    """Return each row's unweighted loss, f64[rows], plus the model's penalty if requested."""
+    check_block(model, block)
+    batch = block.form.batch(block.records)
+    scores = np.empty(batch.rows)
+    for i in range(batch.rows):
+        one = slice(i, i + 1)
+        total, weight = model.loss(
+            Batch(select_rows(batch.features, one), select_rows(batch.labels, one))
+        )
+        scores[i] = total / weight
+    return scores + model.penalty() if penalized else scores
+
+
+def score_rows(
+    handle: Any, blocks: BlockReader, penalized: bool, index: int, items: Iterable[Any]
+) -> Iterator[float]:
+    """Yield one score for each row of a partition, in order."""
+    model = get_open_model(handle.value)
+    for block in join_small_blocks(blocks(index, items), BLOCK_ROWS):
+        yield from map(float, score_block(model, block, penalized))
+
+
+def score_rdd(model: Any, source: RowSource, penalized: bool) -> Any:
+    """Return an RDD with one score (loss) for each row of the source, in order."""
+    run = partial(score_rows, model, source.blocks, penalized)
+    return source.rdd.mapPartitionsWithIndex(run)
+
+
+def add_score_column(
+    frame: DataFrame, model: Any, spec: ColumnSpec, output: str, penalized: bool
+) -> DataFrame:
+    """Return the frame with a column ``output`` of scores, each the loss of its row.
+
+    Raise UsageError naming a column that does not fit.
+    """
+    columns, plan = resolve_columns(frame, spec, dense=True)
+    run = partial(_score_columns, model, plan, penalized)
+    return frame.withColumn(output, apply_pandas_udf(columns, run, "double"))
+
+
+def _score_columns(
+    handle: Any, plan: ArrowReadPlan, penalized: bool, source: str, batches: Iterable[Any]
+) -> Iterator[Any]:
+    """Yield the losses of a partition's rows, one pandas Series per block of rows."""
+    import pandas as pd
+
+    model = get_open_model(handle.value)
+    parts = read_record_parts(plan, to_arrow_batches(plan, batches), source)
+    for block in join_small_blocks(gather_blocks(parts, source), BLOCK_ROWS):
+        yield pd.Series(score_block(model, block, penalized))
+
+
+MERGED_PARTITIONS_MAX = 32  # partitions whose metrics one task, or the driver, merges
+
+
+def evaluate_partition(
+    model: Any, metrics: MetricSpec, blocks: BlockReader, index: int, items: Iterable[Any]
+) -> Iterator[Evaluation | UsageError | SetupError]:
+    """Yield the metrics of one partition, if it has rows; runs on an executor.
+
+    An error in the rows is yielded instead: if the task failed, Spark would only retry it.
+    """
+    opened, accumulator = get_open_model(model.value), EvaluationAccumulator()
+    try:
+        for block in join_small_blocks(blocks(index, items), BLOCK_ROWS):
+            check_block(opened, block)
+            accumulator.add(evaluate_batch(opened, metrics, block.form.batch(block.records)))
+    except (UsageError, SetupError) as error:
+        yield error
+        return
+    if accumulator.all:
+        yield merge_evaluations(accumulator.all)
+
+
+def evaluate_source(model: Any, metrics: MetricSpec, source: RowSource) -> Evaluation:
+    """Return the metrics over all rows. Raise UsageError naming a row that does not fit."""
+    run = partial(evaluate_partition, model, metrics, source.blocks)
+    answers = source.rdd.mapPartitionsWithIndex(run)
+    with translate_job_errors("evaluating"):
+        while (count := answers.getNumPartitions()) > MERGED_PARTITIONS_MAX:
+            answers = answers.coalesce(-(-count // MERGED_PARTITIONS_MAX), shuffle=True)
+            answers = answers.mapPartitions(merge_answers)
+        results = answers.collect()
+    return merge_evaluations_or_raise(results)
+
+
+def merge_answers(answers: Iterable[Any]) -> Iterator[Evaluation | UsageError | SetupError]:
+    """Merge the metrics or errors that ``evaluate_partition`` yielded; runs on an executor."""
+    accumulator = EvaluationAccumulator()
+    for part in answers:
+        if not isinstance(part, Evaluation):
+            yield part
+            return
+        accumulator.add(part)
+    if accumulator.all:
+        yield merge_evaluations(accumulator.all)

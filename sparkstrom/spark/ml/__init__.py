@@ -1,1 +1,1 @@
-"""Spark ML's estimator and model."""
+"""An Estimator and a Model for Spark ML pipelines, their Params and their files."""

@@ -1,7 +1,7 @@
-"""Spark ML: an estimator for pipelines and cross-validation, and the model that it gives.
+"""Train in Spark ML's pipelines and cross-validation: an Estimator and the Model it returns.
 
-Each fit makes a network of its own from a copy of the model, so fits may run at the same time in
-threads; give each few enough workers that all of them find a slot (``workers_per_node``).
+Each fit trains a copy of the model, so fits may run at the same time in threads; limit the workers
+of each so that all find a slot (``workers_per_node``).
 """
 
 from __future__ import annotations
@@ -17,38 +17,42 @@ from pyspark.ml import Estimator, Model
 from pyspark.ml.util import MLReadable, MLWritable
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.data.column_selection import ColumnNames, features_to_arrays
+from sparkstrom.fit.summary import TrainingSummary
 from sparkstrom.models.base import Flat, FlatModel
-from sparkstrom.models.outputs import VALUES, classes_of, kind_of, probabilities_of, raw_of
-from sparkstrom.observe.stopping import EarlyStopping
-from sparkstrom.spark.data.columns import Names, is_one_number
-from sparkstrom.spark.driver.applications import application_of
-from sparkstrom.spark.driver.averaging_master import TrainingMaster
-from sparkstrom.spark.driver.network import SparkNetwork
-from sparkstrom.spark.driver.option_json import changed
-from sparkstrom.spark.driver.summary import TrainingSummary
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.models.output_interpretation import (
+    VALUES,
+    argmax_classes,
+    compute_probabilities,
+    compute_raw_scores,
+    get_output_kind,
+)
+from sparkstrom.observe.early_stopping import EarlyStopping
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.parameter_averaging import TrainingMaster
+from sparkstrom.options.resolution import replace_options
+from sparkstrom.spark.data.columns import is_scalar_label
 from sparkstrom.spark.executor.inference import (
     Outputs,
     TrainedModel,
-    column_of,
-    features_of,
-    with_outputs,
+    add_output_columns,
+    create_output_column,
 )
-from sparkstrom.spark.ml.estimator_files import (
+from sparkstrom.spark.ml.params import EstimatorParams, GridValue, OutputParams
+from sparkstrom.spark.ml.persistence import (
     EstimatorReader,
     EstimatorWriter,
     ModelReader,
     ModelWriter,
 )
-from sparkstrom.spark.ml.estimator_params import EstimatorParams, OutputParams
-from sparkstrom.spark.ml.grid_values import GridValue
+from sparkstrom.spark.network import SparkNetwork, make_application
 
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame
 
-CLASSES = "struct<prediction:double,raw:array<double>,probability:array<double>>"
-LABELS = "struct<prediction:array<double>,raw:array<double>,probability:array<double>>"
+CLASS_SCHEMA = "struct<prediction:double,raw:array<double>,probability:array<double>>"
+LABEL_SCHEMA = "struct<prediction:array<double>,raw:array<double>,probability:array<double>>"
 
 
 class SparkstromEstimator(
@@ -56,8 +60,8 @@ class SparkstromEstimator(
 ):
     """Trains a model of ``sparkstrom.models`` on a DataFrame.
 
-    Keywords are the Params; ``model`` is the one that has no default. What is not a Param of its
-    own is an option of ``master``. Raises what ``SparkNetwork.fit`` raises.
+    The constructor's keywords are the Params; only ``model`` has no default. All other options of
+    training belong to ``master``. ``fit`` raises the same errors as ``SparkNetwork.fit``.
     """
 
     _input_kwargs: dict[str, Any]
@@ -67,8 +71,8 @@ class SparkstromEstimator(
         self,
         *,
         model: FlatModel | None = None,
-        featuresCol: Names = "features",
-        labelCol: Names | None = "label",
+        featuresCol: ColumnNames = "features",
+        labelCol: ColumnNames | None = "label",
         predictionCol: str | tuple[str, ...] | dict[str, str] = "prediction",
         probabilityCol: str = "probability",
         rawPredictionCol: str = "rawPrediction",
@@ -83,6 +87,7 @@ class SparkstromEstimator(
         listeners: Sequence[Any] | None = None,
         verbose: bool = False,
     ) -> None:
+        """Set the Params; their setters, such as ``setEpochs``, describe them."""
         super().__init__()
         self._setDefault(epochs=10, validationFraction=0.0, verbose=False, seed=None)
         given = self._input_kwargs.items()
@@ -100,11 +105,12 @@ class SparkstromEstimator(
         return self._set(**self._input_kwargs)
 
     def _fit(self, dataset: DataFrame) -> SparkstromModel:
-        if self.of("model") is None:
+        """Train on the DataFrame; return the model, as Spark ML's ``fit``."""
+        if self.get_or_none("model") is None:
             raise UsageError("model is not set: SparkstromEstimator(model=DenseNetwork(...))")
-        # Other fits may run at the same time, and the model that was passed stays as it is; a
-        # pickle would leave initial parameters behind that are values.
-        model = copy.deepcopy(self.of("model"))
+        # A copy, because other fits may run at the same time and the user's model must not change.
+        # A pickle would lose initial parameters that were set as values.
+        model = copy.deepcopy(self.get_or_none("model"))
         network = SparkNetwork(
             dataset.sparkSession,
             model,
@@ -114,8 +120,8 @@ class SparkstromEstimator(
         )
         if network.checkpoint_directory is not None:
             raise UsageError(
-                f"checkpoint_directory={network.checkpoint_directory!r}: an estimator's fits are"
-                " many and alike, as in cross-validation, and one would be taken for another;"
+                f"checkpoint_directory={network.checkpoint_directory!r}: an estimator may run"
+                " several equal fits, as in cross-validation, which would resume one another;"
                 " leave it out, or train with SparkNetwork"
             )
         try:
@@ -124,34 +130,35 @@ class SparkstromEstimator(
                 epochs=self.getOrDefault("epochs"),
                 features=self.getOrDefault("featuresCol"),
                 label=self.getOrDefault("labelCol"),
-                weight=self.of("weightCol"),
-                validation=self.of("validationIndicatorCol") or self.of("validationFraction"),
-                early_stopping=self.of("earlyStopping"),
-                listeners=self.of("listeners") or (),
+                weight=self.get_or_none("weightCol"),
+                validation=self.get_or_none("validationIndicatorCol")
+                or self.get_or_none("validationFraction"),
+                early_stopping=self.get_or_none("earlyStopping"),
+                listeners=self.get_or_none("listeners") or (),
             )
         finally:
             network.close()
-        trained = TrainedModel.of(network.model, network.parameters)
-        several = not is_one_number(dataset, self.getOrDefault("labelCol"))
-        made = SparkstromModel(trained, summary, len(summary.history), several=several)
-        made._resetUid(self.uid)  # as Spark's own models do
-        return self._copyValues(made)
+        trained = TrainedModel.from_model(network.model, network.parameters)
+        has_several = not is_scalar_label(dataset, self.getOrDefault("labelCol"))
+        model_stage = SparkstromModel(trained, summary, len(summary.history), several=has_several)
+        model_stage._resetUid(self.uid)  # as Spark's own models do
+        return self._copyValues(model_stage)
 
     def _master(self) -> TrainingMaster:
-        """The master with what was set as a Param of its own."""
-        changes = {"batch_size_per_worker": self.of("batchSize")}
+        """Return the master with the values of Params that override its options."""
+        changes = {"batch_size_per_worker": self.get_or_none("batchSize")}
         if self.isSet("seed"):
             changes["rng_seed"] = self.getOrDefault("seed")
-        master: TrainingMaster = self.of("master") or SharedTrainingMaster()
-        return changed(master, **{k: v for k, v in changes.items() if v is not None})
+        master: TrainingMaster = self.get_or_none("master") or SharedTrainingMaster()
+        return replace_options(master, **{k: v for k, v in changes.items() if v is not None})
 
     def write(self) -> EstimatorWriter:
-        """A writer: ``write().overwrite().save(path)``."""
+        """Return a writer: ``write().overwrite().save(path)``."""
         return EstimatorWriter(self)
 
     @classmethod
     def read(cls) -> EstimatorReader:
-        """A reader: ``read().load(path)``, or ``load(path)``."""
+        """Return a reader: ``read().load(path)``, or ``load(path)``."""
         return EstimatorReader(cls)
 
 
@@ -159,10 +166,10 @@ GridValue.estimator_class = SparkstromEstimator
 
 
 class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromModel"]):
-    """What an estimator has trained; adds columns to a DataFrame, row by row on the executors.
+    """A trained model, which adds columns to a DataFrame row by row on the executors.
 
-    Of classes: ``predictionCol`` (the class as a double), ``probabilityCol`` and
-    ``rawPredictionCol`` (vectors). Of values: ``predictionCol`` alone.
+    For classes: ``predictionCol`` (the class as a double), ``probabilityCol`` and
+    ``rawPredictionCol`` (vectors). For values: ``predictionCol`` alone.
     """
 
     def __init__(
@@ -173,12 +180,21 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         *,
         several: bool = False,
     ) -> None:
+        """Store a trained model.
+
+        Args:
+            trained: the model and its parameters.
+            summary: the summary of its fit; None for a loaded model.
+            epochs_trained: the number of epochs of its fit.
+            several: whether a row's prediction is an array of values.
+        """
         super().__init__()
         self.trained, self.summary, self.epochs_trained = trained, summary, epochs_trained
-        self.several = several  # values in a row's prediction
+        self.several = several  # a row's prediction is an array of values
         self._shipped: Any = None
 
     def __repr__(self) -> str:
+        """Return the class, the model and the number of epochs trained."""
         return f"{type(self).__name__}({self.model!r}, {self.epochs_trained} epochs trained)"
 
     @property
@@ -192,106 +208,115 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         return self.trained.parameters.copy()
 
     def predict(self, features: Any) -> Any:
-        """Outputs f32[rows, outputs] for features [rows, ...], computed in this process.
+        """Return outputs f32[rows, outputs] for features [rows, ...], computed in this process.
 
-        A tuple or dictionary of arrays goes to a model with several inputs.
+        A tuple or dictionary of arrays is for a model with several inputs.
         """
-        return self.model.predict(features_of(features))
+        return self.model.predict(features_to_arrays(features))
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        """Return the DataFrame with the output columns, as Spark ML's ``transform``."""
         features = self.getOrDefault("featuresCol")
         name = self.getOrDefault("predictionCol")
         if isinstance(name, tuple | dict):
-            return with_outputs(dataset, self._ship(dataset), features, name, "double")
-        if kind_of(self.trained.model) != VALUES:
-            return self._classes(dataset, features)
+            return add_output_columns(
+                dataset, self._broadcast_model(dataset), features, name, "double"
+            )
+        if get_output_kind(self.trained.model) != VALUES:
+            return self._add_class_columns(dataset, features)
         if not name:
             return dataset
         schema = "array<double>" if self.several else "double"
-        make = partial(values, several=self.several)
+        convert = partial(to_value_series, several=self.several)
         return dataset.withColumn(
-            name, column_of(dataset, self._ship(dataset), make, schema, features)
+            name,
+            create_output_column(
+                dataset, self._broadcast_model(dataset), convert, schema, features
+            ),
         )
 
-    def _classes(self, dataset: DataFrame, features: Names) -> DataFrame:
+    def _add_class_columns(self, dataset: DataFrame, features: ColumnNames) -> DataFrame:
+        """Return the DataFrame with the columns of class, probabilities and raw predictions."""
         from pyspark.ml.functions import array_to_vector
         from pyspark.sql import functions as sql
 
         model = self.trained.model
-        by_label = self.several and bool(getattr(model, "per_label", False))
-        make = partial(labelled if by_label else classified, kind_of(model))
-        held = f"{self.uid}_outputs"
-        schema = LABELS if by_label else CLASSES
-        made = column_of(dataset, self._ship(dataset), make, schema, features)
-        out = dataset.withColumn(held, made)
+        has_labels = self.several and bool(getattr(model, "per_label", False))
+        convert = partial(to_label_frame if has_labels else to_class_frame, get_output_kind(model))
+        temporary = f"{self.uid}_outputs"
+        schema = LABEL_SCHEMA if has_labels else CLASS_SCHEMA
+        outputs = create_output_column(
+            dataset, self._broadcast_model(dataset), convert, schema, features
+        )
+        result = dataset.withColumn(temporary, outputs)
         for param, field in (("rawPredictionCol", "raw"), ("probabilityCol", "probability")):
             if name := self.getOrDefault(param):
-                out = out.withColumn(name, array_to_vector(sql.col(f"{held}.{field}")))
+                result = result.withColumn(name, array_to_vector(sql.col(f"{temporary}.{field}")))
         if name := self.getOrDefault("predictionCol"):
-            out = out.withColumn(name, sql.col(f"{held}.prediction"))
-        return out.drop(held)
+            result = result.withColumn(name, sql.col(f"{temporary}.prediction"))
+        return result.drop(temporary)
 
-    def _ship(self, dataset: DataFrame) -> Any:
-        """The broadcast of this model; one for all its uses in an application."""
-        application = application_of(dataset.sparkSession)
+    def _broadcast_model(self, dataset: DataFrame) -> Any:
+        """Broadcast this model, once per application."""
+        application = make_application(dataset.sparkSession)
         if self._shipped is None or self._shipped[0] != application.name:
-            self._shipped = (application.name, application.ship(self.trained))
+            self._shipped = (application.name, application.broadcast_value(self.trained))
         return self._shipped[1]
 
     def write(self) -> ModelWriter:
-        """A writer: ``write().overwrite().save(path)``."""
+        """Return a writer: ``write().overwrite().save(path)``."""
         return ModelWriter(self)
 
     @classmethod
     def read(cls) -> ModelReader:
-        """A reader: ``read().load(path)``, or ``load(path)``."""
+        """Return a reader: ``read().load(path)``, or ``load(path)``."""
         return ModelReader(cls)
 
 
-def classified(kind: str, outputs: Outputs) -> pd.DataFrame:
-    """Outputs as the fields of ``CLASSES``."""
+def to_class_frame(kind: str, outputs: Outputs) -> pd.DataFrame:
+    """Convert outputs to the fields of ``CLASS_SCHEMA``."""
     import pandas as pd
 
-    scores = only(outputs)
+    scores = require_single_output(outputs)
     return pd.DataFrame(
         {
-            "prediction": classes_of(scores, kind).astype(np.float64),
-            "raw": list(raw_of(scores, kind)),
-            "probability": list(probabilities_of(scores, kind)),
+            "prediction": argmax_classes(scores, kind).astype(np.float64),
+            "raw": list(compute_raw_scores(scores, kind)),
+            "probability": list(compute_probabilities(scores, kind)),
         }
     )
 
 
-def labelled(kind: str, outputs: Outputs) -> pd.DataFrame:
-    """Outputs as the fields of ``LABELS``: of each label its own, true or false."""
+def to_label_frame(kind: str, outputs: Outputs) -> pd.DataFrame:
+    """Convert outputs to the fields of ``LABEL_SCHEMA``: each label is true or false."""
     import pandas as pd
 
-    scores = only(outputs)
+    scores = require_single_output(outputs)
     wide, shape = scores.reshape(-1, 1), (len(scores), -1)
     return pd.DataFrame(
         {
-            "prediction": list(classes_of(wide, kind).astype(np.float64).reshape(shape)),
+            "prediction": list(argmax_classes(wide, kind).astype(np.float64).reshape(shape)),
             "raw": list(scores.astype(np.float64).reshape(shape)),
-            "probability": list(probabilities_of(wide, kind)[:, 1].reshape(shape)),
+            "probability": list(compute_probabilities(wide, kind)[:, 1].reshape(shape)),
         }
     )
 
 
-def values(outputs: Outputs, *, several: bool) -> pd.Series[Any]:
-    """Outputs as a column of numbers, or of lists of them."""
+def to_value_series(outputs: Outputs, *, several: bool) -> pd.Series[Any]:
+    """Convert outputs to a Series of numbers, or of arrays if ``several``."""
     import pandas as pd
 
-    wide = only(outputs).astype(np.float64)
+    wide = require_single_output(outputs).astype(np.float64)
     if not several and wide.shape[1] != 1:
         raise UsageError(
-            f"the model puts out {wide.shape[1]} values for a row, it was trained on one number "
+            f"the model returns {wide.shape[1]} values for a row, it was trained on one number "
             "as the label: give the network one output, or labelCol an array"
         )
     return pd.Series(list(wide) if several else wide[:, 0])
 
 
-def only(outputs: Outputs) -> Flat:
-    """The one output. Raise UsageError where there are several."""
+def require_single_output(outputs: Outputs) -> Flat:
+    """Return the only output. Raise UsageError if there are several."""
     if len(outputs) != 1:
         raise UsageError(
             f"the model has {len(outputs)} outputs: name a column for each, such as "

@@ -1,8 +1,8 @@
-"""Aeron by cffi: the C media driver in a process of its own, the C client, Numba in the data path.
+"""Aeron through cffi: the C media driver in its own process, the C client, Numba in the data path.
 
     ensure_driver(...) -> DriverHandle -> AeronTransport(handle)
 
-Nothing heavy is imported here: ``driver`` must load in a process that never sees Numba.
+Importing this package is cheap: the driver's process must start without loading Numba.
 """
 
 import os

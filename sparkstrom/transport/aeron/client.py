@@ -1,24 +1,25 @@
-"""The Aeron transport: one C client on a media driver; publications out, subscriptions in.
+"""The Aeron transport: one C client of a media driver, with its publications and subscriptions.
 
-Adding a publication or a subscription takes the media driver some milliseconds, and seconds where
-it is starved, so ``open_sender`` and ``open_receiver`` only ask and ``poll`` looks whether it came.
-All streams to and from one peer cross the driver's one endpoint; a receiver is the stream number.
-Streams neither skip nor come back: a receiver that lost touch (5 s of silence) refuses the old
-session for good (``rejoin=false``), its sender then answers UNCONNECTED, and whoever leads the edge
-opens another sender, which has a new session id. ``reliable`` is on: a gap is repaired, never
-filled with padding.
+The media driver takes milliseconds to add a publication or subscription, and seconds if it is
+starved. Callers have leases to renew, so ``open_sender`` and ``open_receiver`` only send the
+request, and ``poll`` checks for the reply. If none arrives in time, the whole client must be closed
+(DriverLost), because the driver may still answer later. All streams to and from a peer use the
+driver's one endpoint; a stream number selects the receiver.
 
-Local streams (``aeron:ipc``) are logs that sender and receiver both map. Nothing is lost on them
-and no silence breaks them: they end with the receiver, at once when it closes, after the driver's
-client timeout (20 s) when its process was killed; until then a killed receiver is one that does
-not poll, and the sender stays BUSY.
+A broken stream never resumes. After 5 s of silence a receiver rejects the old session
+(``rejoin=false``) and its sender returns UNCONNECTED; the protocol then opens a new sender with a
+new session id. ``reliable`` is on: gaps are repaired, never filled with padding.
 
-The media driver's death is seen by its file lock in the next call of anything here; a driver that
-lives but stalls is given up by Aeron's own client after DRIVER_STALL_MS. Both raise DriverLost:
-close this transport, ask ``ensure_driver`` again and open the edges anew.
+Local streams (``aeron:ipc``) are logs that sender and receiver both map. They lose nothing, and
+silence does not break them. They end when the receiver closes, or 20 s (the driver's client
+timeout) after its process was killed; until then the sender returns BUSY.
 
-A transport belongs to one thread and to the process that made it: Aeron's threads do not survive
-a fork.
+Every call detects a dead media driver by its file lock. Aeron's client gives up a stalled driver
+after DRIVER_TIMEOUT_MS. Both raise DriverLost: close this transport, call ``ensure_driver`` again
+and reopen all streams.
+
+A transport belongs to one thread, and to the process that created it: Aeron's threads do not
+survive a fork.
 """
 
 from __future__ import annotations
@@ -26,43 +27,382 @@ from __future__ import annotations
 import atexit
 import os
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from ctypes import CDLL, c_void_p, cast
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from sparkstrom.base.errors import DriverLost, UsageError
+from sparkstrom.base.errors import DriverLost, SetupError, TransportError, UsageError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron import kernels
-from sparkstrom.transport.aeron.channels import (
+from sparkstrom.transport.aeron import kernels as k
+from sparkstrom.transport.aeron.channel_settings import (
     LOCAL_SUBSCRIPTION_URI,
+    choose_mtu,
     local_publication_uri,
-    mtu,
     publication_uri,
-    random_session,
+    random_session_id,
     stays_on_host,
     subscription_uri,
 )
-from sparkstrom.transport.aeron.checked import Aeron, ffi, pointer
-from sparkstrom.transport.aeron.driver import DRIVER_STALL_MS, DriverHandle
-from sparkstrom.transport.aeron.inbox import Inbox
-from sparkstrom.transport.aeron.library import load_library
-from sparkstrom.transport.aeron.receiver import OpeningReceiver
-from sparkstrom.transport.aeron.sender import FRAME_HEADER, AeronSender
-from sparkstrom.transport.contract import Arrival, Sent, open_as_other_kind
+from sparkstrom.transport.aeron.driver import DRIVER_TIMEOUT_MS, DriverHandle
+from sparkstrom.transport.aeron.library import (
+    STORAGE_SPACE_ERROR,
+    AeronLibrary,
+    ffi,
+    int_to_pointer,
+    load_library,
+    pointer_to_int,
+)
+from sparkstrom.transport.base import OfferResult, ReceivedFrame, SentBytes, stream_kind_error
+
+
+class PendingSubscription:
+    """A requested subscription; ``subscription`` is set once the media driver has added it."""
+
+    def __init__(self, aeron: AeronLibrary, client: Any, uri: str, stream: int) -> None:
+        """Send the request. Raises like ``is_opening``."""
+        self._aeron, self._uri, self._stream = aeron, uri, stream
+        self.subscription: Any = None
+        self._failure: DriverLost | SetupError | None = None
+        adding = ffi.new("aeron_async_add_subscription_t **")
+        aeron.clear_error()
+        self._raise_if_failed(
+            aeron.lib.aeron_async_add_subscription(
+                adding, client, uri.encode(), stream, *[ffi.NULL] * 4
+            )
+        )
+        self._adding = adding[0]
+
+    def is_opening(self) -> bool:
+        """Poll the request once; return False once the subscription is ready.
+
+        Raise SetupError if the media driver refused it, DriverLost if the driver did not answer.
+        """
+        if self._failure is not None:
+            raise self._failure  # Aeron has freed the request
+        added = ffi.new("aeron_subscription_t **")
+        self._aeron.clear_error()
+        result = self._aeron.lib.aeron_async_add_subscription_poll(added, self._adding)
+        self._raise_if_failed(result)
+        self.subscription = added[0] if result else None
+        return bool(result == 0)
+
+    def _raise_if_failed(self, result: int) -> None:
+        """Raise, and keep for later calls, the failure that a negative result stands for."""
+        if result >= 0:
+            return
+        name = f"stream {self._stream} of {self._uri}"
+        failure = self._aeron.failure(f"opening {name}")
+        if isinstance(failure, DriverLost):
+            self._failure = failure
+        else:
+            self._failure = SetupError(
+                f"the media driver refused {name}: Aeron error {failure.code}: {failure.text}"
+            )
+        raise self._failure
+
+
+POLL_FRAMES_MAX: Final = 1024  # per poll; bounds what the caller holds at once
+BUFFER_FRAMES: Final = 16  # the buffer holds this many of the longest frames
+
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+
+class SubscriptionPoller:
+    """All subscriptions of one client, and the memory that their frames arrive in. Not thread-safe.
+
+    One call polls all subscriptions without the GIL.
+    """
+
+    def __init__(self, aeron: AeronLibrary, frame_max: int) -> None:
+        """Allocate the buffers for received frames of up to ``frame_max`` bytes."""
+        self._aeron, self._frame_max = aeron, frame_max
+        self._frames: U8 = np.empty(BUFFER_FRAMES * frame_max, np.uint8)
+        self._records: I64 = np.empty((POLL_FRAMES_MAX, 2), np.int64)
+        self._state: I64 = np.zeros(k.INBOX_FIELDS, np.int64)
+        self._state[k.INBOX_FRAMES] = self._frames.ctypes.data
+        self._state[k.INBOX_CAPACITY] = len(self._frames)
+        self._state[k.INBOX_RECORDS] = self._records.ctypes.data
+        self._state[k.INBOX_RECORDS_MAX] = POLL_FRAMES_MAX
+        self._state[k.INBOX_FRAME_MAX] = frame_max
+        self._state_address = self._state.ctypes.data
+        self._functions: I64 = np.array(
+            [
+                aeron.function_address("aeron_subscription_controlled_poll"),
+                k.on_fragment.address,
+                aeron.function_address("aeron_nano_clock"),
+                cast(CDLL(None).usleep, c_void_p).value,
+            ],
+            np.int64,
+        )
+        # stream -> subscription, slots, gathered bytes
+        self._receivers: dict[int, tuple[Any, I64, U8]] = {}
+        self._table: I64 = np.empty((0, k.RECEIVER_FIELDS), np.int64)
+        self._first = 0
+        self._received_frames = self._received_bytes = 0
+
+    def add(self, stream: int, subscription: Any) -> None:
+        """Start polling a subscription. Its memory is used only for fragmented frames."""
+        slots = np.full((k.GATHER_SLOTS, k.SLOT_FIELDS), k.FREE_SLOT, np.int64)
+        gathered = np.empty(k.GATHER_SLOTS * self._frame_max, np.uint8)
+        self._receivers[stream] = subscription, slots, gathered
+        self._rebuild()
+
+    def remove(self, stream: int) -> Any | None:
+        """Stop polling a stream; return its subscription, or None if there was none."""
+        removed = self._receivers.pop(stream, None)
+        self._rebuild()
+        return removed[0] if removed else None
+
+    def _rebuild(self) -> None:
+        """Rebuild the table of subscriptions that the kernel polls."""
+        rows = [
+            (pointer_to_int(subscription), stream, slots.ctypes.data, gathered.ctypes.data)
+            for stream, (subscription, slots, gathered) in self._receivers.items()
+        ]
+        self._table = np.array(rows, np.int64).reshape(len(rows), k.RECEIVER_FIELDS)
+
+    def poll(self, wait_s: float) -> list[ReceivedFrame]:
+        """Return complete frames, at most POLL_FRAMES_MAX; wait up to ``wait_s`` for one."""
+        # Rotate the order, so that the others come first after a full buffer.
+        self._first = (self._first + 1) % max(1, len(self._table))
+        failed = k.poll_subscriptions(
+            self._functions,
+            self._table,
+            self._first,
+            self._state,
+            self._state_address,
+            int(wait_s * 1e9),
+        )
+        if failed:
+            raise TransportError("polling", *self._aeron.last_error())
+        return self._take_frames()
+
+    def wake(self) -> None:
+        """Make the current poll, or else the next one, return without waiting. Thread-safe."""
+        self._state[k.INBOX_WAKE] = 1
+
+    def consume_wake(self) -> bool:
+        """Return whether ``wake`` was called since the last call, and reset it."""
+        awake = bool(self._state[k.INBOX_WAKE])
+        self._state[k.INBOX_WAKE] = 0
+        return awake
+
+    def _take_frames(self) -> list[ReceivedFrame]:
+        """Copy the frames that the last poll received, and count them."""
+        count = int(self._state[k.INBOX_COUNT])
+        if not count:
+            return []
+        content = self._frames[: self._state[k.INBOX_USED]].data
+        arrivals, start = [], 0
+        for stream, length in self._records[:count].tolist():
+            arrivals.append(ReceivedFrame(stream, bytes(content[start : start + length])))
+            start += length
+        self._received_frames += count
+        self._received_bytes += start
+        return arrivals
+
+    def counters(self) -> dict[str, int]:
+        """Return cumulative receive counters of this client."""
+        return {
+            "frames_received": self._received_frames,
+            "bytes_received": self._received_bytes,
+            "fragments_received": int(self._state[k.INBOX_FRAGMENTS]),
+            "fragments_discarded": int(self._state[k.INBOX_DISCARDED]),
+        }
+
+
+FRAME_HEADER_BYTES: Final = 32  # of each fragment
+OFFER_FRAMES_MAX: Final = 64  # bounds the cost of offering a long queue that is stuck
+
+OFFER_RESULTS: Final = {
+    kernels.NOT_CONNECTED: OfferResult.UNCONNECTED,
+    kernels.BACK_PRESSURED: OfferResult.BUSY,
+    kernels.ADMIN_ACTION: OfferResult.BUSY,
+    kernels.CLOSED: OfferResult.CLOSED,
+    kernels.MAX_POSITION_EXCEEDED: OfferResult.CLOSED,
+}
+
+
+class AeronSender:
+    """A ``transport.base.Sender`` on one exclusive publication, which it opens and revokes."""
+
+    def __init__(
+        self,
+        aeron: AeronLibrary,
+        client: Any,
+        uri: str,
+        stream: int,
+        frame_max: int,
+        require_driver: Callable[[str], None],
+        revoke: Callable[[Any], None],
+        *,
+        reconnects: bool,
+        datagram_bytes: int = 0,
+        is_same_host: bool = False,
+    ) -> None:
+        """Request the publication.
+
+        Args:
+            aeron: the Aeron library.
+            client: the C client that owns the publication.
+            uri: channel URI.
+            stream: stream number.
+            frame_max: length of the longest frame to accept, in bytes.
+            require_driver: raises DriverLost if the media driver has died.
+            revoke: revokes the publication.
+            reconnects: False closes for good when the receiver closes, because another one would
+                get frames that the previous one had not taken.
+            datagram_bytes: payload of one datagram; 0 if no datagrams are used.
+            is_same_host: the receiver is on this host and no network interface is used.
+        """
+        self._aeron, self._uri, self._stream, self._frame_max = aeron, uri, stream, frame_max
+        self._require_driver, self._revoke = require_driver, revoke
+        self._offer_address = aeron.function_address("aeron_exclusive_publication_offer")
+        self._publication: Any = None
+        self._failure: TransportError | None = None
+        self._is_closed = False
+        self._reconnects, self._datagram_bytes = reconnects, datagram_bytes
+        self._is_same_host = is_same_host
+        self._frames = np.zeros((OFFER_FRAMES_MAX, 2), np.int64)
+        self._offer_code = np.zeros(1, np.int64)
+        self.frames_sent = self.bytes_sent = 0
+        self.datagrams = 0  # approximate: frames offered together share datagrams
+        self.same_host_bytes = 0  # to this host without a network interface, headers included
+        adding = ffi.new("aeron_async_add_exclusive_publication_t **")
+        aeron.check_result(
+            aeron.lib.aeron_async_add_exclusive_publication(adding, client, uri.encode(), stream),
+            f"opening {self}",
+        )
+        self._adding = adding[0]
+
+    def __str__(self) -> str:
+        """Return the stream and channel, for messages."""
+        return f"stream {self._stream} of {self._uri}"
+
+    def is_opening(self) -> bool:
+        """Poll the request once; return False once the media driver has answered.
+
+        Raise DriverLost if Aeron's client has stopped waiting for the driver.
+        """
+        if self._failure is not None:
+            raise self._failure
+        added = ffi.new("aeron_exclusive_publication_t **")
+        self._aeron.clear_error()
+        result = self._aeron.lib.aeron_async_add_exclusive_publication_poll(added, self._adding)
+        if result == 0:
+            return True
+        if result < 0:
+            self._failure = self._aeron.failure(f"opening {self}")
+            if isinstance(self._failure, DriverLost):
+                raise self._failure
+        elif self._is_closed:
+            self._revoke(added[0])
+        else:
+            self._publication = added[0]
+        return False
+
+    def is_released(self) -> bool:
+        """Return whether the sender is closed and has nothing left to revoke."""
+        return self._is_closed and self._publication is None
+
+    def offer(self, frames: Sequence[bytes]) -> tuple[int, OfferResult]:
+        """Send frames; see ``Sender.offer``.
+
+        Raise SetupError if the media driver had no room for the log, UsageError if a frame is too
+        long.
+        """
+        if self._is_closed or self._failure is not None:
+            return 0, self._report_closed()
+        self._require_driver("offering frames")
+        if self._publication is None:  # not open yet, or broken
+            return 0, OfferResult.UNCONNECTED
+        sent = 0
+        while sent < len(frames):
+            part = frames[sent : sent + OFFER_FRAMES_MAX]
+            count = self._offer_batch(part)
+            sent += count
+            if count < len(part):
+                return sent, self._map_offer_code()
+        return sent, OfferResult.SENT
+
+    def _offer_batch(self, part: Sequence[bytes]) -> int:
+        """Offer up to OFFER_FRAMES_MAX frames in one kernel call; return how many were sent."""
+        for i, frame in enumerate(part):
+            if len(frame) > self._frame_max:
+                raise UsageError(
+                    f"a frame of {len(frame)} bytes on {self}: the limit is {self._frame_max}; "
+                    "split it"
+                )
+            self._frames[i] = pointer_to_int(ffi.from_buffer(frame)), len(frame)
+        count = int(
+            kernels.offer_frames(
+                self._offer_address,
+                pointer_to_int(self._publication),
+                self._frames[: len(part)],
+                self._offer_code,
+            )
+        )
+        self.frames_sent += count
+        sent_bytes = int(self._frames[:count, 1].sum())
+        self.bytes_sent += sent_bytes
+        if self._datagram_bytes:
+            framed_bytes = sent_bytes + count * FRAME_HEADER_BYTES
+            if self._is_same_host:
+                self.same_host_bytes += framed_bytes
+            else:
+                self.datagrams += -(-framed_bytes // self._datagram_bytes)
+        return count
+
+    def _map_offer_code(self) -> OfferResult:
+        """Return the result for Aeron's last code; raise TransportError for an unexpected one."""
+        code = int(self._offer_code[0])
+        if code not in OFFER_RESULTS:
+            raise self._aeron.failure(f"offering on {self}")
+        if code == kernels.NOT_CONNECTED and self.frames_sent and not self._reconnects:
+            self._revoke_if_open()
+        return OFFER_RESULTS[code]
+
+    def _report_closed(self) -> OfferResult:
+        """Return CLOSED, or raise SetupError if the sender failed for lack of space."""
+        if self._failure is not None and self._failure.code == STORAGE_SPACE_ERROR:
+            raise SetupError(
+                f"no room for the log of {self}: {self._failure.text}; enlarge shared memory "
+                "(docker: --shm-size) or give a scratch directory that has room"
+            ) from self._failure
+        return OfferResult.CLOSED
+
+    def close(self) -> None:
+        """Revoke the publication; one that is still being opened is revoked once it is open."""
+        self._is_closed = True
+        self._revoke_if_open()
+
+    def _revoke_if_open(self) -> None:
+        """Revoke the publication if it is open."""
+        if self._publication is not None:
+            publication, self._publication = self._publication, None
+            self._revoke(publication)
+
 
 MS: Final = 1_000_000  # ns
-HEADERS: Final = 42  # bytes of a datagram: Ethernet 14, IPv4 20, UDP 8; IPv6 takes 20 more
-STATUS_BYTES: Final = 36  # what Aeron does not count among the bytes that it has sent
+# Headers of a datagram: Ethernet 14, IPv4 20, UDP 8; IPv6 takes 20 more.
+DATAGRAM_HEADER_BYTES: Final = 42
+# Lengths of status messages and NAKs, which Aeron does not count as sent bytes.
+STATUS_MESSAGE_BYTES: Final = 36
 NAK_BYTES: Final = 28
 KEEPALIVE_MS: Final = 250
-LOOK_S: Final = 0.05  # how often to look whether the driver lives
-OPENING_LOOK_S: Final = 0.002  # how often to look whether a publication has come up
-CLOSE_DEADLINE_S: Final = 1.0
-STREAM_MAX: Final = 2**31 - 1
+LIVENESS_POLL_S: Final = 0.05  # interval of checking that the driver is alive
+OPENING_POLL_S: Final = 0.002  # interval of checking whether a requested stream is open
+CLOSE_TIMEOUT_S: Final = 1.0
+STREAM_ID_MAX: Final = 2**31 - 1
 
-# Aeron's system counters, of the whole media driver: all workers of the executor together.
-DRIVER_COUNTERS: Final = {
+# Ids of Aeron's system counters, which count all clients of the media driver.
+DRIVER_COUNTER_IDS: Final = {
     "driver_bytes_sent": 0,
     "driver_bytes_received": 1,
     "driver_naks_sent": 5,
@@ -78,28 +418,32 @@ DRIVER_COUNTERS: Final = {
 
 
 class AeronTransport:
-    """See ``transport.base.Transport``. Owns ``handle`` and closes it."""
+    """A ``transport.base.Transport`` over a media driver. Owns ``handle`` and closes it."""
 
     def __init__(self, handle: DriverHandle, name: str = "sparkstrom") -> None:
-        """Connect to the media driver. Raise DriverLost where it is not there any more."""
+        """Connect to the media driver as client ``name``; raise DriverLost if it has died."""
         self._handle = handle
-        self._aeron: Aeron = load_library()
+        self._aeron: AeronLibrary = load_library()
         # Written by Aeron's own thread, so they must outlive the client.
         self._errors = np.zeros(2, np.int64)  # count, last code
-        self._revoked = np.zeros(1, np.int64)  # revoked publications that Aeron has let go
-        self._revoking = 0
+        self._revoked = np.zeros(1, np.int64)  # publications whose revocation is complete
+        self._revocations = 0
         self._client: Any = None
-        self._inbox = Inbox(self._aeron, handle.sizes.data_frame)
-        self._local: dict[int, bool] = {}  # of each receiver's stream
-        self._subscribing: dict[int, OpeningReceiver] = {}  # by stream
-        self._unwanted: list[OpeningReceiver] = []  # closed before they were up
-        self._opening: list[AeronSender] = []
+        self._inbox = SubscriptionPoller(self._aeron, handle.sizes.data_frame_bytes_max)
+        self._is_local: dict[
+            int, bool
+        ] = {}  # stream -> is local, for all open and opening receivers
+        self._pending_subscriptions: dict[int, PendingSubscription] = {}  # by stream
+        # closed before they were open
+        self._cancelled_subscriptions: list[PendingSubscription] = []
+        self._opening_senders: list[AeronSender] = []
         self._senders: list[AeronSender] = []
-        self._sent = (0, 0, 0, 0)  # what senders that are gone had sent: see _read_counters
-        self._figures: dict[str, int] = {}
-        self._closing = ExitStack()
+        # Totals of released senders: frames, bytes, datagrams, same-host bytes.
+        self._released_totals = (0, 0, 0, 0)
+        self._last_counters: dict[str, int] = {}
+        self._exit_stack = ExitStack()
         self._closed = False
-        self._looked_s = 0.0
+        self._checked_s = 0.0
         try:
             self._connect(name)
         except BaseException:
@@ -108,61 +452,65 @@ class AeronTransport:
         atexit.register(self.close)
 
     def _connect(self, name: str) -> None:
-        lib, checked = self._aeron.lib, self._aeron.checked
-        self._closing.callback(self._handle.close)
-        holder = ffi.new("aeron_context_t **")
-        checked(lib.aeron_context_init(holder), "making the Aeron client's context")
-        context = holder[0]
-        self._closing.callback(lib.aeron_context_close, context)
+        """Connect the C client and register what ``close`` releases."""
+        lib, checked = self._aeron.lib, self._aeron.check_result
+        self._exit_stack.callback(self._handle.close)
+        out = ffi.new("aeron_context_t **")
+        checked(lib.aeron_context_init(out), "making the Aeron client's context")
+        context = out[0]
+        self._exit_stack.callback(lib.aeron_context_close, context)
         settings: tuple[tuple[str, tuple[Any, ...]], ...] = (
             ("dir", (os.fsencode(self._handle.aeron_directory),)),
             ("client_name", (name.encode(),)),
-            ("driver_timeout_ms", (DRIVER_STALL_MS,)),
+            ("driver_timeout_ms", (DRIVER_TIMEOUT_MS,)),
             ("keepalive_interval_ns", (KEEPALIVE_MS * MS,)),
             ("resource_linger_duration_ns", (1000 * MS,)),
             ("pre_touch_mapped_memory", (False,)),
-            # The conductor takes one command per cycle: at 1 ms twenty edges are up in 0.1 s.
+            # The conductor handles one command per cycle: at 1 ms twenty edges open in 0.1 s.
             ("idle_strategy_init_args", (b"1ms",)),
             ("idle_strategy", (b"sleep-ns",)),
-            # The default handler ends the process.
+            # The default handler would end the process.
             (
                 "error_handler",
-                (pointer(kernels.on_error.address), pointer(self._errors.ctypes.data)),
+                (
+                    int_to_pointer(kernels.on_error.address),
+                    int_to_pointer(self._errors.ctypes.data),
+                ),
             ),
         )
         for setting, values in settings:
             setter = getattr(lib, f"aeron_context_set_{setting}")
             checked(setter(context, *values), f"setting the Aeron client's {setting}")
         self.require_driver("connecting")
-        holder = ffi.new("aeron_t **")
-        checked(lib.aeron_init(holder, context), "connecting to the media driver")
-        self._closing.callback(lib.aeron_close, holder[0])
-        self._client = holder[0]
-        checked(lib.aeron_start(holder[0]), "starting the Aeron client")
+        out = ffi.new("aeron_t **")
+        checked(lib.aeron_init(out, context), "connecting to the media driver")
+        self._exit_stack.callback(lib.aeron_close, out[0])
+        self._client = out[0]
+        checked(lib.aeron_start(out[0]), "starting the Aeron client")
 
     @property
     def endpoint(self) -> Endpoint:
-        """The address and port that peers send to: the media driver's."""
+        """The address and port that peers send to; those of the media driver."""
         return self._handle.endpoint
 
     @property
     def max_frame_bytes(self) -> int:
-        """The longest frame of a data sender."""
-        return self._handle.sizes.data_frame
+        """Length of the longest frame that a data sender accepts."""
+        return self._handle.sizes.data_frame_bytes_max
 
     @property
     def max_control_frame_bytes(self) -> int:
-        """The longest frame of a control sender: its log is smaller."""
-        return self._handle.sizes.control_frame
+        """Length of the longest frame that a control sender accepts; its log is smaller."""
+        return self._handle.sizes.control_frame_bytes_max
 
     def open_sender(
         self, endpoint: Endpoint, stream: int, *, control: bool, local: bool = False
     ) -> AeronSender:
-        """Ask for a publication to ``endpoint``; see the contract."""
+        """Request a publication to ``endpoint``; see ``Transport.open_sender``."""
         self.require_driver("opening a sender")
-        _check_stream(stream)
-        sizes, session = self._handle.sizes, random_session()
-        longest = 0 if local else mtu(endpoint, self.endpoint) - FRAME_HEADER
+        _check_stream_id(stream)
+        sizes, session = self._handle.sizes, random_session_id()
+        datagram_bytes = 0 if local else choose_mtu(endpoint, self.endpoint) - FRAME_HEADER_BYTES
         if local:
             uri = local_publication_uri(endpoint, sizes, control=control, session=session)
         else:
@@ -175,164 +523,186 @@ class AeronTransport:
             self.max_control_frame_bytes if control else self.max_frame_bytes,
             self.require_driver,
             self._revoke,
-            breaks_for_good=local,
-            datagram_bytes=longest,
-            stays=stays_on_host(endpoint, self.endpoint),
+            reconnects=not local,
+            datagram_bytes=datagram_bytes,
+            is_same_host=stays_on_host(endpoint, self.endpoint),
         )
-        self._opening.append(sender)
+        self._opening_senders.append(sender)
         self._senders.append(sender)
         return sender
 
     def _revoke(self, publication: Any) -> None:
+        """Revoke a publication and count its pending close notification."""
         lib = self._aeron.lib
         if lib.aeron_is_closed(self._client):
-            return  # its publications went with it
-        on_closed, count = pointer(kernels.on_closed.address), pointer(self._revoked.ctypes.data)
-        self._aeron.checked(
+            return  # its publications are gone too
+        on_closed, count = (
+            int_to_pointer(kernels.on_publication_closed.address),
+            int_to_pointer(self._revoked.ctypes.data),
+        )
+        self._aeron.check_result(
             lib.aeron_exclusive_publication_revoke(publication, on_closed, count),
             "closing a sender",
         )
-        self._revoking += 1
+        self._revocations += 1
 
     def open_receiver(self, stream: int, *, local: bool = False) -> None:
-        """Ask for a subscription to ``stream`` at the endpoint; see the contract."""
+        """Request a subscription to ``stream``; see ``Transport.open_receiver``."""
         self.require_driver("opening a receiver")
-        _check_stream(stream)
-        if self._local.get(stream, local) != local:
-            raise open_as_other_kind(stream, local)
-        if stream not in self._local:
+        _check_stream_id(stream)
+        if self._is_local.get(stream, local) != local:
+            raise stream_kind_error(stream, local)
+        if stream not in self._is_local:
             uri = LOCAL_SUBSCRIPTION_URI if local else subscription_uri(self.endpoint)
-            self._subscribing[stream] = OpeningReceiver(self._aeron, self._client, uri, stream)
-            self._local[stream] = local
+            self._pending_subscriptions[stream] = PendingSubscription(
+                self._aeron, self._client, uri, stream
+            )
+            self._is_local[stream] = local
 
     def close_receiver(self, stream: int) -> None:
-        """Stop listening on ``stream``; see the contract."""
+        """Stop listening on ``stream``; see ``Transport.close_receiver``."""
         self.require_driver("closing a receiver")
-        self._local.pop(stream, None)
-        if stream in self._subscribing:
-            self._unwanted.append(self._subscribing.pop(stream))
+        self._is_local.pop(stream, None)
+        if stream in self._pending_subscriptions:
+            self._cancelled_subscriptions.append(self._pending_subscriptions.pop(stream))
         subscription = self._inbox.remove(stream)
         if subscription is not None:
             self._unsubscribe(subscription)
 
     def _unsubscribe(self, subscription: Any) -> None:
-        self._aeron.checked(
+        """Close a subscription."""
+        self._aeron.check_result(
             self._aeron.lib.aeron_subscription_close(subscription, ffi.NULL, ffi.NULL),
             "closing a receiver",
         )
 
-    def poll(self, wait_s: float) -> list[Arrival]:
-        """Take what arrived; see the contract. Also brings up senders that were asked for."""
+    def poll(self, wait_s: float) -> list[ReceivedFrame]:
+        """Return arrived frames and finish opening streams; see ``Transport.poll``."""
         end_s = time.monotonic() + wait_s
         while True:
             self.require_driver("polling")
-            self._bring_up()
+            self._poll_openings()
             left_s = end_s - time.monotonic()
-            waiting = self._opening or self._subscribing
-            turn_s = min(left_s, OPENING_LOOK_S if waiting else LOOK_S)
-            arrivals = self._inbox.poll(max(0.0, turn_s))
-            if self._inbox.take_wake() or arrivals or turn_s >= left_s:
+            is_opening = self._opening_senders or self._pending_subscriptions
+            poll_s = min(left_s, OPENING_POLL_S if is_opening else LIVENESS_POLL_S)
+            arrivals = self._inbox.poll(max(0.0, poll_s))
+            if self._inbox.consume_wake() or arrivals or poll_s >= left_s:
                 return arrivals
 
     def wake(self) -> None:
-        """Let a poll wait no longer; see the contract."""
+        """Make ``poll`` return without waiting; see ``Transport.wake``."""
         self._inbox.wake()
 
-    def _bring_up(self) -> None:
-        """Look whether the media driver has answered."""
-        for stream in [s for s, asked in self._subscribing.items() if not asked.is_opening()]:
-            self._inbox.add(stream, self._subscribing.pop(stream).subscription)
-        for asked in [asked for asked in self._unwanted if not asked.is_opening()]:
-            self._unwanted.remove(asked)
-            self._unsubscribe(asked.subscription)
-        if not self._opening:
+    def _poll_openings(self) -> None:
+        """Check whether the media driver has answered requests, and drop released senders."""
+        for stream in [
+            s for s, request in self._pending_subscriptions.items() if not request.is_opening()
+        ]:
+            self._inbox.add(stream, self._pending_subscriptions.pop(stream).subscription)
+        for request in [
+            request for request in self._cancelled_subscriptions if not request.is_opening()
+        ]:
+            self._cancelled_subscriptions.remove(request)
+            self._unsubscribe(request.subscription)
+        if not self._opening_senders:
             return
-        self._opening = [sender for sender in self._opening if sender.is_opening()]
-        frames, sent, datagrams, stayed = self._sent
-        for sender in filter(AeronSender.is_done, self._senders):
+        self._opening_senders = [sender for sender in self._opening_senders if sender.is_opening()]
+        frames, sent, datagrams, same_host = self._released_totals
+        for sender in filter(AeronSender.is_released, self._senders):
             frames, sent = frames + sender.frames_sent, sent + sender.bytes_sent
-            datagrams, stayed = datagrams + sender.datagrams, stayed + sender.bytes_stayed
-        self._sent = frames, sent, datagrams, stayed
-        self._senders = [sender for sender in self._senders if not sender.is_done()]
+            datagrams, same_host = datagrams + sender.datagrams, same_host + sender.same_host_bytes
+        self._released_totals = frames, sent, datagrams, same_host
+        self._senders = [sender for sender in self._senders if not sender.is_released()]
 
-    def require_driver(self, doing: str) -> None:
-        """Raise DriverLost unless the media driver lives and talks to our client."""
+    def require_driver(self, operation: str) -> None:
+        """Raise DriverLost unless the media driver is alive and serves this client.
+
+        ``operation`` names what the caller does in the error. Raise UsageError if the transport is
+        closed.
+        """
         if self._closed:
-            raise UsageError(f"{doing}: this transport is closed")
+            raise UsageError(f"{operation}: this transport is closed")
         now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_S:
+        if now_s - self._checked_s < LIVENESS_POLL_S:
             return
         if not self._handle.is_alive():
             reason = f"the media driver (pid {self._handle.pid}) died"
-            raise DriverLost(doing, int(self._errors[1]), reason + self._last_words())
+            raise DriverLost(operation, int(self._errors[1]), reason + self._format_log_tail())
         if self._client is not None and self._aeron.lib.aeron_is_closed(self._client):
             reason = f"Aeron's client gave up its media driver (pid {self._handle.pid})"
-            raise DriverLost(doing, int(self._errors[1]), reason + self._last_words())
-        self._looked_s = now_s
+            raise DriverLost(operation, int(self._errors[1]), reason + self._format_log_tail())
+        self._checked_s = now_s
 
-    def _last_words(self) -> str:
+    def _format_log_tail(self) -> str:
+        """Return the end of the driver's log for an error message, or ""."""
         tail = self._handle.log_tail()
         return f"; end of its log:\n{tail}" if tail else ""
 
     def counters(self) -> dict[str, int]:
-        """Cumulative figures: this client's own, and ``driver_*`` of the whole media driver.
+        """Return cumulative counters of this client, and ``driver_*`` of the whole media driver.
 
-        After ``close`` they are the last ones.
+        After ``close`` they are the final values.
         """
         if not self._closed:
-            self._figures = self._read_counters()
-        return dict(self._figures)
+            self._last_counters = self._read_counters()
+        return dict(self._last_counters)
 
     def _read_counters(self) -> dict[str, int]:
+        """Read the counters of this client and of the media driver."""
         lib = self._aeron.lib
         reader = lib.aeron_counters_reader(self._client)
-        figures = {
+        driver = {
             name: int(lib.aeron_counters_reader_addr(reader, number)[0])
-            for name, number in DRIVER_COUNTERS.items()
+            for name, number in DRIVER_COUNTER_IDS.items()
         }
         own = {
             "client_errors": int(self._errors[0]),
-            "frames_sent": self._sent[0] + sum(sender.frames_sent for sender in self._senders),
-            "bytes_sent": self._sent[1] + sum(sender.bytes_sent for sender in self._senders),
-            "datagrams": self._sent[2] + sum(sender.datagrams for sender in self._senders),
-            "bytes_stayed": self._sent[3] + sum(sender.bytes_stayed for sender in self._senders),
+            "frames_sent": self._released_totals[0]
+            + sum(sender.frames_sent for sender in self._senders),
+            "bytes_sent": self._released_totals[1]
+            + sum(sender.bytes_sent for sender in self._senders),
+            "datagrams": self._released_totals[2]
+            + sum(sender.datagrams for sender in self._senders),
+            "same_host_bytes": self._released_totals[3]
+            + sum(sender.same_host_bytes for sender in self._senders),
         }
-        return figures | own | self._inbox.counters()
+        return driver | own | self._inbox.counters()
 
-    def sent(self) -> Sent:
-        """From the media driver's counters; see the contract. Retransmissions count by packet."""
-        known = self.counters()
-        statuses, naks = known["driver_statuses_sent"], known["driver_naks_sent"]
-        headers = HEADERS * (known["driver_heartbeats_sent"] + statuses + naks)
-        uncounted = STATUS_BYTES * statuses + NAK_BYTES * naks
-        return Sent(
+    def sent(self) -> SentBytes:
+        """Return the bytes sent, from the media driver's counters, retransmissions included."""
+        counters = self.counters()
+        statuses, naks = counters["driver_statuses_sent"], counters["driver_naks_sent"]
+        headers = DATAGRAM_HEADER_BYTES * (counters["driver_heartbeats_sent"] + statuses + naks)
+        uncounted = STATUS_MESSAGE_BYTES * statuses + NAK_BYTES * naks
+        return SentBytes(
             f"{self.endpoint}/{self._handle.pid}",
-            known["driver_bytes_sent"] + headers + uncounted,
-            HEADERS * known["datagrams"] - known["bytes_stayed"],
+            counters["driver_bytes_sent"] + headers + uncounted,
+            DATAGRAM_HEADER_BYTES * counters["datagrams"] - counters["same_host_bytes"],
         )
 
     def close(self) -> None:
-        """Revoke senders, close the client, give the driver back; bounded in time, idempotent."""
+        """Revoke all senders, close the client and release the driver, in bounded time."""
         if self._closed:
             return
         if self._client is not None:
-            self._figures = self._read_counters()
+            self._last_counters = self._read_counters()
         self._closed = True
         atexit.unregister(self.close)
         for sender in self._senders:
             sender.close()
-        self._await_revoked()
-        self._closing.close()
+        self._wait_for_revocations()
+        self._exit_stack.close()
 
-    def _await_revoked(self) -> None:
-        """Closing before the driver took the commands would leave logs to linger there."""
-        end_s = time.monotonic() + CLOSE_DEADLINE_S
-        while self._revoked[0] < self._revoking and time.monotonic() < end_s:
+    def _wait_for_revocations(self) -> None:
+        """Wait until the driver has processed the revocations; otherwise it would keep the logs."""
+        end_s = time.monotonic() + CLOSE_TIMEOUT_S
+        while self._revoked[0] < self._revocations and time.monotonic() < end_s:
             if self._aeron.lib.aeron_is_closed(self._client) or not self._handle.is_alive():
                 return
             time.sleep(0.001)
 
 
-def _check_stream(stream: int) -> None:
-    if not 1 <= stream <= STREAM_MAX:
-        raise UsageError(f"stream {stream} is outside 1 to {STREAM_MAX}")
+def _check_stream_id(stream: int) -> None:
+    """Raise UsageError if a stream number is out of range."""
+    if not 1 <= stream <= STREAM_ID_MAX:
+        raise UsageError(f"stream {stream} is outside 1 to {STREAM_ID_MAX}")

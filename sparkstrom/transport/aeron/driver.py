@@ -1,8 +1,8 @@
-"""One C media driver per (executor, job), in a process of its own, started by whoever needs it.
+"""Start, join and test the C media driver that the workers of one executor and job share.
 
-A worker asks for the driver of its executor's key. Under the start lock it joins the living one
-or starts another, and holds a shared lock on it from then on. The driver's process ends itself:
-when nobody has held that lock for some seconds, or when the executor is gone.
+``ensure_driver`` takes the start lock of the driver's key, then joins the living driver or starts
+one, and holds a shared lock on it from then on. The driver runs in its own process. It exits when
+nobody has held that lock for some seconds, or when the executor has exited.
 """
 
 from __future__ import annotations
@@ -12,298 +12,348 @@ import logging
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from sparkstrom.base.errors import SetupError
+from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.transport.aeron.checked import harmless
-from sparkstrom.transport.aeron.homes import AERON, ENDPOINT, LOG, Home, home_for, is_usable, sweep
-from sparkstrom.transport.aeron.library import load_library
-from sparkstrom.transport.aeron.locks import (
+from sparkstrom.transport.aeron.channel_settings import (
+    BufferSizes,
+    LogDirectory,
+    choose_buffer_sizes,
+    choose_log_directory,
+    measure_log_directory,
+    probe_uri,
+    random_session_id,
+    read_socket_buffer_limits,
+)
+from sparkstrom.transport.aeron.driver_directories import (
+    AERON_DIRECTORY,
     CLIENTS_LOCK,
     DRIVER_LOCK,
-    RETRY_S,
-    is_held,
+    ENDPOINT_FILE,
+    LOCK_RETRY_S,
+    LOG_FILE,
+    DriverHome,
+    ProcessIdentity,
+    find_executor_process,
+    hold_start_lock,
+    identify_process,
+    is_locked,
+    is_process_alive,
+    is_writable_directory,
     open_lock,
-    start_lock,
+    remove_stale_homes,
+    resolve_home,
     try_lock,
     unlock,
 )
-from sparkstrom.transport.aeron.processes import Watched, find_executor, is_alive, watched
-from sparkstrom.transport.aeron.sizes import (
-    LogDirectory,
-    Sizes,
-    choose_place,
-    choose_sizes,
-    place,
-    socket_limits,
-)
+from sparkstrom.transport.aeron.library import AeronLibrary, ffi, load_library, no_op_callback
 
 log = logging.getLogger(__name__)
 
-PROCESS_MODULE = "sparkstrom.transport.aeron.driver_process"
+DRIVER_PROCESS_MODULE = "sparkstrom.transport.aeron.driver_process"
 LOG_TAIL_BYTES = 2000
-DRIVER_STALL_MS = 10_000  # without a sign of life for so long, clients give a driver up
-WAKING_S = 0.5
-ENDING_S = 5.0  # a driver that ends may take so long to free its port
-GONE_LOOK_S = 0.002
+DRIVER_TIMEOUT_MS = 10_000  # clients give up a driver without a heartbeat for this long
+STALL_RECHECK_S = 0.5
+EXIT_TIMEOUT_S = 5.0  # a driver that exits can take this long to free its port
+EXIT_POLL_S = 0.002
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def _temporary() -> Path:
+def _temporary_directory() -> Path:
+    """Return the system's directory for temporary files."""
     return Path(tempfile.gettempdir())
 
 
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
-    """What a media driver shall be like. Workers that share one pass equal options."""
+    """Settings of a media driver. Workers that share a driver pass equal options."""
 
     host: str = "127.0.0.1"  # address of this machine to bind, IPv4 or IPv6
-    ports: tuple[int, int] | None = None  # first and last: take the first free one of these
-    port_preferred: int | None = None  # of the driver that died: peers know it
-    edges: int = 8  # neighbours on other drivers to have room for
-    local_edges: int = 0  # pairs of neighbours that are both on this one
-    scratch: Path = field(default_factory=_temporary)  # where shared memory has no room
-    shared_memory: Path = SHARED_MEMORY
-    watch: Watched | None = None  # end with this process; None: the executor's JVM
-    linger_s: float = 4.0  # wait so long for another client: gone within 5 s of the last
-    alone: bool = False  # one client has it to itself: it ends before that one's close returns
-    park_us_max: int = 1000  # longest rest of the idle driver; shorter is quicker and costs CPU
-    datagram_loss: str = ""  # faults for tests, e.g. "rate=0.02|seed=7|recv-msg-mask=0xF"
+    ports: tuple[int, int] | None = None  # first and last; the first free one is used
+    port_preferred: int | None = None  # port of the driver that died, because peers know it
+    edges: int = 8  # neighbours on other drivers to allocate space for
+    local_edges: int = 0  # pairs of neighbours that both use this driver
+    # for logs that do not fit into shared memory
+    scratch: Path = field(default_factory=_temporary_directory)
+    shared_memory: Path = SHARED_MEMORY  # directory for logs, if they fit
+    watch: ProcessIdentity | None = None  # exit when this process exits; None: the executor's JVM
+    linger_s: float = 4.0  # time to wait for a new client after the last has left
+    is_exclusive: bool = False  # used by one client, whose close waits for the driver's exit
+    # Longest sleep of the idle driver; shorter reduces latency and costs CPU.
+    idle_sleep_us_max: int = 1000
+    datagram_loss: str = ""  # fault injection in tests, e.g. "rate=0.02|seed=7|recv-msg-mask=0xF"
 
 
 @dataclass(slots=True)
 class DriverHandle:
-    """A living media driver that this process is a client of, until ``close``."""
+    """A media driver that this process uses as a client, until ``close``."""
 
-    directory: Path  # ours; Aeron's own is aeron_directory
-    endpoint: Endpoint
-    pid: int
-    sizes: Sizes
-    home: Home = field(repr=False)
-    driver_lock: int = field(repr=False)
-    clients_lock: int = field(repr=False)
-    alone: bool = False
+    directory: Path  # our directory; Aeron's own is ``aeron_directory``
+    endpoint: Endpoint  # address and port that the driver has bound
+    pid: int  # of the driver's process
+    sizes: BufferSizes  # of its logs and buffers
+    home: DriverHome = field(repr=False)  # contains ``directory``
+    driver_lock: int = field(repr=False)  # descriptor to test whether the driver lives; -1: closed
+    clients_lock: int = field(repr=False)  # descriptor with this client's shared lock
+    is_exclusive: bool = False  # ``close`` ends the driver
 
     @property
     def aeron_directory(self) -> Path:
-        """What Aeron clients are pointed at."""
-        return self.directory / AERON
+        """The directory that Aeron clients connect through."""
+        return self.directory / AERON_DIRECTORY
 
     def is_alive(self) -> bool:
-        """Whether the driver's process still runs; one system call."""
+        """Return whether the driver's process runs; takes one system call."""
         if self.driver_lock < 0 or not try_lock(self.driver_lock, shared=True):
             return self.driver_lock >= 0
         unlock(self.driver_lock)
         return False
 
     def log_tail(self) -> str:
-        """The end of the driver's log."""
-        return _log_tail(self.directory)
+        """Return the end of the driver's log."""
+        return _read_log_tail(self.directory)
 
     def close(self) -> None:
-        """Stop being a client; remove what is left where the driver is dead. Idempotent."""
+        """Stop using the driver; clean up after it if it has died. Idempotent."""
         if self.driver_lock < 0:
             return
-        alive = self.is_alive()
-        ending = _ask_to_end(self.pid) if alive and self.alone else None
+        is_alive = self.is_alive()
+        process = _terminate_driver(self.pid) if is_alive and self.is_exclusive else None
         for descriptor in (self.driver_lock, self.clients_lock):
             os.close(descriptor)
         self.driver_lock = self.clients_lock = -1
-        if ending is not None:
-            _await_gone(ending, time.monotonic() + ENDING_S)
-        if not alive:
-            with suppress(OSError, SetupError), start_lock(self.home.path, 0) as locked:
-                if locked:  # otherwise somebody is starting the next driver, and tidies then
-                    self.home.tidy()
+        if process is not None:
+            _wait_for_exit(process, time.monotonic() + EXIT_TIMEOUT_S)
+        if not is_alive:
+            with suppress(OSError, SetupError), hold_start_lock(self.home.path, 0) as locked:
+                # otherwise another process is starting the next driver and will clean up
+                if locked:
+                    self.home.remove_dead_drivers()
 
 
 def ensure_driver(
     key: str, options: DriverOptions | None = None, deadline_s: float = 15.0
 ) -> DriverHandle:
-    """Join the living media driver of ``key``, or start one; return it once it is bound.
+    """Join the media driver of ``key``, or start it; return once its port is bound.
 
-    ``key`` names executor and job, e.g. ``f"{application}-{job}-{executor}"``: the same for all
-    workers that shall share, different for everybody else on the host. A driver that has stood
-    still for longer than clients wait is ended and replaced. Raise SetupError, with the end of the
-    driver's log, when it does not come up within the deadline.
+    A driver that has stalled for longer than its clients wait is killed and replaced.
+
+    Args:
+        key: names executor and job, such as ``f"{application}-{job}-{executor}"``: equal for all
+            workers that share the driver, and unique on the host otherwise.
+        options: settings, used only if the driver is started.
+        deadline_s: seconds to wait for the start lock and the driver.
+
+    Raises:
+        SetupError: the driver did not start in time; the message has the end of its log.
     """
     options = options or DriverOptions()
     end_s = time.monotonic() + deadline_s
-    home = home_for(key, options.shared_memory, options.scratch)
-    with start_lock(home.path, deadline_s) as locked:
+    home = resolve_home(key, options.shared_memory, options.scratch)
+    with hold_start_lock(home.path, deadline_s) as locked:
         if not locked:
             raise SetupError(
                 f"another process has held {home.path}/start.lock for {deadline_s:g} s: it is "
                 "stuck starting a media driver; end it"
             )
         directory = home.current()
-        if directory is not None and _is_usable(directory) and not _ends_stalled(directory):
-            return _join(home, directory, options)
+        if (
+            directory is not None
+            and _accepts_clients(directory)
+            and not _kill_if_stalled(directory)
+        ):
+            return _join_driver(home, directory, options)
         if directory is not None:
-            _await_end(directory / DRIVER_LOCK, min(end_s, time.monotonic() + ENDING_S))
+            _wait_for_unlock(directory / DRIVER_LOCK, min(end_s, time.monotonic() + EXIT_TIMEOUT_S))
         try:
-            return _join(home, _start(home, options, end_s), options)
+            return _join_driver(home, _start_driver(home, options, end_s), options)
         except BaseException:
-            home.tidy()
+            home.remove_dead_drivers()
             raise
 
 
-def _is_usable(directory: Path) -> bool:
-    # A driver that ends withdraws its endpoint first; its process, and its port, go a little later.
-    return is_held(directory / DRIVER_LOCK) and (directory / ENDPOINT).exists()
+def _accepts_clients(directory: Path) -> bool:
+    """Return whether the driver in ``directory`` runs and is not exiting."""
+    # An exiting driver first removes its endpoint file, then frees its port and exits.
+    return is_locked(directory / DRIVER_LOCK) and (directory / ENDPOINT_FILE).exists()
 
 
-def _ends_stalled(directory: Path) -> bool:
-    """End a driver that has done nothing for so long that none of its clients waits any more.
+def _kill_if_stalled(directory: Path) -> bool:
+    """Kill a driver whose heartbeat is too old for its clients; return whether it was inactive.
 
-    Who joined it would wait as long again, and nobody else could have its port.
+    Clients could not join it, and its port could not be reused.
     """
-    pid = json.loads((directory / ENDPOINT).read_text())["pid"]
-    if _is_active(directory):
+    pid = json.loads((directory / ENDPOINT_FILE).read_text())["pid"]
+    if _is_driver_active(directory):
         return False
-    time.sleep(WAKING_S)  # the whole machine may have slept until just now
-    if _is_active(directory):
+    time.sleep(STALL_RECHECK_S)  # the whole machine may have been suspended until just now
+    if _is_driver_active(directory):
         return False
-    if is_held(directory / DRIVER_LOCK):  # otherwise it is gone, and its pid may be another's
-        log.warning("the media driver (pid %d) stands still; ending it", pid)
-        with suppress(ProcessLookupError):  # it ended in this very moment
+    if is_locked(directory / DRIVER_LOCK):  # otherwise it has exited and its pid may be reused
+        log.warning("the media driver (pid %d) has stalled; killing it", pid)
+        with suppress(ProcessLookupError):  # it has just exited
             os.kill(pid, signal.SIGKILL)
     return True
 
 
-def _is_active(directory: Path) -> bool:
+def _is_driver_active(directory: Path) -> bool:
+    """Return whether the driver has updated its heartbeat within DRIVER_TIMEOUT_MS."""
     lib = load_library().lib
-    aeron = os.fsencode(directory / AERON)
-    return bool(lib.aeron_is_driver_active(aeron, DRIVER_STALL_MS, harmless(lib)))
+    aeron = os.fsencode(directory / AERON_DIRECTORY)
+    return bool(lib.aeron_is_driver_active(aeron, DRIVER_TIMEOUT_MS, no_op_callback(lib)))
 
 
-def _await_end(driver_lock: Path, end_s: float) -> None:
-    while is_held(driver_lock) and time.monotonic() < end_s:
-        time.sleep(RETRY_S)
+def _wait_for_unlock(driver_lock: Path, end_s: float) -> None:
+    """Wait until the driver has released its lock, at most until ``end_s`` (monotonic)."""
+    while is_locked(driver_lock) and time.monotonic() < end_s:
+        time.sleep(LOCK_RETRY_S)
 
 
-def _ask_to_end(pid: int) -> Watched | None:
-    """Of a driver that just held its lock, so that the pid is its own; None where it is gone."""
+def _terminate_driver(pid: int) -> ProcessIdentity | None:
+    """Send SIGTERM to a driver that held its lock a moment ago; None if it has exited."""
     try:
-        process = watched(pid)
+        process = identify_process(pid)
         os.kill(pid, signal.SIGTERM)
     except ProcessLookupError:
         return None
     return process
 
 
-def _await_gone(process: Watched, end_s: float) -> None:
-    while is_alive(process) and time.monotonic() < end_s:
-        time.sleep(GONE_LOOK_S)
+def _wait_for_exit(process: ProcessIdentity, end_s: float) -> None:
+    """Wait until the process has exited, at most until ``end_s`` (monotonic)."""
+    while is_process_alive(process) and time.monotonic() < end_s:
+        time.sleep(EXIT_POLL_S)
 
 
-def _join(home: Home, directory: Path, options: DriverOptions) -> DriverHandle:
+def _join_driver(home: DriverHome, directory: Path, options: DriverOptions) -> DriverHandle:
+    """Lock the driver in ``directory`` as a client, and return a handle of it."""
     clients_lock = open_lock(directory / CLIENTS_LOCK)
     while not try_lock(clients_lock, shared=True):
-        time.sleep(0.001)  # the driver is looking whether it has clients, without the start lock
-    facts = json.loads((directory / ENDPOINT).read_text())
+        time.sleep(0.001)  # the driver is checking for clients, without the start lock
+    info = json.loads((directory / ENDPOINT_FILE).read_text())
     return DriverHandle(
         directory,
-        Endpoint(facts["host"], facts["port"]),
-        facts["pid"],
-        Sizes(**facts["sizes"]),
+        Endpoint(info["host"], info["port"]),
+        info["pid"],
+        BufferSizes(**info["sizes"]),
         home,
         open_lock(directory / DRIVER_LOCK),
         clients_lock,
-        options.alone,
+        options.is_exclusive,
     )
 
 
-def _start(home: Home, options: DriverOptions, end_s: float) -> Path:
-    sweep(home.roots, besides=home.name)
-    chosen, terms = room_for(options, home.roots)
-    sizes = choose_sizes(options.edges, terms, socket_limits())
-    directory = home.new_directory(chosen.root)
-    _run(directory, home, options, sizes, end_s)
+def _start_driver(home: DriverHome, options: DriverOptions, end_s: float) -> Path:
+    """Start a driver in a new directory, make that the current one and return it."""
+    remove_stale_homes(home.roots, keep=home.name)
+    log_directory, terms = find_log_space(options, home.roots)
+    sizes = choose_buffer_sizes(options.edges, terms, read_socket_buffer_limits())
+    directory = home.create_driver_directory(log_directory.root)
+    _launch_process(directory, home, options, sizes, end_s)
     home.set_current(directory)
     return directory
 
 
-def room_for(
+def find_log_space(
     options: DriverOptions, roots: tuple[Path, ...] | None = None
 ) -> tuple[LogDirectory, tuple[int, int]]:
-    """Where logs would go now, and their term lengths. Raise SetupError where no place has room."""
-    places = [place(root) for root in (_log_roots(options) if roots is None else roots)]
-    return choose_place(places, options.edges + options.local_edges)
+    """Return the directory that would hold the logs now, and its (data, control) term lengths.
+
+    Raise SetupError if no directory has enough room.
+    """
+    directories = [
+        measure_log_directory(root) for root in (_log_roots(options) if roots is None else roots)
+    ]
+    return choose_log_directory(directories, options.edges + options.local_edges)
 
 
 def _log_roots(options: DriverOptions) -> list[Path]:
+    """Return the directories that may hold logs and that this user can write to."""
     roots = (options.shared_memory, options.scratch)
-    return [root for root in roots if is_usable(root)]
+    return [root for root in roots if is_writable_directory(root)]
 
 
-def _run(directory: Path, home: Home, options: DriverOptions, sizes: Sizes, end_s: float) -> None:
-    """Start the process and wait for its one line: nothing means ready, anything else why not."""
-    order = {
+def _launch_process(
+    directory: Path, home: DriverHome, options: DriverOptions, sizes: BufferSizes, end_s: float
+) -> None:
+    """Start the driver's process and wait for its status; raise SetupError unless it is ready."""
+    settings = {
         "library": load_library().path,
         "directory": str(directory),
         "home": [home.name, *map(str, home.roots)],
         "host": options.host,
         "ports": options.ports,
         "port_preferred": options.port_preferred,
-        "watch": options.watch or find_executor(),
+        "watch": options.watch or find_executor_process(),
         "linger_s": options.linger_s,
-        "park_us_max": options.park_us_max,
+        "park_us_max": options.idle_sleep_us_max,
         "datagram_loss": options.datagram_loss,
         "sizes": asdict(sizes),
     }
-    ours, theirs = os.pipe()
+    read_end, write_end = os.pipe()
     try:
-        with (directory / LOG).open("wb") as log:
+        with (directory / LOG_FILE).open("wb") as log:
             starter = subprocess.Popen(
-                [sys.executable, "-P", "-m", PROCESS_MODULE, str(theirs), json.dumps(order)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    DRIVER_PROCESS_MODULE,
+                    str(write_end),
+                    json.dumps(settings),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_clean_environment(),
-                # Not the group that pyspark's daemon ends. The same session: Linux' autogroups,
-                # one for each session, starved drivers that had one to themselves.
+                env=_driver_environment(),
+                # Not in the process group that pyspark's daemon kills, but in its session: Linux
+                # autogroups, one per session, starved drivers that had a session of their own.
                 process_group=0,
-                pass_fds=(theirs,),
+                pass_fds=(write_end,),
             )
-        os.close(theirs)
-        answer = _read_to_end(ours, end_s)
-        starter.kill()  # it only forks; the driver is no child of ours, so no zombie later
+        os.close(write_end)
+        status = _read_status(read_end, end_s)
+        starter.kill()  # it only forks, so the driver is not our child and leaves no zombie
         starter.wait()
     finally:
-        os.close(ours)
-    if answer != READY:
-        raise SetupError(_failure(answer, directory))
+        os.close(read_end)
+    if status != READY_MESSAGE:
+        raise SetupError(_format_start_failure(status, directory))
 
 
-READY = b"ready"
+READY_MESSAGE = b"ready"
 
 
-def _clean_environment() -> dict[str, str]:
-    # A stray AERON_* variable silently changes a default of the library.
+def _driver_environment() -> dict[str, str]:
+    """Return the environment of the driver's process."""
+    # Stray AERON_* variables would silently change the library's defaults.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AERON_")}
     return kept | {"PYTHONPATH": os.pathsep.join(_import_path())}
 
 
 def _import_path() -> list[str]:
-    """Ours, without archives: Spark's jar is among them, and its 5,000 names are read for 0.1 s.
+    """Return ``sys.path`` without archives, except one that contains this package.
 
-    What the driver's process imports is in none, save this package itself, where it is sent so.
+    Spark's jar is among them, and reading its 5,000 names takes 0.1 s. The driver's process needs
+    nothing from the others.
     """
     home = Path(__file__).parents[3]
     entries = [os.path.abspath(entry) for entry in sys.path]
     return [entry for entry in entries if not os.path.isfile(entry) or Path(entry) == home]
 
 
-def _read_to_end(descriptor: int, end_s: float) -> bytes:
+def _read_status(descriptor: int, end_s: float) -> bytes:
+    """Return what the process wrote until it closed the pipe, or a timeout message."""
     parts: list[bytes] = []
     while True:
         left_s = max(0.0, end_s - time.monotonic())
@@ -315,25 +365,274 @@ def _read_to_end(descriptor: int, end_s: float) -> bytes:
         parts.append(part)
 
 
-def _failure(answer: bytes, directory: Path) -> str:
-    why = answer.decode(errors="replace") or "its process ended without a word"
-    tail = _log_tail(directory)
-    return f"the media driver did not start: {why}" + (f"\nend of its log:\n{tail}" if tail else "")
+def _format_start_failure(status: bytes, directory: Path) -> str:
+    """Return the error message for a driver that did not start, with the end of its log."""
+    reason = status.decode(errors="replace") or "its process ended without a word"
+    tail = _read_log_tail(directory)
+    return f"the media driver did not start: {reason}" + (
+        f"\nend of its log:\n{tail}" if tail else ""
+    )
 
 
-def _log_tail(directory: Path) -> str:
+def _read_log_tail(directory: Path) -> str:
+    """Return the end of the driver's log; "" if it has none."""
     try:
-        content = (directory / LOG).read_bytes()
+        content = (directory / LOG_FILE).read_bytes()
     except FileNotFoundError:
         return ""
     return content[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
 
-def facts_of(endpoint: Endpoint, sizes: Sizes) -> dict[str, Any]:
-    """What ``endpoint.json`` says; written by the driver's process, read by ``ensure_driver``."""
+def driver_info(endpoint: Endpoint, sizes: BufferSizes) -> dict[str, Any]:
+    """Return the content of ``endpoint.json``, by which clients join this driver."""
     return {
         "host": endpoint.host,
         "port": endpoint.port,
         "pid": os.getpid(),
         "sizes": asdict(sizes),
     }
+
+
+# The checks below use a client without a thread and without compiled kernels, because they run
+# before anything is compiled.
+
+
+def connect_threadless_client(
+    aeron: AeronLibrary, aeron_directory: Path, name: str, closing: ExitStack
+) -> Any:
+    """Connect a client in Aeron's invoker mode, whose conductor runs in ``do_client_work``.
+
+    Args:
+        aeron: the Aeron library.
+        aeron_directory: the driver's directory.
+        name: client name, also used in errors.
+        closing: stack that receives the callbacks which close the client.
+
+    Returns:
+        The C client.
+
+    Raises:
+        TransportError: no driver runs in the directory.
+    """
+    lib, checked = aeron.lib, aeron.check_result
+    out = ffi.new("aeron_context_t **")
+    checked(lib.aeron_context_init(out), f"making the {name} client's context")
+    context = out[0]
+    closing.callback(lib.aeron_context_close, context)
+    for setting, value in (
+        ("dir", os.fsencode(aeron_directory)),
+        ("client_name", name.encode()),
+        ("use_conductor_agent_invoker", True),
+    ):
+        setter = getattr(lib, f"aeron_context_set_{setting}")
+        checked(setter(context, value), f"setting {setting}")
+    # The default handler would end the process. ``do_client_work`` reports the same errors.
+    checked(
+        lib.aeron_context_set_error_handler(context, no_op_callback(lib), ffi.NULL),
+        "setting the error handler",
+    )
+    out = ffi.new("aeron_t **")
+    checked(lib.aeron_init(out, context), f"connecting the {name} client")
+    closing.callback(lib.aeron_close, out[0])
+    checked(lib.aeron_start(out[0]), f"starting the {name} client")
+    return out[0]
+
+
+def do_client_work(aeron: AeronLibrary, client: Any) -> bool:
+    """Do the client's periodic work; return False once it or its media driver has failed."""
+    lib = aeron.lib
+    return lib.aeron_main_do_work(client) >= 0 and not lib.aeron_is_closed(client)
+
+
+# Every media driver subscribes to this stream to keep its port bound. It carries no data.
+ANCHOR_STREAM: Final = 0
+ANSWER_POLL_S: Final = 0.001
+DRIVER_ENDED: Final = "waiting for an answer", 0, "the media driver of this host has ended"
+# Aeron's minimum, because every probe makes the other driver allocate a log of such terms.
+PROBE_TERM_BYTES: Final = 65_536
+
+
+def is_driver_reachable(handle: DriverHandle, peer: Endpoint, seconds: float) -> bool:
+    """Return whether the media driver at ``peer`` answers ours within ``seconds``.
+
+    A publication to the peer's anchor stream becomes connected when a status message replies to its
+    setup datagrams, so one reply shows that both directions work. No data are sent.
+
+    Raise DriverLost if our own driver dies meanwhile, TransportError if it cannot send.
+    """
+    aeron = load_library()
+    end_s = time.monotonic() + seconds
+    with ExitStack() as closing:
+        _require_alive(handle)
+        client = connect_threadless_client(aeron, handle.aeron_directory, "probe", closing)
+        uri = probe_uri(peer, random_session_id(), PROBE_TERM_BYTES)
+        probe = _Publication(aeron, client, uri, ANCHOR_STREAM)
+        while not probe.is_connected():
+            _require_alive(handle)
+            if not do_client_work(aeron, client):
+                raise DriverLost(*DRIVER_ENDED)
+            if time.monotonic() > end_s:
+                probe.close()
+                return False
+            time.sleep(ANSWER_POLL_S)
+        probe.close()
+        do_client_work(aeron, client)
+    return True
+
+
+def _require_alive(handle: DriverHandle) -> None:
+    """Raise DriverLost if the driver's process has ended."""
+    if not handle.is_alive():
+        raise DriverLost(*DRIVER_ENDED)
+
+
+class _Publication:
+    """A publication that carries no data, or the self-test's message."""
+
+    def __init__(self, aeron: AeronLibrary, client: Any, uri: str, stream: int) -> None:
+        """Request the publication from the media driver of ``client``; ``is_open`` polls for it."""
+        self._aeron, self._uri = aeron, uri
+        adding = ffi.new("aeron_async_add_exclusive_publication_t **")
+        add = aeron.lib.aeron_async_add_exclusive_publication
+        aeron.check_result(add(adding, client, uri.encode(), stream), f"opening {uri}")
+        self._adding = adding[0]
+        self.publication: Any = None  # the C object, once open
+
+    def is_open(self) -> bool:
+        """Poll once; return whether our driver has added the publication."""
+        if self.publication is None:
+            added = ffi.new("aeron_exclusive_publication_t **")
+            poll = self._aeron.lib.aeron_async_add_exclusive_publication_poll
+            if self._aeron.check_result(poll(added, self._adding), f"opening {self._uri}"):
+                self.publication = added[0]
+        return self.publication is not None
+
+    def is_connected(self) -> bool:
+        """Poll once; return whether the other driver has answered."""
+        lib = self._aeron.lib
+        return self.is_open() and bool(
+            lib.aeron_exclusive_publication_is_connected(self.publication)
+        )
+
+    def close(self) -> None:
+        """Revoke the publication, so that no log remains on either side."""
+        if self.publication is not None:
+            revoke = self._aeron.lib.aeron_exclusive_publication_revoke
+            self._aeron.check_result(revoke(self.publication, *_NO_CALLBACK), "closing")
+
+
+SELF_TEST_TIMEOUT_S = 5.0
+SELF_TEST_POLL_S = 0.0005
+SELF_TEST_MESSAGE = b"sparkstrom"
+
+# i32 frame_length | u8 version | u8 flags | u16 type | i32 term_offset | i32 session | i32 stream
+# | i32 term_id | i64 reserved                                                    (little endian)
+FRAME_HEADER = struct.Struct("<iBBHiiiiq")
+UNFRAGMENTED_FLAGS = 0xC0
+
+_NO_CALLBACK = (ffi.NULL, ffi.NULL)
+
+
+class ReceivedFragment:
+    """The fragment that the self-test's subscription received, and its header in two forms."""
+
+    def __init__(self, aeron: AeronLibrary) -> None:
+        """Create ``handler``, the C callback that stores a received fragment here."""
+        self._aeron = aeron
+        self.message = b""
+        self.raw_header = self.header_values = b""
+        self.handler = ffi.callback("aeron_fragment_handler_t", self._on_fragment)
+
+    def _on_fragment(self, clientd: Any, payload: Any, length: int, header: Any) -> None:
+        """Copy the payload, the raw header before it, and the header as Aeron decodes it."""
+        self.message = bytes(ffi.buffer(payload, length))
+        size = FRAME_HEADER.size
+        self.raw_header = bytes(ffi.buffer(payload - size, size))
+        values = ffi.new("char[64]")
+        self._aeron.lib.aeron_header_values(header, values)
+        self.header_values = bytes(ffi.buffer(values, size))
+
+
+def loopback_self_test(
+    aeron: AeronLibrary,
+    client: Any,
+    subscription: Any,
+    uri: str,
+    stream: int,
+    session: int,
+    do_work: Callable[[], bool],
+) -> None:
+    """Send one message to ``subscription`` and check that it arrives with the expected layout.
+
+    The session id must be the same in the publication's constants, in the decoded header, and in
+    the 32 bytes before the payload, from which the kernels read it.
+
+    Args:
+        aeron: the Aeron library.
+        client: the C client.
+        subscription: subscription of that client.
+        uri: channel URI that leads to the subscription, with ``session``.
+        stream: the subscription's stream number.
+        session: the publication's session id.
+        do_work: does the client's periodic work; returns whether the client still runs.
+
+    Raises:
+        SetupError: the message does not arrive, or the memory layout is not the expected one.
+    """
+    deadline = _Deadline(uri, do_work)
+    opening = _Publication(aeron, client, uri, stream)
+    while not opening.is_open():
+        deadline.wait()
+    publication = opening.publication
+    lib, fragment = aeron.lib, ReceivedFragment(aeron)
+    constants = ffi.new("aeron_publication_constants_t *")
+    aeron.check_result(lib.aeron_exclusive_publication_constants(publication, constants), "reading")
+    message = (SELF_TEST_MESSAGE, len(SELF_TEST_MESSAGE))
+    while lib.aeron_exclusive_publication_offer(publication, *message, *_NO_CALLBACK) < 0:
+        deadline.wait()
+    while not lib.aeron_subscription_poll(subscription, fragment.handler, ffi.NULL, 1):
+        deadline.wait()
+    opening.close()
+    _check_layout(aeron, fragment, constants, stream, session)
+
+
+class _Deadline:
+    """The time limit of a self-test."""
+
+    def __init__(self, uri: str, do_work: Callable[[], bool]) -> None:
+        """Start the time limit for the stream ``uri``; ``do_work`` does its client's work."""
+        self._uri, self._do_work = uri, do_work
+        self._end_s = time.monotonic() + SELF_TEST_TIMEOUT_S
+
+    def wait(self) -> None:
+        """Do the client's work and sleep briefly; raise SetupError once the time is over."""
+        if not self._do_work() or time.monotonic() > self._end_s:
+            raise SetupError(
+                f"the media driver does not hear itself at {self._uri} within "
+                f"{SELF_TEST_TIMEOUT_S:g} s: is UDP to the host's own address filtered, or the "
+                "machine overloaded?"
+            )
+        time.sleep(SELF_TEST_POLL_S)
+
+
+def _check_layout(
+    aeron: AeronLibrary, fragment: ReceivedFragment, constants: Any, stream: int, session: int
+) -> None:
+    """Raise SetupError unless the fragment, its headers and the constants agree."""
+    length, _, flags, kind, _, got_session, got_stream, *_ = FRAME_HEADER.unpack(
+        fragment.raw_header
+    )
+    agrees = (
+        fragment.message == SELF_TEST_MESSAGE
+        and fragment.raw_header == fragment.header_values
+        and (length, flags, kind)
+        == (FRAME_HEADER.size + len(SELF_TEST_MESSAGE), UNFRAGMENTED_FLAGS, 1)
+        and (got_session, got_stream) == (session, stream)
+        and (constants.session_id, constants.stream_id) == (session, stream)
+        and constants.term_buffer_length == PROBE_TERM_BYTES
+    )
+    if not agrees:
+        raise SetupError(
+            f"{aeron.path} ({aeron.version}) lays out frames or structs otherwise than sparkstrom "
+            "reads them: use the pinned library (`sparkstrom fetch-aeron`)"
+        )

@@ -1,20 +1,23 @@
-"""The media driver's own process: bind, say so, and be gone when nobody needs it any more.
+"""The media driver's own process: bind a port, report it, and exit when no client needs the driver.
 
-``python -m sparkstrom.transport.aeron.driver_process STATUS_FD ORDER`` is started by
-``driver.ensure_driver`` only. Aeron's work is done by one native thread; Python sleeps beside it
-and looks, ten times a second, whether there are clients and whether the executor lives.
-Only the standard library and cffi are imported: the driver must be up within a second.
+``python -m sparkstrom.transport.aeron.driver_process STATUS_FD SETTINGS`` is started only by
+``driver.ensure_driver``. One native thread does Aeron's work. Python sleeps beside it and checks
+ten times a second whether there are clients and whether the executor is alive. Only the standard
+library and cffi are imported, because the driver must be ready within a second.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
 import shutil
 import signal
+import socket
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -22,44 +25,109 @@ from typing import Any
 
 from sparkstrom.base.errors import SetupError, SparkstromError, TransportError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.transport.aeron.answering import ANCHOR_STREAM
-from sparkstrom.transport.aeron.channels import random_session, subscription_uri, trial_uri
-from sparkstrom.transport.aeron.checked import Aeron, ffi
-from sparkstrom.transport.aeron.driver import READY, facts_of
-from sparkstrom.transport.aeron.homes import AERON, ENDPOINT, Home
-from sparkstrom.transport.aeron.invoked import invoked_client, still_runs
-from sparkstrom.transport.aeron.locks import (
+from sparkstrom.transport.aeron.channel_settings import (
+    BufferSizes,
+    probe_uri,
+    random_session_id,
+    subscription_uri,
+)
+from sparkstrom.transport.aeron.driver import (
+    ANCHOR_STREAM,
+    PROBE_TERM_BYTES,
+    READY_MESSAGE,
+    connect_threadless_client,
+    do_client_work,
+    driver_info,
+    loopback_self_test,
+)
+from sparkstrom.transport.aeron.driver_directories import (
+    AERON_DIRECTORY,
     CLIENTS_LOCK,
     DRIVER_LOCK,
+    ENDPOINT_FILE,
+    DriverHome,
+    ProcessIdentity,
+    hold_start_lock,
+    is_process_alive,
     open_lock,
-    start_lock,
     try_lock,
     unlock,
 )
-from sparkstrom.transport.aeron.ports import candidate_ports, none_free
-from sparkstrom.transport.aeron.processes import Watched, is_alive
-from sparkstrom.transport.aeron.selftest import TERM_BYTES, loopback_self_test
-from sparkstrom.transport.aeron.sizes import Sizes
+from sparkstrom.transport.aeron.library import AeronLibrary, ffi
 
-LOOK_S = 0.1
-BIND_DEADLINE_S = 5.0
-TIDY_DEADLINE_S = 1.0
+EPHEMERAL_PORT_ATTEMPTS = 16
+
+
+def candidate_ports(host: str, ports: range | None, preferred: int | None) -> Iterator[int]:
+    """Yield ports of ``host`` that are free now, best first; 0 stands for a port that was taken.
+
+    Yields the preferred port, then those of ``ports``, or ephemeral ones without a range. A plain
+    socket can bind these now; Aeron binds a moment later, so the caller must be ready to try the
+    next one. Raise SetupError if the host's address cannot be bound.
+    """
+    if preferred and (ports is None or preferred in ports) and find_free_port(host, preferred):
+        yield preferred
+    if ports is not None:
+        yield from (port for port in ports if find_free_port(host, port))
+        return
+    for _ in range(EPHEMERAL_PORT_ATTEMPTS):
+        yield find_free_port(host, 0)
+
+
+def find_free_port(host: str, port: int) -> int:
+    """Return ``port``, or any free port for 0, if it can be bound now; return 0 if it is taken.
+
+    Raise SetupError if the address is not this machine's or the port is not permitted.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return 0
+            raise SetupError(
+                f"UDP port {port} of {host} cannot be bound on {socket.gethostname()}: "
+                f"{error.strerror}; choose an address of this machine and a port you may use"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def no_free_port_message(host: str, ports: range | None) -> str:
+    """Return the error message for when no candidate port was free."""
+    if ports is None:
+        return (
+            f"no free UDP port on {host} in {EPHEMERAL_PORT_ATTEMPTS} attempts: too many are in use"
+        )
+    first, last = ports[0], ports[-1]
+    which = f"UDP port {first}" if first == last else f"every UDP port from {first} to {last}"
+    return (
+        f"{which} of {host} on {socket.gethostname()} is taken: end the program that has it, "
+        "choose another, or leave the port open to get any free one"
+    )
+
+
+CLIENT_POLL_S = 0.1
+BIND_TIMEOUT_S = 5.0
+CLEANUP_TIMEOUT_S = 1.0
 
 MS = 1_000_000  # ns
 KIB, MIB = 1024, 1024 * 1024
 
-SHARED = 2  # AERON_THREADING_MODE_SHARED
+SHARED_THREADING_MODE = 2  # AERON_THREADING_MODE_SHARED
 
-# Settings of every driver besides its sizes. All are set, so that no default of another build or
-# stray environment variable acts. Timeouts: a starved two-core executor must not lose its client.
-SETTINGS: tuple[tuple[str, Any], ...] = (
+# Settings of every driver besides its sizes. All are set, so that neither another build's defaults
+# nor environment variables have an effect. The timeouts are long enough that a starved two-core
+# executor does not lose its client.
+DRIVER_SETTINGS: tuple[tuple[str, Any], ...] = (
     ("dir_delete_on_start", False),
     ("dir_delete_on_shutdown", False),
     ("dir_warn_if_exists", False),
-    ("threading_mode", SHARED),
+    ("threading_mode", SHARED_THREADING_MODE),
     ("native_resource_agent_idle_strategy_init_args", b"50ms"),
     ("native_resource_agent_idle_strategy", b"sleep-ns"),
-    ("term_buffer_sparse_file", False),  # a full file system is an error, never a SIGBUS
+    ("term_buffer_sparse_file", False),
+    # A full file system is an error and not a SIGBUS.
     ("perform_storage_checks", True),
     ("mtu_length", 1408),
     ("rcv_status_message_timeout_ns", 200 * MS),
@@ -70,21 +138,23 @@ SETTINGS: tuple[tuple[str, Any], ...] = (
     ("client_liveness_timeout_ns", 20_000 * MS),
     ("publication_unblock_timeout_ns", 40_000 * MS),
     ("driver_timeout_ms", 10_000),
-    # A receiver asks for what it misses after 1 ms, and then every 50 ms. Aeron's default, 100 us,
-    # fills a link of 1 Mbit/s with requests alone: 86 KB/s were counted, and nodes fell silent.
+    # A receiver requests a gap after 1 ms, and then every 50 ms. Aeron's default, 100 us, fills a
+    # link of 1 Mbit/s with requests alone: 86 KB/s were measured, and nodes lost contact.
     ("nak_unicast_delay_ns", 1 * MS),
     ("nak_unicast_retry_delay_ratio", 50),
-    # For so long one answer does, as long as a slow link's queue may be. With 2 ms a lost datagram
-    # went out a hundred times on 10 Mbit/s. Only an answer that is lost, too, costs the wait: the
-    # next gap's request takes the one place over.
+    # Ignore repeated requests for this long, which is as long as a slow link's queue may be. With 2
+    # ms a lost datagram was sent a hundred times on 10 Mbit/s. If the retransmission is lost too,
+    # the request for the next gap ends the wait.
     ("retransmit_unicast_linger_ns", 250 * MS),
     ("counters_buffer_length", 1 * MIB),
     ("error_buffer_length", 4 * MIB),
     ("to_conductor_buffer_length", 1 * MIB + 768),
     ("to_clients_buffer_length", 1 * MIB + 128),
     ("loss_report_buffer_length", 1 * MIB),
-    ("stream_session_limit", 1024),  # publishers on one stream: all executors' joining ones
-    ("rejoin_stream", False),  # a stream that broke off stays broken: the sender opens another
+    # Publishers per stream: all workers publish to the controller's join stream.
+    ("stream_session_limit", 1024),
+    # A broken stream stays broken, and its sender opens another one.
+    ("rejoin_stream", False),
     ("reliable_stream", True),
     ("spies_simulate_connection", False),
     ("print_configuration", False),
@@ -92,112 +162,121 @@ SETTINGS: tuple[tuple[str, Any], ...] = (
 
 
 def main(arguments: list[str]) -> int:
-    """Leave the starter's process family, then be the driver; report through the status pipe."""
+    """Detach from the starting process, then run the driver; report through the status pipe."""
     if os.fork():
         return 0
-    status, order = int(arguments[0]), json.loads(arguments[1])
+    status, settings = int(arguments[0]), json.loads(arguments[1])
     os.umask(0o077)
     os.chdir("/")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    stop = Stop()
-    directory = Path(order["directory"])
-    home = Home(order["home"][0], tuple(map(Path, order["home"][1:])))
+    stop = StopSignal()
+    directory = Path(settings["directory"])
+    home = DriverHome(settings["home"][0], tuple(map(Path, settings["home"][1:])))
     lock = open_lock(directory / DRIVER_LOCK)
     assert try_lock(lock), f"{directory} has a media driver already"
     try:
-        with MediaDriver(order, directory) as driver:
-            os.write(status, READY)
+        with MediaDriver(settings, directory) as driver:
+            os.write(status, READY_MESSAGE)
             os.close(status)
-            serve(driver, home, directory, order, stop)
+            run_until_unneeded(driver, home, directory, settings, stop)
     except SparkstromError as error:
         os.write(status, str(error).encode())
         os.close(status)
         return 1
     finally:
-        with start_lock(home.path, TIDY_DEADLINE_S) as locked:
+        with hold_start_lock(home.path, CLEANUP_TIMEOUT_S) as locked:
             shutil.rmtree(directory, ignore_errors=True)
             os.close(lock)
             if locked:
-                home.tidy()
+                home.remove_dead_drivers()
     return 0
 
 
-class Stop:
-    """Set by SIGTERM, which also ends a wait."""
+class StopSignal:
+    """A flag that SIGTERM sets, which also ends ``wait``."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self._woken, waker = os.pipe()
-        for end in (self._woken, waker):
+        """Install the handler of SIGTERM, and a pipe that wakes ``wait``."""
+        self.is_requested = False
+        self._read_end, write_end = os.pipe()
+        for end in (self._read_end, write_end):
             os.set_blocking(end, False)
-        signal.set_wakeup_fd(waker)
-        signal.signal(signal.SIGTERM, self._ask)
+        signal.set_wakeup_fd(write_end)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def wait(self, seconds: float) -> None:
-        """Until the signal; at most so long."""
-        select.select([self._woken], [], [], seconds)
+        """Wait until the signal arrives, up to ``seconds``."""
+        select.select([self._read_end], [], [], seconds)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        """Set the flag."""
+        self.is_requested = True
 
 
 class MediaDriver:
-    """The C driver with a client of its own whose one subscription keeps the port bound."""
+    """The C driver, and a client whose one subscription (the anchor) keeps the port bound."""
 
-    def __init__(self, order: dict[str, Any], directory: Path) -> None:
-        self._aeron = Aeron(order["library"])
-        self._order = order
+    def __init__(self, settings: dict[str, Any], directory: Path) -> None:
+        """Load the Aeron library; ``directory`` will hold the driver's files."""
+        self._aeron = AeronLibrary(settings["library"])
+        self._settings = settings
         self._directory = directory
-        self._closing = ExitStack()
+        self._exit_stack = ExitStack()
         self._client: Any = None
 
     def __enter__(self) -> MediaDriver:
+        """Start the driver, bind its port, and write the file by which clients join it."""
         try:
-            sizes = Sizes(**self._order["sizes"])
+            sizes = BufferSizes(**self._settings["sizes"])
             self._start_driver(sizes)
-            directory = self._directory / AERON
-            self._client = invoked_client(self._aeron, directory, "anchor", self._closing)
-            endpoint = self._bind()
-            publish(self._directory / ENDPOINT, facts_of(endpoint, sizes))
+            directory = self._directory / AERON_DIRECTORY
+            self._client = connect_threadless_client(
+                self._aeron, directory, "anchor", self._exit_stack
+            )
+            endpoint = self._bind_port()
+            write_driver_info(self._directory / ENDPOINT_FILE, driver_info(endpoint, sizes))
         except BaseException:
-            self._closing.close()
+            self._exit_stack.close()
             raise
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._closing.close()
+        """Close the client and stop the driver."""
+        self._exit_stack.close()
 
-    def keep_alive(self) -> bool:
-        """Do the anchor client's duties; False once it or the driver's thread has given up."""
-        return still_runs(self._aeron, self._client)
+    def do_client_work(self) -> bool:
+        """Do the anchor client's periodic work; return False once it or the driver has failed."""
+        return do_client_work(self._aeron, self._client)
 
-    def _start_driver(self, sizes: Sizes) -> None:
-        lib, checked = self._aeron.lib, self._aeron.checked
-        if self._order["datagram_loss"]:
+    def _start_driver(self, sizes: BufferSizes) -> None:
+        """Configure and start Aeron's driver threads in this process."""
+        lib, checked = self._aeron.lib, self._aeron.check_result
+        if self._settings["datagram_loss"]:
             os.environ["AERON_UDP_CHANNEL_INCOMING_INTERCEPTORS"] = "loss"
-            os.environ["AERON_UDP_CHANNEL_TRANSPORT_BINDINGS_LOSS_ARGS"] = self._order[
+            os.environ["AERON_UDP_CHANNEL_TRANSPORT_BINDINGS_LOSS_ARGS"] = self._settings[
                 "datagram_loss"
             ]
-        holder = ffi.new("aeron_driver_context_t **")
-        checked(lib.aeron_driver_context_init(holder), "making the media driver's context")
-        context = holder[0]
-        self._closing.callback(lib.aeron_driver_context_close, context)
-        for name, value in (*SETTINGS, *self._own_settings(sizes)):
+        out = ffi.new("aeron_driver_context_t **")
+        checked(lib.aeron_driver_context_init(out), "making the media driver's context")
+        context = out[0]
+        self._exit_stack.callback(lib.aeron_driver_context_close, context)
+        for name, value in (*DRIVER_SETTINGS, *self._sizing_settings(sizes)):
             setter = getattr(lib, f"aeron_driver_context_set_{name}")
             checked(setter(context, value), f"setting {name} to {value}")
-        holder = ffi.new("aeron_driver_t **")
-        checked(lib.aeron_driver_init(holder, context), "making the media driver")
-        driver = holder[0]
-        self._closing.callback(lib.aeron_driver_close, driver)
+        out = ffi.new("aeron_driver_t **")
+        checked(lib.aeron_driver_init(out, context), "making the media driver")
+        driver = out[0]
+        self._exit_stack.callback(lib.aeron_driver_close, driver)
         checked(lib.aeron_driver_start(driver, False), "starting the media driver")
 
-    def _own_settings(self, sizes: Sizes) -> tuple[tuple[str, Any], ...]:
+    def _sizing_settings(self, sizes: BufferSizes) -> tuple[tuple[str, Any], ...]:
+        """Return the driver settings that depend on this machine, as (name, value)."""
         return (
-            ("dir", os.fsencode(self._directory / AERON)),
+            ("dir", os.fsencode(self._directory / AERON_DIRECTORY)),
             (
                 "shared_idle_strategy_init_args",
-                f"10-20-1us-{self._order['park_us_max']}us".encode(),
+                f"10-20-1us-{self._settings['park_us_max']}us".encode(),
             ),
             ("shared_idle_strategy", b"backoff"),
             ("term_buffer_length", sizes.data_term),
@@ -207,86 +286,95 @@ class MediaDriver:
             ("socket_so_sndbuf", sizes.send_buffer),
         )
 
-    def _bind(self) -> Endpoint:
-        host = self._order["host"]
-        given = self._order["ports"]
+    def _bind_port(self) -> Endpoint:
+        """Bind and test the first port that works; raise SetupError if none does."""
+        host = self._settings["host"]
+        given = self._settings["ports"]
         ports = range(given[0], given[1] + 1) if given else None
-        for port in candidate_ports(host, ports, self._order["port_preferred"]):
+        for port in candidate_ports(host, ports, self._settings["port_preferred"]):
             endpoint = Endpoint(host, port)
             try:
-                anchor = self._add_anchor(endpoint)
+                anchor = self._add_anchor_subscription(endpoint)
             except TransportError as error:
-                print(f"{endpoint} was taken in between: {error}", file=sys.stderr)
+                print(f"{endpoint} was taken meanwhile: {error}", file=sys.stderr)
                 continue
-            self._test(endpoint, anchor)
+            self._run_self_test(endpoint, anchor)
             return endpoint
-        raise SetupError(none_free(host, ports))
+        raise SetupError(no_free_port_message(host, ports))
 
-    def _add_anchor(self, endpoint: Endpoint) -> Any:
-        lib, checked = self._aeron.lib, self._aeron.checked
+    def _add_anchor_subscription(self, endpoint: Endpoint) -> Any:
+        """Subscribe at the endpoint, which binds its port; return the subscription."""
+        lib, checked = self._aeron.lib, self._aeron.check_result
         adding = ffi.new("aeron_async_add_subscription_t **")
         added = ffi.new("aeron_subscription_t **")
-        uri, doing = subscription_uri(endpoint).encode(), f"binding {endpoint}"
+        uri, operation = subscription_uri(endpoint).encode(), f"binding {endpoint}"
         checked(
             lib.aeron_async_add_subscription(
                 adding, self._client, uri, ANCHOR_STREAM, *[ffi.NULL] * 4
             ),
-            doing,
+            operation,
         )
-        end_s = time.monotonic() + BIND_DEADLINE_S
-        while not checked(lib.aeron_async_add_subscription_poll(added, adding[0]), doing):
-            if not self.keep_alive() or time.monotonic() > end_s:
-                raise SetupError(f"{doing}: the media driver did not answer")
+        end_s = time.monotonic() + BIND_TIMEOUT_S
+        while not checked(lib.aeron_async_add_subscription_poll(added, adding[0]), operation):
+            if not self.do_client_work() or time.monotonic() > end_s:
+                raise SetupError(f"{operation}: the media driver did not answer")
             time.sleep(0.0005)
         return added[0]
 
-    def _test(self, endpoint: Endpoint, anchor: Any) -> None:
-        session = random_session()
-        uri = trial_uri(endpoint, session, TERM_BYTES)
+    def _run_self_test(self, endpoint: Endpoint, anchor: Any) -> None:
+        """Run the self-test at the driver's own endpoint; raise SetupError if it fails."""
+        session = random_session_id()
+        uri = probe_uri(endpoint, session, PROBE_TERM_BYTES)
         loopback_self_test(
-            self._aeron, self._client, anchor, uri, ANCHOR_STREAM, session, self.keep_alive
+            self._aeron, self._client, anchor, uri, ANCHOR_STREAM, session, self.do_client_work
         )
 
 
-def publish(path: Path, facts: dict[str, Any]) -> None:
-    """Write ``facts`` so that a reader sees all of them or no file."""
+def write_driver_info(path: Path, info: dict[str, Any]) -> None:
+    """Write a JSON file atomically."""
     draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(facts))
+    draft.write_text(json.dumps(info))
     draft.replace(path)
 
 
-def serve(
-    driver: MediaDriver, home: Home, directory: Path, order: dict[str, Any], stop: Stop
+def run_until_unneeded(
+    driver: MediaDriver,
+    home: DriverHome,
+    directory: Path,
+    settings: dict[str, Any],
+    stop: StopSignal,
 ) -> None:
-    """Return when it is time to go: asked to, executor gone, driver broken, or nobody here."""
-    executor, linger_s = Watched(*order["watch"]), order["linger_s"]
+    """Run until SIGTERM, the executor's exit, a failure of the driver, or a lack of clients."""
+    executor, linger_s = ProcessIdentity(*settings["watch"]), settings["linger_s"]
     clients = open_lock(directory / CLIENTS_LOCK)
     seen_s = time.monotonic()
-    while not stop.asked and is_alive(executor) and driver.keep_alive():
+    while not stop.is_requested and is_process_alive(executor) and driver.do_client_work():
         if not try_lock(clients):
             seen_s = time.monotonic()
         else:
             unlock(clients)
-            if time.monotonic() - seen_s > linger_s and forsake(home, directory, clients):
+            if time.monotonic() - seen_s > linger_s and withdraw_if_unused(
+                home, directory, clients
+            ):
                 return
-        stop.wait(LOOK_S)
-    withdraw(home, directory)
+        stop.wait(CLIENT_POLL_S)
+    withdraw_driver(home, directory)
 
 
-def forsake(home: Home, directory: Path, clients: int) -> bool:
-    """Make sure that nobody joins a dying driver: decide and hide it under the start lock."""
-    with start_lock(home.path, 0) as locked:
+def withdraw_if_unused(home: DriverHome, directory: Path, clients: int) -> bool:
+    """Hide the driver from new clients if it has none; return whether it is hidden."""
+    with hold_start_lock(home.path, 0) as locked:
         if not locked or not try_lock(clients):
             return False
-        home.forget_current()
+        home.clear_current()
         return True
 
 
-def withdraw(home: Home, directory: Path) -> None:
-    """Let nobody join any more; whoever needs a driver now waits for this one's end."""
-    with start_lock(home.path, TIDY_DEADLINE_S) as locked:
-        if locked:  # otherwise somebody joins just now, and will see the driver end
-            (directory / ENDPOINT).unlink(missing_ok=True)
+def withdraw_driver(home: DriverHome, directory: Path) -> None:
+    """Hide the driver from new clients; processes that need a driver wait for its exit."""
+    with hold_start_lock(home.path, CLEANUP_TIMEOUT_S) as locked:
+        if locked:  # otherwise a client is joining, and will see the driver exit
+            (directory / ENDPOINT_FILE).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

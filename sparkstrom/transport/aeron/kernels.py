@@ -1,36 +1,38 @@
-"""The data path: Numba loops that call Aeron through plain addresses, without the GIL.
+"""Numba kernels that poll and offer through Aeron's C functions, without the GIL.
 
-Aeron hands each fragment to ``on_fragment``, a C function made by Numba, which gathers frames and
-copies whole ones into the caller's buffer; when that is full it answers ABORT and Aeron offers
-the same fragment again at the next poll. No Python runs per fragment or per frame. Addresses come
-in as integers at run time, so that the compiled code can be cached on disk.
+Aeron passes each fragment to ``on_fragment``, a C callback compiled by Numba, which assembles
+frames and copies complete ones into the caller's buffer. If that is full it returns ABORT, and
+Aeron delivers the same fragment again at the next poll. No Python runs per fragment or frame. C
+functions are passed as integer addresses at run time, so that the compiled code can be cached on
+disk.
 
-All memory is the caller's. ``inbox`` i64[INBOX_FIELDS] describes it to ``on_fragment``:
+The caller owns all memory. ``inbox`` i64[INBOX_FIELDS] describes it to ``on_fragment``:
 
     INBOX_FRAMES        address of u8[frames capacity]       whole frames, one after another
     INBOX_CAPACITY      its length                            (bytes)
-    INBOX_USED          in/out: bytes taken in it
+    INBOX_USED          in/out: bytes used in it
     INBOX_RECORDS       address of i64[records max, 2]        (stream, bytes) of each frame
     INBOX_RECORDS_MAX   its length                            (frames)
     INBOX_COUNT         in/out: frames in it
     INBOX_STREAM        stream being polled
-    INBOX_SLOTS         address of i64[SLOTS, 3] of that stream: (session, bytes gathered, last use)
-    INBOX_GATHERED      address of u8[SLOTS, frame max] of that stream
-    INBOX_FRAME_MAX     longest frame that is taken           (bytes)
+    INBOX_SLOTS         address of i64[GATHER_SLOTS, 3] of that stream: (session, bytes gathered,
+                        last use)
+    INBOX_GATHERED      address of u8[GATHER_SLOTS, frame max] of that stream
+    INBOX_FRAME_MAX     longest frame that is accepted        (bytes)
     INBOX_FULL          out: 1 when a frame found no room
-    INBOX_FRAGMENTS     in/out: fragments seen, a counter that also tells slots' last use
-    INBOX_DISCARDED     in/out: frames given up (pushed out, too long) and fragments without one
-    INBOX_AWAKE         in: 1 when the caller shall wait no longer; set from any thread
+    INBOX_FRAGMENTS     in/out: fragments received; also the clock of the slots' last use
+    INBOX_DISCARDED     in/out: frames discarded (evicted, too long) and stray fragments
+    INBOX_WAKE          in: 1 when the caller must stop waiting; set from any thread
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from sparkstrom.encoding.cpu import compiled
-from sparkstrom.encoding.cpu.compiled import callback, helper, kernel, native
+from sparkstrom.encoding.cpu import kernel_loader as compiled
+from sparkstrom.encoding.cpu.kernel_loader import callback, helper, kernel, native
 
-if compiled.compiler is not None:  # elsewhere none of this runs, and Numba is not imported
+if compiled.compiler is not None:  # without a compiler none of this runs, so Numba is not imported
     from llvmlite import ir
     from numba import carray, types
     from numba.core import cgutils
@@ -48,36 +50,42 @@ INBOX_FRAME_MAX = 9
 INBOX_FULL = 10
 INBOX_FRAGMENTS = 11
 INBOX_DISCARDED = 12
-INBOX_AWAKE = 13
+INBOX_WAKE = 13
 INBOX_FIELDS = 14
 
-# Frames being gathered at once on one stream; whole ones need no slot. More senders than that,
-# all in the middle of a long frame, push out the one that has been silent longest.
-SLOTS = 8
+# Fragmented frames that are gathered at once per stream. With more senders in the middle of a
+# frame, the one that has been silent longest is evicted.
+GATHER_SLOTS = 8
 SLOT_FIELDS = 3
-FREE = -1  # no session id: those are taken as u32
+FREE_SLOT = -1  # not a session id, because those are read as u32
 
-# A subscription as i64[RECEIVER_FIELDS]: (aeron's pointer, stream, slots, gathered)
+# One row per subscription, i64[RECEIVER_FIELDS]: (Aeron's pointer, stream, slots, gathered).
 RECEIVER_FIELDS = 4
 
 ABORT, CONTINUE = 1, 4  # aeron_controlled_fragment_handler_action_t
-BEGIN, END, WHOLE = 0x80, 0x40, 0xC0
-HEADER_BYTES, FLAGS_AT, SESSION_AT = 32, 5, 12  # the frame header lies directly before its payload
+BEGIN_FLAG, END_FLAG, UNFRAGMENTED_FLAGS = 0x80, 0x40, 0xC0
+# The frame header directly precedes its payload.
+FRAME_HEADER_BYTES, FLAGS_OFFSET, SESSION_OFFSET = (
+    32,
+    5,
+    12,
+)
 
-# aeron_*_publication_offer
+# Return codes of aeron_*_publication_offer.
 NOT_CONNECTED, BACK_PRESSURED, ADMIN_ACTION, CLOSED, MAX_POSITION_EXCEEDED = -1, -2, -3, -4, -5
-ADMIN_RETRIES = 3  # the term rotated in this call: the next one goes through
+ADMIN_RETRIES = 3  # the term rotated during the call, so the next one succeeds
 
-FRAGMENTS_PER_TURN = 64  # of one subscription, before the others have theirs
-BUSY_TURNS_MAX = 256  # so that a flood of rubbish cannot keep the caller
+FRAGMENTS_PER_TURN = 64  # polled from one subscription before the next one
+BUSY_TURNS_MAX = 256  # bounds a poll during a flood of incomplete frames
 PARK_US_MIN, PARK_US_MAX = 50, 1000
 
 
-def _caller(result_bits: int, arguments: int) -> Any:
-    """An intrinsic ``call(address, ...)`` for a C function of integers and pointers."""
+def _c_call_intrinsic(result_bits: int, arguments: int) -> Any:
+    """Return the type and code of an intrinsic ``call(address, ...)`` for a C function."""
     result = {32: types.int32, 64: types.int64}[result_bits]
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        """Generate the LLVM code of a call."""
         kind = ir.FunctionType(ir.IntType(result_bits), [ir.IntType(64)] * arguments)
         return builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
 
@@ -86,8 +94,8 @@ def _caller(result_bits: int, arguments: int) -> Any:
 
 @native
 def call_poll(typing: Any, address: Any, sub: Any, handler: Any, inbox: Any, limit: Any) -> Any:
-    """``int aeron_subscription_controlled_poll(sub, handler, clientd, fragment_limit)``."""
-    result, build = _caller(32, 4)
+    """Call ``aeron_subscription_controlled_poll(sub, handler, clientd, limit)``; returns int."""
+    result, build = _c_call_intrinsic(32, 4)
     return result(*[types.int64] * 5), build
 
 
@@ -95,30 +103,31 @@ def call_poll(typing: Any, address: Any, sub: Any, handler: Any, inbox: Any, lim
 def call_offer(
     typing: Any, address: Any, pub: Any, frame: Any, length: Any, supplier: Any, clientd: Any
 ) -> Any:
-    """``int64_t aeron_exclusive_publication_offer(pub, buffer, length, supplier, clientd)``."""
-    result, build = _caller(64, 5)
+    """Call ``aeron_exclusive_publication_offer``, whose arguments follow ``address``; int64."""
+    result, build = _c_call_intrinsic(64, 5)
     return result(*[types.int64] * 6), build
 
 
 @native
 def call_clock(typing: Any, address: Any) -> Any:
-    """``int64_t aeron_nano_clock(void)``."""
-    result, build = _caller(64, 0)
+    """Call ``int64_t aeron_nano_clock(void)`` at ``address``."""
+    result, build = _c_call_intrinsic(64, 0)
     return result(types.int64), build
 
 
 @native
 def call_usleep(typing: Any, address: Any, microseconds: Any) -> Any:
-    """``int usleep(useconds_t)``."""
-    result, build = _caller(32, 1)
+    """Call ``int usleep(useconds_t)`` at ``address``."""
+    result, build = _c_call_intrinsic(32, 1)
     return result(types.int64, types.int64), build
 
 
 @native
 def pointer_to(typing: Any, address: Any) -> Any:
-    """An integer as a pointer, for ``carray``."""
+    """Convert an integer to a pointer, for ``carray``."""
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        """Generate the LLVM code of a call."""
         return builder.inttoptr(values[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), build
@@ -126,9 +135,10 @@ def pointer_to(typing: Any, address: Any) -> Any:
 
 @native
 def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
-    """``memcpy`` between two addresses."""
+    """Call ``memcpy`` between two addresses."""
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        """Generate the LLVM code of a call."""
         target, source = (builder.inttoptr(v, cgutils.voidptr_t) for v in values[:2])
         cgutils.raw_memcpy(builder, target, source, values[2], 1)
         return context.get_dummy_value()
@@ -138,8 +148,8 @@ def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
 
 @helper
 def find_slot(slots: Any, session: int) -> int:
-    """Where ``session`` is being gathered, or -1."""
-    for i in range(SLOTS):
+    """Return the slot in which a frame of ``session`` is being gathered, or -1."""
+    for i in range(GATHER_SLOTS):
         if slots[i, 0] == session:
             return i
     return -1
@@ -147,19 +157,21 @@ def find_slot(slots: Any, session: int) -> int:
 
 @helper
 def claim_slot(slots: Any, session: int) -> int:
-    """The slot for a new frame of ``session``: its own, a free one, or the longest silent one."""
+    """Return the slot for a new frame of ``session``: its own, a free or the least recent one."""
     chosen = 0
-    for i in range(SLOTS):
+    for i in range(GATHER_SLOTS):
         if slots[i, 0] == session:
             return i
-        if slots[i, 0] == FREE or (slots[chosen, 0] != FREE and slots[i, 2] < slots[chosen, 2]):
+        if slots[i, 0] == FREE_SLOT or (
+            slots[chosen, 0] != FREE_SLOT and slots[i, 2] < slots[chosen, 2]
+        ):
             chosen = i
     return chosen
 
 
 @helper
 def has_room(inbox: Any, length: int) -> Any:
-    """Whether one more frame of ``length`` bytes fits; notes it when not."""
+    """Return whether a frame of ``length`` bytes fits; set INBOX_FULL if not."""
     fits = (
         inbox[INBOX_COUNT] < inbox[INBOX_RECORDS_MAX]
         and inbox[INBOX_USED] + length <= inbox[INBOX_CAPACITY]
@@ -171,7 +183,7 @@ def has_room(inbox: Any, length: int) -> Any:
 
 @helper
 def append_frame(inbox: Any, head: int, head_bytes: int, tail: int, tail_bytes: int) -> None:
-    """Write one frame, in two pieces, behind the others."""
+    """Append one frame, given in two pieces, to the caller's buffer."""
     target = inbox[INBOX_FRAMES] + inbox[INBOX_USED]
     copy_bytes(target, head, head_bytes)
     copy_bytes(target + head_bytes, tail, tail_bytes)
@@ -183,27 +195,27 @@ def append_frame(inbox: Any, head: int, head_bytes: int, tail: int, tail_bytes: 
 
 
 @helper
-def gather(inbox: Any, flags: int, session: int, payload: int, length: int) -> int:
-    """Add one fragment of a longer frame to what its session has; give the whole on at the end."""
-    slots = carray(pointer_to(inbox[INBOX_SLOTS]), (SLOTS, SLOT_FIELDS), types.int64)
-    if flags & BEGIN:
+def gather_fragment(inbox: Any, flags: int, session: int, payload: int, length: int) -> int:
+    """Add a fragment to its session's frame; append the frame when it is complete."""
+    slots = carray(pointer_to(inbox[INBOX_SLOTS]), (GATHER_SLOTS, SLOT_FIELDS), types.int64)
+    if flags & BEGIN_FLAG:
         slot = claim_slot(slots, session)
-        inbox[INBOX_DISCARDED] += slots[slot, 0] != FREE
+        inbox[INBOX_DISCARDED] += slots[slot, 0] != FREE_SLOT
         slots[slot, 0] = session
         slots[slot, 1] = 0
     else:
         slot = find_slot(slots, session)
     if slot < 0 or slots[slot, 1] + length > inbox[INBOX_FRAME_MAX]:
         if slot >= 0:
-            slots[slot, 0] = FREE
+            slots[slot, 0] = FREE_SLOT
         inbox[INBOX_DISCARDED] += 1
         return CONTINUE
     gathered = inbox[INBOX_GATHERED] + slot * inbox[INBOX_FRAME_MAX]
-    if flags & END:
+    if flags & END_FLAG:
         if not has_room(inbox, slots[slot, 1] + length):
             return ABORT
         append_frame(inbox, gathered, slots[slot, 1], payload, length)
-        slots[slot, 0] = FREE
+        slots[slot, 0] = FREE_SLOT
         return CONTINUE
     copy_bytes(gathered + slots[slot, 1], payload, length)
     slots[slot, 1] += length
@@ -213,14 +225,18 @@ def gather(inbox: Any, flags: int, session: int, payload: int, length: int) -> i
 
 @callback("int32(int64, int64, int64, int64)")
 def on_fragment(clientd: int, payload: int, length: int, header: int) -> int:
-    """Aeron's controlled fragment handler; ``clientd`` is the address of the inbox."""
+    """Handle one fragment for the inbox at address ``clientd`` (controlled fragment handler)."""
     inbox = carray(pointer_to(clientd), (INBOX_FIELDS,), types.int64)
-    frame_header = carray(pointer_to(payload - HEADER_BYTES), (HEADER_BYTES,), types.uint8)
-    flags = frame_header[FLAGS_AT]
+    frame_header = carray(
+        pointer_to(payload - FRAME_HEADER_BYTES), (FRAME_HEADER_BYTES,), types.uint8
+    )
+    flags = frame_header[FLAGS_OFFSET]
     inbox[INBOX_FRAGMENTS] += 1
-    if flags & WHOLE != WHOLE:
-        session = carray(pointer_to(payload - HEADER_BYTES + SESSION_AT), (1,), types.uint32)[0]
-        return gather(inbox, flags, types.int64(session), payload, length)
+    if flags & UNFRAGMENTED_FLAGS != UNFRAGMENTED_FLAGS:
+        session = carray(
+            pointer_to(payload - FRAME_HEADER_BYTES + SESSION_OFFSET), (1,), types.uint32
+        )[0]
+        return gather_fragment(inbox, flags, types.int64(session), payload, length)
     if length > inbox[INBOX_FRAME_MAX]:
         inbox[INBOX_DISCARDED] += 1
         return CONTINUE
@@ -232,31 +248,31 @@ def on_fragment(clientd: int, payload: int, length: int, header: int) -> int:
 
 @callback("void(int64, int32, int64)")
 def on_error(clientd: int, code: int, message: int) -> None:
-    """Aeron's error handler: count, and keep the last code, in i64[2] at ``clientd``."""
+    """Count a client error and keep its code, in i64[2] at ``clientd`` (Aeron's error handler)."""
     errors = carray(pointer_to(clientd), (2,), types.int64)
     errors[0] += 1
     errors[1] = code
 
 
 @callback("void(int64)")
-def on_closed(clientd: int) -> None:
-    """Aeron's notification that a publication is closed: count it in i64[1] at ``clientd``."""
+def on_publication_closed(clientd: int) -> None:
+    """Count a closed publication in i64[1] at ``clientd`` (Aeron's close notification)."""
     closed = carray(pointer_to(clientd), (1,), types.int64)
     closed[0] += 1
 
 
 @kernel("int64(int64[::1], int64[:, ::1], int64, int64[::1], int64, int64)")
-def poll_all(
+def poll_subscriptions(
     functions: Any, receivers: Any, first: int, inbox: Any, inbox_address: int, wait_ns: int
 ) -> int:
-    """Poll every subscription in turn until something is there, or the wait is over or ended.
+    """Poll all subscriptions in turn until frames have arrived, the wait is over, or a wake.
 
     functions  i64[4]                  in   addresses: controlled poll, on_fragment, clock, usleep
     receivers  i64[n, RECEIVER_FIELDS] in
-    first      i64                     in   which one has the first turn
+    first      i64                     in   index of the first one to poll
     inbox      i64[INBOX_FIELDS]       in/out
-    wait_ns    i64                     in   0: look once                           (nanoseconds)
-    returns    i64                          0, or -1 when Aeron refused a poll
+    wait_ns    i64                     in   0: poll once                           (nanoseconds)
+    returns    i64                          0, or -1 if a poll failed
     """
     poll, handler, clock, usleep = functions[0], functions[1], functions[2], functions[3]
     count = receivers.shape[0]
@@ -265,7 +281,7 @@ def poll_all(
     park_us = PARK_US_MIN
     busy_turns = 0
     while True:
-        seen = inbox[INBOX_FRAGMENTS]
+        fragments_before = inbox[INBOX_FRAGMENTS]
         for turn in range(count):
             i = (first + turn) % count
             inbox[INBOX_STREAM] = receivers[i, 1]
@@ -275,25 +291,25 @@ def poll_all(
                 return -1
             if inbox[INBOX_FULL]:
                 return 0
-        if inbox[INBOX_FRAGMENTS] != seen and busy_turns < BUSY_TURNS_MAX:
-            park_us = PARK_US_MIN  # data is flowing: finish the frames that have begun
+        if inbox[INBOX_FRAGMENTS] != fragments_before and busy_turns < BUSY_TURNS_MAX:
+            park_us = PARK_US_MIN  # data are arriving: complete the frames that have begun
             busy_turns += 1
             continue
         left_us = (end_ns - call_clock(clock)) // 1000
-        if inbox[INBOX_COUNT] > 0 or inbox[INBOX_AWAKE] or left_us <= 0:
+        if inbox[INBOX_COUNT] > 0 or inbox[INBOX_WAKE] or left_us <= 0:
             return 0
         call_usleep(usleep, min(park_us, left_us))
         park_us = min(2 * park_us, PARK_US_MAX)
 
 
 @kernel("int64(int64, int64, int64[:, ::1], int64[::1])")
-def offer_all(offer: int, publication: int, frames: Any, out: Any) -> int:
-    """Offer frames in order until one does not go.
+def offer_frames(offer: int, publication: int, frames: Any, out: Any) -> int:
+    """Offer frames in order until one is not accepted.
 
     offer, publication  i64      in    addresses
     frames              i64[n,2] in    (address, bytes) of each frame
-    out                 i64[1]   out   Aeron's last answer: a position, or why it stopped
-    returns             i64            how many went
+    out                 i64[1]   out   Aeron's last result: a position, or an error code
+    returns             i64            number of accepted frames
     """
     for i in range(frames.shape[0]):
         for _ in range(ADMIN_RETRIES):

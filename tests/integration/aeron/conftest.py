@@ -15,15 +15,15 @@ import pytest
 from sparkstrom.base.errors import SetupError
 from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.driver import DriverHandle, DriverOptions, ensure_driver
-from sparkstrom.transport.aeron.driver_process import SETTINGS
+from sparkstrom.transport.aeron.driver_directories import identify_process
+from sparkstrom.transport.aeron.driver_process import DRIVER_SETTINGS
 from sparkstrom.transport.aeron.library import load_library
-from sparkstrom.transport.aeron.processes import watched
-from sparkstrom.transport.contract import Arrival, Sender, Transport
+from sparkstrom.transport.base import ReceivedFrame, Sender, Transport
 from tests.integration.running import is_running
 
 DEADLINE_S = 30.0  # what a busy machine never needs: beyond it something hangs or leaks
 # A driver that stands still for longer has lost its streams for good.
-STREAM_LIVES_S = dict(SETTINGS)["image_liveness_timeout_ns"] / 1e9
+STREAM_LIVES_S = dict(DRIVER_SETTINGS)["image_liveness_timeout_ns"] / 1e9
 CYCLE_NS_MAX = 26  # Aeron's system counter: the longest time between two of a driver's duty cycles
 
 
@@ -61,7 +61,7 @@ class Drivers:
 
     def options(self, **given: Any) -> DriverOptions:
         """Ends half a second after its last client, and with this process, unless told."""
-        return DriverOptions(**{"linger_s": 0.5, "watch": watched(os.getpid()), **given})
+        return DriverOptions(**{"linger_s": 0.5, "watch": identify_process(os.getpid()), **given})
 
     def ensure(self, name: str = "a", **given: Any) -> DriverHandle:
         handle = ensure_driver(self.key(name), self.options(**given))
@@ -122,7 +122,7 @@ def shared_drivers() -> Iterator[Drivers]:
     drivers.close_and_check()
 
 
-Exchange = Callable[..., list[Arrival]]
+Exchange = Callable[..., list[ReceivedFrame]]
 
 
 def stood_still_s(*transports: Transport) -> float:
@@ -145,7 +145,7 @@ def exchange() -> Exchange:
         sender: Sender,
         frames: Sequence[bytes],
         there: Transport,
-    ) -> list[Arrival]:
+    ) -> list[ReceivedFrame]:
         sent, arrivals = 0, []
         end_s = time.monotonic() + DEADLINE_S
         while len(arrivals) < len(frames):

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import DriverLost
-from sparkstrom.transport.aeron.answering import is_answered
+from sparkstrom.transport.aeron.driver import is_driver_reachable
 
 
 def test_a_media_driver_answers_another_and_keeps_nothing_of_it(drivers: Any) -> None:
     here, there = drivers.ensure("a"), drivers.ensure("b", host="127.0.0.2")
     for _ in range(3):
-        assert is_answered(here, there.endpoint, 30.0)
+        assert is_driver_reachable(here, there.endpoint, 30.0)
     logs = [here.aeron_directory / "publications", there.aeron_directory / "images"]
     drivers.wait_until(lambda: not any(path for log in logs for path in log.iterdir()))
 
@@ -26,11 +26,11 @@ def test_where_nobody_answers_it_takes_as_long_as_it_was_given(drivers: Any) -> 
     drivers.stop(there.pid)
     began_s = time.monotonic()
     try:
-        assert not is_answered(here, there.endpoint, 0.5)
+        assert not is_driver_reachable(here, there.endpoint, 0.5)
     finally:
         os.kill(there.pid, signal.SIGCONT)
     assert time.monotonic() - began_s >= 0.5
-    assert is_answered(here, there.endpoint, 30.0)
+    assert is_driver_reachable(here, there.endpoint, 30.0)
 
 
 def test_an_own_media_driver_that_dies_is_told(drivers: Any) -> None:
@@ -38,4 +38,4 @@ def test_an_own_media_driver_that_dies_is_told(drivers: Any) -> None:
     here_port_lost = there.endpoint._replace(port=9)
     os.kill(here.pid, signal.SIGKILL)
     with pytest.raises(DriverLost):
-        is_answered(here, here_port_lost, 30.0)
+        is_driver_reachable(here, here_port_lost, 30.0)

@@ -14,8 +14,7 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.transport.contract import Offer, Transport
-from sparkstrom.transport.memory import MemoryNetwork
+from sparkstrom.transport.base import MemoryNetwork, OfferResult, Transport
 
 Pair = tuple[Transport, Transport]
 
@@ -91,8 +90,8 @@ def test_a_peer_that_does_not_poll_makes_the_sender_busy_and_loses_nothing(pair:
     here, there = pair
     there.open_receiver(9)
     sender = here.open_sender(there.endpoint, 9, control=False)
-    frame_bytes, sent, answer = here.max_frame_bytes, 0, Offer.UNCONNECTED
-    while answer is not Offer.BUSY:
+    frame_bytes, sent, answer = here.max_frame_bytes, 0, OfferResult.UNCONNECTED
+    while answer is not OfferResult.BUSY:
         went, answer = sender.offer([sent.to_bytes(4, "little") * (frame_bytes // 4)])
         sent += went
         here.poll(0)
@@ -108,7 +107,7 @@ def test_nobody_there_is_unconnected(pair: Pair) -> None:
     elsewhere = there.endpoint  # it has no receiver for this stream
     sender = here.open_sender(elsewhere, 1234, control=True)
     for _ in range(50):
-        assert sender.offer([b"anybody?"]) == (0, Offer.UNCONNECTED)
+        assert sender.offer([b"anybody?"]) == (0, OfferResult.UNCONNECTED)
         here.poll(0.002)
 
 
@@ -129,7 +128,7 @@ def test_nothing_to_send_is_sent(pair: Pair, exchange: Any) -> None:
     there.open_receiver(4)
     sender = here.open_sender(there.endpoint, 4, control=True)
     exchange(here, sender, [b"up"], there)
-    assert sender.offer([]) == (0, Offer.SENT)
+    assert sender.offer([]) == (0, OfferResult.SENT)
 
 
 def test_poll_without_anything_returns_nothing(pair: Pair) -> None:
@@ -187,7 +186,7 @@ def test_a_closed_sender_says_so(pair: Pair, exchange: Any) -> None:
     for sender in (opened, opening):
         sender.close()
         sender.close()
-        assert sender.offer([b"y"]) == (0, Offer.CLOSED)
+        assert sender.offer([b"y"]) == (0, OfferResult.CLOSED)
 
 
 @pytest.mark.parametrize("control", [False, True])
@@ -215,7 +214,7 @@ def test_closing_is_idempotent_and_final(pair: Pair) -> None:
     sender = here.open_sender(there.endpoint, 2, control=True)
     here.close()
     here.close()
-    assert sender.offer([b"x"]) == (0, Offer.CLOSED)
+    assert sender.offer([b"x"]) == (0, OfferResult.CLOSED)
     calls: list[Callable[[], Any]] = [
         lambda: here.poll(0),
         lambda: here.open_receiver(1),

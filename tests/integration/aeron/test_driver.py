@@ -20,12 +20,15 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import SetupError, UsageError
-from sparkstrom.transport.addresses import choose_address, listed_addresses
 from sparkstrom.transport.aeron import driver, driver_process
 from sparkstrom.transport.aeron.driver import DriverHandle, ensure_driver
-from sparkstrom.transport.aeron.homes import ENDPOINT, home_for
-from sparkstrom.transport.aeron.locks import start_lock
-from sparkstrom.transport.aeron.processes import watched
+from sparkstrom.transport.aeron.driver_directories import (
+    ENDPOINT_FILE,
+    hold_start_lock,
+    identify_process,
+    resolve_home,
+)
+from sparkstrom.transport.bind_address import choose_address, list_interface_addresses
 
 
 def bound_sockets(children: str = "udp") -> dict[tuple[str, int], int]:
@@ -95,9 +98,9 @@ def test_the_endpoint_is_really_bound_on_the_chosen_address(drivers: Any) -> Non
 
 
 def test_a_mask_chooses_the_interface_that_is_bound(drivers: Any) -> None:
-    for listed in listed_addresses():
+    for listed in list_interface_addresses():
         bits = 128 if ":" in listed.address else 32
-        host = choose_address(f"{listed.address}/{bits}", None, listed_addresses())
+        host = choose_address(f"{listed.address}/{bits}", None, list_interface_addresses())
         handle = drivers.ensure(listed.address.replace(":", "-"), host=host)
         children = "udp6" if ":" in host else "udp"
         assert bound_sockets(children)[listed.address, handle.endpoint.port] in sockets_of(
@@ -106,7 +109,8 @@ def test_a_mask_chooses_the_interface_that_is_bound(drivers: Any) -> None:
 
 
 @pytest.mark.skipif(
-    not any(":" in listed.address for listed in listed_addresses()), reason="no IPv6 on this host"
+    not any(":" in listed.address for listed in list_interface_addresses()),
+    reason="no IPv6 on this host",
 )
 def test_frames_cross_ipv6(drivers: Any, exchange: Any) -> None:
     here, there = drivers.transport("a", host="::1"), drivers.transport("b", host="::1")
@@ -170,19 +174,19 @@ def test_a_process_that_does_not_come_up_is_an_error_with_its_log(
 ) -> None:
     (tmp_path / "broken_driver.py").write_text(program)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(driver, "PROCESS_MODULE", "broken_driver")
+    monkeypatch.setattr(driver, "DRIVER_PROCESS_MODULE", "broken_driver")
     with pytest.raises(SetupError, match=words):
         ensure_driver(drivers.key("a"), drivers.options(), deadline_s=1.0)
     assert not list(Path("/dev/shm").glob(f"*{drivers.key('a')}"))
 
 
 def test_a_stuck_starter_is_named(drivers: Any) -> None:
-    home = home_for(drivers.key("a"), Path("/dev/shm"), Path("/tmp"))
-    with start_lock(home.path, 0) as locked:
+    home = resolve_home(drivers.key("a"), Path("/dev/shm"), Path("/tmp"))
+    with hold_start_lock(home.path, 0) as locked:
         assert locked
         with pytest.raises(SetupError, match=rf"{home.path}/start.lock for 0.2 s"):
             ensure_driver(drivers.key("a"), drivers.options(), deadline_s=0.2)
-        home.tidy()
+        home.remove_dead_drivers()
 
 
 def test_only_its_user_can_look_inside(drivers: Any) -> None:
@@ -257,7 +261,7 @@ def test_it_has_no_session_and_so_no_scheduling_group_of_its_own(drivers: Any) -
 def test_one_that_ends_is_not_joined_and_its_port_is_waited_for(drivers: Any) -> None:
     ending = drivers.ensure()
     drivers.stop(ending.pid)  # it is ending, and slowly
-    (ending.directory / ENDPOINT).unlink()
+    (ending.directory / ENDPOINT_FILE).unlink()
     port = ending.endpoint.port
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(drivers.ensure, port_preferred=port)
@@ -269,14 +273,16 @@ def test_one_that_ends_is_not_joined_and_its_port_is_waited_for(drivers: Any) ->
 
 
 def test_one_that_ends_withdraws_before_it_closes(tmp_path: Path) -> None:
-    home = home_for("ending", tmp_path, tmp_path)
-    with start_lock(home.path, 1.0):
-        directory = home.new_directory(tmp_path)
-    (directory / ENDPOINT).write_text("{}")
-    broken = SimpleNamespace(keep_alive=lambda: False)
-    order = {"watch": watched(os.getpid()), "linger_s": 60.0}
-    driver_process.serve(broken, home, directory, order, SimpleNamespace(asked=False))
-    assert not (directory / ENDPOINT).exists()
+    home = resolve_home("ending", tmp_path, tmp_path)
+    with hold_start_lock(home.path, 1.0):
+        directory = home.create_driver_directory(tmp_path)
+    (directory / ENDPOINT_FILE).write_text("{}")
+    broken = SimpleNamespace(do_client_work=lambda: False)
+    order = {"watch": identify_process(os.getpid()), "linger_s": 60.0}
+    driver_process.run_until_unneeded(
+        broken, home, directory, order, SimpleNamespace(is_requested=False)
+    )
+    assert not (directory / ENDPOINT_FILE).exists()
 
 
 def test_sigterm_ends_it_cleanly(drivers: Any) -> None:
@@ -286,7 +292,7 @@ def test_sigterm_ends_it_cleanly(drivers: Any) -> None:
 
 
 def test_one_for_a_single_client_ends_before_that_one_is_closed(drivers: Any) -> None:
-    handle = drivers.ensure(alone=True, linger_s=60.0)
+    handle = drivers.ensure(is_exclusive=True, linger_s=60.0)
     handle.close()
     assert not drivers.is_running(handle.pid)
     assert not drivers.left_behind()
@@ -294,7 +300,7 @@ def test_one_for_a_single_client_ends_before_that_one_is_closed(drivers: Any) ->
 
 def test_it_goes_with_the_executor_though_clients_stay(drivers: Any) -> None:
     with subprocess.Popen(["sleep", "60"]) as executor:
-        handle = drivers.ensure(watch=watched(executor.pid))
+        handle = drivers.ensure(watch=identify_process(executor.pid))
         executor.kill()
     drivers.wait_until(lambda: not drivers.is_running(handle.pid) and not handle.directory.exists())
 
@@ -304,10 +310,10 @@ import json, os, sys, time
 from sparkstrom.transport.aeron import driver
 from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
 from sparkstrom.transport.aeron.client import AeronTransport
-from sparkstrom.transport.aeron.homes import home_for
-from sparkstrom.transport.aeron.locks import start_lock
-from sparkstrom.transport.aeron.processes import watched
-options = DriverOptions(watch=watched(1), linger_s=0.5)
+from sparkstrom.transport.aeron.driver_directories import resolve_home
+from sparkstrom.transport.aeron.driver_directories import hold_start_lock
+from sparkstrom.transport.aeron.driver_directories import identify_process
+options = DriverOptions(watch=identify_process(1), linger_s=0.5)
 transport = AeronTransport(ensure_driver(sys.argv[1], options))
 transport.open_receiver(1)
 print(transport._handle.pid, transport._handle.directory, flush=True)

@@ -15,7 +15,7 @@ import pytest
 from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron.client import AeronTransport
-from sparkstrom.transport.contract import Offer
+from sparkstrom.transport.base import OfferResult
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -49,7 +49,7 @@ def test_a_driver_that_stands_still_holds_nobody_up(drivers: Any, exchange: Any)
         transport.open_receiver(1)
         sender = transport.open_sender(transport.endpoint, 1, control=False)
         assert transport.poll(0) == []
-        assert sender.offer([b"x"]) == (0, Offer.UNCONNECTED)
+        assert sender.offer([b"x"]) == (0, OfferResult.UNCONNECTED)
     finally:
         os.kill(transport._handle.pid, signal.SIGCONT)
     assert exchange(transport, sender, [b"y"], transport) == [(1, b"y")]

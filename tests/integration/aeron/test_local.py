@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from sparkstrom.base.errors import DriverLost, UsageError
+from sparkstrom.transport.aeron.channel_settings import DRIVER_OVERHEAD_BYTES, required_log_bytes
 from sparkstrom.transport.aeron.client import AeronTransport
-from sparkstrom.transport.aeron.sizes import DRIVER_BYTES, needed_bytes
-from sparkstrom.transport.contract import Offer, Sender, Transport
+from sparkstrom.transport.base import OfferResult, Sender, Transport
 
 THERE, BACK = 11, 12  # streams to the neighbour and from it
 
@@ -24,10 +24,10 @@ NEIGHBOUR = """
 import os, sys
 from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
-from sparkstrom.transport.aeron.processes import watched
+from sparkstrom.transport.aeron.driver_directories import identify_process
 
 key, executor, control, there, back = sys.argv[1], *map(int, sys.argv[2:])
-options = DriverOptions(linger_s=0.5, watch=watched(executor))
+options = DriverOptions(linger_s=0.5, watch=identify_process(executor))
 transport = AeronTransport(ensure_driver(key, options))
 transport.open_receiver(there, local=True)
 sender = transport.open_sender(transport.endpoint, back, control=bool(control), local=True)
@@ -114,7 +114,7 @@ def fill(drivers: Any, transport: Transport, sender: Sender, frame: bytes) -> in
     while (answer := sender.offer([frame]))[0]:
         sent += 1
         assert sent * len(frame) < 8 << 20
-    assert answer == (0, Offer.BUSY)
+    assert answer == (0, OfferResult.BUSY)
     return sent
 
 
@@ -178,9 +178,9 @@ def test_a_killed_receiver_makes_its_sender_busy_and_nobody_else(
     connect(drivers, here, sender, b"alive")
     other.kill()
     fill(drivers, here, sender, bytes(here.max_frame_bytes))
-    assert sender.offer([b"x"]) == (0, Offer.BUSY)
+    assert sender.offer([b"x"]) == (0, OfferResult.BUSY)
     sender.close()
-    assert sender.offer([b"x"]) == (0, Offer.CLOSED)
+    assert sender.offer([b"x"]) == (0, OfferResult.CLOSED)
 
     again = neighbour(streams=(THERE + 2, BACK + 2))
     sender = here.open_sender(here.endpoint, THERE + 2, control=False, local=True)
@@ -195,12 +195,12 @@ def test_a_receiver_that_closed_breaks_its_senders_for_good(drivers: Any, exchan
     old = here.open_sender(there.endpoint, THERE, control=True, local=True)
     exchange(here, old, [b"first"], there)
     there.close_receiver(THERE)
-    drivers.wait_until(lambda: old.offer([b"lost"])[1] is Offer.UNCONNECTED)
+    drivers.wait_until(lambda: old.offer([b"lost"])[1] is OfferResult.UNCONNECTED)
     drivers.wait_until(lambda: set(logs_of(here)) <= before)
     there.open_receiver(THERE, local=True)
     new = here.open_sender(there.endpoint, THERE, control=True, local=True)
     assert exchange(here, new, [b"second"], there) == [(THERE, b"second")]
-    assert old.offer([b"late"]) == (0, Offer.UNCONNECTED)
+    assert old.offer([b"late"]) == (0, OfferResult.UNCONNECTED)
     assert there.poll(0.01) == []
 
 
@@ -208,7 +208,7 @@ def test_a_receiver_may_come_after_its_sender(drivers: Any, exchange: Any) -> No
     here, there = drivers.transport(), drivers.transport()
     sender = here.open_sender(there.endpoint, THERE, control=True, local=True)
     for _ in range(10):
-        assert sender.offer([b"early"]) == (0, Offer.UNCONNECTED)
+        assert sender.offer([b"early"]) == (0, OfferResult.UNCONNECTED)
         here.poll(0.002)
     there.open_receiver(THERE, local=True)
     assert exchange(here, sender, [b"now"], there) == [(THERE, b"now")]
@@ -243,7 +243,7 @@ def test_a_local_sender_does_not_reach_another_media_driver(drivers: Any) -> Non
     there.open_receiver(THERE, local=True)
     sender = here.open_sender(there.endpoint, THERE, control=True, local=True)
     for _ in range(50):
-        assert sender.offer([b"anybody?"]) == (0, Offer.UNCONNECTED)
+        assert sender.offer([b"anybody?"]) == (0, OfferResult.UNCONNECTED)
         here.poll(0.002)
 
 
@@ -263,7 +263,7 @@ def test_an_edge_takes_the_room_that_was_counted_and_gives_it_back(drivers: Any)
     sizes = here._handle.sizes
     logs = [log for log in logs_of(here) if log.name not in before]
     assert sum(log.stat().st_size for log in logs) == (
-        needed_bytes(1, sizes.data_term, sizes.control_term) - DRIVER_BYTES
+        required_log_bytes(1, sizes.data_term, sizes.control_term) - DRIVER_OVERHEAD_BYTES
     )
     for sender in senders:
         sender.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
-from sparkstrom.transport.aeron.processes import watched
+from sparkstrom.transport.aeron.driver_directories import identify_process
 
 FRAMES = {"control": (100, 400), "data": (60_000, 300)}  # bytes of each, and how many
 REPORT_S = 0.01  # as reports of a worker that trains: a media driver has rested in between
@@ -40,7 +40,7 @@ def exchange(here: Any, there: Any, size: int, count: int, *, control: bool) -> 
 
 
 def main(kind: str) -> None:
-    options = DriverOptions(linger_s=0.5, watch=watched(os.getpid()))
+    options = DriverOptions(linger_s=0.5, watch=identify_process(os.getpid()))
     here, there = (
         AeronTransport(ensure_driver(f"wire-{os.getpid()}-{name}", options)) for name in "ab"
     )

@@ -54,10 +54,10 @@ class TcpDoor:
             self._connections |= {client, server}
             for pair in ((client, server), (server, client)):
                 threading.Thread(
-                    target=self._pass, args=(*pair, pair[0] is client), daemon=True
+                    target=self._emit, args=(*pair, pair[0] is client), daemon=True
                 ).start()
 
-    def _pass(self, source: socket.socket, target: socket.socket, is_upload: bool) -> None:
+    def _emit(self, source: socket.socket, target: socket.socket, is_upload: bool) -> None:
         try:
             while data := source.recv(1 << 16):
                 if is_upload:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import SetupError
-from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
-from sparkstrom.checkpoint.checkpoint_file import Checkpoint
-from sparkstrom.checkpoint.checkpoint_writer import CheckpointWriter
+from sparkstrom.checkpoint.directory import CheckpointDirectory
+from sparkstrom.checkpoint.files import Checkpoint
+from sparkstrom.checkpoint.writer import CheckpointWriter
 from tests.unit.checkpoint.writer_bench import wait_for
 
 Mounted = Callable[[str], Path]
@@ -39,12 +39,12 @@ def test_a_full_disk_costs_checkpoints_and_is_told_once(mounted: Mounted) -> Non
     ]
     assert len(writer.warnings) == 1
     assert "update 1 not written" in said[0]
-    assert "(No space left on device): training goes on" in said[0]
-    assert writer.unsaved == (
+    assert "(No space left on device): training continues" in said[0]
+    assert writer.unsaved_reason == (
         f"what was learnt after {path}/checkpoint-000002.npz is not saved: "
         "the end of the fit could not be written (No space left on device)"
     )
-    newest = CheckpointDirectory(path).newest(said.append)
+    newest = CheckpointDirectory(path).read_newest(said.append)
     assert newest is not None
     assert newest[1].description == {"number": 3}
 
@@ -63,7 +63,7 @@ def test_a_file_system_that_turns_read_only_and_back(mounted: Mounted) -> None:
     assert "update 1 not written" in said[0]
     assert "(Read-only file system)" in said[0]
     assert "written again, after 2 that failed" in said[1]
-    assert writer.unsaved == ""
+    assert writer.unsaved_reason == ""
 
 
 def test_a_read_only_directory_is_found_before_any_work(mounted: Mounted) -> None:
@@ -71,4 +71,4 @@ def test_a_read_only_directory_is_found_before_any_work(mounted: Mounted) -> Non
     for directory in (path, path / "new"):
         with pytest.raises(SetupError, match=r"cannot be written \(Read-only file system\)"):
             CheckpointDirectory(directory).check()
-    assert CheckpointDirectory(path).newest(print) is None
+    assert CheckpointDirectory(path).read_newest(print) is None

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
+from sparkstrom.checkpoint.directory import CheckpointDirectory
 
 PROGRAM = """
 import sys
 import numpy as np
-from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
-from sparkstrom.checkpoint.checkpoint_file import Checkpoint
+from sparkstrom.checkpoint.directory import CheckpointDirectory
+from sparkstrom.checkpoint.files import Checkpoint
 directory = CheckpointDirectory(sys.argv[1], 2)
-newest = directory.newest(lambda text: sys.exit(text))
+newest = directory.read_newest(lambda text: sys.exit(text))
 number = newest[1].description["number"] if newest else 0
 while True:
     number += 1
@@ -47,7 +47,7 @@ def test_a_writer_is_killed_at_any_moment(tmp_path: Path) -> None:
             writer.send_signal(signal.SIGKILL)
             lines = [first, *writer.stdout.readlines()]
             assert writer.stderr.read() == ""
-        newest = CheckpointDirectory(tmp_path).newest(pytest.fail)
+        newest = CheckpointDirectory(tmp_path).read_newest(pytest.fail)
         assert newest is not None
         number = newest[1].description["number"]
         assert number >= int([line for line in lines if line.endswith("\n")][-1]) > reported

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import SetupError
-from sparkstrom.checkpoint import folders
-from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory, open_checkpoint
-from sparkstrom.checkpoint.checkpoint_file import Checkpoint
-from sparkstrom.checkpoint.checkpoint_writer import CheckpointWriter
+from sparkstrom.checkpoint import files as folders
+from sparkstrom.checkpoint.directory import CheckpointDirectory, open_checkpoint
+from sparkstrom.checkpoint.files import Checkpoint
+from sparkstrom.checkpoint.writer import CheckpointWriter
 from tests.integration.checkpoint.tcp_door import TcpDoor
 from tests.unit.checkpoint.writer_bench import wait_for
 
@@ -40,13 +40,13 @@ def numbered(number: int, size: int = 9) -> Checkpoint:
 def test_small_and_large_ones_are_written_kept_and_read(s3: TcpDoor) -> None:
     directory = CheckpointDirectory(URL, 2)
     directory.check()
-    assert directory.newest(pytest.fail) is None
+    assert directory.read_newest(pytest.fail) is None
     paths = []
     for number, size in enumerate((9, LARGE, 9, LARGE)):
         paths.append(directory.write(numbered(number, size)))
         directory.remove_old()
     assert paths[0] == f"{URL}/checkpoint-000001.npz"
-    newest = CheckpointDirectory(URL).newest(pytest.fail)
+    newest = CheckpointDirectory(URL).read_newest(pytest.fail)
     assert newest is not None
     assert newest[0] == paths[3]
     np.testing.assert_array_equal(newest[1].arrays["theta"], np.full(LARGE, 3.0))
@@ -63,7 +63,7 @@ def test_a_torn_object_falls_back(s3: TcpDoor) -> None:
     files = s3fs.S3FileSystem(skip_instance_cache=True)
     files.pipe_file(second, files.cat_file(second)[:-7])
     said: list[str] = []
-    newest = directory.newest(said.append)
+    newest = directory.read_newest(said.append)
     assert newest is not None
     assert newest[0] == first
     assert said[0].startswith(f"{second} is damaged")
@@ -88,11 +88,11 @@ def test_a_store_that_is_away_for_a_while_costs_checkpoints(s3: TcpDoor) -> None
     assert len(writer.warnings) == 1
     assert "update 1 not written to s3://bucket/run/1 (" in said[0]
     assert "written again, after 2 that failed" in said[1]
-    assert writer.unsaved.startswith(
+    assert writer.unsaved_reason.startswith(
         f"what was learnt after {URL}/checkpoint-000002.npz is not saved: the end of the fit"
     )
     with pytest.raises(SetupError, match="wait until the store is back"):
-        directory.newest(pytest.fail)
+        directory.read_newest(pytest.fail)
 
 
 def test_an_upload_that_is_cut_leaves_no_object(s3: TcpDoor) -> None:
@@ -104,7 +104,7 @@ def test_an_upload_that_is_cut_leaves_no_object(s3: TcpDoor) -> None:
         directory.write(numbered(2, LARGE))
     cut.join()
     s3.open()
-    newest = CheckpointDirectory(URL).newest(pytest.fail)
+    newest = CheckpointDirectory(URL).read_newest(pytest.fail)
     assert newest is not None
     assert newest[1].description == {"number": 1}
     assert directory.write(numbered(3)).endswith("checkpoint-000002.npz")
@@ -120,9 +120,9 @@ def _shut_after(door: TcpDoor, passed_bytes: int) -> None:
 WRITE = """
 import sys
 import numpy as np
-from sparkstrom.checkpoint import folders
-from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
-from sparkstrom.checkpoint.checkpoint_file import Checkpoint
+from sparkstrom.checkpoint import files as folders
+from sparkstrom.checkpoint.directory import CheckpointDirectory
+from sparkstrom.checkpoint.files import Checkpoint
 folders.PART_BYTES = 5 << 20
 CheckpointDirectory(sys.argv[1]).write(Checkpoint({"number": 2}, {"a": np.ones(int(sys.argv[2]))}))
 """
@@ -135,7 +135,7 @@ def test_a_writer_that_is_killed_in_an_upload_leaves_no_object(s3: TcpDoor) -> N
         with s3.passed:
             assert s3.passed.wait_for(lambda: s3.passed_bytes >= end, 60)
         writer.kill()
-    newest = CheckpointDirectory(URL).newest(pytest.fail)
+    newest = CheckpointDirectory(URL).read_newest(pytest.fail)
     assert newest is not None
     assert newest[1].description == {"number": 1}
 
@@ -148,7 +148,7 @@ def test_a_store_that_answers_slowly_is_not_waited_for(s3: TcpDoor) -> None:
     writer.offer(lambda: numbered(2), "update 2")
     assert writer.busy
     writer.close(numbered(3), timeout_s=0.2)
-    assert writer.unsaved.startswith(
+    assert writer.unsaved_reason.startswith(
         f"what was learnt after {URL}/checkpoint-000001.npz is not saved: writing update 2 takes"
     )
     s3.delay_s = 0.0

@@ -11,8 +11,8 @@ import pytest
 PROGRAM = """
 import re, sys
 import numpy as np
-from sparkstrom.checkpoint.checkpoint_file import (
-    Checkpoint, pack_checkpoint, read_checkpoint_untrusted
+from sparkstrom.checkpoint.files import (
+    Checkpoint, write_checkpoint, read_untrusted_checkpoint
 )
 
 def peak_mib():
@@ -20,11 +20,11 @@ def peak_mib():
 
 def pack(n_bytes):
     with open(sys.argv[1], "wb") as file:
-        pack_checkpoint(Checkpoint({}, {"a": np.ones(n_bytes, np.uint8)}), file)
+        write_checkpoint(Checkpoint({}, {"a": np.ones(n_bytes, np.uint8)}), file)
 
 def read():
     with open(sys.argv[1], "rb") as file:
-        return read_checkpoint_untrusted(file, sys.argv[1])
+        return read_untrusted_checkpoint(file, sys.argv[1])
 
 pack(1 << 20)
 read()
@@ -42,8 +42,9 @@ def test_400_mib_take_a_chunk_more_to_pack_and_to_read(tmp_path: Path) -> None:
         [sys.executable, "-c", PROGRAM, str(tmp_path / "c")],
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
+    assert done.returncode == 0, done.stderr
     packed, there = map(int, done.stdout.split())
     assert 390 <= packed <= 404  # imports had some MiB more than stayed
     assert 390 <= there <= 404

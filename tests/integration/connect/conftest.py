@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import pytest
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 CLUSTER = "local-cluster[2,2,1024]"
-CLIENT_S = 480.0
+CLIENT_S = 900.0
+ON_JAX = {"jax": "optax", "keras": "keras"}  # kinds of models, and the library of each
 os.environ.setdefault("KERAS_BACKEND", "jax")  # here, of clients, and of executors
 
 
@@ -55,22 +57,42 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             process.wait()
 
 
-@pytest.fixture
-def client(server: str, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """What a program says as JSON in its last line; its arguments."""
+class Answers:
+    """What a client said of each part of its program, as JSON in its last line."""
 
-    def run(program: Path, *arguments: str) -> dict[str, Any]:
+    def __init__(self, answers: dict[str, dict[str, Any]]) -> None:
+        self._answers = answers
+
+    def __getitem__(self, part: str) -> dict[str, Any]:
+        answer = self._answers[part]
+        assert "failed" not in answer, answer["failed"]
+        return answer
+
+
+@pytest.fixture(scope="session")
+def client(server: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Answers]:
+    """Run parts of a program, which are its arguments.
+
+    Each client has Python workers of its own on the executors: one for many parts.
+    """
+
+    def run(program: Path, *parts: str) -> Answers:
         done = subprocess.run(
-            [sys.executable, str(program), *arguments],
+            [sys.executable, str(program), *parts],
             capture_output=True,
             text=True,
             timeout=CLIENT_S,
-            cwd=tmp_path,
+            cwd=tmp_path_factory.mktemp("client"),
             env=environment(SPARK_REMOTE=server),
         )
         print(done.stdout, done.stderr[-6000:])
         assert done.returncode == 0
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return answer
+        return Answers(json.loads(done.stdout.splitlines()[-1]))
 
     return run
+
+
+@pytest.fixture(scope="session")
+def kinds() -> list[str]:
+    """The kinds of models whose libraries are installed, of those on JAX."""
+    return [kind for kind, library in ON_JAX.items() if find_spec(library)]

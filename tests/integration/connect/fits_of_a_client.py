@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import sys
+import traceback
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -128,7 +130,7 @@ class Client:
             "looks": heard.looks,
             "epochs_heard": len(heard.commits),
             "history": len(first.history),
-            "lease_s": network._master.void.lease_s,
+            "lease_s": network._strategy.master.void.lease_s,
             "accuracy": self.accuracy(network),
             "as_here": bool(np.allclose(here, there, atol=1e-6)),
             "evaluated": [figures.rows, figures.classification.accuracy, figures.loss],
@@ -142,7 +144,7 @@ class Client:
         """Parameters that go as an artifact, rows that stay where they are, no TCP in between."""
         model = DenseNetwork(LARGE, updater=Sgd(0.05), seed=1)
         network = self.network(model, repartition="never", workers_per_node=1)
-        from sparkstrom.spark.connect.connect_application import ConnectApplication
+        from sparkstrom.spark.connect.application import ConnectApplication
 
         nowhere = property(lambda self: "192.0.2.1")  # no address of this machine
         before, ConnectApplication.host = ConnectApplication.host, nowhere
@@ -225,12 +227,20 @@ class Client:
         }
 
 
-def main() -> None:
-    client = Client()
-    answers = {name: getattr(client, name)() for name in sys.argv[1:]}
+def answer_of(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the part's answer, or its traceback, so that the other parts still run."""
+    try:
+        return part()
+    except Exception:
+        return {"failed": traceback.format_exc()}
+
+
+def run_parts(client: Any) -> None:
+    """Run the parts of a client's program named on the command line; print answers as JSON."""
+    answers = {name: answer_of(getattr(client, name)) for name in sys.argv[1:]}
     client.spark.stop()
     print(json.dumps(answers))
 
 
 if __name__ == "__main__":
-    main()
+    run_parts(Client())

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import os
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,16 +21,18 @@ from sparkstrom import (
     SparkNetwork,
     SparkstromError,
 )
+from sparkstrom.fit import checkpoints as fit_checkpoints
 from sparkstrom.listeners import TrainingListener
 from sparkstrom.models import Adam, DenseNetwork, Nesterov, Sgd
-from sparkstrom.spark.averaging.round_job import PieceSizes
-from sparkstrom.spark.connect import frame_engine, frame_parts
-from sparkstrom.spark.driver import fit_checkpoints
+from sparkstrom.planning.memory import PieceSizes
+from sparkstrom.spark.connect import dataframe_rounds as frame_engine
+from sparkstrom.spark.connect import dataframe_rounds as frame_parts
 from tests.integration.averaged_rounds import fitted_in_one_process, joined, turns_of_fit
+from tests.integration.connect.fits_of_a_client import run_parts
 from tests.integration.model_kinds import jax_model, keras_model
 
 EDGES = (0, 70, 110)  # rows of the two workers
-CUT = PieceSizes(piece=2000, part=5000, direct=0, collected=9000, at_once=2)
+CUT = PieceSizes(piece=2000, part=5000, direct=0, collected=9000, pieces_per_task=2)
 SIXTH = 5  # the number of that step, from 0
 
 
@@ -80,7 +80,11 @@ class Interrupting(TrainingListener):
 
 def cut_small() -> None:
     """Everything that is large elsewhere: parameters in many views, results in many jobs."""
-    frame_engine.SIZES, frame_engine.IN_PLAN_MAX, frame_parts.VIEW_BYTES = CUT, 0, 8000
+    frame_engine.PAYLOAD_SIZES, frame_engine.INLINE_TOTAL_MAX, frame_parts.VIEW_BYTES_MAX = (
+        CUT,
+        0,
+        8000,
+    )
 
 
 class Client:
@@ -129,7 +133,7 @@ class Client:
         told = self.beside(model, master)
         off_by = float(np.abs(self.parameters - reference).max())
         left = self.spark.catalog.listTables()
-        settings = [self.spark.conf.get(key, None) for key in frame_engine.SETTINGS]
+        settings = [self.spark.conf.get(key, None) for key in frame_engine.SESSION_SETTINGS]
         more = {"off_machine_by": off_by, "left": [table.name for table in left]}
         return told | more | {"settings": settings}
 
@@ -157,7 +161,7 @@ class Client:
         kept = {"checkpoint_directory": os.path.abspath("kept"), "checkpoint_every": "3 updates"}
         master = master_of(2, **options, **kept)
         said = refusal(self.fit, copy.deepcopy(model), master, 2, listeners=[Enough()])
-        fit_checkpoints._claims.clear()  # as in another program
+        fit_checkpoints._directory_owners.clear()  # as in another program
         return self.beside(model, master) | {"said": said}
 
     def torch(self) -> dict[str, Any]:
@@ -235,12 +239,5 @@ def refusal(what: Any, *args: Any, **keywords: Any) -> str:
     return "nothing was refused"
 
 
-def main() -> None:
-    client = Client()
-    answers = {name: getattr(client, name)() for name in sys.argv[1:]}
-    client.spark.stop()
-    print(json.dumps(answers))
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(Client())

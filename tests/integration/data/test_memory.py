@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 import numpy as np
 from sparkstrom.models import DenseNetwork
-from sparkstrom.runtime.batches import Batches
-from sparkstrom.runtime.row_store import Store
-from sparkstrom.spark.data.shuffle_blocks import deal
-from sparkstrom.spark.data.row_blocks import blocks_of_rows, check_block
+from sparkstrom.data.row_store import Batches
+from sparkstrom.data.row_store import RowStore
+from sparkstrom.data.row_blocks import distribute_rows
+from sparkstrom.data.row_blocks import read_row_blocks, check_block
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -30,14 +30,14 @@ def rows(count):
         yield from zip(features, (features[:, 0] > 0.5).astype(int).tolist())
 
 def train(limit, count):
-    store = Store(limit, Path(sys.argv[2]), seed=1, fraction=0.1)
-    for _, dealt in deal(blocks_of_rows, 1, 0, 0, rows(count)):  # dealt and read in one process
+    store = RowStore(limit, Path(sys.argv[2]), seed=1, fraction=0.1)
+    for _, dealt in distribute_rows(read_row_blocks, 1, 0, 0, rows(count)):
         if dealt.block is not None:
             check_block(model, dealt.block)
             store.add(dealt.block.form, dealt.block.records)
-    batches = Batches.of_store(store.finish(), batch_rows=256, seed=1, partition=0)
-    trained = sum(model.step(batches.get(0, i)) >= 0 for i in range(batches.per_epoch))
-    assert trained == batches.per_epoch
+    batches = Batches.from_store(store.finish(), batch_rows=256, seed=1, partition=0)
+    trained = sum(model.step(batches.get(0, i)) >= 0 for i in range(batches.batches_per_epoch))
+    assert trained == batches.batches_per_epoch
     assert batches.rows + batches.held_out.rows == count
     assert list(Path(sys.argv[2]).iterdir()) == []
     batches.close()

@@ -103,7 +103,7 @@ def test_it_stays_where_it_is_heard_and_moves_where_it_is_not(
     near, said = program.fit("auto")
     program.end()
     check(near, 3 + 1)  # three slots, and the driver program
-    assert "the controller goes to" not in said
+    assert "the controller moves to" not in said
     for command in NO_UDP:
         cluster._in(0, command)
     there = f"{cluster.address(1)}:40135"
@@ -112,7 +112,7 @@ def test_it_stays_where_it_is_heard_and_moves_where_it_is_not(
     check(moved, 2 + 1)
     assert moved["prepare_s"] < 10
     assert "host1 get no answer by UDP from this program at 10.77.0.1:401" in said
-    assert "progress comes from the controller over TCP" in said
+    assert "progress arrives from the controller over TCP" in said
     named, said = program.fit(there)
     check(named, 2 + 1)
     assert f"the controller is on executor 0 on 10.77.0.2, {there}" in said

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from benchmarks.hosts import Hosts, lacking
-from sparkstrom.spark.doctor.findings import Level
-from sparkstrom.spark.doctor.udp_checks import matrix_of, udp_findings
-from sparkstrom.transport.udp_probe import HeardOf
+from sparkstrom.spark.doctor.checks import Level, build_matrix, check_udp
+from sparkstrom.transport.udp_probe import PeerResult
 
 pytestmark = pytest.mark.skipif((reason := lacking()) is not None, reason=reason or "")
 
@@ -49,7 +48,7 @@ def hosts() -> Iterator[Hosts]:
         yield made
 
 
-def heard_on(hosts: Hosts) -> dict[int, dict[int, HeardOf]]:
+def heard_on(hosts: Hosts) -> dict[int, dict[int, PeerResult]]:
     """What both hear of one another."""
     addresses = [hosts.address(host) for host in range(hosts.count)]
     programs = [
@@ -63,13 +62,13 @@ def heard_on(hosts: Hosts) -> dict[int, dict[int, HeardOf]]:
     said = [program.communicate(timeout=120)[0].decode().splitlines() for program in programs]
     told: list[dict[str, Any]] = [json.loads(lines[-1]) for lines in said]
     return {
-        host: {int(peer): HeardOf(**one) for peer, one in peers.items()}
+        host: {int(peer): PeerResult(**one) for peer, one in peers.items()}
         for host, peers in enumerate(told)
     }
 
 
 def test_an_open_link_and_its_rate(hosts: Hosts) -> None:
-    matrix = matrix_of(["driver", "host1"], heard_on(hosts))
+    matrix = build_matrix(["driver", "host1"], heard_on(hosts))
     there, back = matrix["driver"]["host1"], matrix["host1"]["driver"]
     assert there.heard
     assert there.whole
@@ -84,25 +83,25 @@ def test_a_firewall_is_seen_in_its_direction(hosts: Hosts) -> None:
     for command in DROP_UDP:
         hosts._in(1, command)
     began_s = time.monotonic()
-    matrix = matrix_of(["driver", "host1"], heard_on(hosts))
+    matrix = build_matrix(["driver", "host1"], heard_on(hosts))
     assert time.monotonic() - began_s < 10 * SECONDS
     assert not matrix["driver"]["host1"].heard
     assert matrix["host1"]["driver"].heard
-    (found,) = udp_findings(matrix, {"driver": PORT, "host1": PORT})
+    (found,) = check_udp(matrix, {"driver": PORT, "host1": PORT})
     assert found.level is Level.FAILURE
     assert found.where == "host1"
-    assert "hears nothing at port 40123 from driver" in found.found
+    assert "receives nothing at port 40123 from driver" in found.found
     assert "open UDP to port 40123 of host1" in found.remedy
 
 
 def test_a_path_that_cuts_datagrams_up(hosts: Hosts) -> None:
     hosts._in(0, "ip link set eth0 mtu 1300")
-    matrix = matrix_of(["driver", "host1"], heard_on(hosts))
+    matrix = build_matrix(["driver", "host1"], heard_on(hosts))
     way = matrix["driver"]["host1"]
     assert way.heard
     assert way.pieces
     assert not way.whole
-    found = udp_findings(matrix, {"driver": PORT, "host1": PORT})
+    found = check_udp(matrix, {"driver": PORT, "host1": PORT})
     warned = [each for each in found if each.level is Level.WARNING]
     (cut,) = [each for each in warned if each.check == "path mtu"]
     assert "driver to host1" in cut.found

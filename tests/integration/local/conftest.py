@@ -14,7 +14,11 @@ import pytest
 
 from sparkstrom import ParallelWrapper
 from sparkstrom.encoding.thresholds import FixedThreshold
-from sparkstrom.transport.aeron.processes import Watched, is_alive, watched
+from sparkstrom.transport.aeron.driver_directories import (
+    ProcessIdentity,
+    identify_process,
+    is_process_alive,
+)
 
 FORKING = Path(__file__).parents[1] / "mesh" / "forking.py"
 
@@ -67,7 +71,7 @@ def tallied() -> type[Tallied]:
 def wrapper() -> Iterator[Callable[..., ParallelWrapper]]:
     """``wrapper(model, workers, ...)``; no process of any is left after the test."""
     made: list[ParallelWrapper] = []
-    processes: list[Watched] = []
+    processes: list[ProcessIdentity] = []
 
     def make(*arguments: Any, **options: Any) -> ParallelWrapper:
         made.append(ParallelWrapper(*arguments, **options))
@@ -75,8 +79,8 @@ def wrapper() -> Iterator[Callable[..., ParallelWrapper]]:
 
     yield make
     for each in made:
-        processes += map(watched, each.worker_pids())
-        scratch = each._site.scratch
+        processes += map(identify_process, each.worker_pids())
+        scratch = each._context.scratch
         each.close()
         assert not scratch.exists()
-    assert [process for process in processes if is_alive(process)] == []
+    assert [process for process in processes if is_process_alive(process)] == []

@@ -102,7 +102,7 @@ if __name__ == "__main__":
             with np.load(saved) as file:
                 found["saved"] = bool((file["parameters"] == wrapper.parameters).all())
         for place in range(2):
-            wrapper._site.pool.drop(place)
+            wrapper._context.pool.drop(place)
         found["equal"] = fit(epochs=1).replicas_equal
     found["spark"] = sorted(name for name in sys.modules if name.startswith(("pyspark.", "py4j")))
     print(json.dumps(found))

@@ -96,7 +96,7 @@ def test_a_forked_process_leaves_the_fit_alone(training: ParallelWrapper) -> Non
     with open(ours, "rb") as heard:
         assert b"this one was forked from it" in heard.read()
     os.waitpid(child, 0)
-    assert training._site.scratch.exists()
+    assert training._context.scratch.exists()
     fit.end()
     assert fit.summary.replicas_equal
     assert training.fit((FEATURES, LABELS), run_log="").replicas_equal

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from sparkstrom import ParallelWrapper, TrainingError
-from sparkstrom.local.dealt_rows import RowFile
-from sparkstrom.local.orders import ShareGradients, WorkerAnswer
-from sparkstrom.local.worker_pool import WorkerPool
-from sparkstrom.local.workers_at_work import WorkersAtWork
-from sparkstrom.spark.executor.task_place import TaskPlace
+from sparkstrom.local.data import RowFile
+from sparkstrom.local.worker_pool import (
+    ActiveWorkers,
+    GradientSharingTask,
+    WorkerAnswer,
+    WorkerPool,
+)
+from sparkstrom.worker.task_environment import TaskEnvironment
 
 EPOCHS = 4
 
@@ -111,9 +114,11 @@ def test_a_process_that_always_dies_ends_the_fit(wrapper: Any, tallied: Any) -> 
 def test_an_idle_process_that_stands_still_is_replaced_with_its_next_order(tmp_path: Path) -> None:
     """The order is more than a socket takes, and nobody reads it."""
     pool = WorkerPool(1, tmp_path, LEASE_S)
-    order = ShareGradients(bytes(1 << 22), TaskPlace(0, 0, "", "", tmp_path), RowFile("", ()))
+    order = GradientSharingTask(
+        bytes(1 << 22), TaskEnvironment(0, 0, "", "", tmp_path), RowFile("", ())
+    )
 
-    def answer(workers: WorkersAtWork) -> WorkerAnswer | None:
+    def answer(workers: ActiveWorkers) -> WorkerAnswer | None:
         """None: it is to be replaced."""
         workers.begin()
         workers.send(0, order)
@@ -122,12 +127,12 @@ def test_an_idle_process_that_stands_still_is_replaced_with_its_next_order(tmp_p
                 return found
         raise AssertionError("it neither answers nor counts as gone")
 
-    found = answer(WorkersAtWork(pool))
+    found = answer(ActiveWorkers(pool))
     assert found is not None
     assert "UnpicklingError" in found.kind  # zeros are no job
     (before,) = pool.pids()
     os.kill(before, signal.SIGSTOP)
-    again = WorkersAtWork(pool)
+    again = ActiveWorkers(pool)
     assert answer(again) is None
     assert again.replace(0) == "gave no sign of life for 4 s"
     assert before not in pool.pids()

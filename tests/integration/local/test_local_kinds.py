@@ -17,15 +17,13 @@ import numpy as np
 import pytest
 
 from sparkstrom import ParallelWrapper, TrainingError
-from sparkstrom.checkpoint.checkpoint_directory import open_checkpoint
-from sparkstrom.local.dealt_rows import dealt
-from sparkstrom.local.local_data import blocks_of_data
+from sparkstrom.checkpoint.directory import open_checkpoint
+from sparkstrom.data.column_selection import ColumnSpec
+from sparkstrom.fit import checkpoints as fit_checkpoints
+from sparkstrom.local.data import partition_rows, read_data_blocks
 from sparkstrom.local.worker_pool import WorkerPool
-from sparkstrom.runtime.lent_state import updater_in
-from sparkstrom.spark.data.columns import Chosen
-from sparkstrom.spark.driver import fit_checkpoints
-from sparkstrom.spark.executor.own_rows import batches_of
-from sparkstrom.spark.executor.task_place import TaskPlace
+from sparkstrom.runtime.optimizer_states import decode_optimizer_state
+from sparkstrom.worker.task_environment import TaskEnvironment, load_batches
 from tests.integration import model_kinds
 from tests.integration.averaged_rounds import in_one_process
 from tests.integration.checkpoint.contained import contained
@@ -68,9 +66,9 @@ def wrap(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     made: list[ParallelWrapper] = []
 
     def make(model: Any, **options: Any) -> ParallelWrapper:
-        monkeypatch.setattr(fit_checkpoints, "_claims", {})
+        monkeypatch.setattr(fit_checkpoints, "_directory_owners", {})
         made.append(ParallelWrapper(model, WORKERS, **options))
-        made[-1]._site = replace(made[-1]._site, pool=pool)
+        made[-1]._context = replace(made[-1]._context, pool=pool)
         return made[-1]
 
     yield make
@@ -99,11 +97,13 @@ def rounds_alone(
     """What this wrapper's first fit comes to, by the arithmetic in one process."""
     model, directory = made._model, tmp_path / "dealt"
     directory.mkdir()
-    files = dealt(blocks_of_data(digits, Chosen()), WORKERS, made._master.rng_seed, directory)
+    files = partition_rows(
+        read_data_blocks(digits, ColumnSpec()), WORKERS, made._master.rng_seed, directory
+    )
     spec = SimpleNamespace(fraction=0.0, first_epoch=0)
     job: Any = SimpleNamespace(spec=spec, model=model, master=made._master, rows=())
     each = [
-        batches_of(job, TaskPlace(p, 0, "here", "here", directory), file.blocks())
+        load_batches(job, TaskEnvironment(p, 0, "here", "here", directory), file.blocks())
         for p, file in enumerate(files)
     ]
     return in_one_process(model, each, epochs, frequency=FREQUENCY, save_updater=save_updater)
@@ -160,7 +160,7 @@ def test_shared_gradients_ended_and_gone_on_with(
     }
     newest, epochs = ended(wrap(KINDS[kind](), **options), digits)
     _, saved = open_checkpoint(str(newest), print)
-    before = updater_in(saved.arrays["state"].tobytes())
+    before = decode_optimizer_state(saved.arrays["state"].tobytes())
     made = wrap(KINDS[kind](), **options)
     print(f"{epochs} epochs")
     summary = made.fit(digits, epochs=epochs)
@@ -171,7 +171,7 @@ def test_shared_gradients_ended_and_gone_on_with(
     assert len(summary.hashes) == WORKERS + 1
     assert made.evaluate(digits).classification.accuracy > 0.5
     _, saved = open_checkpoint(str(tmp_path), print)
-    after = updater_in(saved.arrays["state"].tobytes())
+    after = decode_optimizer_state(saved.arrays["state"].tobytes())
     assert after.keys() == before.keys()
     changed = [name for name in after if np.any(np.asarray(after[name]) != before[name])]
     assert changed or not after

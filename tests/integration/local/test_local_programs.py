@@ -17,8 +17,12 @@ import pytest
 
 from sparkstrom import ParallelWrapper
 from sparkstrom.models import DenseNetwork
-from sparkstrom.runtime.lent_state import updater_in
-from sparkstrom.transport.aeron.processes import Watched, is_alive, watched
+from sparkstrom.runtime.optimizer_states import decode_optimizer_state
+from sparkstrom.transport.aeron.driver_directories import (
+    ProcessIdentity,
+    identify_process,
+    is_process_alive,
+)
 from tests.integration.checkpoint.contained import contained
 
 PROGRAM = Path(__file__).with_name("plain_program.py")
@@ -38,12 +42,12 @@ def started(what: str, directory: Path) -> subprocess.Popen[str]:
     )
 
 
-def at_work(program: subprocess.Popen[str]) -> list[Watched]:
+def at_work(program: subprocess.Popen[str]) -> list[ProcessIdentity]:
     """Its workers, once it trains."""
     assert program.stdout is not None
     line = program.stdout.readline()
     assert line.startswith("READY"), line + program.communicate()[1]
-    return [watched(int(pid)) for pid in line.split()[1:]]
+    return [identify_process(int(pid)) for pid in line.split()[1:]]
 
 
 def ended(program: subprocess.Popen[str]) -> dict:
@@ -56,7 +60,7 @@ def ended(program: subprocess.Popen[str]) -> dict:
 def updater_in_file(path: Path) -> dict[str, Any]:
     """The optimizer's state that a checkpoint has."""
     with np.load(path) as file:
-        return updater_in(file["state"].tobytes())
+        return decode_optimizer_state(file["state"].tobytes())
 
 
 def media_drivers(directory: Path) -> list[str]:
@@ -97,7 +101,7 @@ def test_ctrl_c_keeps_what_was_learnt(tmp_path: Path) -> None:
     assert found["saved"]
     assert found["left"] == []
     assert found["equal"]
-    assert not any(map(is_alive, workers))
+    assert not any(map(is_process_alive, workers))
 
 
 @pytest.mark.slow
@@ -138,13 +142,13 @@ def test_nothing_outlives_a_program_that_is_killed(
     program.kill()
     program.communicate()
     until_s = time.monotonic() + GONE_S
-    while any(map(is_alive, workers)) or media_drivers(tmp_path):
+    while any(map(is_process_alive, workers)) or media_drivers(tmp_path):
         assert time.monotonic() < until_s, (workers, media_drivers(tmp_path))
         time.sleep(0.05)
     assert len(list(tmp_path.glob("sparkstrom-local-*"))) == 1
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with ParallelWrapper(DenseNetwork([2, 2]), 1, progress=False) as wrapper:
-        assert list(tmp_path.glob("sparkstrom-local-*")) == [wrapper._site.scratch]
+        assert list(tmp_path.glob("sparkstrom-local-*")) == [wrapper._context.scratch]
 
 
 @pytest.mark.slow
@@ -167,4 +171,4 @@ def test_the_same_command_goes_on_after_the_program_was_killed(tmp_path: Path) -
     after = updater_in_file(max((tmp_path / "checkpoints").glob("*.npz")))
     (steps,) = {name for name in before if name.endswith("layers.0.weight/step:float32")}
     assert 50 < after[steps] - before[steps] <= 8 * 25  # the copy may be some steps younger
-    assert not any(map(is_alive, workers))
+    assert not any(map(is_process_alive, workers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,13 @@ from sparkstrom import EarlyStopping, TrainingError
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.models.base import Batch
 from sparkstrom.models.updaters import Adam
+
+torch = pytest.importorskip(
+    "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
+)
+from torch import nn  # noqa: E402
+
+from sparkstrom.models.torch import TorchModel  # noqa: E402
 
 ROWS, WORKERS, BATCH, EPOCHS = 101, 2, 10, 3
 LEASE_S = 4.0  # longer than any process waits for a processor on a busy machine
@@ -162,7 +170,7 @@ def test_early_stopping_and_checkpoints_are_as_everywhere(wrapper: Any, tmp_path
 
 @pytest.mark.slow
 def test_what_an_accumulator_raises_or_returns_wrongly_ends_the_fit(wrapper: Any) -> None:
-    from sparkstrom.observe.termination import MaxEpochsTerminationCondition
+    from sparkstrom.observe.early_stopping import MaxEpochsTerminationCondition
 
     for accumulator, why in (
         (lambda before, after, rows: before[:3], "accumulator returned float32.3., or values"),
@@ -180,3 +188,33 @@ def test_what_an_accumulator_raises_or_returns_wrongly_ends_the_fit(wrapper: Any
         summary.stopped == "early stopping: MaxEpochsTerminationCondition(max_epochs=2) is met"
         " in epoch 2"
     )
+
+
+class Falling(nn.Module):
+    """Learns the sum of its learning rates: the gradient is 1 in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Any) -> Any:
+        return self.weight + 0 * x[:, :1]
+
+
+@pytest.mark.slow
+def test_one_cycle_is_made_for_the_minibatches_of_all_workers(wrapper: Any) -> None:
+    """Twice, as a schedule for the length of a fit begins anew in the next one."""
+    sgd = partial(torch.optim.SGD, lr=0.01)
+    cycle = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, cycle_momentum=False)
+    model = TorchModel(Falling(), lambda output, _: output.mean(), sgd, scheduler=cycle)
+    options: dict[str, Any] = {"training_mode": "AVERAGING", "averaging_frequency": 3}
+    made = wrapper(model, WORKERS, batch_size_per_worker=BATCH, progress=False, **options)
+    for fits in (1, 2):
+        summary = made.fit((X[:100], Y[:100]), epochs=EPOCHS)
+        optimizer = sgd([nn.Parameter(torch.zeros(1))])
+        plain, rates = cycle(optimizer, total_steps=summary.minibatches), list[float]()
+        for _ in range(summary.minibatches):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            plain.step()
+        assert made.parameters[0] == pytest.approx(-fits * sum(rates[::WORKERS]), rel=1e-5)

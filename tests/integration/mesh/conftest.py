@@ -23,15 +23,19 @@ import pytest
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.identity import MASTER
 from sparkstrom.encoding.backends import warm_up
-from sparkstrom.protocol.common.endings import Ending
+from sparkstrom.fit.master_setup import make_master_limits
+from sparkstrom.protocol.common.events import Ending
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.runtime.fit_state import Outcome
-from sparkstrom.runtime.master_thread import MasterThread, Plan
+from sparkstrom.runtime.master_thread import MasterPlan, MasterThread
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.spark.driver.master_setup import limits_of
-from sparkstrom.spark.executor.interfaces import opener
 from sparkstrom.transport.aeron.driver import DriverHandle, DriverOptions, ensure_driver
-from sparkstrom.transport.aeron.processes import Watched, is_alive, watched
+from sparkstrom.transport.aeron.driver_directories import (
+    ProcessIdentity,
+    identify_process,
+    is_process_alive,
+)
+from sparkstrom.worker.connectivity import transport_opener
 
 SCRIPT = Path(__file__).with_name("forking.py")
 LEASE_S = 4.0  # longer than any process waits for a processor on a busy machine
@@ -115,9 +119,9 @@ class RealMesh:
             **{"epochs": 3, "sleep_ms": 80, **given},
         )
         self.theta = Theta(forking.N_PARAMS, forking.K)
-        self.processes: dict[int, Watched] = {}  # by partition, the newest
+        self.processes: dict[int, ProcessIdentity] = {}  # by partition, the newest
         self.ended: Counter[str] = Counter()  # how the last process of each partition did
-        self._all: list[Watched] = []
+        self._all: list[ProcessIdentity] = []
         self._handles: list[DriverHandle] = []
         self._lead()
         for partition in range(forking.WORKERS):
@@ -130,7 +134,7 @@ class RealMesh:
         with ThreadPoolExecutor() as pool:
             self._handles = list(pool.map(self._driver, ["driver", *sorted(executors)]))
         job = self.order.training()
-        plan = Plan(
+        plan = MasterPlan(
             job.spec,
             message_bytes_max=job.message_bytes_max,
             chunk_bytes_max=job.master.void.max_chunk_size,
@@ -138,9 +142,9 @@ class RealMesh:
         )
         self.master = MasterThread(
             plan,
-            limits_of(job.master, forking.WORKERS, forking.N_PARAMS),
+            make_master_limits(job.master, forking.WORKERS, forking.N_PARAMS),
             self.theta,
-            open_transport=opener(
+            open_transport=transport_opener(
                 self._key("driver"),
                 DriverOptions(edges=self.order.fan_out, scratch=self._scratch),
             ),
@@ -161,7 +165,7 @@ class RealMesh:
                 edges=16,
                 local_edges=8,
                 scratch=self._scratch,
-                watch=watched(os.getpid()),
+                watch=identify_process(os.getpid()),
                 linger_s=0.5,
                 datagram_loss=rule,
             ),
@@ -180,12 +184,12 @@ class RealMesh:
             partition=partition,
             attempt=attempt,
         )
-        self.processes[partition] = watched(self._forker.fork(order))
+        self.processes[partition] = identify_process(self._forker.fork(order))
         self._all.append(self.processes[partition])
 
     def signal(self, partition: int, number: int) -> None:
         process = self.processes[partition]
-        assert is_alive(process), self.report(process.pid)
+        assert is_process_alive(process), self.report(process.pid)
         os.kill(process.pid, number)
 
     def report(self, pid: int) -> str:
@@ -206,7 +210,7 @@ class RealMesh:
     def inner(self) -> list[int]:
         """Live nodes that have others below, from the top."""
         tree = self.machine.placement.tree
-        nodes = [node for node in tree.below(MASTER) if any(tree.children(node))]
+        nodes = [node for node in tree.descendants(MASTER) if any(tree.children(node))]
         return [node for node in nodes if node in self.machine.members.live]
 
     def under_way(self, minibatches: int) -> None:
@@ -225,7 +229,9 @@ class RealMesh:
         if self.master.failure is not None:
             raise self.master.failure
         for process in self.processes.values():
-            wait_until(lambda process=process: not is_alive(process), 30, "the end of a task")
+            wait_until(
+                lambda process=process: not is_process_alive(process), 30, "the end of a task"
+            )
             # The last one: given up when all it trained was committed, it came back for nothing.
             ways = f"done|released|{Ending.DISMISSED.value}"
             ended = re.search(f'"ended": "({ways})"', self.report(process.pid))
@@ -234,7 +240,7 @@ class RealMesh:
         return self.master.outcome()
 
     def close(self) -> None:
-        for process in filter(is_alive, self._all):
+        for process in filter(is_process_alive, self._all):
             os.kill(process.pid, signal.SIGKILL)
         self.master.end()
         for handle in self._handles:

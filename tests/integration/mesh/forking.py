@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from sparkstrom import SharedTrainingMaster, VoidConfiguration
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.base.version import __version__
+from sparkstrom.data.row_blocks import read_row_blocks
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models.base import Batch, Flat, State
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.spark.data.row_blocks import blocks_of_rows
-from sparkstrom.spark.executor.job import TrainingJob
-from sparkstrom.spark.executor.task_place import TaskPlace
-from sparkstrom.spark.executor.tasks import run
 from sparkstrom.transport.aeron.library import load_library
+from sparkstrom.worker.task_environment import TaskEnvironment
+from sparkstrom.worker.training_job import TrainingJob
+from sparkstrom.worker.training_task import run_training_task
 
 WORKERS, EXECUTORS = 16, 4
 ROWS, BATCH_ROWS, WIDTH = 48, 2, 16  # rows of a partition and of a minibatch; parameters of a row
@@ -128,8 +128,10 @@ class Order:
         """Be that task."""
         first = self.partition * ROWS
         rows = [(np.zeros(1, np.float32), first + i) for i in range(ROWS)]
-        place = TaskPlace(self.partition, self.attempt, "here", self.executor, Path(self.scratch))
-        return run(self.training(), place, blocks_of_rows(self.partition, rows))
+        place = TaskEnvironment(
+            self.partition, self.attempt, "here", self.executor, Path(self.scratch)
+        )
+        return run_training_task(self.training(), place, read_row_blocks(self.partition, rows))
 
 
 def be_a_task(order: Order) -> None:

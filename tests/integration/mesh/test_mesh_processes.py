@@ -106,7 +106,7 @@ def test_tasks_of_one_executor_share_memory_and_relays_relay(real_mesh: Any) -> 
         mesh.inner(),
     )
     assert len(list(tree.children(MASTER))) == 2
-    edges = {frozenset((n, tree.parent(n))) for n in tree.below(MASTER) if tree.depth(n) > 1}
+    edges = {frozenset((n, tree.parent(n))) for n in tree.descendants(MASTER) if tree.depth(n) > 1}
     near = {edge for edge in edges if len({executors[node] for node in edge}) == 1}
     assert near
     assert near < edges

@@ -17,6 +17,8 @@ from tests.unit.observe.run_logs import PLOTS, REAL
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
+NOT_HERE = "playwright is not here: the extra test-all has it"
+
 pytestmark = pytest.mark.slow
 
 
@@ -25,9 +27,8 @@ def browser() -> Iterator[Any]:
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         pytest.skip(f"no browser here: none of {', '.join(BROWSERS)} (apt-get install chromium)")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playing:
+    playwright = pytest.importorskip("playwright.sync_api", reason=NOT_HERE)
+    with playwright.sync_playwright() as playing:
         launched = playing.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield launched
         launched.close()

@@ -119,8 +119,11 @@ class Victims:
     """Finds processes of the cluster, and kills them."""
 
     def executors(self) -> list[int]:
-        """JVMs that run tasks."""
-        return sorted(p.pid for p in processes() if "CoarseGrainedExecutorBackend" in p.command)
+        """JVMs that run tasks of this process's session, not of a Spark Connect server."""
+        table = processes()
+        drivers = {p.pid for p in table if p.parent == os.getpid()}
+        backend = "CoarseGrainedExecutorBackend"
+        return sorted(p.pid for p in table if p.parent in drivers and backend in p.command)
 
     def media_drivers(self) -> list[int]:
         """Of executors and of the driver program."""

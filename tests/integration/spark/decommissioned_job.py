@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
-from sparkstrom.spark.driver.decommission_watch import executors_of
+from sparkstrom.spark.jobs import list_executors
 from tests.integration.spark.conftest import processes
 from tests.integration.yarn.counted_rows import (
     THRESHOLD,
@@ -75,7 +75,7 @@ def main() -> None:
         "warnings": summary.warnings,
         "departures": summary.departures,
         "gone": not os.path.exists(f"/proc/{notice.gone}"),
-        "left": [each.leaves for each in executors_of(spark.sparkContext)],
+        "left": [each.is_leaving for each in list_executors(spark.sparkContext)],
     }
     print(json.dumps(told), flush=True)
     spark.stop()

@@ -1,7 +1,7 @@
 """A driver program that a person ends with Ctrl-C, as a terminal does: the whole process group.
 
-Prints READY when the fit is where it is to be interrupted, then one JSON object with what was left.
-Arguments: "start" or "training", and where the controller is.
+Each argument is a fit: "start" or "training", a colon, and where the controller is. For each it
+prints READY when the fit is where it is to be interrupted, then one JSON object with what was left.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pyspark.sql import SparkSession
@@ -18,6 +19,8 @@ from pyspark.sql import SparkSession
 from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
 from sparkstrom.listeners import TrainingListener
 from sparkstrom.models import DenseNetwork, Sgd
+
+ROWS, BATCH = 420, 10  # as many minibatches for two workers as for three
 
 
 class Ready(TrainingListener):
@@ -40,26 +43,15 @@ class Ready(TrainingListener):
             self._say()
 
 
-def main(when: str, controller: str) -> None:
-    executors = 3 if controller == "executor" else 2  # one of one slot for the controller
-    spark = (
-        SparkSession.builder.master(f"local-cluster[{executors},1,1024]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    random = np.random.default_rng(0)
-    features = random.normal(size=(400, 8)).astype(np.float32)
-    rows = [(x, int(x[0] > 0)) for x in features]
-    data = spark.sparkContext.parallelize(rows, 2)
-    data.count()  # executors are there
+def interrupted(spark: Any, data: Any, when: str, controller: str) -> dict[str, object]:
+    """What a fit leaves that is interrupted then, and a fit after it."""
     void = VoidConfiguration(controller=controller)
+    checkpoints = Path(f"checkpoints-{when}-{controller}")
     master = SharedTrainingMaster(
         void,
         debug_longer_iterations=10,
-        batch_size_per_worker=10,
-        checkpoint_directory="checkpoints",
+        batch_size_per_worker=BATCH,
+        checkpoint_directory=str(checkpoints),
         checkpoint_every="1 h",
     )
     model = DenseNetwork([8, 4, 2], updater=Sgd(0.1), seed=1)
@@ -75,16 +67,33 @@ def main(when: str, controller: str) -> None:
             time.sleep(0.05)
         found["jobs_gone_s"] = time.monotonic() - interrupted_s
         found["moved"] = float(np.abs(network.parameters - before).max())
-        for saved in Path("checkpoints").glob("*.npz"):
+        for saved in checkpoints.glob("*.npz"):
             with np.load(saved) as file:
                 found["saved"] = bool((file["parameters"] == network.parameters).all())
     summary = network.fit(data, epochs=1)
     found["equal_afterwards"] = summary.replicas_equal
     found["minibatches"] = [summary.minibatches, summary.minibatches_expected]
     network.close()
+    return found
+
+
+def main(fits: list[str]) -> None:
+    spark = (  # one of the executors for the controller
+        SparkSession.builder.master("local-cluster[3,1,1024]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    random = np.random.default_rng(0)
+    features = random.normal(size=(ROWS, 8)).astype(np.float32)
+    rows = [(x, int(x[0] > 0)) for x in features]
+    data = spark.sparkContext.parallelize(rows, 2)
+    data.count()  # executors are there
+    for fit in fits:
+        print(json.dumps(interrupted(spark, data, *fit.split(":"))), flush=True)
     spark.stop()
-    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1:])

@@ -13,12 +13,13 @@ import pytest
 
 from sparkstrom import EarlyStopping, ParameterAveragingTrainingMaster, SparkNetwork
 from sparkstrom.base.errors import TrainingError, UsageError
+from sparkstrom.data.row_blocks import read_row_blocks
+from sparkstrom.fit import checkpoints as fit_checkpoints
 from sparkstrom.models import Adam, DenseNetwork, Nesterov, Sgd
-from sparkstrom.spark.averaging import averaging_run, rdd_engine
-from sparkstrom.spark.averaging.round_job import PieceSizes
-from sparkstrom.spark.data.partitioning import Spread
-from sparkstrom.spark.data.row_blocks import blocks_of_rows
-from sparkstrom.spark.driver import classic_application, fit_checkpoints
+from sparkstrom.planning.memory import PieceSizes
+from sparkstrom.spark import classic_application
+from sparkstrom.spark.data.partitioning import PartitionedData
+from sparkstrom.spark.rounds import rdd
 from tests.integration.averaged_rounds import fitted_in_one_process, joined, turns_of_fit
 
 ROWS = (70, 64, 40, 34)  # of the partitions: some workers have fewer minibatches
@@ -72,7 +73,7 @@ def test_every_step_averaged_is_one_machine_on_all_rows(spark, data, parts, monk
     assert summary.loss < 2.3
     again = SparkNetwork(spark, model, master, progress=False)
     with monkeypatch.context() as small:
-        small.setattr(averaging_run, "SIZES", SMALL)
+        small.setattr(rdd, "SIZES", SMALL)
         again.fit(data, epochs=2)
     assert (again.parameters == network.parameters).all()
 
@@ -90,7 +91,7 @@ def shuffle_files(spark):
 
 def test_what_epochs_and_rounds_have_shuffled_is_removed(spark, data, monkeypatch):
     """At once, not when the driver's JVM collects its garbage: a long fit would fill the disks."""
-    monkeypatch.setattr(averaging_run, "SIZES", SMALL)
+    monkeypatch.setattr(rdd, "SIZES", SMALL)
     before = shuffle_files(spark)
     seen = spark.sparkContext.parallelize([(1, 1)], 1).partitionBy(3)
     assert seen.count() == 1
@@ -118,7 +119,7 @@ class Killing:
 
 
 def test_an_executor_that_dies_changes_no_bit(spark, data, parts, victims, monkeypatch):
-    monkeypatch.setattr(averaging_run, "SIZES", SMALL)
+    monkeypatch.setattr(rdd, "SIZES", SMALL)
     model, master = (
         DenseNetwork([64, 32, 10], updater=Adam(), seed=1),
         master_of(averaging_frequency=2),
@@ -134,7 +135,7 @@ def test_an_executor_that_dies_changes_no_bit(spark, data, parts, victims, monke
 
 @pytest.mark.parametrize(("depth", "save_updater"), [(1, True), (3, True), (1, "own"), (2, "own")])
 def test_the_depth_of_the_sums_is_only_a_way(spark, data, parts, monkeypatch, depth, save_updater):
-    monkeypatch.setattr(averaging_run, "SIZES", SMALL)
+    monkeypatch.setattr(rdd, "SIZES", SMALL)
     model = DenseNetwork([64, 32, 10], updater=Nesterov(0.1), seed=1)
     options = {"aggregation_depth": depth, "save_updater": save_updater}
     master = master_of(averaging_frequency=5, **options)
@@ -210,7 +211,7 @@ def test_a_fit_goes_on_from_its_checkpoint(spark, data, parts, tmp_path, monkeyp
     stopping = Stopping()
     with pytest.raises(TrainingError, match="enough"):
         SparkNetwork(spark, model, master, progress=False).fit(data, epochs=4, listeners=[stopping])
-    monkeypatch.setattr(fit_checkpoints, "_claims", {})  # as in another program
+    monkeypatch.setattr(fit_checkpoints, "_directory_owners", {})  # as in another program
     network = SparkNetwork(spark, model, master, progress=False)
     summary = network.fit(data, epochs=4)
     assert summary.resumed_from
@@ -287,13 +288,13 @@ def test_exported_rows_and_seconds_of_workers(spark, data, parts, tmp_path, monk
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.storage_level")
 def test_rows_are_kept_between_epochs(spark, data):
-    spread = Spread(data, blocks_of_rows, 4, ROWS)
-    with rdd_engine.kept_rows(spread, master_of(storage_level="DISK_ONLY"), 2) as kept:
+    spread = PartitionedData(data, read_row_blocks, 4, ROWS)
+    with rdd.persist_rows(spread, master_of(storage_level="DISK_ONLY"), 2) as kept:
         assert kept.rdd.getStorageLevel().useDisk
         assert not kept.rdd.getStorageLevel().useMemory
         assert kept.rdd.map(lambda row: row[1]).sum() == data.map(lambda row: row[1]).sum()
     assert not kept.rdd.getStorageLevel().useDisk
     assert not data.is_cached
     for options, epochs in (({"storage_level": None}, 2), ({}, 1)):
-        with rdd_engine.kept_rows(spread, master_of(**options), epochs) as kept:
+        with rdd.persist_rows(spread, master_of(**options), epochs) as kept:
             assert kept.rdd is data

@@ -16,7 +16,7 @@ from pyspark import TaskContext, cloudpickle
 from sparkstrom import SharedTrainingMaster, SparkNetwork
 from sparkstrom.models import Adam, DenseNetwork
 from sparkstrom.models.base import State
-from sparkstrom.runtime.lent_state import updater_in
+from sparkstrom.runtime.optimizer_states import decode_optimizer_state
 
 WORKERS, EPOCHS = 2, 15
 
@@ -64,7 +64,7 @@ def saved(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     with np.load(path) as file:
         said = json.loads(file["description.json"])["description"]
         names = [name for name in file.files if name.startswith("state")]
-        return said, {name: digest(updater_in(file[name].tobytes())) for name in names}
+        return said, {name: digest(decode_optimizer_state(file[name].tobytes())) for name in names}
 
 
 @pytest.mark.slow

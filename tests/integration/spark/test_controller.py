@@ -16,8 +16,8 @@ import pytest
 from pyspark import cloudpickle
 
 from sparkstrom import EarlyStopping, SetupError, TrainingError, UsageError, VoidConfiguration
+from sparkstrom.fit import session as controller_losses
 from sparkstrom.listeners import TrainingListener
-from sparkstrom.spark.driver import controller_losses
 from tests.integration.spark.conftest import processes
 from tests.integration.yarn import counted_rows
 from tests.integration.yarn.counted_rows import (
@@ -202,7 +202,7 @@ def test_its_death_ends_the_fit_and_a_checkpoint_goes_on(
     fit = in_background(network.fit, data, epochs=1000)
     wait_until(lambda: [*tmp_path.glob("checkpoint-*.npz")] or fit.done(), 90, "a checkpoint")
     os.kill(controllers_worker(), signal.SIGKILL)
-    with pytest.raises(TrainingError, match=r"controller is gone.*executor \d+ on 127.*again"):
+    with pytest.raises(TrainingError, match=r"controller \(executor \d+ on 127.*was lost.*again"):
         fit.result(ENDS_S)
     np.testing.assert_array_equal(network.parameters, before)
     again = apart(**options)
@@ -230,7 +230,7 @@ def test_its_death_is_survived_twice_and_each_row_counts_once(
     apart, spark, in_background, wait_until, tmp_path, monkeypatch, counted_by_value
 ):
     """Before a copy is there, then with one, and its whole executor; parameters count rows."""
-    monkeypatch.setattr(controller_losses, "EVERY", "1 s")
+    monkeypatch.setattr(controller_losses, "COPY_INTERVAL", "1 s")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     options = {"residual_post_processor": None, "publish_every": 1, "horizon": "worker"}
     network = apart(
@@ -254,7 +254,7 @@ def test_its_death_is_survived_twice_and_each_row_counts_once(
     assert summary.minibatches == EPOCHS * 30
     assert [fault.what for fault in summary.faults] == ["controller lost"] * 2
     anew, goes_on = (text for text in summary.warnings if "the controller was lost" in text)
-    assert re.search(r"begins anew .* \d+ minibatches are trained again \(loss 1 of", anew)
+    assert re.search(r"starts again .* \d+ minibatches are trained again \(loss 1 of", anew)
     assert re.search(r"from a copy of \d+ commits: .* again, \d+ are not \(loss 2 of", goes_on)
     assert 0 < summary.minibatches_resumed < summary.minibatches
     assert summary.resumed_from is None

@@ -10,11 +10,10 @@ import pytest
 
 from sparkstrom import ParameterAveragingTrainingMaster, SharedTrainingMaster, SparkNetwork
 from sparkstrom.base.errors import TrainingError, UsageError
+from sparkstrom.data.column_selection import ColumnSpec
+from sparkstrom.data.row_blocks import read_row_blocks
 from sparkstrom.models import DenseNetwork, Sgd
-from sparkstrom.spark.data.columns import Chosen
-from sparkstrom.spark.data.partitioning import source_of, spread_out
-from sparkstrom.spark.data.row_blocks import blocks_of_rows
-from sparkstrom.spark.driver.first_rows import ELEMENTS
+from sparkstrom.spark.data.partitioning import FIRST_ELEMENTS, create_source, partition_source
 
 
 def rows_of(source, spread=None):
@@ -60,8 +59,8 @@ def table(spark):
 @pytest.mark.parametrize("move", [True, False])
 def test_columns_arrive_as_they_are_and_without_pandas(table, move):
     names = {name: name for name in ("x", "dense", "mixed", "nested", "raw", "id")}
-    source = source_of(table, Chosen(names | {"beside": ["id", "label"]}))
-    spread = spread_out(source, 2, 0, move=move)
+    source = create_source(table, ColumnSpec(names | {"beside": ["id", "label"]}))
+    spread = partition_source(source, 2, 0, move=move)
     blocks = spread.blocks
 
     def read(index, items):
@@ -91,7 +90,9 @@ def test_columns_arrive_as_they_are_and_without_pandas(table, move):
 
 
 def test_several_inputs_and_a_long_vector(table):
-    source = source_of(table, Chosen({"a": "x", "b": "wide"}, ("label", "id"), "label", "held"))
+    source = create_source(
+        table, ColumnSpec({"a": "x", "b": "wide"}, ("label", "id"), "label", "held")
+    )
     blocks = source.blocks
 
     def read(index, items):
@@ -111,18 +112,18 @@ def test_several_inputs_and_a_long_vector(table):
 @pytest.mark.parametrize(
     ("chosen", "why"),
     [
-        (Chosen("nowhere"), "no column 'nowhere' for features; the DataFrame has"),
-        (Chosen(["x", "id"]), r"features column 'x' is array<double>: it must be a number"),
-        (Chosen("x", "raw"), "label column 'raw' is binary: it must be a number"),
-        (Chosen("x", weight="x"), "weight column 'x' is array<double>"),
-        (Chosen("x", validation="id"), "validation column 'id' is bigint: it must be boolean"),
-        (Chosen("x", validation=1.5), "a fraction must be at least 0 and below 1"),
-        (Chosen([]), r"features=\[\]: give a column's name"),
+        (ColumnSpec("nowhere"), "no column 'nowhere' for features; the DataFrame has"),
+        (ColumnSpec(["x", "id"]), r"features column 'x' is array<double>: it must be a number"),
+        (ColumnSpec("x", "raw"), "label column 'raw' is binary: it must be a number"),
+        (ColumnSpec("x", weight="x"), "weight column 'x' is array<double>"),
+        (ColumnSpec("x", validation="id"), "validation column 'id' is bigint: it must be boolean"),
+        (ColumnSpec("x", validation=1.5), "a fraction must be at least 0 and below 1"),
+        (ColumnSpec([]), r"features=\[\]: give a column's name"),
     ],
 )
 def test_a_column_that_cannot_be_meant_is_refused_before_the_job(table, chosen, why):
     with pytest.raises(UsageError, match=why):
-        source_of(table, chosen)
+        create_source(table, chosen)
 
 
 def test_images_of_sparks_own_reader(spark, tmp_path):
@@ -131,10 +132,10 @@ def test_images_of_sparks_own_reader(spark, tmp_path):
     pixels = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     frame = spark.read.format("image").load(str(tmp_path)).selectExpr("image", "1 as label")
-    ((found, _),) = rows_of(source_of(frame, Chosen("image")))
+    ((found, _),) = rows_of(create_source(frame, ColumnSpec("image")))
     assert found == pixels.ravel().tolist()
     files = spark.read.format("binaryFile").load(str(tmp_path)).selectExpr("content", "1 as label")
-    ((found, _),) = rows_of(source_of(files, Chosen("content")))
+    ((found, _),) = rows_of(create_source(files, ColumnSpec("content")))
     assert found == pixels.ravel().tolist()
 
 
@@ -253,7 +254,7 @@ def test_exported_rows_are_computed_once_for_all_fits(spark, digits, make_networ
         assert summary.replicas_equal
         assert summary.examples == epochs * 400 == epochs * summary.rows
     direct = make_network().fit(rows, epochs=1)
-    assert computed.value == 800 + ELEMENTS  # those of the dry step before the fit
+    assert computed.value == 800 + FIRST_ELEMENTS  # those of the dry step before the fit
     assert direct.export_directory is None
     network.close()
     assert list(tmp_path.iterdir()) == []
@@ -262,12 +263,14 @@ def test_exported_rows_are_computed_once_for_all_fits(spark, digits, make_networ
 
 def test_an_export_holds_the_rows_of_direct_training(table, spark, tmp_path):
     """Every kind of column goes through Parquet unharmed, to the same worker."""
-    from sparkstrom.spark.data.export import export, exported
+    from sparkstrom.spark.data.export import export_rows, partition_export
 
     several = {"a": "x", "b": "nested", "c": "raw", "d": "wide", "e": "mixed"}
-    for chosen in (Chosen(several, "label", "label", "held"), Chosen("wide", "x")):
-        direct = spread_out(source_of(table, chosen), 2, 0, move=True)
-        files = exported(spark.sparkContext, export(table, chosen, 2, direct, str(tmp_path)))
+    for chosen in (ColumnSpec(several, "label", "label", "held"), ColumnSpec("wide", "x")):
+        direct = partition_source(create_source(table, chosen), 2, 0, move=True)
+        files = partition_export(
+            spark.sparkContext, export_rows(table, chosen, 2, direct, str(tmp_path))
+        )
         assert records_of(files) == records_of(direct)
 
 
@@ -275,9 +278,9 @@ def records_of(spread):
     blocks = spread.blocks
 
     def read(index, items):
-        from sparkstrom.runtime.row_store import Store
+        from sparkstrom.data.row_store import RowStore
 
-        store = Store()
+        store = RowStore()
         for block in blocks(index, items):
             store.add(block.form, block.records)
         done = store.finish()
@@ -322,8 +325,8 @@ def test_a_lost_file_is_named(spark, digits, make_network, tmp_path):
 
 def test_rows_that_stay_in_place_are_read_where_they_are(spark):
     rdd = spark.sparkContext.parallelize([([float(i)], i) for i in range(10)], 2)
-    spread = spread_out(source_of(rdd, Chosen()), 4, 0, move=False)
-    assert (spread.workers, spread.rows, spread.blocks) == (2, (5, 5), blocks_of_rows)
+    spread = partition_source(create_source(rdd, ColumnSpec()), 4, 0, move=False)
+    assert (spread.workers, spread.rows, spread.blocks) == (2, (5, 5), read_row_blocks)
 
 
 def test_more_rows_than_memory_train_from_scratch_files(spark, make_network):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sparkstrom import VoidConfiguration
-from sparkstrom.observe.reporting.report_page import report
-from sparkstrom.observe.reporting.run_history import read_history
+from sparkstrom.observe.reporting.report_page import render_report
+from sparkstrom.observe.reporting.run_log import read_history
 from tests.unit.observe.run_logs import PLOTS
 
 
@@ -46,7 +46,7 @@ def test_a_python_worker_is_killed(slow_fit, victims, under_way, tmp_path):
     assert any("silent" in text or "another attempt" in text for text in summary.departures)
     fault = next(fault for fault in summary.faults if fault.what == "worker lost")
     assert 0 < fault.seconds < summary.seconds
-    page = report(read_history(tmp_path / "run.jsonl"))
+    page = render_report(read_history(tmp_path / "run.jsonl"))
     assert page.count('class="plot"') == PLOTS
     assert f"worker lost: partition {fault.partition} on {fault.host}" in page
 

@@ -36,5 +36,5 @@ def test_a_worker_moves_ahead_of_its_executor(tmp_path: Path) -> None:
     assert told["equal"]
     assert told["minibatches"][0] == told["minibatches"][1]
     (moved,) = (text for text in told["warnings"] if "is being decommissioned" in text)
-    assert "begins again on another executor" in moved
+    assert "restarts on another executor" in moved
     assert any("another attempt" in text for text in told["departures"])  # not by its silence

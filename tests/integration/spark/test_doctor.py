@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.hosts import lacking
-from sparkstrom.transport.aeron.ports import free_port
+from sparkstrom.transport.aeron.driver_process import find_free_port
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ def levels(document: dict[str, Any], check: str) -> dict[str, str]:
 
 
 def test_a_cluster_that_is_well() -> None:
-    first = free_port("127.0.0.1", 0) % 60_000 + 1025
+    first = find_free_port("127.0.0.1", 0) % 60_000 + 1025
     code, document, said = examined("local-cluster[2,1,1024]", port_range=f"{first}-{first + 40}")
     failed = [f for f in document["findings"] if f["level"] == "failure"]
     assert (code, failed) == (0, []), said

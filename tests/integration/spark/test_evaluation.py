@@ -14,10 +14,11 @@ from pyspark.sql import functions as sql
 from sklearn import metrics as sk
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.data.column_selection import ColumnSpec
 from sparkstrom.models import DenseNetwork
-from sparkstrom.models.outputs import predict_in_blocks
-from sparkstrom.spark.data.columns import Chosen, wanted_columns
-from sparkstrom.spark.data.partitioning import source_of
+from sparkstrom.models.output_interpretation import predict_flattened
+from sparkstrom.spark.data.columns import resolve_columns
+from sparkstrom.spark.data.partitioning import create_source
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def test_no_figure_depends_on_the_partitions(spark, make_network, digits, rows, 
         network.evaluate((features, labels), asked, positive=3),
     ]
     first = found[0]
-    outputs = predict_in_blocks(network.model, features)
+    outputs = predict_flattened(network.model, features)
     assert first.rows == len(labels)
     assert first.classification.accuracy == sk.accuracy_score(labels, outputs.argmax(1))
     assert first.roc.auc == pytest.approx(sk.roc_auc_score(labels == 3, outputs[:, 3]), rel=1e-12)
@@ -60,7 +61,7 @@ def test_a_regression_is_measured_to_the_last_bit(spark, make_network, digits):
     frame = spark.createDataFrame(rows, "features array<float>, label double")
     found = [network.evaluate(frame.repartition(parts)).regression for parts in (1, 4)]
     assert found[0] == found[1]
-    outputs = predict_in_blocks(network.model, features)[:, 0].astype(float)
+    outputs = predict_flattened(network.model, features)[:, 0].astype(float)
     assert found[0].r2 == pytest.approx(sk.r2_score(labels, outputs), rel=1e-12)
     assert network.score(frame) == pytest.approx(found[0].mse, rel=1e-6)
 
@@ -70,10 +71,10 @@ def test_a_dataframe_gets_its_predictions(spark, make_network, digits, frame):
     predicted = network.predict(frame.repartition(3), output="shares")
     assert predicted.columns == ["features", "label", "shares"]
     found = predicted.collect()
-    wanted = predict_in_blocks(network.model, np.array([row.features for row in found], np.float32))
+    wanted = predict_flattened(network.model, np.array([row.features for row in found], np.float32))
     assert np.array([row.shares for row in found], np.float32).tobytes() == wanted.tobytes()
     rdd = spark.sparkContext.parallelize(list(digits.held_out[0]), 3)
-    wanted = predict_in_blocks(network.model, digits.held_out[0])
+    wanted = predict_flattened(network.model, digits.held_out[0])
     assert np.stack(network.predict(rdd).collect()).tobytes() == wanted.tobytes()
 
 
@@ -81,12 +82,12 @@ def test_a_function_of_columns_predicts(spark, make_network, digits, frame):
     network = make_network()
     udf = network.udf()
     found = frame.select("features", udf("features").alias("shares")).collect()
-    wanted = predict_in_blocks(network.model, np.array([row.features for row in found], np.float32))
+    wanted = predict_flattened(network.model, np.array([row.features for row in found], np.float32))
     assert np.array([row.shares for row in found], np.float32).tobytes() == wanted.tobytes()
     apart = frame.select(*[sql.col("features")[i].alias(f"x{i}") for i in range(64)])
     found = apart.select("*", network.udf(output="p")(*apart.columns).alias("made")).limit(50)
     for row in found.select("made.p", *apart.columns).collect():
-        wanted = predict_in_blocks(network.model, np.array([row[1:]], np.float32))
+        wanted = predict_flattened(network.model, np.array([row[1:]], np.float32))
         assert np.array(row.p, np.float32).tobytes() == wanted.tobytes()
 
 
@@ -103,12 +104,13 @@ def test_a_function_of_columns_reads_them_as_training_does(spark, make_network):
     network = make_network(OnlyFloats([4, 3], seed=1))
     udf, rows = network.udf(), [(i, i + 1, [[float(i), 1.0], [2.0, 3.0]]) for i in range(5)]
     schema = "a int, b short, nested array<array<float>>"
-    frame = spark.createDataFrame(rows, schema).withColumn("place", sql.struct("a", "b"))
+    frame = spark.createDataFrame(rows, schema).coalesce(1)  # a task that fails is tried 4 times
+    frame = frame.withColumn("place", sql.struct("a", "b"))
     flat = network.udf(shapes=[(4,)])  # the nested ones as this network wants them
     made = frame.select("a", "b", udf("a", "b", "a", "b").alias("p"), flat("nested").alias("q"))
     for row in made.collect():
         for found, given in [(row.p, [row.a, row.b] * 2), (row.q, [row.a, 1, 2, 3])]:
-            wanted = predict_in_blocks(network.model, np.array([given], np.float32))
+            wanted = predict_flattened(network.model, np.array([given], np.float32))
             assert np.array(found, np.float32).tobytes() == wanted.tobytes()
     lost = sql.array(sql.array(sql.lit(1.0), sql.lit(None).cast("double")))
     for wrong, words in [(lost, "column 0 has a null or NaN, in row 0"), ("place", "is a struct")]:
@@ -158,7 +160,7 @@ def test_predicting_takes_every_kind_of_features_that_fit_takes(spark, make_netw
     for features, width in many:
         network = make_network(DenseNetwork([width, 2], seed=1))
         blocks = list_of_blocks(frame, features)
-        wanted = predict_in_blocks(network.model, blocks)
+        wanted = predict_flattened(network.model, blocks)
         found = network.predict(frame, features=features).collect()
         assert [row[:-1] for row in found] == [tuple(row) for row in given], features
         assert np.array([row.prediction for row in found], "f4").tobytes() == wanted.tobytes()
@@ -168,14 +170,14 @@ def test_vectors_known_to_be_short_come_as_arrays(spark):
     """Which is twice as fast."""
     frame = every_kind(spark)
     for name, array in (("assembled", True), ("vector", False)):
-        _, reading = wanted_columns(frame, Chosen(name, ()), dense=True)
+        _, reading = resolve_columns(frame, ColumnSpec(name, ()), dense=True)
         (kind,) = pa.ipc.read_schema(pa.py_buffer(reading.schema)).types
         assert pa.types.is_list(kind) == array, name
 
 
 def list_of_blocks(frame, features):
     """What training would see, in the order of the rows."""
-    source = source_of(frame.withColumn("zero", sql.lit(0)), Chosen(features, "zero"))
+    source = create_source(frame.withColumn("zero", sql.lit(0)), ColumnSpec(features, "zero"))
     messages, blocks = source.rdd.collect(), source.blocks
     return np.concatenate([b.form.batch(b.records).features for b in blocks(0, messages)])
 

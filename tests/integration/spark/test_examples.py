@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
-ONE_EXECUTOR = "local-cluster[1,2,1024]"  # which two fits at a time share, or a fit's two workers
 TWO_EXECUTORS = "local-cluster[2,1,1024]"
 FOUR_WORKERS = "local-cluster[2,2,1024]"
+OTHERS = {  # and the library that each needs
+    "torch_digits.py": "torch",
+    "jax_digits.py": "jax",
+    "lightning_digits.py": "pytorch_lightning",
+    "hf_tokens.py": "transformers",
+}
+
+pytestmark = pytest.mark.timeout(1_200)  # one application runs most of them
 
 
-def submitted(example: str, *arguments: str, master: str, **conf: str) -> str:
+def submitted(program: str, *arguments: str, master: str) -> str:
     """What it prints, by spark-submit, with the settings for a laptop."""
     import pyspark
 
     command = [str(Path(pyspark.__path__[0]) / "bin/spark-submit"), "--master", master]
     command += ["--properties-file", "conf/laptop.conf", "--conf", "spark.driver.host=127.0.0.1"]
-    for name, value in conf.items():
-        command += ["--conf", f"spark.sparkstrom.{name}={value}"]
     environment = os.environ | {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -30,12 +37,12 @@ def submitted(example: str, *arguments: str, master: str, **conf: str) -> str:
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     done = subprocess.run(
-        [*command, f"examples/{example}", *arguments],
+        [*command, program, *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1_000,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
@@ -43,35 +50,55 @@ def submitted(example: str, *arguments: str, master: str, **conf: str) -> str:
 
 
 def test_digits() -> None:
-    assert "held-out accuracy" in submitted("digits.py", "--epochs", "40", master=FOUR_WORKERS)
+    printed = submitted("examples/digits.py", "--epochs", "40", master=FOUR_WORKERS)
+    assert "held-out accuracy" in printed
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where examples write."""
+    return tmp_path_factory.mktemp("examples")
+
+
+@pytest.fixture(scope="module")
+def told(folder: Path) -> dict[str, tuple[int, str]]:
+    """The exit status and the output of each other example: one application runs them all."""
+    commands = {
+        **{name: f"examples/{name}" for name, library in OTHERS.items() if find_spec(library)},
+        "export.py": f"SPARKSTROM_EXPORT_DIRECTORY={folder}/rows examples/export.py",
+        "pipeline.py": f"examples/pipeline.py {folder}/saved",
+    }
+    program = str(Path(__file__).with_name("several_examples.py"))
+    printed = submitted(program, *commands.values(), master=TWO_EXECUTORS)
+    answers = [json.loads(line) for line in printed.splitlines() if line.startswith('{"command"')]
+    assert [answer["command"] for answer in answers] == [*commands.values()]
+    return {
+        name: (answer["status"], answer["printed"])
+        for name, answer in zip(commands, answers, strict=True)
+    }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("example", "needs"),
-    [
-        ("torch_digits.py", "torch"),
-        ("jax_digits.py", "jax"),
-        ("lightning_digits.py", "pytorch_lightning"),
-        ("hf_tokens.py", "transformers"),
-    ],
-)
-def test_other_peoples_models(example: str, needs: str) -> None:
-    pytest.importorskip(needs, reason=f"{needs} is not here: the tests' extra has it")
-    assert "held-out accuracy" in submitted(example, master=TWO_EXECUTORS)
+@pytest.mark.parametrize(("example", "needs"), OTHERS.items())
+def test_other_peoples_models(told: dict[str, tuple[int, str]], example: str, needs: str) -> None:
+    pytest.importorskip(needs, reason=f"{needs} is not here: the extra test-all has it")
+    status, printed = told[example]
+    assert status == 0, printed
+    assert "held-out accuracy" in printed
 
 
 @pytest.mark.slow
-def test_export(tmp_path: Path) -> None:
-    directory = f"{tmp_path}/rows"
-    printed = submitted("export.py", master=ONE_EXECUTOR, export_directory=directory)
-    assert f"rows in {directory}/sparkstrom-" in printed
-    assert list((tmp_path / "rows").iterdir()) == []
+def test_export(told: dict[str, tuple[int, str]], folder: Path) -> None:
+    status, printed = told["export.py"]
+    assert status == 0, printed
+    assert f"rows in {folder}/rows/sparkstrom-" in printed
+    assert list((folder / "rows").iterdir()) == []
 
 
 @pytest.mark.slow
-def test_pipeline(tmp_path: Path) -> None:
-    printed = submitted("pipeline.py", str(tmp_path / "saved"), master=ONE_EXECUTOR)
+def test_pipeline(told: dict[str, tuple[int, str]], folder: Path) -> None:
+    status, printed = told["pipeline.py"]
+    assert status == 0, printed
     assert "held out: 0.9" in printed
     assert "seconds of the last fit: " in printed
-    assert (tmp_path / "saved/metadata").is_dir()
+    assert (folder / "saved/metadata").is_dir()

@@ -17,11 +17,11 @@ from sparkstrom import (
     SparkNetwork,
 )
 from sparkstrom.base.errors import UsageError
-from sparkstrom.checkpoint.checkpoint_directory import open_checkpoint
+from sparkstrom.checkpoint.directory import open_checkpoint
 from sparkstrom.models import DenseNetwork, Sgd, from_dl4j
 from sparkstrom.models.base import Batch
-from sparkstrom.models.outputs import predict_in_blocks
-from sparkstrom.runtime.lent_state import updater_in
+from sparkstrom.models.output_interpretation import predict_flattened
+from sparkstrom.runtime.optimizer_states import decode_optimizer_state
 
 DATA = Path(__file__).parents[2] / "conformance/data"
 
@@ -44,7 +44,7 @@ def test_a_network_of_dl4js_goes_on_with_its_updaters_state(spark: Any, tmp_path
     summary = network.fit(data, epochs=1)
     assert summary.replicas_equal, summary.hashes
     _, checkpoint = open_checkpoint(folder, print)
-    state = updater_in(checkpoint.arrays["state"].tobytes())
+    state = decode_optimizer_state(checkpoint.arrays["state"].tobytes())
     assert state["steps"] == 226
     for vector in ("mean", "square"):
         np.testing.assert_allclose(
@@ -90,7 +90,7 @@ def test_the_spark_layer_by_dl4js_names(spark: Any, digits: Any) -> None:
     assert network.model.penalty() > 0.1
     keyed = network.feed_forward_with_key(frame, "id")
     assert keyed.columns == ["id", "prediction"]
-    outputs = predict_in_blocks(network.model, np.array([f for f, _, _ in rows], np.float32))
+    outputs = predict_flattened(network.model, np.array([f for f, _, _ in rows], np.float32))
     by_key = {row.id: row.prediction for row in keyed.collect()}
     np.testing.assert_array_equal([by_key[key] for _, _, key in rows], outputs)
     pairs = spark.sparkContext.parallelize([(key, f) for f, _, key in rows], 2)

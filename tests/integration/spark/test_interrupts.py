@@ -15,43 +15,60 @@ import pytest
 JOB = Path(__file__).parent / "interrupted_job.py"
 GONE_S = 5.0
 LIMIT_S = 240.0
+FITS = [("start", "driver"), ("training", "driver"), ("training", "executor")]
+
+
+class Program:
+    """The driver program and what it says."""
+
+    def __init__(self, folder: Path) -> None:
+        self._said = folder / "stderr"
+        with self._said.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, str(JOB), *map(":".join, FITS)],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                cwd=folder,
+                env=os.environ | {"SPARKSTROM_RUNS": str(folder / "runs")},
+                start_new_session=True,  # as a shell gives a job a process group of its own
+            )
+
+    def said(self) -> str:
+        return self._said.read_text()
+
+    def line_with(self, text: str) -> str:
+        """Its next line that has this text."""
+        assert self.process.stdout is not None
+        while (line := self.process.stdout.readline()) and text not in line:
+            pass
+        assert text in line, self.said()
+        return line
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("when", "controller"), [("start", "driver"), ("training", "driver"), ("training", "executor")]
-)
-def test_ctrl_c_at(when, controller, tmp_path):
-    said = tmp_path / "stderr"
-    with said.open("w") as stderr:
-        program = subprocess.Popen(
-            [sys.executable, str(JOB), when, controller],
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            cwd=tmp_path,
-            env=os.environ | {"SPARKSTROM_RUNS": str(tmp_path / "runs")},
-            start_new_session=True,  # as a shell gives a job a process group of its own
-        )
-    try:
-        assert program.stdout is not None
-        while (line := program.stdout.readline()) and "READY" not in line:
-            pass
-        assert "READY" in line, said.read_text()
-        began_s = time.monotonic()
-        os.killpg(program.pid, signal.SIGINT)
-        rest, _ = program.communicate(timeout=LIMIT_S)
-    finally:
-        program.kill()
-    text = said.read_text()
-    assert program.returncode == 0, text
-    found = json.loads(rest.splitlines()[-1])
-    print(when, controller, found, f"{time.monotonic() - began_s:.1f} s", text)
-    assert found["jobs_gone_s"] < GONE_S
-    assert (found["moved"] > 1e-3) == (when == "training")  # less is rounding to the grid
-    if when == "training":
-        assert found["saved"]
-    assert found["equal_afterwards"]
-    assert found["minibatches"][0] == found["minibatches"][1] == 40
-    assert "reentrant" not in text
-    assert "Traceback" not in text
+def test_ctrl_c(tmp_path):
+    """Each fit is in the session in which the one before it was interrupted."""
+    program = Program(tmp_path)
+    with program.process as process:
+        try:
+            for when, controller in FITS:
+                program.line_with("READY")
+                began_s = time.monotonic()
+                os.killpg(process.pid, signal.SIGINT)
+                found = json.loads(program.line_with("jobs_gone_s"))
+                print(when, controller, found, f"{time.monotonic() - began_s:.1f} s")
+                assert found["jobs_gone_s"] < GONE_S
+                # Less is rounding to the grid.
+                assert (found["moved"] > 1e-3) == (when == "training")
+                if when == "training":
+                    assert found["saved"]
+                assert found["equal_afterwards"]
+                assert found["minibatches"][0] == found["minibatches"][1] == 42
+            process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+    print(program.said())
+    assert process.returncode == 0
+    assert "reentrant" not in program.said()
+    assert "Traceback" not in program.said()

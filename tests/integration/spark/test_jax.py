@@ -105,7 +105,7 @@ def test_what_cannot_be_pickled_is_refused_before_the_job(spark, digits, make_ne
 def test_keras_with_batch_norm_and_dropout(spark, digits, make_network):
     pytest.importorskip("keras", reason="keras is not installed: pip install 'sparkstrom[keras]'")
     from sparkstrom.models.keras import KerasModel
-    from sparkstrom.models.keras_objects import keras
+    from sparkstrom.models.keras_support import keras
 
     keras.utils.set_random_seed(1)
     module = keras.Sequential(

@@ -15,9 +15,9 @@ import pytest
 from pyspark import cloudpickle
 
 from sparkstrom import ParameterAveragingTrainingMaster, SparkNetwork
+from sparkstrom.data.row_store import Batches
 from sparkstrom.models import Nesterov, Sgd
 from sparkstrom.models.base import Batch
-from sparkstrom.runtime.batches import Batches
 from tests.integration import model_kinds
 from tests.integration.averaged_rounds import in_one_process
 from tests.integration.model_kinds import BY_CHANCE, KINDS

@@ -7,7 +7,7 @@ import pytest
 
 from sparkstrom import TrainingError, VoidConfiguration
 from sparkstrom.listeners import CollectScoresListener, EvaluativeListener, TrainingListener
-from sparkstrom.observe.listening.json_lines import read
+from sparkstrom.observe.listener_events import read_run_log
 
 
 @pytest.fixture
@@ -21,13 +21,13 @@ class Diary(TrainingListener):
     def __init__(self):
         self.events, self.copies = [], []
 
-    def _note(self, event):
+    def _add_news(self, event):
         self.events.append(event)
 
-    on_fit_begin = on_iteration = on_worker_change = on_fit_end = _note
+    on_fit_begin = on_iteration = on_worker_change = on_fit_end = _add_news
 
     def on_epoch(self, event):
-        self._note(event)
+        self._add_news(event)
         self.copies.append(event.snapshot())
 
     def of(self, kind):
@@ -64,7 +64,7 @@ def test_a_fit_is_heard_from_begin_to_end(make_network, data, digits, tmp_path):
     assert [epoch for epoch, _ in judged.results] == [1, 2, 3, 4]
     assert judged.results[-1][1].classification.accuracy > 0.5
     assert scores.scores
-    lines = read(tmp_path / "run.jsonl")
+    lines = read_run_log(tmp_path / "run.jsonl")
     assert (lines[0]["event"], lines[-1]["event"]) == ("fit_begin", "fit_end")
     assert lines[-1]["summary"]["minibatches"] == summary.minibatches
     assert lines[-1]["summary"]["hashes"] == summary.hashes

@@ -42,7 +42,7 @@ def four_executors() -> Iterator[Any]:
 def executor_that_relays(master: Master) -> int:
     """The process of an executor whose node has another one's below it."""
     tree, executors = master.placement.tree, master.members.executors
-    inner = next(node for node in tree.below(MASTER) if any(tree.children(node)))
+    inner = next(node for node in tree.descendants(MASTER) if any(tree.children(node)))
     child = next(iter(tree.children(inner)))
     assert tree.depth(child) == 2
     assert executors[child] != executors[inner]

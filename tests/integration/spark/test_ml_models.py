@@ -1,4 +1,4 @@
-"""Every kind of model in the estimator: alone, in a saved pipeline, cross-validated."""
+"""Every kind of model in the estimator: tuned, and in a saved pipeline."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from sparkstrom.listeners import TrainingListener
 from sparkstrom.ml import SparkstromEstimator, SparkstromModel
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.spark.executor.inference import TrainedModel
+from sparkstrom.spark.ml.params import unwrap
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 
@@ -145,60 +146,43 @@ def predicted(stage: Any, frame: Any) -> list[Any]:
 
 
 @KINDS
-def test_a_fit_leaves_the_model_as_it_was_and_the_next_begins_with_the_same(
-    frame: Any, make: Callable[[], Any], starts: list[np.ndarray]
-) -> None:
-    model = make()
-    before, buffers = model.initial(), getattr(model, "buffers_bytes", bytes)()
-    estimator = an_estimator(model)
-    for _ in range(2):
-        trained = estimator.fit(frame)
-        assert trained.summary.replicas_equal
-        assert (trained.parameters != before).any()
-        assert len(predicted(trained, frame)) == 160
-    np.testing.assert_array_equal(model.initial(), before)
-    assert getattr(model, "buffers_bytes", bytes)() == buffers
-    assert trained.model is not model
-    assert [start.tobytes() for start in starts] == [before.tobytes()] * 2
-
-
-@KINDS
-def test_a_pipeline_is_saved_and_loaded_before_and_after_training(
+@pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")
+def test_a_pipeline_is_tuned_then_saved_and_loaded_before_and_after_training(
     frame: Any, make: Callable[[], Any], starts: list[np.ndarray], tmp_path: Path
 ) -> None:
+    """Each fit leaves the model as it was, and the next one begins with the same."""
     model = make()
+    before, buffers = model.initial(), getattr(model, "buffers_bytes", bytes)()
     scaler = MaxAbsScaler(inputCol="pixels", outputCol="scaled")
-    stages = [scaler, an_estimator(model, featuresCol="scaled")]
-    Pipeline(stages=stages).write().overwrite().save(str(tmp_path / "untrained"))
-    trained = Pipeline.load(str(tmp_path / "untrained")).fit(frame)
-    assert [start.tobytes() for start in starts] == [model.initial().tobytes()]
-    trained.write().overwrite().save(str(tmp_path / "trained"))
-    loaded = PipelineModel.load(str(tmp_path / "trained"))
-    assert predicted(loaded, frame) == predicted(trained, frame)
-    again = tmp_path / "again"
-    loaded.write().overwrite().save(str(again))  # code that came out of a file goes into one
-    assert predicted(PipelineModel.load(str(again)), frame) == predicted(trained, frame)
-
-
-@pytest.mark.slow
-@KINDS
-@pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")
-def test_each_fit_of_a_cross_validation_begins_with_the_same(
-    frame: Any, make: Callable[[], Any], starts: list[np.ndarray]
-) -> None:
-    model = make()
-    estimator = an_estimator(model)
-    validator = CrossValidator(
-        estimator=estimator, numFolds=2, parallelism=2, seed=1,
+    estimator = an_estimator(model, featuresCol="scaled")
+    pipeline = Pipeline(stages=[scaler, estimator])
+    validator = TrainValidationSplit(
+        estimator=pipeline, parallelism=2, seed=1, collectSubModels=True,
         estimatorParamMaps=ParamGridBuilder().addGrid(estimator.epochs, [1, 2]).build(),
         evaluator=MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy"),
     )  # fmt: skip
     found = validator.fit(frame)
     gc.collect()  # Spark leaves its pool of threads to the collector
-    assert len(found.avgMetrics) == 2
-    assert found.bestModel.summary.replicas_equal
+    assert len(found.validationMetrics) == len(found.subModels) == 2
+    for tuned in (found.bestModel, *found.subModels):
+        _, trained = tuned.stages
+        assert trained.summary.replicas_equal
+        assert (trained.parameters != before).any()
+        assert trained.model is not model
     assert len(predicted(found, frame)) == 160
-    assert [start.tobytes() for start in starts] == [model.initial().tobytes()] * 5
+    np.testing.assert_array_equal(model.initial(), before)
+    assert getattr(model, "buffers_bytes", bytes)() == buffers
+    pipeline.write().overwrite().save(str(tmp_path / "untrained"))
+    trained = Pipeline.load(str(tmp_path / "untrained")).fit(frame)
+    assert [start.tobytes() for start in starts] == [before.tobytes()] * 4
+    trained.write().overwrite().save(str(tmp_path / "trained"))
+    loaded = PipelineModel.load(str(tmp_path / "trained"))
+    rows = predicted(trained, frame)
+    assert len(rows) == 160
+    assert predicted(loaded, frame) == rows
+    again = tmp_path / "again"
+    loaded.write().overwrite().save(str(again))  # code that came out of a file goes into one
+    assert predicted(PipelineModel.load(str(again)), frame) == rows
 
 
 class Mute(TrainingListener):
@@ -209,20 +193,25 @@ class Mute(TrainingListener):
     ("validator", "tuned"),
     [(CrossValidator, CrossValidatorModel), (TrainValidationSplit, TrainValidationSplitModel)],
 )
+@pytest.mark.parametrize("by_hand", [False, True])
 def test_a_grid_of_models_masters_and_columns_is_saved_with_what_was_tuned(
-    frame: Any, tmp_path: Path, validator: Any, tuned: Any
+    frame: Any, tmp_path: Path, validator: Any, tuned: Any, by_hand: bool
 ) -> None:
     """Spark writes a grid as JSON, except what it takes for a stage; no fit is needed for that."""
     model = torch_model()
     estimator = an_estimator(model)
-    best = SparkstromModel(TrainedModel.of(model, model.initial()), None, 1)
+    best = SparkstromModel(TrainedModel.from_model(model, model.initial()), None, 1)
     estimator._copyValues(best)
     grid = ParamGridBuilder().addGrid(estimator.epochs, [1]).addGrid(estimator.model, [model])
     grid.addGrid(estimator.master, [TWO]).addGrid(estimator.featuresCol, [("pixels",)])
     grid.addGrid(estimator.listeners, [[Mute()]])
+    maps = grid.build()
+    if by_hand:
+        maps = [{param: unwrap(value) for param, value in maps[0].items()}]
+        estimator.copy(maps[0])  # as each fit does
     made = validator(
         estimator=estimator,
-        estimatorParamMaps=grid.build(),
+        estimatorParamMaps=maps,
         evaluator=MulticlassClassificationEvaluator(labelCol="digit"),
     )
     path = str(tmp_path / "tuned")

@@ -19,7 +19,7 @@ from sparkstrom import AdaptiveThreshold, EarlyStopping, SharedTrainingMaster
 from sparkstrom.base.errors import UsageError
 from sparkstrom.ml import SparkstromEstimator, SparkstromModel
 from sparkstrom.models import DenseNetwork, Sgd
-from sparkstrom.models.outputs import predict_in_blocks
+from sparkstrom.models.output_interpretation import predict_flattened
 
 MODEL = DenseNetwork([64, 24, 10], updater=Sgd(0.1), seed=1)
 TWO = SharedTrainingMaster(workers_per_node=1, threshold=AdaptiveThreshold(1e-2))  # few steps
@@ -146,7 +146,7 @@ def test_values_weights_and_early_stopping(spark, tmp_path):
     loaded = SparkstromModel.load(str(tmp_path / "model"))
     assert loaded.parameters.tobytes() == model.parameters.tobytes()
     assert loaded.epochs_trained == len(model.summary.history)
-    wanted = predict_in_blocks(model.model, features[:3].astype(np.float32))
+    wanted = predict_flattened(model.model, features[:3].astype(np.float32))
     np.testing.assert_array_equal(loaded.predict(features[:3]), model.predict(features[:3]))
     np.testing.assert_allclose(loaded.predict(features[:3]), wanted, rtol=1e-5)
 
@@ -209,8 +209,8 @@ def test_listeners_hear_every_fit_and_are_not_saved(frame, tmp_path):
     assert kinds == 2 * ["FitBegin", "EpochEnd", "EpochEnd", "FitEnd"]
     assert heard.events[-1].summary.replicas_equal
     estimator.save(str(tmp_path / "saved"))
-    assert SparkstromEstimator.load(str(tmp_path / "saved")).of("listeners") is None
-    with pytest.raises(UsageError, match="hears nothing"):
+    assert SparkstromEstimator.load(str(tmp_path / "saved")).get_or_none("listeners") is None
+    with pytest.raises(UsageError, match="has no method for events"):
         SparkstromEstimator(listeners=[3])
 
 
@@ -255,7 +255,7 @@ def test_what_is_missing_is_named(spark, frame, tmp_path):
     with pytest.raises(UsageError, match="there is no column 'features'"):
         estimator.fit(frame)
     master = SharedTrainingMaster(checkpoint_directory=str(tmp_path / "checkpoints"))
-    with pytest.raises(UsageError, match="an estimator's fits are many and alike"):
+    with pytest.raises(UsageError, match="an estimator may run several equal fits"):
         SparkstromEstimator(model=MODEL, labelCol="digit", master=master).fit(frame)
     assert not (tmp_path / "checkpoints").exists()
     estimator.save(str(tmp_path / "no model"))

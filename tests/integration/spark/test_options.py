@@ -13,13 +13,13 @@ import pytest
 
 from sparkstrom import AdaptiveThreshold, SparkNetwork, VoidConfiguration
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.spark.executor.interfaces import (
-    driver_address,
-    ends_of,
-    executor_address,
-    opener,
-)
 from sparkstrom.transport.aeron.driver import DriverOptions
+from sparkstrom.worker.connectivity import (
+    choose_driver_address,
+    choose_executor_address,
+    port_bounds,
+    transport_opener,
+)
 from tests.integration.udp_ports import bound_sockets, free_ports
 
 # -- sockets ---------------------------------------------------------------------------------------
@@ -29,8 +29,8 @@ from tests.integration.udp_ports import bound_sockets, free_ports
 def bound(host: str, ports: range | None, scratch: Path) -> Iterator[Endpoint]:
     """A media driver as a fit would start it; yields the socket that the kernel shows for it."""
     before = bound_sockets()
-    options = DriverOptions(host=host, ports=ends_of(ports), edges=2, scratch=scratch)
-    open_transport = opener(secrets.token_hex(8), options)
+    options = DriverOptions(host=host, ports=port_bounds(ports), edges=2, scratch=scratch)
+    open_transport = transport_opener(secrets.token_hex(8), options)
     with closing(open_transport(None)) as transport:
         assert transport.endpoint in bound_sockets() - before
         yield transport.endpoint
@@ -62,7 +62,9 @@ def test_port_range(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("address", "host"), [(None, "127.0.0.1"), ("127.0.0.2", "127.0.0.2")])
 def test_controller_address(tmp_path: Path, address: str | None, host: str) -> None:
     void = VoidConfiguration(controller_address=address)
-    with bound(driver_address(void, "127.0.0.1"), void.controller_ports(), tmp_path) as endpoint:
+    with bound(
+        choose_driver_address(void, "127.0.0.1"), void.controller_ports(), tmp_path
+    ) as endpoint:
         assert endpoint.host == host
 
 
@@ -71,10 +73,10 @@ def test_controller_address(tmp_path: Path, address: str | None, host: str) -> N
 def test_network_mask(tmp_path: Path, mask: str | None, host: str) -> None:
     """Spark's own choice is 127.0.0.3; the mask leads to the address that the interface has."""
     void = VoidConfiguration(network_mask=mask)
-    with bound(driver_address(void, "127.0.0.3"), None, tmp_path) as controller:
+    with bound(choose_driver_address(void, "127.0.0.3"), None, tmp_path) as controller:
         assert controller.host == host
         if mask is not None:
-            assert executor_address(void, controller) == "127.0.0.1"
+            assert choose_executor_address(void, controller) == "127.0.0.1"
 
 
 # -- executors -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""docs/quickstart.md runs word by word, as a program of its own."""
+"""The programs in README.md and docs/quickstart.md run as they are printed there."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
+README = ROOT / "README.md"
 PAGE = ROOT / "docs/quickstart.md"
 # As in conf/laptop.conf: a JVM that does not compile for hours to come.
 JVM = {"JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
@@ -24,14 +25,19 @@ def program() -> str:
 
 
 def readme() -> str:
-    """README's first Python block, which needs nothing else."""
-    found = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
+    """Return README's first Python block, which is a complete program."""
+    found = re.search(r"^```python\n(.*?)^```", README.read_text(), re.S | re.M)
     assert found is not None
     return found[1]
 
 
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= 150
+
+
 @pytest.mark.slow
 def test_the_readmes_first_block_runs_as_pasted(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     (tmp_path / "program.py").write_text(readme())
     done = subprocess.run(
         [sys.executable, "program.py"],
@@ -43,7 +49,10 @@ def test_the_readmes_first_block_runs_as_pasted(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-4_000:]
     assert "2 workers trained 20 epochs" in done.stdout
-    assert (tmp_path / "model.npz").exists()
+    accuracy = re.search(r"^held-out accuracy (\S+)$", done.stdout, re.MULTILINE)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 0.9
+    assert (tmp_path / "digits.pt").exists()
 
 
 def test_the_quickstarts_environment_has_what_the_pages_import() -> None:
@@ -53,6 +62,7 @@ def test_the_quickstarts_environment_has_what_the_pages_import() -> None:
     ]
     named = {re.split(r"[<>=]", each)[0] for each in extras["examples"]}
     assert {"scikit-learn", "pandas"} <= named
+    assert "pip install '.[spark,torch,examples]'" in README.read_text()
     assert "install examples" in (ROOT / "scripts/quickstart").read_text()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from sparkstrom import VoidConfiguration
 from sparkstrom.base.errors import SetupError, UsageError
-from sparkstrom.transport.aeron.library import ENV_LIBRARY
+from sparkstrom.transport.aeron.library import LIBRARY_VARIABLE
 
 
 def test_a_taken_port_is_named(spark, digits, make_network):
@@ -63,11 +63,11 @@ def test_a_worker_without_the_aeron_library_says_so_before_it_compiles(
 ):
     context = spark.sparkContext
     # Of Python workers, which are new ones: this program has its library.
-    monkeypatch.setitem(context.environment, ENV_LIBRARY, "/nowhere/libaeron.so")
+    monkeypatch.setitem(context.environment, LIBRARY_VARIABLE, "/nowhere/libaeron.so")
     monkeypatch.setitem(context.environment, "NUMBA_CACHE_DIR", str(tmp_path))
     with pytest.raises(SetupError) as refused:
         make_network().fit(context.parallelize(digits.rows()[:100], 4))
     assert str(refused.value).startswith(f"on {socket.gethostname()}: /nowhere/libaeron.so")
-    assert f"{ENV_LIBRARY} names it: correct that" in str(refused.value)
+    assert f"{LIBRARY_VARIABLE} names it: correct that" in str(refused.value)
     assert "\n" not in str(refused.value)
     assert list(tmp_path.rglob("*.nbc")) == []

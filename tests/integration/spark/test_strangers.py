@@ -14,10 +14,10 @@ import pytest
 
 from sparkstrom import VoidConfiguration
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.codec.frames import KEY_BYTES, Header, Seal
-from sparkstrom.codec.messages import Heartbeat, Leaving
+from sparkstrom.codec.messages import Heartbeat, LeaveNotice
+from sparkstrom.codec.sealed_frames import KEY_BYTES, Header, Seal
 from sparkstrom.codec.wire import encode
-from sparkstrom.protocol.master.welcomes import FIRST_STREAM, STREAMS_PER_EDGE
+from sparkstrom.protocol.master.announcements import FIRST_STREAM, STREAMS_PER_EDGE
 from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.driver import ensure_driver
 from tests.key_forms import forms_of
@@ -95,9 +95,9 @@ def forged_frame(i: int) -> bytes:
     """Well formed, and sealed with another key: a node says it leaves, or is somewhere else."""
     seal = Seal(secrets.token_bytes(KEY_BYTES), secrets.randbits(63))
     message = (
-        Leaving(node=1, reason="done", checkpoint=None)
+        LeaveNotice(node=1, reason="done", checkpoint=None)
         if i % 2
-        else Heartbeat(received=10**6, bytes_received=0, catching=False, stamp=10**6, news=[])
+        else Heartbeat(received=10**6, bytes_received=0, catching=False, stamp=10**6, statuses=[])
     )
     kind, body = encode(message)
     return seal.close(Header(kind, 1 + i // 2, 0, 1, 10**6 + i, 0, 1), body)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from sparkstrom import SharedTrainingMaster, SparkNetwork
+from sparkstrom.fit import checkpoints as fit_checkpoints
 from sparkstrom.models import DenseNetwork, Nesterov
-from sparkstrom.spark.driver import fit_checkpoints
 from sparkstrom.streams import each_batch
 
 SCHEMA = "features array<float>, label int"
@@ -156,7 +156,7 @@ def test_a_micro_batch_that_is_given_again_is_trained_once_where_checkpoints_are
         if batch == 1:
             np.testing.assert_array_equal(again.parameters, learnt)
 
-    monkeypatch.setattr(fit_checkpoints, "_claims", {})  # another program
+    monkeypatch.setattr(fit_checkpoints, "_directory_owners", {})  # another program
     again = small(spark, checkpoint_directory=directory)
     stream.run(each_batch(again, tell, epochs=2, run_log=""))
     assert told == [(1, True), (2, False)]

@@ -277,3 +277,45 @@ def test_embeddings_learn_in_the_rows_that_occur_and_nowhere_else(train):
     assert moved[: USERS * 4].reshape(USERS, 4).any(1).tolist() == [
         n < USERS // 2 for n in range(USERS)
     ]
+
+
+class Falling(nn.Module):
+    """Learns the sum of its learning rates: the gradient is 1 in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        return self.weight + 0 * x[:, :1]
+
+
+def falling_step(module: Any, optimizer: Any, batch: Any) -> Any:
+    optimizer.zero_grad()
+    loss = module(batch.features).mean()
+    loss.backward()
+    optimizer.step()
+    module.total.fill_(module.weight.total)
+    return loss
+
+
+def falling(optimizer: Any, total_steps: int) -> Any:
+    optimizer.param_groups[0]["params"][0].total = total_steps
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total_steps)
+
+
+@pytest.mark.slow
+def test_a_scheduler_is_made_for_the_minibatches_of_all_workers(spark: Any) -> None:
+    """Of partitions with different numbers of minibatches, which no worker knows alone."""
+    rows = [(np.zeros(2, np.float32), 0) for _ in range(150)]
+    parts = spark.sparkContext.parallelize(rows, 4).coalesce(3)  # one of them has two of four
+    sgd = partial(torch.optim.SGD, lr=0.01)
+    model = TorchModel(Falling(), None, sgd, scheduler=falling, step=falling_step)
+    master = SharedTrainingMaster(
+        threshold=FixedThreshold(1e-3), batch_size_per_worker=4, repartition="never"
+    )
+    with SparkNetwork(spark, model, master, progress=False) as network:
+        summary = network.fit(parts, epochs=3)
+        assert len({worker.steps for worker in summary.per_worker}) > 1
+        assert int(network.module.total) == summary.minibatches_expected

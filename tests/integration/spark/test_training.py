@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
-import zipimport
 
 import numpy as np
 import pytest
 
 from sparkstrom import AdaptiveThreshold, SparkNetwork
 from sparkstrom.base.errors import TrainingError, UsageError
-from sparkstrom.base.import_archives import IS_EAGER
 from sparkstrom.models import Adam, DenseNetwork
-from sparkstrom.spark.driver.cluster import live_conf
+from sparkstrom.spark.cluster import live_conf
 
 
 def check_whole(summary, epochs, workers=4):
@@ -81,17 +79,16 @@ def test_workers_look_for_no_garbage_among_modules(spark, digits, make_network):
     assert max(spared) > 50_000
 
 
-@pytest.mark.skipif(not IS_EAGER, reason="this Python reads archives when something is imported")
-def test_workers_read_unchanged_archives_once(spark, digits, make_network):
-    """Of Spark's jar and pyspark.zip, which every task would read anew."""
+def test_importers_of_a_users_worker_stay_pythons_own(spark, digits, make_network):
+    """Workers are the user's, too: a fit replaces nothing of theirs."""
 
-    def read_anew(rows):
+    def foreign(rows):
         importers = sys.path_importer_cache.values()
-        yield sum(type(importer) is zipimport.zipimporter for importer in importers)
+        yield [name for name in {type(each).__module__ for each in importers} if "strom" in name]
 
     make_network().fit(spark.sparkContext.parallelize(digits.rows()[:200], 4), epochs=1)
     slots = spark.sparkContext.parallelize(range(4), 4)
-    assert min(slots.mapPartitions(read_anew).collect()) == 0
+    assert slots.mapPartitions(foreign).collect() == [[]] * 4
 
 
 def test_the_configuration_is_asked_for_as_it_is_now(spark):

@@ -20,7 +20,7 @@ import pytest
 from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.listeners import TrainingListener
-from sparkstrom.observe.listening.json_lines import read
+from sparkstrom.observe.listener_events import read_run_log
 from sparkstrom.runtime import worker_output
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
@@ -31,7 +31,7 @@ from torch import nn  # noqa: E402
 from sparkstrom.models.torch import TorchModel  # noqa: E402
 
 SAYS = re.compile(r"^partition (\d) on (\S+) \(([a-z ]+)\) says: (.+)$")
-LEFT_OUT = re.compile(r"^sparkstrom: workers said ([\d,]+) lines more than were shown")
+LEFT_OUT = re.compile(r"^sparkstrom: workers printed ([\d,]+) lines more than were shown")
 MESH = VoidConfiguration(mesh_build_mode="mesh", mesh_fan_out=2)
 
 
@@ -125,7 +125,7 @@ def test_prints_warnings_and_records_of_a_module_come_to_the_driver(
         assert warned.startswith("RuntimeWarning: careful with this layer (")
         assert logged == "WARNING mine.model: 64 features"
     assert len(diary.says) == 12
-    told = [line for line in read(log) if line["event"] == "worker_says"]
+    told = [line for line in read_run_log(log) if line["event"] == "worker_says"]
     assert {line["partition"] for line in told} == {0, 1, 2, 3}
     assert {line["phase"] for line in told} == {"training"}
 
@@ -137,7 +137,7 @@ def test_a_print_in_every_step_floods_nothing_and_is_in_the_executors_log(
     lines, summary = shown(torch_model(each=mark), workers=1, epochs=20)
     heard = said(lines)[0]
     told = len(heard)
-    assert worker_output.BURST <= told < worker_output.BURST + 20
+    assert worker_output.LINES_BURST <= told < worker_output.LINES_BURST + 20
     (left_out,) = filter(None, map(LEFT_OUT.match, lines))
     logs = [path for name in ("stderr", "stdout") for path in work_directory().glob(f"*/*/{name}")]
     written = sum(path.read_text().count(mark) for path in logs)

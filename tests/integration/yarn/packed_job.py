@@ -14,14 +14,18 @@ from pyspark.sql import SparkSession
 def where(_: int = 0) -> dict[str, str]:
     """Of this process."""
     import sparkstrom
-    from sparkstrom.transport.aeron.library import ENV_LIBRARY, fetched_path, load_library
+    from sparkstrom.transport.aeron.library import (
+        LIBRARY_VARIABLE,
+        fetched_library_path,
+        load_library,
+    )
 
     load_library()
     return {
         "prefix": sys.prefix,
         "sparkstrom": sparkstrom.__file__,
-        "named library": os.environ.get(ENV_LIBRARY, ""),
-        "fetched library": str(fetched_path()),
+        "named library": os.environ.get(LIBRARY_VARIABLE, ""),
+        "fetched library": str(fetched_library_path()),
     }
 
 

@@ -12,7 +12,7 @@ from tests.integration.checkpoint.contained import contained
 from tests.integration.yarn.twice_job import BATCH, EPOCHS, ROWS
 
 JOB = Path(__file__).parent / "twice_job.py"
-TWICE = {"spark.yarn.maxAppAttempts": "2", "spark.executor.cores": "1"}
+TWICE = {"spark.yarn.maxAppAttempts": "2", "spark.executor.instances": "1"}  # of two cores
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def test_the_second_attempt_goes_on_from_the_newest_checkpoint(cluster, tmp_path
     assert 0 < saved.minibatches < told["expected"]
     assert told["resumed"] == saved.minibatches
     assert told["examples"] == EPOCHS * ROWS - saved.examples  # the rest, each once
-    assert f"sparkstrom goes on from {told['resumed_from']}" in done.container_logs
+    assert f"sparkstrom resumes from {told['resumed_from']}" in done.container_logs
     assert not any("this is attempt" in warning for warning in told["warnings"])
 
 

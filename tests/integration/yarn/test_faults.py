@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scripts.mini_yarn import Cluster, mini_yarn
-from sparkstrom.protocol.common.endings import Ending
+from sparkstrom.protocol.common.events import Ending
 from tests.integration.yarn.conftest import JARS
 from tests.integration.yarn.faults_job import EPOCHS, GLUT_BYTES
 
@@ -63,7 +63,7 @@ def test_whatever_dies_each_row_counts_once_an_epoch(frail_cluster: Cluster) -> 
 
 def check_late(told: dict, logs: str) -> None:
     """There was nobody, then one executor, then two."""
-    assert "this fit has 4 workers, for which Spark needs 2 executors or more" in logs
+    assert "this fit has 4 workers, for which Spark needs at least 2 executors" in logs
     assert "began with 2 of 4 workers" in told["warnings"]
     of_one_executor = list(itertools.takewhile(lambda count: count <= 2, told["training"]))
     assert 2 in of_one_executor  # it may have been looked at between its first and its second

@@ -25,7 +25,7 @@ def archive(tmp_path_factory) -> Path:
     if made := os.environ.get("SPARKSTROM_PACKED"):
         return Path(made)
     target = tmp_path_factory.mktemp("packed") / "environment.tar.gz"
-    command = [ROOT / "scripts/pack-environment", "-o", target, "-e", "examples"]
+    command = [ROOT / "scripts/pack-environment", "-o", target, "-e", "images", "scikit-learn"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     return target
@@ -39,7 +39,7 @@ def test_digits_run_in_cluster_mode_from_the_archive_alone(cluster, archive, udp
         "spark.executorEnv.PYSPARK_PYTHON": packed,
         "spark.yarn.appMasterEnv.PYTHONPATH": "",  # not this checkout
         "spark.executorEnv.PYTHONPATH": "",
-        "spark.executor.cores": "1",
+        "spark.executor.instances": "1",  # of two cores: a node unpacks for a minute
     }
     options = "--mask", "127.0.0.0/8", "--port", str(udp_range.first)
     example = str(ROOT / "examples/digits.py"), *options
@@ -55,7 +55,7 @@ def test_digits_run_in_cluster_mode_from_the_archive_alone(cluster, archive, udp
     hashes = re.findall(r"^hash \S+ +([0-9a-f]{16})$", done.container_logs, re.MULTILINE)
     assert len(hashes) == 3  # two workers and the driver
     assert len(set(hashes)) == 1
-    assert len(udp_range.seen) >= 3  # more where a media driver begins anew
+    assert len(udp_range.seen) >= 2  # the driver's and the executor's
 
 
 def test_the_archive_has_the_library_and_no_script_that_names_where_it_was_made(archive) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,24 +10,31 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
+SEVERAL = ROOT / "tests/integration/spark/several_examples.py"
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("example", "mode"),
-    [("digits.py", "client"), ("torch_digits.py", "client"), ("torch_digits.py", "cluster")],
+    ("mode", "examples"),
+    [("client", ["digits.py", "torch_digits.py"]), ("cluster", ["torch_digits.py"])],
 )
-def test_examples_end_with_equal_replicas(cluster, udp_range, example, mode) -> None:
-    """digits.py in cluster mode: test_packed_environment.py."""
+def test_examples_end_with_equal_replicas(cluster, udp_range, mode, examples) -> None:
+    """One application runs them. digits.py in cluster mode: test_packed_environment.py."""
     conf = {"spark.executor.cores": "1", **udp_range.conf()}
+    commands = [str(ROOT / "examples" / example) for example in examples]
     with udp_range.watched():
-        done = cluster.submit(ROOT / "examples" / example, conf=conf, mode=mode)
+        done = cluster.submit(SEVERAL, *commands, conf=conf, mode=mode)
     told = done.output + done.container_logs
     assert done.exit_code == 0, told
-    hashes = dict(re.findall(r"^hash (\S+) +([0-9a-f]{16})$", told, re.MULTILINE))
-    assert len(hashes) == 3, told  # two workers and the driver
-    assert len(set(hashes.values())) == 1
+    answers = [json.loads(line) for line in told.splitlines() if line.startswith('{"command"')]
+    assert [answer["command"] for answer in answers] == commands
+    for answer in answers:
+        assert answer["status"] == 0, told
+        found = re.findall(r"^hash (\S+) +([0-9a-f]{16})$", answer["printed"], re.MULTILINE)
+        hashes = dict(found)
+        assert len(hashes) == 3, told  # two workers and the driver
+        assert len(set(hashes.values())) == 1
     assert len(udp_range.seen) >= 3  # more where a media driver begins anew
 
 

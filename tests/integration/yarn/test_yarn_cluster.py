@@ -13,7 +13,7 @@ from scripts import mini_yarn
 from scripts.mini_yarn import Cluster, Daemon, is_running, start
 from scripts.yarn_cluster import how_to_use, main
 from scripts.yarn_jars import PYSPARK, VARIABLE, classpath, digest, fetch, jar_directory
-from sparkstrom.transport.aeron.processes import watched
+from sparkstrom.transport.aeron.driver_directories import identify_process
 from tests.integration.yarn.conftest import JARS
 
 ROOT = Path(__file__).parents[3]
@@ -40,7 +40,7 @@ def test_a_jar_is_fetched_once_and_only_as_it_is_pinned(tmp_path) -> None:
 
 
 def test_a_pid_that_came_back_is_not_taken_for_the_daemon() -> None:
-    ours = watched(os.getpid())
+    ours = identify_process(os.getpid())
     assert Daemon("rm", *ours).is_alive()
     assert not Daemon("rm", ours.pid, ours.start_time - 1).is_alive()
 

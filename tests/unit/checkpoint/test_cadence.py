@@ -7,26 +7,30 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.checkpoint.cadence import Cadence, CheckpointEvery, parse_every
+from sparkstrom.checkpoint.writer import (
+    CheckpointInterval,
+    CheckpointSchedule,
+    parse_checkpoint_every,
+)
 
 
 @pytest.mark.parametrize(
     ("text", "every"),
     [
-        ("5 min", CheckpointEvery(300, "s")),
-        ("30 s", CheckpointEvery(30, "s")),
-        ("1 second", CheckpointEvery(1, "s")),
-        ("2 h", CheckpointEvery(7200, "s")),
-        (" 1.5 hours ", CheckpointEvery(5400, "s")),
-        ("1 minute", CheckpointEvery(60, "s")),
-        ("2 epochs", CheckpointEvery(2, "epochs")),
-        ("1 epoch", CheckpointEvery(1, "epochs")),
-        ("500updates", CheckpointEvery(500, "updates")),
-        ("1 update", CheckpointEvery(1, "updates")),
+        ("5 min", CheckpointInterval(300, "s")),
+        ("30 s", CheckpointInterval(30, "s")),
+        ("1 second", CheckpointInterval(1, "s")),
+        ("2 h", CheckpointInterval(7200, "s")),
+        (" 1.5 hours ", CheckpointInterval(5400, "s")),
+        ("1 minute", CheckpointInterval(60, "s")),
+        ("2 epochs", CheckpointInterval(2, "epochs")),
+        ("1 epoch", CheckpointInterval(1, "epochs")),
+        ("500updates", CheckpointInterval(500, "updates")),
+        ("1 update", CheckpointInterval(1, "updates")),
     ],
 )
-def test_what_people_write_is_understood(text: str, every: CheckpointEvery) -> None:
-    assert parse_every(text) == every
+def test_what_people_write_is_understood(text: str, every: CheckpointInterval) -> None:
+    assert parse_checkpoint_every(text) == every
 
 
 @pytest.mark.parametrize(
@@ -35,31 +39,31 @@ def test_what_people_write_is_understood(text: str, every: CheckpointEvery) -> N
      "5 MIN", "1e3 s", "٥ min", 300, None],
 )  # fmt: skip
 def test_what_is_no_cadence_is_refused_with_examples(text: Any) -> None:
-    with pytest.raises(UsageError, match=r"checkpoint_every is .*: say a number .*'500 updates'"):
-        parse_every(text)
+    with pytest.raises(UsageError, match=r"checkpoint_every is .*: give a number .*'500 updates'"):
+        parse_checkpoint_every(text)
 
 
 def test_by_the_clock_so_much_lies_between_two() -> None:
-    cadence = Cadence(parse_every("10 s"), now_s=100.0)
+    cadence = CheckpointSchedule(parse_checkpoint_every("10 s"), now_s=100.0)
     assert not cadence.is_due(109.9, 9, 99)
     assert cadence.is_due(110.0, 0, 0)
     assert cadence.is_due(117.0, 0, 0)
-    cadence.done(117.0, 0, 0)
+    cadence.mark_written(117.0, 0, 0)
     assert not cadence.is_due(126.9, 0, 0)
     assert cadence.is_due(127.0, 0, 0)
 
 
 def test_by_updates_so_many_lie_between_two() -> None:
-    cadence = Cadence(parse_every("500 updates"), now_s=0.0, updates=1200)
+    cadence = CheckpointSchedule(parse_checkpoint_every("500 updates"), now_s=0.0, updates=1200)
     assert not cadence.is_due(1e6, 9, 1699)
     assert cadence.is_due(0.0, 0, 1700)
-    cadence.done(0.0, 0, 1730)
+    cadence.mark_written(0.0, 0, 1730)
     assert not cadence.is_due(0.0, 0, 2229)
 
 
 def test_epochs_are_those_that_the_number_divides_also_after_a_late_one() -> None:
-    cadence = Cadence(parse_every("2 epochs"), now_s=0.0, epochs=1)
+    cadence = CheckpointSchedule(parse_checkpoint_every("2 epochs"), now_s=0.0, epochs=1)
     assert cadence.is_due(0.0, 2, 0)
-    cadence.done(0.0, 3, 0)  # the one before was still being written
+    cadence.mark_written(0.0, 3, 0)  # the one before was still being written
     assert cadence.is_due(0.0, 4, 0)
     assert not cadence.is_due(1e6, 3, 10**6)

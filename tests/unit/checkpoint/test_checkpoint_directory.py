@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import CheckpointDamaged, SetupError, UsageError
-from sparkstrom.checkpoint import checkpoint_file
-from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory, open_checkpoint
-from sparkstrom.checkpoint.checkpoint_file import Checkpoint
-from sparkstrom.checkpoint.folders import RemoteFolder, folder_of, unfinished
+from sparkstrom.checkpoint import files as checkpoint_file
+from sparkstrom.checkpoint.directory import CheckpointDirectory, open_checkpoint
+from sparkstrom.checkpoint.files import Checkpoint, RemoteFolder, open_folder, temporary_name
 
 FRESH = itertools.count()
 
@@ -51,7 +50,7 @@ def change(path: str, how: Callable[[bytes], bytes]) -> None:
 
 def test_names_sort_in_the_order_of_writing_also_after_a_restart(url: str) -> None:
     directory = CheckpointDirectory(url, 9)
-    assert directory.newest(silent) is None
+    assert directory.read_newest(silent) is None
     paths = [directory.write(numbered(number)) for number in range(9)]
     paths += [CheckpointDirectory(url, 9).write(numbered(number)) for number in (9, 10)]
     assert paths == sorted(paths)
@@ -59,7 +58,7 @@ def test_names_sort_in_the_order_of_writing_also_after_a_restart(url: str) -> No
         "checkpoint-000010.npz",
         "checkpoint-000011.npz",
     ]
-    newest = directory.newest(silent)
+    newest = directory.read_newest(silent)
     assert newest is not None
     assert newest[0] == paths[-1]
     assert newest[1].description == {"number": 10}
@@ -72,7 +71,7 @@ def test_numbers_beyond_six_digits_are_newer(url: str) -> None:
     files.mv(first, first.replace("000001", "999999"))
     assert directory.write(numbered(1)).endswith("checkpoint-1000000.npz")
     assert directory.write(numbered(2)).endswith("checkpoint-1000001.npz")
-    newest = directory.newest(silent)
+    newest = directory.read_newest(silent)
     assert newest is not None
     assert newest[1].description == {"number": 2}
 
@@ -94,7 +93,7 @@ def test_what_is_not_ours_stays(url: str) -> None:
     for other in others:
         files.pipe_file(f"{path}/{other}", b"mine")
     directory = CheckpointDirectory(url, 1)
-    assert directory.newest(silent) is None
+    assert directory.read_newest(silent) is None
     for number in range(3):
         directory.write(numbered(number))
         directory.remove_old()
@@ -116,12 +115,12 @@ def test_a_damaged_newest_falls_back_and_says_so(url: str, harm: Callable[[bytes
     for path in paths[1:]:
         change(path, harm)
     said: list[str] = []
-    newest = CheckpointDirectory(url, 2).newest(said.append)
+    newest = CheckpointDirectory(url, 2).read_newest(said.append)
     assert newest is not None
     assert newest[0] == paths[0]
     assert newest[1].description == {"number": 0}
     assert [text.split(" is damaged: ")[0] for text in said] == [paths[2], paths[1]]
-    assert all(text.endswith("; the checkpoint before it is taken") for text in said)
+    assert all(text.endswith("; using the checkpoint before it") for text in said)
 
 
 def test_damaged_ones_stay_and_count_for_nothing_but_their_numbers(url: str) -> None:
@@ -129,7 +128,7 @@ def test_damaged_ones_stay_and_count_for_nothing_but_their_numbers(url: str) -> 
     paths = [directory.write(numbered(number)) for number in range(3)]
     change(paths[1], lambda content: content[:-1])
     directory = CheckpointDirectory(url, 2)
-    assert directory.newest(silent) is not None  # the damaged one is older, nobody has read it
+    assert directory.read_newest(silent) is not None  # the damaged one is older, nobody has read it
     for number in range(3, 7):
         directory.write(numbered(number))
         directory.remove_old()
@@ -147,7 +146,7 @@ def test_where_all_are_damaged_there_is_none(url: str) -> None:
     directory = CheckpointDirectory(url)
     change(directory.write(numbered(0)), lambda content: b"")
     said: list[str] = []
-    assert directory.newest(said.append) is None
+    assert directory.read_newest(said.append) is None
     assert len(said) == 1
 
 
@@ -158,7 +157,7 @@ def test_a_newer_format_is_not_passed_over(url: str, monkeypatch: pytest.MonkeyP
         newer.setattr(checkpoint_file, "FORMAT", 2)
         directory.write(numbered(1))
     with pytest.raises(UsageError, match=r"checkpoint-000002.npz has checkpoint format 2"):
-        directory.newest(silent)
+        directory.read_newest(silent)
 
 
 def test_two_writers_of_a_local_directory_lose_nothing(tmp_path: Path) -> None:
@@ -180,7 +179,7 @@ def test_two_writers_of_a_local_directory_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_a_dead_writers_file_goes_and_a_living_ones_stays(tmp_path: Path) -> None:
-    dead = tmp_path / unfinished("checkpoint-000001.npz")
+    dead = tmp_path / temporary_name("checkpoint-000001.npz")
     dead.write_bytes(b"half")
     begun, go_on = threading.Event(), threading.Event()
 
@@ -189,7 +188,7 @@ def test_a_dead_writers_file_goes_and_a_living_ones_stays(tmp_path: Path) -> Non
         assert go_on.wait(60)
         file.write(b"whole")
 
-    folder = folder_of(tmp_path)
+    folder = open_folder(tmp_path)
     writer = threading.Thread(target=folder.put, args=("checkpoint-000007.npz", fill))
     writer.start()
     assert begun.wait(60)
@@ -197,14 +196,14 @@ def test_a_dead_writers_file_goes_and_a_living_ones_stays(tmp_path: Path) -> Non
     left = names(str(tmp_path))
     go_on.set()
     writer.join()
-    assert left == [unfinished("checkpoint-000007.npz"), "checkpoint-000001.npz"]
+    assert left == [temporary_name("checkpoint-000007.npz"), "checkpoint-000001.npz"]
     assert (tmp_path / "checkpoint-000007.npz").read_bytes() == b"whole"
 
 
 def test_what_a_dead_writer_left_elsewhere_goes_with_the_next_write() -> None:
     url = f"memory://{next(FRESH)}"
     files, path = fsspec.core.url_to_fs(url)
-    files.pipe_file(f"{path}/{unfinished('checkpoint-000001.npz.ab')}", b"half")
+    files.pipe_file(f"{path}/{temporary_name('checkpoint-000001.npz.ab')}", b"half")
     CheckpointDirectory(url).write(numbered(0))
     assert names(url) == ["checkpoint-000001.npz"]
 
@@ -215,8 +214,8 @@ def failing(file: Any) -> None:
 
 
 def test_a_write_that_fails_leaves_nothing(url: str) -> None:
-    folder = folder_of(url)
-    folder.make()
+    folder = open_folder(url)
+    folder.create()
     with pytest.raises(OSError, match="No space left"):
         folder.put("x", failing)
     assert names(url) == []
@@ -312,12 +311,12 @@ def test_a_directory_that_is_a_file_is_found_before_any_work(tmp_path: Path) -> 
         with pytest.raises(SetupError, match=r"checkpoint directory '.*' cannot be written \("):
             CheckpointDirectory(path).check()
     with pytest.raises(SetupError, match=r"cannot be read \(Not a directory\)"):
-        CheckpointDirectory(tmp_path / "x").newest(silent)
+        CheckpointDirectory(tmp_path / "x").read_newest(silent)
 
 
 def test_a_name_that_is_taken_is_not_written_over(url: str) -> None:
-    folder = folder_of(url)
-    folder.make()
+    folder = open_folder(url)
+    folder.create()
     folder.put("x", lambda file: file.write(b"first"))
     with pytest.raises(FileExistsError):
         folder.put("x", lambda file: file.write(b"second"))
@@ -334,7 +333,7 @@ def test_what_is_named_like_a_checkpoint_and_no_file_is_passed_over(
     path = directory.write(numbered(1))
     make(tmp_path / "checkpoint-000009.npz")
     said: list[str] = []
-    found = directory.newest(said.append)
+    found = directory.read_newest(said.append)
     assert found is not None
     assert found[0] == path
     assert "checkpoint-000009.npz is damaged: it is not a regular file" in said[0]
@@ -345,7 +344,7 @@ def test_what_is_named_like_a_checkpoint_and_no_file_is_passed_over(
 
 def test_a_planted_link_among_unfinished_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
-    planted = tmp_path / unfinished("checkpoint-000005.npz")
+    planted = tmp_path / temporary_name("checkpoint-000005.npz")
     planted.symlink_to(tmp_path / "victim")
     CheckpointDirectory(tmp_path).write(numbered(1))
     assert planted.is_symlink()

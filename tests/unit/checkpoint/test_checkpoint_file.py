@@ -19,15 +19,15 @@ from hypothesis.extra import numpy as arrays_of
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import CheckpointDamaged, UsageError
-from sparkstrom.checkpoint import checkpoint_file
-from sparkstrom.checkpoint.checkpoint_file import (
+from sparkstrom.checkpoint import files as checkpoint_file
+from sparkstrom.checkpoint.files import (
     CHUNK_BYTES,
-    DIGITS,
-    SEALED,
+    DIGEST_CHARS,
+    DIGEST_MARK,
     Checkpoint,
-    check_whole,
-    pack_checkpoint,
-    read_checkpoint_untrusted,
+    read_untrusted_checkpoint,
+    verify_digest,
+    write_checkpoint,
 )
 
 SMALL = Checkpoint(
@@ -38,17 +38,17 @@ SMALL = Checkpoint(
 
 def packed(checkpoint: Checkpoint) -> bytes:
     file = io.BytesIO()
-    pack_checkpoint(checkpoint, file)
+    write_checkpoint(checkpoint, file)
     return file.getvalue()
 
 
 def read(content: bytes) -> Checkpoint:
-    return read_checkpoint_untrusted(io.BytesIO(content), "x.npz")
+    return read_untrusted_checkpoint(io.BytesIO(content), "x.npz")
 
 
 def resealed(content: bytes) -> bytes:
     """The content with the digest that a forger would give it."""
-    return content[:-DIGITS] + hashlib.sha256(content[:-DIGITS]).hexdigest().encode()
+    return content[:-DIGEST_CHARS] + hashlib.sha256(content[:-DIGEST_CHARS]).hexdigest().encode()
 
 
 def test_arrays_that_are_larger_than_a_chunk_come_back() -> None:
@@ -115,14 +115,14 @@ def test_flipped_bits_are_recognised(flipped: set[int]) -> None:
     with pytest.raises(CheckpointDamaged):
         read(bytes(content))
     with pytest.raises(CheckpointDamaged):
-        check_whole(io.BytesIO(content), "x.npz")
+        verify_digest(io.BytesIO(content), "x.npz")
 
 
 @given(st.data())
 def test_bytes_with_a_forged_digest_are_a_checkpoint_or_damaged(data: st.DataObject) -> None:
     content = bytearray(packed(SMALL))
     for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(content) - len(SEALED) - DIGITS - 1))
+        at = data.draw(st.integers(0, len(content) - len(DIGEST_MARK) - DIGEST_CHARS - 1))
         content[at] = data.draw(st.integers(0, 255))
     with contextlib.suppress(CheckpointDamaged, UsageError):  # of a newer format, by a flip in it
         assert isinstance(read(resealed(bytes(content))), Checkpoint)
@@ -153,7 +153,7 @@ def test_what_somebody_else_has_made_is_damaged(name: str, content: bytes) -> No
         if name != "description.json":
             about = {"format": 1, "sparkstrom": "0.1.0", "description": {}}
             npz.writestr("description.json", json.dumps(about))
-        npz.comment = SEALED + b"0" * DIGITS
+        npz.comment = DIGEST_MARK + b"0" * DIGEST_CHARS
     with pytest.raises(CheckpointDamaged, match="it is no checkpoint"):
         read(resealed(file.getvalue()))
 
@@ -165,7 +165,7 @@ def test_a_packed_member_of_great_length_is_not_unpacked() -> None:
         npz.writestr("description.json", json.dumps(about))
         with npz.open("theta.npy", "w") as member:
             np.lib.format.write_array(member, np.zeros(1_000_000), allow_pickle=False)
-        npz.comment = SEALED + b"0" * DIGITS
+        npz.comment = DIGEST_MARK + b"0" * DIGEST_CHARS
     with pytest.raises(CheckpointDamaged, match="it is no checkpoint"):
         read(resealed(file.getvalue()))
 
@@ -186,11 +186,11 @@ def test_writing_and_reading_hold_a_chunk_beside_the_arrays(tmp_path: Path, turn
     tracemalloc.start()
     try:
         with (tmp_path / "c").open("wb") as out:
-            pack_checkpoint(checkpoint, out)
+            write_checkpoint(checkpoint, out)
         written = tracemalloc.get_traced_memory()[1]
         tracemalloc.reset_peak()
         with (tmp_path / "c").open("rb") as file:
-            found = read_checkpoint_untrusted(file, "c")
+            found = read_untrusted_checkpoint(file, "c")
         there = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
-from sparkstrom.checkpoint.checkpoint_file import Checkpoint
-from sparkstrom.checkpoint.checkpoint_writer import CheckpointWriter
+from sparkstrom.checkpoint.directory import CheckpointDirectory
+from sparkstrom.checkpoint.files import Checkpoint
+from sparkstrom.checkpoint.writer import CheckpointWriter
 from tests.unit.checkpoint.writer_bench import wait_for
 
 
@@ -79,7 +79,7 @@ def test_what_is_offered_is_written_and_told(bench: Bench) -> None:
     assert [one.description for one in written] == [{"number": number} for number in range(4)]
     assert [Path(one.path).name for one in written][-1] == "checkpoint-000004.npz"
     assert all(one.seconds >= 0 for one in written)
-    assert (bench.said, bench.writer.warnings, bench.writer.unsaved) == ([], [], "")
+    assert (bench.said, bench.writer.warnings, bench.writer.unsaved_reason) == ([], [], "")
     assert len(os.listdir(bench.store.url)) == 2
 
 
@@ -104,7 +104,7 @@ def test_a_failure_is_told_once_and_its_end_too(bench: Bench) -> None:
     bench.store.error = FULL
     for number in range(3):
         bench.write(number)
-    assert bench.writer.unsaved == (
+    assert bench.writer.unsaved_reason == (
         f"no checkpoint is saved in {bench.store.url}: "
         "update 2 could not be written (No space left on device)"
     )
@@ -112,12 +112,12 @@ def test_a_failure_is_told_once_and_its_end_too(bench: Bench) -> None:
     bench.write(3)
     url = bench.store.url
     assert bench.said == [
-        f"checkpoint of update 0 not written to {url} (No space left on device): training goes on,"
-        " the next one is tried when it is due",
+        f"checkpoint of update 0 not written to {url} (No space left on device): training"
+        " continues, the next one is tried when due",
         f"checkpoints are written again, after 3 that failed: {url}/checkpoint-000001.npz",
     ]
     assert bench.writer.warnings == bench.said[:1]
-    assert bench.writer.unsaved == ""
+    assert bench.writer.unsaved_reason == ""
 
 
 def test_after_a_success_another_reason_is_told_and_the_same_one_is_not(bench: Bench) -> None:
@@ -143,7 +143,7 @@ def test_what_is_not_saved_at_the_end_is_said(bench: Bench) -> None:
     bench.write(1)
     bench.store.error = READ_ONLY
     bench.writer.close(numbered(2))
-    assert bench.writer.unsaved == (
+    assert bench.writer.unsaved_reason == (
         f"what was learnt after {bench.store.url}/checkpoint-000001.npz is not saved: "
         "the end of the fit could not be written (Read-only file system)"
     )
@@ -154,7 +154,7 @@ def test_a_failure_before_the_last_one_is_made_up_for(bench: Bench) -> None:
     bench.write(1)
     bench.store.error = None
     bench.writer.close(numbered(2))
-    assert bench.writer.unsaved == ""
+    assert bench.writer.unsaved_reason == ""
     assert [one.description for one in bench.writer.written] == [{"number": 2}]
 
 
@@ -165,7 +165,7 @@ def test_a_store_that_hangs_holds_the_end_up_for_a_while(bench: Bench, is_under_
         bench.writer.offer(lambda: numbered(1), "update 1")
     bench.writer.close(numbered(2), timeout_s=0.01)
     what = "update 1" if is_under_way else "the end of the fit"
-    assert bench.writer.unsaved == (
+    assert bench.writer.unsaved_reason == (
         f"no checkpoint is saved in {bench.store.url}: writing {what} takes more than 0 s"
     )
     assert bench.writer._thread.daemon
@@ -178,7 +178,7 @@ def test_old_ones_that_cannot_be_removed_are_no_failure_to_save(bench: Bench) ->
     assert bench.writer.warnings == [
         f"old checkpoints in {bench.store.url} cannot be removed (Permission denied): they stay"
     ]
-    assert (len(bench.writer.written), bench.writer.unsaved) == (4, "")
+    assert (len(bench.writer.written), bench.writer.unsaved_reason) == (4, "")
 
 
 def test_a_checkpoint_that_cannot_be_made_is_not_saved(bench: Bench) -> None:
@@ -187,7 +187,10 @@ def test_a_checkpoint_that_cannot_be_made_is_not_saved(bench: Bench) -> None:
 
     bench.writer.offer(make, "update 1")
     wait_for(bench.writer)
-    assert "update 1 could not be written (ValueError: no parameters yet)" in bench.writer.unsaved
+    assert (
+        "update 1 could not be written (ValueError: no parameters yet)"
+        in bench.writer.unsaved_reason
+    )
 
 
 def test_one_at_a_time_and_none_after_the_end(bench: Bench) -> None:

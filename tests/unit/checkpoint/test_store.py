@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import SetupError, UsageError
-from sparkstrom.checkpoint import store
-from sparkstrom.checkpoint.store import description_path, load_model, save_model
+from sparkstrom.checkpoint import saved_model as store
+from sparkstrom.checkpoint.saved_model import description_path, load_model, save_model
 from sparkstrom.models import Adam, DenseNetwork
 
 MODEL = DenseNetwork([4, 3], updater=Adam(), seed=5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkstrom.checkpoint.checkpoint_writer import CheckpointWriter
+from sparkstrom.checkpoint.writer import CheckpointWriter
 
 
 def wait_for(writer: CheckpointWriter) -> None:

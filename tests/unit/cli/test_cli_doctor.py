@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sparkstrom.cli.main import main
-from sparkstrom.spark.doctor import examining
-from sparkstrom.spark.doctor.findings import Report, failure, good, warning
+from sparkstrom.spark.doctor import examination as examining
+from sparkstrom.spark.doctor.checks import Report, create_failure, create_ok, create_warning
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ def test_misuse(capsys: pytest.CaptureFixture[str], flags: Any, words: str) -> N
 @pytest.mark.parametrize(
     ("finding", "code"),
     [
-        (good("java", "driver", "17"), 0),
-        (warning("java", "driver", "11", "install 17"), 0),
-        (failure("java", "driver", "none", "install 17"), 1),
+        (create_ok("java", "driver", "17"), 0),
+        (create_warning("java", "driver", "11", "install 17"), 0),
+        (create_failure("java", "driver", "none", "install 17"), 1),
     ],
 )
 def test_exit_codes(

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 def kite(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("fly_kite")
     module.add_parser, module.run = add_parser, run
-    monkeypatch.setattr(command, "_commands", lambda: {"fly-kite": module})
+    monkeypatch.setattr(command, "_load_commands", lambda: {"fly-kite": module})
 
 
 @pytest.mark.usefixtures("kite")
@@ -86,6 +86,6 @@ def test_a_pipe_that_breaks_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -
 
     module = ModuleType("fly_kite")
     module.add_parser, module.run = add_parser, broken  # type: ignore[attr-defined]
-    monkeypatch.setattr(command, "_commands", lambda: {"fly-kite": module})
+    monkeypatch.setattr(command, "_load_commands", lambda: {"fly-kite": module})
     with pytest.raises(BrokenPipeError, match="elsewhere"):
         command.main(["fly-kite"])

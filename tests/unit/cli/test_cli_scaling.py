@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkstrom.cli.main import main
-from sparkstrom.spark.driver.scalability import Work
+from sparkstrom.planning.scaling import ScalingInputs
 
 ASKED = ["scaling", "--params", "25e6", "--step", "300ms", "--density", "1e-3", "--link", "1gbit",
          "--latency", "1ms", "--workers", "2..64"]  # fmt: skip
@@ -78,8 +78,8 @@ def test_a_script_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
     flags = ["--measure", str(script), "--params", "25e6", "--workers", "1", "--json"]
     assert main(["scaling", *flags]) == 0
     larger = json.loads(capsys.readouterr().out)  # whose encoding is reckoned: none was measured
-    work = Work(25_000_000, larger["step_s"], 1e-3, 1e9, 2e-4)
-    assert larger["encoding_s"] == work.publication_s
+    work = ScalingInputs(25_000_000, larger["step_s"], 1e-3, 1e9, 2e-4)
+    assert larger["encoding_s"] == work.publish_cpu_s
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from sparkstrom.cli.main import main
-from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
-from sparkstrom.simulation import shrinking
-from sparkstrom.simulation.hearing import Hearing
+from sparkstrom.protocol.master.members import ResidualCheckpoints
+from sparkstrom.simulation import runner as shrinking
+from sparkstrom.simulation.links import DeliveryChecker
 
 CALM = ["--calm", "--nodes", "2", "--jobs", "1"]
 
@@ -40,7 +40,7 @@ def test_seeds_on_several_cores_come_in_their_order(capsys: pytest.CaptureFixtur
 def test_a_violation_gives_exit_code_1_and_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ResidualCheckpoints, "keep", lambda self, executor, owner, kept: None)
+    monkeypatch.setattr(ResidualCheckpoints, "record", lambda self, executor, owner, kept: None)
     monkeypatch.setattr(shrinking, "SHRINK_S", 1.0)
     given = ["simulate", "--seeds", "0:2", "--epochs", "1", "--json", *CALM]
     assert main(given) == 1
@@ -55,7 +55,7 @@ def test_a_violation_gives_exit_code_1_and_the_command_that_repeats_it(
 def test_an_exception_inside_a_run_is_a_violation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ResidualCheckpoints, "keep", lambda self: None)
+    monkeypatch.setattr(ResidualCheckpoints, "record", lambda self: None)
     assert main(["simulate", "--seeds", "0", "--json", *CALM]) == 1
     assert "TypeError" in json.loads(capsys.readouterr().out)["violations"][0]
 
@@ -94,7 +94,7 @@ def test_a_bad_seed_is_shrunk_and_told_as_a_story(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What has nothing to do with the bug is gone; the shrunk run repeats by its own command."""
-    monkeypatch.setattr(ResidualCheckpoints, "keep", lambda self, executor, owner, kept: None)
+    monkeypatch.setattr(ResidualCheckpoints, "record", lambda self, executor, owner, kept: None)
     given = ["simulate", "--seeds", "0", "--mode", "mesh", "--nodes", "4", "--jobs", "1"]
     assert main([*given, "--loss", "0.1", "--stop", "0", "--failure", "0"]) == 1
     err = capsys.readouterr().err.splitlines()
@@ -112,7 +112,7 @@ def test_a_bad_seed_is_shrunk_and_told_as_a_story(
 def test_json_is_not_shrunk_unless_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ResidualCheckpoints, "keep", lambda self, executor, owner, kept: None)
+    monkeypatch.setattr(ResidualCheckpoints, "record", lambda self, executor, owner, kept: None)
     monkeypatch.setattr(shrinking, "SHRINK_S", 1.0)
     assert main(["simulate", "--seeds", "0", "--json", *CALM]) == 1
     assert "shrunk" not in capsys.readouterr().err
@@ -127,6 +127,8 @@ def test_what_messages_go_through_is_chosen_and_repeated(
     given = ["simulate", "--seeds", "0", "--json", *chosen, *CALM]
     assert main([*given, "--repeat", "0.5"]) == 0
     assert json.loads(capsys.readouterr().out)["faults"].keys() >= {"repeated", "recordings"}
-    monkeypatch.setattr(Hearing, "at_end", lambda self, ends, recordings: self.violation("I7: x"))
+    monkeypatch.setattr(
+        DeliveryChecker, "at_end", lambda self, ends, recordings: self.violation("I7: x")
+    )
     assert main(given) == 1
     assert " --through endpoint --replicas real" in capsys.readouterr().err

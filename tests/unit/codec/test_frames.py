@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.codec.frames import (
+from sparkstrom.codec.sealed_frames import (
     FRAMES,
     HEADER,
     KEY_BYTES,
@@ -18,10 +18,10 @@ from sparkstrom.codec.frames import (
     TAG_BYTES,
     FrameError,
     Header,
-    Joiner,
+    Reassembler,
     Seal,
-    derived_key,
-    pieces_of,
+    derive_key,
+    split_body,
 )
 
 JOB = 0x1234_5678_9ABC_DEF0
@@ -96,7 +96,7 @@ def test_a_stranger_never_has_the_nonce_of_a_node() -> None:
 
 
 def pieces(body: bytes, size: int, first: int = 1, kind: int = 2) -> list[tuple[Header, bytes]]:
-    cut = pieces_of(body, size)
+    cut = split_body(body, size)
     return [(Header(kind, 7, 0, 3, first + i, i, len(cut)), piece) for i, piece in enumerate(cut)]
 
 
@@ -110,12 +110,12 @@ def pieces(body: bytes, size: int, first: int = 1, kind: int = 2) -> list[tuple[
     ],
 )
 def test_a_body_is_cut_into_pieces(body: bytes, cut: list[bytes]) -> None:
-    assert pieces_of(body, 3) == cut
+    assert split_body(body, 3) == cut
 
 
 @given(bodies=st.lists(st.binary(max_size=20), max_size=5), size=st.integers(1, 25))
 def test_messages_come_out_whole_and_in_order(bodies: list[bytes], size: int) -> None:
-    joiner, counter, whole = Joiner(20), 1, []
+    joiner, counter, whole = Reassembler(20), 1, []
     for body in bodies:
         for header, piece in pieces(body, size, counter):
             counter += 1
@@ -128,7 +128,7 @@ def test_messages_come_out_whole_and_in_order(bodies: list[bytes], size: int) ->
 def test_after_losses_only_whole_messages_come_out(
     bodies: list[bytes], data: st.DataObject
 ) -> None:
-    joiner, counter, expected, came = Joiner(100), 1, [], []
+    joiner, counter, expected, came = Reassembler(100), 1, [], []
     for body in bodies:
         cut = pieces(body, 3, counter)
         counter += len(cut)
@@ -142,7 +142,7 @@ def test_after_losses_only_whole_messages_come_out(
 
 
 def test_pieces_out_of_order_never_make_a_message() -> None:
-    joiner = Joiner(100)
+    joiner = Reassembler(100)
     first, second, third = pieces(b"abcdefghi", 3)
     assert joiner.take(*first) is None
     assert joiner.take(*third) is None
@@ -152,7 +152,7 @@ def test_pieces_out_of_order_never_make_a_message() -> None:
 
 
 def test_interleaved_messages_never_mix() -> None:
-    joiner = Joiner(100)
+    joiner = Reassembler(100)
     ours, theirs = pieces(b"abcdef", 3), pieces(b"uvwxyz", 3, first=2)
     assert joiner.take(*ours[0]) is None
     assert joiner.take(*theirs[0]) is None
@@ -162,21 +162,21 @@ def test_interleaved_messages_never_mix() -> None:
 
 
 def test_a_piece_of_another_kind_does_not_fit() -> None:
-    joiner = Joiner(100)
+    joiner = Reassembler(100)
     (head, start), (tail, end) = pieces(b"abcdef", 3)
     assert joiner.take(head, start) is None
     assert joiner.take(replace(tail, kind=3), end) is None
 
 
 def test_a_piece_of_a_longer_message_does_not_fit() -> None:
-    joiner = Joiner(100)
+    joiner = Reassembler(100)
     (head, start), (tail, end) = pieces(b"abcdef", 3)
     assert joiner.take(head, start) is None
     assert joiner.take(replace(tail, pieces=3), end) is None
 
 
 def test_a_repeated_frame_is_refused() -> None:
-    joiner = Joiner(100)
+    joiner = Reassembler(100)
     ((header, body),) = pieces(b"abc", 3)
     assert joiner.take(header, body) == b"abc"
     with pytest.raises(WireError, match="counter 1 again"):
@@ -184,7 +184,7 @@ def test_a_repeated_frame_is_refused() -> None:
 
 
 def test_a_message_that_grows_too_long_is_dropped_at_once() -> None:
-    joiner = Joiner(5)
+    joiner = Reassembler(5)
     (head, start), (tail, end) = pieces(b"abcdef", 3)
     assert joiner.take(head, start) is None
     with pytest.raises(WireError, match="more than 5 bytes"):
@@ -196,10 +196,10 @@ def test_each_purpose_has_a_key_of_its_own() -> None:
     """Vector: HKDF-SHA256 without salt, as RFC 5869 has it, by HMAC alone."""
     fit_key = bytes(range(KEY_BYTES))
     first = hmac.digest(bytes(32), fit_key, "sha256")
-    assert derived_key(fit_key, FRAMES) == hmac.digest(first, FRAMES + b"\1", "sha256")
-    keys = {derived_key(fit_key, purpose) for purpose in (FRAMES, b"another")} | {fit_key}
+    assert derive_key(fit_key, FRAMES) == hmac.digest(first, FRAMES + b"\1", "sha256")
+    keys = {derive_key(fit_key, purpose) for purpose in (FRAMES, b"another")} | {fit_key}
     assert len(keys) == 3
-    frame = Seal.of_fit(fit_key, JOB).close(HEAD, b"body")
-    assert Seal.of_fit(fit_key, JOB).open_untrusted(frame) == (HEAD, b"body")
+    frame = Seal.from_fit_key(fit_key, JOB).close(HEAD, b"body")
+    assert Seal.from_fit_key(fit_key, JOB).open_untrusted(frame) == (HEAD, b"body")
     with pytest.raises(FrameError, match="seal"):
         Seal(fit_key, JOB).open_untrusted(frame)

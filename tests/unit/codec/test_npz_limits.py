@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.base.files import check_npz
+from sparkstrom.base.safe_files import check_npz
 from sparkstrom.codec.states import decode_state_untrusted
 
 

@@ -11,21 +11,21 @@ import pytest
 from sparkstrom.base.errors import WireError
 from sparkstrom.codec.messages import (
     Activity,
-    Again,
-    AskAfter,
-    AskUpdater,
-    Attached,
+    AttachReply,
     Chunk,
-    Committed,
+    Commit,
+    CommitsRequest,
     Control,
-    Failed,
     Heartbeat,
-    Here,
     MergedRange,
+    OptimizerChunk,
+    OptimizerRequest,
     Payload,
+    ProbeReply,
+    ResendRequest,
     Status,
+    TrainingFailure,
     Update,
-    UpdaterChunk,
 )
 from sparkstrom.codec.wire import CONTROL_BYTES_MAX, Kind, decode_untrusted, encode, is_data
 
@@ -42,7 +42,7 @@ UPDATE = Update(
 
 MERGED = MergedRange(after=3, commit=9, last=[(7, 4), (8, 2)], count=5, payload=b"sum")
 
-UPDATER = UpdaterChunk(asker=7, copy=5, index=1, count=2, payload=b"mom")
+UPDATER = OptimizerChunk(asker=7, copy=5, index=1, count=2, payload=b"mom")
 
 
 def u32(value: int) -> bytes:
@@ -60,7 +60,7 @@ def test_an_update_is_laid_out_as_documented() -> None:
 
 
 def test_a_commit_is_laid_out_as_documented() -> None:
-    commit = Committed(commit=9, origin=7, seq=1, payload=Payload(3, 6, 8, b"bits"))
+    commit = Commit(commit=9, origin=7, seq=1, payload=Payload(3, 6, 8, b"bits"))
     head = u64(9) + u32(7) + u64(1)
     assert encode(commit) == (3, head + b"\3\0\0\0" + u32(6) + u32(8) + u32(4) + b"bits")
 
@@ -81,7 +81,7 @@ def test_a_chunk_of_an_updaters_state_is_laid_out_as_documented() -> None:
 
 
 def test_control_is_messagepack_with_a_tag() -> None:
-    assert encode(AskAfter(5)) == (1, b"\x82\xa4type\xa9ask-after\xa6commit\x05")
+    assert encode(CommitsRequest(5)) == (1, b"\x82\xa4type\xa9ask-after\xa6commit\x05")
 
 
 def test_a_status_in_a_report_is_an_array_without_names() -> None:
@@ -90,7 +90,7 @@ def test_a_status_in_a_report_is_an_array_without_names() -> None:
         node=1, edge=2, count=3, after_seq=4, epoch=5, batch=6, steps=7, activity=Activity.STEPPING
     )
     _, body = encode(
-        Heartbeat(received=9, bytes_received=0, catching=False, stamp=8, news=[status])
+        Heartbeat(received=9, bytes_received=0, catching=False, stamp=8, statuses=[status])
     )
     assert body.endswith(b"\x91\x9e\x01\x02\x03\x04\x05\x06\x07\x02\xc0\xc0\xc0\x00\xc2\xc2")
 
@@ -98,12 +98,12 @@ def test_a_status_in_a_report_is_an_array_without_names() -> None:
 @pytest.mark.parametrize(
     ("message", "body"),
     [
-        (Again(None), {"type": "again", "origin": 0}),
-        (Again(7), {"type": "again", "origin": 7}),
-        (AskUpdater(7, None, 3), {"type": "ask-updater", "asker": 7, "copy": 0, "index": 3}),
-        (AskUpdater(7, 5, 3), {"type": "ask-updater", "asker": 7, "copy": 5, "index": 3}),
+        (ResendRequest(None), {"type": "again", "origin": 0}),
+        (ResendRequest(7), {"type": "again", "origin": 7}),
+        (OptimizerRequest(7, None, 3), {"type": "ask-updater", "asker": 7, "copy": 0, "index": 3}),
+        (OptimizerRequest(7, 5, 3), {"type": "ask-updater", "asker": 7, "copy": 5, "index": 3}),
         (
-            Failed(node=None, reason="r", trace="t"),
+            TrainingFailure(node=None, reason="r", trace="t"),
             {"type": "failed", "node": 0, "reason": "r", "trace": "t", "host": "", "partition": 0}
             | {"phase": ""},
         ),
@@ -235,7 +235,7 @@ def test_what_is_no_chunk_of_an_updaters_state_is_refused(
         decode_untrusted(Kind.UPDATER, body)
 
 
-def control_without_its_list(message: Attached | Heartbeat) -> bytes:
+def control_without_its_list(message: AttachReply | Heartbeat) -> bytes:
     """Its last field is an empty list; here it announces 2^32 - 1 entries."""
     return encode(message)[1][:-1] + b"\xdd" + b"\xff" * 4
 
@@ -248,12 +248,12 @@ def control_without_its_list(message: Attached | Heartbeat) -> bytes:
         (Kind.UPDATE, encode(UPDATE)[1][:48] + u32(2**32 - 1)),
         (
             Kind.CONTROL,
-            control_without_its_list(Attached(base=1, snapshot=False, last=[])),
+            control_without_its_list(AttachReply(base=1, snapshot=False, last=[])),
         ),
         (
             Kind.CONTROL,
             control_without_its_list(
-                Heartbeat(received=1, bytes_received=1, catching=False, stamp=1, news=[])
+                Heartbeat(received=1, bytes_received=1, catching=False, stamp=1, statuses=[])
             ),
         ),
         (Kind.CONTROL, b"\xdf" + b"\xff" * 4),
@@ -275,11 +275,11 @@ def test_what_is_announced_takes_no_memory_before_it_is_there(kind: Kind, body: 
 def test_a_long_payload_comes_back() -> None:
     chunk = Chunk(index=0, commit=0, payload=bytes(1 << 20))
     assert decode_untrusted(*encode(chunk)) == chunk
-    assert decode_untrusted(*encode(Here(0))) == Here(0)
+    assert decode_untrusted(*encode(ProbeReply(0))) == ProbeReply(0)
 
 
 def test_how_far_each_of_40000_origins_is_fits_a_control_message() -> None:
-    attached = Attached(
+    attached = AttachReply(
         base=2**40, snapshot=True, last=[(n, 2**40) for n in range(2**17, 2**17 + 40_000)]
     )
     kind, body = encode(attached)
@@ -296,7 +296,7 @@ def test_a_merged_range_comes_back_with_all_of_its_origins() -> None:
 
 def test_all_that_carries_parameters_or_states_goes_apart_from_control() -> None:
     """A heartbeat behind megabytes would come after its lease."""
-    commit = Committed(commit=1, origin=7, seq=1, payload=Payload(1, 2, 1, b"bits"))
+    commit = Commit(commit=1, origin=7, seq=1, payload=Payload(1, 2, 1, b"bits"))
     carriers = [UPDATE, commit, Chunk(index=0, commit=0, payload=b"x"), MERGED, UPDATER]
     assert [is_data(message) for message in carriers] == [True] * 5
-    assert not is_data(AskAfter(1))
+    assert not is_data(CommitsRequest(1))

@@ -14,13 +14,13 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.frames import HEADER, KEY_BYTES, Header, Seal, told_by
 from sparkstrom.codec.messages import Control, MergedRange, Release
 from sparkstrom.codec.payload import (
     decode_quanta_untrusted,
     decode_update_untrusted,
     encode_quanta,
 )
+from sparkstrom.codec.sealed_frames import HEADER, KEY_BYTES, Header, Seal, direct_header
 from sparkstrom.codec.wire import Kind, decode_untrusted, encode
 from sparkstrom.encoding.forms import Form
 
@@ -49,7 +49,9 @@ def test_frame_header():
 def test_what_is_told_directly():
     first, *rest = example("told")
     said = named_numbers(first)
-    header = told_by(said["token"], said["count"], said["kind"], said["piece"], said["pieces"])
+    header = direct_header(
+        said["token"], said["count"], said["kind"], said["piece"], said["pieces"]
+    )
     assert (header.session, header.count) == (said["token"], said["count"])
     frame = Seal(bytes(KEY_BYTES), said["job"]).close(header, bytes(said["body"]))
     assert frame[: HEADER.size] == bytes.fromhex("".join(rest))

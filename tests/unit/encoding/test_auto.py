@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import UsageError
 from sparkstrom.codec.payload import decode_update_untrusted
 from sparkstrom.encoding import backends
-from sparkstrom.encoding.encoded import Encoded
 from sparkstrom.encoding.encoder import Encoder
-from sparkstrom.encoding.forms import Form
-from sparkstrom.encoding.grid import coarse, quantum
+from sparkstrom.encoding.forms import Encoded, Form
+from sparkstrom.encoding.grid import quantum, round_coarsely
 from sparkstrom.encoding.layers import Layers
-from sparkstrom.encoding.schedules import WarmUp
+from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import (
     AUTO,
     AdaptiveThreshold,
@@ -165,7 +164,7 @@ def test_what_gathers_between_publications_moves_by_more_than_one_tau(
 
 
 def test_the_step_is_coarse_and_the_threshold_is_not() -> None:
-    assert [coarse(q) for q in (2, 4, 14, 16, 18, 30, 32, 34, 1046, 2**24)] == [
+    assert [round_coarsely(q) for q in (2, 4, 14, 16, 18, 30, 32, 34, 1046, 2**24)] == [
         2, 4, 14, 16, 16, 28, 32, 32, 1024, 2**24,
     ]  # fmt: skip
     random = np.random.default_rng(5)
@@ -173,7 +172,7 @@ def test_the_step_is_coarse_and_the_threshold_is_not() -> None:
     update = worker.learn(random.normal(0, 1e-3, N).astype(np.float32))
     assert update is not None
     assert update.form is Form.GAPS
-    assert update.tau_quanta == coarse(update.tau_quanta)
+    assert update.tau_quanta == round_coarsely(update.tau_quanta)
     assert update.tau_quanta < worker.encoder.tau / quantum(K) <= 1.25 * update.tau_quanta
 
 
@@ -234,7 +233,7 @@ def test_a_scaled_update_moves_less_and_what_is_scaled_away_is_counted(
         update = worker.learn(delta)
         learnt += delta
         assert update is not None
-        assert update.tau_quanta == coarse(update.tau_quanta)
+        assert update.tau_quanta == round_coarsely(update.tau_quanta)
     lost = float(np.abs(learnt - worker.held()).sum())
     assert lost == pytest.approx(worker.encoder.counters.mass_scaled_away, rel=1e-3)
     assert lost > 0.1 * worker.encoder.counters.mass_sent

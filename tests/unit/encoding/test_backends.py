@@ -12,7 +12,7 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding import backends
-from sparkstrom.encoding.cuda import cuda_dlpack
+from sparkstrom.encoding.cuda import device as cuda_dlpack
 
 
 class Posing:
@@ -70,7 +70,7 @@ def test_cuda_without_a_driver_is_refused_with_the_reason(driver: str, reason: s
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.uint8])
 def test_dlpack_tells_where_an_array_lies(dtype: type) -> None:
     array = np.arange(12, dtype=dtype)[3:]
-    told = cuda_dlpack.Interface(Posing(array)).__cuda_array_interface__
+    told = cuda_dlpack.DLPackInterface(Posing(array)).__cuda_array_interface__
     ours = array.__array_interface__
     assert told["data"] == ours["data"]
     assert told["shape"] == ours["shape"]
@@ -80,10 +80,10 @@ def test_dlpack_tells_where_an_array_lies(dtype: type) -> None:
 
 def test_dlpack_tells_strides_in_bytes() -> None:
     array = np.zeros((3, 8), np.float32)[:, ::2]
-    told = cuda_dlpack.Interface(Posing(array)).__cuda_array_interface__
+    told = cuda_dlpack.DLPackInterface(Posing(array)).__cuda_array_interface__
     assert (told["shape"], told["strides"]) == ((3, 4), (32, 8))
 
 
 def test_numbers_that_are_not_real_are_refused() -> None:
     with pytest.raises(UsageError, match="must be float32"):
-        cuda_dlpack.Interface(Posing(np.zeros(3, np.complex64)))
+        cuda_dlpack.DLPackInterface(Posing(np.zeros(3, np.complex64)))

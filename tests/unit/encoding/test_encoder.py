@@ -12,7 +12,7 @@ from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.codec.payload import decode_update_untrusted
 from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.encoding.forms import Form, prefers_bitmap
-from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.residual import ResidualClipping
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, FixedThreshold
 
 F32 = NDArray[np.float32]
@@ -61,7 +61,7 @@ def test_nothing_to_send_is_none_and_lowers_the_threshold() -> None:
     assert encoder.publish(local, theta) is None
     assert encoder.publish(local, theta) is None
     assert encoder.tau == 0.25
-    assert (encoder.counters.publications, encoder.counters.messages) == (2, 0)
+    assert (encoder.counters.publications, encoder.counters.hits) == (2, 0)
 
 
 def test_tau_never_leaves_what_the_grid_can_say() -> None:

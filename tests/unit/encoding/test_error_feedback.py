@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding import backends
-from sparkstrom.encoding.error_feedback import Operands, Residual, Stride, residual_of
 from sparkstrom.encoding.layers import Layers
+from sparkstrom.encoding.residual import PublicationArrays, Residual, StepSizes, create_residual
 
 F32 = NDArray[np.float32]
 Q = 0.125
 N = 6
 WAYS = ("local", "replica")
 # A residual of 4 quanta is a hit, takes 4 out, and moves theta by 2: aggregation by mean of 2.
-HALF = Stride(0.5, 0.5, 0.25, 2, Q)
-WHOLE = Stride(0.5, 0.5, 0.5, 4, Q)
+HALF = StepSizes(0.5, 0.5, 0.25, 2, Q)
+WHOLE = StepSizes(0.5, 0.5, 0.5, 4, Q)
 
 
 def flat(*values: float) -> F32:
@@ -30,10 +30,10 @@ class Learner:
     def __init__(
         self, train_on: str, delta: F32, layers: Layers | None = None, tau: float = 0.5
     ) -> None:
-        self.residual: Residual = residual_of(train_on, N, backends.backend(), layers)
+        self.residual: Residual = create_residual(train_on, N, backends.backend(), layers)
         theta = np.ones(N, np.float32)
         learnt = theta + delta if train_on == "local" else delta.copy()
-        self.at = Operands(learnt, theta)
+        self.at = PublicationArrays(learnt, theta)
         self.codes = np.empty(N, np.int32)
         self.hits, self.worst = self.residual.scan(self.at, tau, self.codes)
         self.found = self.codes[: self.hits]
@@ -114,14 +114,14 @@ def test_what_an_earlier_fit_left_is_added(train_on: str) -> None:
 def test_only_an_array_of_its_own_is_in_the_state() -> None:
     local, own = (Learner(train_on, DELTA).residual for train_on in WAYS)
     assert local.state() == {}
-    other = residual_of("replica", N, backends.backend())
+    other = create_residual("replica", N, backends.backend())
     other.accumulate(np.ones(N, np.float32))
     other.load_state(own.state())
-    assert other.copy(Operands(DELTA, DELTA)).tolist() == (DELTA + 1).tolist()
+    assert other.copy(PublicationArrays(DELTA, DELTA)).tolist() == (DELTA + 1).tolist()
     other.load_state(local.state())  # of a fit that trained on local: nothing to take over
-    assert other.copy(Operands(DELTA, DELTA)).tolist() == (DELTA + 1).tolist()
+    assert other.copy(PublicationArrays(DELTA, DELTA)).tolist() == (DELTA + 1).tolist()
 
 
 def test_what_is_learnt_on_local_needs_no_accumulating() -> None:
     with pytest.raises(AssertionError, match="is there already"):
-        residual_of("local", N, backends.backend()).accumulate(DELTA)
+        create_residual("local", N, backends.backend()).accumulate(DELTA)

@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.payload import decode_update_untrusted
 from sparkstrom.encoding import backends
-from sparkstrom.encoding.error_feedback import Operands, Stride, residual_of
-from sparkstrom.encoding.form_writers import (
+from sparkstrom.encoding.encoder import (
     BitmapWriter,
     FormWriter,
     FormWriters,
     GapsWriter,
     LevelsWriter,
+    Scan,
     Workspace,
-    Written,
+    WrittenMessage,
 )
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.layers import Layers
-from sparkstrom.encoding.scans import Scan
+from sparkstrom.encoding.residual import PublicationArrays, StepSizes, create_residual
 
 F32 = NDArray[np.float32]
 Q = 0.125
-ONE = Stride(0.5, 0.5, 0.5, 4, Q)
+ONE = StepSizes(0.5, 0.5, 0.5, 4, Q)
 
 
 def flat(*values: float) -> F32:
@@ -39,15 +39,15 @@ class Desk:
 
     def __init__(self, local: F32, levels_max: int = 1, layers: Layers | None = None) -> None:
         host, n = backends.backend(), local.size
-        self.at = Operands(local, np.zeros(n, np.float32))
-        self.residual = residual_of("local", n, host, layers)
-        self.space = Workspace.of(n, host.memory, layers, levels_max=levels_max)
+        self.at = PublicationArrays(local, np.zeros(n, np.float32))
+        self.residual = create_residual("local", n, host, layers)
+        self.space = Workspace.allocate(n, host.memory, layers, levels_max=levels_max)
         self.scan = Scan(self.residual, self.space, lambda index: f"layer {index}")
 
-    def write(self, writer: FormWriter, stride: Stride = ONE) -> Written:
+    def write(self, writer: FormWriter, stride: StepSizes = ONE) -> WrittenMessage:
         return writer.write(self.scan.find(self.at, stride.least), self.at, stride)
 
-    def read(self, written: Written) -> dict[int, int]:
+    def read(self, written: WrittenMessage) -> dict[int, int]:
         made, layers = written.encoded, self.space.layers
         announced = (made.form, made.count, made.tau_quanta, self.at.theta.size, layers)
         indices, quanta = decode_update_untrusted(made.payload, *announced)
@@ -92,11 +92,11 @@ def test_a_bitmap_counts_half_steps_and_the_sides_take_turns() -> None:
 def test_whose_turn_it_is_survives() -> None:
     desk = Desk(flat(0.5, -0.5, 0.375, -0.375))
     before = FormWriters(desk.residual, desk.space, 1)
-    desk.write(before.of(4))
+    desk.write(before.for_hits(4))
     after = FormWriters(desk.residual, desk.space, 1)
     after.load_state(before.state())
     assert before.state() == after.state() == {"half_side": -1}
-    assert desk.write(after.of(4)).encoded.form == Form.BITMAP_DOWN
+    assert desk.write(after.for_hits(4)).encoded.form == Form.BITMAP_DOWN
 
 
 @pytest.mark.parametrize("make", [GapsWriter, BitmapWriter])
@@ -121,7 +121,7 @@ def test_the_hit_count_chooses_the_form(
 ) -> None:
     desk = Desk(np.zeros(10, np.float32), levels_max, layers)
     forms = FormWriters(desk.residual, desk.space, levels_max)
-    assert [type(forms.of(hits)) for hits in (1, 4, 5, 10)] == [few, few, many, many]
+    assert [type(forms.for_hits(hits)) for hits in (1, 4, 5, 10)] == [few, few, many, many]
     assert desk.space.codes.size == (10 if few is many else 6)  # room for all that it writes
 
 
@@ -140,11 +140,11 @@ def test_chance_takes_about_what_is_wanted_of_the_tied_and_all_of_the_large() ->
     assert hits == 2000
     taken = []
     for number in (1, 2):
-        few = desk.scan.leave_to_chance(hits, 0.1, desk.at, 0.5, number)
+        few = desk.scan.subsample_ties(hits, 0.1, desk.at, 0.5, number)
         codes = desk.space.codes[:few].tolist()
         assert 150 < few < 250
         assert [code for code in codes if code < 0] == [~index for index in range(0, 2000, 100)]
         taken.append(codes)
         assert desk.scan.find(desk.at, 0.5) == 2000
     assert taken[0] != taken[1]
-    assert desk.scan.leave_to_chance(hits, 0.9, desk.at, 0.5, 1) == 2000  # not crowded
+    assert desk.scan.subsample_ties(hits, 0.9, desk.at, 0.5, 1) == 2000  # not crowded

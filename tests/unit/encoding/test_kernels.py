@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from sparkstrom.encoding import reference
-from sparkstrom.encoding.cpu import intrinsics, kernels_cpu
-from sparkstrom.encoding.cpu.compiled import kernel
-from sparkstrom.encoding.cpu.kernels_cpu import BLOCK
+from sparkstrom.encoding.cpu import intrinsics
+from sparkstrom.encoding.cpu import kernels as kernels_cpu
+from sparkstrom.encoding.cpu.kernel_loader import kernel
+from sparkstrom.encoding.cpu.kernels import BLOCK
 
 TAU = 0.5
 EDGES = [0, 1, 63, 64, 65, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK + 65]

@@ -15,12 +15,12 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.grid import EXACT_QUANTA
 from sparkstrom.encoding.layers import Layers, layers_of
-from sparkstrom.encoding.residuals import ResidualClipping
-from sparkstrom.encoding.schedules import WarmUp
+from sparkstrom.encoding.residual import ResidualClipping
+from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import FixedThreshold
-from sparkstrom.models.networks import DenseNetwork
-from sparkstrom.spark.driver.settings import resolve
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.models.dense import DenseNetwork
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.resolution import resolve
 
 F32 = NDArray[np.float32]
 K = 3  # q = 1/8

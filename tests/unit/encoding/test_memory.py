@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sparkstrom.encoding import backends, samples
+from sparkstrom.encoding import backends
+from sparkstrom.encoding import layers as samples
 from sparkstrom.encoding.layers import Layers
 
 memory = backends.memory()
@@ -68,13 +69,13 @@ def test_tau_is_taken_from_a_sample_of_many(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_sample_is_as_large_as_it_has_to_be(
     monkeypatch: pytest.MonkeyPatch, fraction: float, looked_at: int
 ) -> None:
-    sizes, sampled = [], samples.Residuals.sampled
+    sizes, sampled = [], samples.Residuals.sample_sizes
 
     def seen(self: samples.Residuals, size: int, seed: int) -> Any:
         sizes.append(size)
         return sampled(self, size, seed)
 
-    monkeypatch.setattr(samples.Residuals, "sampled", seen)
+    monkeypatch.setattr(samples.Residuals, "sample_sizes", seen)
     chance = np.random.default_rng(3)
     learnt, theta = chance.normal(0, 1, 300_000).astype(np.float32), np.zeros(300_000, np.float32)
     taus = [samples.tau_reached_by(fraction, number, learnt, theta, -1) for number in range(40)]

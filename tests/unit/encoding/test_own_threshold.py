@@ -16,8 +16,9 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.thresholds import ALGORITHMS, ThresholdState, levels_of
-from sparkstrom.spark.driver import option_json, settings
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.options import resolution as option_json
+from sparkstrom.options import resolution as settings
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 
 K, N = 20, 2000
 

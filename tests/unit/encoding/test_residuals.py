@@ -9,22 +9,30 @@ import pytest
 
 from sparkstrom.encoding import backends
 from sparkstrom.encoding.encoder import Encoder
-from sparkstrom.encoding.error_feedback import Operands, Residual, residual_of
-from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.residual import (
+    PublicationArrays,
+    Residual,
+    ResidualClipping,
+    create_residual,
+)
 from sparkstrom.encoding.thresholds import FixedThreshold
 
 
-def kept(*values: float) -> tuple[Residual, Operands]:
+def kept(*values: float) -> tuple[Residual, PublicationArrays]:
     """A residual of local training."""
     local = np.array(values, np.float32)
-    return residual_of("local", local.size, backends.backend()), Operands(local, 0 * local)
+    return create_residual("local", local.size, backends.backend()), PublicationArrays(
+        local, 0 * local
+    )
 
 
 @dataclass(frozen=True)
 class Forget:
     """Somebody else's post-processor: drops the first parameter's residual."""
 
-    def process(self, residual: Residual, at: Operands, publication: int, tau: float) -> float:
+    def process(
+        self, residual: Residual, at: PublicationArrays, publication: int, tau: float
+    ) -> float:
         lost = abs(float(at.learnt[0] - at.theta[0]))
         at.learnt[0] = at.theta[0]
         return lost

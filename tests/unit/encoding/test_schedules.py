@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.encoding.encoder import Encoded, Encoder
-from sparkstrom.encoding.residuals import ResidualClipping
-from sparkstrom.encoding.samples import SAMPLE_PARAMS, tau_reached_by
-from sparkstrom.encoding.schedules import WarmUp, shakes
+from sparkstrom.encoding.layers import SAMPLE_PARAMS, tau_reached_by
+from sparkstrom.encoding.residual import ResidualClipping
+from sparkstrom.encoding.tau import WarmUp, is_shake_up
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, FixedThreshold
-from sparkstrom.spark.driver.settings import resolve
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.resolution import resolve
 
 F32 = NDArray[np.float32]
 K = 20
@@ -114,8 +114,8 @@ def test_the_sample_sees_every_column_of_a_matrix() -> None:
 
 
 def test_when_shake_ups_come() -> None:
-    assert [number for number in range(10) if shakes(number, 3)] == [3, 6, 9]
-    assert not any(shakes(number, 0) for number in range(10))
+    assert [number for number in range(10) if is_shake_up(number, 3)] == [3, 6, 9]
+    assert not any(is_shake_up(number, 0) for number in range(10))
 
 
 @pytest.mark.flips("SharedTrainingMaster.shake_frequency")

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.encoding import sums
-from sparkstrom.encoding.grid import coarse
-from sparkstrom.encoding.totals import SPARSE_MAX, Total
+from sparkstrom.encoding.grid import round_coarsely
+from sparkstrom.encoding.sums import SPARSE_MAX, Total
 from tests.unit.encoding.sums_bound import sum_bytes_bound
 
 I32 = NDArray[np.int32]
@@ -26,7 +26,7 @@ def summed(count: int, density: float, *, rounded: bool = True) -> Total:
     total = Total(N)
     for seed in range(count):
         tau = 2 * int(500 + 200 * np.random.default_rng(seed).random())
-        total.add(update(seed, density, coarse(tau) if rounded else tau))
+        total.add(update(seed, density, round_coarsely(tau) if rounded else tau))
     return total
 
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.encoding.schedules import WarmUp
-from sparkstrom.encoding.tau_policies import (
-    Aim,
-    Clamped,
+from sparkstrom.encoding.tau import (
+    ClampedTau,
+    FeedbackTau,
     NextPublication,
-    Sampled,
-    ShakingUp,
-    Steered,
-    WarmingUp,
-    sampled,
+    PublicationTarget,
+    SampledTau,
+    ShakeUpTau,
+    WarmUp,
+    WarmUpTau,
+    sample_tau,
     tau_policy,
 )
 from sparkstrom.encoding.thresholds import (
@@ -50,41 +50,43 @@ class Asked:
     tau: float = 0.5
     last: NextPublication | None = None
 
-    def next_tau(self, state: ThresholdState, ahead: NextPublication) -> Aim:
+    def next_tau(self, state: ThresholdState, ahead: NextPublication) -> PublicationTarget:
         self.last = ahead
-        return Aim({**state, "tau": self.tau}, wanted=0.25)
+        return PublicationTarget({**state, "tau": self.tau}, wanted=0.25)
 
 
 def test_a_steered_threshold_goes_by_what_was_sent() -> None:
-    stage = Steered(AdaptiveThreshold(0.5, 0.1, 0.2, 0.5))
-    assert stage.next_tau({}, ahead()) == Aim({"tau": 0.5})
+    stage = FeedbackTau(AdaptiveThreshold(0.5, 0.1, 0.2, 0.5))
+    assert stage.next_tau({}, ahead()) == PublicationTarget({"tau": 0.5})
     denser = ahead(2, sent_fraction=0.9)
     assert stage.next_tau({"tau": 0.5}, denser).tau == 1.0
-    assert stage.next_tau({"tau": 0.5}, ahead(2, sent_fraction=0.9, is_lesson=False)).tau == 0.5
+    assert (
+        stage.next_tau({"tau": 0.5}, ahead(2, sent_fraction=0.9, use_as_feedback=False)).tau == 0.5
+    )
 
 
 def test_a_steered_threshold_is_sampled_where_the_fraction_is_laid_down() -> None:
-    stage = Steered(FixedThreshold(0.5))
-    assert stage.next_tau({}, ahead(fraction=0.25)) == Aim({"tau": 4e-3})
+    stage = FeedbackTau(FixedThreshold(0.5))
+    assert stage.next_tau({}, ahead(fraction=0.25)) == PublicationTarget({"tau": 4e-3})
 
 
 def test_a_sampled_threshold_wants_most_first_and_leaves_ties_to_chance() -> None:
-    stage = Sampled(AutoThreshold(0.1, 0.5))
+    stage = SampledTau(AutoThreshold(0.1, 0.5))
     first = stage.next_tau({}, ahead())
-    assert first == Aim({"tau": 2e-3}, wanted=0.5, is_coarse=True)
+    assert first == PublicationTarget({"tau": 2e-3}, wanted=0.5, is_coarse=True)
     stage.follow_link(round_s=100.0, step_s=0.01)
     assert stage.next_tau(first.state, ahead(2, sent_fraction=1e-9)).wanted == 0.1
     assert stage.next_tau(first.state, ahead(2, fraction=0.25)).wanted == 0.25
 
 
 def test_what_is_wanted_is_remembered_within_the_bounds_of_who_goes_on() -> None:
-    slow = Sampled(AutoThreshold(0.01, 0.5))
+    slow = SampledTau(AutoThreshold(0.01, 0.5))
     slow.follow_link(round_s=100.0, step_s=0.01)
     for bounds, wanted in (((0.01, 0.5), 0.1), ((0.2, 0.5), 0.2), ((0.01, 0.05), 0.05)):
-        stage = Sampled(AutoThreshold(*bounds))
+        stage = SampledTau(AutoThreshold(*bounds))
         stage.load_state(slow.state())
         assert stage.state() == {"wanted": wanted}
-    fresh = Sampled(AutoThreshold(0.01, 0.5))
+    fresh = SampledTau(AutoThreshold(0.01, 0.5))
     fresh.load_state({})  # of an encoder with another threshold
     assert fresh.state() == {"wanted": 0.5}
 
@@ -92,19 +94,19 @@ def test_what_is_wanted_is_remembered_within_the_bounds_of_who_goes_on() -> None
 def test_where_all_residuals_are_0_the_last_tau_stays() -> None:
     nothing = ahead(tau_reached_by=nothing_there)
     kept = {"tau": 0.25, "sent_fraction": 0.1}
-    assert sampled(nothing, 0.1, kept, FixedThreshold(1.0)) == kept
-    assert sampled(nothing, 0.1, {}, FixedThreshold(1.0)) == {"tau": 1.0}
+    assert sample_tau(nothing, 0.1, kept, FixedThreshold(1.0)) == kept
+    assert sample_tau(nothing, 0.1, {}, FixedThreshold(1.0)) == {"tau": 1.0}
 
 
 def test_clamping_reaches_the_state_so_that_tau_can_come_back() -> None:
     for tau, within in ((1e-9, 1e-6), (99.0, 10.0), (0.5, 0.5)):
-        aim = Clamped(Asked(tau), *LIMITS).next_tau({"sent_fraction": 0.1}, ahead())
-        assert aim == Aim({"tau": within, "sent_fraction": 0.1}, wanted=0.25)
+        aim = ClampedTau(Asked(tau), *LIMITS).next_tau({"sent_fraction": 0.1}, ahead())
+        assert aim == PublicationTarget({"tau": within, "sent_fraction": 0.1}, wanted=0.25)
 
 
 def test_a_warm_up_lays_down_the_fraction_and_then_steps_aside() -> None:
     inner = Asked()
-    stage = WarmingUp(inner, WarmUp(2, 0.25, 0.04))
+    stage = WarmUpTau(inner, WarmUp(2, 0.25, 0.04))
     asked = []
     for number in (1, 2, 3):
         stage.next_tau({}, ahead(number))
@@ -115,24 +117,24 @@ def test_a_warm_up_lays_down_the_fraction_and_then_steps_aside() -> None:
 
 def test_a_shake_up_divides_takes_all_and_is_no_lesson_for_the_next() -> None:
     inner = Asked()
-    stage = ShakingUp(inner, frequency=3)
+    stage = ShakeUpTau(inner, frequency=3)
     seen = []
     for number in (2, 3, 4, 5):
         aim = stage.next_tau({}, ahead(number))
         assert inner.last is not None
         assert aim.state == {"tau": 0.5}  # the whole tau goes on
-        seen.append((aim.tau, aim.wanted, inner.last.is_lesson))
+        seen.append((aim.tau, aim.wanted, inner.last.use_as_feedback))
     assert seen == [(0.5, 0.25, True), (0.5 / 3, None, True), (0.5, 0.25, False), (0.5, 0.25, True)]
 
 
 def test_nothing_is_shaken_before_its_time() -> None:
     inner = Asked()
-    stage = ShakingUp(inner, frequency=2, after=4)
+    stage = ShakeUpTau(inner, frequency=2, after=4)
     shaken = [number for number in range(1, 9) if stage.next_tau({}, ahead(number)).divisor > 1]
     assert shaken == [6, 8]
     stage.next_tau({}, ahead(5))
     assert inner.last is not None
-    assert inner.last.is_lesson  # the fourth was not shaken, though 2 divides it
+    assert inner.last.use_as_feedback  # the fourth was not shaken, though 2 divides it
 
 
 def test_a_policy_wraps_only_what_is_asked_for_and_keeps_the_state() -> None:
@@ -159,7 +161,7 @@ def test_a_policy_goes_on_where_another_stopped(threshold: Any, cut: int) -> Non
     def fresh() -> Any:
         return tau_policy(threshold, LIMITS, WarmUp(1), 2)
 
-    def go_on(policy: Any, count: int) -> list[Aim]:
+    def go_on(policy: Any, count: int) -> list[PublicationTarget]:
         made = []
         for _ in range(count):
             made.append(policy.next_tau(inverse))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.residual import ResidualClipping
 from sparkstrom.encoding.thresholds import (
     AdaptiveThreshold,
     FixedThreshold,

@@ -23,7 +23,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[ParallelWrapper]:
     wrapper = ParallelWrapper(DenseNetwork([2, 2]), 1, training_mode=request.param, progress=False)
     yield wrapper
     wrapper.close()
-    assert not wrapper._site.scratch.exists()
+    assert not wrapper._context.scratch.exists()
 
 
 def test_who_waits_for_rows_hears_of_it(made: ParallelWrapper) -> None:
@@ -51,17 +51,17 @@ def test_who_waits_for_rows_hears_of_it(made: ParallelWrapper) -> None:
     assert len(errors) == 1
 
 
-@pytest.mark.parametrize("last", ["dealt", "FollowedFit", "HostFit"])
+@pytest.mark.parametrize("last", ["partition_rows", "FitSession", "LocalFitRunner"])
 def test_whatever_fails_for_it_says_so(
     made: ParallelWrapper, monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
     """``last``: what is made just before it is closed."""
-    if last == "HostFit" and made._rule is not None:
-        last = "RoundsFit"
+    if last == "LocalFitRunner" and made._rounds is not None:
+        last = "RoundsRun"
     make = getattr(parallel_wrapper, last)
 
     def then_closed(*given: Any, **named: Any) -> Any:
-        if last.endswith("Fit"):
+        if not last.startswith("partition"):
             made.close()
         result = make(*given, **named)
         made.close()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import SetupError
-from sparkstrom.local.fit_files import allocate_file, write_file
-from sparkstrom.local.host_fit import FileHandle
+from sparkstrom.local.data import allocate_file, write_file
+from sparkstrom.local.fit_runner import FileHandle
 
 BLOCK_BYTES = 512  # as st_blocks counts, whatever the disk
 MIB = 1 << 20

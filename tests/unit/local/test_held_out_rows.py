@@ -11,14 +11,14 @@ import pytest
 from pyarrow import parquet
 
 from sparkstrom import UsageError
-from sparkstrom.local.local_data import are_rows, blocks_with_held_out
-from sparkstrom.spark.data.columns import Chosen
+from sparkstrom.data.column_selection import ColumnSpec
+from sparkstrom.local.data import holds_rows, read_blocks_with_held_out
 
 CHANCE = np.random.default_rng(1)
 X = CHANCE.normal(size=(12, 3)).astype(np.float32)
 Y = np.arange(12) % 4
 W = np.ones(12, np.float32)
-TABLE = Chosen("x", "y", "w")
+TABLE = ColumnSpec("x", "y", "w")
 
 
 def table(first: int, end: int) -> pa.Table:
@@ -36,10 +36,10 @@ def file(directory: Path, first: int, end: int) -> Path:
     return path
 
 
-KINDS: dict[str, tuple[Any, Chosen]] = {
-    "arrays": (lambda _, a, b: arrays(a, b), Chosen()),
-    "rows": (lambda _, a, b: list(zip(*arrays(a, b), strict=True)), Chosen()),
-    "iterator": (lambda _, a, b: zip(*arrays(a, b), strict=True), Chosen()),
+KINDS: dict[str, tuple[Any, ColumnSpec]] = {
+    "arrays": (lambda _, a, b: arrays(a, b), ColumnSpec()),
+    "rows": (lambda _, a, b: list(zip(*arrays(a, b), strict=True)), ColumnSpec()),
+    "iterator": (lambda _, a, b: zip(*arrays(a, b), strict=True), ColumnSpec()),
     "table": (lambda _, a, b: table(a, b), TABLE),
     "pandas": (lambda _, a, b: table(a, b).to_pandas(), TABLE),
     "path": (file, TABLE),
@@ -50,8 +50,8 @@ KINDS: dict[str, tuple[Any, Chosen]] = {
 def test_rows_of_their_own_are_held_out(kind: str, tmp_path: Path) -> None:
     make, chosen = KINDS[kind]
     data, held = make(tmp_path, 0, 9), make(tmp_path, 9, 12)
-    assert are_rows(held)
-    blocks = list(blocks_with_held_out(data, held, chosen))
+    assert holds_rows(held)
+    blocks = list(read_blocks_with_held_out(data, held, chosen))
     batches = [block.form.batch(block.records) for block in blocks]
     np.testing.assert_array_equal(np.concatenate([one.features for one in batches]), X)
     np.testing.assert_array_equal(np.concatenate([one.labels for one in batches]), Y)
@@ -64,21 +64,31 @@ def test_rows_of_their_own_are_held_out(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [None, 0.1, 0, True, np.True_, np.float32(0.5), "column", b"x"])
 def test_a_fraction_and_a_columns_name_are_no_rows(value: Any) -> None:
-    assert not are_rows(value)
+    assert not holds_rows(value)
 
 
 @pytest.mark.parametrize(
     ("data", "held", "chosen", "why"),
     [
-        (arrays(0, 9), (X, Y), Chosen(), "have features, label, and the data features, label, wei"),
+        (
+            arrays(0, 9),
+            (X, Y),
+            ColumnSpec(),
+            "have features, label, and the data features, label, wei",
+        ),
         (
             arrays(0, 9),
             (X[:, :2], Y, W),
-            Chosen(),
+            ColumnSpec(),
             r"is float32\[2\], and in the data float32\[3\]",
         ),
-        (arrays(0, 9), (X.astype(np.uint8), Y, W), Chosen(), r"features of held-out rows is uint8"),
-        (arrays(0, 9), (X, Y[:3], W), Chosen(), "arrays of the held-out data have"),
+        (
+            arrays(0, 9),
+            (X.astype(np.uint8), Y, W),
+            ColumnSpec(),
+            r"features of held-out rows is uint8",
+        ),
+        (arrays(0, 9), (X, Y[:3], W), ColumnSpec(), "arrays of the held-out data have"),
         (table(0, 9), arrays(9, 12), TABLE, "validation: features='x': there are no columns in"),
         (
             table(0, 9),
@@ -87,18 +97,23 @@ def test_a_fraction_and_a_columns_name_are_no_rows(value: Any) -> None:
             "validation: there is no column 'y' for label.*Held-out rows are of the same kind",
         ),
         (table(0, 9), Path("nowhere"), TABLE, "validation: data=.*there is no nowhere"),
-        (arrays(0, 9), np.array(0.5), Chosen(), "validation: rows cannot be drawn from a numpy"),
-        (arrays(0, 9), ["ab"], Chosen(), "validation: data=.*there is no ab"),
+        (
+            arrays(0, 9),
+            np.array(0.5),
+            ColumnSpec(),
+            "validation: rows cannot be drawn from a numpy",
+        ),
+        (arrays(0, 9), ["ab"], ColumnSpec(), "validation: data=.*there is no ab"),
     ],
 )
 def test_rows_that_are_unlike_the_data_are_refused(
-    data: Any, held: Any, chosen: Chosen, why: str
+    data: Any, held: Any, chosen: ColumnSpec, why: str
 ) -> None:
     with pytest.raises(UsageError, match=why):
-        list(blocks_with_held_out(data, held, chosen))
+        list(read_blocks_with_held_out(data, held, chosen))
 
 
 def test_one_iterator_cannot_be_both() -> None:
     rows = zip(X, Y, strict=True)
     with pytest.raises(UsageError, match="are one iterator, which is drawn once: make two"):
-        blocks_with_held_out(rows, rows, Chosen())
+        read_blocks_with_held_out(rows, rows, ColumnSpec())

@@ -9,11 +9,11 @@ import pytest
 
 from sparkstrom import SharedTrainingMaster
 from sparkstrom.base.identity import Position
-from sparkstrom.local import host_fit
-from sparkstrom.local.host_fit import Dealt, HostFit, HostSite
+from sparkstrom.local import fit_runner as host_fit
+from sparkstrom.local.fit_runner import LocalFitContext, LocalFitRunner, PartitionedRows
 from sparkstrom.models import DenseNetwork
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
-from sparkstrom.runtime.lent_state import LentStates
+from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.runtime.theta import Theta
 
 
@@ -30,8 +30,10 @@ def test_an_epoch_that_rounds_have_trained_whole_is_over(
     )
     model = DenseNetwork([3, 2])
     spec = FitSpec(3, 4, model.n_params, "test", job=5, starts=starts)
-    site = HostSite(model, SharedTrainingMaster(), "a network", cast(Any, None), tmp_path)
+    site = LocalFitContext(model, SharedTrainingMaster(), "a network", cast(Any, None), tmp_path)
     theta = Theta(model.n_params, 20)
-    fit = HostFit(site, spec, theta, Dealt((), tmp_path), cast(Any, {}), LentStates())
+    fit = LocalFitRunner(
+        site, spec, theta, PartitionedRows((), tmp_path), cast(Any, {}), OptimizerStates()
+    )
     assert [start.position for start in fit.spec.starts] == [(2, 0), (1, 3), (0, 0)]
     assert sum(start.minibatches for start in fit.spec.starts) == 14 + 10

@@ -9,24 +9,29 @@ import pytest
 
 from sparkstrom import VoidConfiguration
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.local.host_way import HostDriver, WayOnHost
-from sparkstrom.spark.executor import interfaces
-from sparkstrom.spark.executor.task_place import TaskPlace
+from sparkstrom.local.fit_runner import LocalMediaDriver, LocalRoute
 from sparkstrom.transport.aeron.driver import DriverOptions
+from sparkstrom.worker import connectivity as interfaces
+from sparkstrom.worker.task_environment import TaskEnvironment
 
 
 def test_a_worker_that_is_first_opens_the_port_that_all_know(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[DriverOptions] = []
-    monkeypatch.setattr(interfaces, "connected", lambda key, options: asked.append(options))
-    way = WayOnHost(
-        7, Endpoint("127.0.0.1", 4711), VoidConfiguration(), 2, 2, driver=HostDriver.here(7, 2)
+    monkeypatch.setattr(interfaces, "connect_transport", lambda key, options: asked.append(options))
+    way = LocalRoute(
+        7,
+        Endpoint("127.0.0.1", 4711),
+        VoidConfiguration(),
+        2,
+        2,
+        driver=LocalMediaDriver.for_this_process(7, 2),
     )
-    place = TaskPlace(0, 0, "localhost", "host", tmp_path, 1)
-    opening = interfaces.opener(way.driver_key(place), way.driver_options(place))
+    place = TaskEnvironment(0, 0, "localhost", "host", tmp_path, 1)
+    opening = interfaces.transport_opener(way.driver_key(place), way.driver_options(place))
     opening(None)  # a new attempt, which knows of no endpoint before
     opening(Endpoint("127.0.0.1", 4712))
     assert [options.port_preferred for options in asked] == [4711, 4712]
-    assert {options.watch for options in asked} == {HostDriver.here(7, 2).owner}
+    assert {options.watch for options in asked} == {LocalMediaDriver.for_this_process(7, 2).owner}
     assert os.getpid() in {options.watch.pid for options in asked if options.watch}

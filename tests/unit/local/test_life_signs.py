@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sparkstrom.local import life_signs
-from sparkstrom.local.life_signs import START_S, LifeSigns, Pulse
+from sparkstrom.local import worker_pool as life_signs
+from sparkstrom.local.worker_pool import FIRST_HEARTBEAT_S, HeartbeatMonitor, HeartbeatSender
 
 LEASE_S = 10.0
 
@@ -28,8 +28,8 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
 
 
 def test_who_counts_on_lives_and_who_does_not_is_silent_after_a_lease(hand: Hand) -> None:
-    signs = LifeSigns(LEASE_S)
-    pulse = Pulse(signs.descriptor)
+    signs = HeartbeatMonitor(LEASE_S)
+    pulse = HeartbeatSender(signs.descriptor)
     for _ in range(5):
         hand.now_s += LEASE_S + 1  # nobody has looked meanwhile, which is not the worker's fault
         pulse.beat()
@@ -45,8 +45,8 @@ def test_who_counts_on_lives_and_who_does_not_is_silent_after_a_lease(hand: Hand
 
 
 def test_an_interpreter_takes_its_time_to_start(hand: Hand) -> None:
-    signs = LifeSigns(LEASE_S)
-    hand.now_s += START_S
+    signs = HeartbeatMonitor(LEASE_S)
+    hand.now_s += FIRST_HEARTBEAT_S
     assert not signs.is_silent()
     hand.now_s += 0.1
     assert signs.is_silent()

@@ -13,11 +13,10 @@ import pytest
 from pyarrow import dataset, parquet
 
 from sparkstrom import UsageError
-from sparkstrom.local.dealt_rows import dealt
-from sparkstrom.local.local_data import blocks_of_data
+from sparkstrom.data.column_selection import ColumnSpec
+from sparkstrom.data.row_blocks import BLOCK_BYTES
+from sparkstrom.local.data import partition_rows, read_data_blocks
 from sparkstrom.models.base import Batch
-from sparkstrom.spark.data.columns import Chosen
-from sparkstrom.spark.data.row_blocks import BLOCK_BYTES
 
 ROWS, WIDTH = 50, 3
 CHANCE = np.random.default_rng(1)
@@ -54,7 +53,7 @@ def reader(table: pa.Table) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(table.schema, table.to_batches(max_chunksize=7))
 
 
-TABLE = Chosen("pixels", "digit", "w")
+TABLE = ColumnSpec("pixels", "digit", "w")
 
 
 def files(directory: Path) -> list[Path]:
@@ -76,12 +75,12 @@ def both(directory: Path) -> list[Path]:
 
 
 KINDS = {
-    "arrays": (lambda _: (X, Y, W), Chosen()),
-    "doubles": (lambda _: (X.astype(np.float64), Y.astype(np.int16), W), Chosen()),
-    "rows": (lambda _: list(zip(X, Y.tolist(), W.tolist(), strict=True)), Chosen()),
-    "generator": (lambda _: (row for row in zip(X, Y, W, strict=True)), Chosen()),
-    "dataset": (lambda _: Mapped(), Chosen()),
-    "iterable dataset": (lambda _: Streamed(), Chosen()),
+    "arrays": (lambda _: (X, Y, W), ColumnSpec()),
+    "doubles": (lambda _: (X.astype(np.float64), Y.astype(np.int16), W), ColumnSpec()),
+    "rows": (lambda _: list(zip(X, Y.tolist(), W.tolist(), strict=True)), ColumnSpec()),
+    "generator": (lambda _: (row for row in zip(X, Y, W, strict=True)), ColumnSpec()),
+    "dataset": (lambda _: Mapped(), ColumnSpec()),
+    "iterable dataset": (lambda _: Streamed(), ColumnSpec()),
     "table": (lambda _: table(), TABLE),
     "batch": (lambda _: table().combine_chunks().to_batches()[0], TABLE),
     "reader": (lambda _: reader(table()), TABLE),
@@ -92,13 +91,13 @@ KINDS = {
     "directory": (lambda directory: str(files(directory)[0].parent), TABLE),
     "side by side": (
         lambda _: pa.table({"a": X[:, 0], "b": X[:, 1], "c": X[:, 2], "y": Y, "w": W}),
-        Chosen(["a", "b", "c"], "y", "w"),
+        ColumnSpec(["a", "b", "c"], "y", "w"),
     ),
 }
 
 
-def rows_of(data: Any, chosen: Chosen = Chosen()) -> tuple[Batch, list[int]]:  # noqa: B008
-    blocks = list(blocks_of_data(data, chosen))
+def rows_of(data: Any, chosen: ColumnSpec = ColumnSpec()) -> tuple[Batch, list[int]]:  # noqa: B008
+    blocks = list(read_data_blocks(data, chosen))
     batches = [block.form.batch(block.records) for block in blocks]
     parts = [
         np.concatenate([getattr(batch, name) for batch in batches])
@@ -127,7 +126,9 @@ def test_arrays_are_read_some_at_a_time(dtype: Any) -> None:
     features, labels = np.zeros((1 << 20, 8), dtype), np.zeros(1 << 20, np.int64)
     tracemalloc.start()
     try:
-        count = sum(len(block.records) for block in blocks_of_data((features, labels), Chosen()))
+        count = sum(
+            len(block.records) for block in read_data_blocks((features, labels), ColumnSpec())
+        )
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -136,7 +137,7 @@ def test_arrays_are_read_some_at_a_time(dtype: Any) -> None:
 
 
 def test_a_list_beside_arrays_is_an_array() -> None:
-    (block,) = blocks_of_data(({"x": X, "n": list(range(ROWS))}, Y.tolist()), Chosen())
+    (block,) = read_data_blocks(({"x": X, "n": list(range(ROWS))}, Y.tolist()), ColumnSpec())
     batch = block.form.batch(block.records)
     assert batch.features["n"].dtype == np.float32
     np.testing.assert_array_equal(batch.features["n"], np.arange(ROWS))
@@ -149,12 +150,12 @@ def test_columns_that_nobody_wants_are_not_looked_at() -> None:
     frame.insert(0, "junk", frame["junk"], allow_duplicates=True)
     batch, _ = rows_of(frame, TABLE)
     np.testing.assert_array_equal(batch.features, X)
-    batch, _ = rows_of(frame, Chosen(["w", "7"], "digit", "w"))
+    batch, _ = rows_of(frame, ColumnSpec(["w", "7"], "digit", "w"))
     np.testing.assert_array_equal(batch.features, np.stack([W, W], axis=1))
     with pytest.raises(UsageError, match=r"no column 'x' for features, .*the table has .*'7'"):
-        rows_of(frame, Chosen("x", "digit"))
+        rows_of(frame, ColumnSpec("x", "digit"))
     with pytest.raises(UsageError, match="column 'junk' of the DataFrame cannot be read: Could"):
-        rows_of(frame, Chosen("junk", "digit"))
+        rows_of(frame, ColumnSpec("junk", "digit"))
 
 
 def damaged(directory: Path) -> Path:
@@ -173,7 +174,7 @@ def test_a_file_that_is_damaged_inside_is_named(opened: Any, tmp_path: Path) -> 
 
 
 def test_several_arrays_by_name_and_no_label() -> None:
-    (block,) = blocks_of_data(({"ids": Y, "x": X}, None), Chosen())
+    (block,) = read_data_blocks(({"ids": Y, "x": X}, None), ColumnSpec())
     batch = block.form.batch(block.records)
     assert list(batch.features) == ["ids", "x"]
     np.testing.assert_array_equal(batch.features["ids"], Y)
@@ -184,7 +185,9 @@ def test_several_arrays_by_name_and_no_label() -> None:
 def test_dealt_rows_are_all_there_once_and_the_same_again(tmp_path: Path) -> None:
     def deal(name: str, workers: int) -> list[list[int]]:
         (tmp_path / name).mkdir()
-        files = dealt(blocks_of_data((X, Y, W), Chosen()), workers, 5, tmp_path / name)
+        files = partition_rows(
+            read_data_blocks((X, Y, W), ColumnSpec()), workers, 5, tmp_path / name
+        )
         found = []
         for file in files:
             numbers: list[int] = []
@@ -208,35 +211,47 @@ def test_dealt_rows_are_all_there_once_and_the_same_again(tmp_path: Path) -> Non
     [
         (
             7,
-            Chosen(),
+            ColumnSpec(),
             "rows cannot be drawn from a builtins.int: pass .features, labels. as arrays",
         ),
-        ((X, Y[:9]), Chosen(), r"have \[50, 9\] rows: all need the same number"),
-        ((X, Y, -W), Chosen(), r"row 0 of the data has weight"),
-        ((X, np.array(["a"] * ROWS)), Chosen(), "array 1 of the data is"),
-        ((X, Y), Chosen("pixels"), "features='pixels': there are no columns in this kind of data"),
-        ((X, Y), Chosen(weight="w"), "weight='w': there are no columns in this kind of data"),
-        ([(X[0], 1), (X[1],)], Chosen(), "row 1 of the data is"),
-        (([[1, 2], [3, 4]], [[5, 6], [7, 8]]), Chosen(), "data is a tuple of lists: make arrays"),
-        (([[1, 2], [3, 4]], Y[:2], W[:2]), Chosen(), "data is a tuple of lists: make arrays"),
+        ((X, Y[:9]), ColumnSpec(), r"have \[50, 9\] rows: all need the same number"),
+        ((X, Y, -W), ColumnSpec(), r"row 0 of the data has weight"),
+        ((X, np.array(["a"] * ROWS)), ColumnSpec(), "array 1 of the data is"),
+        (
+            (X, Y),
+            ColumnSpec("pixels"),
+            "features='pixels': there are no columns in this kind of data",
+        ),
+        ((X, Y), ColumnSpec(weight="w"), "weight='w': there are no columns in this kind of data"),
+        ([(X[0], 1), (X[1],)], ColumnSpec(), "row 1 of the data is"),
+        (
+            ([[1, 2], [3, 4]], [[5, 6], [7, 8]]),
+            ColumnSpec(),
+            "data is a tuple of lists: make arrays",
+        ),
+        (([[1, 2], [3, 4]], Y[:2], W[:2]), ColumnSpec(), "data is a tuple of lists: make arrays"),
         ("nowhere.parquet", TABLE, "data='nowhere.parquet': there is no nowhere.parquet"),
         ([__file__], TABLE, "cannot be read as Parquet"),
-        (table(), Chosen("pixel", "digit"), "there is no column 'pixel' for features"),
+        (table(), ColumnSpec("pixel", "digit"), "there is no column 'pixel' for features"),
         (
             table(),
-            Chosen("pixels", "digit", "pixels"),
+            ColumnSpec("pixels", "digit", "pixels"),
             "weight column 'pixels' is .*: it must be a",
         ),
-        (table(), Chosen(["pixels", "w"], "digit"), "it must be a number to stand beside others"),
-        (table(), Chosen("pixels", "digit", validation="w"), "it must be boolean"),
+        (
+            table(),
+            ColumnSpec(["pixels", "w"], "digit"),
+            "it must be a number to stand beside others",
+        ),
+        (table(), ColumnSpec("pixels", "digit", validation="w"), "it must be boolean"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(data: Any, chosen: Chosen, why: str) -> None:
+def test_what_cannot_be_read_is_refused_by_name(data: Any, chosen: ColumnSpec, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        list(blocks_of_data(data, chosen))
+        list(read_data_blocks(data, chosen))
 
 
 def test_a_loader_is_refused_for_its_dataset() -> None:
     utils = pytest.importorskip("torch.utils.data")
     with pytest.raises(UsageError, match="a DataLoader was given as data: pass its dataset"):
-        list(blocks_of_data(utils.DataLoader(Mapped()), Chosen()))
+        list(read_data_blocks(utils.DataLoader(Mapped()), ColumnSpec()))

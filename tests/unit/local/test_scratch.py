@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkstrom.local import scratch
-from sparkstrom.local.scratch import PREFIX, WrapperScratch, remove_left
+from sparkstrom.local import data as scratch
+from sparkstrom.local.data import PREFIX, ScratchDirectory, remove_abandoned
 
 
 @pytest.fixture(autouse=True)
@@ -21,16 +21,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def killed() -> Path:
     """What a program leaves whose end was no choice of its own."""
-    made = WrapperScratch()
+    made = ScratchDirectory()
     (made.path / "rows-0").write_bytes(b"rows")
     os.close(made._descriptor)
     return made.path
 
 
 def test_what_a_killed_program_left_is_removed_and_what_is_used_stays(here: Path) -> None:
-    used, left, other = WrapperScratch(), killed(), here / f"{PREFIX}of-somebody"
+    used, left, other = ScratchDirectory(), killed(), here / f"{PREFIX}of-somebody"
     other.mkdir()
-    remove_left()
+    remove_abandoned()
     assert used.path.exists()
     assert not left.exists()
     assert other.exists()
@@ -41,7 +41,7 @@ def test_what_a_killed_program_left_is_removed_and_what_is_used_stays(here: Path
 def test_another_users_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     left = killed()
     monkeypatch.setattr(os, "getuid", lambda: left.stat().st_uid + 1)
-    remove_left()
+    remove_abandoned()
     assert left.exists()
 
 
@@ -55,11 +55,11 @@ def test_one_that_is_removed_while_it_is_made_is_made_again(
         descriptor = open_lock(path)
         seen.append(path.parent)
         if len(seen) == 1:
-            remove_left()
+            remove_abandoned()
         return descriptor
 
     monkeypatch.setattr(scratch, "open_lock", then_looked_at)
-    made = WrapperScratch()
+    made = ScratchDirectory()
     assert not seen[0].exists()
     assert seen[1:] == [made.path] == list(here.iterdir())
     made.remove()
@@ -70,8 +70,8 @@ def test_where_there_are_no_locks_nothing_is_removed(monkeypatch: pytest.MonkeyP
         raise OSError("no locks on this file system")
 
     monkeypatch.setattr(scratch, "try_lock", refused)
-    monkeypatch.setattr("sparkstrom.transport.aeron.locks.try_lock", refused)
-    made = WrapperScratch()
-    remove_left()
+    monkeypatch.setattr("sparkstrom.transport.aeron.driver_directories.try_lock", refused)
+    made = ScratchDirectory()
+    remove_abandoned()
     assert made.path.exists()
     made.remove()

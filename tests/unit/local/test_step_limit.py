@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from sparkstrom.local import worker_main
-from sparkstrom.local.life_signs import BEAT_S
-from sparkstrom.local.orders import WorkerAnswer
-from sparkstrom.local.step_limit import StepLimit
-from sparkstrom.local.worker_main import STUCK, AnswerLine
+from sparkstrom.local.worker_main import EXIT_STUCK, AnswerChannel
+from sparkstrom.local.worker_pool import HEARTBEAT_S, StepLimit, WorkerAnswer
 
 LOOK_S = 0.25
 
@@ -33,50 +31,50 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> StepLimit:
     def end(status: int) -> None:
         raise Ended(status)
 
-    made = StepLimit(BEAT_S)
-    monkeypatch.setattr(worker_main, "limit", made)
+    made = StepLimit(HEARTBEAT_S)
+    monkeypatch.setattr(worker_main, "step_limit", made)
     monkeypatch.setattr(os, "_exit", end)
     return made
 
 
 def test_a_step_is_late_after_as_many_looks_as_it_may_take() -> None:
     limit = StepLimit(LOOK_S)
-    limit.allow(1.0)
-    assert [limit.look() for _ in range(6)] == [False] * 5 + [True]
-    limit.allow(1.0)
-    assert [limit.look() for _ in range(5)] == [False] * 5
-    limit.lift()
-    assert not any(limit.look() for _ in range(9))
+    limit.start_step(1.0)
+    assert [limit.check_overdue() for _ in range(6)] == [False] * 5 + [True]
+    limit.start_step(1.0)
+    assert [limit.check_overdue() for _ in range(5)] == [False] * 5
+    limit.end_step()
+    assert not any(limit.check_overdue() for _ in range(9))
     assert limit.seconds == float("inf")
 
 
 def test_who_is_stuck_says_where_and_ends(limit: StepLimit) -> None:
-    answers = AnswerLine(sent := Sent())  # type: ignore[arg-type]
-    limit.allow(1.0)
-    with pytest.raises(Ended, match=str(STUCK)):  # noqa: PT012
-        for _ in range(2 + int(1.0 / BEAT_S)):
+    answers = AnswerChannel(sent := Sent())  # type: ignore[arg-type]
+    limit.start_step(1.0)
+    with pytest.raises(Ended, match=str(EXIT_STUCK)):  # noqa: PT012
+        for _ in range(2 + int(1.0 / HEARTBEAT_S)):
             assert sent == []
-            answers.end_if_stuck()
+            answers.exit_if_stuck()
     (answer,) = sent
     assert answer.failure.startswith("one training step took longer than 1 s: raise step_timeout")
     assert "test_who_is_stuck_says_where_and_ends" in answer.trace
 
 
 def test_who_answers_at_the_last_moment_is_not_stuck(limit: StepLimit) -> None:
-    answers = AnswerLine(sent := Sent())  # type: ignore[arg-type]
-    limit.allow(0.0)
+    answers = AnswerChannel(sent := Sent())  # type: ignore[arg-type]
+    limit.start_step(0.0)
 
     class JustThen:
         """Of the lock: while the watching thread waits for it, the answer goes out."""
 
         def __enter__(self) -> None:
-            limit.lift()
+            limit.end_step()
 
         def __exit__(self, *exc: object) -> None:
             pass
 
-    limit.look()
+    limit.check_overdue()
     answers._lock = JustThen()  # type: ignore[assignment]
-    answers.end_if_stuck()
+    answers.exit_if_stuck()
     answers.send(WorkerAnswer("done"))
     assert sent == [WorkerAnswer("done")]

@@ -7,15 +7,22 @@ from typing import Any
 import pytest
 
 from sparkstrom import FixedThreshold, UsageError
-from sparkstrom.local.wrapper_options import TrainingMode, mode_of, options_of, rule_of
+from sparkstrom.local.options import (
+    TrainingMode,
+    parse_training_mode,
+    resolve_options,
+    resolve_round_options,
+)
 
 SHARED, AVERAGING = TrainingMode.SHARED_GRADIENTS, TrainingMode.AVERAGING
-RULE = rule_of(AVERAGING, None, None, None)
+RULE = resolve_round_options(AVERAGING, None, None, None)
 
 
 def test_options_of_training_and_of_the_mesh_stand_side_by_side() -> None:
     given = {"publish_every": 4, "lease_s": 3.0, "threshold_algorithm": FixedThreshold(0.5)}
-    made = options_of(given, SHARED, None, {"SPARKSTROM_LEASE_S": "7", "SPARKSTROM_RNG_SEED": "9"})
+    made = resolve_options(
+        given, SHARED, None, {"SPARKSTROM_LEASE_S": "7", "SPARKSTROM_RNG_SEED": "9"}
+    )
     assert (made.publish_every, made.void.lease_s, made.rng_seed) == (4, 3.0, 9)
     assert made.threshold == FixedThreshold(0.5)
 
@@ -23,7 +30,7 @@ def test_options_of_training_and_of_the_mesh_stand_side_by_side() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"workers_per_node": 2}, "ParallelWrapper takes no workers_per_node: workers=N says"),
+        ({"workers_per_node": 2}, "ParallelWrapper takes no workers_per_node: workers=N sets"),
         (
             {"gradients_accumulator": None},
             "takes no gradients_accumulator: with training_mode='CUSTOM'",
@@ -44,21 +51,24 @@ def test_options_of_training_and_of_the_mesh_stand_side_by_side() -> None:
 )
 def test_what_means_nothing_here_is_refused_by_name(given: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        options_of(given, SHARED, None, {})
+        resolve_options(given, SHARED, None, {})
 
 
 def test_where_nothing_is_sent_no_threshold_is_taken() -> None:
-    assert options_of({"batch_size_per_worker": 7}, AVERAGING, RULE, {}).batch_size_per_worker == 7
+    assert (
+        resolve_options({"batch_size_per_worker": 7}, AVERAGING, RULE, {}).batch_size_per_worker
+        == 7
+    )
     with pytest.raises(UsageError, match="training_mode=AVERAGING sends no updates"):
-        options_of({"publish_every": 4}, AVERAGING, RULE, {})
+        resolve_options({"publish_every": 4}, AVERAGING, RULE, {})
 
 
 @pytest.mark.parametrize("given", [{"min_workers": 99}, {"start_timeout": 1.0}])
 def test_where_all_meet_nobody_is_done_without(given: dict[str, Any]) -> None:
     (name,) = given
-    assert getattr(options_of(given, SHARED, None, {}), name) == given[name]
+    assert getattr(resolve_options(given, SHARED, None, {}), name) == given[name]
     with pytest.raises(UsageError, match=f"all workers meet every .* leave out {name}="):
-        options_of(given, AVERAGING, RULE, {})
+        resolve_options(given, AVERAGING, RULE, {})
 
 
 @pytest.mark.parametrize(
@@ -71,18 +81,18 @@ def test_where_all_meet_nobody_is_done_without(given: dict[str, Any]) -> None:
 )
 def test_what_is_of_rounds_names_the_mode_to_take(given: tuple[Any, Any, Any], takes: str) -> None:
     with pytest.raises(UsageError, match=f"training_mode=SHARED_GRADIENTS; take {takes}"):
-        rule_of(SHARED, *given)
+        resolve_round_options(SHARED, *given)
 
 
 def test_a_checkpoint_has_each_workers_state_where_each_has_its_own() -> None:
     """Without being asked for, and whatever the environment says."""
     env = {"SPARKSTROM_CHECKPOINT_UPDATERS": "all"}
-    assert options_of({}, AVERAGING, RULE, env).checkpoint_updaters == "one"
-    own = rule_of(AVERAGING, None, False, None)
-    assert options_of({}, AVERAGING, own, {}).checkpoint_updaters == "all"
+    assert resolve_options({}, AVERAGING, RULE, env).checkpoint_updaters == "one"
+    own = resolve_round_options(AVERAGING, None, False, None)
+    assert resolve_options({}, AVERAGING, own, {}).checkpoint_updaters == "all"
 
 
 def test_modes_by_name() -> None:
-    assert mode_of("AVERAGING") is mode_of(AVERAGING) is AVERAGING
+    assert parse_training_mode("AVERAGING") is parse_training_mode(AVERAGING) is AVERAGING
     with pytest.raises(UsageError, match="training_mode='averaging': must be one of SHARED_"):
-        mode_of("averaging")
+        parse_training_mode("averaging")

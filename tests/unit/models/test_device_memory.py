@@ -97,7 +97,7 @@ def test_memory_of_another_device_is_refused(
 def test_a_model_says_which_gpu_it_is_on(
     torch_model: TorchModel, monkeypatch: pytest.MonkeyPatch, where: str, index: int | None
 ) -> None:
-    monkeypatch.setattr(flat_module, "device_of", lambda wanted, gpu: torch.device(where))
+    monkeypatch.setattr(flat_module, "choose_device", lambda wanted, gpu: torch.device(where))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     assert isinstance(torch_model, DeviceModel)
     assert torch_model.cuda_device is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.models.base import Batch, Paced
-from sparkstrom.models.networks import DenseNetwork
+from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.models.updaters import Adam, Nesterov, RmsProp, Sgd, Updater
 
 CHANCE = np.random.default_rng(0)

@@ -27,10 +27,10 @@ from tests.unit.models.mlp_in_jax import apply, batch, cross_entropy, init, make
         ({"init": lambda key: {}}, "makes no arrays"),
         (
             {"init": lambda key: {"params": jnp.zeros(3), "batch_stats": jnp.zeros(3)}},
-            "init makes batch_stats beside params",
+            "init makes batch_stats besides params",
         ),
         ({"apply": 3}, "apply is a int"),
-        ({"optimizer": optax.adam}, r"^optimizer=optax\.adam\(1e-3\) is what to pass"),
+        ({"optimizer": optax.adam}, r"^pass optimizer=optax\.adam\(1e-3\) instead"),
         ({"outputs": "classes"}, "outputs='classes'"),
     ],
 )
@@ -87,9 +87,9 @@ def test_an_optimizer_that_evaluates_by_itself_is_refused_by_its_own_words() -> 
 
 
 def test_a_description_names_the_arrays_and_makes_no_model() -> None:
-    from sparkstrom.models.registry import from_description
+    from sparkstrom.models.base import from_description
 
     described = make().describe()
     assert described["parameters"][0] == ["hidden/0", [6, 5]]
-    with pytest.raises(UsageError, match="make the model as before, and load"):
+    with pytest.raises(UsageError, match="create the model as before, and load"):
         from_description(described)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,22 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, Buffered, Exporting, FlatModel, Measured, Placeable, Share
-from sparkstrom.models.registry import from_description
+from sparkstrom.models.base import (
+    Batch,
+    Buffered,
+    Exporting,
+    FlatModel,
+    Measured,
+    Placeable,
+    Share,
+    from_description,
+)
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 pytest.importorskip("jax", reason="jax is not installed: pip install 'sparkstrom[keras]'")
 pytest.importorskip("keras", reason="keras is not installed: pip install 'sparkstrom[keras]'")
 from sparkstrom.models.keras import KerasModel
-from sparkstrom.models.keras_objects import keras
+from sparkstrom.models.keras_support import keras
 
 cloudpickle = pytest.importorskip("pyspark.cloudpickle", reason="what ships is pickled by Spark's")
 layers = keras.layers
@@ -122,7 +131,7 @@ def test_a_worker_goes_on_where_another_stood() -> None:
     assert model.buffers_bytes() == other.buffers_bytes()
     with pytest.raises(UsageError, match="another model or optimizer"):
         KerasModel(network(), LOGITS, "sgd").load_updater_state(state)
-    with pytest.raises(UsageError, match="travels without its parameters"):
+    with pytest.raises(UsageError, match="pickles contain no parameters"):
         other.initial()
 
 
@@ -255,8 +264,66 @@ def test_a_loss_for_each_output_is_keras_own_sum(by_name: bool) -> None:
         assert model.step(Batch(features, given)) == pytest.approx(float(wanted), rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [LOGITS, "mse"],
+        (keras.losses.sparse_categorical_crossentropy, keras.losses.MeanSquaredError()),
+        {"size": keras.losses.mean_squared_error, "kind": LOGITS},
+    ],
+)
+def test_a_model_with_a_loss_for_each_output_is_made_from_its_description(losses: Any) -> None:
+    random = np.random.default_rng(1)
+    made = KerasModel(two_headed(), losses, keras.optimizers.SGD(0.1))
+    again = from_description(json.loads(json.dumps(made.describe())))
+    assert again.describe()["loss"] == made.describe()["loss"]
+    features = (
+        random.normal(size=(8, 2)).astype(np.float32),
+        random.integers(0, 9, (8, 4)).astype(np.int32),
+    )
+    labels = (random.integers(0, 3, 8), random.normal(size=8).astype(np.float32))
+    given: Any = dict(zip(("kind", "size"), labels, strict=True))
+    for model in (made, again):
+        model.bind(made.initial())
+        model.check(features, given if isinstance(losses, dict) else labels)
+    rows = Batch(features, given if isinstance(losses, dict) else labels)
+    assert made.step(rows) == again.step(rows)
+
+
+def test_a_description_names_the_code_that_it_lacks() -> None:
+    def mine(labels: Any, outputs: Any) -> Any:
+        return keras.losses.mean_squared_error(labels, outputs)
+
+    for losses in (["mse", mine], {"size": mine, "kind": "mse"}):
+        made = KerasModel(two_headed(), losses, "sgd")
+        with pytest.raises(UsageError, match=r"of your own \(loss mine\), whose code was not"):
+            from_description(json.loads(json.dumps(made.describe())))
+    of_partial = partial(keras.losses.sparse_categorical_crossentropy, from_logits=True)
+    with pytest.raises(UsageError, match=r"functools\.partial of sparse_categorical_cross"):
+        from_description(KerasModel(network(scaled()(3.0)), of_partial, "sgd").describe())
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "outputs"),
+    [
+        (keras.losses.sparse_categorical_crossentropy, {"from_logits": True}, "logits"),
+        (keras.losses.sparse_categorical_crossentropy, {"ignore_class": -1}, "probabilities"),
+        (keras.losses.binary_crossentropy, {"from_logits": True}, "logits"),
+        (keras.losses.huber, {"delta": 2.0}, "values"),
+    ],
+)
+def test_a_partial_of_a_loss_means_what_its_function_means(
+    loss: Any, options: dict[str, Any], outputs: str
+) -> None:
+    made = KerasModel(network(), partial(loss, **options), "sgd")
+    assert made.outputs == outputs
+    assert made.per_label == (loss is keras.losses.binary_crossentropy)
+    assert made.ignored_label == options.get("ignore_class")
+    assert loss.__name__ in repr(made)
+
+
 def test_losses_that_are_not_one_for_each_output_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"outputs kind, but the model puts out kind, size"):
+    with pytest.raises(UsageError, match=r"outputs kind, but the model returns kind, size"):
         KerasModel(two_headed(), {"kind": LOGITS}, "sgd")
     with pytest.raises(UsageError, match=r"losses for the outputs 3, but"):
         KerasModel(two_headed(), ["mse"] * 3, "sgd")
@@ -354,8 +421,8 @@ def forgetful() -> Any:
         (lambda: 3, LOGITS, "sgd", "model is a int"),
         (unbuilt, LOGITS, "sgd", "no trainable variables yet"),
         (halved, LOGITS, "sgd", "kernel is bfloat16"),
-        (forgetful, LOGITS, "sgd", "cannot travel.*get_config"),
-        (network, "crosentropy", "sgd", "knows no such loss"),
+        (forgetful, LOGITS, "sgd", "cannot be sent to executors.*get_config"),
+        (network, "crosentropy", "sgd", "has no such loss"),
         (network, 3, "sgd", "loss is a int"),
         (network, keras.losses.MeanSquaredError(reduction="sum"), "sgd", "reduction='sum'"),
         (network, LOGITS, "sdg", "optimizer='sdg'"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.keras_objects import keras, need_safe_keras, refuse_other_modules
+from sparkstrom.models.keras_support import keras, refuse_foreign_code, require_safe_keras
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from sparkstrom.models.keras_objects import keras, need_safe_keras, refuse_other
 )
 def test_functions_and_lambdas_are_refused(module: str | None, name: str) -> None:
     with pytest.raises(UsageError, match="only Keras' own"):
-        refuse_other_modules([{"module": module, "class_name": name, "config": {}}])
+        refuse_foreign_code([{"module": module, "class_name": name, "config": {}}])
 
 
 def test_own_classes_of_keras_pass() -> None:
@@ -38,12 +38,12 @@ def test_own_classes_of_keras_pass() -> None:
     functional = keras.Model(inputs, keras.layers.Dense(2)(inputs) + 1.0)
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     for part in (model, functional, keras.optimizers.Adam(schedule), keras.losses.Huber()):
-        refuse_other_modules(keras.saving.serialize_keras_object(part))
+        refuse_foreign_code(keras.saving.serialize_keras_object(part))
 
 
 def test_an_older_keras_makes_no_model_from_a_description(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras, "__version__", "3.8.0")
     with pytest.raises(UsageError, match=r"Keras 3\.8\.0 may run code .* keras>=3\.11\.3"):
-        need_safe_keras()
+        require_safe_keras()
     monkeypatch.setattr(keras, "__version__", "3.12.0rc1")
-    need_safe_keras()
+    require_safe_keras()

@@ -15,7 +15,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 pytest.importorskip("jax", reason="jax is not installed: pip install 'sparkstrom[keras]'")
 pytest.importorskip("keras", reason="keras is not installed: pip install 'sparkstrom[keras]'")
 from sparkstrom.models.keras import KerasModel
-from sparkstrom.models.keras_objects import keras
+from sparkstrom.models.keras_support import keras
 
 OPTIMIZERS = keras.optimizers
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -19,7 +19,7 @@ pytest.importorskip("jax", reason="jax is not installed: pip install 'sparkstrom
 pytest.importorskip("keras", reason="keras is not installed: pip install 'sparkstrom[keras]'")
 
 from sparkstrom.models.keras import KerasModel
-from sparkstrom.models.keras_objects import _refuse_tensorflow, keras
+from sparkstrom.models.keras_support import _refuse_tensorflow_layers, keras
 
 CHANCE = np.random.default_rng(0)
 X = (CHANCE.normal(size=(32, 4)) * [1, 10, 100, 1000] + [5, -50, 500, 10000]).astype(np.float32)
@@ -241,9 +241,9 @@ class OwnCall(keras.losses.Loss):  # type: ignore[misc]
 
 
 def test_what_would_not_be_called_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="OwnStep has a compute_loss of its own"):
+    with pytest.raises(UsageError, match="OwnStep overrides compute_loss"):
         KerasModel(OwnStep(), "mse", "sgd")
-    with pytest.raises(UsageError, match="OwnCall has a __call__ of its own"):
+    with pytest.raises(UsageError, match="OwnCall overrides __call__"):
         KerasModel(plain(), OwnCall(), "sgd")
     with pytest.raises(UsageError, match="loss_scale_factor"):
         KerasModel(plain(), "mse", keras.optimizers.SGD(0.1, loss_scale_factor=8.0))
@@ -305,7 +305,7 @@ def test_layers_of_tensorflow_are_refused() -> None:
     layer = object.__new__(keras.layers.IntegerLookup)  # made only where TensorFlow is installed
     object.__setattr__(layer, "name", "codes")
     with pytest.raises(UsageError, match=r"codes is a IntegerLookup, which computes with Tensor"):
-        _refuse_tensorflow([layer])
+        _refuse_tensorflow_layers([layer])
 
 
 def test_a_schedule_of_the_users_own_travels() -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.fit.evaluation import Evaluation, MetricSpec, evaluate_batch, merge_evaluations
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Batch
-from sparkstrom.models.outputs import class_labels, measured
-from sparkstrom.spark.driver.evaluation import Evaluation, Wanted, evaluate_batch, merged
+from sparkstrom.models.output_interpretation import measure_batch, to_class_indices
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'sparkstrom[torch]'")
 import torch
@@ -52,22 +52,22 @@ def test_places_that_the_loss_ignores_do_not_count(loss: Any, ignored: int) -> N
     labels[10:] = ignored
     kept = labels != ignored
     true = float((X.argmax(axis=1) == labels)[kept].mean())
-    hits, weights = measured(model(loss), Batch(X, labels), "accuracy")
+    hits, weights = measure_batch(model(loss), Batch(X, labels), "accuracy")
     assert weights == kept.sum()
     assert hits / weights == pytest.approx(true)
-    found = evaluate_batch(model(loss), Wanted(("classification", "roc")), Batch(X, labels))
+    found = evaluate_batch(model(loss), MetricSpec(("classification", "roc")), Batch(X, labels))
     assert found.classification.rows == kept.sum()
     assert found.classification.accuracy == pytest.approx(true)
     assert found.roc.positives.sum() == (labels == 1).sum()
     nothing = evaluate_batch(
-        model(loss), Wanted(("classification", "roc")), Batch(X, np.full(40, ignored))
+        model(loss), MetricSpec(("classification", "roc")), Batch(X, np.full(40, ignored))
     )
-    assert merged([found, nothing]).classification.accuracy == pytest.approx(true)
+    assert merge_evaluations([found, nothing]).classification.accuracy == pytest.approx(true)
 
 
 def test_shares_per_class_ignore_nothing() -> None:
     shares = np.eye(3, dtype=np.float32)[X.argmax(axis=1)]
-    hits, weights = measured(
+    hits, weights = measure_batch(
         model(nn.CrossEntropyLoss(ignore_index=0)), Batch(X, shares), "accuracy"
     )
     assert (hits, weights) == (40, 40)
@@ -77,22 +77,22 @@ def test_shares_per_class_ignore_nothing() -> None:
 def test_each_of_several_true_labels_counts(loss: Any) -> None:
     labels = MANY.copy()
     labels[:6, 1] = 1 - labels[:6, 1]
-    assert measured(model(loss), Batch(X, labels), "accuracy") == (40 - 6 / 3, 40)
-    found = evaluate_batch(model(loss), Wanted(("classification", "roc"), 1), Batch(X, labels))
+    assert measure_batch(model(loss), Batch(X, labels), "accuracy") == (40 - 6 / 3, 40)
+    found = evaluate_batch(model(loss), MetricSpec(("classification", "roc"), 1), Batch(X, labels))
     assert found.classification.accuracy == pytest.approx(114 / 120)
     assert found.classification.confusion.shape == (2, 2)
     assert found.roc.positives.sum() == labels[:, 1].sum()
     assert "accuracy by label" in found.table()
     assert "1 of 3 (0 to 2" in found.table()
     with pytest.raises(UsageError, match="the labels 0 to 2"):
-        evaluate_batch(model(loss), Wanted(("roc",), 3), Batch(X, labels))
+        evaluate_batch(model(loss), MetricSpec(("roc",), 3), Batch(X, labels))
 
 
 def test_probabilities_per_label_are_true_above_one_half() -> None:
     for loss in (nn.BCELoss(), fn.binary_cross_entropy):
         shown = model(loss)
         assert shown.outputs == "probabilities"
-        hits, _ = measured(
+        hits, _ = measure_batch(
             shown, Batch(np.abs(X), (np.abs(X) > 0.5).astype(np.float32)), "accuracy"
         )
         assert hits == 40
@@ -102,24 +102,26 @@ def test_one_output_of_a_loss_per_label_is_two_classes() -> None:
     module = nn.Linear(3, 1)
     made = TorchModel(module, nn.BCEWithLogitsLoss(), partial(torch.optim.SGD, lr=0.1))
     made.bind(made.initial())
-    found = evaluate_batch(made, Wanted(("classification",)), Batch(X, MANY[:, :1]))
+    found = evaluate_batch(made, MetricSpec(("classification",)), Batch(X, MANY[:, :1]))
     assert not found.classification.by_label
 
 
 def test_several_true_labels_are_no_class() -> None:
-    with pytest.raises(UsageError, match=r"labels \[1.0, 1.0, 0.0\] are true of one row"):
-        class_labels(np.array([[0, 0, 1], [1, 1, 0]], np.float32))
-    assert class_labels(np.array([[0.2, 0.5, 0.3]], np.float32)).tolist() == [1]
+    with pytest.raises(UsageError, match=r"labels \[1.0, 1.0, 0.0\] of one row"):
+        to_class_indices(np.array([[0, 0, 1], [1, 1, 0]], np.float32))
+    assert to_class_indices(np.array([[0.2, 0.5, 0.3]], np.float32)).tolist() == [1]
 
 
 def test_a_thousand_classes_take_no_more_than_their_rows() -> None:
     network = DenseNetwork([3, 4000], seed=1)
     network.bind(network.initial())
     parts = [
-        evaluate_batch(network, Wanted(("classification",)), Batch(X, random.integers(0, 4000, 40)))
+        evaluate_batch(
+            network, MetricSpec(("classification",)), Batch(X, random.integers(0, 4000, 40))
+        )
         for _ in range(4)
     ]
-    whole = merged(parts)
+    whole = merge_evaluations(parts)
     held = whole.classification
     assert isinstance(whole, Evaluation)
     assert held.rows == 160
@@ -131,7 +133,7 @@ def test_keras_losses_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("jax", reason="jax is not installed")
     pytest.importorskip("keras", reason="keras is not installed")
     from sparkstrom.models.keras import KerasModel
-    from sparkstrom.models.keras_objects import keras
+    from sparkstrom.models.keras_support import keras
 
     def made(loss: Any) -> Any:
         dense = keras.layers.Dense(3, activation="sigmoid", kernel_initializer="identity")
@@ -140,7 +142,7 @@ def test_keras_losses_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         return out
 
     for loss in ("binary_crossentropy", keras.losses.BinaryCrossentropy()):
-        assert measured(made(loss), Batch(X, MANY), "accuracy") == (40, 40)
+        assert measure_batch(made(loss), Batch(X, MANY), "accuracy") == (40, 40)
     ignoring = made(keras.losses.SparseCategoricalCrossentropy(ignore_class=2))
     assert ignoring.ignored_label == 2
     assert not ignoring.per_label

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, Epochal, Share
+from sparkstrom.models.base import Batch, EpochAware, FitLength, Share
 
 torch = pytest.importorskip(
     "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
@@ -114,10 +114,10 @@ def batch_at(index: int) -> Batch:
 
 def steps(model: LightningModel, told: Callable[[int], None] = lambda done: None) -> None:
     """The same minibatches as a worker takes them."""
-    assert isinstance(model, Epochal)
+    assert isinstance(model, EpochAware)
     for done in range(EPOCHS * BATCHES):
         epoch, index = divmod(done, BATCHES)
-        model.stand_at(epoch, index, BATCHES)
+        model.set_position(epoch, index, BATCHES)
         told(done)
         model.step(batch_at(index))
 
@@ -133,6 +133,30 @@ def travelled(model: LightningModel) -> tuple[LightningModel, np.ndarray]:
 def made(optimization: Any = None) -> Net:
     torch.manual_seed(0)
     return Net(optimization=optimization)
+
+
+class OneCycle(Net):
+    """With a schedule for the length of the fit, as Lightning's documentation has it."""
+
+    def configure_optimizers(self) -> Any:
+        made = optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        total = self.trainer.estimated_stepping_batches
+        scheduler = optim.lr_scheduler.OneCycleLR(made, max_lr=0.5, total_steps=total)
+        return {"optimizer": made, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_estimated_stepping_batches_is_trainers() -> None:
+    torch.manual_seed(0)
+    alone = lightnings_own(OneCycle())
+    torch.manual_seed(0)
+    model, params = travelled(LightningModel(OneCycle()))
+    model.set_fit_length(FitLength(EPOCHS, EPOCHS * BATCHES))
+    assert alone.trainer.estimated_stepping_batches == EPOCHS * BATCHES
+    steps(model, lambda n: model.keep_pace(1, n, n))
+    wanted = np.concatenate([p.detach().numpy().reshape(-1) for p in alone.parameters()])
+    np.testing.assert_allclose(params, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +266,7 @@ def test_columns_come_as_the_step_wants_them() -> None:
     assert rows.shape == (48, 3)
     np.testing.assert_allclose(rows.sum(axis=1), 1, rtol=1e-5)
     assert (model.outputs, plain.outputs) == ("probabilities", "logits")
-    with pytest.raises(UsageError, match="x among features and labels"):
+    with pytest.raises(UsageError, match="x are in both features and labels"):
         model.step(Batch({"x": features}, {"x": labels}))
 
 

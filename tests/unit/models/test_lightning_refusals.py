@@ -19,10 +19,10 @@ from torch import nn, optim  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from sparkstrom.models.lightning import LightningModel  # noqa: E402
-from sparkstrom.models.lightning.module_hooks import (  # noqa: E402
-    REFUSED,
-    REFUSED_IN_VALIDATION,
-    base_of,
+from sparkstrom.models.lightning.model import (  # noqa: E402
+    REFUSED_HOOKS,
+    REFUSED_VALIDATION_HOOKS,
+    find_lightning_base,
 )
 
 ROWS, CLASSES = np.ones((4, 2), np.float32), np.array([0, 1, 0, 1])
@@ -82,13 +82,13 @@ def test_modules(make: Callable[[], Any], why: str) -> None:
         LightningModel(make())
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", sorted(REFUSED_HOOKS))
 def test_hooks_that_nobody_would_call(name: str) -> None:
     with pytest.raises(UsageError, match=rf"Odd\.{name} would not be called here: "):
         LightningModel(having(**{name: lambda self, *given: None}))
 
 
-@pytest.mark.parametrize("name", REFUSED_IN_VALIDATION)
+@pytest.mark.parametrize("name", REFUSED_VALIDATION_HOOKS)
 def test_hooks_that_nobody_would_call_with_held_out_rows(name: str) -> None:
     step: Any = {"validation_step": lambda self, batch, index: None}
     model = LightningModel(having(**{name: lambda self, *given: None}, **step))
@@ -106,12 +106,12 @@ def test_every_hook_of_lightning_is_called_refused_or_left_out_on_purpose() -> N
     data = {"prepare_data", *(f"{what}_dataloader" for what in ("train", "val", "predict"))}
     hooks = {
         name
-        for kind in base_of(Net()).__mro__  # type: ignore[union-attr]
+        for kind in find_lightning_base(Net()).__mro__  # type: ignore[union-attr]
         if kind.__module__ == "pytorch_lightning.core.hooks"
         for name in vars(kind)
         if not name.startswith("_") and "test" not in name
     }
-    left = hooks - called - set(REFUSED) - set(REFUSED_IN_VALIDATION)
+    left = hooks - called - set(REFUSED_HOOKS) - set(REFUSED_VALIDATION_HOOKS)
     assert left == data, "rows come from fit's data; nothing tests here"
 
 
@@ -148,8 +148,8 @@ def two_schedulers(self: Any) -> Any:
         (lambda self: optim.LBFGS(self.parameters()), "LBFGS cannot be used"),
         (lambda self: optim.SGD([self.layer.weight], lr=1), "leaves out layer.bias"),
         (lambda self: self.trainer.max_epochs, "self.trainer.max_epochs: no Trainer runs"),
-        (plateau, "ReduceLROnPlateau: no metric of all workers"),
-        (two_schedulers, "returned 2 schedulers: join them"),
+        (plateau, "ReduceLROnPlateau, but a metric of all workers"),
+        (two_schedulers, "returned 2 schedulers: combine them"),
         (with_scheduler(interval="batch"), "interval='batch': it must be step or epoch"),
         (with_scheduler(frequency=0), "frequency=0: it must be 1 or above"),
         (with_scheduler(scheduler=7), "lr_scheduler is a int"),

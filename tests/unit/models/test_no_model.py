@@ -11,7 +11,7 @@ from sparkstrom import ParallelInference, ParallelWrapper
 from sparkstrom.base.errors import UsageError
 from sparkstrom.ml import SparkstromEstimator
 from sparkstrom.models import DenseNetwork
-from sparkstrom.models.base import no_model
+from sparkstrom.models.base import explain_invalid_model
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 
@@ -38,12 +38,12 @@ def torch_module() -> Any:
     ],
 )
 def test_the_wrapper_is_named(made: Any, wrapper: str) -> None:
-    assert wrapper in str(no_model(made()))
+    assert wrapper in str(explain_invalid_model(made()))
 
 
 def test_a_class_is_not_its_object() -> None:
-    assert no_model(DenseNetwork([2, 2])) is None
-    assert no_model(DenseNetwork) == (
+    assert explain_invalid_model(DenseNetwork([2, 2])) is None
+    assert explain_invalid_model(DenseNetwork) == (
         "model is the class DenseNetwork: pass an object, DenseNetwork(...)"
     )
 

@@ -7,39 +7,41 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork
-from sparkstrom.models.outputs import (
-    by_place,
-    classes_of,
-    kind_of,
-    predict_in_blocks,
-    probabilities_of,
-    raw_of,
-    score_of_class,
-    stacked,
+from sparkstrom.models.output_interpretation import (
+    argmax_classes,
+    compute_class_score,
+    compute_probabilities,
+    compute_raw_scores,
+    concatenate_outputs,
+    flatten_positions,
+    get_output_kind,
+    predict_flattened,
 )
 
 LOGITS = np.array([[1.0, 3.0], [90.0, -90.0], [5.0, 5.0]], np.float32)
 
 
 def test_logits_become_probabilities() -> None:
-    shares = probabilities_of(LOGITS, "logits")
+    shares = compute_probabilities(LOGITS, "logits")
     np.testing.assert_allclose(shares.sum(axis=1), 1)
     assert shares[0, 1] == pytest.approx(1 / (1 + np.exp(-2)))
-    assert classes_of(LOGITS).tolist() == shares.argmax(axis=1).tolist() == [1, 0, 0]
+    assert argmax_classes(LOGITS).tolist() == shares.argmax(axis=1).tolist() == [1, 0, 0]
 
 
 def test_one_logit_is_class_one_against_class_zero() -> None:
     one = np.array([[0.5], [-0.5], [0.0]], np.float32)
-    assert classes_of(one).tolist() == [1, 0, 0]
-    np.testing.assert_allclose(probabilities_of(one, "logits")[:, 1], 1 / (1 + np.exp(-one[:, 0])))
+    assert argmax_classes(one).tolist() == [1, 0, 0]
+    np.testing.assert_allclose(
+        compute_probabilities(one, "logits")[:, 1], 1 / (1 + np.exp(-one[:, 0]))
+    )
 
 
 def test_one_probability_is_of_class_one() -> None:
     """As a sigmoid's: 0.4 is class 0, and both classes have a score."""
     one = np.array([[0.6], [0.4], [0.5]], np.float32)
-    assert classes_of(one, "probabilities").tolist() == [1, 0, 0]
-    np.testing.assert_allclose(probabilities_of(one, "probabilities"), np.c_[1 - one, one])
-    assert score_of_class(one, "probabilities", 1).tolist() == one[:, 0].tolist()
+    assert argmax_classes(one, "probabilities").tolist() == [1, 0, 0]
+    np.testing.assert_allclose(compute_probabilities(one, "probabilities"), np.c_[1 - one, one])
+    assert compute_class_score(one, "probabilities", 1).tolist() == one[:, 0].tolist()
 
 
 class Sequences:
@@ -74,29 +76,29 @@ def test_classes_of_each_step_are_places_of_their_own(
     if hot:
         one = shape[axis] == 1
         labels = np.moveaxis(labels[..., None] if one else np.eye(shape[axis])[labels], -1, axis)
-    wide, found = by_place(model, outputs, labels)
+    wide, found = flatten_positions(model, outputs, labels)
     np.testing.assert_array_equal(wide, wanted)
     np.testing.assert_array_equal(found, classes)
 
 
 def test_a_row_of_images_with_one_label_is_one_place() -> None:
     outputs = np.arange(24.0, dtype=np.float32).reshape(2, 3, 2, 2)
-    wide, found = by_place(Sequences(), outputs, np.array([1, 0]))
+    wide, found = flatten_positions(Sequences(), outputs, np.array([1, 0]))
     assert wide.shape == (2, 12)
     assert found.tolist() == [1, 0]
 
 
 def test_raw_values_of_one_class_rank_rows() -> None:
-    assert raw_of(LOGITS, "logits")[:, 1].tolist() == [1.0, -90.0, 0.0]
+    assert compute_raw_scores(LOGITS, "logits")[:, 1].tolist() == [1.0, -90.0, 0.0]
 
 
 def test_a_score_keeps_what_a_probability_would_round_away() -> None:
     far = np.array([[0.0, 200.0], [0.0, 300.0]], np.float32)
-    assert score_of_class(far, "logits", 1).tolist() == [100.0, 150.0]
+    assert compute_class_score(far, "logits", 1).tolist() == [100.0, 150.0]
     three = np.array([[0.0, 0.0, 0.0]], np.float32)
-    assert score_of_class(three, "logits", 2).tolist() == [np.float32(1 / 3)]
+    assert compute_class_score(three, "logits", 2).tolist() == [np.float32(1 / 3)]
     with pytest.raises(UsageError, match=r"class 2: .* 0 to 1"):
-        score_of_class(far, "logits", 2)
+        compute_class_score(far, "logits", 2)
 
 
 def test_a_row_has_the_same_bits_among_any_rows() -> None:
@@ -104,11 +106,11 @@ def test_a_row_has_the_same_bits_among_any_rows() -> None:
     network.bind(network.initial())
     random = np.random.default_rng(1)
     features = random.normal(size=(700, 30)).astype(np.float32)
-    whole = predict_in_blocks(network, features)
+    whole = predict_flattened(network, features)
     for _ in range(5):
         order = random.permutation(700)
         cut = int(random.integers(700))
-        parts = [predict_in_blocks(network, features[order[i]]) for i in _cuts(cut)]
+        parts = [predict_flattened(network, features[order[i]]) for i in _cuts(cut)]
         assert np.concatenate([p for p in parts if len(p)]).tobytes() == whole[order].tobytes()
 
 
@@ -121,13 +123,13 @@ def test_outputs_that_are_no_array_are_refused() -> None:
         def predict(self, features: object) -> tuple[int, int]:
             return 1, 2
 
-    assert kind_of(Two()) == "logits"
-    with pytest.raises(UsageError, match="puts out a tuple"):
-        predict_in_blocks(Two(), np.zeros((2, 1)))
+    assert get_output_kind(Two()) == "logits"
+    with pytest.raises(UsageError, match="returns a tuple"):
+        predict_flattened(Two(), np.zeros((2, 1)))
 
 
 def test_outputs_whose_width_differs_from_rows_to_rows_are_named() -> None:
     pieces = [np.zeros((1024, 7), np.float32), np.zeros((3, 5), np.float32)]
-    with pytest.raises(UsageError, match=r"puts out \[7\] for some rows and \[5\] for others"):
-        stacked(pieces)
-    assert stacked([pieces[0], pieces[0][:3]]).shape == (1027, 7)
+    with pytest.raises(UsageError, match=r"returns \[7\] for some rows and \[5\] for others"):
+        concatenate_outputs(pieces)
+    assert concatenate_outputs([pieces[0], pieces[0][:3]]).shape == (1027, 7)

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.fit.evaluation import evaluate_batch, select_metrics
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Batch
-from sparkstrom.models.outputs import predict_in_blocks
-from sparkstrom.spark.driver.evaluation import evaluate_batch, wanted_for
+from sparkstrom.models.output_interpretation import predict_flattened
 
 torch = pytest.importorskip(
     "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
 )
-transformers = pytest.importorskip("transformers", reason="the tests' extra brings it")
+transformers = pytest.importorskip("transformers", reason="the extra test-all brings it")
 cloudpickle = pytest.importorskip("pyspark.cloudpickle", reason="what ships is pickled by Spark's")
 
 from sparkstrom.models.torch import TorchModel  # noqa: E402
@@ -103,17 +103,17 @@ def test_predictions_are_by_name_without_loss_and_cache() -> None:
 def test_metrics_take_the_outputs_that_are_called_so() -> None:
     batch = Batch({"input_ids": TOKENS, "attention_mask": MASK}, LABELS)
     model, _ = travelled(made(bert(), outputs="logits"))
-    found = evaluate_batch(model, wanted_for(model, None, 1), batch)
+    found = evaluate_batch(model, select_metrics(model, None, 1), batch)
     guesses = model.predict(batch.features)["logits"].argmax(axis=1)
     assert found.classification is not None
     assert found.classification.accuracy == pytest.approx((guesses == LABELS).mean())
     other, _ = travelled(made(bert()))
-    with pytest.raises(UsageError, match=r"puts out a dict of logits: .*option outputs= names"):
-        predict_in_blocks(other, batch.features)
+    with pytest.raises(UsageError, match=r"returns a dict of logits: .*option outputs= names"):
+        predict_flattened(other, batch.features)
 
 
 def test_a_model_that_wants_labels_says_so() -> None:
-    with pytest.raises(UsageError, match="there are no labels, and this model needs them"):
+    with pytest.raises(UsageError, match="no labels were given, and this model needs them"):
         DenseNetwork([7, 3]).check(TOKENS.astype(np.float32), ())
     model = TorchModel(torch.nn.Linear(7, 3), torch.nn.functional.cross_entropy, SGD)
     with pytest.raises(UsageError, match="the loss cross_entropy needs labels: name their column"):

@@ -20,7 +20,7 @@ def refusing(*given: Any) -> Any:
 def keras_on_jax() -> Any:
     """Keras, told its backend before it is imported."""
     pytest.importorskip("optree", reason="keras is not here, which brings it")
-    from sparkstrom.models.keras_objects import keras
+    from sparkstrom.models.keras_support import keras
 
     return keras
 
@@ -93,9 +93,11 @@ def test_an_exception_in_a_keras_layer_keeps_its_words() -> None:
 
 def test_what_makes_an_optimizer_of_optax_is_to_be_called(jax_kind: Any) -> None:
     optax = pytest.importorskip("optax", reason="optax is not here")
-    with pytest.raises(UsageError, match=r"^optimizer=optax\.sgd\(1e-3\) is what to pass"):
+    with pytest.raises(UsageError, match=r"^pass optimizer=optax\.sgd\(1e-3\) instead"):
         jax_kind(refusing, optax.sgd)
-    with pytest.raises(UsageError, match=r"^optimizer=optax\.adam\(learning_rate=0\.1\) is what"):
+    with pytest.raises(
+        UsageError, match=r"^pass optimizer=optax\.adam\(learning_rate=0\.1\) instead"
+    ):
         jax_kind(refusing, functools.partial(optax.adam, learning_rate=0.1))
 
 
@@ -103,8 +105,11 @@ def test_what_makes_an_optimizer_of_keras_is_to_be_called(keras_kind: Any) -> No
     keras = keras_on_jax()
     made = functools.partial(keras.optimizers.SGD, learning_rate=0.1)
     for given, words in (
-        (keras.optimizers.Adam, r"^optimizer=keras\.optimizers\.Adam\(learning_rate=0\.001\) is"),
-        (made, r"^optimizer=keras\.optimizers\.SGD\(learning_rate=0\.1\) is what to pass, not the"),
+        (
+            keras.optimizers.Adam,
+            r"^pass optimizer=keras\.optimizers\.Adam\(learning_rate=0\.001\) instead",
+        ),
+        (made, r"^pass optimizer=keras\.optimizers\.SGD\(learning_rate=0\.1\) instead of the"),
     ):
         with pytest.raises(UsageError, match=words):
             keras_kind("mse", given)
@@ -116,13 +121,13 @@ def test_an_optimizer_of_torch_that_is_made_says_the_line_to_write() -> None:
 
     module, loss = torch.nn.Linear(2, 3), torch.nn.functional.cross_entropy
     made = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-    line = r"functools\.partial\(torch\.optim\.SGD, lr=0\.1, momentum=0\.9\) is what to pass"
-    with pytest.raises(UsageError, match=rf"^optimizer={line}"):
+    line = r"functools\.partial\(torch\.optim\.SGD, lr=0\.1, momentum=0\.9\), with"
+    with pytest.raises(UsageError, match=rf"^pass optimizer={line}"):
         TorchModel(module, loss, made)
     maker = functools.partial(torch.optim.SGD, lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(made, 7)
-    line = r"functools\.partial\(torch\.optim\.lr_scheduler\.StepLR, step_size=7\) is what to pass"
-    with pytest.raises(UsageError, match=rf"^scheduler={line}"):
+    line = r"functools\.partial\(torch\.optim\.lr_scheduler\.StepLR, step_size=7\), with `import"
+    with pytest.raises(UsageError, match=rf"^pass scheduler={line}"):
         TorchModel(module, loss, maker, scheduler=scheduler)
 
 

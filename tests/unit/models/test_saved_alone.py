@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.checkpoint.store import local_path, save_model
+from sparkstrom.checkpoint.saved_model import check_local_path, save_model
 from sparkstrom.models import DenseNetwork
 
 CLEAN = """
@@ -88,6 +88,6 @@ def test_a_module_by_numpy_and_by_torch(tmp_path: Path) -> None:
 
 
 def test_addresses_are_no_paths() -> None:
-    with pytest.raises(UsageError, match=r"s3://bucket/net\.npz is an address.*local path"):
-        local_path("s3://bucket/net.npz")
-    assert local_path(Path("net.npz")) == Path("net.npz")
+    with pytest.raises(UsageError, match=r"s3://bucket/net\.npz is a URL.*local path"):
+        check_local_path("s3://bucket/net.npz")
+    assert check_local_path(Path("net.npz")) == Path("net.npz")

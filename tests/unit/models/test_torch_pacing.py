@@ -57,7 +57,7 @@ def stepped(model: TorchModel, *paces: tuple[int, int] | None, counted: int = 0)
     for pace in paces:
         if pace is not None:
             model.keep_pace(*pace, counted)
-        model._made()[0].register_step_pre_hook(
+        model._get_optimizer()[0].register_step_pre_hook(
             lambda made, *_: rates.append(made.param_groups[0]["lr"])
         ) if not rates else None
         model.step(BATCH)
@@ -125,7 +125,7 @@ def test_each_group_has_its_own_momentum() -> None:
         return [{"params": [first], "momentum": 0.5}, {"params": others}]
 
     model, seen = make(SGD, groups=groups), []
-    model._made()[0].register_step_pre_hook(
+    model._get_optimizer()[0].register_step_pre_hook(
         lambda made, *_: seen.append([group["momentum"] for group in made.param_groups])
     )
     stepped(model, (2, 0), (1, 2))
@@ -136,7 +136,7 @@ def test_each_group_has_its_own_momentum() -> None:
 def test_what_a_scheduler_makes_of_a_momentum_is_raised() -> None:
     cycle = partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=20, pct_start=0.5)
     model, seen = make(SGD, scheduler=cycle), []
-    model._made()[0].register_step_pre_hook(
+    model._get_optimizer()[0].register_step_pre_hook(
         lambda made, *_: seen.append(made.param_groups[0]["momentum"])
     )
     stepped(model, (2, 0), (2, 9))

@@ -11,7 +11,8 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch
-from sparkstrom.spark.driver.pickling import need_picklable
+from sparkstrom.spark.executor.entry_points import pickle_by_value
+from sparkstrom.worker.training_job import require_picklable
 
 torch = pytest.importorskip(
     "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
@@ -79,21 +80,21 @@ def test_modules(module: Any, why: str) -> None:
         ({"loss": None}, "loss is None"),
         ({"loss": nn.MSELoss(reduction="sum")}, "reduction='sum': it must be the mean"),
         ({"loss": partial(mse, reduction="none")}, "reduction='none'"),
-        ({"loss": nn.Bilinear(1, 1, 1)}, "loss Bilinear has parameters of its own"),
+        ({"loss": nn.Bilinear(1, 1, 1)}, "loss Bilinear has its own parameters"),
         (
             {"optimizer": optim.SGD([torch.ones(1)], lr=1)},
-            r"^optimizer=functools.partial\(torch.optim.SGD, lr=1\) is",
+            r"^pass optimizer=functools.partial\(torch.optim.SGD, lr=1\), with",
         ),
         ({"optimizer": lambda params: 7}, "returned a int"),
-        ({"optimizer": partial(optim.SGD, lr=-1)}, "refuses these parameters: .*-1"),
+        ({"optimizer": partial(optim.SGD, lr=-1)}, "rejects these parameters: .*-1"),
         ({"optimizer": lambda params: optim.SGD(params[:1])}, "leaves out bias"),
         ({"optimizer": lambda p: optim.SGD([nn.Parameter(torch.ones(1))])}, "are not the module's"),
         ({"scheduler": 5}, "scheduler is a int: pass a function"),
         ({"scheduler": lambda made: made}, "returned a SGD"),
-        ({"clip_norm": 0.0}, "clip_norm=0.0: must be above 0"),
+        ({"clip_norm": 0.0}, "clip_norm=0.0: must be a finite number above 0, or None"),
         ({"accumulate": 0}, "accumulate=0: must be a whole number"),
         ({"autocast": "float16"}, "autocast='float16': must be 'bfloat16'"),
-        ({"outputs": "odds"}, "outputs='odds': must be one of logits"),
+        ({"outputs": "odds"}, "outputs='odds': must be one of probabilities, logits"),
         ({"step": print, "clip_norm": 1.0, "accumulate": 2}, "with clip_norm, accumulate"),
         ({"step": 3}, "step=3"),
         ({"device": "gpu"}, "device='gpu': must be 'cpu', 'cuda'"),
@@ -139,7 +140,7 @@ class Leaving(nn.Linear):
 def test_a_module_that_leaves_the_flat_vector() -> None:
     model = TorchModel(Leaving(2, 2), mse, SGD)
     model.bind(model.initial())
-    with pytest.raises(UsageError, match=r"parameter weight has left the flat vector.*in place"):
+    with pytest.raises(UsageError, match=r"parameter weight left the flat vector.*in place"):
         model.step(Batch(ROWS, ROWS))
 
 
@@ -155,7 +156,7 @@ class Replacing(optim.SGD):
 def test_an_optimizer_that_leaves_the_flat_vector() -> None:
     model = TorchModel(nn.Linear(2, 2), mse, Replacing)
     model.bind(model.initial())
-    with pytest.raises(UsageError, match="has left the flat vector"):
+    with pytest.raises(UsageError, match="left the flat vector"):
         model.step(Batch(ROWS, ROWS))
 
 
@@ -197,5 +198,5 @@ def test_what_cannot_travel_is_named() -> None:
     lock = threading.Lock()
     model = TorchModel(nn.Linear(2, 2), lambda o, t: mse(o, t) if lock else None, SGD)
     with pytest.raises(UsageError, match=r"TorchModel\._loss cannot be pickled.*lock"):
-        need_picklable(model)
-    need_picklable(TorchModel(nn.Linear(2, 2), lambda o, t: mse(o, t), SGD))
+        require_picklable(model, pickle_by_value)
+    require_picklable(TorchModel(nn.Linear(2, 2), lambda o, t: mse(o, t), SGD), pickle_by_value)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, Epochal
-from sparkstrom.runtime.round_step import Beginning, Turn, train_alone
+from sparkstrom.models.base import Batch, EpochAware, FitLength, FitLengthAware, Share
+from sparkstrom.rounds.worker_round import RoundBatch, RoundPace, RoundStart, train_locally
 
 torch = pytest.importorskip(
     "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
@@ -23,6 +23,7 @@ from torch.nn import functional  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
 from sparkstrom.models.torch import TorchModel  # noqa: E402
+from sparkstrom.models.torch.optimizers import takes_total_steps  # noqa: E402
 
 EPOCHS, BATCHES = 5, 7
 CHANCE = np.random.default_rng(0)
@@ -123,7 +124,7 @@ def plain_torch(schedule: Any, interval: str) -> tuple[np.ndarray, list[float]]:
 
 def seen_rates(model: TorchModel) -> list[float]:
     rates: list[float] = []
-    model._made()[0].register_step_pre_hook(
+    model._get_optimizer()[0].register_step_pre_hook(
         lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
     )
     return rates
@@ -139,10 +140,10 @@ def test_each_step_is_plain_torchs_own(
     params = model.initial()
     model.bind(params)
     rates = seen_rates(model)
-    assert isinstance(model, Epochal)
+    assert isinstance(model, EpochAware)
     for done in range(EPOCHS * BATCHES):
         epoch, index = divmod(done, BATCHES)
-        model.stand_at(epoch, index, BATCHES)
+        model.set_position(epoch, index, BATCHES)
         if fit_tells:
             model.keep_pace(1, done, done)
         model.step(ROWS[index])
@@ -165,9 +166,9 @@ def test_rounds_of_averaging_train_as_plain_torch_does(schedule: Any) -> None:
     while done < EPOCHS * BATCHES:
         epoch, first = divmod(done, BATCHES)
         count = min(3, BATCHES - first)
-        turns = [Turn(ROWS[first + n], (epoch, first + n, BATCHES)) for n in range(count)]
+        turns = [RoundBatch(ROWS[first + n], (epoch, first + n, BATCHES)) for n in range(count)]
         worker = pickle.loads(pickle.dumps(made(schedule, "epoch")))
-        alone = train_alone(worker, Beginning(params, b"", state, done), turns)
+        alone = train_locally(worker, RoundStart(params, b"", state, done), turns)
         params, state, done = alone.parameters, alone.updater, done + count
     np.testing.assert_allclose(params, wanted, rtol=1e-5, atol=1e-6)
 
@@ -177,7 +178,7 @@ def test_four_workers_count_epochs_once() -> None:
     model.bind(model.initial())
     rates = seen_rates(model)
     for epoch, minibatches in ((0, 0), (0, 4), (1, 8), (1, 12), (2, 16)):
-        model.stand_at(epoch, (minibatches // 4) % 2, 2)
+        model.set_position(epoch, (minibatches // 4) % 2, 2)
         model.keep_pace(4, minibatches, minibatches)
         model.step(ROWS[0])
     assert rates == pytest.approx([0.1, 0.1, 0.05, 0.05, 0.025])
@@ -192,7 +193,7 @@ def test_a_schedule_by_epochs_goes_on_in_the_next_fit_with_and_without_its_state
             next_one.load_updater_state(first.updater_state())
         rates = seen_rates(model)
         for epoch in epochs:
-            model.stand_at(epoch, 0, 1)
+            model.set_position(epoch, 0, 1)
             model.step(ROWS[0])
         if model is not first:
             assert rates == pytest.approx([0.05, 0.025])
@@ -209,9 +210,9 @@ def test_a_schedule_by_epochs_that_is_too_short_says_so() -> None:
     model = made(one_cycle, "epoch")
     model.bind(model.initial())
     for epoch in range(2):
-        model.stand_at(epoch, 0, 1)
+        model.set_position(epoch, 0, 1)
         model.step(ROWS[0])
-    model.stand_at(3, 0, 1)
+    model.set_position(3, 0, 1)
     with pytest.raises(
         UsageError, match=r"OneCycleLR: .*once after each epoch, over all fits: make"
     ):
@@ -228,7 +229,7 @@ def epoch_of(model: TorchModel, batches: int, workers: int = 1) -> list[str]:
         warnings.simplefilter("always")
         for index in range(batches):
             model.keep_pace(workers, index * workers, index * workers)
-            model.stand_at(0, index, batches)
+            model.set_position(0, index, batches)
             model.step(ROWS[index % BATCHES])
     return [str(one.message) for one in caught]
 
@@ -269,5 +270,200 @@ def test_a_later_epoch_and_a_later_round_are_not_looked_at_again() -> None:
     for place in ((1, 0, 40), (0, 3, 40)):
         model = made(decay)
         model.bind(model.initial())
-        model.stand_at(*place)
+        model.set_position(*place)
         model.step(ROWS[0])  # pytest makes errors of warnings
+
+
+# -- schedules for the length of a fit -------------------------------------------------------------
+
+ONE_CYCLE = partial(lr_scheduler.OneCycleLR, max_lr=0.1)
+LENGTH = FitLength(EPOCHS, EPOCHS * BATCHES)
+
+
+def cosine(made: Any, total_steps: int) -> Any:
+    return lr_scheduler.CosineAnnealingLR(made, total_steps)
+
+
+def chained_cosine(made: Any, *, total_steps: int) -> Any:
+    return lr_scheduler.ChainedScheduler([cosine(made, total_steps)])
+
+
+FOR_LENGTH: dict[str, tuple[Any, str | None, str]] = {
+    "OneCycleLR by default": (ONE_CYCLE, None, "step"),
+    "OneCycleLR by epochs": (ONE_CYCLE, "epoch", "epoch"),
+    "CosineAnnealingLR by default": (cosine, None, "epoch"),
+    "CosineAnnealingLR by steps": (cosine, "step", "step"),
+    "ChainedScheduler by steps": (chained_cosine, "step", "step"),
+}
+
+
+def total_of(interval: str) -> int:
+    return EPOCHS if interval == "epoch" else EPOCHS * BATCHES
+
+
+def rates_of(model: TorchModel, first_epoch: int = 0, before: int | None = 0) -> list[float]:
+    """Of a fit of one worker; ``before`` None: nobody tells where the fit is."""
+    rates = seen_rates(model)
+    for done in range(EPOCHS * BATCHES):
+        epoch, index = divmod(done, BATCHES)
+        model.set_position(first_epoch + epoch, index, BATCHES)
+        if before is not None:
+            model.keep_pace(1, before + done, before + done)
+        model.step(ROWS[index])
+    return rates
+
+
+def bound(schedule: Any, interval: str | None) -> TorchModel:
+    model: TorchModel = pickle.loads(pickle.dumps(made(schedule, interval)))
+    model.bind(made(schedule, interval).initial())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("factory", "takes"),
+    [
+        (ONE_CYCLE, True),
+        (cosine, True),
+        (lambda made, total_steps: None, True),
+        (partial(ONE_CYCLE, total_steps=10), False),
+        (partial(ONE_CYCLE, epochs=2, steps_per_epoch=5), False),
+        (lambda made, total_steps=10: None, False),
+        (partial(lr_scheduler.StepLR, step_size=1), False),
+        (None, False),
+    ],
+)
+def test_a_factory_asks_for_the_number_of_steps_by_a_parameter(factory: Any, takes: bool) -> None:
+    assert takes_total_steps(factory) == takes
+
+
+@pytest.mark.parametrize("fit_tells", [True, False])
+@pytest.mark.parametrize("case", FOR_LENGTH)
+def test_total_steps_is_the_number_of_steps_of_the_fit(case: str, fit_tells: bool) -> None:
+    schedule, interval, meant = FOR_LENGTH[case]
+    wanted, wanted_rates = plain_torch(partial(schedule, total_steps=total_of(meant)), meant)
+    model = made(schedule, interval)
+    assert isinstance(model, FitLengthAware)
+    params = model.initial()
+    model.place(Share(threads=1, gpu=None, seed=1))  # its optimizer is made when it is bound
+    model.bind(params)
+    model.set_fit_length(LENGTH)
+    assert rates_of(model, before=0 if fit_tells else None) == pytest.approx(wanted_rates)
+    np.testing.assert_allclose(params, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fit_tells", [True, False])
+@pytest.mark.parametrize("case", FOR_LENGTH)
+def test_such_a_schedule_begins_anew_in_the_next_fit(case: str, fit_tells: bool) -> None:
+    """The optimizer's state goes on, loaded before or after the fit's length is known."""
+    schedule, interval, meant = FOR_LENGTH[case]
+    _, wanted_rates = plain_torch(partial(schedule, total_steps=total_of(meant)), meant)
+    first = bound(schedule, interval)
+    first.set_fit_length(LENGTH)
+    rates_of(first)
+    left = first.updater_state()
+    momentum = [name for name in left if name.endswith("momentum_buffer")]
+    assert momentum
+    before = EPOCHS * BATCHES
+    for early in (True, False):
+        second = bound(schedule, interval)
+        if early:
+            second.load_updater_state(copy.deepcopy(left))
+        second.set_fit_length(FitLength(EPOCHS, EPOCHS * BATCHES, EPOCHS, before))
+        if not early:
+            second.load_updater_state(copy.deepcopy(left))
+        taken = second.updater_state()
+        for name in momentum:
+            np.testing.assert_array_equal(taken[name], left[name])
+        told = before if fit_tells else None
+        assert rates_of(second, EPOCHS, told) == pytest.approx(wanted_rates)
+
+
+@pytest.mark.parametrize("case", FOR_LENGTH)
+@pytest.mark.parametrize("other", [0, 7])
+def test_who_takes_over_continues_the_schedule_of_the_fit(case: str, other: int) -> None:
+    """Even one who was told another length, and one whom nobody tells where the fit is."""
+    schedule, interval, meant = FOR_LENGTH[case]
+    total = total_of(meant) + (other if meant == "step" else 0)
+    module = module_of()
+    optimizer = SGD(module.parameters())
+    plain, wanted = schedule(optimizer, total_steps=total), []
+    for done in range(EPOCHS * BATCHES):
+        wanted.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if meant == "step" or done % BATCHES == BATCHES - 1:
+            plain.step()
+    half = 2 * BATCHES
+    first, second = bound(schedule, interval), bound(schedule, interval)
+    first.set_fit_length(LENGTH)
+    for done in range(half):
+        first.set_position(done // BATCHES, done % BATCHES, BATCHES)
+        first.step(ROWS[done % BATCHES])
+    second.load_updater_state(first.updater_state())
+    second.set_fit_length(FitLength(EPOCHS, EPOCHS * BATCHES + other))
+    rates = seen_rates(second)
+    for done in range(half, EPOCHS * BATCHES):
+        second.set_position(done // BATCHES, done % BATCHES, BATCHES)
+        second.step(ROWS[done % BATCHES])
+    assert rates == pytest.approx(wanted[half:])
+
+
+def test_workers_that_go_beyond_the_end_stay_at_the_last_rate() -> None:
+    model = bound(ONE_CYCLE, None)
+    model.set_fit_length(FitLength(1, 8))
+    rates = seen_rates(model)
+    for minibatches in (0, 4, 7, 8, 12, 16):
+        model.keep_pace(4, minibatches, minibatches)
+        model.step(ROWS[0])
+    optimizer = SGD(module_of().parameters())
+    plain, wanted = ONE_CYCLE(optimizer, total_steps=8), []
+    for _ in range(8):
+        wanted.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        plain.step()
+    assert rates == pytest.approx([wanted[at] for at in (0, 4, 7, 7, 7, 7)])
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_rounds_of_averaging_follow_the_schedule_of_the_whole_fit(fresh: bool) -> None:
+    """One of two workers, made anew in each round, with the last state or a fresh one."""
+    total = 2 * EPOCHS * BATCHES
+    optimizer = SGD(module_of().parameters())
+    plain, wanted = ONE_CYCLE(optimizer, total_steps=total), []
+    for _ in range(total):
+        wanted.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        plain.step()
+    rates, done, state = list[float](), 0, bound(ONE_CYCLE, None).updater_state()
+    length = FitLength(EPOCHS, total, 3, 50)
+    while done < EPOCHS * BATCHES:
+        epoch, first = divmod(done, BATCHES)
+        count = min(3, BATCHES - first)
+        turns = [RoundBatch(ROWS[first + n], (3 + epoch, first + n, BATCHES)) for n in range(count)]
+        worker = bound(ONE_CYCLE, None)
+        make = worker._make_optimizer
+
+        def watched(make: Any = make) -> Any:
+            optimizer, scheduler = make()
+            optimizer.register_step_pre_hook(
+                lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
+            )
+            return optimizer, scheduler
+
+        worker._make_optimizer = watched  # type: ignore[method-assign]
+        pace = RoundPace(50 + 2 * done, 2, 2 * count, length)
+        begun = copy.deepcopy(state)
+        alone = train_locally(
+            worker, RoundStart(made(ONE_CYCLE).initial(), b"", begun, done, pace), turns
+        )
+        state, done = state if fresh else alone.updater, done + count
+    assert rates == pytest.approx(wanted[::2])
+
+
+def test_a_factory_that_fails_says_with_how_many_steps() -> None:
+    def warm(made: Any, total_steps: int) -> Any:
+        return lr_scheduler.LambdaLR(made, lambda step: step / (total_steps // 100))
+
+    model = made(warm)
+    model.set_fit_length(LENGTH)
+    with pytest.raises(UsageError, match=r"of the optimizer and total_steps=35: .*division"):
+        model.updater_state()

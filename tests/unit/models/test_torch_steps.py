@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, without_frozen
+from sparkstrom.models.base import Batch, zero_frozen_entries
 
 torch = pytest.importorskip(
     "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
@@ -180,7 +180,7 @@ def test_what_an_optimizer_keeps_as_attributes_is_part_of_its_state() -> None:
         other.load_updater_state(copy.deepcopy(model.updater_state()))
         model = other
     np.testing.assert_allclose(params, expected, rtol=0, atol=1e-6)
-    made = model._made()[0]
+    made = model._get_optimizer()[0]
     history = next(iter(made.state.values()))["history"]
     assert history[0].tolist() == [20.0, 20.0]
     assert history[1] == 1
@@ -200,7 +200,7 @@ def test_layers_are_frozen_and_unfrozen_between_two_fits() -> None:
         other.step(Batch(X, Y))
         assert (now[:35] != params[:35]).any() == trained
         assert (now[35:] != params[35:]).any()
-        left = without_frozen(other, np.ones(other.n_params, np.float32))
+        left = zero_frozen_entries(other, np.ones(other.n_params, np.float32))
         assert left[:35].any() == trained
         assert left[35:].all()
         state = copy.deepcopy(other.updater_state())
@@ -261,11 +261,11 @@ def test_a_schedule_has_the_rates_of_a_plain_loop(name: str, told: bool, workers
     rates = []
     for done in range(EPOCHS * BATCHES):
         model = models[done % workers]
-        model.stand_at(done // BATCHES, done % BATCHES // workers, BATCHES // workers)
+        model.set_position(done // BATCHES, done % BATCHES // workers, BATCHES // workers)
         if told:
             model.keep_pace(workers, done, done)
-        with model._pacing.step(*model._made()):
-            rates.append(model._made()[0].param_groups[0]["lr"])
+        with model._scaling.scaled_step(*model._get_optimizer()):
+            rates.append(model._get_optimizer()[0].param_groups[0]["lr"])
         model.step(Batch(X, Y))
     assert rates == pytest.approx(expected)
 
@@ -279,7 +279,7 @@ def test_the_interval_can_be_chosen_and_is_checked() -> None:
         )
         bound(model)
         for batch in range(3):
-            model.stand_at(0, batch, 3)
+            model.set_position(0, batch, 3)
             model.step(Batch(X, Y))
         return float(model.updater_state()["groups/0/lr"])
 
@@ -307,8 +307,8 @@ def test_a_schedule_that_is_exhausted_in_the_first_epoch_is_warned_of() -> None:
         bound(model)
         if warns:
             with pytest.warns(UserWarning, match="LambdaLR .* fall by a factor of 2.7.*'epoch'"):
-                model.stand_at(0, 0, batches)
+                model.set_position(0, 0, batches)
         else:
-            model.stand_at(0, 0, batches)
+            model.set_position(0, 0, batches)
         model.step(Batch(X, Y))
-        model.stand_at(0, 0, batches)
+        model.set_position(0, 0, batches)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, Share
-from sparkstrom.models.registry import from_description
+from sparkstrom.models.base import Batch, Share, from_description
 
 torch = pytest.importorskip(
     "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
@@ -21,7 +20,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from sparkstrom.models.torch import TorchModel  # noqa: E402
-from sparkstrom.models.torch.parameters import Views, layout_of  # noqa: E402
+from sparkstrom.models.torch.parameters import ParameterViews, make_layout  # noqa: E402
 
 SGD = partial(torch.optim.SGD, lr=0.125)
 CHANCE = np.random.default_rng(0)
@@ -115,15 +114,17 @@ def test_on_a_device_the_vector_is_copied_in_and_out_of_each_step() -> None:
     named = dict(module.named_parameters())
     params = np.zeros(53, np.float32)
     host = torch.from_numpy(params)
-    views = Views(named, layout_of(named), host, host.clone())  # a clone stands for a GPU's memory
+    views = ParameterViews(
+        named, make_layout(named), host, host.clone()
+    )  # a clone stands for a GPU's memory
     params += 2  # a remote update
     assert module[0].bias[0] == 0
-    views.fetch()
+    views.copy_from_shared()
     assert module[0].bias[0] == 2
     with torch.no_grad():
         module[0].bias.mul_(2)
     assert params[30] == 2
-    views.store()
+    views.copy_to_shared()
     assert params[29:32].tolist() == [2, 4, 4]
 
 

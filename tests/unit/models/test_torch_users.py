@@ -23,7 +23,7 @@ from torch.nn import functional  # noqa: E402
 from torch.nn.utils import parametrizations  # noqa: E402
 
 from sparkstrom.models.torch import TorchModel  # noqa: E402
-from sparkstrom.models.torch.optimizer_options import device_of  # noqa: E402
+from sparkstrom.models.torch.flat_module import choose_device  # noqa: E402
 
 CHANCE = np.random.default_rng(5)
 ROWS = CHANCE.normal(size=(8, 4)).astype(np.float32)
@@ -169,7 +169,7 @@ def test_outputs_that_are_no_tensors_are_named() -> None:
     model = TorchModel(Puts(4, 3), lambda out, y: mse(out["y"], y), SGD)
     model.bind(model.initial())
     model.step(Batch(ROWS, TARGETS))
-    with pytest.raises(UsageError, match="puts out a NoneType: predictions are tensors"):
+    with pytest.raises(UsageError, match="returns a NoneType: predictions are tensors"):
         model.predict(ROWS)
 
 
@@ -387,14 +387,14 @@ def test_the_gpu_that_spark_assigned_is_found_among_those_seen(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert device_of(None, None) == torch.device("cpu")
-    assert device_of(None, 1) == device_of("cuda", 1) == torch.device("cuda:1")
-    assert device_of("cuda:0", 1) == torch.device("cuda:0")
-    assert device_of("cpu", 1) == torch.device("cpu")
+    assert choose_device(None, None) == torch.device("cpu")
+    assert choose_device(None, 1) == choose_device("cuda", 1) == torch.device("cuda:1")
+    assert choose_device("cuda:0", 1) == torch.device("cuda:0")
+    assert choose_device("cpu", 1) == torch.device("cpu")
     with pytest.raises(UsageError, match=r"'cuda:5'.*sees 2 GPUs.*CUDA_VISIBLE_DEVICES=None"):
-        device_of(None, 5)
+        choose_device(None, 5)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    assert device_of(None, 5) == torch.device("cuda:1")
+    assert choose_device(None, 5) == torch.device("cuda:1")
 
 
 def test_a_module_whose_outputs_are_as_wide_as_the_longest_row_is_named() -> None:
@@ -413,5 +413,5 @@ def test_a_module_whose_outputs_are_as_wide_as_the_longest_row_is_named() -> Non
     features = np.zeros((1500, 4), np.float32)
     features[0] = 1
     features[1200, :2] = 1
-    with pytest.raises(UsageError, match=r"puts out \[4\] for some rows and \[2\] for others"):
+    with pytest.raises(UsageError, match=r"returns \[4\] for some rows and \[2\] for others"):
         model.predict(features)

@@ -7,14 +7,21 @@ import math
 
 import pytest
 
-from sparkstrom.observe.epochs import RECENT_S, WINDOW, WINDOW_MIN, EpochBook, EpochLog, Finished
+from sparkstrom.observe.epoch_history import (
+    RECENT_EPOCHS_MAX,
+    RECENT_EPOCHS_MIN,
+    RECENT_S,
+    EpochHistory,
+    EpochLog,
+    PartitionEpoch,
+)
 from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 
 
 def log_of(partition: int, epochs: range, attempt: int = 0, held: float = 1.0) -> EpochLog:
     log = EpochLog(partition, attempt)
     for epoch in epochs:
-        log.add(Finished(epoch, 8.0 - epoch, 4, held * (10 - epoch), 2.0))
+        log.add(PartitionEpoch(epoch, 8.0 - epoch, 4, held * (10 - epoch), 2.0))
     return log
 
 
@@ -26,34 +33,37 @@ def counters(log: EpochLog) -> WorkerCounters:
         attempt=report["attempt"],
         last_loss_sum=newest["loss_sum"],
         last_examples=newest["examples"],
-        epochs=log.figures(),
+        epochs=log.recent_figures(),
     )
     return WorkerCounters(training)
 
 
 def test_an_epoch_is_judged_when_all_have_reported_it() -> None:
-    book = EpochBook()
-    book.follow([counters(log_of(0, range(3))), counters(log_of(1, range(2), held=3.0))])
-    assert book.judged_by({0, 1}) == [0, 1]
-    assert book.judged_by({0}) == [0, 1, 2]
-    assert book.judged_by({0, 1, 2}) == book.judged_by(()) == []
+    book = EpochHistory()
+    book.add_counters([counters(log_of(0, range(3))), counters(log_of(1, range(2), held=3.0))])
+    assert book.epochs_reported_by({0, 1}) == [0, 1]
+    assert book.epochs_reported_by({0}) == [0, 1, 2]
+    assert book.epochs_reported_by({0, 1, 2}) == book.epochs_reported_by(()) == []
     assert book.epoch(1).validation == (9 + 27) / 4
     assert book.epoch(1).held_weight == 4.0
 
 
 def test_a_worker_that_has_finished_nothing_says_who_it_is() -> None:
-    book = EpochBook()
-    silent, joined = WorkerCounters(), TrainingCounters(3, 5, epochs=EpochLog(3, 5).figures())
-    book.follow([silent, WorkerCounters(joined)])
+    book = EpochHistory()
+    silent, joined = (
+        WorkerCounters(),
+        TrainingCounters(3, 5, epochs=EpochLog(3, 5).recent_figures()),
+    )
+    book.add_counters([silent, WorkerCounters(joined)])
     assert book.history() == []
 
 
 def test_tasks_reports_fill_what_was_not_seen_live() -> None:
     log = log_of(0, range(80))
-    book = EpochBook(first_epoch=10)
-    book.follow([counters(log)])
-    assert [one.epoch for one in book.history()] == list(range(91 - WINDOW, 91))
-    book.close([json.loads(json.dumps(log.report()))])
+    book = EpochHistory(first_epoch=10)
+    book.add_counters([counters(log)])
+    assert [one.epoch for one in book.history()] == list(range(91 - RECENT_EPOCHS_MAX, 91))
+    book.add_reports([json.loads(json.dumps(log.report()))])
     history = book.history()
     assert [one.epoch for one in history] == list(range(11, 91))
     assert (history[3].loss, history[3].examples) == (5.0 / 4, 4)
@@ -61,25 +71,27 @@ def test_tasks_reports_fill_what_was_not_seen_live() -> None:
 
 
 def test_the_task_that_took_over_has_the_last_word() -> None:
-    book = EpochBook()
-    book.follow([counters(log_of(0, range(2))), counters(log_of(0, range(1, 3), 7, held=5.0))])
+    book = EpochHistory()
+    book.add_counters(
+        [counters(log_of(0, range(2))), counters(log_of(0, range(1, 3), 7, held=5.0))]
+    )
     assert [one.validation for one in book.history()] == [5.0, 22.5, 20.0]
-    assert book.judged_by({0}) == [0, 1, 2]
+    assert book.epochs_reported_by({0}) == [0, 1, 2]
 
 
 def test_sums_do_not_depend_on_who_comes_first() -> None:
     logs = [log_of(p, range(1), held=h) for p, h in enumerate((1e16, 1.0, -1e16))]
     for order in (logs, logs[::-1]):
-        book = EpochBook()
-        book.follow(map(counters, order))
+        book = EpochHistory()
+        book.add_counters(map(counters, order))
         assert book.epoch(0).validation == 10 / 6
 
 
 def test_nothing_held_out_is_nothing_measured() -> None:
     log = EpochLog()
-    log.add(Finished(0, 1.0, 2))
-    book = EpochBook()
-    book.close([log.report()])
+    log.add(PartitionEpoch(0, 1.0, 2))
+    book = EpochHistory()
+    book.add_reports([log.report()])
     assert math.isnan(book.epoch(0).validation)
     assert book.epoch(0).held_weight == 0.0
     assert book.history()[0].loss == 0.5
@@ -87,9 +99,9 @@ def test_nothing_held_out_is_nothing_measured() -> None:
 
 def test_epochs_shorter_than_the_time_between_two_looks_have_all_their_figures() -> None:
     """Their counters come together; each has its loss and the rows of all partitions."""
-    book = EpochBook()
-    book.follow([counters(log_of(0, range(20))), counters(log_of(1, range(18)))])
-    told = [book.epoch(epoch) for epoch in book.judged_by({0, 1})]
+    book = EpochHistory()
+    book.add_counters([counters(log_of(0, range(20))), counters(log_of(1, range(18)))])
+    told = [book.epoch(epoch) for epoch in book.epochs_reported_by({0, 1})]
     assert [one.examples for one in told] == 18 * [8]
     assert [one.loss for one in told] == [(8.0 - epoch) / 4 for epoch in range(18)]
 
@@ -98,43 +110,45 @@ def test_epochs_that_have_been_heard_leave_the_counters() -> None:
     now_s = [0.0]
     log = EpochLog(0, 0, lambda: now_s[0])
     for epoch in range(40):
-        log.add(Finished(epoch, 1.0, 4))
+        log.add(PartitionEpoch(epoch, 1.0, 4))
     now_s[0] = RECENT_S + 1
-    figures = log.figures()
+    figures = log.recent_figures()
     assert figures is not None
-    assert list(figures.loss_sums) == list(range(40 - WINDOW_MIN, 40))
+    assert list(figures.loss_sums) == list(range(40 - RECENT_EPOCHS_MIN, 40))
 
 
 def test_figures_leave_room_for_other_counters() -> None:
-    figures = log_of(0, range(100)).figures()
+    figures = log_of(0, range(100)).recent_figures()
     assert figures is not None
-    assert len(figures.held_sums) == WINDOW
+    assert len(figures.held_sums) == RECENT_EPOCHS_MAX
     assert figures.held_sums[99] == pytest.approx(-89.0)
 
 
 def test_a_fit_that_goes_on_knows_the_epochs_before_it() -> None:
-    book = EpochBook(first_epoch=10)
-    book.close([log_of(0, range(4)).report(), log_of(1, range(2), held=3.0).report()])
+    book = EpochHistory(first_epoch=10)
+    book.add_reports([log_of(0, range(4)).report(), log_of(1, range(2), held=3.0).report()])
     told = json.loads(json.dumps(book.report({0: 4, 1: 2})))
-    later = EpochBook(first_epoch=10)
-    later.go_on(told)
-    assert later.epochs_before == 2
+    later = EpochHistory(first_epoch=10)
+    later.restore(told)
+    assert later.epochs_resumed_from == 2
     assert later.history()[:2] == book.history()[:2]
-    assert later.judged_by({0, 1}) == []
-    later.close([log_of(1, range(2, 5), 9, held=3.0).report()])  # the other trains epoch 5 still
-    assert later.judged_by({0, 1}) == [2, 3]
-    assert later.epoch(3) == EpochBook(10, book._told | later._told).epoch(3)
+    assert later.epochs_reported_by({0, 1}) == []
+    later.add_reports(
+        [log_of(1, range(2, 5), 9, held=3.0).report()]
+    )  # the other trains epoch 5 still
+    assert later.epochs_reported_by({0, 1}) == [2, 3]
+    assert later.epoch(3) == EpochHistory(10, book._attempts | later._attempts).epoch(3)
     assert [one.epoch for one in later.history()] == [11, 12, 13, 14, 15]
 
 
 def test_a_position_that_is_ahead_of_what_was_told_of_it_holds_nothing_up() -> None:
     """Counters come a moment after the commit that they belong to."""
-    book = EpochBook()
-    book.follow([counters(log_of(0, range(2)))])
+    book = EpochHistory()
+    book.add_counters([counters(log_of(0, range(2)))])
     told = json.loads(json.dumps(book.report({0: 3, 1: 1})))
-    later = EpochBook()
-    later.go_on(told)
-    later.close([log_of(1, range(1, 3), 9).report()])
-    assert later.epochs_before == 1
-    assert later.judged_by({0, 1}) == [1, 2]
+    later = EpochHistory()
+    later.restore(told)
+    later.add_reports([log_of(1, range(1, 3), 9).report()])
+    assert later.epochs_resumed_from == 1
+    assert later.epochs_reported_by({0, 1}) == [1, 2]
     assert later.epoch(2).examples == 4  # of the one that was told

@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import pytest
 
 from sparkstrom.encoding import backends
-from sparkstrom.encoding.cpu import compiled
+from sparkstrom.encoding.cpu import kernel_loader as compiled
+from sparkstrom.fit.listeners import ProgressListener
 from sparkstrom.listeners import ScoreIterationListener
-from sparkstrom.observe.epochs import Epoch
-from sparkstrom.observe.listening.given import log, say_line
-from sparkstrom.observe.progress import Line, Pace, figures_in_words
-from sparkstrom.observe.reporting.summary_page import summary_text
-from sparkstrom.spark.driver.fit_progress import FitProgress
+from sparkstrom.observe.epoch_history import Epoch
+from sparkstrom.observe.progress import ProgressFigures, ProgressRate, format_figures
+from sparkstrom.observe.reporting.summary_rendering import summary_text
+from sparkstrom.observe.standard_listeners import log, log_or_print
 
-LINE = Line(
+LINE = ProgressFigures(
     phase="training", workers=2, partitions=2, epoch=1.0, epochs=2, loss=0.5, examples=10,
     updates=1, bytes_sent=1, staleness=0.0, waiting=0.0,
 )  # fmt: skip
@@ -42,7 +42,7 @@ def test_a_listeners_line_goes_to_a_log_that_shows_it(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, log.name):
-        say_line("loss 100% of 1")
+        log_or_print("loss 100% of 1")
     assert caplog.messages == ["loss 100% of 1"]
     assert capsys.readouterr().err == ""
 
@@ -52,7 +52,7 @@ def test_a_stderr_that_is_gone_ends_no_fit(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "tqdm", None)
     for stream in (None, SimpleNamespace(write=_fails, flush=_fails)):
         monkeypatch.setattr(sys, "stderr", stream)
-        say_line("a line")
+        log_or_print("a line")
 
 
 def _fails(*_: object) -> None:
@@ -60,13 +60,13 @@ def _fails(*_: object) -> None:
 
 
 def test_the_held_out_figure_is_in_the_progress_line() -> None:
-    words = figures_in_words(replace(LINE, held_out=0.125), Pace())
+    words = format_figures(replace(LINE, held_out=0.125), ProgressRate())
     assert words[1:3] == ["loss 0.5000", "held-out 0.1250"]
-    assert not any("held-out" in word for word in figures_in_words(LINE, Pace()))
+    assert not any("held-out" in word for word in format_figures(LINE, ProgressRate()))
 
 
 def test_the_newest_epochs_held_out_figure_is_kept() -> None:
-    progress = FitProgress(SimpleNamespace())
+    progress = ProgressListener(SimpleNamespace())
     progress.on_epoch(Epoch(1, 0.5, 10, 0.25, 2, held_weight=4.0))
     progress.on_epoch(Epoch(2, 0.5, 10, float("nan"), 2, held_weight=4.0))
     assert progress._held_out == 0.25

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkstrom.observe.fit_totals import FitTotals
-from sparkstrom.observe.telemetry import LinkBytes, NodeCounters, TrainingCounters, WorkerCounters
+from sparkstrom.observe.telemetry import (
+    FitTotals,
+    LinkBytes,
+    NodeCounters,
+    TrainingCounters,
+    WorkerCounters,
+)
 
 
 def told(*training: TrainingCounters) -> FitTotals:
-    silent = WorkerCounters(None, NodeCounters(rejected=1, links=LinkBytes({}, 3.0)), ("new",))
-    return FitTotals.of([silent, *(WorkerCounters(one) for one in training)])
+    silent = WorkerCounters(
+        None, NodeCounters(rejected=1, ignored=2, links=LinkBytes({}, 3.0)), ("new",)
+    )
+    return FitTotals.from_counters([silent, *(WorkerCounters(one) for one in training)])
 
 
 def test_workers_are_added_up() -> None:
@@ -19,25 +26,27 @@ def test_workers_are_added_up() -> None:
         TrainingCounters(1, hits=4, residual_square=16.0, tau=0.75),
         TrainingCounters(2),
     )
-    assert (total.hits, total.residual_square, total.tau) == (7, 25.0, 0.5)
-    assert (total.rejected, total.links, total.unknown) == (1, (LinkBytes({}, 3.0),), ("new",))
+    training = total.training
+    assert (training.hits, training.residual_square, training.tau) == (7, 25.0, 0.5)
+    assert (total.node.rejected, total.links, total.unknown) == (1, (LinkBytes({}, 3.0),), ("new",))
+    assert total.node.ignored == 2
 
 
 def test_of_nobody_there_is_no_threshold() -> None:
-    assert FitTotals.of([]).tau is None
+    assert FitTotals.from_counters([]).training.tau is None
 
 
 def test_who_replaces_a_worker_reads_the_same_rows() -> None:
-    total = told(
+    training = told(
         TrainingCounters(0, rows_held_out=5, spilled_bytes=7, examples=1),
         TrainingCounters(1, rows_held_out=6, spilled_bytes=8, examples=1),
         TrainingCounters(0, attempt=9, rows_held_out=5, spilled_bytes=9, examples=1),
-    )
-    assert (total.rows_held_out, total.spilled_bytes, total.examples) == (11, 17, 3)
+    ).training
+    assert (training.rows_held_out, training.spilled_bytes, training.examples) == (11, 17, 3)
 
 
 def waiting(workers: int, minibatches: int, **masses: Any) -> float:
-    return told(TrainingCounters(**masses)).waiting_in_residuals(workers, minibatches)
+    return told(TrainingCounters(**masses)).residual_wait_minibatches(workers, minibatches)
 
 
 def test_waiting_is_counted_in_minibatches_of_the_fit() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,9 @@ from sparkstrom.listeners import (
     TrainingListener,
     WorkerChange,
 )
-from sparkstrom.observe.listening import tracking
-from sparkstrom.observe.listening.given import WorkerLog
-from sparkstrom.observe.listening.json_lines import plain, read
+from sparkstrom.observe import standard_listeners as tracking
+from sparkstrom.observe.listener_events import read_run_log, to_json_value
+from sparkstrom.observe.standard_listeners import WorkerChangeReporter
 
 BEGIN = FitBegin("DenseNetwork", 4, 2, 3, 0, {"threshold": "auto", "batch_size_per_worker": 8})
 FIRST = Iteration(
@@ -102,7 +103,7 @@ def test_rows_are_evaluated_every_so_many_epochs() -> None:
     listener = EvaluativeListener("x", "y", frequency=2, metrics="roc", say=said.append)
     listener.on_fit_begin(BEGIN)
     for number in (11, 12, 13, 14):
-        listener.on_epoch(replace(epoch(number), judge=judge))
+        listener.on_epoch(replace(epoch(number), evaluator=judge))
     assert [number for number, _ in listener.results] == [12, 14]
     assert asked == [("x", "y", "roc")] * 2
     assert said[0] == "epoch 12:\naccuracy 0.5"
@@ -119,7 +120,7 @@ def test_a_frequency_must_be_a_number_of_minibatches(kind: Any, frequency: Any) 
 
 def test_a_lost_worker_is_told_when_it_happens_and_its_return() -> None:
     said: list[str] = []
-    log = WorkerLog(said.append)
+    log = WorkerChangeReporter(said.append)
     both = frozenset({0, 1})
     log.on_worker_change(WorkerChange(both, frozenset(), both, 0.1))
     log.on_worker_change(
@@ -128,13 +129,13 @@ def test_a_lost_worker_is_told_when_it_happens_and_its_return() -> None:
     log.on_worker_change(WorkerChange(frozenset({1}), frozenset(), both, 2.0))
     assert said == [
         "sparkstrom lost a worker: partition 1 on h: gone",
-        "sparkstrom goes on: partition 1 has another worker",
+        "sparkstrom continues: partition 1 has a new worker",
     ]
     at_once = frozenset({0})
     log.on_worker_change(WorkerChange(at_once, at_once, both, 3.0, ("partition 0 on h: taken",)))
     assert said[2:] == [
         "sparkstrom lost a worker: partition 0 on h: taken",
-        "sparkstrom goes on: partition 0 has another worker",
+        "sparkstrom continues: partition 0 has a new worker",
     ]
 
 
@@ -147,7 +148,7 @@ def test_every_event_is_a_line_that_json_reads(tmp_path: Path) -> None:
     lines.on_worker_change(WorkerChange(frozenset({1, 0}), frozenset(), frozenset({1, 0}), 0.5))
     lines.on_epoch(epoch(1, math.nan))
     lines.on_fit_end(FitEnd(None, "it failed", 3.0))
-    found = read(tmp_path / "new" / "run.jsonl")
+    found = read_run_log(tmp_path / "new" / "run.jsonl")
     assert [line["event"] for line in found] == [
         "fit_begin", "iteration", "worker_change", "epoch", "fit_end",
     ]  # fmt: skip
@@ -164,10 +165,10 @@ def test_lines_are_there_while_the_fit_goes_on_and_a_torn_one_is_left_out(tmp_pa
     path = tmp_path / "run.jsonl"
     lines = JsonLines(path)
     tell(lines, FIRST)
-    assert [line["event"] for line in read(path)] == ["fit_begin", "iteration"]
+    assert [line["event"] for line in read_run_log(path)] == ["fit_begin", "iteration"]
     with path.open("a") as file:
         file.write('{"event": "epo')
-    assert len(read(path)) == 2
+    assert len(read_run_log(path)) == 2
     lines.on_fit_end(FitEnd(None, None, 1.0))
 
 
@@ -177,7 +178,7 @@ def test_a_fit_that_is_added_to_a_torn_file_begins_on_a_line_of_its_own(tmp_path
     for _ in range(2):
         lines.on_fit_begin(BEGIN)
         lines.on_fit_end(FitEnd(None, None, 1.0))
-    assert [line["event"] for line in read(lines.path)] == ["fit_begin", "fit_end"] * 2
+    assert [line["event"] for line in read_run_log(lines.path)] == ["fit_begin", "fit_end"] * 2
     assert lines.path.read_text().count("\n") == 5
 
 
@@ -185,13 +186,13 @@ def test_iterations_do_not_flood_the_file(tmp_path: Path) -> None:
     lines = JsonLines(tmp_path / "run.jsonl")
     tell(lines, *(later(n, seconds=n / 100) for n in range(1, 201)))
     lines.on_fit_end(FitEnd(None, None, 2.0))
-    told = [line for line in read(lines.path) if line["event"] == "iteration"]
+    told = [line for line in read_run_log(lines.path) if line["event"] == "iteration"]
     assert 3 <= len(told) <= 5
 
 
 def test_odd_values_become_plain_ones() -> None:
     odd = {"a": math.inf, 1: (1, {2}), "p": Path("/x"), "b": True, "o": print}
-    found = plain(odd)
+    found = to_json_value(odd)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert (found["a"], found["1"], found["p"], found["b"]) == (None, [1, [2]], "/x", True)
 
@@ -241,3 +242,16 @@ def test_a_missing_library_is_told_before_any_work(
     monkeypatch.setattr(tracking.importlib, "import_module", missing)
     with pytest.raises(SetupError, match=r"needs the package .* pip install"):
         kind()
+
+
+def test_a_named_pipe_is_no_run_log(tmp_path: Path) -> None:
+    """To open one the usual way waits for its reader."""
+    os.mkfifo(tmp_path / "log.jsonl")
+    with pytest.raises(OSError, match="it is not a regular file"):
+        JsonLines(tmp_path / "log.jsonl").on_fit_begin(BEGIN)
+
+
+def test_a_device_may_be_a_run_log() -> None:
+    log = JsonLines("/dev/null")
+    log.on_fit_begin(BEGIN)
+    log.on_fit_end(FitEnd(None, None, 1.0))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.observe.metrics import Classification, Regression, Roc
+from sparkstrom.observe.evaluation_metrics import Classification, Regression, Roc
 
 random = np.random.default_rng(5)
 LABELS = random.integers(0, 4, 200)
@@ -24,7 +24,7 @@ SCORES = np.round(random.random(200), 2).astype(np.float32)  # with ties
 
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted", None])
 def test_classification_is_scikit_learns(average: str | None) -> None:
-    ours = Classification.of(LABELS, FOUND, 5)  # class 4 never occurs
+    ours = Classification.from_predictions(LABELS, FOUND, 5)  # class 4 never occurs
     theirs: dict[str, Any] = {"average": average, "zero_division": 0}
     np.testing.assert_array_equal(
         ours.confusion, sk.confusion_matrix(LABELS, FOUND, labels=range(5))
@@ -38,19 +38,19 @@ def test_classification_is_scikit_learns(average: str | None) -> None:
 
 
 def test_two_classes_show_class_one() -> None:
-    ours = Classification.of(LABELS > 1, FOUND > 1, 2)
+    ours = Classification.from_predictions(LABELS > 1, FOUND > 1, 2)
     assert ours.f1("binary") == pytest.approx(sk.f1_score(LABELS > 1, FOUND > 1))
     with pytest.raises(UsageError, match=r"average='binary' of 4 classes"):
-        Classification.of(LABELS, FOUND, 4).recall("binary")
+        Classification.from_predictions(LABELS, FOUND, 4).recall("binary")
 
 
 def test_a_class_that_the_model_does_not_know_is_refused() -> None:
     with pytest.raises(UsageError, match=r"a label is 4: .* 0 to 3"):
-        Classification.of(np.array([0, 4]), np.array([0, 0]), 4)
+        Classification.from_predictions(np.array([0, 4]), np.array([0, 0]), 4)
 
 
 def test_regression_is_scikit_learns() -> None:
-    ours = Regression.of(VALUES, GUESSES)
+    ours = Regression.from_predictions(VALUES, GUESSES)
     wanted, found = VALUES.astype(np.float64), GUESSES.astype(np.float64)
     assert ours.mse == pytest.approx(sk.mean_squared_error(wanted, found), rel=1e-14)
     assert ours.rmse == pytest.approx(sk.root_mean_squared_error(wanted, found), rel=1e-14)
@@ -60,20 +60,20 @@ def test_regression_is_scikit_learns() -> None:
 
 def test_a_large_mean_does_not_eat_the_spread() -> None:
     far = (VALUES[:, 0] + np.float32(1e6)).astype(np.float32)
-    ours = Regression.of(far, GUESSES[:, 0] + np.float32(1e6))
+    ours = Regression.from_predictions(far, GUESSES[:, 0] + np.float32(1e6))
     theirs = sk.r2_score(far.astype(np.float64), (GUESSES[:, 0] + np.float32(1e6)).astype(float))
     assert ours.r2 == pytest.approx(theirs, rel=1e-12)
 
 
 def test_labels_that_are_all_equal() -> None:
     same = np.ones(4, np.float32)
-    assert Regression.of(same, same).r2 == 1.0
-    assert Regression.of(same, np.zeros(4)).r2 == 0.0
-    assert math.isnan(Regression.of(same[:1], same[:1]).r2)
+    assert Regression.from_predictions(same, same).r2 == 1.0
+    assert Regression.from_predictions(same, np.zeros(4)).r2 == 0.0
+    assert math.isnan(Regression.from_predictions(same[:1], same[:1]).r2)
 
 
 def test_roc_is_scikit_learns() -> None:
-    ours = Roc.of(LABELS == 1, SCORES)
+    ours = Roc.from_scores(LABELS == 1, SCORES)
     for mine, theirs in zip(
         ours.curve(), sk.roc_curve(LABELS == 1, SCORES, drop_intermediate=False), strict=True
     ):
@@ -84,12 +84,12 @@ def test_roc_is_scikit_learns() -> None:
 
 
 def test_one_kind_of_rows_has_no_area() -> None:
-    assert math.isnan(Roc.of(np.array([True, True]), np.array([0.1, 0.2])).auc)
-    assert math.isnan(Roc.of(np.array([False]), np.array([0.1])).average_precision)
+    assert math.isnan(Roc.from_scores(np.array([True, True]), np.array([0.1, 0.2])).auc)
+    assert math.isnan(Roc.from_scores(np.array([False]), np.array([0.1])).average_precision)
 
 
 def test_a_zero_of_either_sign_is_one_score() -> None:
-    assert Roc.of(np.array([True, False]), np.array([0.0, -0.0])).auc == 0.5
+    assert Roc.from_scores(np.array([True, False]), np.array([0.0, -0.0])).auc == 0.5
 
 
 @settings(max_examples=30)
@@ -98,10 +98,12 @@ def test_no_figure_depends_on_the_parts(chance: Any, parts: int) -> None:
     where = np.array([chance.randrange(parts) for _ in LABELS])
     order = np.array(chance.sample(range(200), 200))
     chosen = [order[where == part] for part in range(parts)]
-    counted = Classification.merged([Classification.of(LABELS[i], FOUND[i], 4) for i in chosen])
-    summed = Regression.merged([Regression.of(VALUES[i], GUESSES[i]) for i in chosen])
-    ranked = Roc.merged([Roc.of(LABELS[i] == 1, SCORES[i]) for i in chosen])
-    assert (counted.confusion == Classification.of(LABELS, FOUND, 4).confusion).all()
-    assert summed == Regression.of(VALUES, GUESSES)
-    assert ranked.auc == Roc.of(LABELS == 1, SCORES).auc
-    assert ranked.curve()[1].tobytes() == Roc.of(LABELS == 1, SCORES).curve()[1].tobytes()
+    counted = Classification.merge(
+        [Classification.from_predictions(LABELS[i], FOUND[i], 4) for i in chosen]
+    )
+    summed = Regression.merge([Regression.from_predictions(VALUES[i], GUESSES[i]) for i in chosen])
+    ranked = Roc.merge([Roc.from_scores(LABELS[i] == 1, SCORES[i]) for i in chosen])
+    assert (counted.confusion == Classification.from_predictions(LABELS, FOUND, 4).confusion).all()
+    assert summed == Regression.from_predictions(VALUES, GUESSES)
+    assert ranked.auc == Roc.from_scores(LABELS == 1, SCORES).auc
+    assert ranked.curve()[1].tobytes() == Roc.from_scores(LABELS == 1, SCORES).curve()[1].tobytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkstrom.observe.plain_text import Allowance, printable
+from sparkstrom.observe.progress import RateLimiter, to_printable_line
 
 
 @pytest.mark.parametrize(
@@ -21,28 +21,28 @@ from sparkstrom.observe.plain_text import Allowance, printable
     ],
 )
 def test_control_characters_are_written_out(text: str, shown: str) -> None:
-    assert printable(text) == shown
+    assert to_printable_line(text) == shown
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000_000, "\x00" * 300, "\t" * 300])
 def test_a_line_has_an_end(text: str) -> None:
-    shown = printable(text, 20)
+    shown = to_printable_line(text, 20)
     assert len(shown) == 20
     assert shown.endswith("…")
 
 
 def test_what_just_fits_is_whole() -> None:
-    assert printable("x" * 20, 20) == "x" * 20
+    assert to_printable_line("x" * 20, 20) == "x" * 20
 
 
 def test_some_at_once_then_one_so_often_and_so_many_in_all() -> None:
-    allowance = Allowance(burst=3, every_s=2.0, total=6)
-    assert [allowance.grants(10.0) for _ in range(5)] == [True] * 3 + [False] * 2
-    assert [allowance.grants(10.0 + second) for second in (1, 2, 3, 4)] == [
+    allowance = RateLimiter(burst=3, every_s=2.0, total=6)
+    assert [allowance.allows(10.0) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert [allowance.allows(10.0 + second) for second in (1, 2, 3, 4)] == [
         False,
         True,
         False,
         True,
     ]
-    assert allowance.grants(1000.0)
-    assert not allowance.grants(2000.0)
+    assert allowance.allows(1000.0)
+    assert not allowance.allows(2000.0)

@@ -10,15 +10,15 @@ import pytest
 
 from sparkstrom.observe import progress
 from sparkstrom.observe.progress import (
-    Line,
-    Pace,
-    PlainLines,
-    ProgressLine,
-    clock_time,
-    figures_in_words,
+    PlainTextDisplay,
+    ProgressDisplay,
+    ProgressFigures,
+    ProgressRate,
+    format_clock_time,
+    format_figures,
 )
 from sparkstrom.observe.progress_bar import TerminalBar
-from sparkstrom.observe.progress_choice import progress_for
+from sparkstrom.observe.progress_display import make_progress_display
 
 
 class Clock:
@@ -43,8 +43,8 @@ def line(
     phase: str = "training",
     epoch: float = 1.5,
     slow_links: int = 0,
-) -> Line:
-    return Line(
+) -> ProgressFigures:
+    return ProgressFigures(
         phase, 3, 4, epoch, 3, loss, examples, 1234, 5_000_000, 5.2, waiting, 0.0123, 0.00071,
         slow_links,
     )  # fmt: skip
@@ -52,7 +52,7 @@ def line(
 
 def test_a_log_gets_a_plain_line_now_and_then(clock: Clock) -> None:
     stream = io.StringIO()
-    shown = PlainLines(stream)
+    shown = PlainTextDisplay(stream)
     for _ in range(100):
         clock.now_s += 0.1
         shown.show(line())
@@ -68,7 +68,7 @@ def test_a_log_gets_a_plain_line_now_and_then(clock: Clock) -> None:
 
 def test_a_long_fit_fills_no_log(clock: Clock) -> None:
     stream = io.StringIO()
-    shown = PlainLines(stream)
+    shown = PlainTextDisplay(stream)
     for _ in range(6 * 3600):
         clock.now_s += 1.0
         shown.show(line())
@@ -77,33 +77,33 @@ def test_a_long_fit_fills_no_log(clock: Clock) -> None:
 
 def test_another_phase_is_told_at_once(clock: Clock) -> None:
     stream = io.StringIO()
-    shown = PlainLines(stream)
-    for phase in ("starting 4 Python workers", "3 of 4 workers are there", "copying parameters"):
+    shown = PlainTextDisplay(stream)
+    for phase in ("starting 4 Python workers", "3 of 4 workers are ready", "copying parameters"):
         shown.show(line(phase=phase, epoch=0.0))
         shown.show(line(phase=phase, epoch=0.0))
     assert stream.getvalue().splitlines() == [
         "sparkstrom: starting 4 Python workers  0 s",
-        "sparkstrom: 3 of 4 workers are there  0 s",
+        "sparkstrom: 3 of 4 workers are ready  0 s",
         "sparkstrom: copying parameters  0 s",
     ]
 
 
 def test_the_pace_is_that_of_the_last_seconds() -> None:
-    pace = Pace()
-    pace.look(line(epoch=0.0), 0.0)
-    assert (pace.examples_per_s, pace.left_s) == (None, None)
+    pace = ProgressRate()
+    pace.update(line(epoch=0.0), 0.0)
+    assert (pace.examples_per_s, pace.remaining_s) == (None, None)
     for second in range(11):
-        pace.look(line(100 * second, epoch=0.1 + second * 0.1), float(second))
+        pace.update(line(100 * second, epoch=0.1 + second * 0.1), float(second))
     assert pace.examples_per_s == pytest.approx(100)
-    assert pace.left_s == pytest.approx((3 - 1.1) / 0.1)
+    assert pace.remaining_s == pytest.approx((3 - 1.1) / 0.1)
     for second in range(11, 200):  # a stall
-        pace.look(line(1000, epoch=1.1), float(second))
-    assert (pace.examples_per_s, pace.left_s) == (0, None)
+        pace.update(line(1000, epoch=1.1), float(second))
+    assert (pace.examples_per_s, pace.remaining_s) == (0, None)
 
 
 def test_what_matters_most_comes_first() -> None:
-    pace = Pace(2000.4, 65.2)
-    assert figures_in_words(line(loss=0.25, slow_links=2), pace)[:6] == [
+    pace = ProgressRate(2000.4, 65.2)
+    assert format_figures(line(loss=0.25, slow_links=2), pace)[:6] == [
         "epoch 1.5/3",
         "loss 0.2500",
         "2,000 examples/s",
@@ -111,27 +111,27 @@ def test_what_matters_most_comes_first() -> None:
         "3/4 workers",
         "2 slow links",
     ]
-    assert "1 slow link" in figures_in_words(line(slow_links=1), pace)
-    assert not any("left" in each for each in figures_in_words(line(epoch=3.0), pace))
+    assert "1 slow link" in format_figures(line(slow_links=1), pace)
+    assert not any("left" in each for each in format_figures(line(epoch=3.0), pace))
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "0:00"), (65, "1:05"), (3600, "1:00:00"), (7387, "2:03:07")]
 )
 def test_times_are_read_as_on_a_clock(seconds: float, text: str) -> None:
-    assert clock_time(seconds) == text
+    assert format_clock_time(seconds) == text
 
 
 def test_what_is_said_stands_on_a_line_of_its_own(clock: Clock) -> None:
     stream = io.StringIO()
-    shown = PlainLines(stream)
+    shown = PlainTextDisplay(stream)
     shown.show(line())
     shown.say("waiting")
     assert stream.getvalue().splitlines()[-1] == "waiting"
 
 
 def test_switched_off_it_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
-    with closing(ProgressLine()) as shown:
+    with closing(ProgressDisplay()) as shown:
         shown.show(line(), force=True)
         shown.say("waiting")
     assert capfd.readouterr() == ("", "")
@@ -158,9 +158,9 @@ FAILURES = [BrokenPipeError(32, "Broken pipe"), OSError(28, "no space"), ValueEr
 
 
 @pytest.mark.parametrize("error", FAILURES)
-@pytest.mark.parametrize("kind", [PlainLines, TerminalBar])
+@pytest.mark.parametrize("kind", [PlainTextDisplay, TerminalBar])
 def test_the_first_failure_of_a_stream_mutes_it_and_ends_no_fit(
-    kind: type[PlainLines | TerminalBar], error: Exception, clock: Clock
+    kind: type[PlainTextDisplay | TerminalBar], error: Exception, clock: Clock
 ) -> None:
     stream = Unwritable(error)
     with closing(kind(stream)) as shown:
@@ -171,13 +171,13 @@ def test_the_first_failure_of_a_stream_mutes_it_and_ends_no_fit(
     assert stream.tries == tries == 1
 
 
-@pytest.mark.parametrize("kind", [PlainLines, TerminalBar])
+@pytest.mark.parametrize("kind", [PlainTextDisplay, TerminalBar])
 def test_a_program_without_standard_error_is_shown_nothing(
-    kind: type[PlainLines | TerminalBar], monkeypatch: pytest.MonkeyPatch, clock: Clock
+    kind: type[PlainTextDisplay | TerminalBar], monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     monkeypatch.setattr(sys, "stdout", None)
-    assert isinstance(progress_for("auto"), PlainLines)
+    assert isinstance(make_progress_display("auto"), PlainTextDisplay)
     with closing(kind()) as shown:
         shown.say("a note")
         shown.show(line(), force=True)
@@ -185,7 +185,7 @@ def test_a_program_without_standard_error_is_shown_nothing(
 
 def test_characters_that_the_stream_does_not_have_are_escaped(clock: Clock) -> None:
     written = io.BytesIO()
-    with closing(PlainLines(io.TextIOWrapper(written, encoding="ascii"))) as shown:
+    with closing(PlainTextDisplay(io.TextIOWrapper(written, encoding="ascii"))) as shown:
         shown.say("a word…")
         shown.say("another one")
         assert written.getvalue() == b"a word\\u2026\nanother one\n"

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 import pytest
 
 from sparkstrom.observe import progress_bar
-from sparkstrom.observe.progress_bar import ERASE, TerminalBar, fitting
+from sparkstrom.observe.progress_bar import ERASE, TerminalBar, join_within_width
 from tests.unit.observe.test_progress import line
 
 
@@ -168,9 +168,9 @@ def test_of_a_fit_that_fails_the_last_drawing_stays_and_the_error_follows_it(
 
 
 def test_no_thread_of_tqdm_is_started() -> None:
-    assert progress_bar.Meter.monitor_interval == 0
+    assert progress_bar.TqdmBar.monitor_interval == 0
 
 
 @pytest.mark.parametrize(("room", "text"), [(3, ""), (4, "abcd"), (9, "abcd"), (10, "abcd  efgh")])
 def test_figures_are_left_out_from_the_last_on(room: int, text: str) -> None:
-    assert fitting(["abcd", "efgh"], room) == text
+    assert join_within_width(["abcd", "efgh"], room) == text

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.observe import progress_choice
-from sparkstrom.observe.progress import PlainLines, ProgressLine
+from sparkstrom.observe import progress_display as progress_choice
+from sparkstrom.observe.progress import PlainTextDisplay, ProgressDisplay
 from sparkstrom.observe.progress_bar import TerminalBar
-from sparkstrom.observe.progress_choice import check_progress, progress_for
-from sparkstrom.observe.progress_notebook import NotebookBar
+from sparkstrom.observe.progress_display import NotebookBar, check_progress, make_progress_display
 
 
 class Stream:
@@ -35,10 +34,10 @@ def somewhere(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("where", "kind"),
     [
-        ({}, PlainLines),
+        ({}, PlainTextDisplay),
         ({"terminal": True}, TerminalBar),
-        ({"terminal": True, "term": "dumb"}, PlainLines),
-        ({"shell": SimpleNamespace(kernel=None)}, PlainLines),
+        ({"terminal": True, "term": "dumb"}, PlainTextDisplay),
+        ({"shell": SimpleNamespace(kernel=None)}, PlainTextDisplay),
         ({"terminal": True, "shell": SimpleNamespace()}, TerminalBar),  # IPython at a terminal
         ({"shell": SimpleNamespace(kernel=object())}, NotebookBar),
     ],
@@ -47,15 +46,15 @@ def test_it_follows_from_where_it_runs(
     asked: bool | str, where: dict[str, Any], kind: type, somewhere: Any
 ) -> None:
     somewhere(**where)
-    assert type(progress_for(asked)) is kind
+    assert type(make_progress_display(asked)) is kind
 
 
 def test_without_tqdm_a_terminal_gets_plain_lines(
     somewhere: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     somewhere(terminal=True)
-    monkeypatch.setattr(progress_choice, "_is_there", lambda package: package != "tqdm")
-    assert type(progress_for(True)) is PlainLines
+    monkeypatch.setattr(progress_choice, "_is_installed", lambda package: package != "tqdm")
+    assert type(make_progress_display(True)) is PlainTextDisplay
     with pytest.raises(UsageError, match="needs the package tqdm on the driver: pip install tqdm"):
         check_progress("bar")
 
@@ -63,15 +62,15 @@ def test_without_tqdm_a_terminal_gets_plain_lines(
 @pytest.mark.parametrize(
     ("asked", "kind"),
     [
-        (False, ProgressLine),
+        (False, ProgressDisplay),
         ("bar", TerminalBar),
-        ("plain", PlainLines),
+        ("plain", PlainTextDisplay),
         ("notebook", NotebookBar),
     ],
 )
 def test_who_asks_for_one_gets_it_anywhere(asked: bool | str, kind: type) -> None:
     check_progress(asked)
-    assert type(progress_for(asked)) is kind
+    assert type(make_progress_display(asked)) is kind
 
 
 @pytest.mark.parametrize("asked", ["Bar", "", None, 1, "tqdm"])

@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.observe import progress_notebook
-from sparkstrom.observe.progress import Pace
-from sparkstrom.observe.progress_notebook import BROKEN, DONE, RUNNING, NotebookBar, as_html
+from sparkstrom.observe import progress_display as progress_notebook
+from sparkstrom.observe.progress import ProgressRate
+from sparkstrom.observe.progress_display import (
+    BROKEN_COLOR,
+    DONE_COLOR,
+    RUNNING_COLOR,
+    NotebookBar,
+    progress_html,
+)
 from tests.unit.observe.test_progress import line
 
 IPython = pytest.importorskip("IPython.display")
@@ -51,7 +57,7 @@ def test_there_is_one_output_which_ends_with_all_done(
     (shown,) = cell.displayed
     assert cell.drawings == 5
     assert "width:100.0%" in shown["text/html"]
-    assert DONE in shown["text/html"]
+    assert DONE_COLOR in shown["text/html"]
     assert shown["text/plain"].startswith("sparkstrom: done 100%  epoch 3.0/3")
     assert capsys.readouterr() == ("partition 1 on host7 (training) says: hello\n", "")
 
@@ -62,7 +68,7 @@ def test_a_fit_that_fails_is_shown_as_such(cell: Cell) -> None:
     bar.close()
     (shown,) = cell.displayed
     assert "<b>ended while training</b> 50%" in shown["text/html"]
-    assert BROKEN in shown["text/html"]
+    assert BROKEN_COLOR in shown["text/html"]
 
 
 def test_where_nothing_was_shown_nothing_is_ended(cell: Cell) -> None:
@@ -79,6 +85,6 @@ def test_it_is_drawn_now_and_then(cell: Cell) -> None:
 
 
 def test_no_word_is_markup() -> None:
-    drawn = as_html(line(phase="<script>"), Pace(), 1.0, RUNNING)
+    drawn = progress_html(line(phase="<script>"), ProgressRate(), 1.0, RUNNING_COLOR)
     assert "<script>" not in drawn
     assert "&lt;script&gt;" in drawn

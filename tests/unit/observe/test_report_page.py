@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.observe.reporting.fit_plots import throughput
-from sparkstrom.observe.reporting.report_page import FITS_SHOWN, report
-from sparkstrom.observe.reporting.run_history import STRANGE_LINES_MAX, RunHistory, read_history
+from sparkstrom.observe.reporting.report_page import FITS_SHOWN, compute_throughput, render_report
+from sparkstrom.observe.reporting.run_log import UNREADABLE_LINES_MAX, RunHistory, read_history
 from tests.unit.observe.run_logs import PLOTS, REAL, Line, long, real, written
 
 PAGE_BYTES_MAX = 500_000
@@ -51,7 +50,7 @@ def history(tmp_path: Path, lines: list[Line], torn: str = "") -> RunHistory:
 
 
 def page(tmp_path: Path, lines: list[Line], torn: str = "") -> Page:
-    text = report(history(tmp_path, lines, torn))
+    text = render_report(history(tmp_path, lines, torn))
     assert len(text.encode()) < PAGE_BYTES_MAX
     return Page(text)
 
@@ -60,7 +59,7 @@ def page(tmp_path: Path, lines: list[Line], torn: str = "") -> Page:
 
 
 def test_a_fit_that_is_done_has_all_plots_its_faults_and_its_figures() -> None:
-    made = Page(report(read_history(REAL)))
+    made = Page(render_report(read_history(REAL)))
     assert made.plots == PLOTS
     titles = (
         "Loss", "Throughput", "Sent fraction", "Threshold (tau)", "Staleness on the way",
@@ -77,7 +76,7 @@ def test_a_fit_that_is_done_has_all_plots_its_faults_and_its_figures() -> None:
 
 
 def test_each_plot_has_a_name_units_and_its_values_as_a_table() -> None:
-    made = Page(report(read_history(REAL)))
+    made = Page(render_report(read_history(REAL)))
     names = [value for name, value in made.attributes if name == "aria-label"]
     assert len(names) == PLOTS
     assert all(names)
@@ -125,7 +124,7 @@ def test_of_several_fits_each_has_a_row_and_the_newest_their_plots(tmp_path: Pat
     assert made.plots == FITS_SHOWN * PLOTS
     assert "6 fits" in made.said
     assert "2 fits of the log not shown below" in made.said
-    one = Page(report(history(tmp_path, real() * 6), only=2))
+    one = Page(render_report(history(tmp_path, real() * 6), only=2))
     assert one.plots == PLOTS
     assert "Fit 2:" in one.said
     assert "Fit 6:" not in one.said
@@ -134,7 +133,7 @@ def test_of_several_fits_each_has_a_row_and_the_newest_their_plots(tmp_path: Pat
 @pytest.mark.parametrize("number", [0, 3, -1])
 def test_a_fit_that_is_not_in_the_log_is_refused(tmp_path: Path, number: int) -> None:
     with pytest.raises(UsageError, match=r"has 2 fits; give a number from 1 on"):
-        report(history(tmp_path, real() * 2), only=number)
+        render_report(history(tmp_path, real() * 2), only=number)
 
 
 def test_a_fit_that_begins_after_a_torn_line_is_one_of_its_own(tmp_path: Path) -> None:
@@ -142,8 +141,8 @@ def test_a_fit_that_begins_after_a_torn_line_is_one_of_its_own(tmp_path: Path) -
     path.write_text(path.read_text() + REAL.read_text())
     made = read_history(path)
     assert len(made.fits) == 2
-    assert made.strange == [len(real())]
-    assert "1 line could not be read" in Page(report(made)).said
+    assert made.unreadable_lines == [len(real())]
+    assert "1 line could not be read" in Page(render_report(made)).said
 
 
 def test_hours_of_iterations_make_a_small_page(tmp_path: Path) -> None:
@@ -182,7 +181,7 @@ def test_slow_links_are_named_with_the_moment(tmp_path: Path) -> None:
     made = page(tmp_path, lines)
     assert made.said.count(link) == 1
     assert f"{told[0]['seconds']:.1f} s" in made.said
-    assert "No link was found too slow" in Page(report(read_history(REAL))).said
+    assert "No link was found too slow" in Page(render_report(read_history(REAL))).said
 
 
 def test_checkpoints_are_dotted_on_the_loss_and_the_newest_is_named(tmp_path: Path) -> None:
@@ -222,7 +221,7 @@ def test_an_old_log_without_kinds_of_bytes_shows_updates(tmp_path: Path) -> None
         (b'{"loss": 1}\n[1]\n3\n', "no whole line of a run log"),
         (b"\x00\xff\xfe" * 1000 + b"\n", "no whole line of a run log"),
         (b'{"event": "fit_be', "no whole line of a run log"),
-        (b"x\n" * 5000, f"the first {STRANGE_LINES_MAX:,} lines"),
+        (b"x\n" * 5000, f"the first {UNREADABLE_LINES_MAX:,} lines"),
         (b"[" * 100_000 + b"\n", "no whole line of a run log"),
     ],
 )
@@ -315,6 +314,9 @@ def test_each_value_of_a_summary_may_be_odd(tmp_path: Path, odd: Any) -> None:
 
 def test_throughput_is_over_spans_that_are_long_enough() -> None:
     seconds = [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
-    assert throughput(seconds, [0, 50, 100, 150, None, 250], 10.0) == ([1.0, 2.5], [100.0, 100.0])
-    assert throughput([1.0, 3.0], [10, 4], 3.0) == ([3.0], [0.0])
-    assert throughput([], [], 0.0) == ([], [])
+    assert compute_throughput(seconds, [0, 50, 100, 150, None, 250], 10.0) == (
+        [1.0, 2.5],
+        [100.0, 100.0],
+    )
+    assert compute_throughput([1.0, 3.0], [10, 4], 3.0) == ([3.0], [0.0])
+    assert compute_throughput([], [], 0.0) == ([], [])

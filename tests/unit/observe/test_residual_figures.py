@@ -7,14 +7,19 @@ import logging
 import numpy as np
 import pytest
 
-from sparkstrom.observe import residual_figures
-from sparkstrom.observe.residual_figures import EncodingLog, figures_of
-from sparkstrom.observe.telemetry import ResidualFigures, TrainingCounters, WorkerCounters
+from sparkstrom.fit import listeners
+from sparkstrom.fit.listeners import ResidualLogger
+from sparkstrom.observe.telemetry import (
+    ResidualFigures,
+    TrainingCounters,
+    WorkerCounters,
+)
+from sparkstrom.runtime.trainer import residual_statistics
 
 
 def test_figures_are_of_absolute_values() -> None:
     residual = np.linspace(-1, 1, 2001, dtype=np.float32)
-    figures = figures_of(residual, 0.5).by_name()
+    figures = residual_statistics(residual, 0.5).by_name()
     assert figures["tau"] == 0.5
     assert figures["at_least_tau"] == 1002  # 501 on either side
     assert figures["max"] == 1.0
@@ -33,14 +38,14 @@ def test_the_log_says_them_now_and_then(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr(residual_figures.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(listeners.time, "monotonic", lambda: now_s)
     counters = {
         2: told(0.5),
         1: told(0.125),
         3: WorkerCounters(TrainingCounters(steps=1)),
         4: WorkerCounters(),
     }
-    log = EncodingLog()
+    log = ResidualLogger()
     with caplog.at_level(logging.INFO, "sparkstrom.encoding"):
         for _ in range(3):
             log.show(counters)
@@ -50,7 +55,7 @@ def test_the_log_says_them_now_and_then(
             for node, tau in ((1, 0.125), (2, 0.5))
         ]
         log.show(counters, force=True)
-        now_s += residual_figures.LOG_EVERY_S
+        now_s += listeners.RESIDUAL_LOG_EVERY_S
         log.show(counters)
     assert len(caplog.records) == 6
     assert {record.name for record in caplog.records} == {"sparkstrom.encoding"}
@@ -58,5 +63,5 @@ def test_the_log_says_them_now_and_then(
 
 def test_without_figures_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "sparkstrom.encoding"):
-        EncodingLog().show({1: WorkerCounters(TrainingCounters(steps=1))}, force=True)
+        ResidualLogger().show({1: WorkerCounters(TrainingCounters(steps=1))}, force=True)
     assert caplog.records == []

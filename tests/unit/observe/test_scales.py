@@ -8,49 +8,54 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkstrom.observe.reporting.scales import Scale, label
-from sparkstrom.observe.reporting.thinning import pieces, spaced, thinned
+from sparkstrom.observe.reporting.svg_plots import (
+    AxisScale,
+    downsample,
+    evenly_spaced_indices,
+    format_tick,
+    split_at_gaps,
+)
 
 values = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=20)
 
 
 @given(values=values, is_log=st.booleans(), from_zero=st.booleans())
 def test_any_values_have_an_axis_with_some_ticks_inside(values, is_log, from_zero) -> None:
-    scale = Scale.of(values, is_log=is_log, from_zero=from_zero)
+    scale = AxisScale.fit(values, is_log=is_log, from_zero=from_zero)
     ticks = scale.ticks(5)
     assert len(ticks) <= 8
-    for value in [*ticks, *(value for value in values if scale.holds(value))]:
-        assert -1e-6 <= scale.place(value) <= 1 + 1e-6
+    for value in [*ticks, *(value for value in values if scale.contains(value))]:
+        assert -1e-6 <= scale.position(value) <= 1 + 1e-6
     assert ticks == sorted(ticks)
-    assert all(label(tick) for tick in ticks)
+    assert all(format_tick(tick) for tick in ticks)
 
 
 def test_ticks_are_round() -> None:
-    assert Scale(0.0, 4.2).ticks(5) == [0, 1, 2, 3, 4]
-    assert Scale(33.0, 67.0).ticks(5) == [40, 50, 60]
-    assert Scale(1e-4, 2.0, True).ticks(5) == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1, 1])
-    assert Scale(0.04, 1.5, True).ticks(5) == pytest.approx([0.05, 0.1, 0.2, 0.5, 1])
+    assert AxisScale(0.0, 4.2).ticks(5) == [0, 1, 2, 3, 4]
+    assert AxisScale(33.0, 67.0).ticks(5) == [40, 50, 60]
+    assert AxisScale(1e-4, 2.0, True).ticks(5) == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1, 1])
+    assert AxisScale(0.04, 1.5, True).ticks(5) == pytest.approx([0.05, 0.1, 0.2, 0.5, 1])
 
 
 def test_a_range_without_width_gets_some() -> None:
-    scale = Scale.of([3.0, 3.0])
+    scale = AxisScale.fit([3.0, 3.0])
     assert scale.low < 3.0 < scale.high
-    assert Scale.of([0.0, 0.0], from_zero=True).low == 0.0
-    assert Scale.of([5.0], from_zero=True).low == 0.0
-    assert Scale.of([], is_log=True).ticks(5)
-    assert not Scale.of([1.0, 2.0], is_log=True).holds(-1.0)
-    assert not Scale.of([1.0]).holds(None)
+    assert AxisScale.fit([0.0, 0.0], from_zero=True).low == 0.0
+    assert AxisScale.fit([5.0], from_zero=True).low == 0.0
+    assert AxisScale.fit([], is_log=True).ticks(5)
+    assert not AxisScale.fit([1.0, 2.0], is_log=True).contains(-1.0)
+    assert not AxisScale.fit([1.0]).contains(None)
 
 
 def test_labels_are_short() -> None:
-    told = [label(value) for value in (0, 0.25, 1500.0, 20_000, 3e6, 1e-5, -5e4, 4e12)]
+    told = [format_tick(value) for value in (0, 0.25, 1500.0, 20_000, 3e6, 1e-5, -5e4, 4e12)]
     assert told == ["0", "0.25", "1500", "20k", "3M", "1e-5", "-50k", "4T"]
 
 
 @given(ys=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=500), most=st.integers(4, 50))
 def test_a_thinned_curve_keeps_its_ends_and_peaks(ys, most) -> None:
     points = list(enumerate(ys))
-    kept = thinned(points, most)
+    kept = downsample(points, most)
     assert len(kept) <= most
     assert kept == sorted(kept)
     assert (kept[0], kept[-1]) == (points[0], points[-1])
@@ -58,14 +63,14 @@ def test_a_thinned_curve_keeps_its_ends_and_peaks(ys, most) -> None:
 
 
 def test_what_is_not_known_is_a_gap() -> None:
-    found = pieces([0, 1, 2, 3, 4, 5], [None, 1.0, 2.0, None, None, 3.0])
+    found = split_at_gaps([0, 1, 2, 3, 4, 5], [None, 1.0, 2.0, None, None, 3.0])
     assert found == [[(1, 1.0), (2, 2.0)], [(5, 3.0)]]
-    assert pieces([0], [None]) == []
+    assert split_at_gaps([0], [None]) == []
 
 
 @pytest.mark.parametrize(("count", "most"), [(0, 5), (1, 5), (5, 5), (6, 5), (1000, 40)])
 def test_spaced_indices_have_both_ends(count: int, most: int) -> None:
-    found = spaced(count, most)
+    found = evenly_spaced_indices(count, most)
     assert len(found) == min(count, most)
     assert found[:1] == [0][:count]
     assert found[-1:] == [count - 1][:count]

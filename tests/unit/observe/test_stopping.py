@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.observe.stopping import EarlyStopping, Judge
+from sparkstrom.observe.early_stopping import EarlyStopper, EarlyStopping
 
 
 def judged(rule: EarlyStopping, *values: float) -> tuple[list[int], int | None]:
     """Epochs that were the best so far, and the one it ended with."""
-    judge, best = Judge(rule), []
+    judge, best = EarlyStopper(rule), []
     for epoch, value in enumerate(values, 1):
-        if judge.see(epoch, value):
+        if judge.observe(epoch, value):
             best.append(epoch)
-        if judge.enough(epoch):
+        if judge.reason_to_stop(epoch):
             return best, epoch
     return best, None
 
@@ -38,16 +38,16 @@ def test_the_accuracy_should_rise() -> None:
 
 def test_what_is_no_number_is_no_improvement() -> None:
     assert judged(EarlyStopping(patience=2), math.nan, math.inf) == ([], 2)
-    judge = Judge(EarlyStopping(patience=1))
-    judge.see(1, math.nan)
-    assert judge.enough(1) == "early stopping: no finite loss in 1 epochs"
+    judge = EarlyStopper(EarlyStopping(patience=1))
+    judge.observe(1, math.nan)
+    assert judge.reason_to_stop(1) == "early stopping: no finite loss in 1 epochs"
 
 
 def test_the_reason_names_the_best_epoch() -> None:
-    judge = Judge(EarlyStopping(patience=2))
-    judge.see(3, 0.25)
-    assert judge.enough(4) is None
-    assert judge.enough(5) == (
+    judge = EarlyStopper(EarlyStopping(patience=2))
+    judge.observe(3, 0.25)
+    assert judge.reason_to_stop(4) is None
+    assert judge.reason_to_stop(5) == (
         "early stopping: loss of the held-out rows was best in epoch 3 (0.25), 2 epochs ago"
     )
 

@@ -19,8 +19,8 @@ from sparkstrom.observe.telemetry import (
     SlowLink,
     TrainingCounters,
     WorkerCounters,
-    bytes_on_links,
     from_wire,
+    sum_link_bytes,
     to_wire,
 )
 
@@ -196,5 +196,5 @@ def test_whatever_comes_in_is_either_read_or_named(told: dict[str, float]) -> No
 def test_workers_of_an_executor_share_what_their_media_driver_sent() -> None:
     here, beside = LinkBytes({"a": 1000.0}, 10.0), LinkBytes({"a": 1500.0}, 20.0)
     elsewhere = LinkBytes({"b": 300.0}, 5.0)
-    assert bytes_on_links([here, beside, elsewhere]) == 1500 + 300 + 10 + 20 + 5
-    assert bytes_on_links([]) == 0
+    assert sum_link_bytes([here, beside, elsewhere]) == 1500 + 300 + 10 + 20 + 5
+    assert sum_link_bytes([]) == 0

@@ -9,25 +9,28 @@ import pytest
 
 import sparkstrom
 from sparkstrom.base.errors import UsageError
-from sparkstrom.observe.stopping import EarlyStopping, Judge, epochs_of, rule_of
-from sparkstrom.observe.termination import (
-    CONDITIONS,
+from sparkstrom.observe.early_stopping import (
+    TERMINATION_CONDITIONS,
     BestScoreEpochTerminationCondition,
+    EarlyStopper,
+    EarlyStopping,
     InvalidScoreIterationTerminationCondition,
     MaxEpochsTerminationCondition,
     MaxScoreIterationTerminationCondition,
     MaxTimeIterationTerminationCondition,
     ScoreImprovementEpochTerminationCondition,
     TerminationCondition,
+    limit_epochs,
+    parse_early_stopping,
 )
 
 
 def ends(condition: TerminationCondition, *values: float, metric: str = "loss") -> int | None:
     """The epoch, from 1, with which it ends."""
-    judge = Judge(EarlyStopping(patience=None, conditions=[condition], metric=metric))
+    judge = EarlyStopper(EarlyStopping(patience=None, conditions=[condition], metric=metric))
     for epoch, value in enumerate(values, 1):
-        judge.see(epoch, value)
-        if reason := judge.enough(epoch):
+        judge.observe(epoch, value)
+        if reason := judge.reason_to_stop(epoch):
             assert type(condition).__name__ in reason
             return epoch
     return None
@@ -66,16 +69,16 @@ def test_time_and_minibatches() -> None:
 
 def test_a_list_alone_is_a_rule() -> None:
     conditions = [MaxEpochsTerminationCondition(2)]
-    rule = rule_of(conditions)
+    rule = parse_early_stopping(conditions)
     assert rule == EarlyStopping(patience=None, conditions=conditions)
-    assert rule_of(conditions[0]) == rule
+    assert parse_early_stopping(conditions[0]) == rule
     assert not rule.needs_held_out
-    assert rule_of(None) is None
+    assert parse_early_stopping(None) is None
     assert EarlyStopping(patience=3).needs_held_out
-    assert rule_of([BestScoreEpochTerminationCondition(1)]).needs_held_out
+    assert parse_early_stopping([BestScoreEpochTerminationCondition(1)]).needs_held_out
 
 
-@pytest.mark.parametrize("made", CONDITIONS)
+@pytest.mark.parametrize("made", TERMINATION_CONDITIONS)
 def test_they_are_names_of_the_package(made: type[Any]) -> None:
     assert getattr(sparkstrom, made.__name__) is made
 
@@ -91,7 +94,7 @@ def test_they_are_names_of_the_package(made: type[Any]) -> None:
         (lambda: MaxTimeIterationTerminationCondition(-1), "max_time=-1: must be a finite"),
         (lambda: EarlyStopping(conditions=["MaxEpochs"]), "conditions"),
         (lambda: EarlyStopping(patience=None), "patience=None"),
-        (lambda: rule_of([]), "patience=None"),
+        (lambda: parse_early_stopping([]), "patience=None"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(make: Any, said: str) -> None:
@@ -103,6 +106,6 @@ def test_epochs_beyond_the_most_are_not_begun() -> None:
     """However short an epoch is, and whoever judges it when."""
     two = MaxEpochsTerminationCondition(2)
     rule = EarlyStopping(patience=None, conditions=[MaxEpochsTerminationCondition(3), two])
-    assert epochs_of(rule, 400) == (2, two)
-    assert epochs_of(rule, 2) == (2, None)
-    assert epochs_of(EarlyStopping(), 400) == epochs_of(None, 400) == (400, None)
+    assert limit_epochs(rule, 400) == (2, two)
+    assert limit_epochs(rule, 2) == (2, None)
+    assert limit_epochs(EarlyStopping(), 400) == limit_epochs(None, 400) == (400, None)

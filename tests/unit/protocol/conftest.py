@@ -12,17 +12,17 @@ from sparkstrom.codec.messages import (
     Address,
     Adopt,
     Attach,
-    Attached,
-    Behind,
+    AttachReply,
     Chunk,
-    Closed,
-    Committed,
+    Commit,
     Heartbeat,
+    IdClosed,
     Join,
     MergedRange,
     Message,
     Payload,
     Phase,
+    SnapshotRequired,
     State,
     Status,
     Update,
@@ -31,8 +31,7 @@ from sparkstrom.codec.messages import (
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
-from sparkstrom.protocol.master.master_limits import MasterLimits
-from sparkstrom.protocol.master.members import Member
+from sparkstrom.protocol.master.members import MasterLimits, Member
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
 from tests.unit.protocol.meshes import MESH
 from tests.unit.protocol.parents import Parent
@@ -61,8 +60,8 @@ class Make:
         payload: bytes = b"abcd",
         seq: int | None = None,
         **said: int,
-    ) -> Committed:
-        return Committed(
+    ) -> Commit:
+        return Commit(
             commit=commit,
             origin=origin,
             seq=commit if seq is None else seq,
@@ -100,8 +99,8 @@ class Make:
 
     def attached(
         self, base: int = 0, last: list[tuple[int, int]] | None = None, *, snapshot: bool = True
-    ) -> Attached:
-        return Attached(base=base, snapshot=snapshot, last=last or [])
+    ) -> AttachReply:
+        return AttachReply(base=base, snapshot=snapshot, last=last or [])
 
     def status(self, node: int = 1, **fields: Any) -> Status:
         given = {
@@ -117,7 +116,7 @@ class Make:
             "catching": False,
             "stamp": 0,
         } | fields
-        return Heartbeat(news=list(news), **given)
+        return Heartbeat(statuses=list(news), **given)
 
     def state(self, phase: Phase = Phase.RUNNING, **fields: Any) -> State:
         given: dict[str, Any] = {"beat": 0, "head": 0, "final": 0, "slowest": 0, "nodes": 1}
@@ -134,18 +133,20 @@ class Make:
         } | fields
         return State(phase=phase, **given)
 
-    def closed(self, node: int, seq: int = 0, *, free: bool = True, **fields: Any) -> Closed:
+    def closed(self, node: int, seq: int = 0, *, free: bool = True, **fields: Any) -> IdClosed:
         given: dict[str, Any] = {"token": 1, "count": 1, "reason": "its lease ran out"} | fields
-        return Closed(node=node, seq=seq, free=free, **given)
+        return IdClosed(node=node, seq=seq, free=free, **given)
 
-    def behind(self, base: int, last: list[tuple[int, int]] | None = None) -> Behind:
-        return Behind(base, last or [])
+    def behind(self, base: int, last: list[tuple[int, int]] | None = None) -> SnapshotRequired:
+        return SnapshotRequired(base, last or [])
 
     def chunk(self, commit: int, index: int = 0) -> Chunk:
         return Chunk(index=index, commit=commit, payload=b"theta")
 
-    def published(self, batch: int = 1, payload: bytes = b"abcd", epoch: int = 0) -> ev.Published:
-        return ev.Published(self.payload(payload), 0, epoch, batch, batch)
+    def published(
+        self, batch: int = 1, payload: bytes = b"abcd", epoch: int = 0
+    ) -> ev.UpdatePublished:
+        return ev.UpdatePublished(self.payload(payload), 0, epoch, batch, batch)
 
 
 class NodeDriver:
@@ -184,11 +185,11 @@ class NodeDriver:
         return self.step(ev.Tick(), after_s)
 
     @property
-    def order(self) -> ev.Order:
-        return self.machine.command.order
+    def order(self) -> ev.Command:
+        return self.machine.directive.order
 
     def opened(self, *, alone: bool = False) -> list[ev.Effect]:
-        return self.step(ev.Opened(HERE, alone))
+        return self.step(ev.StreamsOpened(HERE, alone))
 
     def opened_anew(self) -> None:
         """Another edge to the same parent, which goes on from where the node is."""
@@ -209,12 +210,12 @@ class NodeDriver:
         """It holds a replica as of commit 0 and trains."""
         self.joined()
         self.hear(self.make.chunk(0))
-        self.step(ev.Paused(1))
+        self.step(ev.TrainerPaused(1))
         self.tick()
-        self.step(ev.Installed())
-        self.step(ev.Busy(Activity.WAITING))
+        self.step(ev.ReplicaInstalled())
+        self.step(ev.ActivityChanged(Activity.WAITING))
         self.hear(self.make.state())
-        assert self.order is ev.Order.TRAIN
+        assert self.order is ev.Command.TRAIN
         return self
 
     def with_child(self, child: int = 5, have: int = 0, *ids: int, **fields: Any) -> NodeDriver:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkstrom.codec.messages import Here, Probe, Silent
+from sparkstrom.codec.messages import ChildSilent, Probe, ProbeReply
 from sparkstrom.protocol.common import events as ev
 from tests.unit.protocol.spoken import answers
 
@@ -22,7 +22,7 @@ def keep_alive(master: Any, seconds: float, *silent: int) -> list[ev.Effect]:
         now = master.tick(0.25)
         for probe in answers(now, Probe):
             if probe.node not in silent:
-                master.direct(Here(probe.node))
+                master.direct(ProbeReply(probe.node))
         for child in list(master.machine.children.by_node):
             if child not in silent:
                 master.hear(child, master.make.report())
@@ -32,7 +32,9 @@ def keep_alive(master: Any, seconds: float, *silent: int) -> list[ev.Effect]:
 
 def silent(master: Any, parent: int, child: int) -> list[ev.Effect]:
     """The parent complains."""
-    effects: list[ev.Effect] = master.direct(Silent(parent, child, master.member(child).order.edge))
+    effects: list[ev.Effect] = master.direct(
+        ChildSilent(parent, child, master.member(child).order.edge)
+    )
     return effects
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkstrom.codec.messages import Committed
+from sparkstrom.codec.messages import Commit
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.child import Child, Serving
-from sparkstrom.protocol.common.children import Children
+from sparkstrom.protocol.common.children import Child, Children, FlowLimits, Leases
+from sparkstrom.protocol.common.flow_control import HEADER_BYTES
 from sparkstrom.protocol.common.history import History, Log
-from sparkstrom.protocol.common.leases import Leases
-from sparkstrom.protocol.common.send_window import HEADER_BYTES
 from tests.unit.protocol.spoken import sent
 
 PLENTY = 10**6
@@ -33,7 +31,7 @@ class Parent:
         self.make = make
         self.history = History(Log(log_bytes), whole=True)
         self.leases = Leases(10.0, 0.0)
-        serving = Serving(window_bytes, total_bytes, n_params, CHUNK_BYTES)
+        serving = FlowLimits(window_bytes, total_bytes, n_params, CHUNK_BYTES)
         self.children = Children(serving, self.history, self.leases)
         self.now_s = 0.0
 
@@ -64,12 +62,12 @@ class Parent:
         report = self.make.report(
             received=received, **({"bytes_received": child.link.sent} | fields)
         )
-        return self.children.on_report(child, report, self.now_s)
+        return self.children.on_heartbeat(child, report, self.now_s)
 
     def asks(self, index: int = 0, node: int = 5) -> list[ev.Effect]:
-        return self.children.on_ask_chunk(self.child(node), index, self.now_s)
+        return self.children.on_chunk_request(self.child(node), index, self.now_s)
 
 
 def fed(effects: list[ev.Effect], node: int = 5) -> list[int]:
     """Commits that went to this child, one by one."""
-    return [committed.commit for committed in sent(effects, Committed, node)]
+    return [committed.commit for committed in sent(effects, Commit, node)]

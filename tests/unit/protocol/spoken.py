@@ -26,12 +26,14 @@ def sent(effects: list[ev.Effect], kind: type[Message], to: int | None = None) -
 
 def said(effects: list[ev.Effect], kind: type[Message]) -> list[Any]:
     """By a node to the master itself."""
-    return every([tell.message for tell in every(effects, ev.Tell)], kind)
+    return every([tell.message for tell in every(effects, ev.SendDirect)], kind)
 
 
 def answers(effects: list[ev.Effect], kind: type[Any] = object, host: str = "") -> list[Any]:
     """By the master to nodes directly, to whoever is at ``host`` or to anybody."""
-    told = [answer for answer in every(effects, ev.Answer) if host in ("", answer.address.host)]
+    told = [
+        answer for answer in every(effects, ev.SendToProcess) if host in ("", answer.address.host)
+    ]
     return [answer.message for answer in told if isinstance(answer.message, kind)]
 
 

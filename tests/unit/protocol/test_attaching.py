@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.codec.messages import Activity, Closed, Disown, Here, Probe, Welcome
+from sparkstrom.codec.messages import Activity, Disown, IdClosed, Probe, ProbeReply, Welcome
 from sparkstrom.protocol.common import events as ev
 from tests.unit.protocol.spoken import answers, every
 
@@ -30,7 +30,7 @@ def asking(mesh: Any, seconds: float, partition: int = 1) -> list[ev.Effect]:
     for second in range(int(seconds)):
         now = mesh.tick(1.0)
         for probe in answers(now, Probe):
-            mesh.direct(Here(probe.node))
+            mesh.direct(ProbeReply(probe.node))
         if 1 in mesh.machine.members.live and 1 in mesh.machine.children.by_node:
             mesh.hear(1, mesh.make.report())
         node = partition + 1
@@ -49,7 +49,7 @@ def test_it_is_closed_in_time_and_told_why(mesh: Any) -> None:
     (note,) = every(effects, ev.Note)
     assert "h and node 1 on h have had no edge for 41 s" in note.text
     assert "ports, security group" in note.text
-    closed = answers(effects, Closed, "w1")[0]
+    closed = answers(effects, IdClosed, "w1")[0]
     assert closed.node == 2
     assert not closed.free  # it would only end there again: the task fails, and Spark tries on
     assert "no edge for 41 s" in closed.reason
@@ -62,14 +62,16 @@ def test_right_under_the_master_it_is_told_too(master_with: Any) -> None:
     effects: list[ev.Effect] = []
     for _ in range(int(ATTACH_S) + 2):
         effects += master.tick(1.0)
-        master.direct(Here(1))
-    assert answers(effects, Closed, "w0")[0].reason.startswith("h and the driver program have had")
+        master.direct(ProbeReply(1))
+    assert answers(effects, IdClosed, "w0")[0].reason.startswith(
+        "h and the driver program have had"
+    )
 
 
 def test_one_that_stood_in_a_place_before_comes_back(mesh: Any) -> None:
     mesh.say(2)
     assert list(mesh.machine.placement.moving) == []
-    closed = answers(asking(mesh, ATTACH_S + 4), Closed, "w1")[0]
+    closed = answers(asking(mesh, ATTACH_S + 4), IdClosed, "w1")[0]
     assert closed.free
 
 

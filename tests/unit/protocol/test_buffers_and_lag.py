@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkstrom.codec.messages import BUFFERS, Committed, Payload
+from sparkstrom.codec.messages import BUFFERS, Commit, Payload
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.master.statuses import LAG_LEAST
 from tests.unit.protocol.parents import ONE
@@ -14,9 +14,9 @@ from tests.unit.protocol.spoken import every, only, sent
 def test_the_average_is_there_before_its_commit_counts(node: Any, make: Any) -> None:
     """Between the two a copy of this replica may be read."""
     node.training()
-    node.step(ev.Published(Payload(BUFFERS, 0, 0, b"mine"), 0, 0, 1, 1))
+    node.step(ev.UpdatePublished(Payload(BUFFERS, 0, 0, b"mine"), 0, 0, 1, 1))
     average = make.committed(1, 1, b"ours", form=BUFFERS)
-    assert node.hear(average)[:2] == [ev.Deliver(average), ev.Passed(1)]
+    assert node.hear(average)[:2] == [ev.ApplyCommit(average), ev.OwnCommitted(1)]
 
 
 def test_the_master_commits_the_average_of_the_newest_of_each_partition(
@@ -25,7 +25,7 @@ def test_the_master_commits_the_average_of_the_newest_of_each_partition(
     master.running()
     master.machine.order._average = b"+".join
     commits = [
-        every(master.hear(node, make.update(node, seq, payload, form=BUFFERS)), ev.Deliver)[0]
+        every(master.hear(node, make.update(node, seq, payload, form=BUFFERS)), ev.ApplyCommit)[0]
         for node, seq, payload in ((2, 1, b"b"), (1, 1, b"a"), (2, 2, b"c"))
     ]
     assert [deliver.update.payload.data for deliver in commits] == [b"b", b"a+b", b"a+c"]
@@ -42,7 +42,7 @@ def test_a_sum_ends_before_buffers(parent_with: Any, make: Any) -> None:
     parent.commit(3)
     merged = only(parent.report(1), ev.SendMerged)
     assert (merged.after, merged.commit) == (1, 3)
-    assert sent(parent.report(3), Committed) == [average]
+    assert sent(parent.report(3), Commit) == [average]
 
 
 def notes(master: Any, node: int, lag: int) -> list[str]:

@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.codec.messages import Again, Attached, Behind, Committed, MergedRange, State
+from sparkstrom.codec.messages import (
+    AttachReply,
+    Commit,
+    MergedRange,
+    ResendRequest,
+    SnapshotRequired,
+    State,
+)
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import AGAIN_FIRST_S, AGAIN_LONGEST_S, STATE_SPACING_S
-from sparkstrom.protocol.common.send_window import HEADER_BYTES, QUEUE_S, weight
+from sparkstrom.protocol.common.flow_control import HEADER_BYTES, QUEUE_S, message_weight
 from tests.unit.protocol.parents import CHUNK_BYTES, ONE, fed
 from tests.unit.protocol.spoken import every, only, sent
 
@@ -48,7 +55,7 @@ def test_a_child_is_disowned_by_its_edge_or_a_newer_one(parent: Any) -> None:
 def test_whoever_the_log_reaches_follows(parent: Any) -> None:
     parent.commit(3)
     effects = parent.attach(1)
-    assert sent(effects, Attached) == [Attached(base=1, snapshot=False, last=[])]
+    assert sent(effects, AttachReply) == [AttachReply(base=1, snapshot=False, last=[])]
     assert fed(effects) == [2, 3]
     assert fed(parent.commit()) == [4]
 
@@ -57,30 +64,30 @@ def test_whoever_has_no_replica_takes_a_snapshot(parent: Any) -> None:
     parent.commit(3)
     parent.history.applied = 2
     effects = parent.attach(0, whole=False)
-    assert sent(effects, Attached) == [Attached(base=2, snapshot=True, last=[(9, 2)])]
+    assert sent(effects, AttachReply) == [AttachReply(base=2, snapshot=True, last=[(9, 2)])]
     assert fed(effects) == [3]
 
 
 def test_whoever_the_log_does_not_reach_takes_a_snapshot(parent_with: Any) -> None:
     parent = parent_with(log_bytes=2 * ONE)
     parent.commit(5)
-    assert [a.snapshot for a in sent(parent.attach(2, node=5), Attached)] == [True]
-    assert [a.snapshot for a in sent(parent.attach(3, node=6), Attached)] == [False]
+    assert [a.snapshot for a in sent(parent.attach(2, node=5), AttachReply)] == [True]
+    assert [a.snapshot for a in sent(parent.attach(3, node=6), AttachReply)] == [False]
 
 
 def test_whoever_holds_chunks_goes_on_with_them_where_the_log_reaches(parent_with: Any) -> None:
     parent = parent_with(log_bytes=2 * ONE)
     parent.commit(5)
-    answers = sent(parent.attach(4, whole=False, catching=True), Attached)
-    assert answers == [Attached(base=4, snapshot=False, last=[])]
-    answers = sent(parent.attach(1, node=6, whole=False, catching=True), Attached)
+    answers = sent(parent.attach(4, whole=False, catching=True), AttachReply)
+    assert answers == [AttachReply(base=4, snapshot=False, last=[])]
+    answers = sent(parent.attach(1, node=6, whole=False, catching=True), AttachReply)
     assert [a.snapshot for a in answers] == [True]
 
 
 def test_whoever_is_ahead_of_its_parent_waits_for_it(parent: Any) -> None:
     parent.commit(2)
     effects = parent.attach(4)
-    assert sent(effects, Attached) == [Attached(base=4, snapshot=False, last=[])]
+    assert sent(effects, AttachReply) == [AttachReply(base=4, snapshot=False, last=[])]
     assert fed(parent.commit(2)) == []
     assert fed(parent.commit()) == [5]
 
@@ -93,15 +100,15 @@ def test_without_a_replica_there_is_nothing_to_copy(parent: Any) -> None:
     assert fed(parent.commit()) == []
     assert fed(parent.attach(2, node=6), 6) == [3, 4]  # who needs no copy follows all the same
     parent.history.whole = True
-    assert [a.base for a in sent(parent.attach(0, whole=False), Attached)] == [4]
+    assert [a.base for a in sent(parent.attach(0, whole=False), AttachReply)] == [4]
 
 
 def test_the_same_words_get_the_same_answer(parent: Any) -> None:
     """It may have got the first answer, and must not be set back to another base."""
-    first = sent(parent.attach(0, whole=False), Attached)
+    first = sent(parent.attach(0, whole=False), AttachReply)
     parent.commit(2)
     again = parent.attach(0, whole=False)
-    assert sent(again, Attached) == first
+    assert sent(again, AttachReply) == first
     assert fed(again) == []
 
 
@@ -117,9 +124,9 @@ def test_the_number_alone_goes_to_its_origin_under_all_its_ids(parent: Any, make
     parent.attach(0, 3, 5)
     parent.attach(0, node=6)
     effects = parent.append(make.committed(1, 3), make.committed(2, 5), make.committed(3, 6))
-    assert [len(c.payload) for c in sent(effects, Committed, 5)] == [0, 0, 4]
-    assert [len(c.payload) for c in sent(effects, Committed, 6)] == [4, 4, 0]
-    number = sent(effects, Committed, 5)[0]
+    assert [len(c.payload) for c in sent(effects, Commit, 5)] == [0, 0, 4]
+    assert [len(c.payload) for c in sent(effects, Commit, 6)] == [4, 4, 0]
+    number = sent(effects, Commit, 5)[0]
     assert (number.commit, number.origin, number.seq, number.payload.form) == (1, 3, 1, 0)
 
 
@@ -151,7 +158,7 @@ def test_nothing_goes_twice_however_late_the_acknowledgements_are(parent: Any, m
 def test_after_a_gap_that_the_child_names_all_that_follows_goes_again(parent: Any) -> None:
     parent.attach()
     parent.commit(4)
-    assert fed(parent.children.on_ask_after(parent.child(), 2, 0.0)) == [3, 4]
+    assert fed(parent.children.on_commits_request(parent.child(), 2, 0.0)) == [3, 4]
 
 
 def test_one_message_of_any_size_goes_on_an_empty_link(parent_with: Any, make: Any) -> None:
@@ -222,7 +229,7 @@ def test_a_sum_weighs_what_the_child_will_count(parent_with: Any) -> None:
     merged = MergedRange(
         after=sum_.after, commit=sum_.commit, last=sum_.last, count=sum_.count, payload=b""
     )
-    assert parent.child().link.under_way == weight(merged, CHUNK_BYTES)
+    assert parent.child().link.under_way == message_weight(merged, CHUNK_BYTES)
 
 
 def test_a_sum_waits_for_an_empty_link_where_it_is_larger_than_the_window(parent_with: Any) -> None:
@@ -265,7 +272,7 @@ def test_what_came_as_a_sum_goes_on_as_one_to_whoever_is_where_it_begins(
 
 def test_whoever_is_inside_of_a_sum_takes_a_snapshot(parent: Any, make: Any) -> None:
     parent.append(make.merged(0, 6))
-    (answer,) = sent(parent.attach(3), Attached)
+    (answer,) = sent(parent.attach(3), AttachReply)
     assert (answer.snapshot, answer.base) == (True, 6)
 
 
@@ -276,7 +283,7 @@ def test_whoever_holds_chunks_gets_a_sum_like_anybody(parent: Any, make: Any) ->
     effects = parent.attach(1, whole=False, catching=True)
     assert fed(effects) == [2]
     assert [merged.commit for merged in sent(effects, MergedRange)] == [6]
-    assert sent(effects, Behind) == []
+    assert sent(effects, SnapshotRequired) == []
 
 
 # -- falling behind ----------------------------------------------------------------------------
@@ -287,7 +294,7 @@ def test_whoever_the_log_leaves_behind_takes_a_snapshot(parent_with: Any) -> Non
     parent.attach()
     parent.commit(2)
     effects = parent.commit(4)
-    assert sent(effects, Behind) == [Behind(6, [(9, 6)])]
+    assert sent(effects, SnapshotRequired) == [SnapshotRequired(6, [(9, 6)])]
     assert fed(effects) == []
     parent.report(2)
     assert fed(parent.commit()) == [7]
@@ -301,7 +308,7 @@ def test_who_is_behind_itself_promises_no_snapshot(parent_with: Any) -> None:
     assert parent.commit(4) == []
     assert parent.report(2) == []
     parent.history.whole = True
-    assert sent(parent.children.feed_all(0.0), Behind) == [Behind(6, [(9, 6)])]
+    assert sent(parent.children.feed_all(0.0), SnapshotRequired) == [SnapshotRequired(6, [(9, 6)])]
 
 
 # -- asking and telling ------------------------------------------------------------------------
@@ -310,10 +317,10 @@ def test_who_is_behind_itself_promises_no_snapshot(parent_with: Any) -> None:
 def test_an_origin_is_asked_for_again_each_time_later(parent: Any) -> None:
     """What is under way comes with the same gap, and through slow links for long."""
     child, now_s, waits = parent.child(), 0.0, []
-    assert parent.children.again(child, 7, 3, now_s) == [ev.Send(5, Again(7))]
+    assert parent.children.request_resend(child, 7, 3, now_s) == [ev.Send(5, ResendRequest(7))]
     for _ in range(9):
         before_s = now_s
-        while not parent.children.again(child, 7, 3, now_s):
+        while not parent.children.request_resend(child, 7, 3, now_s):
             now_s += AGAIN_FIRST_S / 4
         waits.append(now_s - before_s)
     assert waits[:3] == [AGAIN_FIRST_S, 2 * AGAIN_FIRST_S, 4 * AGAIN_FIRST_S]
@@ -322,10 +329,12 @@ def test_an_origin_is_asked_for_again_each_time_later(parent: Any) -> None:
 
 def test_an_origin_that_answered_is_asked_at_once_after_the_next_gap(parent: Any) -> None:
     child = parent.child()
-    parent.children.again(child, 7, 3, 1.0)
-    assert parent.children.again(child, 7, 3, 1.0 + AGAIN_FIRST_S / 2) == []
-    assert parent.children.again(child, 8, 3, 1.0) == [ev.Send(5, Again(8))]
-    assert parent.children.again(child, 7, 4, 1.0 + AGAIN_FIRST_S / 2) == [ev.Send(5, Again(7))]
+    parent.children.request_resend(child, 7, 3, 1.0)
+    assert parent.children.request_resend(child, 7, 3, 1.0 + AGAIN_FIRST_S / 2) == []
+    assert parent.children.request_resend(child, 8, 3, 1.0) == [ev.Send(5, ResendRequest(8))]
+    assert parent.children.request_resend(child, 7, 4, 1.0 + AGAIN_FIRST_S / 2) == [
+        ev.Send(5, ResendRequest(7))
+    ]
 
 
 def test_the_state_says_what_was_sent_and_what_came(parent: Any, make: Any) -> None:
@@ -337,7 +346,7 @@ def test_the_state_says_what_was_sent_and_what_came(parent: Any, make: Any) -> N
     child.bytes_forwarded = 3
     (state,) = sent(parent.children.tick(make.state(), 1.0), State)
     assert (state.sent, state.bytes_received, state.bytes_forwarded) == (2, HEADER_BYTES + 5, 3)
-    parent.children.arriving(child, 1000)
+    parent.children.on_data_arriving(child, 1000)
     (state,) = sent(parent.children.tick(make.state(), 2.0), State)
     assert (state.bytes_received, state.bytes_forwarded) == (HEADER_BYTES + 1005, 3)
     parent.children.on_update(child, make.update(5, 2, b"12345"))
@@ -382,9 +391,11 @@ def test_a_report_is_answered_with_the_state_but_not_too_often(parent: Any, make
     parent.report(0, stamp=3)
     parent.report(0, stamp=2)  # it was overtaken
     assert parent.children.tick(make.state(), 1.0 + STATE_SPACING_S / 2) == []
-    assert parent.children.is_brief, "who waits for frames has to look again before it is due"
+    assert parent.children.needs_fast_tick, (
+        "who waits for frames has to look again before it is due"
+    )
     effects = parent.children.tick(make.state(), 1.0 + STATE_SPACING_S)
-    assert not parent.children.is_brief
+    assert not parent.children.needs_fast_tick
     assert [s.stamp for s in sent(effects, State)] == [3]
 
 
@@ -392,5 +403,5 @@ def test_a_new_state_goes_to_all(parent: Any, make: Any) -> None:
     parent.child(5)
     parent.child(6)
     parent.children.tick(make.state(), 1.0)
-    parent.children.announce()
+    parent.children.announce_state()
     assert [e.to for e in every(parent.children.tick(make.state(), 2.0), ev.Send)] == [5, 6]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.codec.messages import Behind, Committed, MergedRange
+from sparkstrom.codec.messages import Commit, MergedRange, SnapshotRequired
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.send_window import HEADER_BYTES
+from sparkstrom.protocol.common.flow_control import HEADER_BYTES
 from tests.unit.protocol.parents import CHUNK_BYTES, ONE, Parent, fed
 from tests.unit.protocol.spoken import every, only, sent
 
@@ -40,7 +40,7 @@ def test_a_chunk_comes_after_every_commit_that_may_be_in_it(parent_with: Any) ->
     parent.asks(1)
     effects = parent.report(0)
     kinds = [type(getattr(effect, "message", effect)) for effect in effects]
-    assert kinds == [*[Committed] * 3, ev.SendChunk]
+    assert kinds == [*[Commit] * 3, ev.SendChunk]
 
 
 def test_what_is_applied_goes_as_a_sum_before_a_chunk_and_the_rest_singly(
@@ -113,7 +113,7 @@ def test_another_snapshot_is_asked_for_anew(parent_with: Any) -> None:
     parent.attach(whole=False)
     for index in range(3):
         parent.asks(index)
-    assert [behind.base for behind in sent(parent.commit(4), Behind)] == [4]
+    assert [behind.base for behind in sent(parent.commit(4), SnapshotRequired)] == [4]
     assert chunks(parent.report(0)) == []
     assert chunks(parent.asks(2)) == [2]
 

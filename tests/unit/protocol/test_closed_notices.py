@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.codec.messages import Closed, Disown, State
+from sparkstrom.codec.messages import Disown, IdClosed, State
 from tests.unit.protocol.meshes import host, keep_alive, lose
 from tests.unit.protocol.spoken import answers, sent
 
@@ -17,14 +17,14 @@ def test_the_closed_one_and_its_parent_are_told_for_two_leases(mesh_of: Any) -> 
     edge = master.member(7).order.edge
     effects = lose(master, 3, 7)
     assert answers(effects, Disown, host(3))[0] == Disown(7, edge)
-    closed = answers(effects, Closed, host(7))[0]
+    closed = answers(effects, IdClosed, host(7))[0]
     assert (closed.node, closed.seq, closed.free) == (7, 1, True)
     (state, *_) = sent(keep_alive(master, 2.0), State, 1)
     assert state.closed == [7]
     later = keep_alive(master, 16.0)
-    assert len(answers(later, Closed, host(7))) > 20
-    assert answers(keep_alive(master, 4.0), Closed) != []
-    assert answers(keep_alive(master, 10.0), Closed) == []
+    assert len(answers(later, IdClosed, host(7))) > 20
+    assert answers(keep_alive(master, 4.0), IdClosed) != []
+    assert answers(keep_alive(master, 10.0), IdClosed) == []
     assert master.machine.notices.by_node == {}
 
 
@@ -43,10 +43,10 @@ def test_who_goes_on_under_a_closed_id_is_told_again(mesh_of: Any, speaks: str) 
     says = {"update": master.make.update(7, 1), "report": master.make.report(master.make.status(7))}
     master.hear(1, says[speaks])
     effects = keep_alive(master, 2.0)
-    assert answers(effects, Closed, host(7))[0].node == 7
+    assert answers(effects, IdClosed, host(7))[0].node == 7
     assert sent(effects, State, 1)[0].closed == [7]
-    assert answers(keep_alive(master, 32.0), Closed)[-1].node == 7
-    assert answers(keep_alive(master, 10.0), Closed) == []
+    assert answers(keep_alive(master, 32.0), IdClosed)[-1].node == 7
+    assert answers(keep_alive(master, 10.0), IdClosed) == []
 
 
 def test_what_is_heard_late_of_one_that_is_back_is_no_news(mesh_of: Any) -> None:

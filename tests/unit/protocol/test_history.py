@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.protocol.common.history import History, Log, before, cost, last_of
-from sparkstrom.protocol.common.send_window import HEADER_BYTES
+from sparkstrom.protocol.common.flow_control import HEADER_BYTES
+from sparkstrom.protocol.common.history import (
+    History,
+    Log,
+    entry_bytes,
+    last_seqs_of,
+    preceding_commit,
+)
 
 ONE = HEADER_BYTES + 4  # what a commit of these tests costs
 PLENTY = 10**6
@@ -31,8 +37,8 @@ def test_the_oldest_commits_leave_a_full_log(make: Any) -> None:
     log = filled(make, 5, 3 * ONE)
     assert (log.base, log.head, log.bytes) == (2, 5, 3 * ONE)
     assert [log.reaches(commit) for commit in (1, 2, 5)] == [False, True, True]
-    assert commits(log.after(3)) == [4, 5]
-    assert log.next(3).commit == 4
+    assert commits(log.entries_after(3)) == [4, 5]
+    assert log.entry_after(3).commit == 4
 
 
 def test_a_log_takes_one_commit_of_any_size(make: Any) -> None:
@@ -40,7 +46,7 @@ def test_a_log_takes_one_commit_of_any_size(make: Any) -> None:
     log.append(make.committed(1, payload=b"x" * 100))
     assert (log.base, log.head) == (0, 1)
     log.append(make.committed(2))
-    assert (log.base, log.head, log.bytes) == (1, 2, cost(make.committed(2)))
+    assert (log.base, log.head, log.bytes) == (1, 2, entry_bytes(make.committed(2)))
 
 
 @pytest.mark.parametrize("entry", [("committed", 4), ("merged", 3, 5), ("merged", 1, 4)])
@@ -60,8 +66,8 @@ def test_nobody_is_served_from_inside_of_a_sum(make: Any) -> None:
     log.append(make.merged(2, 5))
     log.append(make.committed(6))
     assert [log.reaches(commit) for commit in range(7)] == [True] * 3 + [False] * 2 + [True] * 2
-    assert commits(log.after(1)) == [2, 5, 6]
-    assert before(log.next(2)) == 2
+    assert commits(log.entries_after(1)) == [2, 5, 6]
+    assert preceding_commit(log.entry_after(2)) == 2
 
 
 def test_a_sum_leaves_a_full_log_as_a_whole(make: Any) -> None:
@@ -85,7 +91,7 @@ def history(make: Any, *keys: tuple[int, int]) -> History:
 
 def test_how_far_every_origin_was_at_any_commit_that_the_log_holds(make: Any) -> None:
     made = history(make, (1, 1), (2, 1), (1, 2), (1, 3))
-    tables = [dict(made.last_at(base)) for base in range(5)]
+    tables = [dict(made.last_seqs_at(base)) for base in range(5)]
     assert tables == [{1: 0, 2: 0}, {1: 1, 2: 0}, {1: 1, 2: 1}, {1: 2, 2: 1}, {1: 3, 2: 1}]
 
 
@@ -93,10 +99,10 @@ def test_a_sums_table_counts_and_one_from_before_it_does_not_go_beyond(make: Any
     made = history(make, (1, 1), (2, 1))
     made.append(make.merged(2, 6, [(1, 4), (3, 1)]))
     made.append(make.committed(7, 1, seq=5))
-    assert dict(made.last_at(7)) == {1: 5, 2: 1, 3: 1}
-    assert dict(made.last_at(6)) == {1: 4, 2: 1, 3: 1}
+    assert dict(made.last_seqs_at(7)) == {1: 5, 2: 1, 3: 1}
+    assert dict(made.last_seqs_at(6)) == {1: 4, 2: 1, 3: 1}
     with pytest.raises(AssertionError, match="before a sum"):
-        made.last_at(2)
+        made.last_seqs_at(2)
 
 
 def test_a_copy_goes_on_from_what_is_applied_and_still_held_singly(make: Any) -> None:
@@ -115,11 +121,11 @@ def test_a_copy_goes_on_from_what_is_applied_and_still_held_singly(make: Any) ->
 def test_after_a_snapshot_the_past_is_another(make: Any) -> None:
     made = history(make, (1, 1), (1, 2))
     made.whole = True
-    made.begin_at(9, [(1, 5), (2, 4)])
+    made.restart_at(9, [(1, 5), (2, 4)])
     assert (made.log.base, made.log.head, made.base, made.applied) == (9, 9, 9, 9)
     assert made.log.bytes_max == PLENTY
     assert not made.whole
-    assert made.last_at(9) == [(1, 5), (2, 4)]
+    assert made.last_seqs_at(9) == [(1, 5), (2, 4)]
 
 
 def test_the_newest_seqs_among_some_commits(make: Any) -> None:
@@ -128,4 +134,4 @@ def test_the_newest_seqs_among_some_commits(make: Any) -> None:
         make.merged(1, 5, [(1, 3), (2, 2)]),
         make.committed(6, 2, seq=3),
     ]
-    assert dict(last_of(entries)) == {1: 3, 2: 3}
+    assert dict(last_seqs_of(entries)) == {1: 3, 2: 3}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.protocol.common.send_window import HEADER_BYTES
-from sparkstrom.protocol.worker.in_flight import (
+from sparkstrom.protocol.common.flow_control import HEADER_BYTES
+from sparkstrom.protocol.worker.parent_link import (
     AGAIN_LEAST_S,
     RETRY_LEAST_S,
     RETRY_LONGEST_S,
@@ -29,10 +29,10 @@ def keys(uplink: InFlight) -> list[tuple[int, int]]:
 
 def test_each_update_is_struck_once(make: Any) -> None:
     uplink = filled(make, 2)
-    struck = uplink.strike(1, 1, 0.0)
+    struck = uplink.acknowledge(1, 1, 0.0)
     assert struck is not None
     assert struck.seq == 1
-    assert uplink.strike(1, 1, 0.0) is None
+    assert uplink.acknowledge(1, 1, 0.0) is None
     assert (keys(uplink), len(uplink), uplink.bytes) == ([(1, 2)], 1, HEADER_BYTES + 4)
 
 
@@ -46,64 +46,64 @@ def test_an_empty_window_takes_one_update_of_any_size(make: Any) -> None:
     assert uplink.has_room()
     uplink.add(make.update(1, 1), 0.0)
     assert not uplink.has_room()
-    uplink.strike(1, 1, 0.0)
+    uplink.acknowledge(1, 1, 0.0)
     assert uplink.has_room()
 
 
 def test_a_table_strikes_everything_up_to_its_seqs(make: Any) -> None:
     uplink = filled(make, 4)
-    uplink.strike_up_to([(1, 3), (7, 9)], {1}, 0.0)
+    uplink.acknowledge_up_to([(1, 3), (7, 9)], {1}, 0.0)
     assert keys(uplink) == [(1, 4)]
-    uplink.strike_up_to([(1, 4)], {7}, 0.0)  # somebody else's
+    uplink.acknowledge_up_to([(1, 4)], {7}, 0.0)  # somebody else's
     assert keys(uplink) == [(1, 4)]
 
 
 def test_under_a_new_id_only_what_was_not_committed_gets_new_numbers(make: Any) -> None:
     uplink = filled(make, 4)
-    uplink.rekey({1: 2}, 5, 0.0)
+    uplink.renumber({1: 2}, 5, 0.0)
     assert keys(uplink) == [(1, 1), (1, 2), (5, 1), (5, 2)]
     assert uplink.last_seq == 2
-    assert [update.seq for update in uplink.again(5, 1.0)] == [1, 2]
+    assert [update.seq for update in uplink.updates_to_resend(5, 1.0)] == [1, 2]
     assert [update.batch for update in uplink.uncommitted] == [1, 2, 3, 4]
 
 
 def test_an_id_that_was_never_heard_of_moves_nothing(make: Any) -> None:
     """Evicted under 1; admitted as 5, which it never heard; admitted as 6."""
     uplink = filled(make, 3)
-    uplink.rekey({1: 1, 5: 0}, 6, 0.0)
+    uplink.renumber({1: 1, 5: 0}, 6, 0.0)
     assert keys(uplink) == [(1, 1), (6, 1), (6, 2)]
 
 
 def test_a_second_return_moves_what_the_first_one_moved(make: Any) -> None:
     uplink = filled(make, 3)
-    uplink.rekey({1: 1}, 5, 0.0)
-    uplink.rekey({1: 1, 5: 1}, 6, 0.0)
+    uplink.renumber({1: 1}, 5, 0.0)
+    uplink.renumber({1: 1, 5: 1}, 6, 0.0)
     assert keys(uplink) == [(1, 1), (5, 1), (6, 1)]
     assert uplink.last_seq == 1
 
 
 def test_the_first_id_moves_nothing(make: Any) -> None:
     uplink = InFlight(100)
-    uplink.rekey({}, 1, 0.0)
+    uplink.renumber({}, 1, 0.0)
     assert (uplink.last_seq, keys(uplink)) == (0, [])
 
 
 def test_repeats_keep_a_distance_unless_forced(make: Any) -> None:
     uplink = filled(make, 2)
-    assert len(uplink.again(1, 1.0)) == 2
-    assert uplink.again(1, 1.0 + AGAIN_LEAST_S / 2) == []
-    assert len(uplink.again(1, 1.0 + AGAIN_LEAST_S / 2, force=True)) == 2
-    assert len(uplink.again(1, 1.0 + 2 * AGAIN_LEAST_S)) == 2
+    assert len(uplink.updates_to_resend(1, 1.0)) == 2
+    assert uplink.updates_to_resend(1, 1.0 + AGAIN_LEAST_S / 2) == []
+    assert len(uplink.updates_to_resend(1, 1.0 + AGAIN_LEAST_S / 2, force=True)) == 2
+    assert len(uplink.updates_to_resend(1, 1.0 + 2 * AGAIN_LEAST_S)) == 2
 
 
 def test_where_a_round_takes_long_repeats_keep_a_longer_distance(make: Any) -> None:
     """What is under way comes with the same gap, and takes that long to come."""
     uplink = filled(make, 2)
-    uplink.strike(1, 1, 20.0)
+    uplink.acknowledge(1, 1, 20.0)
     assert uplink.round_s == 20.0
-    assert len(uplink.again(1, 20.0)) == 1
-    assert uplink.again(1, 19.0 + ROUNDS * 20.0) == []
-    assert len(uplink.again(1, 20.0 + ROUNDS * 20.0)) == 1
+    assert len(uplink.updates_to_resend(1, 20.0)) == 1
+    assert uplink.updates_to_resend(1, 19.0 + ROUNDS * 20.0) == []
+    assert len(uplink.updates_to_resend(1, 20.0 + ROUNDS * 20.0)) == 1
 
 
 def waits(uplink: InFlight, count: int, now_s: float = 0.0) -> list[float]:
@@ -111,7 +111,7 @@ def waits(uplink: InFlight, count: int, now_s: float = 0.0) -> list[float]:
     out = []
     for _ in range(count):
         before_s = now_s
-        while not uplink.overdue(now_s):
+        while not uplink.is_overdue(now_s):
             now_s += 0.5
         out.append(now_s - before_s)
         uplink.back_off(now_s)
@@ -127,14 +127,14 @@ def test_what_is_overdue_is_so_each_time_later(make: Any) -> None:
 def test_nothing_is_overdue_before_several_rounds_have_passed(make: Any) -> None:
     """An update that takes a minute to its commit is no sign of a loss."""
     uplink = filled(make, 2)
-    uplink.strike(1, 1, 60.0)
-    assert not uplink.overdue(60.0 + ROUNDS * 60.0 - 1.0)
-    assert uplink.overdue(60.0 + ROUNDS * 60.0)
+    uplink.acknowledge(1, 1, 60.0)
+    assert not uplink.is_overdue(60.0 + ROUNDS * 60.0 - 1.0)
+    assert uplink.is_overdue(60.0 + ROUNDS * 60.0)
 
 
 def test_where_a_round_takes_long_no_wait_is_shorter_than_some_of_them(make: Any) -> None:
     uplink = filled(make, 2)
-    uplink.strike(1, 1, 60.0)
+    uplink.acknowledge(1, 1, 60.0)
     assert min(waits(uplink, 4, 60.0)) >= ROUNDS * 60.0
 
 
@@ -142,33 +142,33 @@ def test_nothing_is_overdue_while_what_was_sent_arrives(make: Any) -> None:
     """Bytes of one update that takes ten minutes."""
     uplink = filled(make, 1)
     for now_s in range(0, 600, 5):
-        uplink.moves(float(now_s))
-        assert not uplink.overdue(now_s + 5.0)
+        uplink.note_progress(float(now_s))
+        assert not uplink.is_overdue(now_s + 5.0)
     assert uplink.progress_s == 595.0
-    assert uplink.overdue(595.0 + RETRY_LEAST_S)
+    assert uplink.is_overdue(595.0 + RETRY_LEAST_S)
 
 
 def test_a_commit_begins_the_wait_anew(make: Any) -> None:
     uplink = filled(make, 3)
     waits(uplink, 3)
-    uplink.strike(1, 1, 100.0)
-    uplink.strike(1, 2, 100.0)
-    assert not uplink.overdue(100.0 + ROUNDS * 100.0 - 1.0)
-    uplink.strike(1, 3, 200.0)
-    assert not uplink.overdue(10_000.0)  # nothing is uncommitted
+    uplink.acknowledge(1, 1, 100.0)
+    uplink.acknowledge(1, 2, 100.0)
+    assert not uplink.is_overdue(100.0 + ROUNDS * 100.0 - 1.0)
+    uplink.acknowledge(1, 3, 200.0)
+    assert not uplink.is_overdue(10_000.0)  # nothing is uncommitted
 
 
 def test_an_update_from_before_a_return_says_nothing_of_a_round(make: Any) -> None:
     uplink = filled(make, 2)
-    uplink.rekey({1: 1}, 5, 50.0)
-    uplink.strike(1, 1, 300.0)
-    uplink.strike(5, 1, 300.0)
+    uplink.renumber({1: 1}, 5, 50.0)
+    uplink.acknowledge(1, 1, 300.0)
+    uplink.acknowledge(5, 1, 300.0)
     assert uplink.round_s == 0.0
 
 
 def test_progress_is_a_commit_or_the_first_of_a_new_list(make: Any) -> None:
     uplink = filled(make, 1)
-    uplink.strike(1, 1, 3.0)
+    uplink.acknowledge(1, 1, 3.0)
     assert uplink.progress_s == 3.0
     uplink.add(make.update(1, 2), 50.0)
     assert uplink.progress_s == 50.0

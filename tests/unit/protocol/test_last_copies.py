@@ -7,16 +7,25 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.copies import Copy, number_of
-from sparkstrom.codec.messages import Activity, AskUpdater, AuditAnswer, Phase, UpdaterChunk
+from sparkstrom.codec.messages import (
+    Activity,
+    AuditAnswer,
+    OptimizerChunk,
+    OptimizerCopy,
+    OptimizerRequest,
+    Phase,
+    copy_number,
+)
 from sparkstrom.protocol.common import events as ev
 from tests.unit.protocol.spoken import answers, only, sent
 
-ONE, ALL = ev.CopyUpdater(), ev.CopyUpdater(everybody=True)
+ONE, ALL = ev.OptimizerCopyRequest(), ev.OptimizerCopyRequest(everybody=True)
 
 
-def chunk(content: bytes) -> UpdaterChunk:
-    return Copy.of(content, 1).chunk(AskUpdater(MASTER, number_of(content), 0))
+def chunk(content: bytes) -> OptimizerChunk:
+    return OptimizerCopy.from_content(content, 1).chunk(
+        OptimizerRequest(MASTER, copy_number(content), 0)
+    )
 
 
 def audited(master: Any, *, lends: bool = True) -> list[ev.Effect]:
@@ -26,7 +35,7 @@ def audited(master: Any, *, lends: bool = True) -> list[ev.Effect]:
         effects += master.say(node, final=0, lends=lends)
     effects += master.tick(0.1)
     assert master.phase is Phase.AUDIT
-    effects += master.step(ev.Hashed(0, "same", None))
+    effects += master.step(ev.ReplicaHashed(0, "same", None))
     for node in (1, 2):
         effects += master.say(node, audit=AuditAnswer(0, "same", None), lends=lends)
     return effects + master.tick(0.1)
@@ -41,20 +50,20 @@ def both_lending(master: Any) -> Any:
 
 def test_the_end_waits_until_all_are_there(master_with: Any) -> None:
     master = both_lending(master_with(last_copies=ALL))
-    asked = answers(audited(master), AskUpdater)
+    asked = answers(audited(master), OptimizerRequest)
     assert len(asked) == 1
     assert master.phase is Phase.AUDIT
-    assert answers(master.hear(2, chunk(b"b")), AskUpdater, "w0")
+    assert answers(master.hear(2, chunk(b"b")), OptimizerRequest, "w0")
     assert master.phase is Phase.AUDIT
     effects = master.hear(1, chunk(b"a"))
-    assert only(effects, ev.UpdaterCopied).payloads == (b"b", b"a")
+    assert only(effects, ev.OptimizerCopied).payloads == (b"b", b"a")
     assert master.phase is Phase.DONE
     assert master.machine.copies.copied == (b"b", b"a")
 
 
 def test_without_a_checkpoint_nobody_is_asked(master_with: Any) -> None:
     master = both_lending(master_with())
-    assert answers(audited(master), AskUpdater) == []
+    assert answers(audited(master), OptimizerRequest) == []
     assert master.phase is Phase.DONE
 
 
@@ -62,9 +71,9 @@ def test_who_can_lend_only_now_is_asked_now(master_with: Any) -> None:
     """What workers say of themselves may come after the fit has begun to end."""
     master = master_with(last_copies=ONE).running()
     master.step(ev.StopRequested("enough"))
-    assert answers(master.tick(0.1), AskUpdater) == []
+    assert answers(master.tick(0.1), OptimizerRequest) == []
     master.say(1, steps=3, lends=True)
-    assert answers(master.tick(0.1), AskUpdater, "w0")
+    assert answers(master.tick(0.1), OptimizerRequest, "w0")
 
 
 def test_where_nobody_can_lend_the_end_does_not_wait(master_with: Any) -> None:
@@ -91,8 +100,8 @@ def test_what_is_on_its_way_ends_first_and_the_last_ones_are_new(master_with: An
     master.tick()
     audited(master)
     effects = master.hear(2, chunk(b"x"))
-    assert only(effects, ev.UpdaterCopied).payloads == (b"x",)
-    assert answers(effects, AskUpdater)
+    assert only(effects, ev.OptimizerCopied).payloads == (b"x",)
+    assert answers(effects, OptimizerRequest)
     assert master.phase is Phase.AUDIT
     master.hear(2, chunk(b"b"))
     master.hear(1, chunk(b"a"))
@@ -106,16 +115,16 @@ def test_a_wish_that_comes_late_gets_the_last_ones(master_with: Any) -> None:
     master.step(ev.StopRequested("enough"))
     master.tick(0.1)
     master.hear(2, chunk(b"b"))
-    assert only(master.step(ONE), ev.UpdaterCopied).payloads == (b"b",)
-    assert sent(master.tick(0.1), AskUpdater) == []
+    assert only(master.step(ONE), ev.OptimizerCopied).payloads == (b"b",)
+    assert sent(master.tick(0.1), OptimizerRequest) == []
 
 
 def test_a_chunk_that_is_coming_over_a_slow_link_is_not_asked_for_again(master_with: Any) -> None:
     master = both_lending(master_with())
     master.step(ONE)
-    assert len(answers(master.tick(), AskUpdater)) == 1
+    assert len(answers(master.tick(), OptimizerRequest)) == 1
     for _ in range(5):
-        master.step(ev.Arriving(2, 1000), 1.0)
+        master.step(ev.DataArriving(2, 1000), 1.0)
         master.say(1, lends=True)
-        assert answers(master.tick(), AskUpdater) == []
-    assert answers(master.tick(2.5), AskUpdater)
+        assert answers(master.tick(), OptimizerRequest) == []
+    assert answers(master.tick(2.5), OptimizerRequest)

@@ -9,23 +9,23 @@ import pytest
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import (
     NOTHING,
-    Again,
-    AskAfter,
-    AskChunk,
-    Behind,
-    Closed,
-    Committed,
-    Failed,
-    Here,
+    ChunkRequest,
+    Commit,
+    CommitsRequest,
+    IdClosed,
     Probe,
-    Says,
+    ProbeReply,
+    ResendRequest,
+    SnapshotRequired,
     State,
+    TrainingFailure,
     Welcome,
+    WorkerLog,
 )
 from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.ignored import Reason
-from sparkstrom.protocol.common.send_window import weight
+from sparkstrom.protocol.common.events import IgnoreReason
+from sparkstrom.protocol.common.flow_control import message_weight
 from tests.unit.protocol.spoken import aborted, answers, every, sent
 
 # -- updates -----------------------------------------------------------------------------------
@@ -34,19 +34,19 @@ from tests.unit.protocol.spoken import aborted, answers, every, sent
 def test_an_update_goes_to_all_and_its_origin_gets_the_number(master: Any, make: Any) -> None:
     master.running()
     effects = master.hear(1, make.update(1, 1))
-    assert every(effects, ev.Deliver)[0].update.commit == 1
-    (mine,) = sent(effects, Committed, 1)
-    (others,) = sent(effects, Committed, 2)
+    assert every(effects, ev.ApplyCommit)[0].update.commit == 1
+    (mine,) = sent(effects, Commit, 1)
+    (others,) = sent(effects, Commit, 2)
     assert (mine.commit, mine.origin, mine.seq, mine.payload) == (1, 1, 1, NOTHING)
     assert others.payload.data == b"abcd"
 
 
 def test_after_a_gap_the_origin_is_asked_once_for_a_while(master: Any, make: Any) -> None:
     master.running()
-    assert sent(master.hear(1, make.update(1, 2)), Again, 1) == [Again(1)]
-    assert sent(master.hear(1, make.update(1, 3)), Again, 1) == []
+    assert sent(master.hear(1, make.update(1, 2)), ResendRequest, 1) == [ResendRequest(1)]
+    assert sent(master.hear(1, make.update(1, 3)), ResendRequest, 1) == []
     master.hear(1, make.update(1, 1))
-    assert sent(master.hear(1, make.update(1, 3), 0.1), Again, 1) == [Again(1)]
+    assert sent(master.hear(1, make.update(1, 3), 0.1), ResendRequest, 1) == [ResendRequest(1)]
 
 
 def test_a_child_hears_how_much_came_from_it(master: Any, make: Any) -> None:
@@ -55,18 +55,20 @@ def test_a_child_hears_how_much_came_from_it(master: Any, make: Any) -> None:
     for _ in range(2):
         master.hear(1, make.update(1, 1))
     state = sent(master.tick(0.1), State, 1)[-1]
-    assert state.bytes_received == state.bytes_forwarded == 2 * weight(make.update(1, 1), 0)
+    assert state.bytes_received == state.bytes_forwarded == 2 * message_weight(make.update(1, 1), 0)
 
 
 def test_a_child_hears_how_much_of_a_long_message_is_here(master: Any, make: Any) -> None:
     master.running()
     for size in (1000, 2000):
-        master.step(ev.Arriving(1, size))
+        master.step(ev.DataArriving(1, size))
         state = sent(master.tick(0.1), State, 1)[-1]
         assert (state.bytes_received, state.bytes_forwarded) == (size, 0)
-    master.step(ev.Arriving(77, 1000))  # of an edge that was closed a moment ago
+    master.step(ev.DataArriving(77, 1000))  # of an edge that was closed a moment ago
     master.hear(1, make.update(1, 1))
-    assert sent(master.tick(0.1), State, 1)[-1].bytes_received == weight(make.update(1, 1), 0)
+    assert sent(master.tick(0.1), State, 1)[-1].bytes_received == message_weight(
+        make.update(1, 1), 0
+    )
 
 
 def test_a_repeat_is_neither_numbered_nor_asked_for(master: Any, make: Any) -> None:
@@ -81,46 +83,48 @@ def test_whoever_handed_an_update_on_is_asked_for_what_lacks_before_it(
 ) -> None:
     """A relay sends for those below it; the question goes back the same way."""
     master.running()
-    assert every(master.hear(2, make.update(1, 1)), ev.Deliver)
-    assert sent(master.hear(2, make.update(1, 3)), Again, 2) == [Again(1)]
+    assert every(master.hear(2, make.update(1, 1)), ev.ApplyCommit)
+    assert sent(master.hear(2, make.update(1, 3)), ResendRequest, 2) == [ResendRequest(1)]
 
 
 def test_a_stranger_moves_a_counter(master: Any, make: Any) -> None:
     master.running()
     assert master.hear(77, make.report()) == []
-    assert master.machine.ignored.counts == {("Heartbeat", Reason.STRANGER): 1}
+    assert master.machine.ignored.counts == {("Heartbeat", IgnoreReason.STRANGER): 1}
 
 
 def test_whoever_asks_is_sent_what_follows(master: Any, make: Any) -> None:
     master.running()
     for seq in (1, 2):
         master.hear(1, make.update(1, seq))
-    commits = sent(master.hear(2, AskAfter(0)), Committed, 2)
+    commits = sent(master.hear(2, CommitsRequest(0)), Commit, 2)
     assert [committed.commit for committed in commits] == [1, 2]
-    assert master.hear(2, AskAfter(9)) == []  # nobody can have that
+    assert master.hear(2, CommitsRequest(9)) == []  # nobody can have that
 
 
 def test_what_the_log_no_longer_holds_takes_a_snapshot(master_with: Any, make: Any) -> None:
     master = master_with(log_bytes=1).running()
     for seq in (1, 2, 3):
         master.hear(1, make.update(1, seq))
-    assert sent(master.hear(1, AskAfter(0)), Behind, 1) == [Behind(3, [(1, 3)])]
+    assert sent(master.hear(1, CommitsRequest(0)), SnapshotRequired, 1) == [
+        SnapshotRequired(3, [(1, 3)])
+    ]
     everything = master.machine.children.by_node[1].link.sent
     master.hear(1, make.report(bytes_received=everything))
-    assert every(master.hear(1, AskChunk(0)), ev.SendChunk) == [ev.SendChunk(1, 0)]
-    assert every(master.hear(1, AskChunk(1)), ev.SendChunk) == []
+    assert every(master.hear(1, ChunkRequest(0)), ev.SendChunk) == [ev.SendChunk(1, 0)]
+    assert every(master.hear(1, ChunkRequest(1)), ev.SendChunk) == []
     master.hear(1, make.report(bytes_received=2 * everything + 10**6))
-    following = sent(master.hear(2, make.update(2, 1)), Committed, 1)
+    following = sent(master.hear(2, make.update(2, 1)), Commit, 1)
     assert [committed.commit for committed in following] == [4]
 
 
 def test_what_is_acknowledged_late_goes_once(master: Any, make: Any) -> None:
     """The acknowledgement takes a minute; that the child lives is heard all the while."""
     master.running()
-    assert len(sent(master.hear(1, make.update(1, 1)), Committed, 2)) == 1
+    assert len(sent(master.hear(1, make.update(1, 1)), Commit, 2)) == 1
     for _ in range(120):
         effects = master.tick(0.5) + master.hear(1, make.report()) + master.hear(2, make.report())
-        assert sent(effects, Committed) == []
+        assert sent(effects, Commit) == []
     assert len(master.machine.members.live) == 2
 
 
@@ -208,19 +212,19 @@ def test_a_status_counts_whoever_hands_it_on(master: Any, make: Any) -> None:
 
 
 def test_a_failure_ends_the_fit_with_host_partition_and_trace(master: Any) -> None:
-    effects = master.running().direct(Failed(node=2, reason="NaN", trace="t"))
+    effects = master.running().direct(TrainingFailure(node=2, reason="NaN", trace="t"))
     abort = aborted(effects)
     assert (abort.reason, abort.trace, abort.host, abort.partition) == ("NaN", "t", "h", 1)
-    assert [closed.node for closed in answers(effects, Closed)] == [1, 2]
+    assert [closed.node for closed in answers(effects, IdClosed)] == [1, 2]
 
 
 def test_after_a_failure_whoever_still_speaks_is_told(master: Any, make: Any) -> None:
-    master.running().direct(Failed(node=2, reason="NaN", trace="t"))
-    assert [closed.node for closed in answers(master.hear(1, make.report()), Closed)] == [1]
-    assert [closed.node for closed in answers(master.join(1), Closed)] == [2]
-    assert answers(master.direct(Here(2)), Closed, "w1")
+    master.running().direct(TrainingFailure(node=2, reason="NaN", trace="t"))
+    assert [closed.node for closed in answers(master.hear(1, make.report()), IdClosed)] == [1]
+    assert [closed.node for closed in answers(master.join(1), IdClosed)] == [2]
+    assert answers(master.direct(ProbeReply(2)), IdClosed, "w1")
     handed_on = master.hear(1, make.report(make.status(2)))
-    assert [closed.node for closed in answers(handed_on, Closed)] == [1, 2]
+    assert [closed.node for closed in answers(handed_on, IdClosed)] == [1, 2]
     assert master.hear(1, make.update(1, 1)) != []
     assert master.machine.sequencer.head == 0
     assert master.tick(100.0) == []
@@ -231,53 +235,55 @@ def test_after_a_failure_also_those_are_told_that_have_no_place_yet(master_with:
     master = master_with(partitions=3, fan_out=1, depth=3)
     master.join(0)
     master.join(1)
-    master.direct(Failed(node=1, reason="NaN", trace="t"))
-    (closed,) = answers(master.join(1), Closed, "w1")
+    master.direct(TrainingFailure(node=1, reason="NaN", trace="t"))
+    (closed,) = answers(master.join(1), IdClosed, "w1")
     assert (closed.token, closed.count, closed.node, closed.free) == (101, 1, 2, False)
 
 
 def test_counters_pass_through(master: Any) -> None:
     effects = master.running().say(1, stats={"steps": 1.0})
     counters = WorkerCounters(TrainingCounters(steps=1))
-    assert every(effects, ev.Observed) == [ev.Observed(1, counters)]
+    assert every(effects, ev.ReportCounters) == [ev.ReportCounters(1, counters)]
     assert master.machine.ignored.counts == {}
 
 
 def test_counters_that_nobody_knows_move_a_counter(master: Any) -> None:
     effects = master.running().say(1, stats={"of_tomorrow": 1.0, "steps": 0.5})
     counters = WorkerCounters(unknown=("of_tomorrow", "steps"))
-    assert every(effects, ev.Observed) == [ev.Observed(1, counters)]
-    assert master.machine.ignored.counts == {("Status", Reason.UNKNOWN): 1}
+    assert every(effects, ev.ReportCounters) == [ev.ReportCounters(1, counters)]
+    assert master.machine.ignored.counts == {("Status", IgnoreReason.UNKNOWN): 1}
 
 
 @pytest.mark.parametrize("sender", [None, 1])
 def test_messages_for_nodes_move_a_counter(master: Any, sender: int) -> None:
     master.running().hear(sender, Probe(1))
-    assert master.machine.ignored.counts == {("Probe", Reason.WRONG_WAY): 1}
+    assert master.machine.ignored.counts == {("Probe", IgnoreReason.WRONG_WAY): 1}
 
 
 def test_somebody_unknown_among_direct_messages_moves_a_counter(master: Any) -> None:
-    assert master.running().direct(Here(77)) == []
-    assert master.machine.ignored.counts == {("Here", Reason.STRANGER): 1}
+    assert master.running().direct(ProbeReply(77)) == []
+    assert master.machine.ignored.counts == {("ProbeReply", IgnoreReason.STRANGER): 1}
 
 
 def test_what_workers_say_is_heard_from_anybody_who_has_the_key(master: Any) -> None:
     """A member or not, before the start and at the end; nothing follows from it."""
-    says = Says(host="h", partition=77, lines=[("training", "hello")], skipped=0)
-    assert master.direct(says) == [ev.Spoken(says)]
-    assert master.running().direct(says) == [ev.Spoken(says)]
+    says = WorkerLog(host="h", partition=77, lines=[("training", "hello")], skipped=0)
+    assert master.direct(says) == [ev.ShowWorkerLog(says)]
+    assert master.running().direct(says) == [ev.ShowWorkerLog(says)]
     assert not master.machine.ignored.counts
 
 
 def test_a_failure_without_an_id_ends_the_fit_too(master: Any, make: Any) -> None:
     """Its snapshot could not be installed, say, or its task failed before its place was known."""
-    failed = Failed(node=None, reason="no room", trace="t", host="h", partition=1)
+    failed = TrainingFailure(node=None, reason="no room", trace="t", host="h", partition=1)
     effects = master.running().direct(failed)
     assert ev.Abort("no room", "t", "h", 1) in effects
 
 
 @pytest.mark.parametrize("node", [None, 1])
 def test_a_failure_says_what_the_worker_was_doing(master: Any, node: int | None) -> None:
-    failed = Failed(node=node, reason="NaN", trace="t", host="h", partition=0, phase="training")
+    failed = TrainingFailure(
+        node=node, reason="NaN", trace="t", host="h", partition=0, phase="training"
+    )
     effects = master.running().direct(failed)
     assert ev.Abort("NaN", "t", "h", 0, phase="training") in effects

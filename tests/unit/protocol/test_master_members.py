@@ -8,17 +8,17 @@ import pytest
 
 from sparkstrom.codec.messages import (
     Activity,
-    Attached,
-    Closed,
-    Committed,
-    Leaving,
+    AttachReply,
+    Commit,
+    IdClosed,
+    LeaveNotice,
     Phase,
     ResidualCheckpoint,
     State,
     Welcome,
 )
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.ignored import Reason
+from sparkstrom.protocol.common.events import IgnoreReason
 from tests.unit.protocol.spoken import aborted, answers, every, only, sent
 
 # -- losing and returning ----------------------------------------------------------------------
@@ -35,12 +35,12 @@ def test_an_evicted_process_is_told_and_comes_back_under_another_id(master: Any,
     master.running()
     master.hear(1, make.update(1, 1))
     master.evict(1)
-    (closed,) = answers(master.join(0), Closed)
+    (closed,) = answers(master.join(0), IdClosed)
     assert (closed.node, closed.seq, closed.free) == (1, 1, True)
     effects = master.enter(0, count=2, have=1, whole=True, ids=(1, 3))
     (welcome,) = answers(effects, Welcome)
     assert (welcome.node, welcome.closed) == (3, [(1, 1)])
-    assert sent(effects, Attached, 3) == [Attached(base=1, snapshot=False, last=[])]
+    assert sent(effects, AttachReply, 3) == [AttachReply(base=1, snapshot=False, last=[])]
     assert master.hear(1, make.update(1, 2)) == []  # nothing of the old id is numbered
     assert master.machine.sequencer.head == 1
 
@@ -50,7 +50,7 @@ def test_a_returner_gets_the_numbers_of_its_old_ids(master: Any, make: Any) -> N
     master.hear(1, make.update(1, 1))
     master.evict(1)
     effects = master.enter(0, count=2, have=0, whole=True, ids=(1, 3))
-    assert [(c.origin, c.payload.data) for c in sent(effects, Committed, 3)] == [(1, b"")]
+    assert [(c.origin, c.payload.data) for c in sent(effects, Commit, 3)] == [(1, b"")]
 
 
 def test_a_process_whose_partition_was_taken_over_fails(master: Any) -> None:
@@ -104,7 +104,7 @@ def test_another_edge_of_a_live_node_keeps_what_is_known_of_it(master: Any) -> N
 
 def test_a_moved_master_forgets_edges_and_orders_them_again(master: Any) -> None:
     master.running()
-    effects = master.step(ev.Moved("master", 2))
+    effects = master.step(ev.EndpointChanged("master", 2))
     assert every(effects, ev.CloseEdge) == [ev.CloseEdge(1), ev.CloseEdge(2)]
     effects = master.tick()
     assert [(w.node, w.up.port) for w in answers(effects, Welcome)] == [(1, 2), (2, 2)]
@@ -135,13 +135,13 @@ def test_whoever_asks_again_and_again_is_not_closed(master: Any) -> None:
 
 
 def test_a_goodbye_in_the_middle_closes_the_id_and_is_answered(master: Any) -> None:
-    leaving = Leaving(node=1, reason="released", checkpoint=ResidualCheckpoint("p", 2.0))
+    leaving = LeaveNotice(node=1, reason="released", checkpoint=ResidualCheckpoint("p", 2.0))
     assert master.running().direct(leaving) == []  # nobody has asked it to
     assert list(master.machine.members.live) == [1, 2]
-    assert master.machine.ignored.counts["Leaving", Reason.EARLY] == 1
+    assert master.machine.ignored.counts["LeaveNotice", IgnoreReason.EARLY] == 1
     master.machine.members.live[1].releasing = "a slot is needed"
     effects = master.direct(leaving)
-    (closed,) = answers(effects, Closed)
+    (closed,) = answers(effects, IdClosed)
     assert (closed.node, closed.free) == (1, False)
     assert every(effects, ev.Note) == []
     assert list(master.machine.members.live) == [2]

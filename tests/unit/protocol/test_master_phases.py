@@ -9,16 +9,16 @@ import pytest
 from sparkstrom.codec.messages import (
     Activity,
     AuditAnswer,
-    Closed,
-    Failed,
-    Leaving,
+    IdClosed,
+    LeaveNotice,
     Phase,
     Release,
     ResidualCheckpoint,
     State,
+    TrainingFailure,
 )
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.ignored import Reason
+from sparkstrom.protocol.common.events import IgnoreReason
 from tests.unit.protocol.spoken import aborted, answers, every, only, sent
 
 # -- phases ------------------------------------------------------------------------------------
@@ -67,17 +67,17 @@ def test_a_fit_drains_audits_and_is_done(master: Any, make: Any) -> None:
     finished(master, make)
     master.say(1, final=1)
     effects = master.say(2, final=1)
-    assert every(effects, ev.Hash) == [ev.Hash(2)]
+    assert every(effects, ev.HashReplica) == [ev.HashReplica(2)]
     assert master.phase is Phase.AUDIT
     assert [(s.phase, s.final) for s in sent(master.tick(0.1), State, 1)] == [(Phase.AUDIT, 2)]
-    master.step(ev.Hashed(2, "d", None))
+    master.step(ev.ReplicaHashed(2, "d", None))
     master.say(1, audit=AuditAnswer(2, "d", ResidualCheckpoint("p", 1.0)))
     effects = master.say(2, audit=AuditAnswer(2, "other", None))
     assert every(effects, ev.Complete) == [ev.Complete()]
     assert master.machine.phases.digests == {1: "d", 2: "other"}
     assert master.machine.checkpoints.files == {"e": {"p": 1.0}}
     assert [s.phase for s in sent(master.tick(0.1), State, 2)] == [Phase.DONE]
-    effects = master.hear(1, Leaving(node=1, reason="done", checkpoint=None))
+    effects = master.hear(1, LeaveNotice(node=1, reason="done", checkpoint=None))
     assert effects == [ev.CloseEdge(1)]
     assert list(master.machine.children.by_node) == [2]
 
@@ -100,7 +100,7 @@ def test_it_is_not_done_before_the_driver_has_a_hash_of_its_own(master: Any, mak
     for node in (1, 2):
         master.say(node, audit=AuditAnswer(2, "d", None))
     assert master.phase is Phase.AUDIT
-    assert every(master.step(ev.Hashed(2, "d", None)), ev.Complete) == [ev.Complete()]
+    assert every(master.step(ev.ReplicaHashed(2, "d", None)), ev.Complete) == [ev.Complete()]
 
 
 def test_the_final_commit_waits_for_every_last_update(master: Any, make: Any) -> None:
@@ -111,7 +111,7 @@ def test_the_final_commit_waits_for_every_last_update(master: Any, make: Any) ->
     master.hear(2, make.update(2, 2, epoch=2, batch=0))
     assert (master.phase, master.machine.phases.final) == (Phase.AUDIT, 3)
     assert master.hear(1, make.update(1, 2, epoch=2, batch=0)) == []
-    assert master.machine.ignored.counts == {("Update", Reason.LATE): 1}
+    assert master.machine.ignored.counts == {("Update", IgnoreReason.LATE): 1}
 
 
 def test_who_dies_before_the_end_holds_nothing_up(master: Any, make: Any) -> None:
@@ -119,7 +119,7 @@ def test_who_dies_before_the_end_holds_nothing_up(master: Any, make: Any) -> Non
     master.say(1, final=1)
     master.evict(2)
     assert master.phase is Phase.AUDIT
-    master.step(ev.Hashed(2, "d", None))
+    master.step(ev.ReplicaHashed(2, "d", None))
     assert every(master.say(1, audit=AuditAnswer(2, "d", None)), ev.Complete)
 
 
@@ -130,7 +130,7 @@ def test_the_end_has_a_deadline(master_with: Any, make: Any, what: str) -> None:
     if what == "hash":
         master.say(2, final=1)
         master.say(1, audit=AuditAnswer(2, "d", None))
-        master.step(ev.Hashed(2, "d", None))
+        master.step(ev.ReplicaHashed(2, "d", None))
     effects: list[ev.Effect] = []
     for _ in range(6):
         for node in list(master.machine.members.live):
@@ -194,7 +194,7 @@ def test_without_any_rows_there_is_nothing_to_train(master_with: Any) -> None:
 def test_who_could_not_read_its_rows_says_so_first(master_with: Any) -> None:
     master = master_with(partitions=1)
     assert not every(master.enter(0, rows=0, batches=0) + master.tick(), ev.Abort)
-    failed = Failed(node=1, reason="row 3 is null", host="h", trace="")
+    failed = TrainingFailure(node=1, reason="row 3 is null", host="h", trace="")
     assert aborted(master.direct(failed)).reason == "row 3 is null"
 
 
@@ -212,12 +212,12 @@ def test_a_failure_after_the_end_does_not_count(master: Any, make: Any) -> None:
     finished(master, make)
     for node in (1, 2):
         master.say(node, final=1)
-    master.step(ev.Hashed(2, "d", None))
+    master.step(ev.ReplicaHashed(2, "d", None))
     for node in (1, 2):
         master.say(node, audit=AuditAnswer(2, "d", None))
-    effects = master.direct(Failed(node=1, reason="late", trace=""))
+    effects = master.direct(TrainingFailure(node=1, reason="late", trace=""))
     assert every(effects, ev.Abort) == []
-    assert answers(effects, Closed, "w0")
+    assert answers(effects, IdClosed, "w0")
 
 
 # -- slots -------------------------------------------------------------------------------------
@@ -247,9 +247,9 @@ def test_a_finished_worker_is_asked_to_give_up_its_slot(master: Any, make: Any) 
     asked = answers(tick_alive(master, 4), Release, "w0")
     assert asked[0].reason == "partition 1 needs a task slot"
     effects = master.direct(
-        Leaving(node=1, reason="released", checkpoint=ResidualCheckpoint("p", 2.0))
+        LeaveNotice(node=1, reason="released", checkpoint=ResidualCheckpoint("p", 2.0))
     )
-    assert only(answers(effects), Closed).node == 1
+    assert only(answers(effects), IdClosed).node == 1
     assert master.machine.checkpoints.files == {"e": {"p": 2.0}}
     assert master.phase is Phase.RUNNING
 
@@ -261,7 +261,7 @@ def test_slots_are_given_up_one_at_a_time(master_with: Any, make: Any) -> None:
     master.evict(3)
     effects = tick_alive(master, 12)
     assert [bool(answers(effects, Release, host)) for host in ("w0", "w1")] == [True, False]
-    master.direct(Leaving(node=1, reason="released", checkpoint=None))
+    master.direct(LeaveNotice(node=1, reason="released", checkpoint=None))
     assert not answers(tick_alive(master, 8), Release, "w1")
     assert answers(tick_alive(master, 5), Release, "w1")
 
@@ -327,8 +327,8 @@ def test_ten_thousand_drain_and_the_audit_names_those_that_differ(
     assert master.phase is Phase.DRAINING
     for node in nodes:
         master.say(node, final=0)
-    assert every(master.tick(1.0), ev.Hash) == [ev.Hash(0)]
-    master.step(ev.Hashed(0, "d", None))
+    assert every(master.tick(1.0), ev.HashReplica) == [ev.HashReplica(0)]
+    master.step(ev.ReplicaHashed(0, "d", None))
     for node in nodes:
         master.say(node, audit=AuditAnswer(0, "odd" if node in (3, 7777) else "d", None))
     assert every(master.tick(1.0), ev.Complete) == [ev.Complete()]

@@ -8,8 +8,8 @@ import pytest
 
 from sparkstrom.codec.messages import Heartbeat, Probe, Update
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Order
-from sparkstrom.protocol.common.send_window import weight
+from sparkstrom.protocol.common.events import Command
+from sparkstrom.protocol.common.flow_control import message_weight
 from tests.unit.protocol.conftest import NodeDriver
 from tests.unit.protocol.spoken import every, only, sent
 
@@ -19,7 +19,7 @@ def rejoins(node: Any, **state: Any) -> bool:
     effects: list[ev.Effect] = []
     for _ in range(24):
         effects += node.alive(**state) + node.tick(0.5)
-    return bool(every(effects, ev.Reopen))
+    return bool(every(effects, ev.ReopenStreams))
 
 
 def test_an_edge_on_which_all_is_well_stays(node: Any) -> None:
@@ -39,8 +39,8 @@ def test_updates_that_arrive_and_are_not_numbered_yet_leave_the_edge_alone(
     effects: list[ev.Effect] = []
     for taken in range(1, 49):
         effects += node.alive(bytes_received=taken) + node.tick(0.5)
-    assert node.me.own.uncommitted
-    assert not every(effects, ev.Reopen)
+    assert node.me.in_flight.uncommitted
+    assert not every(effects, ev.ReopenStreams)
 
 
 def test_commits_that_never_arrive_open_another_edge(node: Any) -> None:
@@ -60,7 +60,7 @@ def test_patience_begins_when_something_is_sent(node: Any) -> None:
         effects += node.alive() + node.tick(0.5)
     for _ in range(18):
         effects += node.alive(head=1, sent=1) + node.tick(0.5)
-    assert not every(effects, ev.Reopen)
+    assert not every(effects, ev.ReopenStreams)
     assert rejoins(node, head=1, sent=1)
 
 
@@ -71,7 +71,7 @@ def test_each_edge_that_was_opened_in_vain_gets_more_patience(node: Any, make: A
     for _ in range(3):
         node.opened_anew()
         began_s = node.now_s
-        while not every(node.alive(head=3, sent=3) + node.tick(0.5), ev.Reopen):
+        while not every(node.alive(head=3, sent=3) + node.tick(0.5), ev.ReopenStreams):
             pass
         waits.append(round((node.now_s - began_s) / node.me.limits.lease_s))
     assert waits == [1, 2, 4]
@@ -85,12 +85,12 @@ def test_a_message_that_takes_seven_leases_keeps_its_edge(node: Any, make: Any) 
     before = node.training().me.link.bytes_received
     effects: list[ev.Effect] = []
     for second in range(1, 71):
-        effects += node.step(ev.Arriving(0, second * 131_072))
+        effects += node.step(ev.DataArriving(0, second * 131_072))
         effects += node.alive(head=3, sent=3) + node.tick(1.0)
-    assert not every(effects, ev.Reopen)
+    assert not every(effects, ev.ReopenStreams)
     assert sent(effects, Heartbeat)[-1].bytes_received == before + 70 * 131_072
-    assert only(node.hear(make.merged(0, 3)), ev.DeliverMerged)
-    taken = before + weight(make.merged(0, 3), 0)
+    assert only(node.hear(make.merged(0, 3)), ev.ApplyMergedRange)
+    taken = before + message_weight(make.merged(0, 3), 0)
     assert sent(node.tick(1.0), Heartbeat)[0].bytes_received == taken
 
 
@@ -101,7 +101,7 @@ def test_a_long_update_that_goes_up_slowly_keeps_its_edge_and_goes_once(
     effects = node.step(make.published(1, b"x" * 9_000_000))
     for second in range(1, 71):
         effects += node.alive(bytes_received=second * 125_000) + node.tick(1.0)
-    assert not every(effects, ev.Reopen)
+    assert not every(effects, ev.ReopenStreams)
     assert len(sent(effects, Update)) == 1
     effects = node.alive(bytes_received=9_000_064, bytes_forwarded=9_000_064) + node.tick(1.0)
     assert node.me.link.window.under_way == 0
@@ -117,7 +117,7 @@ def test_chunks_that_arrive_leave_the_edge_alone(node: Any, make: Any) -> None:
     effects: list[ev.Effect] = []
     for index in range(24):
         effects += node.hear(make.chunk(index)) + node.alive() + node.tick(1.0)
-    assert not every(effects, ev.Reopen)
+    assert not every(effects, ev.ReopenStreams)
 
 
 def test_a_copy_that_waits_for_the_trainer_leaves_the_edge_alone(node: Any, make: Any) -> None:
@@ -126,8 +126,8 @@ def test_a_copy_that_waits_for_the_trainer_leaves_the_edge_alone(node: Any, make
     effects: list[ev.Effect] = []
     for _ in range(24):
         effects += node.alive() + node.tick(1.0)
-    assert node.order is Order.PAUSE
-    assert not every(effects, ev.Reopen)
+    assert node.order is Command.PAUSE
+    assert not every(effects, ev.ReopenStreams)
 
 
 def test_a_word_that_the_parent_never_answers_opens_another_edge(node: Any, make: Any) -> None:
@@ -143,7 +143,7 @@ def test_a_time_in_which_nothing_was_heard_costs_no_patience_with_what_starves(
     """Nobody heard the master, then a stream breaks: the one says nothing of the other."""
     node.opened()
     for _ in range(3):
-        while not every(node.tick(0.5), ev.Reopen):
+        while not every(node.tick(0.5), ev.ReopenStreams):
             pass
     node.opened()
     node.told(make.welcome(request=node.me.membership.request))
@@ -155,7 +155,7 @@ def test_a_relay_owes_no_answer_before_it_has_a_replica(make: Any) -> None:
     node.opened()
     node.told(make.welcome(parent=9))
     assert not rejoins(node)
-    assert not every(node.alive(head=3) + node.tick(0.5), ev.Reopen)
+    assert not every(node.alive(head=3) + node.tick(0.5), ev.ReopenStreams)
     assert rejoins(node, head=3)
 
 
@@ -166,7 +166,7 @@ def test_where_the_master_is_silent_the_edge_is_not_to_blame(node: Any, make: An
     effects: list[ev.Effect] = []
     for _ in range(24):
         effects += node.hear(make.state()) + node.tick(0.5)
-    assert not every(effects, ev.Reopen)
+    assert not every(effects, ev.ReopenStreams)
 
 
 @pytest.mark.parametrize("attached", [True, False])
@@ -179,4 +179,4 @@ def test_neither_data_nor_the_masters_direct_words_hide_a_dead_control_stream(
     effects: list[ev.Effect] = []
     for commit in range(1, 15):
         effects += node.hear(make.committed(commit)) + node.hear(Probe(1)) + node.tick(0.5)
-    assert every(effects, ev.Reopen)
+    assert every(effects, ev.ReopenStreams)

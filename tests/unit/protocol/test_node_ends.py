@@ -7,26 +7,26 @@ from typing import Any
 from sparkstrom.codec.messages import (
     Activity,
     AuditAnswer,
-    Failed,
     Heartbeat,
-    Leaving,
+    LeaveNotice,
     Phase,
     Probe,
     Release,
     ResidualCheckpoint,
-    Says,
     State,
+    TrainingFailure,
+    WorkerLog,
 )
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Order
-from sparkstrom.protocol.worker.fit_view import FAREWELL_S
+from sparkstrom.protocol.common.events import Command
 from sparkstrom.protocol.worker.heartbeats import REPEAT_S
+from sparkstrom.protocol.worker.node_records import FAREWELL_S
 from tests.unit.protocol.spoken import every, only, said, sent
 
 
 def own_words(effects: list[ev.Effect]) -> list[Any]:
     """What it says of itself in its reports."""
-    return [status for report in sent(effects, Heartbeat) for status in report.news]
+    return [status for report in sent(effects, Heartbeat) for status in report.statuses]
 
 
 # -- the end -----------------------------------------------------------------------------------
@@ -36,43 +36,43 @@ def test_it_drains_audits_and_ends(node: Any, make: Any) -> None:
     node.training()
     node.step(make.published(1))
     node.hear(make.state(Phase.DRAINING))
-    assert node.order is Order.DRAIN
-    node.step(ev.Drained())
+    assert node.order is Command.DRAIN
+    node.step(ev.TrainerDrained())
     assert [status.final for status in own_words(node.tick(0.1))] == [1]
     assert [status.final for status in own_words(node.tick(REPEAT_S))] == [1]  # until it was heard
     node.hear(make.state(Phase.AUDIT, head=3, final=3))
-    assert node.order is Order.WAIT
+    assert node.order is Command.WAIT
     for commit, origin in ((1, 9), (2, 1), (3, 9)):
         node.hear(make.committed(commit, origin, seq=1 if origin == 1 else commit))
-    assert (node.order, node.machine.command.commit) == (Order.AUDIT, 3)
+    assert (node.order, node.machine.directive.commit) == (Command.AUDIT, 3)
     answer = AuditAnswer(3, "d", ResidualCheckpoint("p", 1.0))
-    node.step(ev.Hashed(3, "d", ResidualCheckpoint("p", 1.0)))
+    node.step(ev.ReplicaHashed(3, "d", ResidualCheckpoint("p", 1.0)))
     assert [status.audit for status in own_words(node.tick(0.1))] == [answer]
     assert [status.audit for status in own_words(node.tick(REPEAT_S))] == [answer]
     node.hear(make.state(Phase.DONE, head=3, final=3))
-    assert sent(node.tick(), Leaving) == [Leaving(node=1, reason="done", checkpoint=None)]
+    assert sent(node.tick(), LeaveNotice) == [LeaveNotice(node=1, reason="done", checkpoint=None)]
     node.tick()
-    assert node.order is Order.END
+    assert node.order is Command.END
 
 
 def test_a_phase_that_was_overtaken_does_not_come_back(node: Any, make: Any) -> None:
     """Otherwise it would train on after it has named its last update."""
     node.training()
     node.hear(make.state(Phase.DRAINING))
-    node.step(ev.Drained())
+    node.step(ev.TrainerDrained())
     node.hear(make.state(Phase.RUNNING))
-    assert node.order is Order.DRAIN
+    assert node.order is Command.DRAIN
 
 
 def test_done_without_an_audit_is_no_end(node: Any, make: Any) -> None:
     node.training()
     node.hear(make.state(Phase.DONE))
-    assert node.order is Order.AUDIT
+    assert node.order is Command.AUDIT
 
 
 def audited(node: Any, make: Any) -> Any:
     node.hear(make.state(Phase.AUDIT))
-    node.step(ev.Hashed(0, "d", None))
+    node.step(ev.ReplicaHashed(0, "d", None))
     return node
 
 
@@ -82,7 +82,7 @@ def test_how_a_task_ended_first_stays(node: Any, make: Any) -> None:
     node.tick()
     node.told(make.closed(1, 0, free=False))
     node.told(Release("a slot is needed"))
-    assert (node.order, node.machine.command.reason) == (Order.END, "done")
+    assert (node.order, node.machine.directive.reason) == (Command.END, "done")
 
 
 def test_the_end_is_also_heard_from_the_master_itself(node: Any, make: Any) -> None:
@@ -92,19 +92,21 @@ def test_the_end_is_also_heard_from_the_master_itself(node: Any, make: Any) -> N
     node.opened()
     node.told(make.state(Phase.DONE))
     node.tick()
-    assert node.order is Order.END
+    assert node.order is Command.END
 
 
 def test_a_parent_stays_until_its_children_have_left(node: Any, make: Any) -> None:
     audited(node.training().with_child(5).with_child(6), make)
     node.hear(make.state(Phase.DONE))
-    assert sent(node.tick(0.1), Leaving) == []
-    node.hear(Leaving(node=5, reason="done", checkpoint=None), sender=5)
-    assert node.order is Order.WAIT
-    assert sent(node.tick(0.1), Leaving) == []
-    node.hear(Leaving(node=6, reason="done", checkpoint=None), sender=6)
-    assert sent(node.tick(0.1), Leaving) == [Leaving(node=1, reason="done", checkpoint=None)]
-    assert node.order is Order.END
+    assert sent(node.tick(0.1), LeaveNotice) == []
+    node.hear(LeaveNotice(node=5, reason="done", checkpoint=None), sender=5)
+    assert node.order is Command.WAIT
+    assert sent(node.tick(0.1), LeaveNotice) == []
+    node.hear(LeaveNotice(node=6, reason="done", checkpoint=None), sender=6)
+    assert sent(node.tick(0.1), LeaveNotice) == [
+        LeaveNotice(node=1, reason="done", checkpoint=None)
+    ]
+    assert node.order is Command.END
 
 
 def test_a_child_that_does_not_leave_holds_nobody_up(node: Any, make: Any) -> None:
@@ -114,67 +116,67 @@ def test_a_child_that_does_not_leave_holds_nobody_up(node: Any, make: Any) -> No
     for _ in range(10):
         node.alive(Phase.DONE)
         told += node.tick(FAREWELL_S / 10)
-    assert sent(told, Leaving) == []
-    assert node.order is Order.WAIT
+    assert sent(told, LeaveNotice) == []
+    assert node.order is Command.WAIT
     assert len(sent(told, State, 5)) > 5  # it is told all the while
-    assert len(sent(node.tick(0.2), Leaving)) == 1
-    assert node.order is Order.END
+    assert len(sent(node.tick(0.2), LeaveNotice)) == 1
+    assert node.order is Command.END
 
 
 def test_a_released_one_stays_until_it_was_heard(node: Any, make: Any) -> None:
     node.training()
     node.told(Release("a slot is needed"))
-    assert node.order is Order.RELEASE
-    leaving = Leaving(node=1, reason="released", checkpoint=ResidualCheckpoint("p", 1.0))
-    assert said(node.step(ev.Released(leaving.checkpoint)), Leaving) == [leaving]
-    assert node.order is Order.RELEASE
-    assert said(node.tick(REPEAT_S + 2.5), Leaving) == [leaving]
+    assert node.order is Command.RELEASE
+    leaving = LeaveNotice(node=1, reason="released", checkpoint=ResidualCheckpoint("p", 1.0))
+    assert said(node.step(ev.TrainerReleased(leaving.checkpoint)), LeaveNotice) == [leaving]
+    assert node.order is Command.RELEASE
+    assert said(node.tick(REPEAT_S + 2.5), LeaveNotice) == [leaving]
     node.told(make.closed(1, 0, token=0, count=0, free=False))
-    assert (node.order, node.machine.command.reason) == (Order.END, "released")
+    assert (node.order, node.machine.directive.reason) == (Command.END, "released")
 
 
 def test_a_released_one_leaves_unheard_after_a_while(node: Any) -> None:
     node.training()
     node.told(Release("a slot is needed"))
-    node.step(ev.Released(None))
+    node.step(ev.TrainerReleased(None))
     for _ in range(3):
         node.step(ev.Tick(), FAREWELL_S / 3 + 0.1)
         node.alive()
-    assert (node.order, node.machine.command.reason) == (Order.END, "released")
+    assert (node.order, node.machine.directive.reason) == (Command.END, "released")
 
 
 def test_a_failure_is_repeated_until_it_was_heard(node: Any, make: Any) -> None:
     node.training()
-    failed = Failed(node=1, reason="NaN", trace="t", host="h")
-    assert said(node.step(ev.TrainerFailed("NaN", "t")), Failed) == [failed]
-    assert said(node.tick(REPEAT_S + 2.5), Failed) == [failed]
-    assert node.order is not Order.FAIL
+    failed = TrainingFailure(node=1, reason="NaN", trace="t", host="h")
+    assert said(node.step(ev.TrainerFailed("NaN", "t")), TrainingFailure) == [failed]
+    assert said(node.tick(REPEAT_S + 2.5), TrainingFailure) == [failed]
+    assert node.order is not Command.FAIL
     node.told(make.closed(1, 0, token=0, count=0, free=False, reason="the fit has failed"))
-    assert (node.order, node.machine.command.reason) == (Order.FAIL, "NaN")
+    assert (node.order, node.machine.directive.reason) == (Command.FAIL, "NaN")
 
 
 def test_a_failure_says_what_the_worker_was_doing(node: Any) -> None:
     effects = node.training().step(ev.TrainerFailed("NaN", "t", "reading rows"))
-    assert [failed.phase for failed in said(effects, Failed)] == ["reading rows"]
+    assert [failed.phase for failed in said(effects, TrainingFailure)] == ["reading rows"]
 
 
 def test_what_its_code_says_is_told_at_once_and_once(node: Any) -> None:
     """Before it has an id, too; nothing follows from it."""
-    says = Says(host="h", partition=0, lines=[("training", "loss 0.5")], skipped=3)
-    event = ev.Said([("training", "loss 0.5")], 3)
-    assert said(node.step(event), Says) == [says]
+    says = WorkerLog(host="h", partition=0, lines=[("training", "loss 0.5")], skipped=3)
+    event = ev.OutputPrinted([("training", "loss 0.5")], 3)
+    assert said(node.step(event), WorkerLog) == [says]
     node.training()
-    command = node.machine.command
-    assert said(node.step(event), Says) == [says]
-    assert said(node.tick(REPEAT_S + 2.5), Says) == []
-    assert node.machine.command == command
+    command = node.machine.directive
+    assert said(node.step(event), WorkerLog) == [says]
+    assert said(node.tick(REPEAT_S + 2.5), WorkerLog) == []
+    assert node.machine.directive == command
 
 
 def test_a_failure_is_told_also_without_a_parent(node: Any) -> None:
     node.training().opened()
-    failed = Failed(node=1, reason="NaN", trace="t", host="h")
+    failed = TrainingFailure(node=1, reason="NaN", trace="t", host="h")
     node.step(ev.TrainerFailed("NaN", "t"))
-    assert said(node.tick(0.6), Failed) == [failed]
+    assert said(node.tick(0.6), TrainingFailure) == [failed]
 
 
 # -- deadlines ---------------------------------------------------------------------------------
@@ -185,19 +187,19 @@ def beat(node: Any, seconds: float, *, alive: bool = False, **state: Any) -> Non
     for _ in range(int(seconds)):
         if alive:
             node.alive(**state)
-        if every(node.tick(1.0), ev.Reopen):
+        if every(node.tick(1.0), ev.ReopenStreams):
             node.opened_anew() if alive else node.opened()
 
 
 def failed_with(node: Any) -> str:
-    assert node.order is Order.FAIL
-    return str(node.machine.command.reason)
+    assert node.order is Command.FAIL
+    return str(node.machine.directive.reason)
 
 
 def test_nobody_answers_the_join(node: Any, make: Any) -> None:
     node.opened()
     beat(node, 60)
-    assert node.order is Order.WAIT
+    assert node.order is Command.WAIT
     beat(node, 1)
     assert failed_with(node).startswith("no answer from the master for 61 s: is UDP open")
 
@@ -207,15 +209,15 @@ def test_a_place_that_is_not_ready_yet_is_waited_for(node: Any) -> None:
     node.opened()
     for _ in range(200):
         node.told(Probe(7))  # the id that it will have
-        assert not every(node.tick(1.0), ev.Reopen)
-    assert node.order is Order.WAIT
+        assert not every(node.tick(1.0), ev.ReopenStreams)
+    assert node.order is Command.WAIT
 
 
 def test_a_place_that_never_gets_ready_has_a_deadline(node_with: Any) -> None:
     node = node_with(stuck_s=20.0)
     node.opened()
     for _ in range(81):
-        assert node.order is Order.WAIT
+        assert node.order is Command.WAIT
         node.told(Probe(7))
         node.tick(1.0)
     assert failed_with(node).startswith("no place in the mesh for 81 s, although the master")
@@ -249,13 +251,13 @@ def test_snapshots_that_grow_old_again_and_again_are_no_progress(node: Any, make
 
 def test_a_long_step_is_not_taken_for_a_missing_snapshot(node: Any, make: Any) -> None:
     node.training()
-    node.step(ev.Busy(Activity.STEPPING))
+    node.step(ev.ActivityChanged(Activity.STEPPING))
     node.hear(make.behind(3))
     node.hear(make.chunk(3))
     beat(node, 200, alive=True)
-    assert node.order is Order.PAUSE
-    node.step(ev.Paused(2))
-    assert only(node.tick(), ev.Install).commit == 3
+    assert node.order is Command.PAUSE
+    node.step(ev.TrainerPaused(2))
+    assert only(node.tick(), ev.InstallSnapshot).commit == 3
 
 
 def test_a_full_window_has_a_deadline(node_with: Any, make: Any) -> None:
@@ -264,7 +266,7 @@ def test_a_full_window_has_a_deadline(node_with: Any, make: Any) -> None:
     beat(node, 121, alive=True)
     reason = failed_with(node)
     assert reason.startswith("none of its updates was committed for 121 s")
-    assert f"{node.me.own.bytes} bytes of them wait" in reason
+    assert f"{node.me.in_flight.bytes} bytes of them wait" in reason
     assert "MB/s" in reason
     assert "publish_every='auto'" in reason
 
@@ -272,8 +274,8 @@ def test_a_full_window_has_a_deadline(node_with: Any, make: Any) -> None:
 def test_a_step_has_a_deadline_and_a_waiting_trainer_none(node: Any, make: Any) -> None:
     node.training()
     beat(node, 700, alive=True)
-    assert node.order is Order.TRAIN
-    node.step(ev.Busy(Activity.STEPPING))
+    assert node.order is Command.TRAIN
+    node.step(ev.ActivityChanged(Activity.STEPPING))
     beat(node, 601, alive=True)
     assert failed_with(node).startswith("one training step took longer than 601 s")
 
@@ -281,25 +283,25 @@ def test_a_step_has_a_deadline_and_a_waiting_trainer_none(node: Any, make: Any) 
 def test_a_long_snapshot_is_not_taken_for_a_long_step(node_with: Any, make: Any) -> None:
     """A trainer that is paused does not say that it waits, and goes on without a word."""
     node = node_with(lease_s=1e6).training()
-    node.step(ev.Busy(Activity.STEPPING))
+    node.step(ev.ActivityChanged(Activity.STEPPING))
     node.hear(make.behind(5))
-    node.step(ev.Paused(2))
+    node.step(ev.TrainerPaused(2))
     for _ in range(7):
         node.me.replication.fetch.progress_s = node.now_s  # as with another chunk
         beat(node, 100, alive=True)
-        assert node.order is Order.PAUSE
-    assert only(node.hear(make.chunk(5)), ev.Install)
-    node.step(ev.Installed())
+        assert node.order is Command.PAUSE
+    assert only(node.hear(make.chunk(5)), ev.InstallSnapshot)
+    node.step(ev.ReplicaInstalled())
     node.hear(make.state())
     node.tick(1.0)
-    assert node.order is Order.TRAIN
+    assert node.order is Command.TRAIN
 
 
 def test_commits_that_do_not_arrive_have_a_deadline(node: Any, make: Any) -> None:
     node.training()
     beat(node, 100, alive=True, head=0)
     beat(node, 115, alive=True, head=5, sent=5)
-    assert node.order is Order.TRAIN
+    assert node.order is Command.TRAIN
     beat(node, 10, alive=True, head=6, sent=6)
     assert failed_with(node).startswith("the updates of the others did not arrive for 121 s")
 
@@ -315,10 +317,10 @@ def test_one_sleep_does_not_excuse_the_next_silence(node: Any, make: Any) -> Non
 def test_time_asleep_counts_for_no_wait(node: Any, make: Any) -> None:
     """A process that was stopped for a minute has heard nobody, and that is nobody's fault."""
     node.training()
-    node.step(ev.Busy(Activity.STEPPING))
-    assert isinstance(node.tick(3_600.0)[0], ev.Reopen)
+    node.step(ev.ActivityChanged(Activity.STEPPING))
+    assert isinstance(node.tick(3_600.0)[0], ev.ReopenStreams)
     node.opened()
-    assert node.order is Order.TRAIN
+    assert node.order is Command.TRAIN
     beat(node, 31)
     assert "nothing heard from the master" in failed_with(node)
 
@@ -330,7 +332,7 @@ def test_time_asleep_before_the_parent_has_answered_counts_for_no_wait(
     node.told(make.welcome())
     node.tick(1.0)
     node.tick(3_600.0)
-    assert node.order is Order.WAIT
+    assert node.order is Command.WAIT
 
 
 def test_a_state_from_before_the_newest_sign_of_the_master_is_history(node: Any, make: Any) -> None:
@@ -345,6 +347,6 @@ def test_a_parent_without_a_replica_has_a_deadline(node: Any, make: Any) -> None
     node.told(make.welcome())
     for _ in range(481):
         node.alive()
-        assert node.order is Order.WAIT
+        assert node.order is Command.WAIT
         node.tick(1.0)
     assert failed_with(node).startswith("the node that it stands under has had no replica for it")

@@ -23,12 +23,12 @@ WHO = Identity(
 def test_a_slow_network_gets_twice_as_long_each_time() -> None:
     """Found by seed 30343: with round trips near lease/2, no answer ever met its own edge."""
     node = Node(WHO, NodeLimits(lease_s=2.0), 0.0)
-    node.step(ev.Opened(Address("h", 1, 1, 2)), 0.0)
+    node.step(ev.StreamsOpened(Address("h", 1, 1, 2)), 0.0)
     reopened = []
     for tick in range(1, 400):
         now_s = tick / 20
-        if ev.Reopen() in node.step(ev.Tick(), now_s):
+        if ev.ReopenStreams() in node.step(ev.Tick(), now_s):
             reopened.append(now_s)
-            node.step(ev.Opened(Address("h", 1, 1, 2)), now_s)
+            node.step(ev.StreamsOpened(Address("h", 1, 1, 2)), now_s)
     waits = [b - a for a, b in zip([0.0, *reopened], reopened, strict=False)]
     assert [round(wait) for wait in waits[:4]] == [1, 2, 4, 8]

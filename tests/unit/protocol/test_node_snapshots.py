@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkstrom.codec.messages import Activity, AskAfter, AskChunk, Attach, Heartbeat, Join, Update
+from sparkstrom.codec.messages import (
+    Activity,
+    Attach,
+    ChunkRequest,
+    CommitsRequest,
+    Heartbeat,
+    Join,
+    Update,
+)
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Order
+from sparkstrom.protocol.common.events import Command
 from tests.unit.protocol.spoken import every, only, said, sent
 
 # -- a snapshot --------------------------------------------------------------------------------
@@ -17,39 +25,39 @@ def test_a_node_that_fell_behind_pauses_and_takes_a_snapshot(node: Any, make: An
     for batch in (1, 2):
         node.step(make.published(batch))
     asked = node.hear(make.behind(7, [(1, 1)]))
-    assert sent(asked, AskChunk) == [AskChunk(0)]
-    assert (node.order, node.machine.command.number) == (Order.PAUSE, 2)
+    assert sent(asked, ChunkRequest) == [ChunkRequest(0)]
+    assert (node.order, node.machine.directive.number) == (Command.PAUSE, 2)
     node.hear(make.committed(8, 1, b"", seq=2))  # its second update
     node.step(make.published(3))
-    node.step(ev.Paused(2))
+    node.step(ev.TrainerPaused(2))
     assert node.hear(make.committed(9)) == []
-    install = only(node.hear(make.chunk(8)), ev.Install)
+    install = only(node.hear(make.chunk(8)), ev.InstallSnapshot)
     assert [held.commit for held in install.held] == [8, 9]
     assert install.held[0].payload.data == b"abcd"
     assert [update.seq for update in install.own] == [3]
     assert install.commit == 9
-    assert node.order is Order.PAUSE
-    node.step(ev.Installed())
-    assert node.order is Order.TRAIN
-    assert only(node.hear(make.committed(10)), ev.Deliver).update.commit == 10
+    assert node.order is Command.PAUSE
+    node.step(ev.ReplicaInstalled())
+    assert node.order is Command.TRAIN
+    assert only(node.hear(make.committed(10)), ev.ApplyCommit).update.commit == 10
 
 
 def test_an_answer_to_an_older_pause_does_not_count(node: Any, make: Any) -> None:
     node.training()
     node.hear(make.behind(3))
     node.hear(make.behind(5))
-    assert node.machine.command.number == 3
-    node.step(ev.Paused(2))
-    assert not every(node.hear(make.chunk(5)), ev.Install)
-    node.step(ev.Paused(3))
-    assert only(node.tick(), ev.Install).commit == 5
+    assert node.machine.directive.number == 3
+    node.step(ev.TrainerPaused(2))
+    assert not every(node.hear(make.chunk(5)), ev.InstallSnapshot)
+    node.step(ev.TrainerPaused(3))
+    assert only(node.tick(), ev.InstallSnapshot).commit == 5
 
 
 def test_an_old_behind_takes_nothing_back(node: Any, make: Any) -> None:
     node.training()
     node.hear(make.committed(1))
     assert node.hear(make.behind(1)) == []
-    assert node.order is Order.TRAIN
+    assert node.order is Command.TRAIN
 
 
 def test_what_overtook_the_word_to_take_a_snapshot_is_asked_for_at_once(
@@ -57,21 +65,21 @@ def test_what_overtook_the_word_to_take_a_snapshot_is_asked_for_at_once(
 ) -> None:
     """Data has a stream of its own; what it brings before that word has no place here yet."""
     node.training()
-    assert sent(node.hear(make.committed(8)), AskAfter) == [AskAfter(0)]
+    assert sent(node.hear(make.committed(8)), CommitsRequest) == [CommitsRequest(0)]
     node.hear(make.committed(9))
     effects = node.hear(make.behind(7))
-    assert sent(effects, AskAfter) == [AskAfter(7)]
-    assert sent(effects, AskChunk) == [AskChunk(0)]
-    assert sent(node.hear(make.behind(8)), AskAfter) == []  # once is enough
+    assert sent(effects, CommitsRequest) == [CommitsRequest(7)]
+    assert sent(effects, ChunkRequest) == [ChunkRequest(0)]
+    assert sent(node.hear(make.behind(8)), CommitsRequest) == []  # once is enough
 
 
 def test_a_chunk_of_a_commit_that_is_not_here_shows_a_gap(node: Any, make: Any) -> None:
     node.training()
     node.hear(make.behind(7))
-    assert sent(node.hear(make.chunk(9)), AskAfter) == [AskAfter(7)]
-    node.step(ev.Paused(2))
+    assert sent(node.hear(make.chunk(9)), CommitsRequest) == [CommitsRequest(7)]
+    node.step(ev.TrainerPaused(2))
     node.hear(make.committed(8))
-    assert only(node.hear(make.committed(9)), ev.Install).commit == 9
+    assert only(node.hear(make.committed(9)), ev.InstallSnapshot).commit == 9
 
 
 def test_chunks_that_the_parent_has_forgotten_are_asked_for_again(node: Any, make: Any) -> None:
@@ -79,22 +87,22 @@ def test_chunks_that_the_parent_has_forgotten_are_asked_for_again(node: Any, mak
     node.training()
     node.hear(make.behind(7))
     node.hear(make.committed(8))
-    assert sent(node.hear(make.behind(8)), AskChunk) == [AskChunk(0)]
+    assert sent(node.hear(make.behind(8)), ChunkRequest) == [ChunkRequest(0)]
 
 
 def test_falling_behind_again_while_a_replica_is_installed(node: Any, make: Any) -> None:
     """The first Install is on its way to the trainer when another snapshot begins."""
     node.training()
     node.hear(make.behind(3))
-    node.step(ev.Paused(2))
-    only(node.hear(make.chunk(3)), ev.Install)
+    node.step(ev.TrainerPaused(2))
+    only(node.hear(make.chunk(3)), ev.InstallSnapshot)
     node.hear(make.behind(9))
-    assert node.machine.command.number == 3
-    assert not every(node.hear(make.chunk(9)), ev.Install)
-    node.step(ev.Installed())
-    assert (node.order, node.machine.command.number) == (Order.PAUSE, 3)
-    node.step(ev.Paused(3))
-    assert only(node.tick(), ev.Install).commit == 9
+    assert node.machine.directive.number == 3
+    assert not every(node.hear(make.chunk(9)), ev.InstallSnapshot)
+    node.step(ev.ReplicaInstalled())
+    assert (node.order, node.machine.directive.number) == (Command.PAUSE, 3)
+    node.step(ev.TrainerPaused(3))
+    assert only(node.tick(), ev.InstallSnapshot).commit == 9
 
 
 def test_an_edge_that_dies_while_catching_up_keeps_what_has_come(node: Any, make: Any) -> None:
@@ -108,9 +116,9 @@ def test_an_edge_that_dies_while_catching_up_keeps_what_has_come(node: Any, make
     (attach,) = sent(effects, Attach, 4)
     assert (attach.have, attach.whole, attach.catching) == (4, False, True)
     asked = node.hear(make.attached(4, snapshot=False), sender=4)
-    assert sent(asked, AskChunk, 4) == [AskChunk(1)]
-    node.step(ev.Paused(2))
-    install = only(node.hear(make.chunk(4, 1), sender=4), ev.Install)
+    assert sent(asked, ChunkRequest, 4) == [ChunkRequest(1)]
+    node.step(ev.TrainerPaused(2))
+    install = only(node.hear(make.chunk(4, 1), sender=4), ev.InstallSnapshot)
     assert [chunk.commit for chunk in install.chunks] == [3, 4]
     assert ([held.commit for held in install.held], install.commit) == ([4], 4)
 
@@ -119,10 +127,10 @@ def test_a_new_parent_without_these_commits_begins_the_snapshot_again(node: Any,
     node.joined().opened()
     node.told(make.welcome(edge=2, request=2, parent=4))
     asked = node.hear(make.attached(6), sender=4)
-    assert sent(asked, AskChunk, 4) == [AskChunk(0)]
-    node.step(ev.Paused(2))
-    assert not every(node.hear(make.chunk(5), sender=4), ev.Install)
-    assert only(node.hear(make.chunk(6), sender=4), ev.Install).commit == 6
+    assert sent(asked, ChunkRequest, 4) == [ChunkRequest(0)]
+    node.step(ev.TrainerPaused(2))
+    assert not every(node.hear(make.chunk(5), sender=4), ev.InstallSnapshot)
+    assert only(node.hear(make.chunk(6), sender=4), ev.InstallSnapshot).commit == 6
 
 
 # -- sums of many commits ----------------------------------------------------------------------
@@ -132,16 +140,16 @@ def test_a_sum_is_taken_by_whoever_is_exactly_there(node: Any, make: Any) -> Non
     node.training()
     node.hear(make.committed(1))
     merged = make.merged(1, 5)
-    assert node.hear(merged) == [ev.DeliverMerged(merged, ())]
+    assert node.hear(merged) == [ev.ApplyMergedRange(merged, ())]
     assert node.me.replication.received == 5
-    assert only(node.hear(make.committed(6)), ev.Deliver).update.commit == 6
+    assert only(node.hear(make.committed(6)), ev.ApplyCommit).update.commit == 6
 
 
 def test_a_sum_from_somewhere_else_is_refused(node: Any, make: Any) -> None:
     node.training()
     node.hear(make.committed(1))
     for merged in (make.merged(0, 5), make.merged(2, 5)):
-        assert node.hear(merged, 1.0) == [ev.Send(0, AskAfter(1))]
+        assert node.hear(merged, 1.0) == [ev.Send(0, CommitsRequest(1))]
     assert node.hear(make.merged(0, 1), 1.0) == []  # it has all that
     assert node.me.replication.received == 1
 
@@ -152,13 +160,13 @@ def test_a_sum_counts_while_a_snapshot_comes(node: Any, make: Any) -> None:
     node.step(make.published(1))
     node.me.replication.chunks = 2
     node.hear(make.behind(3))
-    node.step(ev.Paused(2))
+    node.step(ev.TrainerPaused(2))
     node.hear(make.chunk(3, 0))
     merged = make.merged(3, 9, [(9, 4), (1, 1)])
     assert node.hear(merged) == []
     assert node.me.replication.received == 9
-    assert node.me.own.uncommitted == ()
-    install = only(node.hear(make.chunk(9, 1)), ev.Install)
+    assert node.me.in_flight.uncommitted == ()
+    install = only(node.hear(make.chunk(9, 1)), ev.InstallSnapshot)
     assert ([chunk.commit for chunk in install.chunks], install.commit) == ([3, 9], 9)
     assert install.held == (merged,)
 
@@ -168,17 +176,17 @@ def test_a_chunk_with_half_a_sum_in_it_is_asked_for_again(node: Any, make: Any) 
     node.me.replication.chunks = 2
     node.hear(make.behind(3))
     node.hear(make.chunk(5, 0))
-    assert sent(node.hear(make.merged(3, 9)), AskChunk) == [AskChunk(0)]
-    assert sent(node.tick(60.0), AskChunk) == []
+    assert sent(node.hear(make.merged(3, 9)), ChunkRequest) == [ChunkRequest(0)]
+    assert sent(node.tick(60.0), ChunkRequest) == []
 
 
 def test_own_updates_are_taken_out_of_a_sum_and_struck(node: Any, make: Any) -> None:
     node.training()
     for batch in (1, 2, 3):
         node.step(make.published(batch))
-    delivered = only(node.hear(make.merged(0, 6, [(9, 4), (1, 2)])), ev.DeliverMerged)
+    delivered = only(node.hear(make.merged(0, 6, [(9, 4), (1, 2)])), ev.ApplyMergedRange)
     assert [(update.origin, update.seq) for update in delivered.own] == [(1, 1), (1, 2)]
-    assert [update.seq for update in node.me.own.uncommitted] == [3]
+    assert [update.seq for update in node.me.in_flight.uncommitted] == [3]
 
 
 def test_own_updates_of_former_ids_are_taken_out_as_well(node: Any, make: Any) -> None:
@@ -186,16 +194,16 @@ def test_own_updates_of_former_ids_are_taken_out_as_well(node: Any, make: Any) -
     for batch in (1, 2, 3):
         node.step(make.published(batch))
     returned(node, make, 1)  # the first under id 1, the others are 1 and 2 under id 5
-    delivered = only(node.hear(make.merged(0, 6, [(1, 1), (9, 3), (5, 1)])), ev.DeliverMerged)
+    delivered = only(node.hear(make.merged(0, 6, [(1, 1), (9, 3), (5, 1)])), ev.ApplyMergedRange)
     assert [(update.origin, update.seq) for update in delivered.own] == [(1, 1), (5, 1)]
-    assert [(u.origin, u.seq) for u in node.me.own.uncommitted] == [(5, 2)]
+    assert [(u.origin, u.seq) for u in node.me.in_flight.uncommitted] == [(5, 2)]
 
 
 def test_a_repeated_sum_takes_nothing_out_twice(node: Any, make: Any) -> None:
     node.training()
     node.step(make.published(1))
     merged = make.merged(0, 4, [(1, 1)])
-    assert len(only(node.hear(merged), ev.DeliverMerged).own) == 1
+    assert len(only(node.hear(merged), ev.ApplyMergedRange).own) == 1
     assert node.hear(merged) == []
 
 
@@ -204,7 +212,7 @@ def test_a_repeated_sum_takes_nothing_out_twice(node: Any, make: Any) -> None:
 
 def returned(node: Any, make: Any, committed: int) -> list[ev.Effect]:
     """Evicted with so many updates committed, and back as node 5, with its replica."""
-    assert only(node.told(make.closed(1, committed)), ev.Reopen)
+    assert only(node.told(make.closed(1, committed)), ev.ReopenStreams)
     (join,) = said(node.opened(), Join)
     assert (join.count, join.request) == (2, 2)
     welcome = make.welcome(
@@ -221,10 +229,10 @@ def test_a_returner_sends_what_was_not_committed_under_its_new_id(node: Any, mak
     for batch in (1, 2, 3):
         node.step(make.published(batch))
     effects = returned(node, make, 1)
-    admitted = only(effects, ev.Admitted)
+    admitted = only(effects, ev.IdAssigned)
     assert (admitted.node, admitted.returned) == (5, True)
     assert [(u.origin, u.seq, u.batch) for u in sent(effects, Update)] == [(5, 1, 2), (5, 2, 3)]
-    (status,) = sent(effects, Heartbeat)[0].news
+    (status,) = sent(effects, Heartbeat)[0].statuses
     assert (status.node, status.after_seq, status.batch) == (5, 2, 3)  # its own position
 
 
@@ -233,8 +241,8 @@ def test_a_returner_still_strikes_what_its_old_id_had_committed(node: Any, make:
     for batch in (1, 2):
         node.step(make.published(batch))
     returned(node, make, 1)
-    assert node.hear(make.committed(1, origin=1, payload=b"")) == [ev.Passed(1)]
-    assert [u.origin for u in node.me.own.uncommitted] == [5]
+    assert node.hear(make.committed(1, origin=1, payload=b"")) == [ev.OwnCommitted(1)]
+    assert [u.origin for u in node.me.in_flight.uncommitted] == [5]
 
 
 def test_updates_made_between_closing_and_welcome_get_new_numbers_too(node: Any, make: Any) -> None:
@@ -254,7 +262,7 @@ def test_closed_twice_before_the_welcome_came(node: Any, make: Any) -> None:
     node.step(make.published(1))
     node.told(make.closed(1, 0))
     node.opened()
-    assert only(node.told(make.closed(5, 0, count=2)), ev.Reopen)
+    assert only(node.told(make.closed(5, 0, count=2)), ev.ReopenStreams)
     (join,) = said(node.opened(), Join)
     assert join.count == 3
     node.told(make.welcome(6, count=3, request=3, edge=3, closed=[(1, 0), (5, 0)]))
@@ -272,13 +280,13 @@ def test_the_same_closing_heard_twice_is_one_return(node: Any, make: Any) -> Non
 def test_a_closing_of_somebody_else_is_ignored(node: Any, make: Any) -> None:
     node.training()
     assert node.told(make.closed(7, 0, token=0, count=0, free=False)) == []
-    assert node.order is Order.TRAIN
+    assert node.order is Command.TRAIN
 
 
 def test_a_superseded_node_fails(node: Any, make: Any) -> None:
     node.training()
     node.told(make.closed(1, 0, free=False, reason="another attempt"))
-    assert (node.order, node.machine.command.reason) == (Order.FAIL, "another attempt")
+    assert (node.order, node.machine.directive.reason) == (Command.FAIL, "another attempt")
 
 
 def test_whoever_comes_back_leaves_its_children_to_others(node: Any, make: Any) -> None:
@@ -295,7 +303,7 @@ def test_whoever_comes_back_before_it_had_a_replica_starts_afresh(node: Any, mak
     welcome = make.welcome(
         5, count=2, request=2, edge=2, closed=[(1, 0)], epoch=1, grants=["f"]
     )  # fmt: skip
-    admitted = only(node.told(welcome), ev.Admitted)
+    admitted = only(node.told(welcome), ev.IdAssigned)
     assert (admitted.returned, admitted.epoch, admitted.grants) == (False, 1, ("f",))
 
 
@@ -304,17 +312,19 @@ def test_whoever_comes_back_while_its_first_replica_is_installed_has_one(
 ) -> None:
     """The trainer will take Install before Admitted: its kept files are added already."""
     node.joined()
-    node.step(ev.Paused(1))
-    only(node.hear(make.chunk(0)), ev.Install)
+    node.step(ev.TrainerPaused(1))
+    only(node.hear(make.chunk(0)), ev.InstallSnapshot)
     node.told(make.closed(1, 0))
     node.opened()
     welcome = make.welcome(5, count=2, request=2, edge=2, closed=[(1, 0)], grants=["f"])
-    assert only(node.told(welcome), ev.Admitted).returned
+    assert only(node.told(welcome), ev.IdAssigned).returned
 
 
 def steps_said(effects: list[ev.Effect]) -> int:
     """By itself, in the newest report."""
-    news = {status.node: status for report in sent(effects, Heartbeat) for status in report.news}
+    news = {
+        status.node: status for report in sent(effects, Heartbeat) for status in report.statuses
+    }
     return int(max(news.values(), key=lambda status: status.age).steps)
 
 
@@ -323,9 +333,9 @@ def test_nobody_waits_for_what_a_newcomer_or_returner_missed(node_with: Any, mak
     effects = returned(node, make, 0)  # the slowest is at 9 now
     assert steps_said(effects) == 9
     node.hear(make.state(training=2, slowest=9))
-    assert node.machine.command.steps_max == 2  # of its own steps, 0 so far
-    node.step(ev.Progressed(0, 2, 2))
-    assert node.order is Order.WAIT
+    assert node.machine.directive.steps_max == 2  # of its own steps, 0 so far
+    node.step(ev.StepCompleted(0, 2, 2))
+    assert node.order is Command.WAIT
     assert steps_said(node.tick(0.1)) == 11
 
 
@@ -335,8 +345,8 @@ def test_a_newcomer_counts_from_where_the_slowest_is_when_it_can_train(
     node = node_with(max_lead=2).joined()
     node.hear(make.state(slowest=50))
     node.hear(make.chunk(0))
-    node.step(ev.Paused(1))
+    node.step(ev.TrainerPaused(1))
     node.tick()
-    node.step(ev.Installed())
-    node.step(ev.Busy(Activity.WAITING))
+    node.step(ev.ReplicaInstalled())
+    node.step(ev.ActivityChanged(Activity.WAITING))
     assert steps_said(node.tick(0.1)) == 50

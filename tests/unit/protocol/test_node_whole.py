@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.codec.messages import Activity, AskChunk, Attach, Attached, MergedRange
+from sparkstrom.codec.messages import Activity, Attach, AttachReply, ChunkRequest, MergedRange
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Order
+from sparkstrom.protocol.common.events import Command
 from tests.unit.protocol.spoken import every, only, sent
 
 
@@ -26,23 +26,23 @@ def whole(node_with: Callable[..., Any]) -> Any:
 def begun(node: Any) -> Any:
     """Its parent goes on from there, and its trainer knows."""
     node.hear(node.make.attached(0, snapshot=False))
-    node.step(ev.Installed())
+    node.step(ev.ReplicaInstalled())
     return node
 
 
 def test_its_trainer_begins_at_once_and_follows(whole: Any, make: Any) -> None:
     effects = whole.hear(make.attached(0, snapshot=False))
-    assert sent(effects, AskChunk) == []
-    only(effects, ev.Begin)
-    assert whole.order is Order.WAIT  # the trainer has nothing to stand still for
-    assert only(whole.hear(make.committed(1)), ev.Deliver).update.commit == 1
+    assert sent(effects, ChunkRequest) == []
+    only(effects, ev.UseInitialReplica)
+    assert whole.order is Command.WAIT  # the trainer has nothing to stand still for
+    assert only(whole.hear(make.committed(1)), ev.ApplyCommit).update.commit == 1
     assert not whole.me.replication.history.whole
-    whole.step(ev.Installed())
-    whole.step(ev.Busy(Activity.WAITING))
+    whole.step(ev.ReplicaInstalled())
+    whole.step(ev.ActivityChanged(Activity.WAITING))
     whole.hear(make.state())
-    assert "updater" in whole.machine.command.reason  # others have taken 4 steps by now
-    only(whole.tick(6.0), ev.InstallUpdater)
-    assert whole.order is Order.TRAIN
+    assert "updater" in whole.machine.directive.reason  # others have taken 4 steps by now
+    only(whole.tick(6.0), ev.InstallOptimizer)
+    assert whole.order is Command.TRAIN
     assert whole.me.replication.history.whole
 
 
@@ -52,19 +52,19 @@ def test_it_begins_once(whole: Any, make: Any) -> None:
         whole.opened()
         edge, request = whole.me.link.edge + 1, whole.me.membership.request
         whole.told(make.welcome(edge=edge, request=request))
-        assert not every(whole.hear(make.attached(0, snapshot=False)), ev.Begin)
+        assert not every(whole.hear(make.attached(0, snapshot=False)), ev.UseInitialReplica)
         if not whole.me.replication.has_replica:
-            whole.step(ev.Installed())
+            whole.step(ev.ReplicaInstalled())
 
 
 def test_too_late_for_the_log_it_takes_a_snapshot(whole: Any, make: Any) -> None:
-    assert sent(whole.hear(make.attached(7)), AskChunk) == [AskChunk(0)]
-    assert whole.order is Order.PAUSE
-    whole.step(ev.Paused(1))
+    assert sent(whole.hear(make.attached(7)), ChunkRequest) == [ChunkRequest(0)]
+    assert whole.order is Command.PAUSE
+    whole.step(ev.TrainerPaused(1))
     effects = whole.hear(make.chunk(7))
-    assert only(effects, ev.Install).commit == 7
-    assert not every(effects, ev.Begin)
-    whole.step(ev.Installed())
+    assert only(effects, ev.InstallSnapshot).commit == 7
+    assert not every(effects, ev.UseInitialReplica)
+    whole.step(ev.ReplicaInstalled())
     assert whole.me.replication.history.whole
 
 
@@ -73,7 +73,7 @@ def test_a_new_edge_in_the_middle_of_a_snapshot_goes_on_with_it(whole: Any, make
     whole.opened()
     (attach,) = sent(whole.told(make.welcome(edge=2, request=2)), Attach)
     assert (attach.have, attach.whole, attach.catching) == (7, False, True)
-    assert not every(whole.hear(make.attached(7, snapshot=False)), ev.Begin)
+    assert not every(whole.hear(make.attached(7, snapshot=False)), ev.UseInitialReplica)
 
 
 def test_an_id_that_is_closed_before_it_began_leaves_its_grants_to_the_next(
@@ -82,13 +82,13 @@ def test_an_id_that_is_closed_before_it_began_leaves_its_grants_to_the_next(
     whole.told(make.closed(1, 0))
     whole.opened()
     again = {"count": 2, "request": 2, "closed": [(1, 0)], "grants": ["f"]}
-    admitted = only(whole.told(make.welcome(5, edge=2, **again)), ev.Admitted)
+    admitted = only(whole.told(make.welcome(5, edge=2, **again)), ev.IdAssigned)
     assert (admitted.returned, admitted.grants) == (False, ("f",))
     begun(whole)
     whole.told(make.closed(5, 0))
     whole.opened()
     again |= {"count": 3, "request": 3, "closed": [(5, 0)]}
-    assert only(whole.told(make.welcome(6, edge=3, **again)), ev.Admitted).returned
+    assert only(whole.told(make.welcome(6, edge=3, **again)), ev.IdAssigned).returned
 
 
 def test_in_mid_training_it_borrows_an_updaters_state(whole: Any, make: Any) -> None:
@@ -110,6 +110,6 @@ def test_a_relay_serves_such_a_child_from_its_log(node: Any, make: Any) -> None:
         relay.hear(make.committed(commit))
     relay.told(make.adopt(5))
     effects = relay.hear(make.attach(0, 5, whole=True), sender=5)
-    assert sent(effects, Attached, 5) == [Attached(base=0, snapshot=False, last=[])]
+    assert sent(effects, AttachReply, 5) == [AttachReply(base=0, snapshot=False, last=[])]
     assert [c.commit for c in sent(effects, type(make.committed(1)), 5)] == [1, 2, 3]
     assert sent(effects, MergedRange, 5) == []

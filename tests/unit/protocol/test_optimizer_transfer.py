@@ -7,10 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from sparkstrom.codec.copies import Copy, number_of
-from sparkstrom.codec.messages import Activity, AskUpdater, UpdaterChunk
+from sparkstrom.codec.messages import (
+    Activity,
+    OptimizerChunk,
+    OptimizerCopy,
+    OptimizerRequest,
+    copy_number,
+)
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Order
+from sparkstrom.protocol.common.events import Command
 from sparkstrom.protocol.common.optimizer_fetch import (
     ASKED_AT_ONCE,
     RETRY_FIRST_S,
@@ -19,9 +24,11 @@ from sparkstrom.protocol.common.optimizer_fetch import (
 from tests.unit.protocol.spoken import answers, only, sent
 
 
-def chunk(index: int = 0, content: bytes = b"0", asker: int = 1) -> UpdaterChunk:
+def chunk(index: int = 0, content: bytes = b"0", asker: int = 1) -> OptimizerChunk:
     """A byte of a copy."""
-    return Copy.of(content, 1).chunk(AskUpdater(asker, number_of(content), index))
+    return OptimizerCopy.from_content(content, 1).chunk(
+        OptimizerRequest(asker, copy_number(content), index)
+    )
 
 
 def late(node: Any, make: Any) -> Any:
@@ -29,9 +36,9 @@ def late(node: Any, make: Any) -> Any:
     node.joined()
     node.hear(make.state(slowest=3))
     node.hear(make.chunk(0))
-    node.step(ev.Paused(1))
+    node.step(ev.TrainerPaused(1))
     node.tick()
-    node.step(ev.Installed())
+    node.step(ev.ReplicaInstalled())
     return node
 
 
@@ -40,11 +47,11 @@ def late(node: Any, make: Any) -> Any:
 
 def test_it_is_whole_with_all_chunks_of_one_copy() -> None:
     fetch = OptimizerFetch(10.0, 10.0)
-    assert fetch.wanted(0.0) == [0]
+    assert fetch.next_requests(0.0) == [0]
     for index in (2, 0):
         fetch.take(chunk(index, b"012"), 0.0)
         assert fetch.whole is None
-    assert fetch.wanted(0.0) == [1]
+    assert fetch.next_requests(0.0) == [1]
     fetch.take(chunk(1, b"012"), 0.0)
     assert fetch.whole == b"012"
 
@@ -54,7 +61,7 @@ def test_a_chunk_of_another_copy_begins_anew() -> None:
     fetch.take(chunk(0, b"ab"), 0.0)
     fetch.take(chunk(1, b"cd"), 0.0)
     assert fetch.whole is None
-    assert fetch.wanted(0.0) == [0]
+    assert fetch.next_requests(0.0) == [0]
 
 
 def test_chunks_that_do_not_make_the_copy_that_they_name_begin_anew() -> None:
@@ -62,7 +69,7 @@ def test_chunks_that_do_not_make_the_copy_that_they_name_begin_anew() -> None:
     fetch.take(chunk(0, b"ab"), 0.0)
     fetch.take(msgspec.structs.replace(chunk(1, b"ab"), payload=b"d"), 0.0)
     assert fetch.whole is None
-    assert (fetch.copy, fetch.wanted(0.0)) == (None, [0])
+    assert (fetch.copy, fetch.next_requests(0.0)) == (None, [0])
     for index in (0, 1):
         fetch.take(chunk(index, b"ab"), 0.0)
     assert fetch.whole == b"ab"
@@ -72,7 +79,7 @@ def test_chunks_are_asked_for_a_few_at_a_time_and_again_each_time_later() -> Non
     fetch = OptimizerFetch(10.0, 10.0)
     fetch.take(chunk(0, b"012345678"), 0.0)
     some = list(range(1, 1 + ASKED_AT_ONCE))
-    asked = [now_s for now_s in range(40) if fetch.wanted(float(now_s)) == some]
+    asked = [now_s for now_s in range(40) if fetch.next_requests(float(now_s)) == some]
     assert asked == [0, 3, 8, 17, 34]  # just after 2, 4, 8 and 16 s
     assert RETRY_FIRST_S == 2.0
 
@@ -81,22 +88,22 @@ def test_chunks_are_not_asked_for_again_while_others_come() -> None:
     """A slow link has them one after the other."""
     fetch = OptimizerFetch(60.0, 60.0)
     fetch.take(chunk(0, b"01234"), 0.0)
-    assert fetch.wanted(0.0) == [1, 2, 3, 4]
+    assert fetch.next_requests(0.0) == [1, 2, 3, 4]
     for index in (1, 2, 3):
         fetch.take(chunk(index, b"01234"), 1.9 * index)
-        assert fetch.wanted(1.9 * index + 1.8) == []
-    assert fetch.wanted(9.4) == []  # it takes 1.9 s for one, and has as long again
-    assert fetch.wanted(9.6) == [4]
+        assert fetch.next_requests(1.9 * index + 1.8) == []
+    assert fetch.next_requests(9.4) == []  # it takes 1.9 s for one, and has as long again
+    assert fetch.next_requests(9.6) == [4]
 
 
 def test_patience_with_a_chunk_follows_what_the_last_one_took() -> None:
     """Also the first, of whatever copy there is: a link further up may be slow, unseen here."""
     fetch = OptimizerFetch(60.0, 60.0)
-    assert fetch.wanted(0.0) == [0]
+    assert fetch.next_requests(0.0) == [0]
     fetch.take(chunk(0, b"01234"), 1.9)
-    assert fetch.wanted(1.9) == [1, 2, 3, 4]
-    assert fetch.wanted(5.6) == []
-    assert fetch.wanted(5.8) == [1, 2, 3, 4]
+    assert fetch.next_requests(1.9) == [1, 2, 3, 4]
+    assert fetch.next_requests(5.6) == []
+    assert fetch.next_requests(5.8) == [1, 2, 3, 4]
 
 
 def test_chunks_are_not_asked_for_again_while_part_of_one_is_here(
@@ -105,8 +112,8 @@ def test_chunks_are_not_asked_for_again_while_part_of_one_is_here(
     node = late(node_with(optimizer_wait_s=60.0), make)
     asks: list[Any] = []
     for size in range(1, 20):
-        node.step(ev.Arriving(node.parent, 10_000 * size))
-        asks += sent(node.tick(0.5), AskUpdater)
+        node.step(ev.DataArriving(node.parent, 10_000 * size))
+        asks += sent(node.tick(0.5), OptimizerRequest)
     assert [ask.index for ask in asks] == [0]
 
 
@@ -126,20 +133,20 @@ def test_each_chunk_that_comes_extends_the_deadline() -> None:
 
 def test_who_joins_late_waits_for_an_updaters_state(node_with: Any, make: Any) -> None:
     node = late(node_with(optimizer_wait_s=5.0), make)
-    assert (node.order, node.machine.command.reason[:11]) == (Order.WAIT, "the updater")
+    assert (node.order, node.machine.directive.reason[:11]) == (Command.WAIT, "the updater")
     assert not node.me.transfers.is_source
-    assert sent(node.tick(), AskUpdater) == [AskUpdater(1, None, 0)]
+    assert sent(node.tick(), OptimizerRequest) == [OptimizerRequest(1, None, 0)]
     effects = node.hear(chunk())
-    assert only(effects, ev.InstallUpdater).payload == b"0"
-    assert node.order is Order.TRAIN
+    assert only(effects, ev.InstallOptimizer).payload == b"0"
+    assert node.order is Command.TRAIN
 
 
 def test_nobody_waits_for_it_beyond_a_deadline(node_with: Any, make: Any) -> None:
     node = late(node_with(optimizer_wait_s=5.0), make)
     node.tick(4.9)
-    assert node.order is Order.WAIT
-    assert only(node.tick(0.2), ev.InstallUpdater).payload is None
-    assert node.order is Order.TRAIN
+    assert node.order is Command.WAIT
+    assert only(node.tick(0.2), ev.InstallOptimizer).payload is None
+    assert node.order is Command.TRAIN
 
 
 def test_nothing_is_lent_before_the_trainer_has_what_was_borrowed(
@@ -147,10 +154,10 @@ def test_nothing_is_lent_before_the_trainer_has_what_was_borrowed(
 ) -> None:
     """It is on its way to the trainer, whose own state is a fresh one until it has it."""
     borrower = late(node_with(optimizer_wait_s=5.0), make)
-    assert only(borrower.hear(chunk()), ev.InstallUpdater).payload == b"0"
+    assert only(borrower.hear(chunk()), ev.InstallOptimizer).payload == b"0"
     assert not borrower.me.transfers.is_source
-    borrower.step(ev.Busy(Activity.STEPPING))
-    borrower.step(ev.Progressed(0, 1, 4))
+    borrower.step(ev.ActivityChanged(Activity.STEPPING))
+    borrower.step(ev.StepCompleted(0, 1, 4))
     assert borrower.me.transfers.is_source
 
 
@@ -160,12 +167,12 @@ def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make:
     fresh = late(node_with(optimizer_wait_s=5.0), make)
     fresh.tick(5.1)
     for node, lends in ((borrower, True), (fresh, False)):
-        node.step(ev.Busy(Activity.STEPPING))
-        node.step(ev.Progressed(0, 1, 4))
-        node.me.reporting.put_own_status(10.0)
+        node.step(ev.ActivityChanged(Activity.STEPPING))
+        node.step(ev.StepCompleted(0, 1, 4))
+        node.me.reporting.update_own_status(10.0)
         assert node.me.reporting.status.lends == lends
-        ask = AskUpdater(5, None, 0)
-        assert node.told(ask) == ([ev.SendUpdater(0, ask)] if lends else [])
+        ask = OptimizerRequest(5, None, 0)
+        assert node.told(ask) == ([ev.SendOptimizerChunk(0, ask)] if lends else [])
 
 
 @pytest.mark.parametrize("welcome", [{"batch": 3}, {"epoch": 1}, {"steps": 3}])
@@ -175,34 +182,34 @@ def test_who_goes_on_in_the_middle_borrows_whatever_the_slowest_has_done(
     node = node_with(optimizer_wait_s=5.0).joined(**welcome)
     node.hear(make.state(slowest=0))
     node.hear(make.chunk(0))
-    node.step(ev.Paused(1))
+    node.step(ev.TrainerPaused(1))
     node.tick()
-    node.step(ev.Installed())
-    assert sent(node.tick(), AskUpdater) == [AskUpdater(1, None, 0)]
+    node.step(ev.ReplicaInstalled())
+    assert sent(node.tick(), OptimizerRequest) == [OptimizerRequest(1, None, 0)]
 
 
 def test_who_is_there_from_the_start_does_not_borrow(node_with: Any) -> None:
-    assert node_with(optimizer_wait_s=5.0).training().order is Order.TRAIN
+    assert node_with(optimizer_wait_s=5.0).training().order is Command.TRAIN
 
 
 # -- who lends it ------------------------------------------------------------------------------
 
 
 def trained(node: Any) -> Any:
-    node.training().step(ev.Progressed(0, 1, 1))
+    node.training().step(ev.StepCompleted(0, 1, 1))
     return node
 
 
 def test_a_parent_that_has_trained_lends_its_own(node: Any) -> None:
     trained(node).with_child(5)
-    ask = AskUpdater(5, None, 0)
-    assert node.hear(ask, sender=5) == [ev.SendUpdater(5, ask)]
-    assert node.told(ask) == [ev.SendUpdater(0, ask)]  # as the master asked
+    ask = OptimizerRequest(5, None, 0)
+    assert node.hear(ask, sender=5) == [ev.SendOptimizerChunk(5, ask)]
+    assert node.told(ask) == [ev.SendOptimizerChunk(0, ask)]  # as the master asked
 
 
 def test_one_that_has_not_trained_asks_above_but_answers_no_for_itself(node: Any) -> None:
     node.training().with_child(5)
-    ask = AskUpdater(5, None, 0)
+    ask = OptimizerRequest(5, None, 0)
     assert node.hear(ask, sender=5) == [ev.Send(0, ask)]
     assert node.told(ask) == []
 
@@ -211,14 +218,14 @@ def test_the_master_asks_the_same_worker_again_and_brings_the_answer_down(
     master: Any, make: Any
 ) -> None:
     master.running()
-    ask = AskUpdater(2, None, 0)
+    ask = OptimizerRequest(2, None, 0)
     assert master.hear(2, ask) == []  # nobody has trained
     master.say(1, steps=3, activity=Activity.STEPPING)
     assert master.hear(2, ask) == []  # nobody whose state is worth having
     master.say(1, steps=3, activity=Activity.STEPPING, lends=True)
     for _ in range(2):
-        assert answers(master.hear(2, ask), AskUpdater, "w0") == [ask]
-    assert sent(master.hear(1, chunk(asker=2)), UpdaterChunk, 2) == [chunk(asker=2)]
+        assert answers(master.hear(2, ask), OptimizerRequest, "w0") == [ask]
+    assert sent(master.hear(1, chunk(asker=2)), OptimizerChunk, 2) == [chunk(asker=2)]
 
 
 def test_who_was_asked_first_is_asked_for_the_rest_whoever_has_trained_more_since(
@@ -226,14 +233,14 @@ def test_who_was_asked_first_is_asked_for_the_rest_whoever_has_trained_more_sinc
 ) -> None:
     """Chunks of another one's state would be of another copy."""
     master = master_with(partitions=3).running()
-    ask = AskUpdater(3, None, 0)
+    ask = OptimizerRequest(3, None, 0)
     for node, steps in ((1, 5), (2, 3)):
         master.say(node, steps=steps, activity=Activity.STEPPING, lends=True)
-    assert answers(master.hear(3, ask), AskUpdater, "w0") == [ask]
+    assert answers(master.hear(3, ask), OptimizerRequest, "w0") == [ask]
     master.say(2, steps=9, activity=Activity.STEPPING, lends=True)
-    assert answers(master.hear(3, ask), AskUpdater, "w0") == [ask]
+    assert answers(master.hear(3, ask), OptimizerRequest, "w0") == [ask]
     master.evict(1)
-    assert answers(master.hear(3, ask), AskUpdater, "w1") == [ask]
+    assert answers(master.hear(3, ask), OptimizerRequest, "w1") == [ask]
 
 
 # -- on its way --------------------------------------------------------------------------------

@@ -8,10 +8,9 @@ import pytest
 
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Activity, ResidualCheckpoint
-from sparkstrom.protocol.common.ignored import Ignored, Reason
-from sparkstrom.protocol.common.leases import Leases
-from sparkstrom.protocol.master.partitions import Partition, Partitions
-from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
+from sparkstrom.protocol.common.children import Leases
+from sparkstrom.protocol.common.events import IgnoredMessages, IgnoreReason
+from sparkstrom.protocol.master.members import Partition, Partitions, ResidualCheckpoints
 from sparkstrom.protocol.master.sequencer import Sequencer
 
 LEASE_S = 10.0
@@ -59,7 +58,7 @@ def test_positions_only_grow() -> None:
 
 def test_minibatches_are_counted_through_all_epochs() -> None:
     partition = Partition(0, 2)
-    assert partition.seen_before(7, 5, 3)
+    assert partition.record_or_compare_rows(7, 5, 3)
     partition.advance(Position(1, 2))
     assert partition.minibatches == 5
     assert not partition.trained
@@ -70,27 +69,27 @@ def test_minibatches_are_counted_through_all_epochs() -> None:
 def test_an_unread_partition_is_not_trained_and_an_empty_one_is() -> None:
     partition = Partition(0, 2)
     assert not partition.trained
-    assert partition.seen_before(0, 0, 0)
+    assert partition.record_or_compare_rows(0, 0, 0)
     assert (partition.trained, partition.minibatches) == (True, 0)
 
 
 def test_an_epoch_is_whole_once_all_who_train_are_through_it() -> None:
     first, second, empty = whole = Partitions(Partition(index, 3) for index in range(3))
-    first.seen_before(7, 5, 3)
-    empty.seen_before(0, 0, 0)
+    first.record_or_compare_rows(7, 5, 3)
+    empty.record_or_compare_rows(0, 0, 0)
     first.advance(Position(2, 1))
-    assert whole.epochs_whole == 0  # nobody has read the second
-    second.seen_before(7, 5, 3)
+    assert whole.epochs_finished == 0  # nobody has read the second
+    second.record_or_compare_rows(7, 5, 3)
     second.advance(Position(1, 2))
-    assert whole.epochs_whole == 1
+    assert whole.epochs_finished == 1
 
 
 @pytest.mark.parametrize("other", [(8, 5, 3), (7, 6, 3), (7, 5, 4)])
 def test_other_rows_are_noticed(other: tuple[int, int, int]) -> None:
     partition = Partition(0, 2)
-    assert partition.seen_before(7, 5, 3)
-    assert partition.seen_before(7, 5, 3)
-    assert not partition.seen_before(*other)
+    assert partition.record_or_compare_rows(7, 5, 3)
+    assert partition.record_or_compare_rows(7, 5, 3)
+    assert not partition.record_or_compare_rows(*other)
 
 
 # -- checkpoints -----------------------------------------------------------------------------------
@@ -100,7 +99,7 @@ def test_each_file_is_granted_once_on_its_own_executor() -> None:
     checkpoints = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}, "other": {"g": 4.0}})
     for node in (1, 2, 3):
         checkpoints.grant("e", node)
-    assert [checkpoints.granted(node) for node in (1, 2, 3)] == [("f1",), ("f2",), ()]
+    assert [checkpoints.grants_of(node) for node in (1, 2, 3)] == [("f1",), ("f2",), ()]
     assert checkpoints.granted_files == 2
 
 
@@ -108,29 +107,31 @@ def test_what_nobody_used_is_lost_mass() -> None:
     checkpoints = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}, "other": {"g": 4.0}})
     checkpoints.grant("e", 1)
     checkpoints.grant("e", 2)
-    checkpoints.used(1)
-    checkpoints.finish()
+    checkpoints.mark_used(1)
+    checkpoints.count_lost()
     assert checkpoints.lost_mass == 2.0 + 4.0
-    checkpoints.finish()
+    checkpoints.count_lost()
     assert checkpoints.lost_mass == 2.0 + 4.0
 
 
 def test_a_grant_follows_its_process_to_another_id() -> None:
     checkpoints = ResidualCheckpoints({"e": {"f1": 1.0}})
     checkpoints.grant("e", 1)
-    checkpoints.returned(1, 5)
-    checkpoints.returned(2, 5)
-    assert (checkpoints.granted(1), checkpoints.granted(5)) == ((), ("f1",))
-    checkpoints.used(5)
-    checkpoints.finish()
+    checkpoints.transfer_grant(1, 5)
+    checkpoints.transfer_grant(2, 5)
+    assert (checkpoints.grants_of(1), checkpoints.grants_of(5)) == ((), ("f1",))
+    checkpoints.mark_used(5)
+    checkpoints.count_lost()
     assert checkpoints.lost_mass == 0.0
 
 
 def test_what_is_left_is_known_by_executor() -> None:
     checkpoints = ResidualCheckpoints({})
-    checkpoints.keep("e", 1, ResidualCheckpoint("p", 1.5))
-    checkpoints.keep("e", 1, ResidualCheckpoint("p", 2.5))  # said again, or kept again at the audit
-    checkpoints.keep("e", 1, None)
+    checkpoints.record("e", 1, ResidualCheckpoint("p", 1.5))
+    checkpoints.record(
+        "e", 1, ResidualCheckpoint("p", 2.5)
+    )  # said again, or kept again at the audit
+    checkpoints.record("e", 1, None)
     assert checkpoints.files == {"e": {"p": 2.5}}
 
 
@@ -138,9 +139,9 @@ def test_what_was_granted_to_a_worker_that_died_after_it_kept_its_residual_is_no
     checkpoints = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}})
     checkpoints.grant("e", 1)
     checkpoints.grant("e", 2)
-    checkpoints.keep("e", 1, ResidualCheckpoint("p", 1.5))
-    checkpoints.keep("e", 2, None)
-    checkpoints.finish()
+    checkpoints.record("e", 1, ResidualCheckpoint("p", 1.5))
+    checkpoints.record("e", 2, None)
+    checkpoints.count_lost()
     assert checkpoints.lost_mass == 2.0
 
 
@@ -150,24 +151,24 @@ def test_what_was_granted_to_a_worker_that_died_after_it_kept_its_residual_is_no
 def test_the_slowest_is_among_those_who_train(master: Any) -> None:
     master.running()
     members = master.machine.members
-    assert members.slowest() == 0
+    assert members.slowest_steps() == 0
     master.say(1, steps=4, activity=Activity.STEPPING)
     master.say(2, steps=2, activity=Activity.STEPPING)
-    assert members.slowest() == 2
+    assert members.slowest_steps() == 2
     master.say(2, steps=3, activity=Activity.FINISHED)
-    assert members.slowest() == 4
+    assert members.slowest_steps() == 4
     master.say(1, steps=5, activity=Activity.FINISHED)
-    assert members.slowest() is None
+    assert members.slowest_steps() is None
 
 
 def test_those_train_who_have_a_replica_and_are_not_finished(master: Any) -> None:
     master.running()
-    assert master.machine.members.training() == 2
+    assert master.machine.members.count_training() == 2
     master.say(1, steps=4, activity=Activity.STEPPING)
     master.say(2, steps=3, activity=Activity.FINISHED)
-    assert master.machine.members.training() == 1
+    assert master.machine.members.count_training() == 1
     master.evict(1)
-    assert master.machine.members.training() == 0
+    assert master.machine.members.count_training() == 0
 
 
 def test_a_status_that_was_overtaken_takes_no_worker_back(master: Any, make: Any) -> None:
@@ -186,7 +187,7 @@ def test_a_status_that_was_overtaken_takes_no_worker_back(master: Any, make: Any
 
 
 def test_updates_are_numbered_in_their_origins_order(make: Any) -> None:
-    sequencer = Sequencer(10**6, Ignored())
+    sequencer = Sequencer(10**6, IgnoredMessages())
     sequencer.admit(1)
     sequencer.admit(2)
     order = [(1, 1), (2, 1), (1, 1), (1, 3), (1, 2), (1, 3), (3, 1)]
@@ -195,13 +196,14 @@ def test_updates_are_numbered_in_their_origins_order(make: Any) -> None:
         (1, 1, 1), (2, 2, 1), None, None, (3, 1, 2), (4, 1, 3), None,
     ]  # fmt: skip
     assert sequencer._ignored.counts == {
-        ("Update", reason): 1 for reason in (Reason.LATE, Reason.EARLY, Reason.CLOSED)
+        ("Update", reason): 1
+        for reason in (IgnoreReason.LATE, IgnoreReason.EARLY, IgnoreReason.CLOSED)
     }
-    assert [c.commit for c in sequencer.history.log.after(0)] == [1, 2, 3, 4]
+    assert [c.commit for c in sequencer.history.log.entries_after(0)] == [1, 2, 3, 4]
 
 
 def test_nothing_of_a_closed_id_is_numbered(make: Any) -> None:
-    sequencer = Sequencer(10**6, Ignored())
+    sequencer = Sequencer(10**6, IgnoredMessages())
     sequencer.admit(1)
     sequencer.number(make.update(1, 1))
     assert sequencer.close(1) == 1
@@ -211,15 +213,15 @@ def test_nothing_of_a_closed_id_is_numbered(make: Any) -> None:
 
 
 def test_nothing_is_numbered_once_the_final_commit_is_fixed(make: Any) -> None:
-    sequencer = Sequencer(10**6, Ignored())
+    sequencer = Sequencer(10**6, IgnoredMessages())
     sequencer.admit(1)
     sequencer.frozen = True
     assert sequencer.number(make.update(1, 1)) is None
-    assert sequencer._ignored.counts == {("Update", Reason.LATE): 1}
+    assert sequencer._ignored.counts == {("Update", IgnoreReason.LATE): 1}
 
 
 def test_staleness_counts_the_commits_of_others(make: Any) -> None:
-    sequencer = Sequencer(10**6, Ignored())
+    sequencer = Sequencer(10**6, IgnoredMessages())
     sequencer.admit(1)
     sequencer.admit(2)
     for origin, seq, seen in ((1, 1, 0), (1, 2, 0), (2, 1, 0), (1, 3, 2)):

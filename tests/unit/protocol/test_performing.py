@@ -8,14 +8,13 @@ from typing import get_args
 import pytest
 
 from sparkstrom.base.errors import DriverLost
-from sparkstrom.codec.messages import Address, Here
+from sparkstrom.codec.messages import Address, ProbeReply
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Effect
-from sparkstrom.protocol.common.performing import BY_DRIVER, perform_all
+from sparkstrom.protocol.common.events import BY_DRIVER, Effect, perform_all
 
 PLACE = Address("h", 1, 1, 2)
-OPEN, CLOSE, TELL = ev.OpenEdge(0, 3, PLACE, PLACE), ev.CloseEdge(4), ev.Tell(Here(1))
-ADMITTED, HASH, NOTE = ev.Admitted(1, 0, 0, 0, (), False), ev.Hash(9), ev.Note("n")
+OPEN, CLOSE, TELL = ev.OpenEdge(0, 3, PLACE, PLACE), ev.CloseEdge(4), ev.SendDirect(ProbeReply(1))
+ADMITTED, HASH, NOTE = ev.IdAssigned(1, 0, 0, 0, (), False), ev.HashReplica(9), ev.Note("n")
 
 
 def dying_at(*deaths: Effect) -> tuple[Callable[[Effect], None], list[Effect]]:
@@ -54,7 +53,7 @@ def test_what_needs_no_driver_is_performed_after_its_death(
 
 
 def test_the_first_of_two_losses_is_raised() -> None:
-    """A nested list, of ``Reopen``, may lose another driver before the outer one is done."""
+    """A nested list, of ``ReopenStreams``, may lose another driver before the outer one is done."""
     perform, done = dying_at(CLOSE, HASH)
     with pytest.raises(DriverLost, match="CloseEdge"):
         perform_all([CLOSE, HASH, NOTE], perform)
@@ -72,9 +71,10 @@ def test_anything_else_is_raised_at_once() -> None:
 def test_each_effect_needs_the_driver_or_does_not() -> None:
     """A new one has to be put here, and there if it needs it."""
     without = {
-        ev.Deliver, ev.Passed, ev.DeliverMerged, ev.Install, ev.Begin,
-        ev.InstallUpdater, ev.Admitted,
-        ev.UpdaterCopied, ev.Spoken, ev.Hash, ev.Observed, ev.Note, ev.Abort, ev.Complete,
+        ev.ApplyCommit, ev.OwnCommitted, ev.ApplyMergedRange, ev.InstallSnapshot,
+        ev.UseInitialReplica, ev.InstallOptimizer, ev.IdAssigned,
+        ev.OptimizerCopied, ev.ShowWorkerLog, ev.HashReplica, ev.ReportCounters,
+        ev.Note, ev.Abort, ev.Complete,
     }  # fmt: skip
     assert without | BY_DRIVER == set(get_args(Effect))
     assert not without & BY_DRIVER

@@ -13,12 +13,12 @@ from typing import Any
 
 from sparkstrom.codec.messages import (
     Adopt,
+    ChildSilent,
     Disown,
-    Here,
-    Leaving,
+    LeaveNotice,
     Phase,
     Probe,
-    Silent,
+    ProbeReply,
     Welcome,
 )
 from sparkstrom.protocol.common import events as ev
@@ -148,7 +148,7 @@ def test_a_task_that_is_gone_is_nobodys_first(master_with: Any) -> None:
     for partition, executor in enumerate(("a", "b", "b")):
         master.enter(partition, executor=executor)
     master.machine.members.live[2].releasing = "a slot is needed"
-    master.direct(Leaving(node=2, reason="released", checkpoint=None))
+    master.direct(LeaveNotice(node=2, reason="released", checkpoint=None))
     master.enter(3, executor="b")
     assert master.machine.placement.tree.parent(4) == 3
 
@@ -164,7 +164,7 @@ def test_a_silent_child_and_all_below_it_are_asked(mesh_of: Any) -> None:
     assert probed(master.tick(PROBE_SPACING_S / 2)) == []
     quiet_s = master.machine.limits.lease_s / QUIET_PER_LEASE
     assert probed(master.tick(quiet_s)) == [3, 7, 8]  # it may have got lost
-    master.direct(Here(7))
+    master.direct(ProbeReply(7))
     assert probed(master.tick(PROBE_SPACING_S)) == [3, 8]
 
 
@@ -196,7 +196,7 @@ def test_those_who_answer_go_back_to_their_parents(mesh_of: Any) -> None:
     assert master.machine.leases.holds(7)
     stages = [master.member(node).stage.name for node in (1, 3, 7)]
     assert stages == ["PLACED", "BROKEN", "SUSPECT"]
-    master.direct(Here(7))
+    master.direct(ProbeReply(7))
     assert master.member(7).stage.name == "PLACED"
     assert not master.machine.leases.holds(7)
     assert 7 not in master.machine.placement.moving
@@ -206,7 +206,7 @@ def test_who_lives_on_a_broken_edge_gets_another(mesh_of: Any) -> None:
     master = mesh_of(8)
     old = master.member(3).order
     silent(master, 1, 3)
-    master.direct(Here(3))
+    master.direct(ProbeReply(3))
     (welcome,) = answers(master.tick(), Welcome, host(3))
     assert (welcome.parent, welcome.request) == (1, 1)
     assert welcome.edge > old.edge
@@ -222,14 +222,16 @@ def test_who_lives_on_a_broken_edge_gets_another(mesh_of: Any) -> None:
 def test_a_complaint_of_an_edge_that_is_gone_is_answered_with_its_end(mesh_of: Any) -> None:
     master = mesh_of(8)
     edge = master.member(3).order.edge
-    assert answers(master.direct(Silent(1, 3, edge - 1)), Disown, host(1)) == [Disown(3, edge - 1)]
-    assert answers(master.direct(Silent(1, 77, 5)), Disown, host(1)) == [Disown(77, 5)]
+    assert answers(master.direct(ChildSilent(1, 3, edge - 1)), Disown, host(1)) == [
+        Disown(3, edge - 1)
+    ]
+    assert answers(master.direct(ChildSilent(1, 77, 5)), Disown, host(1)) == [Disown(77, 5)]
     assert master.machine.placement.suspects == {}
 
 
 def test_a_strangers_complaint_is_nothing(mesh_of: Any) -> None:
     master = mesh_of(3)
-    assert master.direct(Silent(77, 3, master.member(3).order.edge)) == []
+    assert master.direct(ChildSilent(77, 3, master.member(3).order.edge)) == []
 
 
 # -- asking again ------------------------------------------------------------------------------
@@ -272,7 +274,7 @@ def test_who_has_answered_takes_the_place_and_not_who_may_be_gone_as_well(mesh_o
     keep_alive(master, 5.0, 1, 8)
     for node in (3, 4):
         master.join(node - 1, request=2, executor=f"e{node - 1}")
-    master.direct(Here(7))
+    master.direct(ProbeReply(7))
     keep_alive(master, 6.0, 1, 8)
     assert [departure.node for departure in master.machine.members.departures] == [1]
     assert master.machine.placement.tree.path(7) == [7]
@@ -293,7 +295,7 @@ def test_nothing_is_ordered_when_all_is_done(mesh_of: Any) -> None:
 
 def test_a_moved_masters_children_keep_theirs(mesh_of: Any) -> None:
     master = mesh_of(8)
-    effects = master.step(ev.Moved("master", 2)) + master.tick()
+    effects = master.step(ev.EndpointChanged("master", 2)) + master.tick()
     assert ordered(effects) == [(1, 0), (2, 0)]
     assert set(master.machine.placement.moving) == {1, 2}
 

@@ -8,26 +8,26 @@ import pytest
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import (
-    Again,
-    AskAfter,
-    AskChunk,
-    Attached,
-    Behind,
-    Committed,
+    AttachReply,
+    ChildSilent,
+    ChunkRequest,
+    Commit,
+    CommitsRequest,
     Disown,
     Heartbeat,
-    Leaving,
+    LeaveNotice,
     MergedRange,
     Phase,
     Probe,
-    Silent,
+    ResendRequest,
+    SnapshotRequired,
     State,
     Update,
 )
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.child import Serving
-from sparkstrom.protocol.common.send_window import HEADER_BYTES
-from sparkstrom.protocol.worker.in_flight import AGAIN_LEAST_S
+from sparkstrom.protocol.common.children import FlowLimits
+from sparkstrom.protocol.common.flow_control import HEADER_BYTES
+from sparkstrom.protocol.worker.parent_link import AGAIN_LEAST_S
 from tests.unit.protocol.spoken import every, only, said, sent
 
 PARENT = 4
@@ -54,7 +54,7 @@ def below(relay: Any, *nodes: int, via: int = 5) -> Any:
 def test_updates_from_below_go_up_as_they_are(relay: Any, make: Any) -> None:
     update = make.update(8, 3)
     assert relay.hear(update, sender=5) == [ev.Send(PARENT, update)]
-    assert relay.me.own.uncommitted == ()  # their origin keeps them
+    assert relay.me.in_flight.uncommitted == ()  # their origin keeps them
 
 
 def test_without_a_parent_updates_are_not_kept_either(relay: Any, make: Any) -> None:
@@ -66,17 +66,17 @@ def test_without_a_parent_updates_are_not_kept_either(relay: Any, make: Any) -> 
 def test_words_from_below_go_up_as_they_are_and_once(relay: Any, make: Any) -> None:
     below(relay, 8)
     (report,) = sent(relay.tick(0.1), Heartbeat, PARENT)
-    assert make.status(8, edge=60) in report.news
+    assert make.status(8, edge=60) in report.statuses
     relay.alive(stamp=report.stamp)
     below(relay, 8)  # again, as it was
-    assert not relay.me.subtree.statuses.has_news
+    assert not relay.me.subtree.statuses.has_pending
 
 
 def test_whoever_leaves_is_not_told_of_any_more(relay: Any) -> None:
     below(relay, 5, 8)
-    relay.hear(Leaving(node=5, reason="done", checkpoint=None), sender=5)
+    relay.hear(LeaveNotice(node=5, reason="done", checkpoint=None), sender=5)
     (report,) = sent(relay.tick(0.1), Heartbeat)
-    assert not {5, 8} & {status.node for status in report.news}
+    assert not {5, 8} & {status.node for status in report.statuses}
 
 
 # -- down --------------------------------------------------------------------------------------
@@ -84,16 +84,16 @@ def test_whoever_leaves_is_not_told_of_any_more(relay: Any) -> None:
 
 def test_what_comes_down_goes_on_to_all_children(relay: Any, make: Any) -> None:
     effects = relay.hear(make.committed(1))
-    assert only(effects, ev.Deliver).update.commit == 1
+    assert only(effects, ev.ApplyCommit).update.commit == 1
     for child in (5, 6):
-        assert sent(effects, Committed, child) == [make.committed(1)]
+        assert sent(effects, Commit, child) == [make.committed(1)]
 
 
 def test_its_own_update_goes_on_with_the_payload_that_it_has(relay: Any, make: Any) -> None:
     relay.step(make.published(1, b"mine"))
     effects = relay.hear(make.committed(1, origin=1, payload=b""))
-    assert effects[0] == ev.Passed(1)
-    assert [c.payload.data for c in sent(effects, Committed)] == [b"mine", b"mine"]
+    assert effects[0] == ev.OwnCommitted(1)
+    assert [c.payload.data for c in sent(effects, Commit)] == [b"mine", b"mine"]
 
 
 def test_a_sum_goes_on_whole_and_a_child_that_is_not_there_takes_a_snapshot(
@@ -103,24 +103,24 @@ def test_a_sum_goes_on_whole_and_a_child_that_is_not_there_takes_a_snapshot(
     relay.hear(make.committed(1))
     merged = make.merged(1, 5, [(9, 4), (1, 1)])
     effects = relay.hear(merged)
-    assert len(only(effects, ev.DeliverMerged).own) == 1
+    assert len(only(effects, ev.ApplyMergedRange).own) == 1
     assert sent(effects, MergedRange, 5) == [merged]
-    assert [b.base for b in sent(relay.hear(AskAfter(3), sender=6), Behind)] == [5]
+    assert [b.base for b in sent(relay.hear(CommitsRequest(3), sender=6), SnapshotRequired)] == [5]
 
 
 def test_a_child_is_served_while_the_parent_is_away(relay: Any, make: Any) -> None:
     relay.hear(make.committed(1))
     relay.opened()
-    assert [c.commit for c in sent(relay.hear(AskAfter(0), sender=5), Committed)] == [1]
+    assert [c.commit for c in sent(relay.hear(CommitsRequest(0), sender=5), Commit)] == [1]
     relay.hear(make.report(received=1, bytes_received=10**6), sender=5)
-    assert relay.hear(AskChunk(0), sender=5) == [ev.SendChunk(5, 0)]
+    assert relay.hear(ChunkRequest(0), sender=5) == [ev.SendChunk(5, 0)]
 
 
 def test_nobody_is_served_what_it_does_not_have(relay: Any, make: Any) -> None:
-    assert relay.hear(AskAfter(1), sender=5) == []
-    assert relay.hear(AskChunk(1), sender=5) == []
+    assert relay.hear(CommitsRequest(1), sender=5) == []
+    assert relay.hear(ChunkRequest(1), sender=5) == []
     relay.hear(make.behind(7))  # its own replica is to be replaced
-    assert relay.hear(AskChunk(0), sender=5) == []
+    assert relay.hear(ChunkRequest(0), sender=5) == []
 
 
 def test_while_it_catches_up_its_children_are_not_told_that_there_is_more(
@@ -128,10 +128,12 @@ def test_while_it_catches_up_its_children_are_not_told_that_there_is_more(
 ) -> None:
     relay.hear(make.behind(7))
     assert [s.head for s in sent(relay.alive() + relay.tick(0.1), State, 5)] == [0]
-    relay.step(ev.Paused(2))
-    only(relay.hear(make.chunk(7)), ev.Install)
-    relay.step(ev.Installed())
-    assert sent(relay.hear(AskAfter(0), sender=5), Behind) == [Behind(7, [])]
+    relay.step(ev.TrainerPaused(2))
+    only(relay.hear(make.chunk(7)), ev.InstallSnapshot)
+    relay.step(ev.ReplicaInstalled())
+    assert sent(relay.hear(CommitsRequest(0), sender=5), SnapshotRequired) == [
+        SnapshotRequired(7, [])
+    ]
     assert [s.head for s in sent(relay.alive() + relay.tick(0.1), State, 5)] == [7]
 
 
@@ -146,16 +148,16 @@ def test_a_state_goes_on_with_what_this_node_has(relay: Any, make: Any) -> None:
 
 def test_a_slow_child_holds_up_neither_the_node_nor_its_brothers(node_with: Any, make: Any) -> None:
     one = HEADER_BYTES + 4
-    relay = node_with(parent=PARENT, serving=Serving(2 * one, 10**6, 1, 10)).training()
+    relay = node_with(parent=PARENT, flow_limits=FlowLimits(2 * one, 10**6, 1, 10)).training()
     relay.with_child(5).with_child(6)
     fed: dict[int, list[int]] = {5: [], 6: []}
     for commit in range(1, 7):
         effects = relay.hear(make.committed(commit))
-        assert only(effects, ev.Deliver).update.commit == commit
+        assert only(effects, ev.ApplyCommit).update.commit == commit
         report = make.report(received=commit, bytes_received=commit * one)
         effects += relay.hear(report, sender=6)
         for child in (5, 6):
-            fed[child] += [c.commit for c in sent(effects, Committed, child)]
+            fed[child] += [c.commit for c in sent(effects, Commit, child)]
     assert fed == {5: [1, 2], 6: [1, 2, 3, 4, 5, 6]}
 
 
@@ -164,30 +166,35 @@ def test_a_slow_child_holds_up_neither_the_node_nor_its_brothers(node_with: Any,
 
 def test_the_question_for_an_origin_goes_to_the_child_that_leads_to_it(relay: Any) -> None:
     below(relay, 8)
-    assert relay.hear(Again(8)) == [ev.Send(5, Again(8))]
-    assert relay.hear(Again(8), AGAIN_LEAST_S / 2) == [ev.Send(5, Again(8))]  # it asked less often
-    assert relay.hear(Again(5), 1.0) == []  # nobody has told of it yet
-    assert relay.hear(Again(77)) == []
+    assert relay.hear(ResendRequest(8)) == [ev.Send(5, ResendRequest(8))]
+    assert relay.hear(ResendRequest(8), AGAIN_LEAST_S / 2) == [
+        ev.Send(5, ResendRequest(8))
+    ]  # it asked less often
+    assert relay.hear(ResendRequest(5), 1.0) == []  # nobody has told of it yet
+    assert relay.hear(ResendRequest(77)) == []
 
 
 def test_a_question_for_itself_goes_no_further(relay: Any, make: Any) -> None:
     relay.step(make.published(1))
-    effects = relay.hear(Again(1), 1.0)
+    effects = relay.hear(ResendRequest(1), 1.0)
     assert [update.seq for update in sent(effects, Update, PARENT)] == [1]
-    assert sent(effects, Again) == []
+    assert sent(effects, ResendRequest) == []
 
 
 def test_a_question_for_all_goes_to_all(relay: Any, make: Any) -> None:
     relay.step(make.published(1))
-    effects = relay.hear(Again(None), 1.0)
+    effects = relay.hear(ResendRequest(None), 1.0)
     assert [update.seq for update in sent(effects, Update, PARENT)] == [1]
-    assert [send.to for send in every(effects, ev.Send) if send.message == Again(None)] == [5, 6]
+    assert [send.to for send in every(effects, ev.Send) if send.message == ResendRequest(None)] == [
+        5,
+        6,
+    ]
 
 
 # -- leases ------------------------------------------------------------------------------------
 
 
-def complaints(relay: Any, seconds: float, *speaking: int) -> list[Silent]:
+def complaints(relay: Any, seconds: float, *speaking: int) -> list[ChildSilent]:
     """Time passes, and these children say something all the while."""
     effects: list[ev.Effect] = []
     for _ in range(int(seconds * 2)):
@@ -195,16 +202,16 @@ def complaints(relay: Any, seconds: float, *speaking: int) -> list[Silent]:
         for child in speaking:
             relay.hear(relay.make.report(), sender=child)
         effects += relay.tick(0.5)
-    return said(effects, Silent)
+    return said(effects, ChildSilent)
 
 
 def test_a_silent_child_is_complained_of_until_something_is_done(relay: Any) -> None:
     edge = relay.me.children.by_node[5].edge
     assert complaints(relay, LEASE_S, 6) == []
-    assert complaints(relay, 1.0, 6) == [Silent(1, 5, edge)]
+    assert complaints(relay, 1.0, 6) == [ChildSilent(1, 5, edge)]
     repeated = complaints(relay, LEASE_S, 6)
     assert 3 <= len(repeated) <= 4
-    assert set(repeated) == {Silent(1, 5, edge)}
+    assert set(repeated) == {ChildSilent(1, 5, edge)}
     relay.told(Disown(5, edge))
     assert complaints(relay, 2 * LEASE_S, 6) == []
 
@@ -215,7 +222,7 @@ def test_anything_that_a_child_says_renews_its_lease(relay: Any, make: Any, say:
         "report": make.report(),
         "update": make.update(5, 1),
         "attach": make.attach(whole=True),
-        "ask": AskChunk(9),
+        "ask": ChunkRequest(9),
     }
     for _ in range(2):
         assert complaints(relay, LEASE_S - 1, 6) == []
@@ -224,7 +231,7 @@ def test_anything_that_a_child_says_renews_its_lease(relay: Any, make: Any, say:
 
 def test_a_node_that_slept_complains_of_nobody_at_once(relay: Any) -> None:
     relay.hear(relay.make.state(beat=5), 60.0)
-    assert said(relay.tick(), Silent) == []
+    assert said(relay.tick(), ChildSilent) == []
 
 
 # -- edges -------------------------------------------------------------------------------------
@@ -261,9 +268,9 @@ def test_a_goodbye_of_an_older_edge_does_not_end_the_newer_one(relay: Any, make:
 def test_over_a_newer_edge_everything_is_told_again(relay: Any, make: Any) -> None:
     below(relay, 8)
     relay.told(make.adopt(5, relay.me.children.by_node[5].edge + 1))
-    assert relay.me.subtree.statuses.via(8) is None
+    assert relay.me.subtree.statuses.child_towards(8) is None
     below(relay, 8)
-    assert relay.me.subtree.statuses.via(8) == 5
+    assert relay.me.subtree.statuses.child_towards(8) == 5
 
 
 def test_the_children_stay_when_the_edge_upwards_is_opened_anew(relay: Any) -> None:
@@ -282,7 +289,7 @@ def test_a_child_attaches_again_with_the_same_words_and_gets_the_same_answer(
 ) -> None:
     again = make.attach(0, 5, whole=True)
     relay.hear(make.committed(1))
-    assert relay.hear(again, sender=5) == [ev.Send(5, Attached(base=0, snapshot=False, last=[]))]
+    assert relay.hear(again, sender=5) == [ev.Send(5, AttachReply(base=0, snapshot=False, last=[]))]
 
 
 def test_what_only_parents_or_the_master_say_is_nothing_from_a_child(relay: Any, make: Any) -> None:

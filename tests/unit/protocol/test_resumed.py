@@ -8,12 +8,20 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.identity import MASTER, Position
-from sparkstrom.codec.copies import Copy, number_of
-from sparkstrom.codec.messages import Activity, AskUpdater, Phase, Refused, UpdaterChunk, Welcome
+from sparkstrom.codec.messages import (
+    Activity,
+    JoinRefusal,
+    OptimizerChunk,
+    OptimizerCopy,
+    OptimizerRequest,
+    Phase,
+    Welcome,
+    copy_number,
+)
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import IgnoreReason
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
-from sparkstrom.protocol.common.ignored import Reason
-from sparkstrom.protocol.master.partitions import Partitions
+from sparkstrom.protocol.master.members import Partitions
 from tests.unit.protocol.conftest import MasterDriver
 from tests.unit.protocol.spoken import aborted, answers, only, sent
 
@@ -28,13 +36,13 @@ def spec_of(*positions: tuple[int, int], rows: int = 7, batches: int = 3) -> Fit
 def master_of(make: Any, spec: FitSpec) -> MasterDriver:
     driver = MasterDriver(make, spec.workers)
     for partition, start in zip(driver.machine.partitions, spec.starts, strict=True):
-        partition.begin(start)
+        partition.resume_from(start)
     return driver
 
 
 def test_partitions_begin_where_they_were_and_count_what_was_trained() -> None:
     spec = spec_of((0, 2), (1, 0))
-    partitions = Partitions.of(spec, 0.0)
+    partitions = Partitions.from_spec(spec, 0.0)
     assert [p.position for p in partitions] == [(0, 2), (1, 0)]
     assert [p.as_start() for p in partitions] == list(spec.starts)
     assert partitions.minibatches == partitions.minibatches_resumed == 5
@@ -44,14 +52,14 @@ def test_partitions_begin_where_they_were_and_count_what_was_trained() -> None:
 
 
 def test_beyond_the_last_epoch_there_is_nothing_left() -> None:
-    (partition,) = Partitions.of(spec_of((5, 2)), 0.0)
+    (partition,) = Partitions.from_spec(spec_of((5, 2)), 0.0)
     assert partition.trained
     assert partition.position == (2, 0)
 
 
 def test_without_a_checkpoint_all_begin_at_their_first_minibatch() -> None:
     spec = FitSpec(2, 1, 1, "v")
-    assert [p.position for p in Partitions.of(spec, 0.0)] == [(0, 0), (0, 0)]
+    assert [p.position for p in Partitions.from_spec(spec, 0.0)] == [(0, 0), (0, 0)]
     assert spec.start_of(1) == (0, 0)
 
 
@@ -83,10 +91,10 @@ def test_where_all_is_trained_it_ends_without_anybody(make: Any) -> None:
     master = master_of(make, spec_of((2, 0), (2, 0)))
     effects = [*master.tick(), *master.tick()]
     assert master.phase is Phase.AUDIT
-    assert only(effects, ev.Hash).commit == 0
-    master.step(ev.Hashed(0, "d", None))
+    assert only(effects, ev.HashReplica).commit == 0
+    master.step(ev.ReplicaHashed(0, "d", None))
     assert master.phase is Phase.DONE
-    (refused,) = answers(master.join(0, rows=7, checksum=5, batches=3), Refused)
+    (refused,) = answers(master.join(0, rows=7, checksum=5, batches=3), JoinRefusal)
     assert not refused.fatal
 
 
@@ -97,24 +105,26 @@ def test_who_begins_where_the_fit_did_borrows_no_updater(node_with: Any, make: A
     node.joined(epoch=1, batch=2)
     node.hear(make.state())
     node.hear(make.chunk(0))
-    node.step(ev.Paused(1))
+    node.step(ev.TrainerPaused(1))
     node.tick()
-    node.step(ev.Installed())
-    assert sent(node.tick(), AskUpdater) == []
+    node.step(ev.ReplicaInstalled())
+    assert sent(node.tick(), OptimizerRequest) == []
 
 
 def test_who_could_not_read_its_rows_says_so_and_does_not_join(node: Any) -> None:
     """In a fit that goes on it would join with other rows than it should have."""
     told = node.step(ev.TrainerFailed("no room on the disk", "trace"))
-    assert only(told, ev.Tell).message.reason == "no room on the disk"
-    assert [tell.message.node for tell in node.opened() if isinstance(tell, ev.Tell)] == []
+    assert only(told, ev.SendDirect).message.reason == "no room on the disk"
+    assert [tell.message.node for tell in node.opened() if isinstance(tell, ev.SendDirect)] == []
 
 
 # -- a copy for the driver ---------------------------------------------------------------------
 
 
-def chunk_for_driver(index: int, content: bytes) -> UpdaterChunk:
-    return Copy.of(content, 1).chunk(AskUpdater(MASTER, number_of(content), index))
+def chunk_for_driver(index: int, content: bytes) -> OptimizerChunk:
+    return OptimizerCopy.from_content(content, 1).chunk(
+        OptimizerRequest(MASTER, copy_number(content), index)
+    )
 
 
 def lending(master: Any) -> Any:
@@ -125,40 +135,40 @@ def lending(master: Any) -> Any:
 
 def test_the_driver_takes_a_copy_while_training_goes_on(master: Any) -> None:
     lending(master)
-    master.step(ev.CopyUpdater())
-    (ask,) = answers(master.tick(), AskUpdater, "w0")
-    assert ask == AskUpdater(MASTER, None, 0)
-    (rest,) = answers(master.hear(1, chunk_for_driver(0, b"ab")), AskUpdater, "w0")
+    master.step(ev.OptimizerCopyRequest())
+    (ask,) = answers(master.tick(), OptimizerRequest, "w0")
+    assert ask == OptimizerRequest(MASTER, None, 0)
+    (rest,) = answers(master.hear(1, chunk_for_driver(0, b"ab")), OptimizerRequest, "w0")
     assert rest.index == 1
-    copied = only(master.hear(1, chunk_for_driver(1, b"ab")), ev.UpdaterCopied)
+    copied = only(master.hear(1, chunk_for_driver(1, b"ab")), ev.OptimizerCopied)
     assert copied.payloads == (b"ab",)
     assert master.phase is Phase.RUNNING
-    assert answers(master.tick(), AskUpdater) == []
+    assert answers(master.tick(), OptimizerRequest) == []
 
 
 def test_two_wishes_at_once_get_one_copy(master: Any) -> None:
     lending(master)
-    master.step(ev.CopyUpdater())
+    master.step(ev.OptimizerCopyRequest())
     master.tick()
-    master.step(ev.CopyUpdater())
-    assert only(master.hear(1, chunk_for_driver(0, b"a")), ev.UpdaterCopied).payloads == (b"a",)
+    master.step(ev.OptimizerCopyRequest())
+    assert only(master.hear(1, chunk_for_driver(0, b"a")), ev.OptimizerCopied).payloads == (b"a",)
 
 
 def test_where_nobody_lends_it_is_given_up(master: Any) -> None:
     master.running()
-    master.step(ev.CopyUpdater())
+    master.step(ev.OptimizerCopyRequest())
     effects: list[ev.Effect] = []
     for _ in range(12):
         for node in (1, 2):
             master.say(node)
         effects += master.tick(1.0)
-    assert only(effects, ev.UpdaterCopied).payloads == ()
+    assert only(effects, ev.OptimizerCopied).payloads == ()
 
 
 def test_what_comes_after_that_is_counted_and_dropped(master: Any) -> None:
     lending(master)
     assert master.hear(1, chunk_for_driver(0, b"a")) == []
-    assert master.machine.ignored.counts["UpdaterChunk", Reason.LATE] == 1
+    assert master.machine.ignored.counts["OptimizerChunk", IgnoreReason.LATE] == 1
 
 
 def all_lending(master: Any) -> Any:
@@ -170,49 +180,49 @@ def all_lending(master: Any) -> Any:
 
 def test_everybodys_come_one_after_another_who_has_trained_most_first(master_with: Any) -> None:
     master = all_lending(master_with(partitions=3))
-    master.step(ev.CopyUpdater(everybody=True))
+    master.step(ev.OptimizerCopyRequest(everybody=True))
     effects: list[ev.Effect] = master.tick()
     for name, node, content in (("w1", 2, b"b"), ("w0", 1, b"a"), ("w2", 3, b"c")):
-        assert [a.index for a in answers(effects, AskUpdater, name)] == [0]
-        assert len(answers(effects, AskUpdater)) == 1  # nobody else is asked meanwhile
+        assert [a.index for a in answers(effects, OptimizerRequest, name)] == [0]
+        assert len(answers(effects, OptimizerRequest)) == 1  # nobody else is asked meanwhile
         effects = master.hear(node, chunk_for_driver(0, content))
-    assert only(effects, ev.UpdaterCopied).payloads == (b"b", b"a", b"c")
+    assert only(effects, ev.OptimizerCopied).payloads == (b"b", b"a", b"c")
 
 
 def test_who_is_gone_or_does_not_answer_is_left_out(master_with: Any) -> None:
     master = all_lending(master_with(partitions=3))
-    master.step(ev.CopyUpdater(everybody=True))
+    master.step(ev.OptimizerCopyRequest(everybody=True))
     master.tick()
     effects: list[ev.Effect] = master.evict(2)  # whose turn it is
-    assert answers(effects, AskUpdater, "w0")
+    assert answers(effects, OptimizerRequest, "w0")
     effects = []
     for _ in range(30):  # the first is alive, and silent about this
         for node in (1, 3):
             master.say(node, lends=True)
         effects = master.tick(1.0)
-        if answers(effects, AskUpdater, "w2"):
+        if answers(effects, OptimizerRequest, "w2"):
             break
-    assert answers(effects, AskUpdater, "w2")
+    assert answers(effects, OptimizerRequest, "w2")
     effects = master.hear(3, chunk_for_driver(0, b"c"))
-    assert only(effects, ev.UpdaterCopied).payloads == (b"c",)
+    assert only(effects, ev.OptimizerCopied).payloads == (b"c",)
 
 
 def test_a_chunk_that_comes_again_is_not_the_next_ones(master_with: Any) -> None:
     master = all_lending(master_with(partitions=3))
-    master.step(ev.CopyUpdater(everybody=True))
+    master.step(ev.OptimizerCopyRequest(everybody=True))
     master.tick()
     master.hear(2, chunk_for_driver(0, b"b"))
     assert master.hear(2, chunk_for_driver(0, b"b")) == []
-    assert master.machine.ignored.counts["UpdaterChunk", Reason.LATE] == 1
+    assert master.machine.ignored.counts["OptimizerChunk", IgnoreReason.LATE] == 1
     master.hear(1, chunk_for_driver(0, b"a"))
     effects = master.hear(3, chunk_for_driver(0, b"c"))
-    assert only(effects, ev.UpdaterCopied).payloads == (b"b", b"a", b"c")
+    assert only(effects, ev.OptimizerCopied).payloads == (b"b", b"a", b"c")
 
 
 def test_where_nobody_can_lend_yet_the_first_who_can_is_taken(master: Any) -> None:
     master.running()
-    master.step(ev.CopyUpdater(everybody=True))
+    master.step(ev.OptimizerCopyRequest(everybody=True))
     master.say(1, steps=3, activity=Activity.STEPPING, lends=True)
-    assert answers(master.tick(3.0), AskUpdater, "w0")
+    assert answers(master.tick(3.0), OptimizerRequest, "w0")
     effects = master.hear(1, chunk_for_driver(0, b"a"))
-    assert only(effects, ev.UpdaterCopied).payloads == (b"a",)
+    assert only(effects, ev.OptimizerCopied).payloads == (b"a",)

@@ -11,14 +11,14 @@ import pytest
 
 from sparkstrom.codec import messages as m
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.ignored import Reason
+from sparkstrom.protocol.common.events import IgnoreReason
 from tests.unit.protocol.conftest import DIRECTLY, Make
 from tests.unit.protocol.routes import ROUTES, Way, messages_table, stages_table
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "protocol.md"
 KINDS = [*get_args(m.Control), *get_args(m.Data)]
 PARENT, CHILD = 3, 5
-ELSEWHERE = (Reason.WRONG_WAY, Reason.STRANGER)
+ELSEWHERE = (IgnoreReason.WRONG_WAY, IgnoreReason.STRANGER)
 NAMED = {(route.kind, route.way): route.handler for route in ROUTES}
 
 
@@ -27,14 +27,14 @@ def sample(kind: type, make: Make) -> m.Message:
     made: list[m.Message] = [
         make.join(), make.welcome(), make.adopt(6), make.attach(), make.attached(), make.report(),
         make.state(m.Phase.DONE), make.closed(1), make.behind(7), make.chunk(0), make.merged(0, 2),
-        make.update(1, 1), make.committed(1), m.Silent(1, 2, 1), m.Here(1),
-        m.Failed(node=1, reason="raised", trace=""),
-        m.Says(host="h", partition=0, lines=[("training", "hello")], skipped=0),
-        m.AskAfter(0), m.AskChunk(0), m.AskUpdater(1, None, 0),
-        m.Leaving(node=1, reason="left", checkpoint=None),
+        make.update(1, 1), make.committed(1), m.ChildSilent(1, 2, 1), m.ProbeReply(1),
+        m.TrainingFailure(node=1, reason="raised", trace=""),
+        m.WorkerLog(host="h", partition=0, lines=[("training", "hello")], skipped=0),
+        m.CommitsRequest(0), m.ChunkRequest(0), m.OptimizerRequest(1, None, 0),
+        m.LeaveNotice(node=1, reason="left", checkpoint=None),
         m.Disown(CHILD, 50),
-        m.Probe(1), m.Refused(token=1, count=1, reason="no", fatal=True), m.Release("a slot"),
-        m.Again(1), m.UpdaterChunk(asker=1, copy=1, index=0, count=1, payload=b""),
+        m.Probe(1), m.JoinRefusal(token=1, count=1, reason="no", fatal=True), m.Release("a slot"),
+        m.ResendRequest(1), m.OptimizerChunk(asker=1, copy=1, index=0, count=1, payload=b""),
     ]  # fmt: skip
     return next(message for message in made if type(message) is kind)
 
@@ -73,7 +73,7 @@ def test_a_message_is_taken_as_the_table_says_and_nowhere_else(
     called = called_by(machine, ev.Received(sender, sample(kind, make)))
     elsewhere = any(machine.ignored.counts[kind.__name__, reason] for reason in ELSEWHERE)
     assert elsewhere == ((kind, way) not in NAMED)
-    assert NAMED.get((kind, way), "Ignored.count") in called
+    assert NAMED.get((kind, way), "IgnoredMessages.count") in called
 
 
 def test_every_message_has_a_way() -> None:

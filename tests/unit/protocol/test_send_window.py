@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.codec.messages import UpdaterChunk
-from sparkstrom.protocol.common.send_window import (
+from sparkstrom.codec.messages import OptimizerChunk
+from sparkstrom.protocol.common.flow_control import (
     HEADER_BYTES,
     LAST_SEQ_BYTES,
     QUEUE_S,
@@ -17,7 +17,7 @@ from sparkstrom.protocol.common.send_window import (
     WINDOW_LEAST,
     SendWindow,
     entries_in_sum,
-    weight,
+    message_weight,
 )
 
 PLENTY = 1 << 40
@@ -80,12 +80,17 @@ class Wire:
 
 def test_what_a_message_counts_is_the_same_at_both_ends(make: Any) -> None:
     """The one who asked for a chunk knows how long a full one is, and so does the one who sends."""
-    assert weight(make.update(1, 1, b"12345"), 0) == HEADER_BYTES + 5
-    assert weight(make.committed(1, payload=b""), 0) == HEADER_BYTES
-    assert weight(make.chunk(3), 1000) == HEADER_BYTES + 1000
+    assert message_weight(make.update(1, 1, b"12345"), 0) == HEADER_BYTES + 5
+    assert message_weight(make.committed(1, payload=b""), 0) == HEADER_BYTES
+    assert message_weight(make.chunk(3), 1000) == HEADER_BYTES + 1000
     merged = make.merged(1, 5, [(1, 2), (3, 4)], count=10)
-    assert weight(merged, 0) == HEADER_BYTES + int(10 * SUM_ENTRY_BYTES) + 2 * LAST_SEQ_BYTES
-    assert weight(UpdaterChunk(asker=1, copy=1, index=0, count=1, payload=b"x" * 99), 1000) == 0
+    assert (
+        message_weight(merged, 0) == HEADER_BYTES + int(10 * SUM_ENTRY_BYTES) + 2 * LAST_SEQ_BYTES
+    )
+    assert (
+        message_weight(OptimizerChunk(asker=1, copy=1, index=0, count=1, payload=b"x" * 99), 1000)
+        == 0
+    )
 
 
 def test_a_sum_has_as_many_entries_as_fall_on_different_places() -> None:
@@ -270,11 +275,11 @@ def test_the_oldest_without_a_sign_of_arrival_is_known_by_its_time() -> None:
     link.on_ack(200, 0, 5.0)
     assert link.since_s is None
     link.on_sent(100, 6.0)
-    link.slept(10.0)
+    link.shift_deadlines(10.0)
     assert link.since_s == 16.0
 
 
 def test_a_link_that_slept_with_nothing_under_way_waits_for_nothing() -> None:
     link = SendWindow(PLENTY, 0.0)
-    link.slept(10.0)
+    link.shift_deadlines(10.0)
     assert link.since_s is None

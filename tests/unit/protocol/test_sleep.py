@@ -19,10 +19,10 @@ NOT_SHIFTED = {
     "reporting._report_due_s": "when to report: at once",
     "reporting._lease_due_s": "when to report: at once",
     "reporting._level_s": "for how long it is behind, for a note; nobody is ended for it",
-    "own.round_s": "a length of time",
-    "own._retry_s": "a length of time",
-    "own._deadline_s": "when to send again: at once",
-    "own._again_s": "when it may be asked again: at once",
+    "in_flight.round_s": "a length of time",
+    "in_flight._retry_s": "a length of time",
+    "in_flight._deadline_s": "when to send again: at once",
+    "in_flight._again_s": "when it may be asked again: at once",
     "deadlines._ticked_s": "what the sleep is measured by",
 }
 
@@ -34,7 +34,7 @@ def times_of(machine: Node) -> dict[str, float]:
     return {
         f"{part.removeprefix('_')}.{name}": at_s
         for part, of in parts.items()
-        if part not in ("command", "limits", "children", "ledger")  # children have leases
+        if part not in ("directive", "limits", "children", "ledger")  # children have leases
         for name, at_s in vars(of).items()
         if name.endswith("_s") and isinstance(at_s, float)
     } | {"link.window.since_s": machine.link.window.since_s or 0.0}
@@ -45,9 +45,9 @@ def busy(node: Any, make: Any) -> Any:
     """A node in which every wait has begun: it has updates out, fetches, and leaves."""
     node.training()
     node.step(make.published(), 1.0)
-    node.step(ev.Hashed(0, "digest", None))
+    node.step(ev.ReplicaHashed(0, "digest", None))
     node.told(Release("a slot is needed"))
-    node.step(ev.Released(None))
+    node.step(ev.TrainerReleased(None))
     node.step(ev.TrainerFailed("training raised", "trace"))
     node.hear(make.behind(9))
     node.with_child(5, 9)
@@ -58,7 +58,7 @@ def busy(node: Any, make: Any) -> Any:
 
 def test_every_time_is_shifted_or_is_named_with_its_reason(busy: Any) -> None:
     before = times_of(busy.machine)
-    busy.machine._deadlines.forget_sleep(busy.now_s + SLEPT_S)
+    busy.machine._deadlines.shift_after_pause(busy.now_s + SLEPT_S)
     after = times_of(busy.machine)
     same = {name for name in before if after[name] == before[name]}
     assert same - NOT_SHIFTED.keys() == set()
@@ -67,13 +67,13 @@ def test_every_time_is_shifted_or_is_named_with_its_reason(busy: Any) -> None:
     assert shifted - {"deadlines._ticked_s"} >= {
         "membership._began_s", "fit.heard_s", "fit._done_s", "replication._got_s",
         "replication.fetch.progress_s", "trainer._active_s", "link._opened_s", "link._owed_s",
-        "link.window.since_s", "task._failed_s", "task._leaving_s", "own.progress_s",
+        "link.window.since_s", "task._failed_s", "task._leaving_s", "in_flight.progress_s",
     }  # fmt: skip
     assert (shifted - {"deadlines._ticked_s"}) & NOT_SHIFTED.keys() == set()
 
 
 def test_a_short_pause_is_no_sleep(busy: Any) -> None:
     before = times_of(busy.machine)
-    busy.machine._deadlines.forget_sleep(busy.now_s + busy.machine.limits.lease_s / 4)
+    busy.machine._deadlines.shift_after_pause(busy.now_s + busy.machine.limits.lease_s / 4)
     after = times_of(busy.machine)
     assert {name for name in before if after[name] != before[name]} == {"deadlines._ticked_s"}

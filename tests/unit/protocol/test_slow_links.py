@@ -6,7 +6,7 @@ from typing import Any
 
 from sparkstrom.observe.telemetry import NodeCounters, SlowLink, WorkerCounters, from_wire, to_wire
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.slow_links import NARROW_S, Backlog, in_words
+from sparkstrom.protocol.common.flow_control import NARROW_S, Backlog, describe_slow_link
 from sparkstrom.protocol.common.stages import REPLICATE, SNAPSHOT
 from tests.unit.protocol.parents import ONE
 from tests.unit.protocol.spoken import every
@@ -17,7 +17,7 @@ WIDE = 1e9  # bytes per second
 def told(backlog: Backlog, waits: list[bool], carries: float = 0.0) -> list[float]:
     """A second passes between two looks, and training makes 100 bytes in each."""
     looks = [
-        backlog.looks(wait, 100 * second, carries, float(second))
+        backlog.observe(wait, 100 * second, carries, float(second))
         for second, wait in enumerate(waits)
     ]
     return [needed for needed in looks if needed is not None]
@@ -39,14 +39,16 @@ def test_a_link_that_carries_more_than_is_made_is_not_to_blame() -> None:
 
 def test_what_people_are_told() -> None:
     narrow = SlowLink(3, 1.2e6, 9.4e6, 41, True)
-    assert in_words(narrow, "host7") == (
+    assert describe_slow_link(narrow, "host7") == (
         "the link to node 3 (host7) carries 1.2 MB/s, training would fill 9.4: "
         "updates are summed, staleness 41"
     )
-    assert "carries 0.041 MB/s, training would fill 12" in in_words(
+    assert "carries 0.041 MB/s, training would fill 12" in describe_slow_link(
         SlowLink(3, 41_200, 12.3e6, 4, True), "h"
     )
-    assert "updates are delayed" in in_words(SlowLink(3, 1.2e6, 9.4e6, 41, False), "host7")
+    assert "updates are delayed" in describe_slow_link(
+        SlowLink(3, 1.2e6, 9.4e6, 41, False), "host7"
+    )
 
 
 def test_it_travels_among_a_relays_counters() -> None:
@@ -61,7 +63,7 @@ def fed_too_little(parent: Any, **said: Any) -> list[SlowLink]:
         parent.append(*(parent.make.committed(head + i, count=1000) for i in range(1, 6)))
         parent.report(second, bytes_received=ONE * second, **said)
         parent.children.tick(parent.make.state(), parent.now_s)
-    found: list[SlowLink] = parent.children.narrow
+    found: list[SlowLink] = parent.children.slow_links
     return found
 
 
@@ -97,8 +99,8 @@ def test_the_master_tells_of_each_link_once_and_blames_no_slow_worker(master: An
 
 def test_a_relay_tells_with_its_counters(node: Any) -> None:
     node.training()
-    node.me.children.narrow.append(SlowLink(3, 1.0, 2.0, 4, False))
-    node.machine.stats(WorkerCounters(node=NodeCounters(wire_bytes=7)))
+    node.me.children.slow_links.append(SlowLink(3, 1.0, 2.0, 4, False))
+    node.machine.set_counters(WorkerCounters(node=NodeCounters(wire_bytes=7)))
     assert from_wire(node.me.trainer.stats).node == NodeCounters(
         wire_bytes=7, round_s=0.0, slow_link=SlowLink(3, 1.0, 2.0, 4, False)
     )

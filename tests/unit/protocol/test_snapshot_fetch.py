@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkstrom.protocol.common.history import Log
-from sparkstrom.protocol.worker.snapshot_fetch import ASKED_AT_ONCE, SnapshotFetch
+from sparkstrom.protocol.worker.replication import ASKED_AT_ONCE, SnapshotFetch
 
 PLENTY, ONE = 10**6, 1  # bytes: room for all commits of these tests, or for the newest alone
 
@@ -13,11 +13,11 @@ PLENTY, ONE = 10**6, 1  # bytes: room for all commits of these tests, or for the
 def test_chunks_are_asked_for_a_few_at_a_time_and_once(make: Any) -> None:
     """However long they take: what was asked for comes, or its stream is gone."""
     catchup = SnapshotFetch(Log(PLENTY), 10, 0.0)
-    assert catchup.wanted() == list(range(ASKED_AT_ONCE))
-    assert catchup.wanted() == []
+    assert catchup.next_requests() == list(range(ASKED_AT_ONCE))
+    assert catchup.next_requests() == []
     catchup.take(make.chunk(0, 1), 60.0)
-    assert catchup.wanted() == [ASKED_AT_ONCE]
-    assert catchup.wanted() == []
+    assert catchup.next_requests() == [ASKED_AT_ONCE]
+    assert catchup.next_requests() == []
 
 
 def test_it_is_ready_with_all_chunks_and_every_commit_inside_them(make: Any) -> None:
@@ -38,7 +38,7 @@ def passes(catchup: SnapshotFetch, held: Log, *commits: Any) -> None:
     """These go through the log meanwhile."""
     for commit in commits:
         held.append(commit)
-    catchup.forget_useless()
+    catchup.drop_useless_chunks()
 
 
 def test_a_chunk_that_is_older_than_what_is_held_is_worthless(make: Any) -> None:
@@ -48,9 +48,9 @@ def test_a_chunk_that_is_older_than_what_is_held_is_worthless(make: Any) -> None
     catchup.take(make.chunk(1, 1), 0.0)
     passes(catchup, held, make.committed(1), make.committed(2))
     assert not catchup.ready(0.0)
-    assert catchup.wanted() == [0]
+    assert catchup.next_requests() == [0]
     catchup.take(make.chunk(0, 0), 0.0)
-    assert catchup.wanted() == [0]
+    assert catchup.next_requests() == [0]
     catchup.take(make.chunk(2, 0), 0.0)
     assert catchup.ready(0.0)
 
@@ -86,23 +86,23 @@ def test_waiting_for_the_trainer_is_another_wait(make: Any) -> None:
 def test_another_parent_is_asked_for_what_is_lacking_at_once(make: Any) -> None:
     """What one parent has sent need not come again from the next."""
     catchup = SnapshotFetch(Log(PLENTY), 3, 0.0)
-    catchup.wanted()
+    catchup.next_requests()
     catchup.take(make.chunk(0, 1), 0.1)
     catchup.resume()
-    assert catchup.wanted() == [0, 2]
+    assert catchup.next_requests() == [0, 2]
 
 
 def test_a_chunk_with_half_a_sum_in_it_is_asked_for_again(make: Any) -> None:
     """One from before the sum, or with all of it, counts."""
     held = Log(PLENTY, base=3)
     catchup = SnapshotFetch(held, 4, 0.0)
-    catchup.wanted()
+    catchup.next_requests()
     for index, commit in enumerate((3, 4, 5, 8)):
         catchup.take(make.chunk(commit, index), 0.0)
     passes(catchup, held, make.committed(4), make.merged(4, 8))
-    assert catchup.wanted() == [2]
+    assert catchup.next_requests() == [2]
     catchup.take(make.chunk(6, 2), 0.0)  # on its way before the sum was
-    assert catchup.wanted() == [2]
+    assert catchup.next_requests() == [2]
     assert not catchup.ready(0.0)
     catchup.take(make.chunk(8, 2), 0.0)
     assert catchup.ready(0.0)

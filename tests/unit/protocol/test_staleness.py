@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import BUFFERS
-from sparkstrom.protocol.master import staleness as module
-from sparkstrom.protocol.master.staleness import Staleness
+from sparkstrom.protocol.master import commit_order as module
+from sparkstrom.protocol.master.commit_order import Staleness
 
 
 def turns(workers: int, rounds: int, late: int = 1) -> Staleness:
@@ -16,7 +16,7 @@ def turns(workers: int, rounds: int, late: int = 1) -> Staleness:
     staleness = Staleness()
     for commit in range(1, workers * rounds + 1):
         node = 1 + (commit - 1) % workers
-        staleness.committed(node, commit, max(0, commit - late * workers), 1)
+        staleness.on_commit(node, commit, max(0, commit - late * workers), 1)
     return staleness
 
 
@@ -34,47 +34,47 @@ def test_who_sees_only_every_other_round_is_two_late() -> None:
 def test_own_minibatches_are_known_before_they_have_a_number() -> None:
     staleness = Staleness()
     for commit in range(1, 10):
-        staleness.committed(1, commit, 0, 3)  # alone, and it never heard of its numbers
+        staleness.on_commit(1, commit, 0, 3)  # alone, and it never heard of its numbers
     assert (staleness.mean, staleness.most) == (0.0, 0.0)
 
 
 def test_steps_that_were_held_back_count_from_where_each_was_made() -> None:
     """Of four steps, the first began right after commit 2 or so, the last with commit 6."""
     staleness = Staleness()
-    staleness.committed(1, 1, 0, 1)
+    staleness.on_commit(1, 1, 0, 1)
     for commit in range(2, 10):
-        staleness.committed(2, commit, commit - 1, 1)
-    staleness.committed(1, 10, 9, 4)  # known before: none of the others'; now: 8
+        staleness.on_commit(2, commit, commit - 1, 1)
+    staleness.on_commit(1, 10, 9, 4)  # known before: none of the others'; now: 8
     assert staleness.most == 6.0  # evenly: 2, 4, 6, 8 were known; 8 are there
     assert staleness.mean * 13 == pytest.approx(1 * (1 - 1) + (6 + 4 + 2 + 0))
 
 
 def test_minibatches_without_an_update_count_with_the_next_commit() -> None:
     staleness = Staleness()
-    staleness.committed(2, 1, 0, 1)
-    staleness.sent_nothing(2, 5)
-    staleness.committed(2, 2, 1, 1)
-    staleness.committed(1, 3, 1, 1)  # it knew one of seven
+    staleness.on_commit(2, 1, 0, 1)
+    staleness.on_empty_steps(2, 5)
+    staleness.on_commit(2, 2, 1, 1)
+    staleness.on_commit(1, 3, 1, 1)  # it knew one of seven
     assert staleness.most == 6.0
-    staleness.sent_nothing(1, 2)
-    staleness.committed(1, 4, 2, 1)  # all of the others': its own are no news to it
+    staleness.on_empty_steps(1, 2)
+    staleness.on_commit(1, 4, 2, 1)  # all of the others': its own are no news to it
     assert (staleness.most, staleness.mean) == (6.0, 6 / 4)
 
 
 def test_what_adds_no_minibatch_counts_for_nothing() -> None:
     staleness = Staleness()
-    staleness.committed(2, 1, 0, 1)
-    staleness.committed(1, 2, 0, 0)  # buffers
+    staleness.on_commit(2, 1, 0, 1)
+    staleness.on_commit(1, 2, 0, 0)  # buffers
     assert (staleness.most, staleness.mean) == (0.0, 0.0)
 
 
 def test_a_worker_that_comes_back_begins_anew() -> None:
     staleness = Staleness()
-    staleness.committed(1, 1, 0, 1)
+    staleness.on_commit(1, 1, 0, 1)
     for commit in range(2, 8):
-        staleness.committed(2, commit, commit - 1, 1)
+        staleness.on_commit(2, commit, commit - 1, 1)
     staleness.forget(1)
-    staleness.committed(1, 8, 7, 6)  # no publication to count from: all began with what it knew
+    staleness.on_commit(1, 8, 7, 6)  # no publication to count from: all began with what it knew
     assert staleness.most == 0.0
 
 
@@ -82,8 +82,8 @@ def test_memory_is_bounded_and_older_counts_as_the_oldest(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "REMEMBERED", 8)
     staleness = Staleness()
     for commit in range(1, 101):
-        staleness.committed(2, commit, commit - 1, 1)
-    staleness.committed(1, 101, 0, 1)
+        staleness.on_commit(2, commit, commit - 1, 1)
+    staleness.on_commit(1, 101, 0, 1)
     assert staleness.most == 7.0
     assert len(staleness._at) == 8
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkstrom.codec.messages import AuditAnswer
-from sparkstrom.protocol.common.status_table import (
+from sparkstrom.protocol.worker.node_records import (
     AUDIT_COST,
     COST_MAX,
     COUNTERS_PER_COST,
@@ -14,60 +14,60 @@ from sparkstrom.protocol.common.status_table import (
 
 
 def nodes(ledger: StatusTable) -> list[int]:
-    return [status.node for status in ledger.news()[1]]
+    return [status.node for status in ledger.next_report()[1]]
 
 
 def filled(make: Any, *known: int, via: int = 5) -> StatusTable:
     ledger = StatusTable()
     for node in known:
-        assert ledger.put(make.status(node), via)
+        assert ledger.update(make.status(node), via)
     return ledger
 
 
 def hear_all(ledger: StatusTable) -> None:
-    ledger.on_ack(ledger.news()[0])
+    ledger.on_ack(ledger.next_report()[0])
 
 
 def test_what_is_new_is_told_until_it_was_heard(make: Any) -> None:
     ledger = filled(make, 1, 2)
-    stamp, news = ledger.news()
+    stamp, news = ledger.next_report()
     assert [status.node for status in news] == [1, 2]
-    assert ledger.news() == (stamp, news)
+    assert ledger.next_report() == (stamp, news)
     ledger.on_ack(stamp)
-    assert not ledger.has_news
-    assert ledger.news() == (stamp, [])
+    assert not ledger.has_pending
+    assert ledger.next_report() == (stamp, [])
 
 
 def test_only_what_changed_since_is_told_then(make: Any) -> None:
     ledger = filled(make, 1, 2)
-    stamp, _ = ledger.news()
-    assert ledger.put(make.status(2, count=2, steps=9), 5)
+    stamp, _ = ledger.next_report()
+    assert ledger.update(make.status(2, count=2, steps=9), 5)
     ledger.on_ack(stamp)  # of the first two
-    (status,) = ledger.news()[1]
+    (status,) = ledger.next_report()[1]
     assert (status.node, status.steps) == (2, 9)
 
 
 def test_a_report_that_was_lost_is_in_the_next_one(make: Any) -> None:
     ledger = filled(make, 1)
-    ledger.news()
-    ledger.put(make.status(2), 5)
+    ledger.next_report()
+    ledger.update(make.status(2), 5)
     assert nodes(ledger) == [1, 2]
 
 
 def test_older_words_change_nothing(make: Any) -> None:
     ledger = filled(make, 1)
-    assert ledger.put(make.status(1, edge=2, count=1, steps=7), 5)
+    assert ledger.update(make.status(1, edge=2, count=1, steps=7), 5)
     for edge, count in ((2, 1), (1, 9)):
-        assert not ledger.put(make.status(1, edge=edge, count=count), 5)
-    assert [status.steps for status in ledger.news()[1]] == [7]
+        assert not ledger.update(make.status(1, edge=edge, count=count), 5)
+    assert [status.steps for status in ledger.next_report()[1]] == [7]
 
 
 def test_an_old_acknowledgement_takes_nothing_back(make: Any) -> None:
     ledger = filled(make, 1)
-    old, _ = ledger.news()
-    ledger.put(make.status(2), 5)
+    old, _ = ledger.next_report()
+    ledger.update(make.status(2), 5)
     hear_all(ledger)
-    ledger.put(make.status(3), 5)
+    ledger.update(make.status(3), 5)
     ledger.on_ack(old)
     assert nodes(ledger) == [3]
 
@@ -76,7 +76,7 @@ def test_a_report_takes_the_oldest_news_and_as_much_as_fits(make: Any) -> None:
     plain = COST_MAX
     ledger = filled(make, *range(1, plain + 11))
     told = []
-    while ledger.has_news:
+    while ledger.has_pending:
         told.append(nodes(ledger))
         hear_all(ledger)
     assert told == [list(range(1, plain + 1)), list(range(plain + 1, plain + 11))]
@@ -88,15 +88,15 @@ def test_counters_and_hashes_take_more_room(make: Any) -> None:
     ledger = StatusTable()
     for node in range(1, 2 * rich + 1):
         extra = {"stats": counters} if node % 2 else {"audit": AuditAnswer(1, "d", None)}
-        ledger.put(make.status(node, **extra), 5)
+        ledger.update(make.status(node, **extra), 5)
     assert nodes(ledger) == list(range(1, rich + 1))
 
 
 def test_what_costs_more_than_a_report_may_goes_alone(make: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("sparkstrom.protocol.common.status_table.COST_MAX", AUDIT_COST)
+    monkeypatch.setattr("sparkstrom.protocol.worker.node_records.COST_MAX", AUDIT_COST)
     ledger = StatusTable()
     for node in (1, 2):
-        ledger.put(make.status(node, audit=AuditAnswer(1, "d", None)), 5)
+        ledger.update(make.status(node, audit=AuditAnswer(1, "d", None)), 5)
     assert nodes(ledger) == [1]
 
 
@@ -105,7 +105,7 @@ def test_a_new_parent_is_told_everything(make: Any) -> None:
     hear_all(ledger)
     ledger.resend_all()
     assert nodes(ledger) == [1, 2]
-    before, _ = ledger.news()
+    before, _ = ledger.next_report()
     ledger.resend_all()
     ledger.on_ack(before)  # what the last one heard is not what this one has
     assert nodes(ledger) == [1, 2]
@@ -113,18 +113,18 @@ def test_a_new_parent_is_told_everything(make: Any) -> None:
 
 def test_of_whoever_left_and_all_below_nothing_is_known(make: Any) -> None:
     ledger = filled(make, 1, 2, via=5)
-    ledger.put(make.status(3), 6)
-    ledger.forget(5)
+    ledger.update(make.status(3), 6)
+    ledger.drop_subtree(5)
     assert nodes(ledger) == [3]
-    assert [ledger.via(node) for node in (1, 2, 3)] == [None, None, 6]
-    assert ledger.put(make.status(1), 6)  # where it is now, it says the same again
-    assert ledger.via(1) == 6
+    assert [ledger.child_towards(node) for node in (1, 2, 3)] == [None, None, 6]
+    assert ledger.update(make.status(1), 6)  # where it is now, it says the same again
+    assert ledger.child_towards(1) == 6
 
 
 def test_whoever_is_told_of_by_another_child_stands_under_that_one_now(make: Any) -> None:
     """Its parent was moved with it. The former child goes, and nothing is forgotten with it."""
     ledger = filled(make, 1, via=5)
-    assert not ledger.put(make.status(1), 6)  # the same words, and no news
-    assert ledger.via(1) == 6
-    ledger.forget(5)
+    assert not ledger.update(make.status(1), 6)  # the same words, and no news
+    assert ledger.child_towards(1) == 6
+    ledger.drop_subtree(5)
     assert nodes(ledger) == [1]

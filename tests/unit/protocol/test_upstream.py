@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.codec.messages import Again, State, Update, UpdaterChunk
+from sparkstrom.codec.messages import OptimizerChunk, ResendRequest, State, Update
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.child import Serving
-from sparkstrom.protocol.common.events import Order
-from sparkstrom.protocol.common.send_window import HEADER_BYTES
-from sparkstrom.protocol.worker.in_flight import RETRY_LEAST_S
+from sparkstrom.protocol.common.children import FlowLimits
+from sparkstrom.protocol.common.events import Command
+from sparkstrom.protocol.common.flow_control import HEADER_BYTES
+from sparkstrom.protocol.worker.parent_link import RETRY_LEAST_S
 from tests.unit.protocol.spoken import every, sent
 
 PARENT = 4
@@ -21,8 +21,8 @@ ONE = HEADER_BYTES + 4  # an update of these tests
 @pytest.fixture
 def relay(node_with: Any) -> Any:
     """Its link upwards takes two updates at a time; it has the children 5 and 6."""
-    serving = Serving(2 * ONE, 10**6, 10**6, 10)
-    return node_with(parent=PARENT, serving=serving).training().with_child(5).with_child(6)
+    serving = FlowLimits(2 * ONE, 10**6, 10**6, 10)
+    return node_with(parent=PARENT, flow_limits=serving).training().with_child(5).with_child(6)
 
 
 def up(effects: list[ev.Effect]) -> list[tuple[int, int]]:
@@ -83,7 +83,7 @@ def test_a_child_is_held_to_its_window_by_a_relay_that_cannot_go_on(
     relay: Any, node_with: Any, make: Any
 ) -> None:
     """Its own window, and what waits at the relay, are all that the relay ever holds for it."""
-    child = node_with(parent=1, serving=relay.me.limits.serving).training()
+    child = node_with(parent=1, flow_limits=relay.me.limits.flow_limits).training()
     for batch in range(1, 20):
         for update in sent(child.step(make.published(batch)), Update):
             relay.hear(update, sender=5)
@@ -103,13 +103,13 @@ def test_nothing_goes_up_twice_however_late_the_signs_of_arrival_are(relay: Any,
     for tick in range(120):
         effects += relay.alive(bytes_received=tick) + relay.tick(0.5)
     assert up(effects) == []
-    assert every(effects, ev.Reopen) == []
+    assert every(effects, ev.ReopenStreams) == []
 
 
 def test_an_own_update_that_waits_for_room_goes_once(relay: Any, make: Any) -> None:
     for batch in (1, 2, 3):
         relay.step(make.published(batch))
-    assert up(relay.hear(Again(1), 1.0)) == []
+    assert up(relay.hear(ResendRequest(1), 1.0)) == []
     assert up(arrived(relay, 2)) == [(1, 1), (1, 2)]
     assert up(arrived(relay, 4)) == [(1, 3)]
     assert not relay.me.link.waiting
@@ -142,7 +142,10 @@ def test_over_a_new_edge_everybody_sends_again_and_what_waited_is_credited(
     relay.told(make.welcome(edge=9, parent=PARENT, request=relay.me.membership.request))
     effects = relay.hear(make.attached(0, snapshot=False))
     assert up(effects) == [(1, 1)]
-    assert [send.to for send in every(effects, ev.Send) if send.message == Again(None)] == [5, 6]
+    assert [send.to for send in every(effects, ev.Send) if send.message == ResendRequest(None)] == [
+        5,
+        6,
+    ]
     assert not relay.me.link.waiting
     assert relay.me.link.window.under_way == ONE
     assert passed(relay.tick(0.1), 5)[-1] == (3, 3)
@@ -162,10 +165,10 @@ def test_whoever_is_asked_because_of_a_new_edge_answers_although_it_just_did(
 ) -> None:
     """What it sent a moment ago was dropped on the way: there was no edge above."""
     relay.step(make.published(1))
-    assert up(relay.hear(Again(1), 1.0)) == [(1, 1)]
-    assert up(relay.hear(Again(1))) == []
+    assert up(relay.hear(ResendRequest(1), 1.0)) == [(1, 1)]
+    assert up(relay.hear(ResendRequest(1))) == []
     relay.alive(bytes_received=10**6, bytes_forwarded=10**6)
-    assert up(relay.hear(Again(None))) == [(1, 1)]
+    assert up(relay.hear(ResendRequest(None))) == [(1, 1)]
 
 
 def test_a_fresh_edge_counts_from_nothing(relay: Any, make: Any) -> None:
@@ -198,22 +201,22 @@ def test_what_came_by_an_older_edge_is_not_credited_to_the_new_one(relay: Any, m
 
 
 def test_part_of_a_message_from_below_is_told_to_whoever_sends_it(relay: Any, make: Any) -> None:
-    relay.step(ev.Arriving(5, 10 * ONE))
+    relay.step(ev.DataArriving(5, 10 * ONE))
     assert passed(relay.tick(0.1), 5) == [(10, 0)]
     relay.hear(make.update(5, 1), sender=5)
     assert passed(relay.tick(0.1), 5) == [(1, 1)]
 
 
 def test_a_part_of_an_updaters_state_is_forgotten_when_it_is_whole(relay: Any, make: Any) -> None:
-    relay.step(ev.Arriving(5, 10 * ONE))
-    chunk = UpdaterChunk(asker=77, copy=1, index=0, count=1, payload=b"")
+    relay.step(ev.DataArriving(5, 10 * ONE))
+    chunk = OptimizerChunk(asker=77, copy=1, index=0, count=1, payload=b"")
     relay.hear(chunk, sender=5)
     assert relay.me.children.by_node[5].arriving == 0
 
 
 def test_a_part_from_a_stranger_says_nothing(relay: Any) -> None:
-    assert relay.step(ev.Arriving(77, 1000)) == []
-    assert relay.order is Order.TRAIN
+    assert relay.step(ev.DataArriving(77, 1000)) == []
+    assert relay.order is Command.TRAIN
 
 
 # -- a dead stream upwards -------------------------------------------------------------------------
@@ -223,7 +226,7 @@ def reopens(relay: Any, leases: float, **state: Any) -> bool:
     """Does it open fresh streams while the master is heard all the time?"""
     for _ in range(int(10 * leases)):
         relay.alive(**state)
-        if every(relay.tick(relay.me.limits.lease_s / 10), ev.Reopen):
+        if every(relay.tick(relay.me.limits.lease_s / 10), ev.ReopenStreams):
             return True
     return False
 

@@ -9,35 +9,34 @@ import numpy as np
 
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.codec.messages import ResidualCheckpoint
+from sparkstrom.data.row_store import Batches
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Directive, Order
-from sparkstrom.runtime.batches import Batches
-from sparkstrom.runtime.optimizer_lending import OptimizerLender
-from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.trainer import Schedule, Trainer
-from sparkstrom.runtime.trainer_channel import TrainerChannel
-from sparkstrom.runtime.trainer_inbox import Item, TrainerInbox
+from sparkstrom.protocol.common.events import Command, Directive
+from sparkstrom.runtime.optimizer_states import OptimizerStateServer
+from sparkstrom.runtime.theta import Replica
+from sparkstrom.runtime.trainer import Trainer, TrainerChannel, TrainerOptions
+from sparkstrom.runtime.training_loop import TrainerInbox, TrainerItem
 from tests.unit.runtime.memories import backend, make_theta
 
 K, N, TAU = 10, 300, 0.125
 KEPT = ResidualCheckpoint("/there", 1.5)
-END = Directive(Order.END, "done")
-TRAIN = Directive(Order.TRAIN)
+END = Directive(Command.END, "done")
+TRAIN = Directive(Command.TRAIN)
 
-Script = list[tuple[list[Item], Directive]]
+Script = list[tuple[list[TrainerItem], Directive]]
 
 
 class Scripted(TrainerChannel):
     """Plays one line of its script for each look of the trainer; waiting is at once over."""
 
     def __init__(self, script: Script) -> None:
-        super().__init__(TrainerInbox(0, make_theta(N, K).begin_sum))
+        super().__init__(TrainerInbox(0, make_theta(N, K).new_sum), wake=lambda: None)
         self.script = [*script, ([], END)]
         self.waits = 0
 
-    def take(self) -> tuple[list[Item], Directive]:
+    def take(self) -> tuple[list[TrainerItem], Directive]:
         items, command = self.script.pop(0)
         self.publish([], command)
         return items, command
@@ -60,7 +59,7 @@ class Bench:
     def __init__(self, model: Any, script: Script, rows: int = 10, **schedule: Any) -> None:
         self.channel = Scripted(script)
         self.granted: list[tuple[str, ...]] = []
-        self.model, self.lender = model, OptimizerLender(SystemClock())
+        self.model, self.lender = model, OptimizerStateServer(SystemClock())
         encoder = Encoder(N, K, FixedThreshold(TAU), backend=backend())
         self.replica = Replica(model, make_theta(N, K), encoder, local=True)
         features = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
@@ -69,14 +68,14 @@ class Bench:
             self.channel,
             self.replica,
             batches,
-            Schedule(**({"epochs": 2, "publish_every": 1} | schedule)),
-            keep=lambda replica: KEPT,
-            grant=lambda replica, paths: self.granted.append(paths),
-            lender=self.lender,
+            TrainerOptions(**({"epochs": 2, "publish_every": 1} | schedule)),
+            save_residual=lambda replica: KEPT,
+            add_residuals=lambda replica, paths: self.granted.append(paths),
+            optimizer_server=self.lender,
         )
 
     def run(self) -> list[ev.Event]:
-        assert self.trainer.run() == "done"
+        assert self.trainer.run().reason == "done"
         return self.channel.posted()
 
 

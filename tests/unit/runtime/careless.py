@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sparkstrom.protocol.common.events import Directive
-from sparkstrom.runtime.trainer_channel import TrainerChannel
-from sparkstrom.runtime.trainer_inbox import Item
+from sparkstrom.runtime.trainer import TrainerChannel
+from sparkstrom.runtime.training_loop import TrainerItem
 
 
 class NoLock:
@@ -21,7 +21,7 @@ class NoLock:
 class OrdersFirst(TrainerChannel):
     """A command is there before the items that it goes with."""
 
-    def publish(self, items: list[Item], command: Directive) -> None:
+    def publish(self, items: list[TrainerItem], command: Directive) -> None:
         with self._changed:
             self._command = command
         super().publish(items, command)
@@ -30,7 +30,7 @@ class OrdersFirst(TrainerChannel):
 class TakesTwice(TrainerChannel):
     """Items are taken, then the command: another one may have come in between."""
 
-    def take(self) -> tuple[list[Item], Directive]:
+    def take(self) -> tuple[list[TrainerItem], Directive]:
         with self._changed:
             items = self._inbox.take()
         return items, self._command

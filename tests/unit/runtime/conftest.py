@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.messages import Committed, Payload
+from sparkstrom.codec.messages import Commit, Payload
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models.base import Batch, Flat, State
-from sparkstrom.transport.memory import MemoryNetwork
+from sparkstrom.transport.base import MemoryNetwork
 from tests.unit.runtime.benches import TAU, Bench, N, Script
 from tests.unit.runtime.fits import Mesh
 from tests.unit.runtime.memories import seen
@@ -24,7 +24,7 @@ from tests.unit.runtime.offices import Office, join
 
 K = 10  # q = 1/1024
 
-MakeCommit = Callable[..., Committed]
+MakeCommit = Callable[..., Commit]
 
 
 class Pushing:
@@ -72,13 +72,13 @@ class Pushing:
 def make_commit() -> MakeCommit:
     """A commit that moves these parameters (indices with a sign, from 1) by one tau."""
 
-    def make(commit: int, *hits: int, n_params: int = 300, tau: float = TAU) -> Committed:
+    def make(commit: int, *hits: int, n_params: int = 300, tau: float = TAU) -> Commit:
         learnt, theta = np.zeros(n_params, np.float32), np.zeros(n_params, np.float32)
         for hit in hits:
             learnt[abs(hit) - 1] = tau if hit > 0 else -tau
         encoded = Encoder(n_params, K, FixedThreshold(tau)).publish(learnt, theta)
         assert encoded is not None
-        return Committed(
+        return Commit(
             commit=commit,
             origin=9,
             seq=commit,

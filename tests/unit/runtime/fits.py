@@ -13,28 +13,31 @@ import numpy as np
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import DriverLost
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.codec.frames import KEY_BYTES, Seal
+from sparkstrom.codec.sealed_frames import KEY_BYTES, Seal
+from sparkstrom.data.row_store import Batches
 from sparkstrom.encoding.backends import Backend
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import round_to_grid
 from sparkstrom.encoding.thresholds import AdaptiveThreshold
-from sparkstrom.models.networks import DenseNetwork
+from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.protocol.master.master_limits import MasterLimits
+from sparkstrom.protocol.master.members import MasterLimits
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
-from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.fit_state import Outcome
-from sparkstrom.runtime.master_thread import MasterThread, Plan
-from sparkstrom.runtime.node_thread import Copying, Meeting, NodePlan, NodeThread, OpenTransport
-from sparkstrom.runtime.optimizer_lending import OptimizerLender
-from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.theta import Theta
-from sparkstrom.runtime.trainer import Schedule, Trainer
-from sparkstrom.runtime.trainer_channel import TrainerChannel
-from sparkstrom.runtime.trainer_inbox import TrainerInbox
-from sparkstrom.transport.contract import Arrival
-from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
+from sparkstrom.runtime.master_thread import MasterPlan, MasterThread
+from sparkstrom.runtime.node_thread import (
+    JoinAddress,
+    NodePlan,
+    NodeThread,
+    OpenTransport,
+    SnapshotSource,
+)
+from sparkstrom.runtime.optimizer_states import OptimizerStateServer
+from sparkstrom.runtime.theta import Replica, Theta
+from sparkstrom.runtime.trainer import Trainer, TrainerChannel, TrainerOptions, no_output
+from sparkstrom.runtime.training_loop import TrainerInbox
+from sparkstrom.transport.base import MemoryNetwork, MemoryTransport, ReceivedFrame
 
 K, WORKERS, EPOCHS, ROWS = 20, 2, 3, 37
 MODEL = DenseNetwork([5, 8, 3], seed=3)
@@ -46,7 +49,7 @@ class Mortal(MemoryTransport):
 
     frames_left = -1
 
-    def poll(self, wait_s: float) -> list[Arrival]:
+    def poll(self, wait_s: float) -> list[ReceivedFrame]:
         arrivals = super().poll(wait_s)
         if 0 < self.frames_left <= len(arrivals):
             raise DriverLost("polling", -1000, "driver died on purpose")
@@ -69,6 +72,12 @@ class Opening:
         return transport
 
 
+def _schedule(partition: int) -> dict[str, Any]:
+    """Options of a trainer's schedule, by default."""
+    place = {"partition": partition, "attempt": partition}
+    return {"epochs": EPOCHS, "publish_every": 1, **place}
+
+
 class Mesh:
     """A master and its workers, each on threads of its own."""
 
@@ -89,7 +98,7 @@ class Mesh:
 
     def begin(self, **plan: Any) -> None:
         self.master = MasterThread(
-            Plan(
+            MasterPlan(
                 **{
                     "spec": FitSpec(self.partitions, EPOCHS, MODEL.n_params, "1"),
                     "message_bytes_max": 1 << 20,
@@ -116,6 +125,7 @@ class Mesh:
         executor: str = "",
         fraction: float = 0.0,
         backend: Backend | None = None,
+        said: Callable[[], ev.OutputPrinted | None] = no_output,
         **schedule: Any,
     ) -> None:
         chance = np.random.default_rng(partition)
@@ -127,40 +137,39 @@ class Mesh:
         theta = Theta(MODEL.n_params, K, backend=backend)
         encoder = Encoder(MODEL.n_params, K, AdaptiveThreshold(1e-3), backend=backend)
         replica = Replica(model or DenseNetwork([5, 8, 3]), theta, encoder, local=True)
-        channel, lender = (
-            TrainerChannel(TrainerInbox(1 << 20, theta.begin_sum)),
-            OptimizerLender(SystemClock()),
-        )
+        lender = OptimizerStateServer(SystemClock())
         identity = Identity(
             token=secrets.randbits(63),
             partition=partition,
             attempt=partition,
             rows=batches.rows,
             checksum=batches.checksum,
-            batches=batches.per_epoch,
+            batches=batches.batches_per_epoch,
             host="here",
             executor=executor or f"e{partition}",
             pid=1,
             version="1",
         )
         limits = NodeLimits(lease_s=self.limits.lease_s, optimizer_wait_s=30.0, **self.node_limits)
-        meeting = Meeting(self.master.endpoint, self.master.join_stream)
+        meeting = JoinAddress(self.master.endpoint, self.master.join_stream)
         node = NodeThread(
             NodePlan(identity, limits, meeting, 1 << 20, 1024),
             open_transport=opening or Opening(self.network),
             seal=self.seal,
-            channel=channel,
-            copying=Copying(replica.chunk, theta.merge, lender),
+            inbox=TrainerInbox(1 << 20, theta.new_sum),
+            read_output=said,
+            snapshots=SnapshotSource(replica.chunk, theta.merge, lender),
             clock=SystemClock(),
         )
+        channel = node.channel
         trainer = Trainer(
             channel,
             replica,
             batches,
-            Schedule(**{"epochs": EPOCHS, "publish_every": 1, **schedule}),
-            keep=lambda replica: None,
-            grant=lambda replica, paths: None,
-            lender=lender,
+            TrainerOptions(**(_schedule(partition) | schedule)),
+            save_residual=lambda replica: None,
+            add_residuals=lambda replica, paths: None,
+            optimizer_server=lender,
         )
         self.nodes.append(node)
         self.stations.append(channel)

@@ -5,13 +5,21 @@ from __future__ import annotations
 import secrets
 
 from sparkstrom.base.identity import MASTER, Endpoint, NodeId
-from sparkstrom.codec import frames
-from sparkstrom.codec.frames import KEY_BYTES, Header, Seal
-from sparkstrom.codec.messages import Address, AskAfter, Join, Message, Payload, Update, Welcome
+from sparkstrom.codec import sealed_frames as frames
+from sparkstrom.codec.messages import (
+    Address,
+    CommitsRequest,
+    Join,
+    Message,
+    Payload,
+    Update,
+    Welcome,
+)
+from sparkstrom.codec.sealed_frames import KEY_BYTES, Header, Seal
 from sparkstrom.codec.wire import encode
-from sparkstrom.protocol.common.events import Answer
+from sparkstrom.protocol.common.events import SendToProcess
 from sparkstrom.runtime.message_endpoint import MessageEndpoint
-from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
+from sparkstrom.transport.base import MemoryNetwork, MemoryTransport
 
 KEY, JOB = bytes(range(KEY_BYTES)), 5
 LOBBY = 77
@@ -60,7 +68,7 @@ class Office:
         self, to: Office, message: Message, node: int | None = None, at: Address | None = None
     ) -> None:
         """As a master: say this to that one directly, where it listens or elsewhere."""
-        self.room.answer(Answer(at or to.address, to.token, message, node))
+        self.room.send_to_process(SendToProcess(at or to.address, to.token, message, node))
 
     def got(self) -> list[tuple[NodeId | None, Message]]:
         return list(self.room.receive(0.0))
@@ -110,4 +118,4 @@ def offer(office: Office, at: Address, *frame: bytes, control: bool = True) -> N
 
 
 HEAD = Header(kind=1, sender=7, receiver=MASTER, edge=3, counter=1, piece=0, pieces=1)
-ASK = encode(AskAfter(1))[1]
+ASK = encode(CommitsRequest(1))[1]

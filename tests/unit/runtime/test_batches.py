@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sparkstrom.runtime.batches import Batches
+from sparkstrom.data.row_store import Batches
 
 Rows = tuple[NDArray[np.float32], NDArray[Any]]
 
@@ -29,7 +29,7 @@ def batches(rows: Rows, **options: int) -> Batches:
 
 def epoch_of(made: Batches, epoch: int) -> list[list[tuple[float, ...]]]:
     out = []
-    for index in range(made.per_epoch):
+    for index in range(made.batches_per_epoch):
         features, labels, _ = made.get(epoch, index)
         out.append([(*f.tolist(), float(y)) for f, y in zip(features, labels, strict=True)])
     return out
@@ -58,13 +58,13 @@ def test_every_row_comes_once_an_epoch(count: int, batch_rows: int) -> None:
 
 def test_a_partial_last_batch_is_kept() -> None:
     made = batches(some_rows(10))
-    assert made.per_epoch == 3
+    assert made.batches_per_epoch == 3
     assert [len(batch) for batch in epoch_of(made, 0)] == [4, 4, 2]
 
 
 def test_no_rows_are_no_batches() -> None:
     made = batches((np.zeros((0, 0), np.float32), np.zeros(0, np.int64)))
-    assert (made.rows, made.per_epoch, made.checksum) == (0, 0, 0)
+    assert (made.rows, made.batches_per_epoch, made.checksum) == (0, 0, 0)
 
 
 def test_epochs_partitions_and_seeds_differ() -> None:

@@ -10,14 +10,18 @@ import pytest
 
 from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.models.networks import DenseNetwork
-from sparkstrom.observe.telemetry import bytes_on_links
+from sparkstrom.models.dense import DenseNetwork
+from sparkstrom.observe.telemetry import sum_link_bytes
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.master.master_limits import MasterLimits
-from sparkstrom.runtime.node_thread import NodeThread
-from sparkstrom.runtime.recovery import DEATHS_MAX
-from sparkstrom.transport.contract import Arrival, Sent
-from sparkstrom.transport.memory import MemoryNetwork, MemorySender, MemoryTransport
+from sparkstrom.protocol.master.members import MasterLimits
+from sparkstrom.runtime.node_thread import SUCCESSIVE_DEATHS_MAX, NodeThread
+from sparkstrom.transport.base import (
+    MemoryNetwork,
+    MemorySender,
+    MemoryTransport,
+    ReceivedFrame,
+    SentBytes,
+)
 from tests.unit.runtime.fits import Mesh, check_whole, wait_until
 
 Death = tuple[str, int]  # a method, and which call of it the media driver does not survive
@@ -51,12 +55,12 @@ class Doomed(MemoryTransport):
             self._call("close_receiver")
         super().close_receiver(stream)
 
-    def poll(self, wait_s: float) -> list[Arrival]:
+    def poll(self, wait_s: float) -> list[ReceivedFrame]:
         self._call("poll")
         return super().poll(wait_s)
 
-    def sent(self) -> Sent:
-        return Sent(self.driver, 100, 0)
+    def sent(self) -> SentBytes:
+        return SentBytes(self.driver, 100, 0)
 
     def close(self) -> None:
         self._is_closed = True
@@ -80,7 +84,7 @@ class Opening:
 
 
 def knows_itself(node: NodeThread) -> bool:
-    return node._mail.me == node._machine.node > 0
+    return node._message_endpoint.me == node._machine.node > 0
 
 
 # A node first opens what it listens on (control and data), then a sender to the join stream; its
@@ -110,7 +114,7 @@ def test_a_node_keeps_its_id_and_all_else_that_it_was_given(
     check_whole(mesh, mesh.finish(SOON_S))
     assert len(opening.opened) == len(deaths) + 1
     assert knows_itself(mesh.nodes[0])
-    assert bytes_on_links([mesh.nodes[0]._wire.look(opening.opened[-1])]) == 100 * len(
+    assert sum_link_bytes([mesh.nodes[0]._link_bytes.update(opening.opened[-1])]) == 100 * len(
         opening.opened
     )
 
@@ -139,7 +143,7 @@ def test_a_master_goes_on_from_whatever_it_wanted(
     outcome = mesh.finish(SOON_S)
     check_whole(mesh, outcome)
     assert len(opening.opened) == len(deaths) + 1
-    assert bytes_on_links([outcome.wire]) == 100 * len(opening.opened)
+    assert sum_link_bytes([outcome.wire]) == 100 * len(opening.opened)
     assert {transport.endpoint for transport in opening.opened} == {mesh.master.endpoint}
 
 
@@ -179,7 +183,7 @@ def test_a_master_in_audit_has_its_own_digest(make_mesh: Callable[..., Mesh]) ->
 
 
 def each_dies(network: MemoryNetwork) -> Opening:
-    return Opening(network, *[("open_receiver", 1)] * (DEATHS_MAX + 1))
+    return Opening(network, *[("open_receiver", 1)] * (SUCCESSIVE_DEATHS_MAX + 1))
 
 
 def test_where_no_driver_lives_a_task_fails_and_says_so(make_mesh: Callable[..., Mesh]) -> None:
@@ -190,7 +194,7 @@ def test_where_no_driver_lives_a_task_fails_and_says_so(make_mesh: Callable[...,
     wait_until(lambda: bool(mesh.errors), SOON_S)
     assert isinstance(mesh.errors[0], SetupError)
     assert "the media driver of this executor died" in str(mesh.errors[0])
-    assert len(opening.opened) == DEATHS_MAX + 1
+    assert len(opening.opened) == SUCCESSIVE_DEATHS_MAX + 1
 
 
 def test_where_no_driver_lives_a_fit_fails_and_says_so(make_mesh: Callable[..., Mesh]) -> None:
@@ -212,15 +216,15 @@ def test_a_driver_that_dies_over_the_last_words_breaks_nothing(
     mesh.add_worker(1)
     node, failed = mesh.nodes[0], list[BaseException]()
     mesh.stations[0].fail = failed.append  # type: ignore[method-assign]
-    say = node._say_last_words
+    say = node._flush_before_exit
 
     def say_over_a_dead_driver() -> None:
         opening.opened[0].death = ("open_sender", 1)
         mesh.stations[0].post(ev.TrainerFailed("too late", ""))
-        node._mail.meet(mesh.master.endpoint, mesh.master.join_stream)
+        node._message_endpoint.set_master(mesh.master.endpoint, mesh.master.join_stream)
         say()
 
-    node._say_last_words = say_over_a_dead_driver  # type: ignore[method-assign]
+    node._flush_before_exit = say_over_a_dead_driver  # type: ignore[method-assign]
     mesh.finish(SOON_S)
     assert failed == []
     assert opening.opened[0].death == ("open_sender", 0)
@@ -232,19 +236,19 @@ def test_last_words_wait_until_there_is_room(make_mesh: Callable[..., Mesh]) -> 
     for partition in range(2):
         mesh.add_worker(partition)
     node, waiting = mesh.nodes[0], list[int]()
-    say, flush, refusals = node._say_last_words, node._mail.flush, iter((0, 0))
+    say, flush, refusals = node._flush_before_exit, node._message_endpoint.flush, iter((0, 0))
 
     def hesitant() -> int:
-        waiting.append(node._mail.waiting)
+        waiting.append(node._message_endpoint.waiting)
         return flush() if next(refusals, None) is None else 0
 
     def say_without_room_at_first() -> None:
         mesh.stations[0].post(ev.TrainerFailed("too late", ""))
-        node._mail.flush = hesitant  # type: ignore[method-assign]
+        node._message_endpoint.flush = hesitant  # type: ignore[method-assign]
         say()
-        waiting.append(node._mail.waiting)
+        waiting.append(node._message_endpoint.waiting)
 
-    node._say_last_words = say_without_room_at_first  # type: ignore[method-assign]
+    node._flush_before_exit = say_without_room_at_first  # type: ignore[method-assign]
     mesh.finish(SOON_S)
     assert waiting[0] == waiting[1] > 0
     assert waiting[-1] == 0

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.frames import pieces_of
-from sparkstrom.codec.messages import AskAfter, Committed, MergedRange, Message, Payload
+from sparkstrom.codec.messages import Commit, CommitsRequest, MergedRange, Message, Payload
+from sparkstrom.codec.sealed_frames import split_body
 from sparkstrom.codec.wire import Kind, encode
 from sparkstrom.protocol.common.events import SendMerged
-from sparkstrom.runtime import encoded_once
-from sparkstrom.runtime.encoded_once import EncodedOnce, SummedOnce
-from sparkstrom.transport.memory import MemoryNetwork
+from sparkstrom.runtime import message_endpoint as encoded_once
+from sparkstrom.runtime.message_endpoint import EncodingCache, MergeCache
+from sparkstrom.transport.base import MemoryNetwork
 from tests.unit.runtime.offices import Office, join
 
 
-def commit(number: int, data: bytes = b"bits") -> Committed:
-    return Committed(commit=number, origin=9, seq=number, payload=Payload(1, 2, 1, data))
+def commit(number: int, data: bytes = b"bits") -> Commit:
+    return Commit(commit=number, origin=9, seq=number, payload=Payload(1, 2, 1, data))
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_commit_for_three_children_is_encoded_once(
 
 
 def test_what_goes_to_one_is_not_kept(network: MemoryNetwork, encoded: list[Message]) -> None:
-    node, ask = Office(network, 7, 20), AskAfter(1)
+    node, ask = Office(network, 7, 20), CommitsRequest(1)
     join(Office(network, MASTER, 10), node, 3)
     node.room.send(MASTER, ask)
     node.room.send(MASTER, ask)
@@ -59,18 +59,18 @@ def test_what_goes_to_one_is_not_kept(network: MemoryNetwork, encoded: list[Mess
 
 
 def test_equal_ids_of_messages_that_are_gone_do_not_mix_them_up() -> None:
-    bodies = EncodedOnce()
+    bodies = EncodingCache()
     for number in range(1, 50):
         one = commit(number)
-        assert bodies.of(one, 1000) == (Kind.COMMITTED, [encode(one)[1]])
+        assert bodies.encode(one, 1000) == (Kind.COMMITTED, [encode(one)[1]])
         del one
 
 
 def test_another_length_of_pieces_cuts_anew() -> None:
     """After a media driver's death the next one may take shorter frames."""
-    bodies, one = EncodedOnce(), commit(1, bytes(500))
+    bodies, one = EncodingCache(), commit(1, bytes(500))
     for piece_bytes in (1000, 100):
-        assert bodies.of(one, piece_bytes)[1] == pieces_of(encode(one)[1], piece_bytes)
+        assert bodies.encode(one, piece_bytes)[1] == split_body(encode(one)[1], piece_bytes)
 
 
 def wanted(to: int, after: int = 0, commit: int = 2, count: int = 5) -> SendMerged:
@@ -86,13 +86,13 @@ def test_a_range_is_summed_once_until_it_is_forgotten() -> None:
             after=one.after, commit=one.commit, last=one.last, count=one.count, payload=b"sum"
         )
 
-    sums = SummedOnce(merge)
-    assert sums.of(wanted(5)) is sums.of(wanted(6))
+    sums = MergeCache(merge)
+    assert sums.merge(wanted(5)) is sums.merge(wanted(6))
     others = [wanted(5, after=1), wanted(5, commit=3), wanted(5, count=6)]
     for other in others:
-        made = sums.of(other)
+        made = sums.merge(other)
         assert (made.after, made.commit, made.count) == (other.after, other.commit, other.count)
     assert asked == [wanted(5), *others]
-    sums.forget()
-    sums.of(wanted(6))
+    sums.clear()
+    sums.merge(wanted(6))
     assert asked[-1] == wanted(6)

@@ -8,15 +8,15 @@ import pytest
 
 from sparkstrom.base.errors import RowsRefused, TrainingError, UsageError
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.runtime.failures import CHECKING, failure_of
+from sparkstrom.runtime.fit_state import READING_ROWS, error_from_abort
 
 WHY = "row 3 of partition 1: column 'x' is null: fill or drop it"
 
 
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_row_that_a_worker_refuses_is_a_usage_error_as_on_one_machine(copied: bool) -> None:
-    abort = ev.Abort(WHY, "trace", partition=1, host="here", phase=CHECKING)
-    error = failure_of(abort)
+    abort = ev.Abort(WHY, "trace", partition=1, host="here", phase=READING_ROWS)
+    error = error_from_abort(abort)
     if copied:
         error = pickle.loads(pickle.dumps(error))
     assert isinstance(error, RowsRefused)
@@ -27,5 +27,5 @@ def test_a_row_that_a_worker_refuses_is_a_usage_error_as_on_one_machine(copied: 
 
 
 def test_what_fails_later_is_the_training_s() -> None:
-    error = failure_of(ev.Abort("NaN", "trace", partition=1, host="here", phase="training"))
+    error = error_from_abort(ev.Abort("NaN", "trace", partition=1, host="here", phase="training"))
     assert not isinstance(error, UsageError)

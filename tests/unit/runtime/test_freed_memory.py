@@ -15,7 +15,7 @@ import pytest
 WORK = """
 import resource
 import numpy as np
-from sparkstrom.runtime.freed_memory import kept_for_the_next_step
+from sparkstrom.worker.training_task import retain_freed_memory
 
 def faults(steps):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -26,7 +26,7 @@ def faults(steps):
 def resident():
     return int(open("/proc/self/statm").read().split()[1])
 
-with kept_for_the_next_step():
+with retain_freed_memory():
     faults(2)
     print(faults(10), end=" ")
     within = resident()

@@ -10,27 +10,26 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from sparkstrom.codec.messages import Committed, MergedRange, Payload
+from sparkstrom.codec.messages import Commit, MergedRange, Payload
 from sparkstrom.codec.payload import encode_quanta
 from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding.sums import Total
 from sparkstrom.encoding.thresholds import FixedThreshold
-from sparkstrom.encoding.totals import Total
 from sparkstrom.models.base import Batch
 from sparkstrom.protocol.common.events import (
-    Deliver,
-    DeliverMerged,
+    ApplyCommit,
+    ApplyMergedRange,
+    Command,
     Directive,
     Effect,
     Event,
-    Install,
-    Order,
+    InstallSnapshot,
 )
-from sparkstrom.runtime import trainer_inbox
+from sparkstrom.runtime import training_loop as trainer_inbox
 from sparkstrom.runtime.node_thread import NodeThread
-from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.theta import chunk_count
-from sparkstrom.runtime.trainer_channel import TrainerChannel
-from sparkstrom.runtime.trainer_inbox import Item, Merged, TrainerInbox
+from sparkstrom.runtime.theta import Replica, snapshot_chunk_count
+from sparkstrom.runtime.trainer import TrainerChannel
+from sparkstrom.runtime.training_loop import MergedCommits, TrainerInbox, TrainerItem
 from tests.unit.runtime.careless import NoLock, OrdersFirst, TakesTwice
 from tests.unit.runtime.fits import Mesh
 from tests.unit.runtime.interleaved import at_every_instruction
@@ -38,15 +37,15 @@ from tests.unit.runtime.memories import backend, make_theta
 
 K, N, TAU = 10, 300, 0.125
 FILES = (
-    *("runtime/replica.py", "runtime/theta.py", "encoding/encoder.py"),
-    *("encoding/error_feedback.py", "encoding/form_writers.py", "encoding/scans.py"),
+    *("runtime/theta.py", "runtime/theta.py", "encoding/encoder.py"),
+    *("encoding/residual.py", "encoding/encoder.py", "encoding/encoder.py"),
 )
-CHANNELS = ("runtime/trainer_channel.py", "runtime/careless.py")
-ITEMS = get_args(trainer_inbox.Effect)
+CHANNELS = ("runtime/trainer.py", "runtime/careless.py")
+ITEMS = get_args(trainer_inbox.TrainerEffect)
 BATCH = Batch(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
-TRAIN = Directive(Order.TRAIN, steps_max=3)
+TRAIN = Directive(Command.TRAIN, steps_max=3)
 
-MakeCommit = Callable[..., Committed]
+MakeCommit = Callable[..., Commit]
 Work = Callable[[Replica, MakeCommit], None]
 
 
@@ -64,21 +63,21 @@ def publishes(replica: Replica, make_commit: MakeCommit) -> None:
 
 def sees_its_own_committed(replica: Replica, make_commit: MakeCommit) -> None:
     publishes(replica, make_commit)
-    replica.passed(1)
+    replica.mark_committed(1)
 
 
 def applies_a_sum(replica: Replica, make_commit: MakeCommit) -> None:
     total = np.full(N, 3, np.int32)
     payload = encode_quanta(Total.of_array(total))
     merged = MergedRange(after=0, commit=4, last=[], count=N, payload=payload)
-    replica.apply_range(DeliverMerged(merged, ()))
+    replica.apply_range(ApplyMergedRange(merged, ()))
 
 
 def applies_a_sum_with_its_own_in_it(replica: Replica, make_commit: MakeCommit) -> None:
     publishes(replica, make_commit)
-    total = replica.theta.begin_sum()
+    total = replica.theta.new_sum()
     assert total.add_update(make_commit(1, 100))
-    replica.apply_merged(Merged(total, 2, 1))
+    replica.apply_merged(MergedCommits(total, 2, 1))
 
 
 def takes_buffers(replica: Replica, make_commit: MakeCommit) -> None:
@@ -89,8 +88,8 @@ def installs(replica: Replica, make_commit: MakeCommit) -> None:
     other = make_theta(N, K)
     other.add(other.decode(make_commit(1, 7).payload))
     other.buffers, other.commit = b"theirs", 5
-    chunks = tuple(other.chunk(index) for index in range(chunk_count(N)))
-    replica.install(Install(chunks, (make_commit(6, 9),), (), 6))
+    chunks = tuple(other.chunk(index) for index in range(snapshot_chunk_count(N)))
+    replica.install(InstallSnapshot(chunks, (make_commit(6, 9),), (), 6))
 
 
 WORKS = [
@@ -120,7 +119,7 @@ def contents_served(replica: Replica, make_commit: MakeCommit, work: Work) -> tu
         if replica._lock.locked():
             waited += 1  # the node's thread comes in when the lock is free again
             return
-        chunks = [replica.chunk(index) for index in range(chunk_count(N))]
+        chunks = [replica.chunk(index) for index in range(snapshot_chunk_count(N))]
         (commit,) = {chunk.commit for chunk in chunks}
         served.setdefault(commit, set()).add(tuple(chunk.payload for chunk in chunks))
 
@@ -183,7 +182,7 @@ def test_a_commit_that_comes_while_a_chunk_is_made_is_in_it_whole_or_not_at_all(
 
 
 def made(kind: type[TrainerChannel] = TrainerChannel) -> TrainerChannel:
-    channel = kind(TrainerInbox(10_000, make_theta(N, K).begin_sum))
+    channel = kind(TrainerInbox(10_000, make_theta(N, K).new_sum), wake=lambda: None)
     channel._changed = threading.Condition(threading.Lock())  # one that says whether it is held
     return channel
 
@@ -193,9 +192,9 @@ def is_held(channel: TrainerChannel) -> bool:
     return bool(lock.locked())
 
 
-def look_while_it_publishes(channel: TrainerChannel, item: Item) -> int:
+def look_while_it_publishes(channel: TrainerChannel, item: TrainerItem) -> int:
     """Raise AssertionError where a command is seen without its item; return how many looks."""
-    taken: list[Item] = []
+    taken: list[TrainerItem] = []
     looks = 0
 
     def look() -> None:
@@ -215,15 +214,15 @@ def look_while_it_publishes(channel: TrainerChannel, item: Item) -> int:
 
 
 def test_who_sees_a_command_has_the_items_that_came_with_it(make_commit: MakeCommit) -> None:
-    assert look_while_it_publishes(made(), Deliver(make_commit(1, 1))) > 4
+    assert look_while_it_publishes(made(), ApplyCommit(make_commit(1, 1))) > 4
 
 
 def test_a_command_that_comes_before_its_items_is_seen(make_commit: MakeCommit) -> None:
     with pytest.raises(AssertionError):
-        look_while_it_publishes(made(OrdersFirst), Deliver(make_commit(1, 1)))
+        look_while_it_publishes(made(OrdersFirst), ApplyCommit(make_commit(1, 1)))
 
 
-def publish_while_it_takes(kind: type[TrainerChannel], item: Item) -> int:
+def publish_while_it_takes(kind: type[TrainerChannel], item: TrainerItem) -> int:
     """At every point in turn. Raise AssertionError where half of it comes; return how many."""
     at_point, points = 0, 1
     while at_point <= points:
@@ -251,12 +250,12 @@ def publish_while_it_takes(kind: type[TrainerChannel], item: Item) -> int:
 def test_what_is_published_while_somebody_takes_comes_whole_and_once(
     make_commit: MakeCommit,
 ) -> None:
-    assert publish_while_it_takes(TrainerChannel, Deliver(make_commit(1, 1))) > 2
+    assert publish_while_it_takes(TrainerChannel, ApplyCommit(make_commit(1, 1))) > 2
 
 
 def test_a_command_that_is_taken_apart_from_its_items_is_seen(make_commit: MakeCommit) -> None:
     with pytest.raises(AssertionError):
-        publish_while_it_takes(TakesTwice, Deliver(make_commit(1, 1)))
+        publish_while_it_takes(TakesTwice, ApplyCommit(make_commit(1, 1)))
 
 
 # -- what a cycle of the node's thread makes known ---------------------------------------------
@@ -271,7 +270,7 @@ def torn_cycles(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> list[Directive]:
         perform(self, effect)
         waiting[self._channel] += isinstance(effect, ITEMS)
 
-    def publishing(self: TrainerChannel, items: list[Item], command: Directive) -> None:
+    def publishing(self: TrainerChannel, items: list[TrainerItem], command: Directive) -> None:
         waiting[self] -= len(items)
         if waiting[self]:
             torn.append(command)
@@ -299,7 +298,7 @@ def test_a_cycle_that_tells_commands_at_once_is_seen(
 
     def hasty(self: NodeThread, event: Event) -> None:
         step(self, event)
-        self._channel.publish([], self._machine.command)
+        self._channel.publish([], self._machine.directive)
 
     monkeypatch.setattr(NodeThread, "_step", hasty)
     assert torn_cycles(make_mesh(), monkeypatch)

@@ -7,17 +7,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sparkstrom.codec.messages import Committed
+from sparkstrom.codec.messages import Commit
 from sparkstrom.encoding.layers import Layers
-from sparkstrom.protocol.common.events import Deliver
+from sparkstrom.protocol.common.events import ApplyCommit
 from sparkstrom.runtime import theta as module
-from sparkstrom.runtime.trainer_inbox import Merged, TrainerInbox
+from sparkstrom.runtime.training_loop import MergedCommits, TrainerInbox
 from tests.unit.runtime.memories import make_theta
 
 K, N = 10, 300
 LAYERS = Layers((100, N), (1, 5))
 
-MakeCommit = Callable[..., Committed]
+MakeCommit = Callable[..., Commit]
 
 
 def test_an_entry_adds_its_layers_multiple(make_commit: MakeCommit) -> None:
@@ -26,7 +26,7 @@ def test_an_entry_adds_its_layers_multiple(make_commit: MakeCommit) -> None:
         theta.add(theta.decode(make_commit(1, 3, 200).payload))
     where = np.flatnonzero(plain.to_host())
     assert where.size
-    assert (layered.to_host()[where] == plain.to_host()[where] * LAYERS.at(where)).all()
+    assert (layered.to_host()[where] == plain.to_host()[where] * LAYERS.multipliers_at(where)).all()
 
 
 def test_a_sum_ends_before_multiples_of_tau_could_overflow_it(
@@ -36,12 +36,12 @@ def test_a_sum_ends_before_multiples_of_tau_could_overflow_it(
     update = make_commit(1, 200)
     largest = 5 * update.payload.tau_quanta
     assert np.abs(theta.decode(update.payload)[1]).max() == largest
-    monkeypatch.setattr(module, "MERGED_QUANTA_MAX", 3 * largest)
-    inbox = TrainerInbox(0, theta.begin_sum)
+    monkeypatch.setattr(module, "MERGED_QUANTA_SAFE_MAX", 3 * largest)
+    inbox = TrainerInbox(0, theta.new_sum)
     for commit in range(1, 8):
-        inbox.put(Deliver(make_commit(commit, 200)))
+        inbox.put(ApplyCommit(make_commit(commit, 200)))
     sums = inbox.take()
-    assert [item.commit for item in sums if isinstance(item, Merged)] == [3, 6, 7]
+    assert [item.commit for item in sums if isinstance(item, MergedCommits)] == [3, 6, 7]
     assert max(
-        int(np.abs(item.total.dense()).max()) for item in sums if isinstance(item, Merged)
+        int(np.abs(item.total.dense()).max()) for item in sums if isinstance(item, MergedCommits)
     ) == (3 * largest)

@@ -11,16 +11,15 @@ from sparkstrom.encoding.grid import round_to_grid
 from sparkstrom.encoding.thresholds import AdaptiveThreshold
 from sparkstrom.models import Adam, DenseNetwork
 from sparkstrom.models.base import Batch
-from sparkstrom.runtime.lent_state import (
-    lent_state,
-    load_all,
-    load_updater,
-    partition_in,
-    updater_in,
-    without_encoder,
+from sparkstrom.runtime.optimizer_states import (
+    decode_optimizer_state,
+    decode_partition,
+    encode_worker_state,
+    load_optimizer_state,
+    load_worker_state,
+    remove_encoder_state,
 )
-from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.theta import Theta
+from sparkstrom.runtime.theta import Replica, Theta
 
 K = 20
 
@@ -46,7 +45,7 @@ def trained(local: bool = False) -> Replica:
 @pytest.mark.parametrize("local", [True, False])
 def test_another_one_goes_on_with_updater_and_thresholds_and_no_residual(local: bool) -> None:
     lender, taker = trained(local), replica(local)
-    load_all(taker, lent_state(lender, 3))
+    load_worker_state(taker, encode_worker_state(lender, 3))
     assert taker.encoder.tau == lender.encoder.tau
     assert taker.encoder.state()["publications"] == 3
     for name, value in lender.model.updater_state().items():
@@ -57,25 +56,25 @@ def test_another_one_goes_on_with_updater_and_thresholds_and_no_residual(local: 
 
 def test_who_joins_late_keeps_its_own_thresholds() -> None:
     lender, taker = trained(), replica()
-    load_updater(taker, lent_state(lender, 3))
+    load_optimizer_state(taker, encode_worker_state(lender, 3))
     assert taker.encoder.state()["publications"] == 0
     assert taker.model.updater_state()["steps"] == lender.model.updater_state()["steps"]
 
 
 def test_for_another_algorithm_the_updater_alone_is_left() -> None:
     lender, taker = trained(), replica()
-    content = without_encoder(lent_state(lender, 3))
-    load_all(taker, content)
+    content = remove_encoder_state(encode_worker_state(lender, 3))
+    load_worker_state(taker, content)
     assert taker.encoder.state()["publications"] == 0
-    assert updater_in(content).keys() == lender.model.updater_state().keys()
+    assert decode_optimizer_state(content).keys() == lender.model.updater_state().keys()
 
 
 def test_it_says_whose_it_is() -> None:
-    content = lent_state(trained(), 3)
-    assert partition_in(content) == 3
-    assert partition_in(without_encoder(content)) is None  # for workers alone
+    content = encode_worker_state(trained(), 3)
+    assert decode_partition(content) == 3
+    assert decode_partition(remove_encoder_state(content)) is None  # for workers alone
 
 
 def test_bytes_that_are_none_are_refused() -> None:
     with pytest.raises(WireError):
-        updater_in(b"no state")
+        decode_optimizer_state(b"no state")

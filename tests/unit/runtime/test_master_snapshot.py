@@ -13,15 +13,14 @@ import pytest
 
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import TrainingError
-from sparkstrom.codec.frames import KEY_BYTES, Seal
-from sparkstrom.codec.messages import Committed, Phase
+from sparkstrom.codec.messages import Commit, Phase
+from sparkstrom.codec.sealed_frames import KEY_BYTES, Seal
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.protocol.master.master_limits import MasterLimits
-from sparkstrom.runtime.master_thread import MasterThread, Plan
+from sparkstrom.protocol.master.members import MasterLimits
+from sparkstrom.runtime.master_thread import MasterPlan, MasterThread
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.transport.contract import Arrival
-from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
+from sparkstrom.transport.base import MemoryNetwork, MemoryTransport, ReceivedFrame
 
 K, N = 20, 300
 
@@ -31,7 +30,7 @@ class Breaking(MemoryTransport):
 
     broken = False
 
-    def poll(self, wait_s: float) -> list[Arrival]:
+    def poll(self, wait_s: float) -> list[ReceivedFrame]:
         if self.broken:
             raise OSError("broken on purpose")
         return super().poll(wait_s)
@@ -45,7 +44,7 @@ def make_master() -> Iterator[Callable[[Theta], tuple[MasterThread, Breaking]]]:
     def make(theta: Theta) -> tuple[MasterThread, Breaking]:
         masters.append(
             MasterThread(
-                Plan(FitSpec(2, 1, 3, "1"), 1 << 20, 1024, {}),
+                MasterPlan(FitSpec(2, 1, 3, "1"), 1 << 20, 1024, {}),
                 MasterLimits(),
                 theta,
                 open_transport=lambda before: transport,
@@ -77,14 +76,14 @@ def test_a_snapshot_is_a_copy_with_its_commit(
 
 def test_what_was_delivered_is_in_the_snapshot_with_its_commit(
     make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
-    make_commit: Callable[..., Committed],
+    make_commit: Callable[..., Commit],
 ) -> None:
     """Children are sent all commits after this number, and none that is in their copy."""
     master, _ = make_master(Theta(N, K))
     master.end()
     for commit in (1, 2):
-        master._perform(ev.Deliver(make_commit(commit, 5)))
-        made = master._copied()
+        master._perform(ev.ApplyCommit(make_commit(commit, 5)))
+        made = master._make_snapshot()
         assert made.commit == commit
         assert np.count_nonzero(made.parameters) == 1
 

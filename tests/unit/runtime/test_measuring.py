@@ -9,7 +9,7 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.models.base import Batch
-from sparkstrom.runtime.replica import Replica
+from sparkstrom.runtime.theta import Replica
 from tests.unit.runtime.memories import OnMemory, backend, make_theta, seen
 
 K = 20

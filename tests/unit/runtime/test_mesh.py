@@ -11,9 +11,9 @@ import pytest
 
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import TrainingError, UsageError
-from sparkstrom.models.networks import DenseNetwork
-from sparkstrom.observe.epochs import EpochBook
-from sparkstrom.protocol.master.master_limits import MasterLimits
+from sparkstrom.models.dense import DenseNetwork
+from sparkstrom.observe.epoch_history import EpochHistory
+from sparkstrom.protocol.master.members import MasterLimits
 from sparkstrom.runtime import worker_output
 from sparkstrom.runtime.worker_output import WorkerOutput
 from tests.unit.runtime.fits import EPOCHS, ROWS, WORKERS, Mesh, Opening, check_whole, wait_until
@@ -44,13 +44,12 @@ def test_what_workers_say_until_they_drain_is_known_when_the_fit_is_done(
     mesh.begin()
     for partition in range(WORKERS):
         output = WorkerOutput(SystemClock())
-        mesh.add_worker(partition, model=Printing(output))
-        mesh.stations[-1].said = output.take
+        mesh.add_worker(partition, model=Printing(output), said=output.take)
     mesh.finish()
     progress = mesh.master.progress
     steps = mesh.master.outcome().minibatches
-    assert len(progress.heard) + progress.unheard == steps
-    assert len(progress.heard) == WORKERS * worker_output.BURST
+    assert len(progress.heard) + progress.worker_lines_skipped == steps
+    assert len(progress.heard) == WORKERS * worker_output.LINES_BURST
     assert {(line.host, line.phase) for line in progress.heard} == {("here", "starting")}
     assert {line.partition for line in progress.heard} == set(range(WORKERS))
 
@@ -117,9 +116,9 @@ def test_a_partition_of_held_out_rows_alone_is_measured_at_each_epochs_end(
     mesh.add_worker(1, fraction=ALL_ROWS)
     outcome = mesh.finish()
     check_whole(mesh, outcome)
-    live, whole = EpochBook(), EpochBook()
-    live.follow(outcome.stats.values())
-    whole.close([trainer.epochs.report() for trainer in mesh.trainers])
+    live, whole = EpochHistory(), EpochHistory()
+    live.add_counters(outcome.stats.values())
+    whole.add_reports([trainer.epochs.report() for trainer in mesh.trainers])
     assert [one.held_weight for one in whole.history()] == [ROWS] * EPOCHS
     assert live.history() == whole.history()
     held, weight = mesh.replicas[1].measure(mesh.trainers[1]._batches.held_out, "loss")
@@ -133,7 +132,7 @@ def test_the_master_tells_which_partitions_only_measure(make_mesh: Callable[...,
     mesh.add_worker(1, fraction=ALL_ROWS)
     mesh.add_worker(2, rows=0)
     wait_until(lambda: len(mesh.master.progress.stats) == 2)
-    wait_until(lambda: mesh.master.progress.measuring == {1})
+    wait_until(lambda: mesh.master.progress.evaluating == {1})
     mesh.add_worker(0)
     check_whole(mesh, mesh.finish())
 

@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 
 from sparkstrom.models.base import State
-from sparkstrom.models.networks import DenseNetwork
+from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.models.updaters import Adam
-from sparkstrom.protocol.common.child import Serving
-from sparkstrom.protocol.common.events import DeliverMerged
-from sparkstrom.protocol.master.master_limits import MasterLimits
+from sparkstrom.protocol.common.children import FlowLimits
+from sparkstrom.protocol.common.events import ApplyMergedRange
+from sparkstrom.protocol.master.members import MasterLimits
 from sparkstrom.runtime.node_thread import NodeThread
-from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.theta import CHUNK_PARAMS
-from sparkstrom.transport.contract import Arrival
-from sparkstrom.transport.memory import MemoryTransport
+from sparkstrom.runtime.theta import CHUNK_PARAMS, Replica
+from sparkstrom.transport.base import MemoryTransport, ReceivedFrame
 from tests.unit.runtime.fits import EPOCHS, MODEL, Mesh, Opening, check_whole, wait_until
 
 WIDTHS = [5, 8, 3]
@@ -202,7 +200,7 @@ class Deaf(MemoryTransport):
 
     is_deaf = False
 
-    def poll(self, wait_s: float) -> list[Arrival]:
+    def poll(self, wait_s: float) -> list[ReceivedFrame]:
         if self.is_deaf:
             threading.Event().wait(wait_s)
             return []
@@ -213,16 +211,16 @@ def test_who_heard_nothing_for_a_while_gets_one_sum(
     make_mesh: MAKE, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last one, under a relay; its own updates of that time are in the sum."""
-    sums: list[DeliverMerged] = []
+    sums: list[ApplyMergedRange] = []
     apply_range = Replica.apply_range
 
-    def noted(self: Replica, item: DeliverMerged) -> None:
+    def noted(self: Replica, item: ApplyMergedRange) -> None:
         sums.append(item)
         apply_range(self, item)
 
     monkeypatch.setattr(Replica, "apply_range", noted)
     mesh = make_mesh(limits_of_two(), 3)
-    mesh.node_limits = {"serving": Serving(200, 10**6, MODEL.n_params, 4 * CHUNK_PARAMS)}
+    mesh.node_limits = {"flow_limits": FlowLimits(200, 10**6, MODEL.n_params, 4 * CHUNK_PARAMS)}
     mesh.begin()
     deaf = Deaf(mesh.network, mesh.network.open().endpoint)
     gate = threading.Event()

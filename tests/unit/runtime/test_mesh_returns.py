@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.models.networks import DenseNetwork
-from sparkstrom.protocol.master.master_limits import MasterLimits
-from sparkstrom.transport.contract import Arrival
-from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
+from sparkstrom.models.dense import DenseNetwork
+from sparkstrom.protocol.master.members import MasterLimits
+from sparkstrom.transport.base import MemoryNetwork, MemoryTransport, ReceivedFrame
 from tests.unit.runtime.fits import Mesh, check_whole, wait_until
 
 LEASE_S = 1.0
@@ -24,7 +23,7 @@ class Halting(MemoryTransport):
         super().__init__(network, endpoint)
         self._gate = gate
 
-    def poll(self, wait_s: float) -> list[Arrival]:
+    def poll(self, wait_s: float) -> list[ReceivedFrame]:
         self._gate.wait(STILL_S)
         return super().poll(wait_s)
 
@@ -68,4 +67,4 @@ def test_who_comes_back_is_heard_under_its_new_id(make_mesh: Callable[..., Mesh]
     back = mesh.nodes[0]._machine.node
     assert back not in gone
     assert str(back) in outcome.hashes
-    assert mesh.nodes[0]._mail.me == back
+    assert mesh.nodes[0]._message_endpoint.me == back

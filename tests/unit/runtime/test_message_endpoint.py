@@ -7,11 +7,19 @@ from dataclasses import replace
 import pytest
 
 from sparkstrom.base.identity import MASTER, Endpoint
-from sparkstrom.codec.frames import KEY_BYTES, OVERHEAD_BYTES, UNBOUND, Rejection, Seal
-from sparkstrom.codec.messages import AskAfter, Committed, Failed, Heartbeat, Payload, Probe, Update
+from sparkstrom.codec.messages import (
+    Commit,
+    CommitsRequest,
+    Heartbeat,
+    Payload,
+    Probe,
+    TrainingFailure,
+    Update,
+)
+from sparkstrom.codec.sealed_frames import KEY_BYTES, OVERHEAD_BYTES, UNBOUND, Rejection, Seal
 from sparkstrom.codec.wire import encode
-from sparkstrom.runtime.outbox import Outbox
-from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
+from sparkstrom.runtime.message_endpoint import Outbox
+from sparkstrom.transport.base import MemoryNetwork, MemoryTransport
 from tests.unit.runtime.offices import (
     ASK,
     HEAD,
@@ -29,14 +37,14 @@ from tests.unit.runtime.offices import (
 def test_messages_travel_both_ways_and_control_overtakes_data(pair: tuple[Office, Office]) -> None:
     master, node = pair
     node.room.send(MASTER, update())
-    node.room.send(MASTER, AskAfter(1))
+    node.room.send(MASTER, CommitsRequest(1))
     assert node.room.flush() == 2
-    assert master.got() == [(7, AskAfter(1)), (7, update())]
-    master.room.send(7, AskAfter(4))
+    assert master.got() == [(7, CommitsRequest(1)), (7, update())]
+    master.room.send(7, CommitsRequest(4))
     assert master.room.waiting == 1
     master.room.flush()
     assert master.room.waiting == 0
-    assert node.got() == [(MASTER, AskAfter(4))]
+    assert node.got() == [(MASTER, CommitsRequest(4))]
 
 
 def test_control_is_offered_first(
@@ -52,14 +60,17 @@ def test_control_is_offered_first(
 
     monkeypatch.setattr(Outbox, "flush", noting)
     node.room.flush()
-    peer = node.room._peers[MASTER]
+    peer = node.room._outgoing[MASTER]
     assert offered == [peer.control, peer.data]
 
 
 def test_long_messages_are_cut_and_joined(network: MemoryNetwork) -> None:
     master, node = Office(network, MASTER, 10), Office(network, 7, 20, chunk=1024)
     join(master, node, edge=3)
-    long, trace = update(payload=bytes(4096)), Failed(node=7, reason="r", trace="t" * 16_000)
+    long, trace = (
+        update(payload=bytes(4096)),
+        TrainingFailure(node=7, reason="r", trace="t" * 16_000),
+    )
     node.room.send(MASTER, long)
     node.room.send(MASTER, trace)
     assert node.room.waiting == 5 + 2  # 1024 at a time; control has a fixed size of its own
@@ -85,7 +96,7 @@ def test_pieces_fit_the_transport_of_the_day(pair: tuple[Office, Office]) -> Non
         max_frame_bytes = 2000
 
     network = node.transport._network
-    node.room.move_to(lambda: Narrow(network, Endpoint("127.0.0.1", 99)))
+    node.room.replace_transport(lambda: Narrow(network, Endpoint("127.0.0.1", 99)))
     node.room.open_edge(MASTER, 3, node.address, master.at(1012))
     node.room.send(MASTER, update(payload=bytes(4000)))
     assert node.room.waiting == 3
@@ -113,12 +124,11 @@ def test_strangers_frames_are_counted_and_change_nothing(
 ) -> None:
     master, node = pair
     offer(node, master.at(1012), frame)
-    node.room.send(MASTER, AskAfter(2))
-    node.room.send(MASTER, AskAfter(3))
+    node.room.send(MASTER, CommitsRequest(2))
+    node.room.send(MASTER, CommitsRequest(3))
     node.room.flush()
-    assert [message for _, message in master.got()][-1] == AskAfter(3)
+    assert [message for _, message in master.got()][-1] == CommitsRequest(3)
     assert master.room.traffic.rejected[reason] == 1
-    assert master.room.traffic.received_bytes > len(frame)
 
 
 def test_who_has_no_edge_yet_hears_nobody_but_the_master(network: MemoryNetwork) -> None:
@@ -130,14 +140,14 @@ def test_who_has_no_edge_yet_hears_nobody_but_the_master(network: MemoryNetwork)
         offer(node, node.address, Seal(KEY, JOB).close(head, ASK))
     assert node.got() == []
     assert node.room.traffic.rejected == {Rejection.EARLY: 3}
-    assert node.room.traffic.strange == 0
+    assert node.room.traffic.foreign_frames == 0
 
 
 def test_a_repeated_frame_is_counted_and_dropped(pair: tuple[Office, Office]) -> None:
     master, node = pair
     frame = Seal(KEY, JOB).close(HEAD, ASK)
     offer(node, master.at(1012), frame, frame)
-    assert master.got() == [(7, AskAfter(1))]
+    assert master.got() == [(7, CommitsRequest(1))]
     assert master.room.traffic.rejected.total() == 1
 
 
@@ -146,7 +156,7 @@ def test_a_repeated_frame_is_counted_and_dropped(pair: tuple[Office, Office]) ->
 
 def test_frames_on_a_stream_that_was_closed_are_nobodys(pair: tuple[Office, Office]) -> None:
     master, node = pair
-    node.room.send(MASTER, AskAfter(1))
+    node.room.send(MASTER, CommitsRequest(1))
     node.room.flush()
     master.room.close_edge(7)
     assert master.got() == []
@@ -159,17 +169,17 @@ def test_a_node_has_one_parent_and_several_children(network: MemoryNetwork) -> N
     join(master, relay, edge=3)
     for edge, child in enumerate(below, 4):
         join(relay, child, edge)
-        child.room.send(7, AskAfter(edge))
+        child.room.send(7, CommitsRequest(edge))
         child.room.flush()
-    relay.room.send(MASTER, AskAfter(3))
-    assert relay.got() == [(8, AskAfter(4)), (9, AskAfter(5))]
+    relay.room.send(MASTER, CommitsRequest(3))
+    assert relay.got() == [(8, CommitsRequest(4)), (9, CommitsRequest(5))]
     for to in (8, 9):
-        relay.room.send(to, AskAfter(to))
+        relay.room.send(to, CommitsRequest(to))
     relay.room.flush()
     assert [office.got() for office in (master, *below)] == [
-        [(7, AskAfter(3))],
-        [(7, AskAfter(8))],
-        [(7, AskAfter(9))],
+        [(7, CommitsRequest(3))],
+        [(7, CommitsRequest(8))],
+        [(7, CommitsRequest(9))],
     ]
 
 
@@ -181,13 +191,16 @@ def test_neighbours_on_one_media_driver_speak_inside_it(network: MemoryNetwork) 
     child.room.listen(child.address)
     up = join(relay, child, edge=4)
     assert {place.local for place, _ in relay.transport._streams.values()} == {True}
-    relay.room.send(8, AskAfter(1))
-    child.room.send(7, AskAfter(2))
+    relay.room.send(8, CommitsRequest(1))
+    child.room.send(7, CommitsRequest(2))
     master.answer(child, Probe(8))
     for office in (relay, child, master):
         office.room.flush()
-    assert relay.got() == [(8, AskAfter(2))]
-    assert sorted(child.got(), key=lambda came: came[0]) == [(MASTER, Probe(8)), (7, AskAfter(1))]
+    assert relay.got() == [(8, CommitsRequest(2))]
+    assert sorted(child.got(), key=lambda came: came[0]) == [
+        (MASTER, Probe(8)),
+        (7, CommitsRequest(1)),
+    ]
     offer(master, up, Seal(KEY, JOB).close(HEAD, ASK))
     assert relay.got() == []  # nobody outside reaches the edge
     child.room.close_edge(7)
@@ -199,21 +212,21 @@ def test_another_parent_is_heard_at_the_same_place(pair: tuple[Office, Office]) 
     other = Office(node.transport._network, 5, 50)
     node.room.close_edge(MASTER)
     join(other, node, edge=9)
-    other.room.send(7, AskAfter(1))
-    master.room.send(7, AskAfter(2))
+    other.room.send(7, CommitsRequest(1))
+    master.room.send(7, CommitsRequest(2))
     other.room.flush()
     master.room.flush()
-    assert node.got() == [(5, AskAfter(1))]
+    assert node.got() == [(5, CommitsRequest(1))]
     assert node.room.traffic.rejected == {Rejection.OTHER_EDGE: 1}
 
 
 def test_a_new_edge_replaces_the_old_one(pair: tuple[Office, Office]) -> None:
     master, node = pair
-    node.room.send(MASTER, AskAfter(1))
+    node.room.send(MASTER, CommitsRequest(1))
     join(master, node, edge=4)
-    node.room.send(MASTER, AskAfter(2))
+    node.room.send(MASTER, CommitsRequest(2))
     node.room.flush()
-    assert master.got() == [(7, AskAfter(2))]
+    assert master.got() == [(7, CommitsRequest(2))]
     assert sorted(master.transport._streams) == [1016, 1017]
 
 
@@ -236,7 +249,7 @@ def test_no_message_is_dropped_however_much_waits(pair: tuple[Office, Office]) -
     master, node = pair
     for seq in range(1, 10_001):
         node.room.send(MASTER, update(seq))
-    assert (node.room.waiting, node.room.traffic.not_queued) == (10_000, 0)
+    assert node.room.waiting == 10_000
     seqs: list[int] = []
     while node.room.waiting:
         node.room.flush()
@@ -245,20 +258,20 @@ def test_no_message_is_dropped_however_much_waits(pair: tuple[Office, Office]) -
 
 
 def report(stamp: int) -> Heartbeat:
-    return Heartbeat(received=0, bytes_received=0, catching=False, stamp=stamp, news=[])
+    return Heartbeat(received=0, bytes_received=0, catching=False, stamp=stamp, statuses=[])
 
 
 def test_of_reports_that_wait_only_the_newest_goes(pair: tuple[Office, Office]) -> None:
     """Counters rise all the same, or the other end would take it for a replay."""
     master, node = pair
-    node.room.send(MASTER, AskAfter(1))
+    node.room.send(MASTER, CommitsRequest(1))
     for stamp in range(1, 50):
         node.room.send(MASTER, report(stamp))
-    node.room.send(MASTER, AskAfter(2))
+    node.room.send(MASTER, CommitsRequest(2))
     node.room.send(MASTER, report(50))
     assert node.room.waiting == 3
     node.room.flush()
-    assert [m for _, m in master.got()] == [AskAfter(1), AskAfter(2), report(50)]
+    assert [m for _, m in master.got()] == [CommitsRequest(1), CommitsRequest(2), report(50)]
     node.room.send(MASTER, report(51))
     node.room.flush()
     assert [m for _, m in master.got()] == [report(51)]
@@ -276,10 +289,10 @@ def test_back_pressure_keeps_frames_in_order(pair: tuple[Office, Office]) -> Non
     assert seqs == list(range(1, 41))
 
 
-def test_without_an_edge_a_message_is_lost_and_counted(network: MemoryNetwork) -> None:
+def test_without_an_edge_a_message_is_lost(network: MemoryNetwork) -> None:
     node = Office(network, 7, 20)
-    node.room.send(MASTER, AskAfter(1))
-    assert node.room.traffic.not_queued == 1
+    node.room.send(MASTER, CommitsRequest(1))
+    assert (node.room.waiting, node.room.traffic.wire_bytes) == (0, 0)
 
 
 def test_own_updates_are_counted_once_and_everything_on_the_wire_each_time(
@@ -299,33 +312,33 @@ def test_over_another_transport_counters_and_traffic_go_on(pair: tuple[Office, O
     node.room.flush()
     before = node.room.traffic.wire_bytes
     other = node.transport._network.open()
-    node.room.move_to(lambda: other)
+    node.room.replace_transport(lambda: other)
     assert node.room.waiting == 0
     with pytest.raises(Exception, match="closed"):
         node.transport.poll(0.0)
-    node.room.send(MASTER, AskAfter(1))
-    assert node.room.traffic.not_queued == 1  # no edge yet
+    node.room.send(MASTER, CommitsRequest(1))
+    assert node.room.waiting == 0  # no edge yet
     node.room.open_edge(MASTER, 3, node.address, master.at(1012))
-    node.room.send(MASTER, AskAfter(2))
+    node.room.send(MASTER, CommitsRequest(2))
     node.room.flush()
-    assert [m for _, m in master.got()] == [AskAfter(2), update()]
+    assert [m for _, m in master.got()] == [CommitsRequest(2), update()]
     assert node.room.traffic.wire_bytes > before
 
 
 def everything_that_is_sealed(master: Office, node: Office) -> None:
     """Data, control, repeats, answers, what is told, another edge, another transport."""
-    long = Committed(commit=1, origin=7, seq=1, payload=Payload(1, 2, 1, bytes(200_000)))
+    long = Commit(commit=1, origin=7, seq=1, payload=Payload(1, 2, 1, bytes(200_000)))
     for _ in range(3):
         node.room.send(MASTER, update())
-        node.room.send(MASTER, AskAfter(1))
+        node.room.send(MASTER, CommitsRequest(1))
         master.room.send(7, long)
         master.answer(node, Probe(7))
-    node.room.meet(master.transport.endpoint, LOBBY)
-    node.room.tell(joining(node.address))
-    node.room.tell(Failed(node=7, reason="r", trace="t" * 16_000))
+    node.room.set_master(master.transport.endpoint, LOBBY)
+    node.room.send_direct(joining(node.address))
+    node.room.send_direct(TrainingFailure(node=7, reason="r", trace="t" * 16_000))
     join(master, node, edge=9)
     node.room.send(MASTER, update())
-    node.room.move_to(node.transport._network.open)
+    node.room.replace_transport(node.transport._network.open)
     node.room.open_edge(MASTER, 9, node.address, master.at(1036))
     node.room.send(MASTER, update())
 

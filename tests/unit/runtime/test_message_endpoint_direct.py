@@ -5,21 +5,25 @@ from __future__ import annotations
 import pytest
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.frames import Rejection, Seal, told_by
 from sparkstrom.codec.messages import (
     Address,
     Adopt,
-    AskAfter,
-    Failed,
-    Here,
+    CommitsRequest,
+    JoinRefusal,
     Probe,
-    Refused,
+    ProbeReply,
+    TrainingFailure,
     Welcome,
 )
+from sparkstrom.codec.sealed_frames import Rejection, Seal, direct_header
 from sparkstrom.codec.wire import encode
 from sparkstrom.runtime import message_endpoint
-from sparkstrom.runtime.outbox import ANSWER_FRAMES_MAX, ANSWERS_MAX, PATIENCE_FLUSHES
-from sparkstrom.transport.memory import MemoryNetwork
+from sparkstrom.runtime.message_endpoint import (
+    CONNECT_FLUSHES_MAX,
+    OPEN_SENDERS_MAX,
+    QUEUED_REPLY_FRAMES_MAX,
+)
+from sparkstrom.transport.base import MemoryNetwork
 from tests.unit.runtime.offices import (
     ASK,
     HEAD,
@@ -36,17 +40,17 @@ from tests.unit.runtime.offices import (
 def lobby_of(network: MemoryNetwork) -> tuple[Office, Office]:
     master, node = Office(network, MASTER, 10), Office(network, None, 20)
     master.room.open_join_stream(LOBBY)
-    node.room.meet(master.transport.endpoint, LOBBY)
+    node.room.set_master(master.transport.endpoint, LOBBY)
     return master, node
 
 
 def test_only_what_is_told_directly_is_taken_among_direct_messages(network: MemoryNetwork) -> None:
     master, node = lobby_of(network)
-    node.room.tell(joining(node.address))
+    node.room.send_direct(joining(node.address))
     node.room.flush()
     assert master.got() == [(None, joining(node.address))]
     join_stream = Address("127.0.0.1", master.address.port, LOBBY, LOBBY)
-    stranger = told_by(1, 1, HEAD.kind, 0, 1)
+    stranger = direct_header(1, 1, HEAD.kind, 0, 1)
     offer(node, join_stream, Seal(KEY, JOB).close(stranger, ASK))
     offer(node, join_stream, Seal(KEY, JOB).close(HEAD, encode(joining(node.address))[1]))
     assert master.got() == []
@@ -57,51 +61,51 @@ def test_several_tell_long_messages_at_once(network: MemoryNetwork) -> None:
     """Pieces of one message may come between those of another one's."""
     master, node = lobby_of(network)
     other = Office(network, None, 30)
-    other.room.meet(master.transport.endpoint, LOBBY)
-    told = [Failed(node=n, reason="r" * 9000, trace="t" * 16_000) for n in (1, 2)]
+    other.room.set_master(master.transport.endpoint, LOBBY)
+    told = [TrainingFailure(node=n, reason="r" * 9000, trace="t" * 16_000) for n in (1, 2)]
     for office, message in zip((node, other), told, strict=True):
-        office.room.tell(message)
+        office.room.send_direct(message)
     boxes = [office.room._to_master for office in (node, other)]
     while node.room.waiting or other.room.waiting:
         for box in boxes:
             assert box is not None
             box._sender.offer([box._frames.popleft()])
     assert master.got() == [(None, message) for message in told]
-    assert master.room._direct_messages.joiners == {}
+    assert master.room._direct_receiver.reassemblers == {}
 
 
 def test_the_join_stream_keeps_a_bounded_number_of_beginnings(
     network: MemoryNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_endpoint, "TELLERS_MAX", 3)
+    monkeypatch.setattr(message_endpoint, "INCOMPLETE_SENDERS_MAX", 3)
     master, node = lobby_of(network)
     for n in range(1, 10):
         teller = Office(network, None, 20 + 10 * n)
-        teller.room.meet(master.transport.endpoint, LOBBY)
-        teller.room.tell(Failed(node=n, reason="r", trace="t" * 16_000))
+        teller.room.set_master(master.transport.endpoint, LOBBY)
+        teller.room.send_direct(TrainingFailure(node=n, reason="r", trace="t" * 16_000))
         assert teller.room._to_master is not None
         teller.room._to_master._frames.pop()  # its last piece is lost
         teller.room.flush()
         assert master.got() == []
-        assert len(master.room._direct_messages.joiners) == min(n, 3)
-    node.room.tell(Here(5))
+        assert len(master.room._direct_receiver.reassemblers) == min(n, 3)
+    node.room.send_direct(ProbeReply(5))
     node.room.flush()
-    assert master.got() == [(None, Here(5))]
+    assert master.got() == [(None, ProbeReply(5))]
 
 
 def test_meeting_again_drops_what_was_not_sent(network: MemoryNetwork) -> None:
     master, node = lobby_of(network)
-    node.room.tell(joining(node.address))
-    node.room.meet(master.transport.endpoint, LOBBY)
-    node.room.tell(Here(7))
+    node.room.send_direct(joining(node.address))
+    node.room.set_master(master.transport.endpoint, LOBBY)
+    node.room.send_direct(ProbeReply(7))
     node.room.flush()
-    assert master.got() == [(None, Here(7))]
+    assert master.got() == [(None, ProbeReply(7))]
 
 
 def test_an_answer_reaches_who_has_no_edge(network: MemoryNetwork) -> None:
     master, node = Office(network, MASTER, 10), Office(network, None, 20)
     node.room.listen(node.address)
-    refused = Refused(token=1, count=0, reason="no", fatal=True)
+    refused = JoinRefusal(token=1, count=0, reason="no", fatal=True)
     for _ in range(2):
         master.answer(node, refused)
     master.room.flush()
@@ -115,7 +119,7 @@ def test_a_welcome_finds_a_node_that_has_no_id_yet(network: MemoryNetwork) -> No
     up = master.at(1012)
     master.room.open_edge(9, 3, up, node.address)
     master.answer(node, welcome(9))
-    master.room.send(9, AskAfter(1))
+    master.room.send(9, CommitsRequest(1))
     master.room.flush()
     came = []
     for _, message in node.room.receive(0.0):
@@ -123,7 +127,7 @@ def test_a_welcome_finds_a_node_that_has_no_id_yet(network: MemoryNetwork) -> No
             node.room.me = message.node
             node.room.open_edge(MASTER, 3, node.address, up)
         came.append(message)
-    assert came == [welcome(9), AskAfter(1)]
+    assert came == [welcome(9), CommitsRequest(1)]
 
 
 def test_the_masters_own_words_come_beside_the_edge(pair: tuple[Office, Office]) -> None:
@@ -132,13 +136,13 @@ def test_the_masters_own_words_come_beside_the_edge(pair: tuple[Office, Office])
     long = Adopt(node=8, edge=5, local=Address("h" * 500, 1, 1, 2), peer=node.address)
     for n in range(3):
         master.answer(node, Probe(n))
-        master.room.send(7, AskAfter(n))
+        master.room.send(7, CommitsRequest(n))
     master.answer(node, long)
-    box = master.room._peers[7].control
+    box = master.room._outgoing[7].control
     box.flush()  # the edge is quicker
     master.room.flush()
     came = [message for _, message in node.got()]
-    assert came == [*map(AskAfter, range(3)), *map(Probe, range(3)), long]
+    assert came == [*map(CommitsRequest, range(3)), *map(Probe, range(3)), long]
     assert node.room.traffic.rejected.total() == 0
 
 
@@ -148,7 +152,7 @@ def test_the_masters_own_words_come_once_wherever_it_listens(
     """Who recorded them cannot play them again when the streams are fresh."""
     master, node = pair
     master.answer(node, Probe(7))
-    (frame,) = master.room._answers._waiting[node.address]
+    (frame,) = master.room._replies._waiting[node.address]
     master.room.flush()
     assert node.got() == [(MASTER, Probe(7))]
     node.room.listen(node.at(60))
@@ -157,7 +161,7 @@ def test_the_masters_own_words_come_once_wherever_it_listens(
     assert node.room.traffic.rejected.total() == 1
 
 
-@pytest.mark.parametrize("many", [ANSWERS_MAX, 10 * ANSWERS_MAX])
+@pytest.mark.parametrize("many", [OPEN_SENDERS_MAX, 10 * OPEN_SENDERS_MAX])
 def test_of_a_whole_mesh_that_joins_at_once_everybody_is_answered(
     network: MemoryNetwork, many: int
 ) -> None:
@@ -170,7 +174,7 @@ def test_of_a_whole_mesh_that_joins_at_once_everybody_is_answered(
         master.answer(node, Probe(2))
     for _ in range(20):
         master.room.flush()
-        assert len(master.room._answers._open) <= ANSWERS_MAX
+        assert len(master.room._replies._open) <= OPEN_SENDERS_MAX
     assert master.room.waiting == 0
     assert all(node.got() == [(MASTER, Probe(1)), (MASTER, Probe(2))] for node in nodes)
 
@@ -178,11 +182,11 @@ def test_of_a_whole_mesh_that_joins_at_once_everybody_is_answered(
 def test_who_does_not_listen_keeps_nobody_waiting_for_long(network: MemoryNetwork) -> None:
     master, node = Office(network, MASTER, 10), Office(network, None, 20)
     node.room.listen(node.address)
-    for stream in range(100, 100 + ANSWERS_MAX):
+    for stream in range(100, 100 + OPEN_SENDERS_MAX):
         master.answer(node, Probe(1), at=node.at(stream))
     master.room.flush()
     master.answer(node, Probe(2))
-    for _ in range(PATIENCE_FLUSHES - 1):
+    for _ in range(CONNECT_FLUSHES_MAX - 1):
         master.room.flush()
     assert node.got() == []
     master.room.flush()
@@ -191,7 +195,9 @@ def test_who_does_not_listen_keeps_nobody_waiting_for_long(network: MemoryNetwor
 
 def test_what_waits_for_one_place_is_bounded(network: MemoryNetwork) -> None:
     master, node = Office(network, MASTER, 10), Office(network, None, 20)
-    for n in range(100):
+    master.answer(node, Probe(0))
+    one = master.room.traffic.wire_bytes
+    for n in range(1, 100):
         master.answer(node, Probe(n))
-    assert master.room.waiting == ANSWER_FRAMES_MAX
-    assert master.room.traffic.not_queued == 100 - ANSWER_FRAMES_MAX
+    assert master.room.waiting == QUEUED_REPLY_FRAMES_MAX
+    assert master.room.traffic.wire_bytes == QUEUED_REPLY_FRAMES_MAX * one

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.messages import Failed, Message
-from sparkstrom.transport.memory import MemoryNetwork
+from sparkstrom.codec.messages import Message, TrainingFailure
+from sparkstrom.transport.base import MemoryNetwork
 from tests.unit.runtime.offices import Office, join, offer, update
 
 
@@ -39,7 +39,7 @@ def test_part_of_a_control_message_is_not_told(network: MemoryNetwork) -> None:
     """It never counts for what a link carries."""
     master, node = Office(network, MASTER, 10), Office(network, 7, 20)
     join(master, node, edge=3)
-    pieces = pieces_of(node, Failed(node=7, reason="r", trace="t" * 16_000))
+    pieces = pieces_of(node, TrainingFailure(node=7, reason="r", trace="t" * 16_000))
     offer(node, master.at(1012), pieces[0])
     assert master.got() == []
     assert master.room.arriving() == []

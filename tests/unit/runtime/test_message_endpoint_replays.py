@@ -12,19 +12,19 @@ from dataclasses import replace
 import pytest
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.frames import HEADER, KEY_BYTES, Header, Rejection, Seal
 from sparkstrom.codec.messages import (
     Address,
-    AskAfter,
-    Failed,
-    Here,
+    CommitsRequest,
+    JoinRefusal,
     Message,
     Probe,
-    Refused,
+    ProbeReply,
     Release,
+    TrainingFailure,
 )
+from sparkstrom.codec.sealed_frames import HEADER, KEY_BYTES, Header, Rejection, Seal
 from sparkstrom.codec.wire import encode
-from sparkstrom.transport.memory import MemoryNetwork
+from sparkstrom.transport.base import MemoryNetwork
 from tests.unit.runtime.offices import (
     ASK,
     HEAD,
@@ -39,19 +39,19 @@ from tests.unit.runtime.offices import (
 )
 
 RELEASE = Release("a slot is needed")
-LONG = Failed(node=1, reason="r" * 9000, trace="t" * 16_000)
+LONG = TrainingFailure(node=1, reason="r" * 9000, trace="t" * 16_000)
 FORGED = 2_000
 
 
 def said(master: Office, to: Office, message: Message, node: int | None = None) -> list[bytes]:
     """What goes over the wire when the master says this."""
     master.answer(to, message, node)
-    return list(master.room._answers._waiting.pop(to.address))
+    return list(master.room._replies._waiting.pop(to.address))
 
 
-def told(node: Office, message: Failed | Here) -> list[bytes]:
+def told(node: Office, message: TrainingFailure | ProbeReply) -> list[bytes]:
     """What goes over the wire when a node tells this."""
-    node.room.tell(message)
+    node.room.send_direct(message)
     box = node.room._to_master
     assert box is not None
     frames = list(box._frames)
@@ -86,7 +86,7 @@ def test_what_was_heard_on_one_stream_of_an_edge_is_not_heard_on_the_other(
     node = Office(network, 7, 20)
     up = join(master, node, edge=3)
     offer(node, up, Seal(KEY, JOB).close(HEAD, ASK))
-    assert master.got() == [(7, AskAfter(1))]
+    assert master.got() == [(7, CommitsRequest(1))]
     offer(node, up, Seal(KEY, JOB).close(HEAD, ASK), control=False)
     kind, body = encode(update())
     data = Seal(KEY, JOB).close(replace(HEAD, kind=kind, counter=2), body)
@@ -105,13 +105,13 @@ def test_what_was_heard_on_an_edge_is_not_heard_when_it_is_opened_again(
     up = join(master, node, edge=3)
     recorded = [Seal(KEY, JOB).close(replace(HEAD, counter=count), ASK) for count in (4, 5)]
     offer(node, up, *recorded)
-    assert master.got() == [(7, AskAfter(1))] * 2
+    assert master.got() == [(7, CommitsRequest(1))] * 2
     if how == "closed before":
         master.room.close_edge(7)
     elif how == "elsewhere":
         up = master.at(5000)
     elif how == "moved":
-        master.room.move_to(network.open)
+        master.room.replace_transport(network.open)
         master.transport = master.room.transport
         up = master.at(1012)
     master.room.open_edge(7, 3, up, node.address)
@@ -119,7 +119,7 @@ def test_what_was_heard_on_an_edge_is_not_heard_when_it_is_opened_again(
     assert master.got() == []
     assert master.room.traffic.rejected == {Rejection.AGAIN: 2}
     offer(node, up, Seal(KEY, JOB).close(replace(HEAD, counter=6), ASK))
-    assert master.got() == [(7, AskAfter(1))]
+    assert master.got() == [(7, CommitsRequest(1))]
 
 
 # -- from the master -------------------------------------------------------------------------------
@@ -137,7 +137,9 @@ def test_what_is_said_to_one_node_is_not_heard_by_another(
     assert seven.got() == [(MASTER, RELEASE)]
 
 
-@pytest.mark.parametrize("message", [Refused(token=1, count=1, reason="no", fatal=True), Probe(7)])
+@pytest.mark.parametrize(
+    "message", [JoinRefusal(token=1, count=1, reason="no", fatal=True), Probe(7)]
+)
 def test_nor_what_is_said_to_one_that_has_no_id_yet(
     network: MemoryNetwork, master: Office, message: Message
 ) -> None:
@@ -169,7 +171,7 @@ def test_it_is_heard_once_on_whatever_stream(network: MemoryNetwork, master: Off
     node.room.listen(node.at(60))
     offer(master, node.at(60), *frames)
     assert node.got() == [(MASTER, RELEASE)]
-    node.room.move_to(network.open)
+    node.room.replace_transport(network.open)
     node.room.listen(node.at(70))
     offer(master, Office.at(node, 70), *frames)
     assert node.got() == []
@@ -181,10 +183,10 @@ def test_it_is_heard_once_on_whatever_stream(network: MemoryNetwork, master: Off
 def test_what_was_told_is_not_heard_again(network: MemoryNetwork, master: Office) -> None:
     """A recording would keep the lease of a node that is dead."""
     node = Office(network, None, 20)
-    node.room.meet(master.transport.endpoint, LOBBY)
-    first, second = told(node, Here(7)), told(node, Here(7))
+    node.room.set_master(master.transport.endpoint, LOBBY)
+    first, second = told(node, ProbeReply(7)), told(node, ProbeReply(7))
     offer(node, join_stream(master), *first, *first, *second, *first, *second)
-    assert master.got() == [(None, Here(7))] * 2
+    assert master.got() == [(None, ProbeReply(7))] * 2
     assert master.room.traffic.rejected == {Rejection.AGAIN: 3}
 
 
@@ -192,32 +194,32 @@ def test_nor_after_the_drivers_media_driver_has_died(
     network: MemoryNetwork, master: Office
 ) -> None:
     node = Office(network, None, 20)
-    node.room.meet(master.transport.endpoint, LOBBY)
-    frames = told(node, Here(7))
+    node.room.set_master(master.transport.endpoint, LOBBY)
+    frames = told(node, ProbeReply(7))
     offer(node, join_stream(master), *frames)
-    assert master.got() == [(None, Here(7))]
+    assert master.got() == [(None, ProbeReply(7))]
     endpoint = master.transport.endpoint
-    master.room.move_to(lambda: type(master.transport)(network, endpoint))
+    master.room.replace_transport(lambda: type(master.transport)(network, endpoint))
     master.room.open_join_stream(LOBBY)
-    offer(node, join_stream(master), *frames, *told(node, Here(8)))
-    assert master.got() == [(None, Here(8))]
+    offer(node, join_stream(master), *frames, *told(node, ProbeReply(8)))
+    assert master.got() == [(None, ProbeReply(8))]
     assert master.room.traffic.rejected == {Rejection.AGAIN: 1}
 
 
 def test_a_session_goes_on_over_other_connections(network: MemoryNetwork, master: Office) -> None:
     """What the first one had not sent is gone, and what comes late of it is too late."""
     node = Office(network, None, 20)
-    node.room.meet(master.transport.endpoint, LOBBY)
+    node.room.set_master(master.transport.endpoint, LOBBY)
     late = told(node, LONG)
-    node.room.meet(master.transport.endpoint, LOBBY)
-    offer(node, join_stream(master), late[0], *told(node, Here(1)), *late[1:])
-    assert master.got() == [(None, Here(1))]
+    node.room.set_master(master.transport.endpoint, LOBBY)
+    offer(node, join_stream(master), late[0], *told(node, ProbeReply(1)), *late[1:])
+    assert master.got() == [(None, ProbeReply(1))]
     assert set(master.room.traffic.rejected) == {Rejection.AGAIN}
     offer(node, join_stream(master), *told(node, LONG))
     assert master.got() == [(None, LONG)]
-    node.room.move_to(network.open)
-    node.room.meet(master.transport.endpoint, LOBBY)
-    node.room.tell(joining(node.address))
+    node.room.replace_transport(network.open)
+    node.room.set_master(master.transport.endpoint, LOBBY)
+    node.room.send_direct(joining(node.address))
     node.room.flush()
     assert master.got() == [(None, joining(node.address))]
 
@@ -226,12 +228,12 @@ def test_sessions_do_not_disturb_each_other(network: MemoryNetwork, master: Offi
     """A process that came later begins to count anew; pieces of two messages may alternate."""
     nodes = [Office(network, None, 20 + 10 * n) for n in range(3)]
     for node in nodes:
-        node.room.meet(master.transport.endpoint, LOBBY)
-    assert [told(nodes[0], Here(n)) for n in range(5)]
+        node.room.set_master(master.transport.endpoint, LOBBY)
+    assert [told(nodes[0], ProbeReply(n)) for n in range(5)]
     both = zip(told(nodes[0], LONG), told(nodes[1], LONG), strict=True)
     offer(nodes[0], join_stream(master), *(frame for pair in both for frame in pair))
-    offer(nodes[2], join_stream(master), *told(nodes[2], Here(3)))
-    assert master.got() == [(None, LONG)] * 2 + [(None, Here(3))]
+    offer(nodes[2], join_stream(master), *told(nodes[2], ProbeReply(3)))
+    assert master.got() == [(None, LONG)] * 2 + [(None, ProbeReply(3))]
     assert master.room.traffic.rejected == {}
 
 
@@ -241,13 +243,13 @@ def test_only_who_has_the_key_takes_room_among_direct_messages(
     """One number for each process, however much it tells."""
     nodes = [Office(network, None, 20 + 10 * n) for n in range(3)]
     for node in nodes * 5:
-        node.room.meet(master.transport.endpoint, LOBBY)
-        node.room.tell(LONG)
+        node.room.set_master(master.transport.endpoint, LOBBY)
+        node.room.send_direct(LONG)
         node.room.flush()
     rest = random.Random(1)
     offer(nodes[0], join_stream(master), *(forged(rest) for _ in range(50)))
     assert len(master.got()) == 15
-    assert master.room._direct_messages.heard.keys() == {node.token for node in nodes}
+    assert master.room._direct_receiver.last_counts.keys() == {node.token for node in nodes}
 
 
 # -- counting what is rejected ---------------------------------------------------------------------
@@ -285,9 +287,9 @@ def test_what_strangers_send_is_counted_by_a_few_reasons(
         assert office.room.traffic.rejected.total() == FORGED
         assert set(office.room.traffic.rejected) <= set(Rejection)
         assert len(office.room.traffic.rejected) >= 5
-        assert office.room._direct_messages.heard == {}
+        assert office.room._direct_receiver.last_counts == {}
     ours = Seal(KEY, JOB).close(HEAD, ASK)
     offer(master, node.address, ours)
     assert node.got() == []
     assert node.room.traffic.rejected[Rejection.EARLY] == 1
-    assert node.room.traffic.strange == FORGED
+    assert node.room.traffic.foreign_frames == FORGED

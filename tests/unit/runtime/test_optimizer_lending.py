@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.clock import Clock
-from sparkstrom.codec.copies import number_of
-from sparkstrom.codec.messages import AskUpdater, UpdaterChunk
+from sparkstrom.codec.messages import OptimizerChunk, OptimizerRequest, copy_number
 from sparkstrom.codec.states import decode_state_untrusted, encode_state
-from sparkstrom.runtime import optimizer_lending
-from sparkstrom.runtime.optimizer_lending import OptimizerLender
+from sparkstrom.runtime import optimizer_states as optimizer_lending
+from sparkstrom.runtime.optimizer_states import OptimizerStateServer
 
 
 @pytest.fixture
@@ -32,16 +31,16 @@ class Stopped:
         return self.now_s
 
 
-def lender_at(clock: Clock | None = None) -> OptimizerLender:
-    return OptimizerLender(clock or Stopped(), chunk_bytes=1000)
+def lender_at(clock: Clock | None = None) -> OptimizerStateServer:
+    return OptimizerStateServer(clock or Stopped(), chunk_bytes=1000)
 
 
 def state_of(model: Any) -> Callable[[], bytes]:
     return lambda: encode_state(model.updater_state())
 
 
-def ask(copy: int = 0, index: int = 0) -> AskUpdater:
-    return AskUpdater(8, copy, index)
+def ask(copy: int = 0, index: int = 0) -> OptimizerRequest:
+    return OptimizerRequest(8, copy, index)
 
 
 def test_nobody_copies_what_nobody_asked_for(model: Any) -> None:
@@ -60,13 +59,15 @@ def test_chunks_are_the_state_as_it_was_at_the_boundary(model: Any) -> None:
     chunks = [lender.chunk(ask(first.copy, index)) for index in range(first.count)]
     assert [chunk.index for chunk in chunks if chunk] == list(range(first.count))
     content = b"".join(chunk.payload for chunk in chunks if chunk)
-    assert {(c.asker, c.copy) for c in chunks if c} == {(8, number_of(content))}
+    assert {(c.asker, c.copy) for c in chunks if c} == {(8, copy_number(content))}
     lent = decode_state_untrusted(content)
     np.testing.assert_array_equal(lent["mean"], np.arange(1000, dtype=np.float32))
     assert lent["steps"] == 4
 
 
-def lending_a_copy(model: Any, clock: Clock | None = None) -> tuple[OptimizerLender, UpdaterChunk]:
+def lending_a_copy(
+    model: Any, clock: Clock | None = None
+) -> tuple[OptimizerStateServer, OptimizerChunk]:
     """A lender that was asked, and the first chunk of its copy."""
     lender = lender_at(clock)
     lender.chunk(ask())
@@ -95,10 +96,10 @@ def test_a_copy_lives_while_it_is_asked_for(model: Any) -> None:
     clock = Stopped()
     lender, first = lending_a_copy(model, clock)
     for _ in range(3):
-        clock.now_s += optimizer_lending.KEPT_S
+        clock.now_s += optimizer_lending.COPY_LIFETIME_S
         lender.at_boundary(state_of(model))
         assert lender.chunk(ask(first.copy, 1)) is not None
-    clock.now_s += optimizer_lending.KEPT_S + 1
+    clock.now_s += optimizer_lending.COPY_LIFETIME_S + 1
     lender.at_boundary(state_of(model))
     assert lender.chunk(ask(first.copy, 1)) is None
     model.state["steps"] = 7
@@ -113,11 +114,11 @@ def test_who_begins_to_ask_gets_a_new_copy_where_nobody_else_takes_this_one(mode
     clock = Stopped()
     lender, first = lending_a_copy(model, clock)
     assert lender.chunk(ask()) == first  # asked again at once, because the answer was lost
-    other = AskUpdater(9, first.copy, 1)
+    other = OptimizerRequest(9, first.copy, 1)
     assert lender.chunk(other) is not None
-    clock.now_s += optimizer_lending.FRESH_S + 0.1
+    clock.now_s += optimizer_lending.COPY_FRESH_S + 0.1
     assert lender.chunk(ask()) == first  # another one is in the middle of it
-    clock.now_s += optimizer_lending.KEPT_S
+    clock.now_s += optimizer_lending.COPY_LIFETIME_S
     model.state["steps"] = 9
     assert lender.chunk(ask()) is None
     lender.at_boundary(state_of(model))
@@ -132,17 +133,17 @@ def test_who_asks_again_before_having_had_any_gets_what_was_made_for_it(model: A
     lender = lender_at(clock)
     assert lender.chunk(ask()) is None
     lender.at_boundary(state_of(model))
-    clock.now_s += optimizer_lending.FRESH_S + 1
+    clock.now_s += optimizer_lending.COPY_FRESH_S + 1
     assert lender.chunk(ask()) is not None
 
 
 def test_who_asks_before_there_is_a_copy_is_answered_once_there_is(model: Any) -> None:
     lender = lender_at()
-    lender.ask(3, ask())
-    assert list(lender.answers()) == []
+    lender.add_request(3, ask())
+    assert list(lender.ready_chunks()) == []
     lender.at_boundary(state_of(model))
-    ((to, chunk),) = lender.answers()
+    ((to, chunk),) = lender.ready_chunks()
     assert (to, chunk.asker, chunk.index) == (3, 8, 0)
-    assert list(lender.answers()) == []
-    lender.ask(4, ask(chunk.copy, 1))
-    assert [(to, chunk.index) for to, chunk in lender.answers()] == [(4, 1)]
+    assert list(lender.ready_chunks()) == []
+    lender.add_request(4, ask(chunk.copy, 1))
+    assert [(to, chunk.index) for to, chunk in lender.ready_chunks()] == [(4, 1)]

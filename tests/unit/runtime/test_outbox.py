@@ -6,8 +6,14 @@ from collections.abc import Sequence
 
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.messages import Address
-from sparkstrom.runtime.outbox import ANSWERS_MAX, DEAF_ANSWERS, PATIENCE_FLUSHES, Answers, Outbox
-from sparkstrom.transport.contract import Offer
+from sparkstrom.runtime.message_endpoint import (
+    CONNECT_FLUSHES_MAX,
+    OPEN_SENDERS_MAX,
+    UNRESPONSIVE_AFTER_REPLIES,
+    Outbox,
+    ReplyOutboxes,
+)
+from sparkstrom.transport.base import OfferResult
 
 
 class Stuck:
@@ -17,11 +23,11 @@ class Stuck:
         self.room = 0
         self.taken: list[bytes] = []
 
-    def offer(self, frames: Sequence[bytes]) -> tuple[int, Offer]:
+    def offer(self, frames: Sequence[bytes]) -> tuple[int, OfferResult]:
         went = list(frames)[: self.room]
         self.room -= len(went)
         self.taken += went
-        return len(went), Offer.SENT if len(went) == len(frames) else Offer.BUSY
+        return len(went), OfferResult.SENT if len(went) == len(frames) else OfferResult.BUSY
 
     def close(self) -> None:
         """Nothing is open."""
@@ -45,8 +51,8 @@ def test_a_message_that_has_begun_to_go_goes_whole() -> None:
 
 def test_a_stream_that_is_gone_keeps_nothing() -> None:
     class Gone(Stuck):
-        def offer(self, frames: Sequence[bytes]) -> tuple[int, Offer]:
-            return 0, Offer.CLOSED
+        def offer(self, frames: Sequence[bytes]) -> tuple[int, OfferResult]:
+            return 0, OfferResult.CLOSED
 
     box = Outbox(Gone())
     box.put([b"a"], "state")
@@ -56,15 +62,15 @@ def test_a_stream_that_is_gone_keeps_nothing() -> None:
     assert len(box) == 1
 
 
-def answering(senders: dict[Address, Stuck]) -> Answers:
-    return Answers(lambda address: senders.setdefault(address, Stuck()))
+def answering(senders: dict[Address, Stuck]) -> ReplyOutboxes:
+    return ReplyOutboxes(lambda address: senders.setdefault(address, Stuck()))
 
 
 def at(number: int) -> Address:
     return Address("10.0.0.7", 40_000 + number, 1, 2)
 
 
-def ask(answers: Answers, address: Address, times: int) -> None:
+def ask(answers: ReplyOutboxes, address: Address, times: int) -> None:
     for _ in range(times):
         answers.put(address, [b"welcome"])
         answers.flush()
@@ -73,25 +79,25 @@ def ask(answers: Answers, address: Address, times: int) -> None:
 def test_who_asks_on_and_takes_no_answer_is_deaf() -> None:
     senders: dict[Address, Stuck] = {}
     answers = answering(senders)
-    ask(answers, at(1), DEAF_ANSWERS)
+    ask(answers, at(1), UNRESPONSIVE_AFTER_REPLIES)
     ask(answers, at(2), 3)  # it has just come, or was killed
-    assert answers.deaf() == ()
+    assert answers.unresponsive_peers() == ()
     ask(answers, at(1), 1)
-    assert answers.deaf() == (Endpoint("10.0.0.7", 40_001),)
+    assert answers.unresponsive_peers() == (Endpoint("10.0.0.7", 40_001),)
     senders[at(1)].room = 1
     answers.flush()
-    assert answers.deaf() == ()
-    ask(answers, at(1), 2 * DEAF_ANSWERS)  # it is slow: it has heard once
-    assert answers.deaf() == ()
+    assert answers.unresponsive_peers() == ()
+    ask(answers, at(1), 2 * UNRESPONSIVE_AFTER_REPLIES)  # it is slow: it has heard once
+    assert answers.unresponsive_peers() == ()
 
 
 def test_who_waits_for_a_turn_is_not_deaf() -> None:
     answers = answering({})
-    for number in range(ANSWERS_MAX):
+    for number in range(OPEN_SENDERS_MAX):
         ask(answers, at(number), 1)
-    ask(answers, at(999), 2 * DEAF_ANSWERS)
-    assert answers.deaf() == ()
-    for _ in range(PATIENCE_FLUSHES):
+    ask(answers, at(999), 2 * UNRESPONSIVE_AFTER_REPLIES)
+    assert answers.unresponsive_peers() == ()
+    for _ in range(CONNECT_FLUSHES_MAX):
         answers.flush()
-    ask(answers, at(999), DEAF_ANSWERS)
-    assert answers.deaf() == (Endpoint("10.0.0.7", 40_999),)
+    ask(answers, at(999), UNRESPONSIVE_AFTER_REPLIES)
+    assert answers.unresponsive_peers() == (Endpoint("10.0.0.7", 40_999),)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkstrom.models.networks import DenseNetwork
-from sparkstrom.protocol.common.events import Directive, Order
-from sparkstrom.runtime.pacemaker import Pacemaker
+import pytest
+
+from sparkstrom.models.base import FitLength
+from sparkstrom.models.dense import DenseNetwork
+from sparkstrom.protocol.common.events import Command, Directive
+from sparkstrom.runtime.trainer import GlobalStepEstimator
 from tests.unit.runtime.benches import Bench, N, Script
 
 
@@ -21,15 +24,28 @@ class Listening(DenseNetwork):
         self.told.append((workers, minibatches, counted))
 
 
-def train(workers: int = 1, minibatches: int = 0) -> Directive:
-    return Directive(Order.TRAIN, workers=workers, minibatches=minibatches)
+class Measuring(Listening):
+    """Remembers how long the fit is, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: list[FitLength] = []
+
+    def set_fit_length(self, length: FitLength) -> None:
+        self.lengths.append(length)
+
+
+def train(workers: int = 1, minibatches: int = 0, expected: int = 0) -> Directive:
+    return Directive(
+        Command.TRAIN, workers=workers, minibatches=minibatches, minibatches_expected=expected
+    )
 
 
 def told(*commands: Directive, before: int = 0) -> list[tuple[int, int, int]]:
     model = Listening()
-    pacemaker = Pacemaker(model, before)
+    pacemaker = GlobalStepEstimator(model, before)
     for steps, command in enumerate(commands):
-        pacemaker.keep(command, steps)
+        pacemaker.update(command, steps)
     return model.told
 
 
@@ -66,3 +82,16 @@ def test_the_trainer_tells_its_model_before_each_step() -> None:
 
 def test_where_workers_count_their_own_steps_nothing_is_told() -> None:
     assert a_fit([([], train(4))]) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "expected", "minibatches"), [(30, 21, 21), (30, 0, 2 * 3 * 4), (None, 21, 2 * 3)]
+)
+def test_the_trainer_tells_its_model_how_long_the_fit_is(
+    before: int | None, expected: int, minibatches: int
+) -> None:
+    """By the master's word, by its own minibatches without one, or where its own steps count."""
+    model = Measuring()
+    script: Script = [([], train(4, 0, expected)), ([], train(4, 3, 99))]
+    Bench(model, script, minibatches_before=before, start=(5, 30)).run()
+    assert model.lengths == [FitLength(2, minibatches, 5, 30)]

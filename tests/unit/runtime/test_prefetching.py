@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparkstrom.runtime.prefetching import prefetched
+from sparkstrom.data.row_store import prefetch
 
 LIMIT_S = 10.0
 
@@ -32,12 +32,12 @@ class Counted:
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_the_same_items_in_the_same_order(ahead: int) -> None:
-    assert list(prefetched(Counted(20), ahead)) == list(range(20))
+    assert list(prefetch(Counted(20), ahead)) == list(range(20))
 
 
 def test_so_many_are_drawn_ahead_and_no_more() -> None:
     counted = Counted(100)
-    drawing = prefetched(counted, 2)
+    drawing = prefetch(counted, 2)
     assert next(drawing) == 0
     assert counted.far.wait(10)  # one is out, two wait, one is in hand
     assert counted.drawn == 4
@@ -49,7 +49,7 @@ def test_so_many_are_drawn_ahead_and_no_more() -> None:
 
 def test_nothing_is_drawn_ahead_without_a_buffer() -> None:
     counted = Counted(100)
-    drawing = prefetched(counted, 0)
+    drawing = prefetch(counted, 0)
     assert next(drawing) == 0
     assert counted.drawn == 1
     assert counted.threads == {threading.current_thread().name}
@@ -62,7 +62,7 @@ def test_what_the_iterator_raises_comes_in_its_place(ahead: int) -> None:
         yield 1
         raise OSError("the disk is gone")
 
-    drawing = prefetched(broken(), ahead)
+    drawing = prefetch(broken(), ahead)
     assert next(drawing) == 1
     with pytest.raises(OSError, match="the disk is gone"):
         next(drawing)
@@ -94,7 +94,7 @@ def blocking() -> Iterator[Blocking]:
 
 
 def test_whoever_stops_does_not_wait_for_the_iterator(blocking: Blocking) -> None:
-    drawing = prefetched(blocking, 2)
+    drawing = prefetch(blocking, 2)
     assert next(drawing) == 0
     assert blocking.waits.wait(LIMIT_S)
     began_s = time.monotonic()
@@ -107,7 +107,7 @@ def test_a_look_that_raises_ends_it_while_the_iterator_is_waited_for(blocking: B
         if blocking.waits.is_set():
             raise OSError("nobody wants it")
 
-    drawing = prefetched(blocking, 2, look)
+    drawing = prefetch(blocking, 2, look)
     with pytest.raises(OSError, match="nobody wants it"):
         list(drawing)
     assert not blocking.let_go.is_set()
@@ -115,5 +115,5 @@ def test_a_look_that_raises_ends_it_while_the_iterator_is_waited_for(blocking: B
 
 def test_without_a_thread_each_item_is_looked_at() -> None:
     looks: list[int] = []
-    assert list(prefetched(range(5), 0, lambda: looks.append(1))) == list(range(5))
+    assert list(prefetch(range(5), 0, lambda: looks.append(1))) == list(range(5))
     assert len(looks) == 5

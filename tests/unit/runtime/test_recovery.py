@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sparkstrom.base.errors import DriverLost, SetupError
-from sparkstrom.runtime.recovery import DEATHS_MAX, LIVED_S, Recovery
+from sparkstrom.runtime.node_thread import HEALTHY_DRIVER_S, SUCCESSIVE_DEATHS_MAX, DriverRecovery
 
 
 class Hand:
@@ -25,7 +25,7 @@ class Drivers:
 
     def __init__(self) -> None:
         self.clock, self.deaths, self.calls = Hand(), 0, list[str]()
-        self.recovery = Recovery("this executor", self._call("replace"), self.clock)
+        self.recovery = DriverRecovery("this executor", self._call("replace"), self.clock)
 
     def _call(self, name: str) -> Callable[[], None]:
         def call() -> None:
@@ -46,41 +46,43 @@ def test_work_that_goes_well_replaces_nothing() -> None:
     assert Drivers().work() == ["work"]
 
 
-@pytest.mark.parametrize("deaths", [1, 2, DEATHS_MAX])
+@pytest.mark.parametrize("deaths", [1, 2, SUCCESSIVE_DEATHS_MAX])
 def test_the_transport_is_replaced_until_a_driver_lives(deaths: int) -> None:
     assert Drivers().work(deaths) == ["work", *["replace"] * deaths]
 
 
 def test_where_none_lives_an_error_says_so_and_what_to_look_at() -> None:
-    with pytest.raises(SetupError, match=rf"died {DEATHS_MAX + 1} times in a row.*no luck.*shm"):
-        Drivers().work(DEATHS_MAX + 1)
+    with pytest.raises(
+        SetupError, match=rf"died {SUCCESSIVE_DEATHS_MAX + 1} times in a row.*no luck.*shm"
+    ):
+        Drivers().work(SUCCESSIVE_DEATHS_MAX + 1)
 
 
 def test_drivers_that_live_a_little_are_counted_too() -> None:
     drivers = Drivers()
-    for _ in range(DEATHS_MAX):
+    for _ in range(SUCCESSIVE_DEATHS_MAX):
         drivers.work(1)
-        drivers.clock.now_s += LIVED_S
+        drivers.clock.now_s += HEALTHY_DRIVER_S
     with pytest.raises(SetupError, match="none lived for 60 s"):
         drivers.work(1)
 
 
 def test_one_that_served_for_long_begins_the_count_anew() -> None:
     drivers = Drivers()
-    for _ in range(3 * DEATHS_MAX):
+    for _ in range(3 * SUCCESSIVE_DEATHS_MAX):
         drivers.work(1)
-        drivers.clock.now_s += LIVED_S + 1.0
+        drivers.clock.now_s += HEALTHY_DRIVER_S + 1.0
 
 
 def test_starting_one_takes_its_time_and_is_no_service() -> None:
     """Aeron waits 10 s for a driver that does not answer, and the next attempt as long."""
     drivers = Drivers()
-    drivers.deaths = DEATHS_MAX + 1
+    drivers.deaths = SUCCESSIVE_DEATHS_MAX + 1
 
     def slow() -> None:
-        drivers.clock.now_s += LIVED_S + 1.0
+        drivers.clock.now_s += HEALTHY_DRIVER_S + 1.0
         drivers._call("slow")()
 
-    recovery = Recovery("the driver program", slow, drivers.clock)
+    recovery = DriverRecovery("the driver program", slow, drivers.clock)
     with pytest.raises(SetupError, match="the driver program"):
         recovery.guard(slow)

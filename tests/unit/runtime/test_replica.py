@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import TrainingError
-from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, MergedRange, Payload, Update
+from sparkstrom.codec.messages import BUFFERS, Chunk, Commit, MergedRange, Payload, Update
 from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding.sums import Total
 from sparkstrom.encoding.thresholds import FixedThreshold
-from sparkstrom.encoding.totals import Total
 from sparkstrom.models.base import Batch, Flat
-from sparkstrom.protocol.common.events import DeliverMerged, Install, SendMerged
-from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.theta import Theta, chunk_count
-from sparkstrom.runtime.trainer_inbox import Merged
+from sparkstrom.protocol.common.events import ApplyMergedRange, InstallSnapshot, SendMerged
+from sparkstrom.runtime.theta import Replica, Theta, snapshot_chunk_count
+from sparkstrom.runtime.training_loop import MergedCommits
 from tests.unit.runtime.memories import SIMULATED, backend, make_theta, seen
 
 K, N, TAU = 10, 300, 0.125
@@ -26,7 +25,7 @@ COMMITS = 20 if SIMULATED else 200  # while a neighbour copies
 BATCH = Batch(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
 
 WAYS = pytest.mark.parametrize("train_on", ["local", "replica"])
-MakeCommit = Callable[..., Committed]
+MakeCommit = Callable[..., Commit]
 
 
 @pytest.fixture
@@ -41,13 +40,13 @@ def make(pushing: Callable[..., Any]) -> Callable[..., Replica]:
 
 
 def whole(theta: Theta) -> tuple[Chunk, ...]:
-    return tuple(theta.chunk(index) for index in range(chunk_count(N)))
+    return tuple(theta.chunk(index) for index in range(snapshot_chunk_count(N)))
 
 
 def copied(replica: Replica) -> tuple[int, Theta]:
     """What a neighbour that takes a snapshot of this replica holds, and as of which commit."""
     copy = make_theta(N, K)
-    chunks = [replica.chunk(index) for index in range(chunk_count(N))]
+    chunks = [replica.chunk(index) for index in range(snapshot_chunk_count(N))]
     copy.install(chunks, (), (), chunks[0].commit)
     return chunks[0].commit, copy
 
@@ -86,7 +85,7 @@ def test_the_replica_rule_takes_every_gradient_at_theta(make: Callable[..., Repl
     replica = make("replica")
     for _ in range(2):
         replica.step(BATCH)
-        replica.hold_back()
+        replica.accumulate_delta()
     assert replica.local is None
     np.testing.assert_array_equal(replica.model.params, all_at(TAU / 2))  # type: ignore[attr-defined]
     np.testing.assert_array_equal(replica.residual(), all_at(TAU))
@@ -99,7 +98,7 @@ def test_holding_back_loses_nothing(make: Callable[..., Replica], train_on: str)
         often.step(BATCH)
         often.publish()
         seldom.step(BATCH)
-        seldom.hold_back()
+        seldom.accumulate_delta()
     seldom.model.push = 0.0  # type: ignore[attr-defined]
     for _ in range(2):
         seldom.step(BATCH)
@@ -116,7 +115,7 @@ def test_updates_of_others_move_theta_and_leave_the_residual(
     replica.step(BATCH)
     replica.publish()
     replica.apply(replica.theta.decode(make_commit(1, 3).payload), 1)
-    replica.apply_merged(Merged(Total.of_array(np.full(N, 1024, np.int32)), 5, 0))
+    replica.apply_merged(MergedCommits(Total.of_array(np.full(N, 1024, np.int32)), 5, 0))
     assert replica.theta.commit == 5
     assert replica.theta.to_host()[[2, 3]].tolist() == [1 + TAU, 1]
     np.testing.assert_array_equal(replica.residual(), all_at(TAU / 2))
@@ -136,7 +135,7 @@ def test_another_theta_leaves_the_residual(
     replica = make(train_on)
     replica.step(BATCH)
     replica.publish()
-    replica.install(Install(whole(server), (make_commit(9, 1),), (), 9))
+    replica.install(InstallSnapshot(whole(server), (make_commit(9, 1),), (), 9))
     assert replica.theta.commit == 9
     assert replica.theta.to_host()[[0, 1]].tolist() == [2 + TAU, 2]
     np.testing.assert_array_equal(replica.residual(), all_at(TAU / 2))
@@ -186,8 +185,8 @@ def published(replica: Replica) -> Payload:
     return encoded
 
 
-def committed_of(payload: Payload, commit: int) -> Committed:
-    return Committed(commit=commit, origin=7, seq=1, payload=payload)
+def committed_of(payload: Payload, commit: int) -> Commit:
+    return Commit(commit=commit, origin=7, seq=1, payload=payload)
 
 
 def update_of(payload: Payload, seq: int = 1) -> Update:
@@ -207,7 +206,7 @@ def test_a_copy_has_own_updates_once_they_are_committed(
         assert at == commit
         assert copy.digest() == server.digest()
         if commit < 3:
-            replica.passed(commit + 1)
+            replica.mark_committed(commit + 1)
             server.add(server.decode(mine[commit - 1]))
     assert copy.digest() == replica.theta.digest()
 
@@ -225,14 +224,14 @@ def test_a_sum_with_own_updates_in_it_adds_only_the_others(
     if kind == "merged here":
         total = Total(N)
         total.add((np.array([4, 8], np.int32), np.array([128, -128], np.int32)))
-        replica.apply_merged(Merged(total, 3, 2))
+        replica.apply_merged(MergedCommits(total, 3, 2))
     else:
         merged: MergedRange = server.merge(SendMerged(7, 0, 3, [(7, 2), (9, 1)], 5, log))
         own = tuple(update_of(encoded, seq) for seq, encoded in enumerate(mine[:2], 1))
-        replica.apply_range(DeliverMerged(merged, own))
+        replica.apply_range(ApplyMergedRange(merged, own))
     at, copy = copied(replica)
     assert (at, copy.digest()) == (3, server.digest())
-    replica.passed(4)
+    replica.mark_committed(4)
     server.add(server.decode(mine[2]))
     assert replica.theta.digest() == server.digest()
     np.testing.assert_array_equal(replica.residual(), all_at(0))
@@ -245,12 +244,12 @@ def test_after_a_snapshot_own_updates_are_those_that_it_lacks(
     mine = [published(replica) for _ in range(2)]
     server.add(server.decode(mine[0]))
     server.commit = 5
-    replica.install(Install(whole(server), (), (update_of(mine[1], 2),), 5))
+    replica.install(InstallSnapshot(whole(server), (), (update_of(mine[1], 2),), 5))
     assert copied(replica)[1].digest() == server.digest()
     np.testing.assert_array_equal(replica.theta.to_host(), all_at(2 * TAU))
     np.testing.assert_array_equal(replica.residual(), all_at(0))
     assert replica.unsent_mass() == N * TAU
-    replica.passed(6)
+    replica.mark_committed(6)
     assert copied(replica)[1].digest() == replica.theta.digest()
     assert replica.unsent_mass() == 0
 
@@ -274,7 +273,7 @@ def test_a_neighbour_copies_while_the_trainer_works(
         for one in (committed_of(published(replica), commit), make_commit(commit + 1, 3)):
             theta.add(theta.decode(one.payload))
             expected.append(theta.to_host().tobytes())
-        replica.passed(commit)
+        replica.mark_committed(commit)
         replica.apply(replica.theta.decode(make_commit(commit + 1, 3).payload), commit + 1)
     ended.set()
     neighbour.join()
@@ -312,11 +311,11 @@ def test_reported_buffers_are_an_own_update_that_adds_nothing(buffered: Replica)
     assert buffered.report_buffers() == b"mine"
     encoded = published(buffered)
     buffered.take_buffers(b"average", 1)
-    buffered.passed(1)
+    buffered.mark_committed(1)
     at, copy = copied(buffered)
     assert (at, copy.buffers) == (1, b"average")
     np.testing.assert_array_equal(copy.to_host(), all_at(0))
-    buffered.passed(2)
+    buffered.mark_committed(2)
     assert copied(buffered)[1].digest() == buffered.theta.digest()
     assert encoded.count == N
     assert buffered.model.buffers_bytes() == b"mine"  # type: ignore[attr-defined]
@@ -326,24 +325,24 @@ def test_a_model_without_buffers_reports_none(make: Callable[..., Replica]) -> N
     replica = make("local", push=TAU)
     assert replica.report_buffers() == b""
     published(replica)
-    replica.passed(1)
+    replica.mark_committed(1)
     np.testing.assert_array_equal(copied(replica)[1].to_host(), all_at(TAU))
 
 
 def test_only_the_first_snapshot_sets_the_models_buffers(buffered: Replica) -> None:
     server = make_theta(N, K)
     server.buffers = b"average"
-    buffered.install(Install(whole(server), (), (), 1))
+    buffered.install(InstallSnapshot(whole(server), (), (), 1))
     assert buffered.model.buffers_bytes() == b"average"  # type: ignore[attr-defined]
     server.buffers = b"a newer one"
     pending = Update(
         origin=7, seq=1, seen=0, epoch=0, batch=0, steps=0,
         payload=Payload(BUFFERS, 0, 0, b"mine"),
     )  # fmt: skip
-    buffered.install(Install(whole(server), (), (pending,), 2))
+    buffered.install(InstallSnapshot(whole(server), (), (pending,), 2))
     assert buffered.model.buffers_bytes() == b"average"  # type: ignore[attr-defined]
     assert buffered.theta.buffers == b"a newer one"
-    buffered.passed(3)
+    buffered.mark_committed(3)
     assert buffered.unsent_mass() == 0
 
 
@@ -353,5 +352,5 @@ def test_who_begins_with_a_replica_takes_the_buffers_that_came_with_it(buffered:
     assert buffered.model.buffers_bytes() == b"initial"  # type: ignore[attr-defined]
     server = make_theta(N, K)
     server.buffers = b"a newer one"
-    buffered.install(Install(whole(server), (), (), 1))
+    buffered.install(InstallSnapshot(whole(server), (), (), 1))
     assert buffered.model.buffers_bytes() == b"initial"  # type: ignore[attr-defined]

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from sparkstrom.runtime import residual_age as module
-from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.residual_age import LOOK_S, SHARE_MAX, ResidualAge
+from sparkstrom.runtime import trainer as module
+from sparkstrom.runtime.theta import Replica
+from sparkstrom.runtime.trainer import MEASURING_SHARE_MAX, RESIDUAL_AGE_POLL_S, ResidualAge
 from tests.unit.runtime.benches import TAU, Bench, N, steps
 
 
@@ -36,23 +36,23 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
 def test_it_looks_seldom(measured: Measured) -> None:
     unsent, replica = ResidualAge(), cast(Replica, measured)
     for step in range(1, 1025):
-        unsent.look(replica, step)
+        unsent.measure_if_due(replica, step)
     assert measured.looks == 11  # 1, 2, 4 ... 1024
-    measured.now_s += LOOK_S
-    unsent.look(replica, 1025)
-    unsent.look(replica, 1026)
+    measured.now_s += RESIDUAL_AGE_POLL_S
+    unsent.measure_if_due(replica, 1025)
+    unsent.measure_if_due(replica, 1026)
     assert measured.looks == 12
 
 
 def test_a_look_that_takes_long_is_made_less_often(measured: Measured) -> None:
     measured.cost_s = 0.1
     unsent, replica = ResidualAge(), cast(Replica, measured)
-    unsent.look(replica, 1024)
-    measured.now_s += 0.99 * 0.1 / SHARE_MAX
-    unsent.look(replica, 1025)
+    unsent.measure_if_due(replica, 1024)
+    measured.now_s += 0.99 * 0.1 / MEASURING_SHARE_MAX
+    unsent.measure_if_due(replica, 1025)
     assert measured.looks == 1
-    measured.now_s += 0.02 * 0.1 / SHARE_MAX
-    unsent.look(replica, 1026)
+    measured.now_s += 0.02 * 0.1 / MEASURING_SHARE_MAX
+    unsent.measure_if_due(replica, 1026)
     assert measured.looks == 2
 
 
@@ -70,7 +70,7 @@ def test_a_trainer_tells_what_waited_and_what_left(bench: Any, measured: Measure
     """Half a tau more in each step, so that every other one sends all; looked at: 1, 2, 4, 6."""
     made: Bench = bench(steps(6), push=TAU / 2)
     made.run()
-    made.trainer._tell_stats(now=True)
+    made.trainer._report_counters(now=True)
     told = made.channel.stats
     assert told is not None
     assert told.mass_left == 3 * N * TAU

@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.data import row_store as storing
+from sparkstrom.data.packed_rows import (
+    Leaf,
+    RowFormat,
+    entries_to_dense,
+    format_from_batch,
+    pack_sparse_entries,
+)
+from sparkstrom.data.row_store import PAGE_BYTES, WINDOW_BYTES, Batches, OrderedRows, RowStore
 from sparkstrom.models.base import Batch
-from sparkstrom.runtime import row_store as storing
-from sparkstrom.runtime.batches import PAGE_BYTES, WINDOW_BYTES, Batches
-from sparkstrom.runtime.records import Leaf, RowFormat, dense, entries_of, form_of
-from sparkstrom.runtime.row_store import Ordered, Store
 
 TINY_BYTES = 4_000
 
@@ -27,15 +32,15 @@ def some_rows(count: int, width: int = 3) -> tuple[NDArray[np.float32], NDArray[
     return chance.normal(size=(count, width)).astype(np.float32), chance.integers(0, 5, count)
 
 
-def ordered(parts: list[Any], tmp_path: Path, memory_bytes: int, **options: Any) -> Ordered:
-    store = Store(memory_bytes, tmp_path, **options)
+def ordered(parts: list[Any], tmp_path: Path, memory_bytes: int, **options: Any) -> OrderedRows:
+    store = RowStore(memory_bytes, tmp_path, **options)
     for features, labels in parts:
-        form = form_of(Batch(features, labels))
+        form = format_from_batch(Batch(features, labels))
         store.add(form, form.pack([features, labels]))
     return store.finish()
 
 
-def all_of(rows: Ordered) -> bytes:
+def all_of(rows: OrderedRows) -> bytes:
     return rows.read([(0, rows.rows + rows.held_out)]).tobytes()
 
 
@@ -79,11 +84,11 @@ def test_epochs_are_the_same_from_disk(tmp_path: Path) -> None:
     on_disk = ordered([(features, labels)], tmp_path, 1 << 20)
     options: dict[str, int] = {"batch_rows": 64, "seed": 1, "partition": 2}
     memory = Batches(features, labels, **options)
-    disk = Batches.of_store(on_disk, **options)
+    disk = Batches.from_store(on_disk, **options)
     assert disk.spilled_bytes == on_disk.spilled_bytes > 0
     for epoch in (0, 1):
         seen = []
-        for index in range(memory.per_epoch):
+        for index in range(memory.batches_per_epoch):
             one, other = memory.get(epoch, index), disk.get(epoch, index)
             assert isinstance(one.features, np.ndarray)
             np.testing.assert_array_equal(one.features, other.features)
@@ -99,11 +104,11 @@ def test_epochs_are_the_same_from_disk(tmp_path: Path) -> None:
 def test_an_epoch_reads_pages_not_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels = some_rows(3_000, width=1000)
     rows = ordered([(features, labels)], tmp_path, 1 << 20)
-    batches = Batches.of_store(rows, batch_rows=64, seed=1, partition=2)
+    batches = Batches.from_store(rows, batch_rows=64, seed=1, partition=2)
     reads: list[int] = []
     real = storing.os.preadv
     monkeypatch.setattr(storing.os, "preadv", lambda *a: reads.append(len(a[1][0])) or real(*a))
-    for index in range(batches.per_epoch):
+    for index in range(batches.batches_per_epoch):
         batches.get(0, index)
     assert sum(reads) == rows.spilled_bytes  # each byte once
     assert np.median(reads) > PAGE_BYTES / 2
@@ -115,7 +120,9 @@ def test_held_out_rows_come_in_one_order_and_never_in_training(tmp_path: Path) -
     batches = Batches(features, labels, batch_rows=32, seed=1, partition=0, fraction=0.2)
     held = [tuple(row) for batch in batches.held_out for row in batch.features.tolist()]
     trained = [
-        tuple(row) for i in range(batches.per_epoch) for row in batches.get(0, i).features.tolist()
+        tuple(row)
+        for i in range(batches.batches_per_epoch)
+        for row in batches.get(0, i).features.tolist()
     ]
     assert len(held) == batches.held_out.rows
     assert 60 < len(held) < 140
@@ -185,17 +192,17 @@ def sparse_form(room: int) -> RowFormat:
 
 def test_a_sparse_row_has_one_key_with_any_room(tmp_path: Path) -> None:
     """Blocks with more and with less room meet in one store, in memory and on disk."""
-    few = entries_of(np.array([0, 1]), np.array([5, 999]), np.array([1.0, 2.0]), 3)
+    few = pack_sparse_entries(np.array([0, 1]), np.array([5, 999]), np.array([1.0, 2.0]), 3)
     assert few.shape == (3, 1)
-    assert dense(few, 1000).sum(1).tolist() == [1.0, 2.0, 0.0]
+    assert entries_to_dense(few, 1000).sum(1).tolist() == [1.0, 2.0, 0.0]
     labels = np.arange(3)
     narrow, wide = sparse_form(1), sparse_form(40)
     records = narrow.pack([few, labels])
-    assert narrow.widened(records, wide).shape == (3, 40 * 8 + 8)
-    np.testing.assert_array_equal(narrow.keys(records), wide.keys(narrow.widened(records, wide)))
-    many = entries_of(np.zeros(40, np.int64), np.arange(40), np.ones(40), 1)
+    assert narrow.repack(records, wide).shape == (3, 40 * 8 + 8)
+    np.testing.assert_array_equal(narrow.keys(records), wide.keys(narrow.repack(records, wide)))
+    many = pack_sparse_entries(np.zeros(40, np.int64), np.arange(40), np.ones(40), 1)
     for memory_bytes in (1 << 30, 100):
-        store = Store(memory_bytes, tmp_path)
+        store = RowStore(memory_bytes, tmp_path)
         store.add(narrow, records)
         store.add(wide, wide.pack([many, np.array([7])]))
         rows = store.finish()
@@ -208,7 +215,7 @@ def test_a_sparse_row_has_one_key_with_any_room(tmp_path: Path) -> None:
 
 def test_keys_are_of_content_alone() -> None:
     features, labels = some_rows(50)
-    form = form_of(Batch(features, labels))
+    form = format_from_batch(Batch(features, labels))
     records = form.pack([features, labels])
     keys = form.keys(records)
     assert keys.shape == (50, 2)
@@ -218,7 +225,7 @@ def test_keys_are_of_content_alone() -> None:
 
 def test_every_byte_of_a_row_changes_its_key() -> None:
     features, labels = some_rows(1, width=5)
-    form = form_of(Batch(features, labels))
+    form = format_from_batch(Batch(features, labels))
     record = form.pack([features, labels])
     changed = np.repeat(record, 8 * form.row_bytes, axis=0)
     for bit in range(8 * form.row_bytes):
@@ -229,7 +236,7 @@ def test_every_byte_of_a_row_changes_its_key() -> None:
 
 def test_arrays_without_values_are_kept() -> None:
     empty, labels = np.zeros((4, 0), np.float32), np.arange(4)
-    form = form_of(Batch((empty, labels), labels, np.ones(4, np.float32)))
+    form = format_from_batch(Batch((empty, labels), labels, np.ones(4, np.float32)))
     batch = form.batch(form.pack([empty, labels, labels, np.ones(4)]))
     assert batch.features[0].shape == (4, 0)
     assert (batch.labels.tolist(), batch.weights.tolist()) == ([0, 1, 2, 3], [1.0] * 4)

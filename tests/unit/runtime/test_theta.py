@@ -10,18 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, MergedRange, Payload, Update
+from sparkstrom.codec.messages import BUFFERS, Chunk, Commit, MergedRange, Payload, Update
 from sparkstrom.codec.payload import encode_theta
 from sparkstrom.encoding.grid import EXACT_QUANTA
-from sparkstrom.encoding.totals import Total
+from sparkstrom.encoding.sums import Total
 from sparkstrom.models.base import Flat
-from sparkstrom.protocol.common.events import DeliverMerged, SendMerged
+from sparkstrom.protocol.common.events import ApplyMergedRange, SendMerged
 from sparkstrom.runtime import theta as module
-from sparkstrom.runtime.theta import chunk_count
+from sparkstrom.runtime.theta import snapshot_chunk_count
 from tests.unit.runtime.memories import make_theta, seen
 
 K, N = 10, 300
-MakeCommit = Callable[..., Committed]
+MakeCommit = Callable[..., Commit]
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_PARAMS", 128)
 
 
-def own(commit: Committed) -> Update:
+def own(commit: Commit) -> Update:
     """The same hits as an update of this node's own."""
     return Update(
         origin=7,
@@ -42,9 +42,9 @@ def own(commit: Committed) -> Update:
     )
 
 
-def buffers(commit: int) -> Committed:
+def buffers(commit: int) -> Commit:
     """Statistics that differ from commit to commit."""
-    return Committed(
+    return Commit(
         commit=commit,
         origin=9,
         seq=commit,
@@ -54,7 +54,7 @@ def buffers(commit: int) -> Committed:
 
 @pytest.mark.parametrize(("n_params", "chunks"), [(1, 2), (128, 2), (129, 3), (300, 4)])
 def test_chunks_cover_all_parameters_and_the_last_has_buffers(n_params: int, chunks: int) -> None:
-    assert chunk_count(n_params) == chunks
+    assert snapshot_chunk_count(n_params) == chunks
     theta = make_theta(n_params, K)
     theta.buffers = b"statistics"
     *parts, of_buffers = [theta.chunk(index).payload for index in range(chunks)]
@@ -110,7 +110,7 @@ def test_held_sums_equal_direct_application(
     server = make_theta(N, K)
     server.load(on_grid(N, 2))
     chunks = [server.chunk(index) for index in range(4) if read_at[index] == 0]
-    held: list[Committed | MergedRange] = []
+    held: list[Commit | MergedRange] = []
     for after, end in zip([0, *ends], ends, strict=False):
         part = []
         for commit in range(after + 1, end + 1):
@@ -152,7 +152,7 @@ def test_a_chunk_that_cannot_be_is_refused(payload: bytes) -> None:
 
 def test_local_moves_with_theta(make_commit: MakeCommit) -> None:
     theta = make_theta(N, K)
-    local = seen(theta.open_local())
+    local = seen(theta.create_local())
     local += np.float32(0.25)
     theta.add(theta.decode(make_commit(1, 5).payload))
     theta.add_sum(Total.of_array(np.full(N, 1024, np.int32)))
@@ -198,7 +198,7 @@ def test_a_sum_less_the_own_updates_is_what_others_did(make_commit: MakeCommit) 
     whole = theta.merge(SendMerged(1, 0, 3, [(9, 3)], 6, (first, commits[2])))
     assert (first.after, first.commit, whole.after, whole.commit) == (0, 2, 0, 3)
     assert (whole.last, whole.count) == ([(9, 3)], 6)
-    theta.add_sum(theta.read_merged(DeliverMerged(whole, (own(commits[1]),))))
+    theta.add_sum(theta.read_merged(ApplyMergedRange(whole, (own(commits[1]),))))
     for commit in (commits[0], commits[2]):
         others.add(others.decode(commit.payload))
     assert theta.digest() == others.digest()

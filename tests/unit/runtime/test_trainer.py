@@ -9,28 +9,28 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import PeerError, TrainingError
-from sparkstrom.codec.messages import BUFFERS, Activity, AskUpdater, Chunk, Committed, Payload
+from sparkstrom.codec.messages import BUFFERS, Activity, Chunk, Commit, OptimizerRequest, Payload
 from sparkstrom.codec.states import decode_state_untrusted, encode_state
-from sparkstrom.encoding.totals import Total
+from sparkstrom.encoding.sums import Total
 from sparkstrom.observe.telemetry import WorkerCounters, to_wire
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Directive, Order
-from sparkstrom.runtime.lent_state import updater_in
-from sparkstrom.runtime.theta import Theta, chunk_count
-from sparkstrom.runtime.trainer_inbox import Merged
+from sparkstrom.protocol.common.events import Command, Directive
+from sparkstrom.runtime.optimizer_states import decode_optimizer_state
+from sparkstrom.runtime.theta import Theta, snapshot_chunk_count
+from sparkstrom.runtime.training_loop import MergedCommits
 from tests.unit.runtime.benches import KEPT, TAU, TRAIN, Bench, K, N, Script, steps
 from tests.unit.runtime.memories import make_theta
 
 
 def whole(theta: Theta) -> tuple[Chunk, ...]:
-    return tuple(theta.chunk(index) for index in range(chunk_count(N)))
+    return tuple(theta.chunk(index) for index in range(snapshot_chunk_count(N)))
 
 
 def positions(events: list[ev.Event]) -> list[tuple[int, int, int]]:
     return [
         (event.epoch, event.batch, event.steps)
         for event in events
-        if isinstance(event, ev.Published | ev.Progressed)
+        if isinstance(event, ev.UpdatePublished | ev.StepCompleted)
     ]
 
 
@@ -43,9 +43,9 @@ def test_two_epochs_are_six_minibatches_and_then_it_is_finished(
     made = bench(steps(9))
     events = made.run()
     assert positions(events) == WHOLE
-    assert all(isinstance(event, ev.Published) for event in events if positions([event]))
-    assert events[0] == ev.Busy(Activity.STEPPING)
-    assert events[-1] == ev.Busy(Activity.FINISHED)
+    assert all(isinstance(event, ev.UpdatePublished) for event in events if positions([event]))
+    assert events[0] == ev.ActivityChanged(Activity.STEPPING)
+    assert events[-1] == ev.ActivityChanged(Activity.FINISHED)
     assert [batch.rows for batch in made.model.seen] == [4, 4, 2] * 2
     assert made.trainer.counts.examples == 20
     assert made.trainer.counts.loss_sum == 4 * (1 + 2 + 4 + 5) + 2 * (3 + 6)
@@ -56,7 +56,7 @@ def test_two_epochs_are_six_minibatches_and_then_it_is_finished(
 def test_steps_that_send_nothing_are_told_as_progress(bench: Callable[..., Bench]) -> None:
     events = bench(steps(6), push=TAU / 2).run()
     told = [type(event) for event in events if positions([event])]
-    assert told == [ev.Progressed, ev.Published] * 3
+    assert told == [ev.StepCompleted, ev.UpdatePublished] * 3
 
 
 @pytest.mark.parametrize("publish_every", [2, 4, 100])
@@ -64,7 +64,7 @@ def test_it_publishes_every_so_often_and_at_the_end(
     bench: Callable[..., Bench], publish_every: int
 ) -> None:
     events = bench(steps(6), publish_every=publish_every).run()
-    published = [event.steps for event in events if isinstance(event, ev.Published)]
+    published = [event.steps for event in events if isinstance(event, ev.UpdatePublished)]
     assert published == sorted({*range(publish_every, 7, publish_every), 6})
     # What is held back is not claimed: who replaces this worker takes those steps again.
     sent = [(0, 0), *[WHOLE[step - 1][:2] for step in published]]
@@ -73,28 +73,31 @@ def test_it_publishes_every_so_often_and_at_the_end(
 
 
 def test_no_rows_are_nothing_to_train(bench: Callable[..., Bench]) -> None:
-    install = ev.Install(whole(make_theta(N, K)), (), (), 0)
-    made = bench([([install], Directive(Order.PAUSE, number=1)), *steps(2)], rows=0)
-    assert ev.Busy(Activity.FINISHED) in made.run()
+    install = ev.InstallSnapshot(whole(make_theta(N, K)), (), (), 0)
+    made = bench([([install], Directive(Command.PAUSE, number=1)), *steps(2)], rows=0)
+    assert ev.ActivityChanged(Activity.FINISHED) in made.run()
     assert made.model.seen == []
 
 
 def test_who_begins_with_a_replica_takes_its_grants_and_is_ready(
     bench: Callable[..., Bench],
 ) -> None:
-    admitted = ev.Admitted(5, epoch=0, batch=0, steps=0, grants=("a",), returned=False)
-    wait = Directive(Order.WAIT)
-    made = bench([([admitted], wait), ([ev.Begin()], wait), *steps(1)])
+    admitted = ev.IdAssigned(5, epoch=0, batch=0, steps=0, grants=("a",), returned=False)
+    wait = Directive(Command.WAIT)
+    made = bench([([admitted], wait), ([ev.UseInitialReplica()], wait), *steps(1)])
     events = made.run()
-    said = [event for event in events if not isinstance(event, ev.Applied)]
-    assert said[:2] == [ev.Installed(), ev.Busy(Activity.WAITING)]  # no longer catching up
+    said = [event for event in events if not isinstance(event, ev.CommitApplied)]
+    assert said[:2] == [
+        ev.ReplicaInstalled(),
+        ev.ActivityChanged(Activity.WAITING),
+    ]  # no longer catching up
     assert made.granted == [("a",)]
 
 
 def test_it_goes_no_further_than_it_may(bench: Callable[..., Bench]) -> None:
-    events = bench([*steps(4, Directive(Order.TRAIN, steps_max=2)), *steps(1)]).run()
+    events = bench([*steps(4, Directive(Command.TRAIN, steps_max=2)), *steps(1)]).run()
     assert positions(events) == WHOLE[:3]
-    said = [event for event in events if isinstance(event, ev.Busy)]
+    said = [event for event in events if isinstance(event, ev.ActivityChanged)]
     assert [busy.activity for busy in said] == [
         Activity.STEPPING,
         Activity.WAITING,
@@ -103,13 +106,13 @@ def test_it_goes_no_further_than_it_may(bench: Callable[..., Bench]) -> None:
 
 
 def test_where_it_begins_is_the_masters_to_say(bench: Callable[..., Bench]) -> None:
-    admitted = ev.Admitted(5, epoch=1, batch=1, steps=40, grants=(), returned=False)
+    admitted = ev.IdAssigned(5, epoch=1, batch=1, steps=40, grants=(), returned=False)
     events = bench([([admitted], TRAIN), *steps(3)]).run()
     assert positions(events) == [(1, 2, 41), (2, 0, 42)]
 
 
 def test_who_comes_back_goes_on_where_it_was(bench: Callable[..., Bench]) -> None:
-    back = ev.Admitted(6, epoch=0, batch=0, steps=0, grants=("x",), returned=True)
+    back = ev.IdAssigned(6, epoch=0, batch=0, steps=0, grants=("x",), returned=True)
     made = bench([*steps(2), ([back], TRAIN)])
     assert positions(made.run()) == WHOLE[:3]
     assert made.granted == []
@@ -120,91 +123,112 @@ def test_a_pause_is_answered_once_and_a_replica_taken_with_its_grants(
 ) -> None:
     server = make_theta(N, K)
     server.load(np.full(N, 2.0, np.float32))
-    admitted = ev.Admitted(5, epoch=0, batch=0, steps=0, grants=("a", "b"), returned=False)
-    install = ev.Install(whole(server), (), (), 3)
-    pause = Directive(Order.PAUSE, number=1)
+    admitted = ev.IdAssigned(5, epoch=0, batch=0, steps=0, grants=("a", "b"), returned=False)
+    install = ev.InstallSnapshot(whole(server), (), (), 3)
+    pause = Directive(Command.PAUSE, number=1)
     again = (
-        [ev.Install(whole(server), (), (), 3)],
-        Directive(Order.WAIT),
+        [ev.InstallSnapshot(whole(server), (), (), 3)],
+        Directive(Command.WAIT),
     )  # and nothing is granted
-    script: Script = [([admitted], pause), ([], pause), ([install], Directive(Order.WAIT)), again]
+    script: Script = [([admitted], pause), ([], pause), ([install], Directive(Command.WAIT)), again]
     made = bench([*script, *steps(1)])
     events = made.run()
-    assert events.count(ev.Paused(1)) == 1
-    assert events.index(ev.Paused(1)) < events.index(ev.Installed())
+    assert events.count(ev.TrainerPaused(1)) == 1
+    assert events.index(ev.TrainerPaused(1)) < events.index(ev.ReplicaInstalled())
     assert made.granted == [("a", "b")]
     assert made.replica.theta.commit == 3
     assert made.replica.theta.to_host()[0] == 2.0 + TAU
-    installed = events.index(ev.Installed())
-    assert events[installed + 1] == ev.Busy(Activity.WAITING)  # no longer catching up
-    assert not any(isinstance(event, ev.Busy) for event in events[:installed])
+    installed = events.index(ev.ReplicaInstalled())
+    assert events[installed + 1] == ev.ActivityChanged(Activity.WAITING)  # no longer catching up
+    assert not any(isinstance(event, ev.ActivityChanged) for event in events[:installed])
 
 
 def test_a_second_pause_is_answered_too(bench: Callable[..., Bench]) -> None:
-    script: Script = [([], Directive(Order.PAUSE, number=number)) for number in (1, 1, 2)]
-    assert bench(script).run() == [ev.Paused(1), ev.Paused(2)]
+    script: Script = [([], Directive(Command.PAUSE, number=number)) for number in (1, 1, 2)]
+    assert bench(script).run() == [ev.TrainerPaused(1), ev.TrainerPaused(2)]
 
 
 def test_updates_of_others_are_applied_between_steps(
-    bench: Callable[..., Bench], make_commit: Callable[..., Committed]
+    bench: Callable[..., Bench], make_commit: Callable[..., Commit]
 ) -> None:
-    merged = Merged(Total.of_array(np.full(N, 1024, np.int32)), 7, 0)
-    made = bench([*steps(1), ([ev.Deliver(make_commit(6, 1)), merged], TRAIN)])
+    merged = MergedCommits(Total.of_array(np.full(N, 1024, np.int32)), 7, 0)
+    made = bench([*steps(1), ([ev.ApplyCommit(make_commit(6, 1)), merged], TRAIN)])
     events = made.run()
-    seen = [event.seen for event in events if isinstance(event, ev.Published)]
+    seen = [event.seen for event in events if isinstance(event, ev.UpdatePublished)]
     assert seen == [0, 7]
     assert made.replica.theta.to_host()[[0, 1]].tolist() == [1 + 3 * TAU, 1 + 2 * TAU]
 
 
 def test_what_it_says_it_has_applied_it_has(bench: Any, make_commit: Any) -> None:
-    made = bench([([ev.Deliver(make_commit(n, n)) for n in (1, 2)], Directive(Order.WAIT))])
+    made = bench([([ev.ApplyCommit(make_commit(n, n)) for n in (1, 2)], Directive(Command.WAIT))])
     post, had = made.channel.post, {}
     theta = made.replica.theta
     made.channel.post = lambda event: (had.update({event: theta.to_host()[1]}), post(event))
     made.run()
-    assert had[ev.Applied(2)] == TAU
+    assert had[ev.CommitApplied(2)] == TAU
 
 
 def test_the_end_drain_audit_and_what_is_kept(bench: Callable[..., Bench]) -> None:
     made = bench(
-        [*steps(6), *steps(2, Directive(Order.DRAIN)), *steps(2, Directive(Order.AUDIT, commit=6))]
+        [
+            *steps(6),
+            *steps(2, Directive(Command.DRAIN)),
+            *steps(2, Directive(Command.AUDIT, commit=6)),
+        ]
     )
     events = made.run()
     digest = made.replica.theta.digest()
-    assert [e for e in events if isinstance(e, ev.Drained | ev.Hashed)] == [
-        ev.Drained(),
-        ev.Hashed(6, digest, KEPT),
+    assert [e for e in events if isinstance(e, ev.TrainerDrained | ev.ReplicaHashed)] == [
+        ev.TrainerDrained(),
+        ev.ReplicaHashed(6, digest, KEPT),
     ]
     assert made.channel.stats.steps == 6
     assert made.channel.stats.residual_square == 0.0
     assert made.channel.stats.tau == TAU
 
 
+def test_waiting_after_the_end_does_not_replace_the_last_figures(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "sparkstrom.runtime.trainer.COUNTERS_INTERVAL_S", 0.0
+    )  # a report is always due
+    made = bench(
+        [
+            *steps(6),
+            *steps(2, Directive(Command.DRAIN)),
+            *steps(3, Directive(Command.AUDIT, commit=6)),
+        ]
+    )
+    made.run()
+    assert made.channel.stats.residual_square == 0.0
+
+
 def test_draining_stops_training(bench: Callable[..., Bench]) -> None:
-    events = bench([*steps(2), *steps(3, Directive(Order.DRAIN))]).run()
+    events = bench([*steps(2), *steps(3, Directive(Command.DRAIN))]).run()
     assert positions(events) == WHOLE[:2]
-    assert events[-1] == ev.Busy(Activity.WAITING)
+    assert events[-1] == ev.ActivityChanged(Activity.WAITING)
 
 
 def test_a_released_worker_keeps_its_residual_and_says_so_once(
     bench: Callable[..., Bench],
 ) -> None:
-    events = bench([*steps(6), *steps(2, Directive(Order.RELEASE, "a slot is needed"))]).run()
-    assert events.count(ev.Released(KEPT)) == 1
+    events = bench([*steps(6), *steps(2, Directive(Command.RELEASE, "a slot is needed"))]).run()
+    assert events.count(ev.TrainerReleased(KEPT)) == 1
 
 
 def test_who_has_to_go_before_it_has_a_replica_keeps_what_it_was_granted(
     bench: Callable[..., Bench],
 ) -> None:
-    admitted = ev.Admitted(5, epoch=2, batch=0, steps=6, grants=("a",), returned=False)
-    release = Directive(Order.RELEASE, "a slot is needed")
-    made = bench([([admitted], Directive(Order.PAUSE, number=1)), *steps(2, release)])
-    assert made.run()[-1] == ev.Released(KEPT)
+    admitted = ev.IdAssigned(5, epoch=2, batch=0, steps=6, grants=("a",), returned=False)
+    release = Directive(Command.RELEASE, "a slot is needed")
+    made = bench([([admitted], Directive(Command.PAUSE, number=1)), *steps(2, release)])
+    assert made.run()[-1] == ev.TrainerReleased(KEPT)
     assert made.granted == [("a",)]
 
 
 def test_a_failed_node_fails_the_task(bench: Callable[..., Bench]) -> None:
-    made = bench([*steps(1), ([], Directive(Order.FAIL, "nothing heard for 30 s"))])
+    made = bench([*steps(1), ([], Directive(Command.FAIL, "nothing heard for 30 s"))])
     with pytest.raises(PeerError, match="nothing heard for 30 s"):
         made.trainer.run()
 
@@ -224,7 +248,7 @@ def test_the_residuals_figures_are_among_the_counters_where_wanted(
     bench: Callable[..., Bench], shown: bool
 ) -> None:
     made = bench(
-        [*steps(6), ([], Directive(Order.AUDIT, commit=6))], push=0.75 * TAU, show_residual=shown
+        [*steps(6), ([], Directive(Command.AUDIT, commit=6))], push=0.75 * TAU, show_residual=shown
     )
     made.run()
     stats = made.channel.stats
@@ -236,7 +260,7 @@ def test_the_residuals_figures_are_among_the_counters_where_wanted(
 
 
 def test_each_epoch_is_written_down(bench: Callable[..., Bench]) -> None:
-    made = bench([*steps(6), ([], Directive(Order.AUDIT, commit=6))], partition=3, attempt=17)
+    made = bench([*steps(6), ([], Directive(Command.AUDIT, commit=6))], partition=3, attempt=17)
     made.run()
     report = made.trainer.epochs.report()
     assert (report["partition"], report["attempt"]) == (3, 17)
@@ -253,10 +277,10 @@ def test_each_epoch_is_written_down(bench: Callable[..., Bench]) -> None:
 
 
 def test_own_updates_move_the_commit_and_nothing_else(bench: Callable[..., Bench]) -> None:
-    made = bench([*steps(2), ([ev.Passed(5)], TRAIN), ([ev.Passed(6)], TRAIN)])
+    made = bench([*steps(2), ([ev.OwnCommitted(5)], TRAIN), ([ev.OwnCommitted(6)], TRAIN)])
     events = made.run()
-    assert [event.seen for event in events if isinstance(event, ev.Published)] == [0, 0, 5, 6]
-    applied = [event.commit for event in events if isinstance(event, ev.Applied)]
+    assert [event.seen for event in events if isinstance(event, ev.UpdatePublished)] == [0, 0, 5, 6]
+    applied = [event.commit for event in events if isinstance(event, ev.CommitApplied)]
     assert applied == [5, 6]  # from now on a neighbour may copy so much
     assert made.replica.theta.to_host()[0] == 4 * TAU
 
@@ -264,9 +288,9 @@ def test_own_updates_move_the_commit_and_nothing_else(bench: Callable[..., Bench
 def test_after_a_replica_it_says_what_it_holds(bench: Callable[..., Bench]) -> None:
     server = make_theta(N, K)
     server.commit = 3
-    made = bench([([ev.Install(whole(server), (), (), 3)], Directive(Order.WAIT))])
+    made = bench([([ev.InstallSnapshot(whole(server), (), (), 3)], Directive(Command.WAIT))])
     events = made.run()
-    assert events.index(ev.Installed()) < events.index(ev.Applied(3))
+    assert events.index(ev.ReplicaInstalled()) < events.index(ev.CommitApplied(3))
 
 
 class Statistics:
@@ -289,7 +313,7 @@ def test_buffers_are_published_before_an_epochs_last_position(pushing: Callable[
     model = type("Model", (Statistics, type(pushing(N))), {})(N, TAU)
     made = Bench(model, steps(6))
     events = made.run()
-    published = [event for event in events if isinstance(event, ev.Published)]
+    published = [event for event in events if isinstance(event, ev.UpdatePublished)]
     assert [(e.payload.form == BUFFERS, e.epoch, e.batch, e.steps) for e in published] == [
         (False, 0, 1, 1),
         (False, 0, 2, 2),
@@ -310,23 +334,23 @@ def test_an_epochs_buffers_do_not_keep_its_last_update_back(pushing: Callable[..
     """They are under way a moment before it is asked whether a publication may go."""
     model = type("Model", (Statistics, type(pushing(N))), {})(N, TAU)
     made = Bench(model, steps(4), publish_every=None)
-    post, under_way = made.channel.post, Directive(Order.TRAIN, publishes=False)
+    post, under_way = made.channel.post, Directive(Command.TRAIN, publishes=False)
 
     def answering(event: ev.Event) -> None:
         post(event)
-        if isinstance(event, ev.Published):
+        if isinstance(event, ev.UpdatePublished):
             made.channel.publish([], under_way)
 
     made.channel.post = answering  # type: ignore[method-assign]
-    published = [event for event in made.run() if isinstance(event, ev.Published)]
+    published = [event for event in made.run() if isinstance(event, ev.UpdatePublished)]
     assert [(e.payload.form == BUFFERS, e.steps) for e in published[2:4]] == [(True, 2), (False, 3)]
 
 
 def test_the_average_is_taken_and_the_models_own_go_on(pushing: Callable[..., Any]) -> None:
     model = type("Model", (Statistics, type(pushing(N))), {})(N, TAU)
-    average = Committed(commit=4, origin=9, seq=1, payload=Payload(BUFFERS, 0, 0, b"average"))
-    made = Bench(model, [([ev.Deliver(average)], TRAIN)])
-    assert ev.Applied(4) in made.run()
+    average = Commit(commit=4, origin=9, seq=1, payload=Payload(BUFFERS, 0, 0, b"average"))
+    made = Bench(model, [([ev.ApplyCommit(average)], TRAIN)])
+    assert ev.CommitApplied(4) in made.run()
     assert (made.replica.theta.commit, made.replica.theta.buffers) == (4, b"average")
     assert model.loaded is None
 
@@ -337,7 +361,7 @@ def test_a_borrowed_state_is_taken_and_a_fresh_one_counted(
 ) -> None:
     state = {"mean": np.arange(3, dtype=np.float32), "steps": 7}
     content = encode_state({f"updater/{name}": value for name, value in state.items()})
-    made = bench([([ev.InstallUpdater(content if lent else None)], TRAIN), *steps(5)])
+    made = bench([([ev.InstallOptimizer(content if lent else None)], TRAIN), *steps(5)])
     made.run()
     assert made.trainer.counts.fresh_updaters == (0 if lent else 1)
     assert bool(made.model.state) is lent
@@ -347,14 +371,14 @@ def test_a_borrowed_state_is_taken_and_a_fresh_one_counted(
 
 
 def test_a_copy_of_its_state_is_made_between_two_steps(bench: Callable[..., Bench]) -> None:
-    made = bench([*steps(2), ([], Directive(Order.WAIT))])
+    made = bench([*steps(2), ([], Directive(Command.WAIT))])
     made.model.state = {"steps": 3}
-    ask = AskUpdater(8, None, 0)
+    ask = OptimizerRequest(8, None, 0)
     assert made.lender.chunk(ask) is None
     made.run()
     chunk = made.lender.chunk(ask)
     assert chunk is not None
-    assert updater_in(chunk.payload) == {"steps": 3}
+    assert decode_optimizer_state(chunk.payload) == {"steps": 3}
     assert {"encoder/publications", "updater/steps"} <= set(decode_state_untrusted(chunk.payload))
 
 
@@ -364,7 +388,7 @@ def test_a_copy_of_its_state_is_made_between_two_steps(bench: Callable[..., Benc
 def test_an_updates_weight_follows_how_many_train(
     bench: Callable[..., Bench], aggregation: str, weight: float
 ) -> None:
-    made = bench(steps(1, Directive(Order.TRAIN, workers=4)))
+    made = bench(steps(1, Directive(Command.TRAIN, workers=4)))
     made.replica.encoder.aggregation = aggregation
     made.run()
     assert made.replica.encoder.scale == weight

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Directive, Order
+from sparkstrom.protocol.common.events import Command, Directive
 from tests.unit.runtime.benches import TAU, TRAIN, Bench, steps
 
-BUSY = Directive(Order.TRAIN, publishes=False)
+BUSY = Directive(Command.TRAIN, publishes=False)
 
 
 def test_it_publishes_when_it_may_and_at_the_end(bench: Callable[..., Bench]) -> None:
@@ -19,8 +19,8 @@ def test_it_publishes_when_it_may_and_at_the_end(bench: Callable[..., Bench]) ->
     script = [([], command) for command in (TRAIN, BUSY, BUSY, TRAIN, BUSY, BUSY)]
     made = bench(script, publish_every=None)
     events = made.run()
-    assert [e.steps for e in events if isinstance(e, ev.Published)] == [1, 4, 6]
-    assert [e.steps for e in events if isinstance(e, ev.Progressed)] == [2, 3, 5]
+    assert [e.steps for e in events if isinstance(e, ev.UpdatePublished)] == [1, 4, 6]
+    assert [e.steps for e in events if isinstance(e, ev.StepCompleted)] == [2, 3, 5]
     sent = made.replica.theta.to_host() / TAU + made.replica.residual() / TAU
     np.testing.assert_allclose(sent, 6.0)
 
@@ -35,11 +35,11 @@ def test_whether_it_may_publish_is_asked_after_the_step(bench: Callable[..., Ben
         return step(batch)
 
     made.replica.step = committed_meanwhile  # type: ignore[method-assign]
-    assert [e.steps for e in made.run() if isinstance(e, ev.Published)] == [1]
+    assert [e.steps for e in made.run() if isinstance(e, ev.UpdatePublished)] == [1]
 
 
 def test_every_so_many_steps_does_not_ask_whether_it_may(
     bench: Callable[..., Bench],
 ) -> None:
     events = bench(steps(6, BUSY), publish_every=2).run()
-    assert [e.steps for e in events if isinstance(e, ev.Published)] == [2, 4, 6]
+    assert [e.steps for e in events if isinstance(e, ev.UpdatePublished)] == [2, 4, 6]

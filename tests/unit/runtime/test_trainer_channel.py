@@ -7,26 +7,31 @@ from collections.abc import Callable
 
 import pytest
 
-from sparkstrom.codec.messages import Committed
+from sparkstrom.codec.messages import Commit
 from sparkstrom.protocol.common.events import (
-    Applied,
-    Busy,
-    Deliver,
+    ActivityChanged,
+    ApplyCommit,
+    Command,
+    CommitApplied,
     Directive,
-    Drained,
-    Order,
-    Progressed,
+    StepCompleted,
+    TrainerDrained,
 )
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.runtime.trainer_channel import TrainerChannel
-from sparkstrom.runtime.trainer_inbox import TrainerInbox
+from sparkstrom.runtime.trainer import TrainerChannel
+from sparkstrom.runtime.training_loop import TrainerInbox
 
-TRAIN = Directive(Order.TRAIN, steps_max=3)
+TRAIN = Directive(Command.TRAIN, steps_max=3)
 
 
 @pytest.fixture
-def channel() -> TrainerChannel:
-    return TrainerChannel(TrainerInbox(10_000, Theta(300, 10).begin_sum))
+def channel(inbox: TrainerInbox) -> TrainerChannel:
+    return TrainerChannel(inbox, wake=lambda: None)
+
+
+@pytest.fixture
+def inbox() -> TrainerInbox:
+    return TrainerInbox(10_000, Theta(300, 10).new_sum)
 
 
 def start_waiting(channel: TrainerChannel, known: Directive) -> threading.Thread:
@@ -42,13 +47,13 @@ def returns(waiter: threading.Thread) -> bool:
 
 
 def test_it_begins_with_waiting(channel: TrainerChannel) -> None:
-    assert channel.take() == ([], Directive(Order.WAIT, "joining"))
+    assert channel.take() == ([], Directive(Command.WAIT, "joining"))
 
 
 def test_items_come_once_and_the_command_stays(
-    channel: TrainerChannel, make_commit: Callable[..., Committed]
+    channel: TrainerChannel, make_commit: Callable[..., Commit]
 ) -> None:
-    item = Deliver(make_commit(1, 1))
+    item = ApplyCommit(make_commit(1, 1))
     channel.publish([item], TRAIN)
     assert channel.take() == ([item], TRAIN)
     assert channel.take() == ([], TRAIN)
@@ -56,20 +61,23 @@ def test_items_come_once_and_the_command_stays(
 
 
 def test_events_come_out_in_order(channel: TrainerChannel) -> None:
-    channel.post(Busy(2))
-    channel.post(Drained())
-    assert [channel.events.get_nowait(), channel.events.get_nowait()] == [Busy(2), Drained()]
+    channel.post(ActivityChanged(2))
+    channel.post(TrainerDrained())
+    assert [channel.events.get_nowait(), channel.events.get_nowait()] == [
+        ActivityChanged(2),
+        TrainerDrained(),
+    ]
 
 
 def test_what_others_wait_for_wakes_the_thread_and_what_only_it_wants_to_know_does_not(
-    channel: TrainerChannel,
+    inbox: TrainerInbox,
 ) -> None:
     wakes: list[int] = []
-    channel.wake = lambda: wakes.append(len(wakes))
-    for event in (Busy(2), Applied(3)):
+    channel = TrainerChannel(inbox, wake=lambda: wakes.append(len(wakes)))
+    for event in (ActivityChanged(2), CommitApplied(3)):
         channel.post(event)
     assert not wakes
-    channel.post(Progressed(0, 1, 1))
+    channel.post(StepCompleted(0, 1, 1))
     assert wakes == [0]
 
 
@@ -86,11 +94,11 @@ def test_what_broke_the_thread_is_raised_and_the_command_stays_readable(
 
 @pytest.mark.parametrize("how", ["item", "command", "error"])
 def test_who_waits_is_woken(
-    channel: TrainerChannel, make_commit: Callable[..., Committed], how: str
+    channel: TrainerChannel, make_commit: Callable[..., Commit], how: str
 ) -> None:
     waiter = start_waiting(channel, channel.command)
     changes: dict[str, Callable[[], None]] = {
-        "item": lambda: channel.publish([Deliver(make_commit(1, 1))], channel.command),
+        "item": lambda: channel.publish([ApplyCommit(make_commit(1, 1))], channel.command),
         "command": lambda: channel.publish([], TRAIN),
         "error": lambda: channel.fail(ValueError()),
     }
@@ -99,9 +107,9 @@ def test_who_waits_is_woken(
 
 
 def test_with_something_there_nobody_waits(
-    channel: TrainerChannel, make_commit: Callable[..., Committed]
+    channel: TrainerChannel, make_commit: Callable[..., Commit]
 ) -> None:
-    channel.publish([Deliver(make_commit(1, 1))], TRAIN)
+    channel.publish([ApplyCommit(make_commit(1, 1))], TRAIN)
     assert returns(start_waiting(channel, TRAIN))
     assert len(channel.take()[0]) == 1
 

@@ -9,62 +9,62 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparkstrom.codec.messages import BUFFERS, Committed, Payload
+from sparkstrom.codec.messages import BUFFERS, Commit, Payload
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.models.base import Flat
-from sparkstrom.protocol.common.events import Admitted, Deliver, Install, Passed
+from sparkstrom.protocol.common.events import ApplyCommit, IdAssigned, InstallSnapshot, OwnCommitted
 from sparkstrom.runtime import theta as module
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.runtime.trainer_inbox import Item, Merged, TrainerInbox
+from sparkstrom.runtime.training_loop import MergedCommits, TrainerInbox, TrainerItem
 from tests.unit.runtime.memories import make_theta
 
 K, N = 10, 300
-INSTALL = Install((), (), (), 5)
-ADMITTED = Admitted(1, 0, 0, 0, (), False)
+INSTALL = InstallSnapshot((), (), (), 5)
+ADMITTED = IdAssigned(1, 0, 0, 0, (), False)
 
-MakeCommit = Callable[..., Committed]
+MakeCommit = Callable[..., Commit]
 
 
-def apply(theta: Theta, items: list[Item]) -> list[int]:
+def apply(theta: Theta, items: list[TrainerItem]) -> list[int]:
     """Apply to theta; return the commits after each item."""
     commits = []
     for item in items:
-        if isinstance(item, Deliver):
+        if isinstance(item, ApplyCommit):
             theta.add(theta.decode(item.update.payload))
             commits.append(item.update.commit)
-        elif isinstance(item, Merged):
+        elif isinstance(item, MergedCommits):
             theta.add_sum(item.total)
             commits.append(item.commit)
     return commits
 
 
 def test_items_come_out_in_order_and_once(make_commit: MakeCommit) -> None:
-    inbox = TrainerInbox(10_000, make_theta(N, K).begin_sum)
-    items = [ADMITTED, INSTALL, Deliver(make_commit(1, 3)), Deliver(make_commit(2, -3))]
+    inbox = TrainerInbox(10_000, make_theta(N, K).new_sum)
+    items = [ADMITTED, INSTALL, ApplyCommit(make_commit(1, 3)), ApplyCommit(make_commit(2, -3))]
     for item in items:
         inbox.put(item)
     assert len(inbox) == 4
     assert inbox.take() == items
     assert inbox.take() == []
-    assert inbox.merges == 0
+    assert inbox.merge_count == 0
 
 
 def test_beyond_its_bytes_it_holds_one_sum(make_commit: MakeCommit) -> None:
-    first = Deliver(make_commit(1, 1, 2))
-    inbox = TrainerInbox(len(first.update.payload), make_theta(N, K).begin_sum)
+    first = ApplyCommit(make_commit(1, 1, 2))
+    inbox = TrainerInbox(len(first.update.payload), make_theta(N, K).new_sum)
     inbox.put(first)
     for commit in range(2, 50):
-        inbox.put(Deliver(make_commit(commit, 1, -7)))
+        inbox.put(ApplyCommit(make_commit(commit, 1, -7)))
     single, merged = inbox.take()
     assert single == first
-    assert isinstance(merged, Merged)
-    assert (merged.commit, inbox.merges) == (49, 1)
+    assert isinstance(merged, MergedCommits)
+    assert (merged.commit, inbox.merge_count) == (49, 1)
     assert merged.total.dense()[[0, 6]].tolist() == [48 * 128, -48 * 128]
 
 
 def test_after_taking_there_is_room_again(make_commit: MakeCommit) -> None:
-    update = Deliver(make_commit(1, 1))
-    inbox = TrainerInbox(len(update.update.payload), make_theta(N, K).begin_sum)
+    update = ApplyCommit(make_commit(1, 1))
+    inbox = TrainerInbox(len(update.update.payload), make_theta(N, K).new_sum)
     for _ in range(3):
         inbox.put(update)
         assert inbox.take() == [update]
@@ -72,28 +72,28 @@ def test_after_taking_there_is_room_again(make_commit: MakeCommit) -> None:
 
 def test_a_replica_in_between_ends_the_sum(make_commit: MakeCommit) -> None:
     """What comes after an Install is not in it."""
-    inbox = TrainerInbox(0, make_theta(N, K).begin_sum)
-    inbox.put(Deliver(make_commit(1, 1)))
+    inbox = TrainerInbox(0, make_theta(N, K).new_sum)
+    inbox.put(ApplyCommit(make_commit(1, 1)))
     inbox.put(INSTALL)
-    inbox.put(Deliver(make_commit(6, 1)))
+    inbox.put(ApplyCommit(make_commit(6, 1)))
     kinds = [type(item) for item in inbox.take()]
-    assert kinds == [Merged, Install, Merged]
+    assert kinds == [MergedCommits, InstallSnapshot, MergedCommits]
 
 
 def test_own_commits_cut_no_sum_into_pieces(make_commit: MakeCommit) -> None:
-    inbox = TrainerInbox(0, make_theta(N, K).begin_sum)
+    inbox = TrainerInbox(0, make_theta(N, K).new_sum)
     for commit in range(1, 10, 3):
-        inbox.put(Deliver(make_commit(commit, 1)))
-        inbox.put(Passed(commit + 1))
-        inbox.put(Passed(commit + 2))
+        inbox.put(ApplyCommit(make_commit(commit, 1)))
+        inbox.put(OwnCommitted(commit + 1))
+        inbox.put(OwnCommitted(commit + 2))
     (merged,) = inbox.take()
-    assert isinstance(merged, Merged)
-    assert (merged.commit, merged.passed, merged.total.dense()[0]) == (9, 6, 3 * 128)
+    assert isinstance(merged, MergedCommits)
+    assert (merged.commit, merged.own_commits, merged.total.dense()[0]) == (9, 6, 3 * 128)
 
 
 def test_own_commits_with_nothing_to_merge_stand_alone(make_commit: MakeCommit) -> None:
-    inbox = TrainerInbox(10_000, make_theta(N, K).begin_sum)
-    items = [Passed(1), Deliver(make_commit(2, 1)), Passed(3)]
+    inbox = TrainerInbox(10_000, make_theta(N, K).new_sum)
+    items = [OwnCommitted(1), ApplyCommit(make_commit(2, 1)), OwnCommitted(3)]
     for item in items:
         inbox.put(item)
     assert inbox.take() == items
@@ -101,28 +101,28 @@ def test_own_commits_with_nothing_to_merge_stand_alone(make_commit: MakeCommit) 
 
 def test_buffers_are_in_no_sum(make_commit: MakeCommit) -> None:
     """They replace, and what was own of them passes after them."""
-    inbox = TrainerInbox(0, make_theta(N, K).begin_sum)
-    average = Deliver(
-        Committed(commit=2, origin=9, seq=1, payload=Payload(BUFFERS, 0, 0, b"a" * 99))
+    inbox = TrainerInbox(0, make_theta(N, K).new_sum)
+    average = ApplyCommit(
+        Commit(commit=2, origin=9, seq=1, payload=Payload(BUFFERS, 0, 0, b"a" * 99))
     )
-    inbox.put(Deliver(make_commit(1, 1)))
+    inbox.put(ApplyCommit(make_commit(1, 1)))
     inbox.put(average)
-    inbox.put(Passed(2))
-    inbox.put(Deliver(make_commit(3, 1)))
+    inbox.put(OwnCommitted(2))
+    inbox.put(ApplyCommit(make_commit(3, 1)))
     first, *middle, last = inbox.take()
-    assert middle == [average, Passed(2)]
-    assert [m.commit for m in (first, last) if isinstance(m, Merged)] == [1, 3]
+    assert middle == [average, OwnCommitted(2)]
+    assert [m.commit for m in (first, last) if isinstance(m, MergedCommits)] == [1, 3]
 
 
 def test_a_sum_that_could_overflow_is_followed_by_another(
     make_commit: MakeCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MERGED_QUANTA_MAX", 300)
-    inbox = TrainerInbox(0, make_theta(N, K).begin_sum)
+    monkeypatch.setattr(module, "MERGED_QUANTA_SAFE_MAX", 300)
+    inbox = TrainerInbox(0, make_theta(N, K).new_sum)
     for commit in range(1, 6):
-        inbox.put(Deliver(make_commit(commit, 1)))  # 128 quanta each
+        inbox.put(ApplyCommit(make_commit(commit, 1)))  # 128 quanta each
     items = inbox.take()
-    assert [item.commit for item in items if isinstance(item, Merged)] == [2, 4, 5]
+    assert [item.commit for item in items if isinstance(item, MergedCommits)] == [2, 4, 5]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
@@ -144,12 +144,12 @@ def test_merged_is_equal_to_the_singles_bit_by_bit(
     singly, merged = make_theta(N, K), make_theta(N, K)
     for theta in (singly, merged):
         theta.load(on_grid(N, 1))
-    inbox = TrainerInbox(bytes_max, merged.begin_sum)
+    inbox = TrainerInbox(bytes_max, merged.new_sum)
     commits: list[int] = []
     for i, indices in enumerate(hits):
         committed = make_commit(i + 1, *indices)
         singly.add(singly.decode(committed.payload))
-        inbox.put(Deliver(committed))
+        inbox.put(ApplyCommit(committed))
         if i in takes:
             commits += apply(merged, inbox.take())
     commits += apply(merged, inbox.take())

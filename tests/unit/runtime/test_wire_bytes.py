@@ -5,49 +5,48 @@ from __future__ import annotations
 from typing import Any
 
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.observe.telemetry import LinkBytes, bytes_on_links
-from sparkstrom.runtime.wire_bytes import DRIVERS_TOLD, WireBytes
-from sparkstrom.transport.contract import Sent
-from sparkstrom.transport.memory import MemoryNetwork
+from sparkstrom.observe.telemetry import LinkBytes, sum_link_bytes
+from sparkstrom.runtime.node_thread import REPORTED_DRIVERS_MAX, LinkBytesCounter
+from sparkstrom.transport.base import MemoryNetwork, SentBytes
 
 
 class Counted:
     """A transport that has sent so much."""
 
     def __init__(self, driver: str, driver_bytes: int, own_bytes: int) -> None:
-        self.figures = Sent(driver, driver_bytes, own_bytes)
+        self.figures = SentBytes(driver, driver_bytes, own_bytes)
 
-    def sent(self) -> Sent:
+    def sent(self) -> SentBytes:
         return self.figures
 
 
 def told(*sent: tuple[str, int, int]) -> LinkBytes:
     """What one node tells after these transports."""
-    wire = WireBytes()
+    wire = LinkBytesCounter()
     figures = LinkBytes({}, 0.0)
     for driver, driver_bytes, own_bytes in sent:
         transport: Any = Counted(driver, driver_bytes, own_bytes)
-        figures = wire.look(transport)
+        figures = wire.update(transport)
     return figures
 
 
 def test_workers_of_an_executor_share_what_their_media_driver_sent() -> None:
     here, beside = told(("a", 1000, 10)), told(("a", 1500, 20))
     elsewhere = told(("b", 300, 5))
-    assert bytes_on_links([here, beside, elsewhere]) == 1500 + 300 + 10 + 20 + 5
+    assert sum_link_bytes([here, beside, elsewhere]) == 1500 + 300 + 10 + 20 + 5
 
 
 def test_what_a_media_driver_sent_before_it_died_counts_too() -> None:
     figures = told(("a", 1000, 10), ("a", 1200, 15), ("b", 50, 1))
-    assert bytes_on_links([figures]) == 1200 + 15 + 50 + 1
+    assert sum_link_bytes([figures]) == 1200 + 15 + 50 + 1
 
 
 def test_many_deaths_make_no_endless_message() -> None:
     figures = told(*((f"driver {number}", 1, 2) for number in range(100)))
-    assert len(figures.drivers) == DRIVERS_TOLD
-    assert bytes_on_links([figures]) == DRIVERS_TOLD + 100 * 2
+    assert len(figures.drivers) == REPORTED_DRIVERS_MAX
+    assert sum_link_bytes([figures]) == REPORTED_DRIVERS_MAX + 100 * 2
 
 
 def test_nothing_leaves_a_process_by_memory() -> None:
     transport = MemoryNetwork().open("here")
-    assert transport.sent() == Sent(str(Endpoint("here", 1)), 0, 0)
+    assert transport.sent() == SentBytes(str(Endpoint("here", 1)), 0, 0)

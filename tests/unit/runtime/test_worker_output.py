@@ -12,12 +12,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparkstrom.codec.messages import Says
+from sparkstrom.codec.messages import WorkerLog
 from sparkstrom.codec.wire import decode_untrusted, encode
-from sparkstrom.observe.plain_text import LINE_CHARS_MAX
-from sparkstrom.runtime import heard_lines, worker_output
-from sparkstrom.runtime.heard_lines import HeardLines, WorkerLine
-from sparkstrom.runtime.worker_output import CopiedStream, WorkerOutput, captured
+from sparkstrom.observe.progress import LINE_CHARS_MAX
+from sparkstrom.runtime import fit_state as heard_lines
+from sparkstrom.runtime import worker_output
+from sparkstrom.runtime.fit_state import WorkerLogBuffer, WorkerLogLine
+from sparkstrom.runtime.worker_output import TeeStream, WorkerOutput, capture_output
 
 
 class Clock:
@@ -42,7 +43,7 @@ def output(clock: Clock) -> WorkerOutput:
 @pytest.fixture
 def capturing(output: WorkerOutput, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerOutput]:
     monkeypatch.setattr(warnings, "showwarning", lambda *_: None)  # not into pytest's report
-    with captured(output):
+    with capture_output(output):
         yield output
 
 
@@ -55,7 +56,7 @@ def test_a_print_is_copied_and_goes_where_it_went(
     output: WorkerOutput, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sys.stdout
-    with captured(output):
+    with capture_output(output):
         print("loss", 0.25)
         print("no end yet", end="")
         print("; now")
@@ -72,7 +73,7 @@ def test_a_line_is_written_at_once_so_that_those_of_two_workers_stay_apart(
     written: list[str] = []
     stream = io.StringIO()
     stream.write = written.append  # type: ignore[method-assign, assignment]
-    copied = CopiedStream(stream, output.add)
+    copied = TeeStream(stream, output.add)
     print("loss", 0.25, file=copied)
     print("no end yet", end="", file=copied)
     assert written == ["loss 0.25\n"]
@@ -83,13 +84,13 @@ def test_a_line_is_written_at_once_so_that_those_of_two_workers_stay_apart(
 
 
 def test_what_is_drawn_over_is_not_shown(output: WorkerOutput) -> None:
-    stream = CopiedStream(io.StringIO(), output.add)
+    stream = TeeStream(io.StringIO(), output.add)
     stream.writelines(["\r 10 %", "\r 20 %", "\rdone\n"])
     assert lines(output) == ["done"]
 
 
 def test_a_line_that_never_ends_fills_no_memory(output: WorkerOutput) -> None:
-    stream = CopiedStream(io.StringIO(), output.add)
+    stream = TeeStream(io.StringIO(), output.add)
     for _ in range(1000):
         stream.write("x" * 1000)
     assert len(stream._partial) == worker_output.PARTIAL_CHARS_MAX
@@ -112,7 +113,7 @@ def test_a_warning_of_an_earlier_task_is_told_again(
     monkeypatch.setattr(warnings, "showwarning", lambda *_: None)
     for _ in range(2):
         output = WorkerOutput(clock)
-        with captured(output):
+        with capture_output(output):
             warnings.simplefilter("default")
             for _ in range(3):
                 warnings.warn("once", UserWarning, stacklevel=1)
@@ -146,8 +147,8 @@ def test_records_are_in_the_executors_log_as_they_were_without_us() -> None:
     program = """
 import logging, sparkstrom
 from sparkstrom.base.clock import SystemClock
-from sparkstrom.runtime.worker_output import WorkerOutput, captured
-with captured(WorkerOutput(SystemClock())):
+from sparkstrom.runtime.worker_output import WorkerOutput, capture_output
+with capture_output(WorkerOutput(SystemClock())):
     logging.getLogger("theirs").warning("theirs is told")
     logging.getLogger("sparkstrom.spark").warning("ours is told")
 logging.getLogger("sparkstrom.spark").warning("and not on the driver")
@@ -161,20 +162,20 @@ def test_a_print_in_every_step_is_counted_and_not_told(output: WorkerOutput, clo
         output.add(f"step {step}")
     said = output.take()
     assert said is not None
-    assert len(said.lines) == worker_output.BURST
-    assert said.skipped == 10_000 - worker_output.BURST
-    clock.now_s += worker_output.EVERY_S
+    assert len(said.lines) == worker_output.LINES_BURST
+    assert said.skipped == 10_000 - worker_output.LINES_BURST
+    clock.now_s += worker_output.LINE_INTERVAL_S
     output.add("later")
     output.add("too soon")
-    assert output.take() == worker_output.Said([("training", "later")], 1)
+    assert output.take() == worker_output.OutputPrinted([("training", "later")], 1)
     for step in range(1000):
         clock.now_s += 100
         output.add(f"step {step}")
     told = 0
     while (said := output.take()) is not None:
-        assert len(said.lines) <= worker_output.TAKEN_MAX
+        assert len(said.lines) <= worker_output.MESSAGE_LINES_MAX
         told += len(said.lines)
-    assert told == worker_output.TOTAL - worker_output.BURST - 1
+    assert told == worker_output.LINES_MAX - worker_output.LINES_BURST - 1
 
 
 def test_threads_may_print_at_once(output: WorkerOutput) -> None:
@@ -191,11 +192,11 @@ def test_threads_may_print_at_once(output: WorkerOutput) -> None:
 
 
 def test_the_longest_message_goes_over_the_wire(output: WorkerOutput) -> None:
-    for _ in range(worker_output.BURST):
+    for _ in range(worker_output.LINES_BURST):
         output.add("木" * 1000)
     said = output.take()
     assert said is not None
-    says = Says(host="h", partition=1, lines=said.lines, skipped=said.skipped)
+    says = WorkerLog(host="h", partition=1, lines=said.lines, skipped=said.skipped)
     kind, body = encode(says)
     assert decode_untrusted(kind, body) == says
     assert len(body) < 16 * 1024
@@ -204,14 +205,14 @@ def test_the_longest_message_goes_over_the_wire(output: WorkerOutput) -> None:
 # -- on the driver -------------------------------------------------------------------------------
 
 
-def says(*texts: str, host: str = "host7", skipped: int = 0) -> Says:
+def says(*texts: str, host: str = "host7", skipped: int = 0) -> WorkerLog:
     lines = [("training", text) for text in texts]
-    return Says(host=host, partition=2, lines=lines, skipped=skipped)
+    return WorkerLog(host=host, partition=2, lines=lines, skipped=skipped)
 
 
 def test_the_driver_trusts_no_worker_with_its_terminal() -> None:
-    heard = HeardLines()
-    heard.take(says("\x1b]0;mine\x07" + "x" * 500, host="h\x1b[2J"), 0.0)
+    heard = WorkerLogBuffer()
+    heard.add(says("\x1b]0;mine\x07" + "x" * 500, host="h\x1b[2J"), 0.0)
     (line,) = heard.lines
     assert line.host == "h\\x1b[2J"
     assert line.text.startswith("\\x1b]0;mine\\x07xxx")
@@ -219,14 +220,17 @@ def test_the_driver_trusts_no_worker_with_its_terminal() -> None:
 
 
 def test_a_thousand_workers_do_not_flood_the_driver() -> None:
-    heard = HeardLines()
+    heard = WorkerLogBuffer()
     for _ in range(1000):
-        heard.take(says("hello", skipped=3), 0.0)
-    assert heard.lines == (WorkerLine(2, "host7", "training", "hello"),) * heard_lines.BURST
-    assert heard.skipped == 1000 - heard_lines.BURST + 3000
+        heard.add(says("hello", skipped=3), 0.0)
+    assert (
+        heard.lines
+        == (WorkerLogLine(2, "host7", "training", "hello"),) * heard_lines.LOG_LINES_BURST
+    )
+    assert heard.skipped == 1000 - heard_lines.LOG_LINES_BURST + 3000
     for second in range(10_000):
-        heard.take(says("hello"), float(second))
-    assert len(heard.lines) == heard_lines.TOTAL
+        heard.add(says("hello"), float(second))
+    assert len(heard.lines) == heard_lines.LOG_LINES_MAX
 
 
 @pytest.mark.parametrize("stream", [None, "closed"])
@@ -236,6 +240,6 @@ def test_a_print_reaches_the_driver_where_standard_output_cannot_be_written(
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stdout", closed if stream else None)
-    with captured(output):
+    with capture_output(output):
         print("loss", 0.25, flush=True)
     assert lines(output) == ["loss 0.25"]

@@ -13,7 +13,7 @@ import pytest
 from sparkstrom import InferenceMode, ParallelInference
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Columns, arrays_of
-from sparkstrom.serving.generations import Generation
+from sparkstrom.serving.parallel_inference import ModelPool
 
 WIDTH = 3
 DEADLINE_S = 60.0
@@ -42,7 +42,7 @@ class Probe(DenseNetwork):
         assert self.watch.gate.wait(DEADLINE_S)
         if (array < 0).any():
             raise ArithmeticError(f"{array.min()} is negative")
-        return array + self._bound()[0]
+        return array + self._require_bound()[0]
 
 
 def probe(value: float) -> tuple[Probe, Any]:
@@ -78,7 +78,7 @@ class HeldUp:
         return [count for count, _ in self.watch.calls[1:]]
 
 
-def wait_for_waiting(generation: Generation, count: int) -> None:
+def wait_for_waiting(generation: ModelPool, count: int) -> None:
     """Until so many wait for an instance."""
     until_s = time.monotonic() + DEADLINE_S
     while len(generation._waiting) < count:

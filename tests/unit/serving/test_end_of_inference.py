@@ -107,7 +107,7 @@ def test_a_forked_process_is_told_that_it_has_none(watch: Watch, mode: Inference
     ):
         warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: a fork beside threads
         ours, theirs = os.pipe()
-        with inference._generation.borrowed():
+        with inference._pool.borrow():
             if not (child := os.fork()):
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 signal.alarm(10)  # ends it if it waits

@@ -8,29 +8,29 @@ from typing import Any
 import pytest
 
 from sparkstrom.models import DenseNetwork
-from sparkstrom.serving.generations import Generation
+from sparkstrom.serving.parallel_inference import ModelPool
 from tests.unit.serving.conftest import DEADLINE_S, wait_for_waiting
 
 
 @pytest.fixture
-def generation() -> Generation:
-    return Generation(DenseNetwork([3, 2], seed=1), None, 1)
+def generation() -> ModelPool:
+    return ModelPool(DenseNetwork([3, 2], seed=1), None, 1)
 
 
-def test_who_waits_longest_is_next(generation: Generation) -> None:
+def test_who_waits_longest_is_next(generation: ModelPool) -> None:
     """Also before who has just had it, and asks again at once."""
     order: list[Any] = []
 
     def ask(number: int) -> None:
-        with generation.borrowed():
+        with generation.borrow():
             order.append(number)
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    with generation.borrowed():
+    with generation.borrow():
         for number, thread in enumerate(threads):
             thread.start()
             wait_for_waiting(generation, number + 1)
-    with generation.borrowed():
+    with generation.borrow():
         order.append("again")
     for thread in threads:
         thread.join(DEADLINE_S)
@@ -44,15 +44,15 @@ class Interruption(BaseException):
 class Breaking:
     """A queue whose reader is interrupted, ``handed`` before that something."""
 
-    def __init__(self, generation: Generation, *, handed: bool) -> None:
-        self._generation, self._handed, self._things = generation, handed, list[Any]()
+    def __init__(self, generation: ModelPool, *, handed: bool) -> None:
+        self._pool, self._handed, self._things = generation, handed, list[Any]()
 
     def put(self, thing: Any) -> None:
         self._things.append(thing)
 
     def get(self) -> Any:
         if self._handed and not self._things:
-            self._generation._give_back(self._generation.models[0])
+            self._pool._release(self._pool.models[0])
             raise Interruption
         if self._things:
             return self._things.pop()
@@ -61,14 +61,14 @@ class Breaking:
 
 @pytest.mark.parametrize("handed", [False, True])
 def test_who_is_interrupted_takes_none_along(
-    generation: Generation, monkeypatch: pytest.MonkeyPatch, handed: bool
+    generation: ModelPool, monkeypatch: pytest.MonkeyPatch, handed: bool
 ) -> None:
-    taken = generation._take()
+    taken = generation._acquire()
     queue = Breaking(generation, handed=handed)
-    monkeypatch.setattr("sparkstrom.serving.generations.queue.SimpleQueue", lambda: queue)
-    with pytest.raises(Interruption), generation.borrowed():
+    monkeypatch.setattr("sparkstrom.serving.parallel_inference.queue.SimpleQueue", lambda: queue)
+    with pytest.raises(Interruption), generation.borrow():
         pass
     assert not generation._waiting
     if not handed:
-        generation._give_back(taken)
+        generation._release(taken)
     assert generation._free == generation.models

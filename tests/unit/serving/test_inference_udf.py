@@ -12,11 +12,11 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork
-from sparkstrom.models.outputs import predict_in_blocks
-from sparkstrom.spark.executor.inference_udf import (
+from sparkstrom.models.output_interpretation import predict_flattened
+from sparkstrom.spark.executor.inference import (
     check_inputs,
-    features_of_series,
-    outputs_of_features,
+    predict_features,
+    series_to_features,
 )
 
 
@@ -25,36 +25,36 @@ def arrays(*rows: list[float]) -> Any:
 
 
 def test_columns_of_numbers_stand_side_by_side() -> None:
-    found = features_of_series([pd.Series([1, 2]), pd.Series([0.5, 1.5])], None, None)
+    found = series_to_features([pd.Series([1, 2]), pd.Series([0.5, 1.5])], None, None)
     assert found.tolist() == [[1, 0.5], [2, 1.5]]  # type: ignore[union-attr]
 
 
 def test_a_column_of_arrays_is_an_array() -> None:
-    found = features_of_series([arrays([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])], None, None)
+    found = series_to_features([arrays([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])], None, None)
     assert found.shape == (2, 3)  # type: ignore[union-attr]
     assert found.dtype == np.float32  # type: ignore[union-attr]
-    shaped = features_of_series([arrays([1, 2, 3, 4])], None, [(2, 2)])
+    shaped = series_to_features([arrays([1, 2, 3, 4])], None, [(2, 2)])
     assert shaped.tolist() == [[[1, 2], [3, 4]]]  # type: ignore[union-attr]
 
 
 def test_each_input_has_its_column() -> None:
     given = [arrays([1, 2]), pd.Series([3])]
-    pair = features_of_series(given, 2, None)
+    pair = series_to_features(given, 2, None)
     assert isinstance(pair, tuple)
     assert [array.tolist() for array in pair] == [[[1, 2]], [[3]]]
-    named = features_of_series(given, ("a", "b"), [(2, 1), (1,)])
+    named = series_to_features(given, ("a", "b"), [(2, 1), (1,)])
     assert isinstance(named, dict)
     assert named["a"].shape == (1, 2, 1)
 
 
 def test_whole_numbers_stay_whole() -> None:
-    tokens = features_of_series([pd.Series([np.array([1, 2], np.int64)])], None, None)
+    tokens = series_to_features([pd.Series([np.array([1, 2], np.int64)])], None, None)
     assert tokens.dtype == np.int64  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("second", [[3, 4], [0.5, 1.5], [True, False]])
 def test_columns_side_by_side_are_floats_as_in_training(second: list[Any]) -> None:
-    found = features_of_series([pd.Series([1, 2]), pd.Series(second)], None, None)
+    found = series_to_features([pd.Series([1, 2]), pd.Series(second)], None, None)
     assert isinstance(found, np.ndarray)
     assert found.dtype == np.float32
     assert found.tolist() == [[1, second[0]], [2, second[1]]]
@@ -64,7 +64,7 @@ def test_columns_side_by_side_are_floats_as_in_training(second: list[Any]) -> No
 def test_whole_numbers_are_as_wide_as_in_training(dtype: Any) -> None:
     """torch.gather, for one, takes int64 alone."""
     given = pd.Series([np.array([1, 2], dtype)]), pd.Series([3], dtype=dtype)
-    assert [array.dtype for array in features_of_series(given, 2, None)] == [np.int64] * 2
+    assert [array.dtype for array in series_to_features(given, 2, None)] == [np.int64] * 2
 
 
 def nested(values: list[Any], kind: Any) -> Any:
@@ -75,19 +75,19 @@ def nested(values: list[Any], kind: Any) -> Any:
 @pytest.mark.parametrize("kind", [pa.float32(), pa.int16()])
 def test_arrays_of_arrays_are_stacked(kind: Any) -> None:
     values = [[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 10], [11, 12]]]
-    found = features_of_series([nested(values, kind)], None, None)
+    found = series_to_features([nested(values, kind)], None, None)
     assert isinstance(found, np.ndarray)
     assert found.tolist() == values
     deep = pa.array([values, values]).to_pandas()
-    assert features_of_series([deep], None, None).tolist() == [values, values]  # type: ignore[union-attr]
+    assert series_to_features([deep], None, None).tolist() == [values, values]  # type: ignore[union-attr]
 
 
 def test_outputs_are_those_of_predict() -> None:
     model = DenseNetwork([4, 8, 3], seed=1)
     model.bind(model.initial())
     features = np.random.default_rng(0).random((1000, 4), np.float32)
-    found = outputs_of_features(model, features)
-    assert found[0].tobytes() == predict_in_blocks(model, features).tobytes()
+    found = predict_features(model, features)
+    assert found[0].tobytes() == predict_flattened(model, features).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -115,14 +115,14 @@ def test_outputs_are_those_of_predict() -> None:
 )
 def test_what_does_not_fit_is_named(given: Any, inputs: Any, shapes: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        features_of_series(given, inputs, shapes)
+        series_to_features(given, inputs, shapes)
 
 
 def test_a_model_that_fails_says_where_to_look() -> None:
     model = DenseNetwork([4, 3], seed=1)
     model.bind(model.initial())
-    with pytest.raises(UsageError, match=r"look at inputs= and shapes="):
-        outputs_of_features(model, np.zeros((2, 5), np.float32))
+    with pytest.raises(UsageError, match=r"check inputs= and shapes="):
+        predict_features(model, np.zeros((2, 5), np.float32))
 
 
 @pytest.mark.parametrize(

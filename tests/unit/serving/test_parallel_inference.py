@@ -126,8 +126,8 @@ def test_in_place_refuses_beyond_its_queue_too(watch: Watch) -> None:
     with ThreadPoolExecutor(2) as clients:
         asked = [clients.submit(inference.output, rows(i)) for i in range(2)]
         assert watch.entered.acquire(timeout=DEADLINE_S)
-        while inference._in_place.acquire(blocking=False):  # both have come, and stand in it
-            inference._in_place.release()
+        while inference._inline_slots.acquire(blocking=False):  # both have come, and stand in it
+            inference._inline_slots.release()
         with pytest.raises(QueueFull):
             inference.output(rows(1))
         watch.gate.set()
@@ -196,7 +196,7 @@ def test_who_waits_in_place_is_answered_by_the_new_model(watch: Watch) -> None:
         first = clients.submit(inference.output, rows(0))
         assert watch.entered.acquire(timeout=DEADLINE_S)
         waiting = clients.submit(inference.output, rows(1))
-        wait_for_waiting(inference._generation, 1)
+        wait_for_waiting(inference._pool, 1)
         model, parameters = probe(10.0)
         inference.update_model(model, parameters=parameters)
         watch.gate.set()
@@ -318,5 +318,5 @@ def test_what_the_model_refuses_is_the_answer(mode: InferenceMode) -> None:
 
 
 def test_options_of_dl4j_are_told_as_this_classes() -> None:
-    with pytest.raises(UsageError, match=r"^ParallelInference takes no loadBalanceMode: a free"):
+    with pytest.raises(UsageError, match=r"^ParallelInference takes no loadBalanceMode: every"):
         ParallelInference(DenseNetwork([4, 3]), loadBalanceMode="FIFO")

@@ -13,8 +13,8 @@ import pytest
 
 from sparkstrom import ParallelInference
 from sparkstrom.models import DenseNetwork
-from sparkstrom.models.base import Batch, rows_of
-from sparkstrom.models.outputs import rows_at
+from sparkstrom.models.base import Batch, count_rows
+from sparkstrom.models.output_interpretation import select_rows
 from tests.integration.model_kinds import KINDS, WIDTH
 from tests.unit.serving.conftest import DEADLINE_S
 
@@ -127,7 +127,7 @@ def jax_of_two_inputs() -> Any:
 def keras_of_two_inputs() -> Any:
     pytest.importorskip("keras")
     from sparkstrom.models.keras import KerasModel
-    from sparkstrom.models.keras_objects import keras
+    from sparkstrom.models.keras_support import keras
 
     a, b = keras.Input((4,), name="a"), keras.Input((2,), name="b")
     joined = keras.layers.Concatenate()([a, b])
@@ -148,7 +148,7 @@ def test_models_of_several_inputs_and_outputs(make: Any, mode: str) -> None:
         ParallelInference(model, inference_mode=mode) as inference,
         ThreadPoolExecutor(8) as clients,
     ):
-        each = [rows_at(features, slice(i, i + 1)) for i in range(rows_of(features))]
+        each = [select_rows(features, slice(i, i + 1)) for i in range(count_rows(features))]
         found = list(clients.map(inference.output, each))
     for name in wanted if isinstance(wanted, dict) else range(len(wanted)):
         rows = np.concatenate([one[name] for one in found])

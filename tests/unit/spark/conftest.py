@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.codec.frames import KEY_BYTES
+from sparkstrom.codec.sealed_frames import KEY_BYTES
 from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
-from sparkstrom.spark.executor.job import TrainingJob
+from sparkstrom.worker.training_job import TrainingJob
 
 
 @pytest.fixture

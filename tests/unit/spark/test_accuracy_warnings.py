@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
 from dataclasses import replace
@@ -9,30 +10,31 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.encoding.schedules import WarmUp
+from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import (
+    ALGORITHMS,
     AdaptiveThreshold,
     AutoThreshold,
     FixedThreshold,
     TargetSparsityThreshold,
 )
-from sparkstrom.models.networks import DenseNetwork
-from sparkstrom.models.updaters import Adam, Nesterov, Sgd
-from sparkstrom.spark.driver import accuracy_warnings as module
-from sparkstrom.spark.driver.accuracy_warnings import (
-    Facts,
-    density_doubts,
-    doubts,
-    facts_of,
-    momentum_doubts,
-    staleness_doubts,
-    wanted_fractions,
+from sparkstrom.fit import strategy as module
+from sparkstrom.fit.accuracy_warnings import (
+    FitStatistics,
+    accuracy_warnings,
+    collect_statistics,
+    density_warnings,
+    momentum_warnings,
+    staleness_warnings,
 )
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.models.dense import DenseNetwork
+from sparkstrom.models.momentum_scaling import MomentumChange
+from sparkstrom.models.updaters import Adam, Nesterov, Sgd
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from tests.unit.spark.test_summary import STATS, outcome
 
 # The quickstart's figures.
-HEALTHY = Facts(
+HEALTHY = FitStatistics(
     workers=4,
     minibatches=1920,
     publications=296,
@@ -40,7 +42,7 @@ HEALTHY = Facts(
     tau=8e-4,
     staleness=6.3,
     waiting=192,
-    clipped=0.0,
+    clipped_share=0.0,
 )
 WAITS = replace(HEALTHY, waiting=961)  # more than half of the fit
 AUTO = SharedTrainingMaster()
@@ -48,8 +50,8 @@ WORKER = SharedTrainingMaster(horizon="worker")
 
 
 def test_a_healthy_fit_has_none() -> None:
-    assert momentum_doubts(AUTO, DenseNetwork([2, 2], updater=Nesterov(0.1, 0.9)), HEALTHY) == []
-    assert staleness_doubts(AUTO, HEALTHY) == density_doubts(AUTO, HEALTHY) == []
+    assert momentum_warnings(AUTO, DenseNetwork([2, 2], updater=Nesterov(0.1, 0.9)), HEALTHY) == []
+    assert staleness_warnings(AUTO, HEALTHY) == density_warnings(AUTO, HEALTHY) == []
 
 
 @pytest.mark.parametrize(
@@ -66,8 +68,8 @@ def test_a_healthy_fit_has_none() -> None:
 )
 def test_momentum_of_own_steps(updater: Any, workers: int, acting: str | None) -> None:
     model, facts = DenseNetwork([2, 2], updater=updater), replace(HEALTHY, workers=workers)
-    assert momentum_doubts(AUTO, model, facts) == []
-    found = momentum_doubts(WORKER, model, facts)
+    assert momentum_warnings(AUTO, model, facts) == []
+    found = momentum_warnings(WORKER, model, facts)
     if acting is None:
         assert found == []
         return
@@ -77,7 +79,7 @@ def test_momentum_of_own_steps(updater: Any, workers: int, acting: str | None) -
 
 
 def test_the_momentum_of_a_model_that_cannot_say_is_not_guessed() -> None:
-    assert momentum_doubts(WORKER, object(), HEALTHY) == []  # type: ignore[arg-type]
+    assert momentum_warnings(WORKER, object(), HEALTHY) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -92,43 +94,43 @@ def test_the_momentum_of_a_model_that_cannot_say_is_not_guessed() -> None:
 )
 def test_staleness_beyond_what_was_harmless(options: Any, remedy: str) -> None:
     master = SharedTrainingMaster(**options)
-    assert staleness_doubts(master, replace(HEALTHY, staleness=30.0)) == []
-    (text,) = staleness_doubts(master, replace(HEALTHY, staleness=30.4))
+    assert staleness_warnings(master, replace(HEALTHY, staleness=30.0)) == []
+    (text,) = staleness_warnings(master, replace(HEALTHY, staleness=30.4))
     assert "last 30 minibatches, 7.6 rounds of 4 workers; beyond 30 accuracy suffers" in text
     assert remedy in text
 
 
 def test_where_a_round_is_more_half_of_one_is_harmless() -> None:
     many = replace(HEALTHY, workers=32)
-    assert staleness_doubts(AUTO, replace(many, staleness=48.0)) == []
-    assert staleness_doubts(AUTO, replace(many, staleness=49.0)) != []
+    assert staleness_warnings(AUTO, replace(many, staleness=48.0)) == []
+    assert staleness_warnings(AUTO, replace(many, staleness=49.0)) != []
 
 
 def test_a_worker_alone_has_nobody_to_be_late_for() -> None:
-    assert staleness_doubts(AUTO, replace(HEALTHY, workers=1, staleness=99.0)) == []
+    assert staleness_warnings(AUTO, replace(HEALTHY, workers=1, staleness=99.0)) == []
 
 
 def test_what_clipping_took() -> None:
-    assert density_doubts(AUTO, replace(HEALTHY, clipped=0.1)) == []
-    (text,) = density_doubts(AUTO, replace(HEALTHY, clipped=0.52, sent_fraction=0.9))
+    assert density_warnings(AUTO, replace(HEALTHY, clipped_share=0.1)) == []
+    (text,) = density_warnings(AUTO, replace(HEALTHY, clipped_share=0.52, sent_fraction=0.9))
     assert "52% of what was learnt was lost by clipping" in text
     assert "tau, 0.0008 at the end" in text
     assert "clip less, as by residual_post_processor=" in text  # the threshold is "auto" already
     fixed = SharedTrainingMaster(threshold=FixedThreshold(1e-3))
-    (text,) = density_doubts(fixed, replace(HEALTHY, clipped=0.52, sent_fraction=0.9))
+    (text,) = density_warnings(fixed, replace(HEALTHY, clipped_share=0.52, sent_fraction=0.9))
     assert "threshold='auto'" in text
 
 
 def test_nobody_is_told_to_use_what_is_used() -> None:
     """A model of ten parameters sends a tenth of them at least."""
-    tiny = replace(WAITS, sent_fraction=0.5, clipped=0.5, publications=3)
-    for text in density_doubts(AUTO, tiny):
+    tiny = replace(WAITS, sent_fraction=0.5, clipped_share=0.5, publications=3)
+    for text in density_warnings(AUTO, tiny):
         assert "threshold='auto'" not in text
-    assert density_doubts(AUTO, replace(HEALTHY, sent_fraction=0.5)) == []
+    assert density_warnings(AUTO, replace(HEALTHY, sent_fraction=0.5)) == []
 
 
 def test_a_warning_of_a_short_fit_is_short() -> None:
-    (text,) = density_doubts(AUTO, replace(WAITS, publications=5))
+    (text,) = density_warnings(AUTO, replace(WAITS, publications=5))
     assert len(text.split()) <= 35
 
 
@@ -143,23 +145,27 @@ def test_a_warning_of_a_short_fit_is_short() -> None:
 def test_too_much_is_sent(threshold: Any, most: float) -> None:
     master = SharedTrainingMaster(threshold=threshold)
     above = replace(HEALTHY, sent_fraction=1.01 * most)
-    assert density_doubts(master, replace(HEALTHY, sent_fraction=most)) == []
-    (text,) = density_doubts(master, above)
+    assert density_warnings(master, replace(HEALTHY, sent_fraction=most)) == []
+    (text,) = density_warnings(master, above)
     assert f"sent {1.01 * most:.2g} of all parameters" in text
     assert "a larger tau than 0.0008" in text
-    assert density_doubts(master, replace(above, publications=9.9)) == []  # it had no time to rise
+    assert (
+        density_warnings(master, replace(above, publications=9.9)) == []
+    )  # it had no time to rise
     warm = SharedTrainingMaster(threshold=threshold, warm_up=WarmUp(100))
-    assert density_doubts(warm, above) == []  # as was asked for
+    assert density_warnings(warm, above) == []  # as was asked for
 
 
 def test_too_little_is_sent_and_learning_waits() -> None:
     master = SharedTrainingMaster(threshold=TargetSparsityThreshold(1.0))
     below, enough = replace(WAITS, sent_fraction=1.9e-4), 1e9
-    (text,) = density_doubts(master, below)
+    (text,) = density_warnings(master, below)
     assert "sent 0.00019 of all parameters, where 0.001 is wanted: take a smaller tau" in text
-    assert density_doubts(master, replace(below, waiting=960)) == []  # all that there was left soon
+    assert (
+        density_warnings(master, replace(below, waiting=960)) == []
+    )  # all that there was left soon
     at_bound = replace(below, sent_fraction=2e-4, publications=enough)
-    (text,) = density_doubts(master, at_bound)
+    (text,) = density_warnings(master, at_bound)
     assert "wanted" not in text
 
 
@@ -171,9 +177,28 @@ def test_the_wish_of_somebody_elses_threshold_is_not_known() -> None:
         def merge(self, states: Any) -> Any:
             return {"tau": 1.0}
 
-    assert wanted_fractions(Own()) is None
     master = SharedTrainingMaster(threshold=Own())
-    assert density_doubts(master, replace(HEALTHY, sent_fraction=0.9)) == []
+    assert density_warnings(master, replace(HEALTHY, sent_fraction=0.9)) == []
+
+
+def test_a_threshold_of_a_users_own_that_says_what_it_aims_at_is_held_to_it() -> None:
+    class Aimed:
+        wanted_fractions = (1e-3, 1e-2)
+
+        def next_tau(self, state: Any, sent_fraction: float | None) -> Any:
+            return {"tau": 1.0}
+
+    master = SharedTrainingMaster(threshold=Aimed())
+    (text,) = density_warnings(master, replace(HEALTHY, sent_fraction=0.9))
+    assert "sent 0.9 of all parameters, where 0.001 to 0.01 is wanted" in text
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_each_threshold_says_what_it_aims_at(algorithm: Any) -> None:
+    """One that does not would be without this warning, in silence."""
+    made = algorithm(1e-3) if algorithm is FixedThreshold else algorithm()
+    low, high = made.wanted_fractions
+    assert 0 < low <= high < 1
 
 
 @pytest.mark.parametrize(
@@ -182,31 +207,31 @@ def test_the_wish_of_somebody_elses_threshold_is_not_known() -> None:
 )
 def test_too_few_steps_for_the_density(threshold: Any, needed: int) -> None:
     master = SharedTrainingMaster(threshold=threshold)
-    (text,) = density_doubts(master, replace(WAITS, publications=needed - 1))
+    (text,) = density_warnings(master, replace(WAITS, publications=needed - 1))
     assert f"published {needed - 1} times, and to share most" in text
     assert f"it needs {needed}; take fewer workers, more epochs" in text
-    enough = density_doubts(master, replace(WAITS, publications=needed))
+    enough = density_warnings(master, replace(WAITS, publications=needed))
     assert not any("published" in text for text in enough)
-    assert density_doubts(master, replace(WAITS, publications=9, waiting=960)) == []
+    assert density_warnings(master, replace(WAITS, publications=9, waiting=960)) == []
 
 
 def test_a_tau_that_does_not_carry_what_is_learnt() -> None:
     adaptive = SharedTrainingMaster(threshold=AdaptiveThreshold())
-    assert density_doubts(adaptive, replace(WAITS, waiting=960)) == []
-    (text,) = density_doubts(adaptive, WAITS)
+    assert density_warnings(adaptive, replace(WAITS, waiting=960)) == []
+    (text,) = density_warnings(adaptive, WAITS)
     assert "waited in residuals for 961 minibatches on average, of 1,920: tau, 0.0008" in text
     assert "take threshold='auto'" in text
-    assert density_doubts(AUTO, WAITS) == []
+    assert density_warnings(AUTO, WAITS) == []
 
 
 def test_nothing_sent_is_told_elsewhere() -> None:
     nothing = replace(WAITS, sent_fraction=0.0, publications=0.0)
-    assert density_doubts(AUTO, nothing) == []
+    assert density_warnings(AUTO, nothing) == []
 
 
 def test_facts_are_of_a_fit_and_of_what_it_went_on_from() -> None:
-    made = facts_of(outcome(), 100, 60)  # 20 minibatches now, of two workers
-    assert made == Facts(
+    made = collect_statistics(outcome(), 100, 60)  # 20 minibatches now, of two workers
+    assert made == FitStatistics(
         workers=2,
         minibatches=80,
         publications=4 * 10,
@@ -214,10 +239,10 @@ def test_facts_are_of_a_fit_and_of_what_it_went_on_from() -> None:
         tau=pytest.approx(0.02),
         staleness=1.5,
         waiting=2 * 1.5,
-        clipped=0.25,
+        clipped_share=0.25,
     )
-    nothing = facts_of(outcome(stats={}, minibatches=0, rows=[0, -1]), 100, 0)
-    assert nothing == Facts(0, 0, 0.0, 0.0, 0.0, 1.5, 0.0, 0.0)
+    nothing = collect_statistics(outcome(stats={}, minibatches=0, rows=[0, -1]), 100, 0)
+    assert nothing == FitStatistics(0, 0, 0.0, 0.0, 0.0, 1.5, 0.0, 0.0)
 
 
 def test_all_are_told_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -229,6 +254,29 @@ def test_all_are_told_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         staleness_minibatches=31.0,
     )
     with caplog.at_level(logging.WARNING, module.__name__):
-        found = doubts(WORKER, model, late, 0)
+        found = accuracy_warnings(WORKER, model, late, 0)
     assert [text.split()[0] for text in found] == ["momentum", "when", "75%"]
     assert caplog.messages == found
+
+
+def test_texts_of_somebody_elses_model_are_shown_and_never_parsed() -> None:
+    """A model of a user's may write what it likes into ``horizons``, arrows included."""
+
+    class Own:
+        def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
+            pass
+
+        def horizons(self, workers: int) -> dict[str, str]:
+            return {"rate": "linear -> cosine"}
+
+    many = replace(HEALTHY, workers=8)
+    assert momentum_warnings(WORKER, Own(), many) == []  # type: ignore[arg-type]
+
+
+def test_momentum_is_not_rounded_on_its_way_into_a_warning() -> None:
+    """Written with six digits, 0.9999999 would be 1."""
+    model = DenseNetwork([2, 2], updater=Nesterov(0.1, 0.99999994))
+    change = copy.deepcopy(model.horizons(3)["momentum"])
+    assert change == "1 -> 1"
+    assert isinstance(change, MomentumChange)
+    assert change.momenta == (0.99999994,)

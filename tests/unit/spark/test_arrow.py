@@ -12,10 +12,17 @@ import pytest
 from PIL import Image
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.data import arrow, row_blocks
+from sparkstrom.data.arrow import count_arrow_rows, read_arrow_blocks, read_record_parts
+from sparkstrom.data.column_selection import (
+    FEATURES,
+    HELD_OUT,
+    LABEL,
+    WEIGHT,
+    ArraySource,
+    ArrowReadPlan,
+)
 from sparkstrom.models.base import Batch
-from sparkstrom.spark.data import arrow, row_blocks
-from sparkstrom.spark.data.arrow import blocks_of_arrow, count_arrow
-from sparkstrom.spark.data.columns import FEATURES, HELD_OUT, LABEL, WEIGHT, Reading, Take
 
 F32, VECTOR = pa.float32(), pa.struct(
     [
@@ -31,20 +38,21 @@ IMAGE = pa.struct(
 )  # fmt: skip
 
 
-def reading_of(schema: pa.Schema, **options: Any) -> Reading:
+def reading_of(schema: pa.Schema, **options: Any) -> ArrowReadPlan:
     """The first columns are features, by name; "y" is the label, "w" a weight, "v" held out."""
     roles = {"y": LABEL, "w": WEIGHT, "v": HELD_OUT}
     takes = [
-        Take(roles.get(name, FEATURES), (name,), (i,), False) for i, name in enumerate(schema.names)
+        ArraySource(roles.get(name, FEATURES), (name,), (i,), False)
+        for i, name in enumerate(schema.names)
     ]
     names = tuple(name for name in schema.names if name not in roles)
     fixed: dict[str, Any] = {
         "features": None if len(names) == 1 else names,
         "labels": None,
-        "weighted": "w" in schema.names,
-        "flagged": "v" in schema.names,
+        "has_weights": "w" in schema.names,
+        "has_held_out_flag": "v" in schema.names,
     }
-    return Reading(schema.serialize().to_pybytes(), tuple(takes), **fixed | options)
+    return ArrowReadPlan(schema.serialize().to_pybytes(), tuple(takes), **fixed | options)
 
 
 def messages(*batches: pa.RecordBatch) -> Iterator[bytes]:
@@ -63,9 +71,9 @@ def table(types: dict[str, pa.DataType], *parts: dict[str, list[Any]]) -> list[p
 
 def read(types: dict[str, pa.DataType], *parts: dict[str, list[Any]]) -> Batch:
     batches = table(types, *parts)
-    made = list(blocks_of_arrow(reading_of(batches[0].schema), 3, messages(*batches)))
+    made = list(read_arrow_blocks(reading_of(batches[0].schema), 3, messages(*batches)))
     form = made[-1].form
-    return form.batch(np.concatenate([b.form.widened(b.records, form) for b in made]))
+    return form.batch(np.concatenate([b.form.repack(b.records, form) for b in made]))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +103,7 @@ def test_several_inputs_by_name_with_labels_weights_and_flags() -> None:
     part = {"ids": [[7, 8], [9, 0]], "mask": [[True, True], [True, False]], "y": [0.5, 1.5],
             "w": [1.0, 0.0], "v": [False, True]}  # fmt: skip
     batches = table(types, part)
-    (block,) = blocks_of_arrow(reading_of(batches[0].schema), 0, messages(*batches))
+    (block,) = read_arrow_blocks(reading_of(batches[0].schema), 0, messages(*batches))
     batch = block.form.batch(block.records)
     assert isinstance(batch.features, dict)
     assert list(batch.features) == ["ids", "mask"]
@@ -129,7 +137,7 @@ def test_a_long_vector_of_zeros_is_small_and_equal_however_it_came() -> None:
     as_dense = np.zeros(size)
     as_dense[7] = 2.0
     forms = [
-        next(blocks_of_arrow(reading_of(b[0].schema), 0, messages(*b)))
+        next(read_arrow_blocks(reading_of(b[0].schema), 0, messages(*b)))
         for row in ((size, [7], [2.0]), (size, [7, 9], [2.0, 0.0]), as_dense.tolist())
         if (b := table({"x": VECTOR}, {"x": vectors(row)}))
     ]
@@ -174,12 +182,20 @@ GOOD = [1.0, 2.0]
         (pa.list_(LIST), [[GOOD, GOOD], [GOOD]], "column 'x' has 1 values where earlier"),
         (pa.list_(LIST), [[GOOD, GOOD], [GOOD, None]], "column 'x' has a null"),
         (pa.int32(), [1, None], r"is null: .* frame\.where\(.x is null.\) shows such rows"),
+        (LIST, [GOOD, [1.0]], r"has 1 values.* frame\.where\(.size\(x\) != 2.\) shows such rows"),
+        (LIST, [GOOD, [1.0, None]], r"where\(.exists\(x, v -> v is null\).\) shows such rows"),
+        (
+            pa.list_(LIST),
+            [[GOOD, GOOD], [GOOD, [1.0, None]]],
+            r"where\(.exists\(x, v1 -> exists\(v1, v2 -> v2 is null\)\).\) shows such rows",
+        ),
+        (pa.list_(LIST), [[GOOD], [[1.0]]], r"where\(.exists\(x, v -> size\(v\) != 2\).\) shows"),
         (VECTOR, vectors(GOOD, [1.0]), "column 'x' is a vector of 1, earlier ones are of 2"),
         (VECTOR, vectors(GOOD, (3, [1], [1.0])), "column 'x' is a vector of 3"),
         (pa.binary(), [b"ab", b"abc"], r"is uint8\[3\], earlier ones are uint8\[2\]: scale"),
         (pa.binary(), [b"ab", png(2, 2)], r"(is a PNG or JPEG, and earlier|is uint8\[2, 2, 1\])"),
         (pa.binary(), [png(2, 2), png(2, 3)], r"is uint8\[2, 3, 1\], earlier ones are"),
-        (pa.binary(), [png(2, 2), png(2, 2)[:30]], "does not open"),
+        (pa.binary(), [png(2, 2), png(2, 2)[:30]], "cannot be opened"),
         (pa.binary(), [png(2, 2), png(2, 2, mode="I;16")], "is an image of mode I"),
     ],
 )
@@ -194,6 +210,16 @@ def test_a_row_that_does_not_fit_is_named(
         read({"x": kind}, first, *parts)
 
 
+def test_a_column_s_kind_is_known_where_a_value_in_it_is_sought() -> None:
+    kinds = {"x": LIST, "vec": VECTOR, "b": pa.binary(), "n": F32}
+    row = {"x": [GOOD], "vec": vectors(GOOD), "b": [b"ab"], "n": [1.0]}
+    batch = table(kinds, row)[0]
+    form, _ = next(read_record_parts(reading_of(batch.schema), [batch], "partition 0"))
+    assert {leaf.name: leaf.column for leaf in form.leaves} == {
+        "x": "array", "vec": "vector", "b": "", "n": "number", "y": "number"
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), None])
 def test_a_weight_is_a_number_of_at_least_0(weight: float | None) -> None:
     said = "null" if weight is None else f"{weight}, which is no weight"
@@ -205,11 +231,11 @@ def test_blocks_are_cut_and_gathered_by_bytes(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 1200)
     monkeypatch.setattr(arrow, "BLOCK_BYTES", 1200)
     batches = table({"x": F32}, *({"x": list(range(n))} for n in (700, 3, 0, 100, 5)))
-    made = list(blocks_of_arrow(reading_of(batches[0].schema), 0, messages(*batches)))
+    made = list(read_arrow_blocks(reading_of(batches[0].schema), 0, messages(*batches)))
     assert [int(n) for block in made for n in block.numbers] == list(range(808))
     assert all(block.records.nbytes <= 2 * 1200 for block in made)
-    assert list(count_arrow(reading_of(batches[0].schema), messages(*batches))) == [808]
+    assert list(count_arrow_rows(reading_of(batches[0].schema), messages(*batches))) == [808]
 
 
 def test_no_messages_are_no_blocks() -> None:
-    assert list(blocks_of_arrow(reading_of(pa.schema([("x", F32), ("y", F32)])), 0, [])) == []
+    assert list(read_arrow_blocks(reading_of(pa.schema([("x", F32), ("y", F32)])), 0, [])) == []

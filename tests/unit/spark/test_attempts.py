@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from sparkstrom import SharedTrainingMaster
-from sparkstrom.spark.driver.attempts import begins_anew
+from sparkstrom.fit.trained_network import restart_warnings
 
 SECOND = {"spark.app.attempt.id": "2", "spark.app.id": "application_7_0001"}
 
 
 def said(**options: object) -> str:
-    [warning] = begins_anew(SECOND, SharedTrainingMaster(**options))
+    [warning] = restart_warnings(SECOND, SharedTrainingMaster(**options))
     assert warning.startswith("this is attempt 2 of application_7_0001, and it trains from the")
     return warning
 
 
 def test_only_a_later_attempt_says_that_it_begins_anew() -> None:
     first = SECOND | {"spark.app.attempt.id": "1"}
-    assert begins_anew(first, SharedTrainingMaster()) == []
-    assert begins_anew({"spark.app.id": "local-1"}, SharedTrainingMaster()) == []
+    assert restart_warnings(first, SharedTrainingMaster()) == []
+    assert restart_warnings({"spark.app.id": "local-1"}, SharedTrainingMaster()) == []
 
 
 def test_the_reason_comes_with_what_to_do() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,27 +15,36 @@ import pytest
 
 from sparkstrom import ParameterAveragingTrainingMaster
 from sparkstrom.base.errors import UsageError
+from sparkstrom.data.row_blocks import read_row_blocks
+from sparkstrom.data.row_store import prefetch
+from sparkstrom.fit.checkpoints import FitCheckpoints, FitKey
+from sparkstrom.fit.request import TaskSlots
 from sparkstrom.models import Adam, DenseNetwork, Nesterov, Sgd
+from sparkstrom.options.gradient_sharing import ALL, ONE
+from sparkstrom.options.parameter_averaging import ALIASES, REFUSED, needs_repartitioning
+from sparkstrom.options.resolution import from_json, replace_options, resolve, to_json
+from sparkstrom.planning.memory import PieceSizes
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.lent_state import LentStates
-from sparkstrom.runtime.prefetching import prefetched
-from sparkstrom.runtime.round_step import Beginning, Turn
-from sparkstrom.spark.averaging.common_state import CommonState
-from sparkstrom.spark.averaging.pieces import groups_in_tree
-from sparkstrom.spark.averaging.round_job import AveragingJob, PieceSizes, RoundReport
-from sparkstrom.spark.averaging.round_tasks import EpochCut, _minibatches, _timed, _trained
-from sparkstrom.spark.data.row_blocks import blocks_of_rows
-from sparkstrom.spark.driver.averaging_master import ALIASES, REFUSED, moves
-from sparkstrom.spark.driver.cluster import Slots, workers_for
-from sparkstrom.spark.driver.fit_checkpoints import FitCheckpoints, FitKey
-from sparkstrom.spark.driver.option_json import changed, from_json, to_json
-from sparkstrom.spark.driver.settings import resolve
-from sparkstrom.spark.driver.training_master import ALL, ONE
-from sparkstrom.spark.executor.own_rows import batches_of
-from sparkstrom.spark.executor.task_place import TaskPlace
-from sparkstrom.spark.ml.estimator_params import a_master
+from sparkstrom.rounds.averaging import RoundResults, RoundState
+from sparkstrom.rounds.backend import EpochPlan
+from sparkstrom.rounds.worker_round import RoundBatch, RoundReport, RoundStart, train_locally
+from sparkstrom.runtime.optimizer_states import OptimizerStates
+from sparkstrom.spark.cluster import count_workers
+from sparkstrom.spark.ml.params import convert_master
+from sparkstrom.spark.rounds.payload import tree_levels
+from sparkstrom.spark.rounds.tasks import (
+    PackedJob,
+    SparkRoundReport,
+    SparkRoundsJob,
+    StoredRounds,
+    prefetch_minibatches,
+    split_results,
+    split_round,
+)
+from sparkstrom.spark.strategies import strategy_for
+from sparkstrom.worker.task_environment import TaskEnvironment, load_batches
 
-PLACE = TaskPlace(1, 5, "host", "jvm", Path("/nowhere"))
+PLACE = TaskEnvironment(1, 5, "host", "jvm", Path("/nowhere"))
 MODEL = DenseNetwork([6, 3], updater=Adam(), seed=1)
 
 
@@ -42,15 +52,15 @@ def master_of(**options: Any) -> ParameterAveragingTrainingMaster:
     return ParameterAveragingTrainingMaster(**options)
 
 
-def job_of(**options: Any) -> AveragingJob:
+def job_of(**options: Any) -> SparkRoundsJob:
     spec = FitSpec(workers=2, epochs=1, n_params=MODEL.n_params, version="test")
-    return AveragingJob(spec, MODEL, master_of(**options), (), PieceSizes())
+    return SparkRoundsJob(spec, MODEL, master_of(**options), (), PieceSizes())
 
 
-def batches_for(job: AveragingJob, place: TaskPlace = PLACE, rows: int = 20) -> Any:
+def batches_for(job: SparkRoundsJob, place: TaskEnvironment = PLACE, rows: int = 20) -> Any:
     chance = np.random.default_rng(0)
     given = [(x, 1) for x in chance.normal(size=(rows, 6)).astype(np.float32)]
-    return batches_of(job, place, blocks_of_rows(1, given))
+    return load_batches(job, place, read_row_blocks(1, given))
 
 
 def test_it_is_a_value_that_travels() -> None:
@@ -59,8 +69,8 @@ def test_it_is_a_value_that_travels() -> None:
     assert copy == master
     assert copy.given == master.given == {"averaging_frequency", "outer", "save_updater"}
     assert from_json(to_json(master)) == master
-    assert changed(master, rng_seed=3) == replace(master, rng_seed=3)
-    assert a_master(master).value is master  # as a grid of a CrossValidator has it
+    assert replace_options(master, rng_seed=3) == replace(master, rng_seed=3)
+    assert convert_master(master).value is master  # as a grid of a CrossValidator has it
 
 
 def test_dl4j_s_names_reach_the_same_fields() -> None:
@@ -119,8 +129,10 @@ def test_a_round_has_so_many_minibatches_of_so_many_rows() -> None:
     for rows, each, wanted in ((4, 2, [4, 4]), (8, 2, [8, 8]), (4, 3, [4, 4, 4])):
         job = job_of(batch_size_per_worker=rows, averaging_frequency=each)
         batches = batches_for(job)
-        cut = EpochCut(0, range(1), (0, 0), (0, batches.checksum), False)
-        *pieces, last = _minibatches(job, batches, cut, 0, 1)
+        ends = (0, batches.batches_per_epoch)
+        plan = EpochPlan(0, each, firsts=(0, 0), ends=ends, held_out=False)
+        cut = StoredRounds(plan, range(1), (0, batches.checksum))
+        *pieces, last = split_round(batches, cut, 0, 1)
         assert [len(piece.arrays[0]) for piece in pieces if piece.arrays] == wanted
         assert (last.number, last.total, last.arrays) == (len(wanted), len(wanted), None)
 
@@ -144,22 +156,23 @@ def test_rows_beyond_their_memory_lie_on_disk(tmp_path: Path) -> None:
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.workers_per_node")
 def test_workers_per_node() -> None:
-    slots = Slots(executors=3, per_executor=4)
-    assert [workers_for(slots, master_of(workers_per_node=n)) for n in (-1, 1, 2)] == [12, 3, 6]
+    slots = TaskSlots(executors=3, per_executor=4)
+    assert [
+        count_workers(slots, strategy_for(master_of(workers_per_node=n))) for n in (-1, 1, 2)
+    ] == [12, 3, 6]
     with pytest.raises(UsageError, match="an executor has 4 task slots"):
-        workers_for(slots, master_of(workers_per_node=5))
+        count_workers(slots, strategy_for(master_of(workers_per_node=5)))
 
 
-def trained(**options: Any) -> tuple[RoundReport, list[str]]:
-    job, report = job_of(**options), RoundReport(1, "host", "executor", 0)
-    report.seconds["reading"] = 0.0
+def trained(**options: Any) -> tuple[SparkRoundReport, list[str]]:
+    job, report = job_of(**options).without_accumulator(), SparkRoundReport(1, "host")
     chance = np.random.default_rng(0)
     features = chance.normal(size=(8, 6)).astype(np.float32)
     batch = SimpleNamespace(features=features, labels=np.zeros(8, np.int64), weights=None, rows=8)
     state = {"mean": np.zeros(21, np.float32), "square": np.zeros(21, np.float32), "steps": 0}
-    beginning = Beginning(MODEL.initial(), b"", state, 0)  # type: ignore[arg-type]
-    turns = iter([Turn(batch, (0, 0, 1))])  # type: ignore[arg-type]
-    pieces = list(_trained(job, beginning, report, turns))
+    beginning = RoundStart(MODEL.initial(), b"", state, 0)  # type: ignore[arg-type]
+    turns = iter([RoundBatch(batch, (0, 0, 1))])  # type: ignore[arg-type]
+    pieces = split_results(job, train_locally(MODEL, beginning, turns), report)
     return report, [piece.name for piece in pieces]
 
 
@@ -167,36 +180,53 @@ def trained(**options: Any) -> tuple[RoundReport, list[str]]:
 def test_what_is_sent_of_an_optimizer() -> None:
     averaged, names = trained()
     assert names == ["parameters", "updater/mean", "updater/square"]
-    assert averaged.rest == {"steps": 1}
+    assert averaged.scalars == {"steps": 1}
     assert averaged.sent_bytes == 3 * 4 * 21
     _, names = trained(save_updater="own")
     assert names == ["parameters", "1/updater/mean", "1/updater/square"]
     fresh, names = trained(save_updater=False)
-    assert (names, fresh.rest, fresh.sent_bytes) == (["parameters"], {}, 4 * 21)
+    assert (names, fresh.scalars, fresh.sent_bytes) == (["parameters"], {}, 4 * 21)
     assert [master_of(save_updater=s).checkpoint_updaters for s in (True, "own")] == [ONE, ALL]
+
+
+@pytest.mark.flips("ParameterAveragingTrainingMaster.accumulator")
+def test_an_accumulator_gets_every_workers_parameters() -> None:
+    """Their names say whose they are; the function itself stays in the driver program."""
+    stays = threading.Lock()  # cannot be pickled
+
+    def accumulator(before: Any, after: Any, rows: Any) -> Any:
+        with stays:
+            return after[0]
+
+    job = job_of(accumulator=accumulator)
+    assert PackedJob.pack(job.without_accumulator()).unpack().accumulates
+    _, names = trained(accumulator=accumulator)
+    assert names == ["1/parameters", "updater/mean", "updater/square"]
+    with pytest.raises(UsageError, match="accumulator='mean': must be None or a function"):
+        master_of(accumulator="mean")
 
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.outer")
 def test_the_outer_step_and_its_state_go_on_from_saved_states() -> None:
     began, mean = MODEL.initial(), MODEL.initial() + 1
-    report = RoundReport(0, "h", "e", 0, steps=3, weight=8.0)
+    reports = [RoundReport(0, steps=3, weight=8.0)]
     made = {}
     for outer in (None, Sgd(0.5), Nesterov(0.7, 0.9)):
-        common = CommonState(
-            MODEL, master_of(outer=outer, save_updater=False), began, LentStates(), 0
+        common = RoundState(
+            MODEL, master_of(outer=outer, save_updater=False), began, OptimizerStates(), 0
         )
-        common.advance(mean.copy(), [report], {})
+        common.advance(RoundResults(reports, mean.copy()))
         made[outer] = common
         assert (common.steps, common.rounds) == (3, 1)
     assert (made[None].parameters == mean).all()
     assert np.allclose(made[Sgd(0.5)].parameters, began + 0.5)
     nesterov = made[Nesterov(0.7, 0.9)]
     master = master_of(outer=Nesterov(0.7, 0.9), save_updater=False)
-    saved = LentStates.of(nesterov.copies())
-    again = CommonState(MODEL, master, nesterov.parameters, saved, 0)
+    saved = OptimizerStates.from_copies(nesterov.copy_states().encoded())
+    again = RoundState(MODEL, master, nesterov.parameters, saved, 0)
     assert again.steps == 3
     for common in (nesterov, again):
-        common.advance(mean.copy(), [report], {})
+        common.advance(RoundResults(reports, mean.copy()))
     assert (again.parameters == nesterov.parameters).all()
     assert again.digest() == nesterov.digest()
 
@@ -205,13 +235,13 @@ def test_the_outer_step_and_its_state_go_on_from_saved_states() -> None:
 def test_minibatches_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
-        "sparkstrom.spark.averaging.round_tasks.prefetched",
+        "sparkstrom.spark.rounds.tasks.prefetch",
         lambda turns, count: asked.append(count) or iter(turns),
     )
     for options in ({}, {"prefetch": 0}):
-        report = RoundReport(0, "h", "e", 0)
+        report = SparkRoundReport(0)
         with pytest.raises(EOFError, match="minibatches of a round arrived"):
-            list(_timed(job_of(**options), [], report))
+            list(prefetch_minibatches(job_of(**options), [], report))
     assert asked == [2, 0]
 
 
@@ -223,8 +253,8 @@ def test_prefetching_keeps_order_and_passes_errors_on() -> None:
     for count in (0, 1, 3):
         found = []
         with pytest.raises(KeyError, match="five"):
-            found.extend(prefetched(numbers(), count)) or found
-        taken = prefetched(iter(range(1000)), count)
+            found.extend(prefetch(numbers(), count)) or found
+        taken = prefetch(iter(range(1000)), count)
         assert [next(taken), next(taken)] == [0, 1]
         taken.close()  # its thread ends, too
         assert inspect.getgeneratorstate(taken) == inspect.GEN_CLOSED
@@ -233,21 +263,23 @@ def test_prefetching_keeps_order_and_passes_errors_on() -> None:
 @pytest.mark.flips("ParameterAveragingTrainingMaster.aggregation_depth")
 def test_the_tree_of_sums() -> None:
     depths = [master_of(aggregation_depth=depth).aggregation_depth for depth in (1, 2, 3, 4)]
-    assert [groups_in_tree(27, depth) for depth in depths] == [[], [], [5], [9, 3]]
-    assert groups_in_tree(1, 4) == groups_in_tree(2, 3) == []
+    assert [tree_levels(27, depth) for depth in depths] == [[], [], [5], [9, 3]]
+    assert tree_levels(1, 4) == tree_levels(2, 3) == []
 
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.repartition")
 def test_when_rows_are_dealt_anew() -> None:
     data = SimpleNamespace(getNumPartitions=lambda: 4)
     ways = ("always", "never", "num_partitions_workers_differs")
-    assert [moves(master_of(repartition=way).repartition, data, 4) for way in ways] == [
+    assert [
+        needs_repartitioning(master_of(repartition=way).repartition, data, 4) for way in ways
+    ] == [
         True,
         False,
         False,
     ]
-    assert moves(ways[2], data, 3)
-    assert moves(ways[2], SimpleNamespace(rdd=data), 3)
+    assert needs_repartitioning(ways[2], data, 3)
+    assert needs_repartitioning(ways[2], SimpleNamespace(rdd=data), 3)
 
 
 @pytest.mark.flips(
@@ -259,7 +291,7 @@ def test_when_rows_are_dealt_anew() -> None:
 def test_checkpoints(tmp_path: Path) -> None:
     def kept(**options: Any) -> Any:
         found = FitCheckpoints(MODEL, master_of(**options), "a network")
-        return found.kept(FitKey(1), 20, LentStates()), found
+        return found.config(FitKey(1), 20, OptimizerStates()), found
 
     assert kept()[0] is None
     url = str(tmp_path)

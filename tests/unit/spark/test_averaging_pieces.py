@@ -10,31 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkstrom.runtime.averaging import averaged
-from sparkstrom.spark.averaging.byte_shuffle import groups_of
-from sparkstrom.spark.averaging.pieces import (
+from sparkstrom.rounds.averaging import weighted_mean
+from sparkstrom.rounds.worker_round import IncompleteInput
+from sparkstrom.spark.rounds.backend import collect_arrays
+from sparkstrom.spark.rounds.payload import (
     ArrayPiece,
-    CutArray,
-    RowsMissing,
-    SentAll,
-    Told,
-    added,
-    bytes_by_target,
-    means,
-    packed_record,
-    pieces_of,
-    target_of,
-    whole_records,
+    BroadcastParts,
+    EndOfStream,
+    Metadata,
+    SplitArray,
+    address_records,
+    choose_target,
+    count_target_bytes,
+    group_by_load,
+    group_of_source,
+    mean_pieces,
+    pack_record,
+    read_complete,
+    send_payload,
+    sources_of_group,
+    split_arrays,
+    sum_pieces,
 )
-from sparkstrom.spark.averaging.round_job import RoundReport, RowPiece
-from sparkstrom.spark.averaging.round_results import Results
-from sparkstrom.spark.averaging.round_tasks import (
-    addressed,
-    group_of,
-    members_of,
-    turns_of,
-)
-from sparkstrom.spark.averaging.shipment import Broadcasts, shipped
+from sparkstrom.spark.rounds.tasks import RowPiece, SparkRoundReport, read_minibatches
 
 WORKERS = 5
 ARRAYS = [
@@ -45,8 +43,8 @@ WEIGHTS = [32.0, 32.0, 17.0, 1.0, 32.0]
 
 
 def sent(worker: int, targets: int) -> list[tuple[int, bytes]]:
-    pieces = pieces_of(worker, ARRAYS[worker].items(), WEIGHTS[worker], 512)
-    return list(addressed([Told(worker, "hello"), *pieces], worker, 0, targets, 512))
+    pieces = split_arrays(worker, ARRAYS[worker].items(), WEIGHTS[worker], 512)
+    return list(address_records([Metadata(worker, "hello"), *pieces], worker, 0, targets, 512))
 
 
 def put_together(pieces: Any) -> dict[str, np.ndarray]:
@@ -64,13 +62,13 @@ def test_means_are_those_of_whole_arrays_whatever_the_order(targets: int) -> Non
     found, told = [], []
     for target in range(targets + 1):
         here = [records[i][1] for i in order if records[i][0] == target]
-        whole = whole_records(here, range(WORKERS))
-        found += list(means(whole))
-        told += [record.what for record in whole if isinstance(record, Told)]
+        whole = read_complete(here, range(WORKERS))
+        found += list(mean_pieces(whole))
+        told += [record.value for record in whole if isinstance(record, Metadata)]
     assert told == ["hello"] * WORKERS
     made = put_together(found)
     for name in ("a", "b"):
-        wanted = averaged([arrays[name].ravel() for arrays in ARRAYS], WEIGHTS)
+        wanted = weighted_mean([arrays[name].ravel() for arrays in ARRAYS], WEIGHTS)
         assert (made[name] == wanted).all()
         assert made[name].dtype == ARRAYS[0][name].dtype
 
@@ -79,50 +77,51 @@ def test_sums_of_groups_come_to_the_same_means() -> None:
     groups = 2
     seconds: list[ArrayPiece] = []
     for group in range(groups):
-        members = members_of(group, WORKERS, groups)
-        assert [group_of(member, WORKERS, groups) for member in members] == [group] * len(members)
-        pieces = [p for w in members for p in pieces_of(w, ARRAYS[w].items(), WEIGHTS[w], 512)]
-        seconds += added(pieces, group)
-    made = put_together(means(seconds))
-    wanted = averaged([arrays["a"] for arrays in ARRAYS], WEIGHTS)
+        members = sources_of_group(group, WORKERS, groups)
+        assert [group_of_source(member, WORKERS, groups) for member in members] == [group] * len(
+            members
+        )
+        pieces = [p for w in members for p in split_arrays(w, ARRAYS[w].items(), WEIGHTS[w], 512)]
+        seconds += sum_pieces(pieces, group)
+    made = put_together(mean_pieces(seconds))
+    wanted = weighted_mean([arrays["a"] for arrays in ARRAYS], WEIGHTS)
     assert np.allclose(made["a"], wanted, rtol=1e-6)
 
 
 def test_a_result_that_breaks_off_is_not_taken_for_whole() -> None:
     records = [record for target, record in sent(0, 1) if target == 0]
-    records.append(packed_record(SentAll(1, 0)))
-    assert whole_records(records, [0, 1])
+    records.append(pack_record(EndOfStream(1, 0)))
+    assert read_complete(records, [0, 1])
     for lost in (records[1:], records[:-1], records[:-2] + records[-1:]):
         with pytest.raises(EOFError, match=r"\d workers' results did not arrive whole"):
-            whole_records(lost, [0, 1])
+            read_complete(lost, [0, 1])
 
 
 def test_an_array_without_values_arrives_as_well() -> None:
     """An optimizer's state has all its names again, or its model would refuse it."""
     empty = {"a": np.ones(3, np.float32), "none": np.zeros((0, 4), np.float32)}
-    pieces = [p for worker in range(2) for p in pieces_of(worker, empty.items(), 1.0, 512)]
-    report = RoundReport(0, "h", "h/1", 0)
+    pieces = [p for worker in range(2) for p in split_arrays(worker, empty.items(), 1.0, 512)]
+    report = SparkRoundReport(0)
     report.shapes = {name: (array.shape, array.dtype.str) for name, array in empty.items()}
-    found = Results([report])
-    found.fill(means(pieces))
-    shapes = {name: array.shape for name, array in found.arrays.items()}
+    found = collect_arrays([report], [mean_pieces(pieces)])
+    shapes = {name: array.shape for name, array in found.items()}
     assert shapes == {"a": (3,), "none": (0, 4)}
 
 
 def test_all_send_the_same_values_to_the_same_target() -> None:
     for ours, others in zip(
-        pieces_of(0, ARRAYS[0].items(), 1.0, 512),
-        pieces_of(3, ARRAYS[3].items(), 1.0, 512),
+        split_arrays(0, ARRAYS[0].items(), 1.0, 512),
+        split_arrays(3, ARRAYS[3].items(), 1.0, 512),
         strict=True,
     ):
-        assert target_of(ours, 7, 512) == target_of(others, 7, 512)
+        assert choose_target(ours, 7, 512) == choose_target(others, 7, 512)
 
 
 def test_a_round_s_rows_that_break_off_are_missed() -> None:
     pieces = [RowPiece(0), RowPiece(1), RowPiece(2, 2)]
-    with pytest.raises(RowsMissing, match="0 minibatches of a round arrived"):
-        list(turns_of(map(pickle.dumps, pieces[1:])))
-    assert list(turns_of(map(pickle.dumps, [RowPiece(0, 0)]))) == []
+    with pytest.raises(IncompleteInput, match="0 minibatches of a round arrived"):
+        list(read_minibatches(map(pickle.dumps, pieces[1:])))
+    assert list(read_minibatches(map(pickle.dumps, [RowPiece(0, 0)]))) == []
 
 
 class Handles:
@@ -131,9 +130,9 @@ class Handles:
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
-    def sent(self, nbytes: int, parts: Iterator[bytes]) -> Broadcasts:
+    def sent(self, nbytes: int, parts: Iterator[bytes]) -> BroadcastParts:
         assert nbytes > 0
-        return Broadcasts(tuple(map(self.broadcast, parts)))
+        return BroadcastParts(tuple(map(self.broadcast, parts)))
 
     def broadcast(self, part: bytes) -> Any:
         self.sizes.append(len(part))
@@ -144,10 +143,10 @@ class Handles:
 def test_a_shipment_is_cut_and_put_together(part_bytes: int) -> None:
     context = Handles()
     arrays = {**ARRAYS[0], "none": np.zeros(0, np.float32), "steps": np.array([3, 4])}
-    made = shipped(context.sent, arrays, {"rate": 0.1}, part_bytes)
+    made = send_payload(context.sent, arrays, {"rate": 0.1}, part_bytes)
     assert max(context.sizes) <= part_bytes
     assert sum(context.sizes) == made.nbytes
-    found = made.unpacked(iter(()))
+    found = made.unpack(iter(()))
     for name, array in arrays.items():
         assert (found[name] == array).all()
         assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
@@ -156,15 +155,20 @@ def test_a_shipment_is_cut_and_put_together(part_bytes: int) -> None:
 
 
 def test_groups_of_partitions() -> None:
-    assert [list(group) for group in groups_of([1] * 5, 2)] == [[0, 1], [2, 3], [4]]
-    assert [list(group) for group in groups_of([1, 1], 0)] == [[0], [1]]
-    assert [list(group) for group in groups_of([3, 9, 0, 1, 5, 4], 6)] == [[0], [1], [2, 3, 4], [5]]
-    assert list(groups_of([7], 6)) == [range(1)]
+    assert [list(group) for group in group_by_load([1] * 5, 2)] == [[0, 1], [2, 3], [4]]
+    assert [list(group) for group in group_by_load([1, 1], 0)] == [[0], [1]]
+    assert [list(group) for group in group_by_load([3, 9, 0, 1, 5, 4], 6)] == [
+        [0],
+        [1],
+        [2, 3, 4],
+        [5],
+    ]
+    assert list(group_by_load([7], 6)) == [range(1)]
 
 
 def test_what_comes_to_each_target_is_known_before_it_comes() -> None:
-    arrays = [CutArray(name, array.size, array.itemsize) for name, array in ARRAYS[0].items()]
+    arrays = [SplitArray(name, array.size, array.itemsize) for name, array in ARRAYS[0].items()]
     wanted = [0] * 7
-    for piece in pieces_of(0, ARRAYS[0].items(), 1.0, 512):
-        wanted[target_of(piece, 7, 512)] += piece.values.nbytes
-    assert bytes_by_target(arrays, 7, 512).tolist() == wanted
+    for piece in split_arrays(0, ARRAYS[0].items(), 1.0, 512):
+        wanted[choose_target(piece, 7, 512)] += piece.values.nbytes
+    assert count_target_bytes(arrays, 7, 512).tolist() == wanted

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.data.packed_rows import Leaf, RowFormat
+from sparkstrom.data.row_blocks import Block, check_block
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.row_checks import BadValue
-from sparkstrom.runtime.records import Leaf, RowFormat
-from sparkstrom.spark.data.row_blocks import Block, check_block
 
 FIRST = 100  # the block's first row in its partition
 GOOD = np.ones((4, 2), np.float32)
@@ -47,7 +47,7 @@ def of_keras() -> Any:
     pytest.importorskip("jax", reason="jax is not here")
     pytest.importorskip("optree", reason="keras is not here")
     from sparkstrom.models.keras import KerasModel
-    from sparkstrom.models.keras_objects import keras
+    from sparkstrom.models.keras_support import keras
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -57,8 +57,14 @@ def of_keras() -> Any:
 KINDS = [dense, of_torch, of_jax, of_keras]
 
 
-def block(features: Any, labels: Any, *, name: str = "pixels") -> Block:
-    leaves = (Leaf(name, (2,), "<f4", "<f4"), Leaf("digit", (), "<i8", "<i8"))
+def block(
+    features: Any, labels: Any, *, name: str = "pixels", kinds: tuple[str, str] = ("", "")
+) -> Block:
+    shapes, kind = (np.shape(features)[1:], np.shape(labels)[1:]), np.asarray(labels).dtype.str
+    leaves = (
+        Leaf(name, shapes[0], "<f4", "<f4", column=kinds[0]),
+        Leaf("digit", shapes[1], kind, kind, column=kinds[1]),
+    )
     form = RowFormat(leaves)
     records = form.pack([features, labels])
     return Block(form, records, np.arange(FIRST, FIRST + len(records)), "partition 3")
@@ -106,11 +112,49 @@ def test_a_bad_value_travels_with_where_it_is() -> None:
 
 def test_a_dataframe_s_row_is_found_by_its_value() -> None:
     """Its number is that of the columns which a fit reads: other ones may lie otherwise."""
+    kinds = ("number", "number")
     with pytest.raises(UsageError, match=r"frame\.where\(\"income = double\('nan'\)\"\) shows"):
-        check_block(dense(), block(spoilt(np.nan), np.zeros(4, int), name="age, income"))
+        check_block(
+            dense(), block(spoilt(np.nan), np.zeros(4, int), name="age, income", kinds=kinds)
+        )
     with pytest.raises(UsageError, match=r'frame\.where\("digit = 3"\) shows such rows'):
-        check_block(dense(), block(GOOD, np.array([0, 1, 2, 3])))
-    local = block(GOOD, np.array([0, 1, 2, 3]))._replace(where="the data")
+        check_block(dense(), block(GOOD, np.array([0, 1, 2, 3]), kinds=kinds))
+    local = block(GOOD, np.array([0, 1, 2, 3]), kinds=kinds)._replace(where="the data")
+    of_rdd = block(GOOD, np.array([0, 1, 2, 3]))
+    for no_dataframe in (local, of_rdd):
+        with pytest.raises(UsageError) as caught:
+            check_block(dense(), no_dataframe)
+        assert "frame.where" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "advice"),
+    [
+        ("array", (4, 2), """frame.where("exists(x, v -> v = double('nan'))") shows such rows"""),
+        (
+            "array",
+            (4, 1, 2),
+            """frame.where("exists(x, v1 -> exists(v1, v2 -> v2 = double('nan')))") shows such""",
+        ),
+        (
+            "vector",
+            (4, 2),
+            """frame.where(array_contains(vector_to_array("x"), float("nan"))) sh""",
+        ),
+        ("", (4, 2), None),
+    ],
+)
+def test_a_value_in_an_array_is_found_by_its_elements(
+    kind: str, shape: tuple[int, ...], advice: str | None
+) -> None:
+    features = spoilt(np.nan).reshape(shape)
     with pytest.raises(UsageError) as caught:
-        check_block(dense(), local)
-    assert "frame.where" not in str(caught.value)
+        check_block(dense(), block(features, np.zeros(4, int), name="x", kinds=(kind, "number")))
+    assert ("frame.where" in str(caught.value)) == (advice is not None)
+    assert (advice or "") in str(caught.value)
+    labels = np.zeros((4, 3), np.float32)
+    labels[1, 2] = np.inf
+    if kind == "array":
+        model = DenseNetwork([2, 3], loss="squared_error")
+        with pytest.raises(UsageError, match=r"where\(\"exists\(digit, v -> v = double\('inf'\)\)"):
+            check_block(model, block(GOOD, labels, kinds=(kind, kind)))

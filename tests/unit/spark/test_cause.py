@@ -7,7 +7,8 @@ from unittest import mock
 import pytest
 
 from sparkstrom.base.errors import TrainingError
-from sparkstrom.spark.data.job_errors import cause_of, in_one_line
+from sparkstrom.fit.supervisor import find_cause
+from sparkstrom.spark.jobs import translate_job_errors
 
 Py4JJavaError = pytest.importorskip("py4j.protocol", reason="it comes with pyspark").Py4JJavaError
 
@@ -23,12 +24,12 @@ ModuleNotFoundError: No module named 'mine'
 
 
 def test_a_python_exception_is_named_by_its_own_line() -> None:
-    assert cause_of(PYTHON) == "ModuleNotFoundError: No module named 'mine'"
+    assert find_cause(PYTHON) == "ModuleNotFoundError: No module named 'mine'"
 
 
 def test_an_exception_of_several_lines_is_its_first_one_and_not_all_of_it() -> None:
     several = "ValueError: " + "long " * 100 + "\n  found [3]\nwanted [4]"
-    cause = cause_of(PYTHON.replace("ModuleNotFoundError: No module named 'mine'", several))
+    cause = find_cause(PYTHON.replace("ModuleNotFoundError: No module named 'mine'", several))
     assert cause.startswith("ValueError: long long")
     assert cause.endswith(" ...")
     assert len(cause) <= 200
@@ -51,11 +52,11 @@ org.apache.spark.shuffle.MetadataFetchFailedException: Missing an output locatio
 
 
 def test_what_spark_says_of_an_executor_is_told_and_not_whom_py4j_called() -> None:
-    assert cause_of(LOST) == (
+    assert find_cause(LOST) == (
         "ExecutorLostFailure (executor 7 exited caused by one of the running tasks) Reason: "
         "Container killed by YARN for exceeding physical memory limits."
     )
-    assert cause_of(TOO_OFTEN) == (
+    assert find_cause(TOO_OFTEN) == (
         "Job aborted due to stage failure: ResultStage 5 (collect at job.py:3) has failed the "
         "maximum allowable number of times: 4."
     )
@@ -63,7 +64,7 @@ def test_what_spark_says_of_an_executor_is_told_and_not_whom_py4j_called() -> No
 
 def test_our_own_words_are_not_cut() -> None:
     ours = "sparkstrom.base.errors.UsageError: " + "why " * 100
-    assert cause_of(PYTHON.replace("ModuleNotFoundError: No module named 'mine'", ours)) == (
+    assert find_cause(PYTHON.replace("ModuleNotFoundError: No module named 'mine'", ours)) == (
         ours.strip()
     )
 
@@ -79,7 +80,7 @@ def test_a_job_that_fails_is_told_in_one_line_with_javas_behind_it() -> None:
     with (
         mock.patch.object(Py4JJavaError, "__str__", return_value=PYTHON),
         pytest.raises(TrainingError) as raised,
-        in_one_line("evaluating"),
+        translate_job_errors("evaluating"),
     ):
         raise error
     assert str(raised.value) == "evaluating failed: ModuleNotFoundError: No module named 'mine'"
@@ -87,5 +88,5 @@ def test_a_job_that_fails_is_told_in_one_line_with_javas_behind_it() -> None:
 
 
 def test_without_one_the_first_line_stands() -> None:
-    assert cause_of("\nJob 3 cancelled\n\tat org.apache.spark.X\n") == "Job 3 cancelled"
-    assert cause_of("") == "no reason given"
+    assert find_cause("\nJob 3 cancelled\n\tat org.apache.spark.X\n") == "Job 3 cancelled"
+    assert find_cause("") == "no reason given"

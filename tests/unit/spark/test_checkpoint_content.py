@@ -12,26 +12,28 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import Position
-from sparkstrom.checkpoint.checkpoint_file import (
+from sparkstrom.checkpoint.files import (
     Checkpoint,
-    pack_checkpoint,
-    read_checkpoint_untrusted,
+    read_untrusted_checkpoint,
+    write_checkpoint,
 )
 from sparkstrom.codec.states import encode_state
+from sparkstrom.fit.checkpoints import (
+    EARLIER_RUN,
+    CheckpointContent,
+    FitKey,
+    ResumeAction,
+    build_checkpoint,
+    choose_resume_action,
+    make_fit_key,
+    read_resume_point,
+)
+from sparkstrom.fit.early_stopping_listener import Best
 from sparkstrom.models import Adam, DenseNetwork, Sgd
 from sparkstrom.models.base import FlatModel
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
 from sparkstrom.runtime.fit_state import Snapshot
-from sparkstrom.runtime.lent_state import LentStates
-from sparkstrom.spark.driver.checkpoint_content import (
-    EARLIER_RUN,
-    FitKey,
-    FitToSave,
-    checkpoint_of,
-    resumption_of,
-)
-from sparkstrom.spark.driver.epoch_watch import Best
-from sparkstrom.spark.driver.fit_checkpoints import Use, key_of, use_of
+from sparkstrom.runtime.optimizer_states import OptimizerStates
 
 WIDTHS = [4, 3, 2]
 STARTS = (PartitionStart(Position(2, 1), 7, 9, 3), PartitionStart(Position(1, 0), 8, 2, 3))
@@ -48,16 +50,16 @@ def adam_state(model: FlatModel) -> bytes:
     return encode_state({f"updater/{name}": value for name, value in state.items()})
 
 
-def progressed(model: FlatModel, **changes: Any) -> FitToSave:
+def progressed(model: FlatModel, **changes: Any) -> CheckpointContent:
     parameters = np.arange(model.n_params, dtype=np.float32)
-    made = FitToSave(
+    made = CheckpointContent(
         FitKey(2),
         FitSpec(2, 5, model.n_params, "1", first_epoch=10, minibatches_before=40, starts=STARTS),
         "'auto'",
         Snapshot(17, parameters, b"buffers", STARTS),
         FIGURES,
         k=21,
-        states=LentStates(adam_state(model)),
+        states=OptimizerStates(adam_state(model)),
         summaries={"1": {"loss": 0.25}},
     )
     return replace(made, **changes)
@@ -65,13 +67,13 @@ def progressed(model: FlatModel, **changes: Any) -> FitToSave:
 
 def through_a_file(checkpoint: Checkpoint) -> Checkpoint:
     file = io.BytesIO()
-    pack_checkpoint(checkpoint, file)
+    write_checkpoint(checkpoint, file)
     file.seek(0)
-    return read_checkpoint_untrusted(file, "f.npz")
+    return read_untrusted_checkpoint(file, "f.npz")
 
 
 def saved(model: FlatModel, **changes: Any) -> Checkpoint:
-    return through_a_file(checkpoint_of(model, progressed(model, **changes)))
+    return through_a_file(build_checkpoint(model, progressed(model, **changes)))
 
 
 @pytest.fixture
@@ -82,7 +84,7 @@ def model() -> FlatModel:
 def test_what_is_saved_comes_back(model: FlatModel) -> None:
     copied = Snapshot(9, np.ones(model.n_params, np.float32), b"b", ())
     best = Best(3, "loss", 0.5, 9)
-    found = resumption_of("f.npz", saved(model, best=(best, copied)), model)
+    found = read_resume_point("f.npz", saved(model, best=(best, copied)), model)
     assert (found.key, found.epochs, found.epochs_done) == (FitKey(2), 5, None)
     assert (found.k, found.first_epoch, found.minibatches_before) == (21, 10, 40)
     assert (found.parameters.tolist(), found.buffers) == (list(range(23)), b"buffers")
@@ -105,10 +107,10 @@ def of_partition(model: FlatModel, partition: int) -> bytes:
 
 def test_each_workers_own_state_comes_back_and_lies_there_once(model: FlatModel) -> None:
     first, second = of_partition(model, 0), of_partition(model, 1)
-    states = LentStates(second, {0: first, 1: second})
+    states = OptimizerStates(second, {0: first, 1: second})
     checkpoint = saved(model, states=states, wanted="all")
-    found = resumption_of("f.npz", checkpoint, model)
-    assert (found.states, found.left_out) == (states, ())
+    found = read_resume_point("f.npz", checkpoint, model)
+    assert (found.states, found.missing_states) == (states, ())
     names = {name for name in checkpoint.arrays if name.startswith("state")}
     assert names == {"state", "state_of_0"}
     assert checkpoint.description["updaters"] == {
@@ -120,29 +122,29 @@ def test_each_workers_own_state_comes_back_and_lies_there_once(model: FlatModel)
 
 def test_who_is_left_out_is_said_and_where_one_was_wanted_nobody_is(model: FlatModel) -> None:
     first = of_partition(model, 0)
-    states = LentStates(first, {0: first})
-    found = resumption_of("f.npz", saved(model, states=states, wanted="all"), model)
-    assert (found.states, found.left_out) == (states, (1,))
-    one = resumption_of("f.npz", saved(model, states=LentStates(first)), model)
-    assert (one.states, one.left_out) == (LentStates(first), ())
+    states = OptimizerStates(first, {0: first})
+    found = read_resume_point("f.npz", saved(model, states=states, wanted="all"), model)
+    assert (found.states, found.missing_states) == (states, (1,))
+    one = read_resume_point("f.npz", saved(model, states=OptimizerStates(first)), model)
+    assert (one.states, one.missing_states) == (OptimizerStates(first), ())
 
 
 def test_an_older_file_has_one_state_for_all(model: FlatModel) -> None:
     checkpoint = saved(model)
     del checkpoint.description["updaters"]
-    found = resumption_of("f.npz", checkpoint, model)
-    assert (found.states, found.left_out) == (LentStates(adam_state(model)), ())
+    found = read_resume_point("f.npz", checkpoint, model)
+    assert (found.states, found.missing_states) == (OptimizerStates(adam_state(model)), ())
 
 
 def test_an_own_state_of_another_optimizer_is_refused_too(model: FlatModel) -> None:
     other = DenseNetwork(WIDTHS, updater=Sgd(0.1))
-    states = LentStates(adam_state(model), {1: of_partition(other, 1)})
+    states = OptimizerStates(adam_state(model), {1: of_partition(other, 1)})
     with pytest.raises(UsageError, match="optimizer's state"):
-        resumption_of("f.npz", saved(model, states=states, wanted="all"), model)
+        read_resume_point("f.npz", saved(model, states=states, wanted="all"), model)
 
 
 def test_as_many_workers_go_on_exactly_and_others_with_a_whole_epoch(model: FlatModel) -> None:
-    found = resumption_of("f.npz", saved(model), model)
+    found = read_resume_point("f.npz", saved(model), model)
     assert found.starts_for(2) == STARTS
     assert found.starts_for(3) == (PartitionStart(Position(1, 0)),) * 3
     assert found.figures_for(2) == FIGURES
@@ -152,19 +154,19 @@ def test_as_many_workers_go_on_exactly_and_others_with_a_whole_epoch(model: Flat
 def test_of_a_partition_without_rows_no_epoch_is_waited_for(model: FlatModel) -> None:
     empty = (*STARTS[:1], PartitionStart(Position(0, 0), 0, 0, 0))
     snapshot = replace(progressed(model).snapshot, partitions=empty)
-    found = resumption_of("f.npz", saved(model, snapshot=snapshot), model)
+    found = read_resume_point("f.npz", saved(model, snapshot=snapshot), model)
     assert found.starts_for(4)[0].position == (2, 0)
 
 
 def test_another_model_is_refused(model: FlatModel) -> None:
     with pytest.raises(UsageError, match=r"f.npz has parameter .*\[4, 3\].* in its place"):
-        resumption_of("f.npz", saved(model), DenseNetwork([2, 2, 2], updater=Adam()))
+        read_resume_point("f.npz", saved(model), DenseNetwork([2, 2, 2], updater=Adam()))
 
 
 def test_another_optimizer_is_refused_before_any_work(model: FlatModel) -> None:
     other = DenseNetwork(WIDTHS, updater=Sgd(0.1))
     with pytest.raises(UsageError, match=r"optimizer's state .* resume=False"):
-        resumption_of("f.npz", saved(model), other)
+        read_resume_point("f.npz", saved(model), other)
 
 
 def test_the_description_is_json_that_says_what_is_in_it(model: FlatModel) -> None:
@@ -179,45 +181,45 @@ def test_the_description_is_json_that_says_what_is_in_it(model: FlatModel) -> No
 @pytest.mark.parametrize(
     ("number", "epochs", "done", "use"),
     [
-        (1, 5, None, Use.SKIP),
-        (2, 5, None, Use.GO_ON),
-        (2, 9, None, Use.GO_ON),
-        (3, 5, None, Use.BEGIN),
-        (2, 5, 5, Use.SKIP),
-        (2, 4, 5, Use.SKIP),
-        (2, 6, 5, Use.GO_ON),  # it is to train longer
-        (2, 5, 3, Use.SKIP),  # it was stopped early
-        (3, 5, 5, Use.BEGIN),
+        (1, 5, None, ResumeAction.SKIP),
+        (2, 5, None, ResumeAction.RESUME),
+        (2, 9, None, ResumeAction.RESUME),
+        (3, 5, None, ResumeAction.START_FROM),
+        (2, 5, 5, ResumeAction.SKIP),
+        (2, 4, 5, ResumeAction.SKIP),
+        (2, 6, 5, ResumeAction.RESUME),  # it is to train longer
+        (2, 5, 3, ResumeAction.SKIP),  # it was stopped early
+        (3, 5, 5, ResumeAction.START_FROM),
     ],
 )
 def test_a_fit_knows_its_own_checkpoint_by_its_number(
-    model: FlatModel, number: int, epochs: int, done: int | None, use: Use
+    model: FlatModel, number: int, epochs: int, done: int | None, use: ResumeAction
 ) -> None:
-    found = resumption_of("f.npz", saved(model, epochs_done=done), model)
-    assert use_of(found, FitKey(number), epochs) is use
+    found = read_resume_point("f.npz", saved(model, epochs_done=done), model)
+    assert choose_resume_action(found, FitKey(number), epochs) is use
 
 
 @pytest.mark.parametrize(
     ("stream", "batch", "done", "use"),
     [
-        ("q", 6, 1, Use.SKIP),
-        ("q", 7, 1, Use.SKIP),
-        ("q", 7, None, Use.GO_ON),
-        ("q", 8, 1, Use.BEGIN),
-        ("another", 3, 1, Use.BEGIN),
-        ("", -1, 1, Use.BEGIN),
+        ("q", 6, 1, ResumeAction.SKIP),
+        ("q", 7, 1, ResumeAction.SKIP),
+        ("q", 7, None, ResumeAction.RESUME),
+        ("q", 8, 1, ResumeAction.START_FROM),
+        ("another", 3, 1, ResumeAction.START_FROM),
+        ("", -1, 1, ResumeAction.START_FROM),
     ],
 )
 def test_a_micro_batch_is_trained_once(
-    model: FlatModel, stream: str, batch: int, done: int | None, use: Use
+    model: FlatModel, stream: str, batch: int, done: int | None, use: ResumeAction
 ) -> None:
     """Its number in the program means nothing: the query goes on where it was."""
     checkpoint = saved(model, key=FitKey(58, "q", 7), epochs_done=done)
-    found = resumption_of("f.npz", checkpoint, model)
-    assert use_of(found, FitKey(1, stream, batch), 5) is use
+    found = read_resume_point("f.npz", checkpoint, model)
+    assert choose_resume_action(found, FitKey(1, stream, batch), 5) is use
 
 
 def test_sparks_own_words_say_which_micro_batch_it_is() -> None:
     said = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "7"}
-    assert key_of(3, said.get) == FitKey(3, "q", 7)
-    assert key_of(3, {}.get) == FitKey(3)
+    assert make_fit_key(3, said.get) == FitKey(3, "q", 7)
+    assert make_fit_key(3, {}.get) == FitKey(3)

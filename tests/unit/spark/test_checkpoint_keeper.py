@@ -12,20 +12,25 @@ import pytest
 
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.base.identity import Position
-from sparkstrom.checkpoint.cadence import parse_every
-from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
+from sparkstrom.checkpoint.directory import CheckpointDirectory
+from sparkstrom.checkpoint.writer import parse_checkpoint_every
 from sparkstrom.codec.messages import Phase
 from sparkstrom.codec.states import decode_state_untrusted, encode_state
+from sparkstrom.fit.checkpoints import (
+    CheckpointConfig,
+    CheckpointListener,
+    FitKey,
+    ResumePoint,
+    read_resume_point,
+)
+from sparkstrom.fit.early_stopping_listener import EarlyStoppingListener
 from sparkstrom.models import DenseNetwork, Sgd
-from sparkstrom.observe.epochs import EpochBook
-from sparkstrom.observe.listening.fit_events import CheckpointWritten
+from sparkstrom.observe.epoch_history import EpochHistory
+from sparkstrom.observe.listener_events import CheckpointWritten
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
 from sparkstrom.runtime.fit_state import Progress, Snapshot
-from sparkstrom.runtime.lent_state import LentStates
 from sparkstrom.runtime.master_thread import MasterThread
-from sparkstrom.spark.driver.checkpoint_content import FitKey, Resumption, resumption_of
-from sparkstrom.spark.driver.checkpoint_keeper import CheckpointKeeper, Kept
-from sparkstrom.spark.driver.epoch_watch import EpochWatch
+from sparkstrom.runtime.optimizer_states import OptimizerStates
 
 MODEL = DenseNetwork([4, 3, 2], updater=Sgd(0.1))
 PUBLICATIONS = "encoder/publications"
@@ -38,14 +43,14 @@ class Master:
     def __init__(self) -> None:
         self.commit, self.everybody = 0, False
         self.states: list[Future[tuple[bytes, ...]]] = []
-        self.updater_copies: tuple[bytes, ...] = ()  # the newest that have come
+        self.optimizer_copies: tuple[bytes, ...] = ()  # the newest that have come
 
     def snapshot(self, *, updaters: bool = False) -> Snapshot:
         parameters = np.full(MODEL.n_params, self.commit, np.float32)
         start = PartitionStart(Position(0, self.commit), 64, 1, 100)
         return Snapshot(self.commit, parameters, b"", (start, start))
 
-    def copy_updaters(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
+    def copy_optimizer_states(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
         self.everybody = everybody
         self.states.append(Future())
         return self.states[-1]
@@ -58,14 +63,16 @@ class Bench:
         self.directory = CheckpointDirectory(str(directory), 100)
         self.master, self.told = Master(), list[CheckpointWritten]()
         master = cast(MasterThread, self.master)
-        states, due = LentStates(), parse_every(every)
-        kept = Kept(self.directory, due, FitKey(1), MODEL, "'auto'", 20, states, {}, updaters)
-        self.keeper = CheckpointKeeper(
+        states, due = OptimizerStates(), parse_checkpoint_every(every)
+        kept = CheckpointConfig(
+            self.directory, due, FitKey(1), MODEL, "'auto'", 20, states, {}, updaters
+        )
+        self.keeper = CheckpointListener(
             kept,
             master,
-            book=EpochBook(),
-            watch=EpochWatch(master, None),
-            tell=self.told.append,
+            book=EpochHistory(),
+            stopping=EarlyStoppingListener(master, None),
+            notify=self.told.append,
             say=print,
         )
         self.keeper.on_fit_begin(SPEC)
@@ -76,12 +83,12 @@ class Bench:
 
     def wait(self) -> None:
         """Until what was offered is written."""
-        assert self.keeper._writer._is_idle_by(time.monotonic() + 60)
+        assert self.keeper._writer._wait_until_idle(time.monotonic() + 60)
 
-    def newest(self) -> Resumption:
-        found = self.directory.newest(pytest.fail)
+    def newest(self) -> ResumePoint:
+        found = self.directory.read_newest(pytest.fail)
         assert found is not None
-        return resumption_of(*found, MODEL)
+        return read_resume_point(*found, MODEL)
 
 
 @pytest.fixture
@@ -118,7 +125,7 @@ def test_training_goes_on_while_a_state_is_on_its_way(bench: Bench) -> None:
     bench.look(8)
     assert len(bench.master.states) == 2
     bench.master.states[1].set_result(())
-    bench.keeper.failed()
+    bench.keeper.close_failed()
     assert bench.newest().parameters[0] == 8
 
 
@@ -138,7 +145,7 @@ def test_at_the_end_what_is_delivered_is_saved_with_the_words_about_it(bench: Be
 def test_what_a_person_interrupts_is_saved_and_not_done(bench: Bench) -> None:
     bench.keeper.on_phase(Phase.RUNNING)
     bench.master.commit = 33
-    assert bench.keeper.interrupted() == []
+    assert bench.keeper.save_interrupted() == []
     assert (bench.newest().parameters[0], bench.newest().epochs_done) == (33, None)
 
 
@@ -152,22 +159,22 @@ def test_parameters_that_cannot_be_had_are_a_warning_and_not_the_fit_s_error(
 
     bench.keeper.on_phase(Phase.RUNNING)
     monkeypatch.setattr(bench.master, "snapshot", snapshot)
-    [warning] = bench.keeper.interrupted()
+    [warning] = bench.keeper.save_interrupted()
     assert "is not saved" in warning
     assert "the master failed" in warning
 
 
 def test_before_training_there_is_nothing_to_save(bench: Bench) -> None:
-    assert bench.keeper.interrupted() == []
-    assert bench.directory.newest(pytest.fail) is None
+    assert bench.keeper.save_interrupted() == []
+    assert bench.directory.read_newest(pytest.fail) is None
     assert bench.keeper.newest is None
 
 
 def test_what_failed_is_nothing_to_go_on_from(bench: Bench) -> None:
     bench.keeper.on_phase(Phase.RUNNING)
     bench.master.commit = 33
-    bench.keeper.failed()
-    assert bench.directory.newest(pytest.fail) is None
+    bench.keeper.close_failed()
+    assert bench.directory.read_newest(pytest.fail) is None
 
 
 def test_a_store_that_takes_nothing_is_a_warning(tmp_path: Path) -> None:
@@ -178,7 +185,7 @@ def test_a_store_that_takes_nothing_is_a_warning(tmp_path: Path) -> None:
     bench.master.states[0].set_result(())
     bench.wait()
     warned, unsaved = bench.keeper.finish(bench.master.snapshot(), 9, {})
-    assert "training goes on" in warned
+    assert "training continues" in warned
     assert "no checkpoint is saved" in unsaved
 
 
@@ -209,7 +216,7 @@ def test_of_all_each_has_its_own_and_who_gave_none_this_time_has_the_one(tmp_pat
         expected.append(steps(bench))
     assert bench.master.everybody
     assert expected == [(2, {0: 2, 1: 2}), (4, {0: 4}), (4, {})]
-    assert bench.newest().left_out == (0, 1)
+    assert bench.newest().missing_states == (0, 1)
 
 
 def test_what_the_end_of_a_fit_cuts_short_is_filled_up_with_the_last_ones(tmp_path: Path) -> None:
@@ -219,7 +226,7 @@ def test_what_the_end_of_a_fit_cuts_short_is_filled_up_with_the_last_ones(tmp_pa
     bench.master.states[0].set_result((of_partition(1, 2), of_partition(0, 2)))
     bench.wait()
     bench.keeper.on_phase(Phase.DRAINING)
-    bench.master.updater_copies = (of_partition(0, 9),)
+    bench.master.optimizer_copies = (of_partition(0, 9),)
     bench.keeper.finish(bench.master.snapshot(), 9, {})
     assert steps(bench) == (9, {0: 9, 1: 2})
 
@@ -241,4 +248,4 @@ def test_of_one_it_is_for_all(bench: Bench) -> None:
     bench.wait()
     assert not bench.master.everybody
     assert steps(bench) == (2, {})
-    assert bench.newest().left_out == ()
+    assert bench.newest().missing_states == ()

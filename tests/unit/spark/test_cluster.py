@@ -10,19 +10,23 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import SetupError, UsageError
-from sparkstrom.spark.driver.cluster import (
-    Slots,
+from sparkstrom.base.units import parse_bytes
+from sparkstrom.encoding import encoder
+from sparkstrom.encoding import residual as error_feedback
+from sparkstrom.fit.request import TaskSlots
+from sparkstrom.options import gradient_sharing as training_master
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.network import VoidConfiguration
+from sparkstrom.planning.memory import MIB, ModelFootprint
+from sparkstrom.spark.cluster import (
     check_conf,
     check_key,
+    count_workers,
     driver_host,
-    is_stopped,
-    slots_of,
-    workers_for,
+    get_slots,
+    is_context_stopped,
 )
-from sparkstrom.spark.driver.container_memory import parse_bytes
-from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.driver.memory_parts import MIB, Demand
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.spark.strategies import strategy_for
 
 
 class FakeContext:
@@ -47,50 +51,50 @@ class FakeContext:
 @pytest.mark.parametrize(
     ("context", "slots"),
     [
-        (FakeContext("local"), Slots(1, 1)),
-        (FakeContext("local[3]"), Slots(1, 3)),
-        (FakeContext("local[3,2]"), Slots(1, 3)),
-        (FakeContext("local[4]", task_cpus="2"), Slots(1, 2)),
-        (FakeContext("local-cluster[2,3,1024]"), Slots(2, 3)),
-        (FakeContext("local-cluster[2, 4, 1024]", task_cpus="4"), Slots(2, 1)),
-        (FakeContext("yarn", executor_instances="5", executor_cores="4"), Slots(5, 4)),
-        (FakeContext("yarn", registered=3), Slots(3, 1)),
+        (FakeContext("local"), TaskSlots(1, 1)),
+        (FakeContext("local[3]"), TaskSlots(1, 3)),
+        (FakeContext("local[3,2]"), TaskSlots(1, 3)),
+        (FakeContext("local[4]", task_cpus="2"), TaskSlots(1, 2)),
+        (FakeContext("local-cluster[2,3,1024]"), TaskSlots(2, 3)),
+        (FakeContext("local-cluster[2, 4, 1024]", task_cpus="4"), TaskSlots(2, 1)),
+        (FakeContext("yarn", executor_instances="5", executor_cores="4"), TaskSlots(5, 4)),
+        (FakeContext("yarn", registered=3), TaskSlots(3, 1)),
         (
             FakeContext("k8s://h:1", executor_instances="2", executor_cores="4", task_cpus="2"),
-            Slots(2, 2),
+            TaskSlots(2, 2),
         ),
-        (FakeContext("spark://h:7077", registered=2, parallelism=8), Slots(2, 4)),
+        (FakeContext("spark://h:7077", registered=2, parallelism=8), TaskSlots(2, 4)),
     ],
     ids=lambda value: value.master if isinstance(value, FakeContext) else "",
 )
-def test_slots(context: FakeContext, slots: Slots) -> None:
-    assert slots_of(context) == slots
+def test_slots(context: FakeContext, slots: TaskSlots) -> None:
+    assert get_slots(context) == slots
 
 
 def test_a_configuration_that_changes_is_seen() -> None:
     """Nothing of it is kept from one fit to the next."""
     context = FakeContext("local[4]", driver_host="first")
-    assert (slots_of(context).total, driver_host(context)) == (4, "first")
+    assert (get_slots(context).total, driver_host(context)) == (4, "first")
     context._conf |= {"spark.task.cpus": "2", "spark.driver.host": "second"}
-    assert (slots_of(context).total, driver_host(context)) == (2, "second")
+    assert (get_slots(context).total, driver_host(context)) == (2, "second")
 
 
 def test_all_cores_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 6)
-    assert slots_of(FakeContext("local[*]")) == Slots(1, 6)
+    assert get_slots(FakeContext("local[*]")) == TaskSlots(1, 6)
 
 
 def test_no_executors_are_an_error_of_the_cluster() -> None:
     with pytest.raises(SetupError, match=r"no executor has registered with spark://h:7077"):
-        slots_of(FakeContext("spark://h:7077"))
+        get_slots(FakeContext("spark://h:7077"))
 
 
 def test_workers() -> None:
-    slots = Slots(executors=3, per_executor=2)
-    assert workers_for(slots, SharedTrainingMaster()) == 6
-    assert workers_for(slots, SharedTrainingMaster(workers_per_node=1)) == 3
+    slots = TaskSlots(executors=3, per_executor=2)
+    assert count_workers(slots, strategy_for(SharedTrainingMaster())) == 6
+    assert count_workers(slots, strategy_for(SharedTrainingMaster(workers_per_node=1))) == 3
     with pytest.raises(UsageError, match="workers_per_node=3: an executor has 2 task slots"):
-        workers_for(slots, SharedTrainingMaster(workers_per_node=3))
+        count_workers(slots, strategy_for(SharedTrainingMaster(workers_per_node=3)))
 
 
 def test_speculation_is_refused() -> None:
@@ -124,7 +128,7 @@ def test_warnings_name_the_key_and_the_value(conf: dict[str, str], warning: str 
     assert warning is None or warning in warnings[0]
 
 
-SOME = Demand(1000, library="dense")
+SOME = ModelFootprint(1000, library="dense")
 SMALL = SharedTrainingMaster(
     batch_memory_bytes=66 * MIB, void=VoidConfiguration(log_bytes=64 * MIB, window_bytes=6 * MIB)
 )
@@ -134,7 +138,7 @@ DRIVER = 78  # MiB: a media driver with eight neighbours
 def advised(master: SharedTrainingMaster, workers: int = 4, n_params: int = 10 * MIB) -> int:
     """MiB of overhead that an executor with four slots is advised to have."""
     conf = {"spark.master": "yarn", "spark.executor.cores": "4"}
-    demand = Demand(n_params, library="dense")
+    demand = ModelFootprint(n_params, library="dense")
     (warning,) = check_conf(conf, workers, demand, master)
     (found,) = re.findall(r"memoryOverhead=(\d+)m", warning)
     enough = conf | {"spark.executor.memoryOverhead": f"{found}m"}
@@ -214,7 +218,17 @@ def test_a_context_is_stopped_here_in_its_jvm_or_with_it() -> None:
     def gone() -> bool:
         raise ConnectionRefusedError(111, "Connection refused")
 
-    assert not is_stopped(context(lambda: False))
-    assert is_stopped(context(lambda: True))
-    assert is_stopped(context(gone))
-    assert is_stopped(SimpleNamespace(_jsc=None))
+    assert not is_context_stopped(context(lambda: False))
+    assert is_context_stopped(context(lambda: True))
+    assert is_context_stopped(context(gone))
+    assert is_context_stopped(SimpleNamespace(_jsc=None))
+
+
+def test_a_size_that_is_none_is_named() -> None:
+    with pytest.raises(ValueError, match="size 'much': write 512m"):
+        parse_bytes("much")
+
+
+def test_options_that_encoders_check_are_declared_once() -> None:
+    assert training_master.TRAIN_ON is error_feedback.TRAIN_ON
+    assert training_master.AGGREGATIONS is encoder.AGGREGATIONS

@@ -17,22 +17,23 @@ import pytest
 
 from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.spark.connect import binary_rows, connect_spread, uploads
-from sparkstrom.spark.connect.binary_rows import in_rows, of_rows
-from sparkstrom.spark.connect.connect_spread import (
-    DEALT,
-    END,
-    blocks_in_order,
-    deal_batches,
-    small_batches,
+from sparkstrom.data.row_blocks import read_row_blocks
+from sparkstrom.spark.connect import jobs as binary_rows
+from sparkstrom.spark.connect import jobs as uploads
+from sparkstrom.spark.connect import partitioning as connect_spread
+from sparkstrom.spark.connect.application import check_dataframe
+from sparkstrom.spark.connect.jobs import ValueUploader, decode_results, encode_results
+from sparkstrom.spark.connect.partitioning import (
+    END_MARK,
+    SHUFFLE_SCHEMA,
+    limit_batch_rows,
+    read_shuffled_blocks,
+    write_shuffle_rows,
 )
-from sparkstrom.spark.connect.refusals import need_frame
-from sparkstrom.spark.connect.uploads import Uploads
-from sparkstrom.spark.controller import controller_entry
-from sparkstrom.spark.controller.controller_entry import await_asker
-from sparkstrom.spark.controller.udp_reach import ReachOrder, reaches
-from sparkstrom.spark.data.row_blocks import blocks_of_rows
-from sparkstrom.spark.driver.applications import context_of
+from sparkstrom.spark.controller import task as controller_entry
+from sparkstrom.spark.controller.reachability import ReachabilityProbe, probe_controller
+from sparkstrom.spark.controller.task import await_probe
+from sparkstrom.spark.network import get_spark_context
 
 WORKERS = 3
 KEYS = [11, 22, 33]
@@ -44,14 +45,14 @@ KEYS = [11, 22, 33]
 def test_values_come_back_by_task_whatever_the_order_of_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(binary_rows, "ROW_BYTES", 7)
+    monkeypatch.setattr(binary_rows, "ROW_BYTES_MAX", 7)
     rows = []
     for task, values in enumerate([["a" * 50, 1], [], [b"b" * 30]]):
-        for batch in in_rows(values, task):
+        for batch in encode_results(values, task):
             rows += [SimpleNamespace(**row) for row in batch.to_pylist()]
     assert max(len(row.part) for row in rows) == 7
     random.Random(1).shuffle(rows)
-    assert of_rows(rows) == ["a" * 50, 1, b"b" * 30]
+    assert decode_results(rows) == ["a" * 50, 1, b"b" * 30]
 
 
 # -- rows on their way -----------------------------------------------------------------------------
@@ -63,13 +64,13 @@ def shuffled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(connect_spread, "PIECE_BYTES", 100)
     rows: list[dict[str, Any]] = []
     for source, count in ((0, 10), (1, 7)):
-        monkeypatch.setattr(connect_spread, "task_number", lambda source=source: source)
+        monkeypatch.setattr(connect_spread, "get_partition_id", lambda source=source: source)
         data: Any = [(np.full(4, 10 * source + i, np.float32), i) for i in range(count)]
-        for batch in deal_batches(blocks_of_rows, KEYS, 0, data):
+        for batch in write_shuffle_rows(read_row_blocks, KEYS, 0, data):
             rows += batch.to_pylist()
     for worker, key in enumerate(KEYS):
-        names = [field.split()[0] for field in DEALT.split(", ")]
-        rows.append(dict(zip(names, (key, worker, *END, 1, b""), strict=True)))
+        names = [field.split()[0] for field in SHUFFLE_SCHEMA.split(", ")]
+        rows.append(dict(zip(names, (key, worker, *END_MARK, 1, b""), strict=True)))
     return sorted(rows, key=lambda row: (row["source"], row["number"], row["piece"]))
 
 
@@ -82,7 +83,7 @@ def test_every_row_comes_to_one_worker(shuffled: list[dict[str, Any]]) -> None:
     assert max(row["pieces"] for row in shuffled) > 1
     firsts: list[float] = []
     for worker in range(WORKERS):
-        for block in blocks_in_order(worker, of_worker(worker, shuffled)):
+        for block in read_shuffled_blocks(worker, of_worker(worker, shuffled)):
             firsts += block.form.batch(block.records).features[:, 0].tolist()
     assert sorted(firsts) == [*range(10), *range(10, 17)]
 
@@ -90,23 +91,23 @@ def test_every_row_comes_to_one_worker(shuffled: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("left", [0, 1, -1])
 def test_input_that_breaks_off_is_no_end(left: int, shuffled: list[dict[str, Any]]) -> None:
     rows = [row for row in shuffled if row["worker"] == 1]
-    with pytest.raises(EOFError, match="partition 1 broke off"):
-        list(blocks_in_order(1, of_worker(1, rows[:left])))
+    with pytest.raises(EOFError, match="partition 1 are incomplete"):
+        list(read_shuffled_blocks(1, of_worker(1, rows[:left])))
 
 
 def test_rows_of_another_worker_are_refused(shuffled: list[dict[str, Any]]) -> None:
     with pytest.raises(SetupError, match="rows of worker 2 came to partition 0"):
-        list(blocks_in_order(0, of_worker(2, shuffled)))
+        list(read_shuffled_blocks(0, of_worker(2, shuffled)))
 
 
 def test_what_is_wrong_with_the_rows_is_told_by_the_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connect_spread, "task_number", lambda: 0)
-    batches = deal_batches(blocks_of_rows, KEYS, 0, [("no number", 1)])  # type: ignore[list-item]
+    monkeypatch.setattr(connect_spread, "get_partition_id", lambda: 0)
+    batches = write_shuffle_rows(read_row_blocks, KEYS, 0, [("no number", 1)])  # type: ignore[list-item]
     rows = [row for batch in batches for row in batch.to_pylist()]
     with pytest.raises(UsageError, match="no number"):
-        list(blocks_in_order(1, of_worker(1, rows)))
+        list(read_shuffled_blocks(1, of_worker(1, rows)))
 
 
 class Conf(dict[str, str]):
@@ -118,13 +119,13 @@ class Conf(dict[str, str]):
 
 
 def test_batches_are_small_until_the_last_fit_of_a_session_is_over() -> None:
-    conf = Conf({connect_spread.BATCH_ROWS: "10000"})
+    conf = Conf({connect_spread.ARROW_BATCH_ROWS_KEY: "10000"})
     session = SimpleNamespace(conf=conf, session_id="one of this test")
-    with small_batches(session, 1000):
-        with small_batches(session, 32):
-            assert conf[connect_spread.BATCH_ROWS] == "32"
-        assert conf[connect_spread.BATCH_ROWS] == "32"
-    assert conf[connect_spread.BATCH_ROWS] == "10000"
+    with limit_batch_rows(session, 1000):
+        with limit_batch_rows(session, 32):
+            assert conf[connect_spread.ARROW_BATCH_ROWS_KEY] == "32"
+        assert conf[connect_spread.ARROW_BATCH_ROWS_KEY] == "32"
+    assert conf[connect_spread.ARROW_BATCH_ROWS_KEY] == "10000"
 
 
 # -- values on their way ---------------------------------------------------------------------------
@@ -147,14 +148,14 @@ def test_small_values_go_with_the_job_and_large_ones_once(
 ) -> None:
     import pyspark
 
-    monkeypatch.setattr(uploads, "INLINE_MAX", 1000)
+    monkeypatch.setattr(uploads, "INLINE_BYTES_MAX", 1000)
     monkeypatch.setattr(pyspark.SparkFiles, "get", lambda name: str(tmp_path / name))
     session = Session(tmp_path)
-    there = Uploads(session)
-    assert pickle.loads(pickle.dumps(there.handle({"a": 1}))).value == {"a": 1}
+    there = ValueUploader(session)
+    assert pickle.loads(pickle.dumps(there.upload({"a": 1}))).value == {"a": 1}
     assert session.sent == []
     large = list(range(5000))
-    handles = [there.handle(large), there.handle(list(large))]
+    handles = [there.upload(large), there.upload(list(large))]
     assert len(session.sent) == 1
     assert not Path(session.sent[0]).exists()  # here
     travelled = pickle.dumps(handles[1])
@@ -168,19 +169,23 @@ def test_small_values_go_with_the_job_and_large_ones_once(
 def test_a_task_that_asks_hears_the_controller_before_it_has_a_media_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(controller_entry, "ASKED_S", 60.0)
+    monkeypatch.setattr(controller_entry, "PROBE_WAIT_S", 60.0)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
         free.bind(("127.0.0.1", 0))
         endpoint = Endpoint("127.0.0.1", free.getsockname()[1])
-    ask = partial(reaches, ReachOrder(endpoint, b"sixteen bytes ..", None, None, 10.0))
-    here = threading.Thread(target=await_asker, args=(b"sixteen bytes ..", endpoint))
+    ask = partial(
+        probe_controller, ReachabilityProbe(endpoint, b"sixteen bytes ..", None, None, 10.0)
+    )
+    here = threading.Thread(target=await_probe, args=(b"sixteen bytes ..", endpoint))
     here.start()
     (heard,) = ask([])
     assert heard.heard
     here.join()
-    (later,) = reaches(ReachOrder(endpoint, b"sixteen bytes ..", None, None, 0.3), [])
+    (later,) = probe_controller(
+        ReachabilityProbe(endpoint, b"sixteen bytes ..", None, None, 0.3), []
+    )
     assert not later.heard  # it goes on, and has its media driver there
-    await_asker(b"", endpoint)  # of a driver program that knows without asking
+    await_probe(b"", endpoint)  # of a driver program that knows without asking
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -189,11 +194,11 @@ def test_a_task_that_asks_hears_the_controller_before_it_has_a_media_driver(
 def test_frames_of_another_session_are_refused() -> None:
     here = object()
     frame = SimpleNamespace(mapInArrow=None, sparkSession=here)
-    need_frame(frame, here)
+    check_dataframe(frame, here)
     with pytest.raises(UsageError, match="another session"):
-        need_frame(frame, object())
+        check_dataframe(frame, object())
     with pytest.raises(UsageError, match="pass an RDD"):
-        need_frame([1, 2], here)
+        check_dataframe([1, 2], here)
 
 
 # -- sessions --------------------------------------------------------------------------------------
@@ -210,6 +215,6 @@ class Session35:
 
 def test_a_session_of_spark_connect_is_not_asked_for_its_context() -> None:
     session, context = Session35(), object()
-    assert context_of(session) is session
-    assert context_of(SimpleNamespace(sparkContext=context)) is context
-    assert context_of(context) is context
+    assert get_spark_context(session) is session
+    assert get_spark_context(SimpleNamespace(sparkContext=context)) is context
+    assert get_spark_context(context) is context

@@ -6,18 +6,20 @@ import re
 
 import pytest
 
-from sparkstrom.spark.driver.averaging_master import ParameterAveragingTrainingMaster
-from sparkstrom.spark.driver.container_memory import (
-    Beside,
+from sparkstrom.base.units import parse_bytes
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.network import VoidConfiguration
+from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
+from sparkstrom.planning.memory import (
+    MIB,
+    ContainerLayout,
     ContainerMemory,
-    Need,
+    ModelFootprint,
     check_overhead,
-    killed_for_memory,
-    parse_bytes,
+    gradient_sharing_memory,
+    parse_memory_kill,
+    rounds_memory,
 )
-from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.driver.memory_parts import MIB, Demand
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 # As Spark 4.0's YarnAllocator has it, and its scheduler around it.
 BY_YARN = (
@@ -38,7 +40,7 @@ CONF = {"spark.master": "yarn", "spark.executor.memory": "512m", "spark.executor
 MASTER = SharedTrainingMaster(
     batch_memory_bytes=66 * MIB, void=VoidConfiguration(log_bytes=64 * MIB, window_bytes=6 * MIB)
 )
-NEED = Need.of(CONF, 4, Demand(1000, library="dense"), MASTER)
+NEED = gradient_sharing_memory(CONF, 4, ModelFootprint(1000, library="dense"), MASTER)
 PLANNED = 642  # MiB, as test_cluster.py adds it up
 
 
@@ -79,7 +81,10 @@ def test_memory_for_python_is_a_part_of_the_container() -> None:
     text = explained(yarn("901 MB", "900 MB"), 288, pyspark_memory="100m")
     assert "it had 388 MiB" in text
     assert advised(text) == PLANNED - 100
-    assert Beside.of(CONF | {"spark.executor.pyspark.memory": "1g"}).given == (384 + 1024) * MIB
+    assert (
+        ContainerLayout.from_conf(CONF | {"spark.executor.pyspark.memory": "1g"}).outside_heap
+        == (384 + 1024) * MIB
+    )
 
 
 def test_virtual_memory_has_another_remedy() -> None:
@@ -97,7 +102,7 @@ def test_a_kernel_says_no_sizes() -> None:
 
 def test_a_container_killed_for_another_reason_is_not_taken_for_one() -> None:
     """A kill -9 has the same exit status; YARN says why it killed what it killed."""
-    assert killed_for_memory(OTHERS) is None
+    assert parse_memory_kill(OTHERS) is None
     assert explained(OTHERS, 388) == ""
 
 
@@ -107,7 +112,7 @@ def test_yarns_sizes_have_fractions() -> None:
 
 def test_rounds_have_no_aeron_and_no_log() -> None:
     master = ParameterAveragingTrainingMaster(batch_memory_bytes=66 * MIB)
-    need = Need.of(CONF, 4, Demand(1000, library="dense"), master)
+    need = rounds_memory(CONF, 4, ModelFootprint(1000, library="dense"), master)
     killed = ContainerMemory(CONF, need).explain(yarn("901.2 MB", "900 MB"))
     [warned] = check_overhead(CONF, need)
     for text in (killed, warned):

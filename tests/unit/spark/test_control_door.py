@@ -20,25 +20,32 @@ from sparkstrom.base.errors import SetupError, TrainingError, WireError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.runtime.fit_state import Snapshot
 from sparkstrom.runtime.master_thread import MasterThread
-from sparkstrom.spark.controller import control_door, controller_line
-from sparkstrom.spark.controller.control_door import (
-    GUESTS_MAX,
-    HOSTS_MAX,
-    SAY_S,
-    ControlDoor,
-    Strangers,
-)
-from sparkstrom.spark.controller.control_words import (
+from sparkstrom.spark.controller import server as control_door
+from sparkstrom.spark.controller import task as controller_line
+from sparkstrom.spark.controller.messages import (
+    ControlEndpoint,
     ControllerState,
-    EndWanted,
-    LineOrder,
-    SnapshotWanted,
-    StopWanted,
-    UpdatersWanted,
+    EndController,
+    GetOptimizerStates,
+    GetSnapshot,
+    RequestStop,
 )
-from sparkstrom.spark.controller.controller_line import ControllerLine
-from sparkstrom.spark.controller.remote_master import nothing_yet
-from sparkstrom.transport.sealed_stream import GREETING_S, HELLO, RECORD, SALT_BYTES, SealedStream
+from sparkstrom.spark.controller.remote_master import create_initial_progress
+from sparkstrom.spark.controller.server import (
+    LOG_INTERVAL_S,
+    LOGGED_HOSTS_MAX,
+    UNAUTHENTICATED_MAX,
+    ControlServer,
+    RejectionLog,
+)
+from sparkstrom.spark.controller.task import DriverConnection
+from sparkstrom.transport.encrypted_stream import (
+    GREETING,
+    GREETING_TIMEOUT_S,
+    RECORD,
+    SALT_BYTES,
+    EncryptedStream,
+)
 
 KEY = bytes(range(32))
 WAIT_S = 20
@@ -49,7 +56,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.finished, self.failure = threading.Event(), None
-        self.progress = nothing_yet(3)
+        self.progress = create_initial_progress(3)
         self.said: list[str] = []
         self.copies: Future[tuple[bytes, ...]] = Future()
         self.copied = Snapshot(7, np.arange(3_000_000, dtype=np.float32), b"buffers", ())
@@ -62,7 +69,7 @@ class Asked:
             raise TrainingError("it has failed")
         return self.copied
 
-    def copy_updaters(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
+    def copy_optimizer_states(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
         self.said.append(f"updaters of {'all' if everybody else 'one'}")
         return self.copies
 
@@ -72,15 +79,16 @@ class Task:
 
     def __init__(self, port: int) -> None:
         self.master = Asked()
-        self.line = ControllerLine(LineOrder(Endpoint("127.0.0.1", port), KEY), SystemClock())
-        self.line.master = cast(MasterThread, self.master)
+        self.line = DriverConnection(
+            ControlEndpoint(Endpoint("127.0.0.1", port), KEY), SystemClock()
+        )
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         while not self.line.ended and not self._over.is_set():
-            self.line.serve()
+            self.line.serve(cast(MasterThread, self.master))
         self.line.close()
 
     def close(self) -> None:
@@ -93,16 +101,16 @@ class Heard:
 
     def __init__(self) -> None:
         self.states: list[ControllerState] = []
-        self._more = threading.Condition()
+        self._count_rejection = threading.Condition()
 
     def __call__(self, state: ControllerState) -> None:
-        with self._more:
+        with self._count_rejection:
             self.states.append(state)
-            self._more.notify_all()
+            self._count_rejection.notify_all()
 
     def until(self, holds: Callable[[list[ControllerState]], bool]) -> None:
-        with self._more:
-            assert self._more.wait_for(lambda: holds(self.states), WAIT_S)
+        with self._count_rejection:
+            assert self._count_rejection.wait_for(lambda: holds(self.states), WAIT_S)
 
 
 @pytest.fixture
@@ -111,52 +119,54 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def door(heard: Heard) -> Iterator[ControlDoor]:
-    made = ControlDoor(KEY, "127.0.0.1", None, heard)
+def door(heard: Heard) -> Iterator[ControlServer]:
+    made = ControlServer(KEY, "127.0.0.1", None, heard)
     yield made
     made.close()
 
 
 @pytest.fixture
-def task(door: ControlDoor, monkeypatch: pytest.MonkeyPatch) -> Iterator[Task]:
-    monkeypatch.setattr(controller_line, "AGAIN_S", 0.05)
+def task(door: ControlServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Task]:
+    monkeypatch.setattr(controller_line, "RECONNECT_S", 0.05)
     made = Task(door.port)
     yield made
     made.close()
 
 
 def test_states_come_and_questions_are_answered(
-    door: ControlDoor, task: Task, heard: Heard
+    door: ControlServer, task: Task, heard: Heard
 ) -> None:
     heard.until(lambda states: len(states) > 1)
     assert heard.states[0].progress == task.master.progress
-    assert door.ask(StopWanted("enough")).result(WAIT_S) is None
-    copied: Any = door.ask(SnapshotWanted()).result(WAIT_S)
+    assert door.ask(RequestStop("enough")).result(WAIT_S) is None
+    copied: Any = door.ask(GetSnapshot()).result(WAIT_S)
     np.testing.assert_array_equal(copied.parameters, task.master.copied.parameters)
     assert (copied.commit, copied.buffers) == (7, b"buffers")
-    late = door.ask(UpdatersWanted(everybody=True))
-    assert door.ask(StopWanted("more")).result(WAIT_S) is None  # nobody waits for the copies
+    late = door.ask(GetOptimizerStates(everybody=True))
+    assert door.ask(RequestStop("more")).result(WAIT_S) is None  # nobody waits for the copies
     assert not late.done()
     task.master.copies.set_result((b"state",))
     assert late.result(WAIT_S) == (b"state",)
     assert task.master.said == ["enough", "updaters of all", "more"]
 
 
-def test_an_error_is_raised_where_it_was_asked(door: ControlDoor, task: Task, heard: Heard) -> None:
+def test_an_error_is_raised_where_it_was_asked(
+    door: ControlServer, task: Task, heard: Heard
+) -> None:
     task.master.finished.set()
     heard.until(lambda states: bool(states) and states[-1].finished)
     with pytest.raises(TrainingError, match="it has failed"):
-        door.ask(SnapshotWanted()).result(WAIT_S)
-    door.ask(EndWanted()).result(WAIT_S)
+        door.ask(GetSnapshot()).result(WAIT_S)
+    door.ask(EndController()).result(WAIT_S)
     assert task.line.ended
 
 
 def test_a_lost_connection_is_made_again_and_asked_again(
-    door: ControlDoor, task: Task, heard: Heard
+    door: ControlServer, task: Task, heard: Heard
 ) -> None:
     heard.until(bool)
-    late = door.ask(UpdatersWanted(everybody=False))
-    assert door.ask(StopWanted("once")).result(WAIT_S) is None
+    late = door.ask(GetOptimizerStates(everybody=False))
+    assert door.ask(RequestStop("once")).result(WAIT_S) is None
     stream = task.line._stream
     assert stream is not None
     stream._socket.shutdown(socket.SHUT_RDWR)  # as a firewall that forgets it
@@ -168,7 +178,7 @@ def test_a_lost_connection_is_made_again_and_asked_again(
 
 
 def test_strangers_are_sent_away_and_the_task_comes_through(
-    door: ControlDoor, heard: Heard
+    door: ControlServer, heard: Heard
 ) -> None:
     strangers = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(6)]
     for stranger, says in zip(strangers, (b"GET / HTTP/1.0\r\n\r\n" * 4, bytes(64)), strict=False):
@@ -181,11 +191,13 @@ def test_strangers_are_sent_away_and_the_task_comes_through(
         task.close()
     for stranger in strangers:
         stranger.close()
-    assert time.monotonic() - began_s < GREETING_S
+    assert time.monotonic() - began_s < GREETING_TIMEOUT_S
 
 
-def test_many_strangers_do_not_keep_the_task_out(door: ControlDoor, heard: Heard) -> None:
-    silent = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(3 * GUESTS_MAX)]
+def test_many_strangers_do_not_keep_the_task_out(door: ControlServer, heard: Heard) -> None:
+    silent = [
+        socket.create_connection(("127.0.0.1", door.port)) for _ in range(3 * UNAUTHENTICATED_MAX)
+    ]
     began_s = time.monotonic()
     task = Task(door.port)
     try:
@@ -194,7 +206,7 @@ def test_many_strangers_do_not_keep_the_task_out(door: ControlDoor, heard: Heard
         task.close()
         for stranger in silent:
             stranger.close()
-    assert time.monotonic() - began_s < GREETING_S
+    assert time.monotonic() - began_s < GREETING_TIMEOUT_S
 
 
 class Relay:
@@ -214,7 +226,7 @@ class Relay:
     def _there(self) -> None:
         self.task, _ = self.listening.accept()
         self._accepted.set()
-        left = SALT_BYTES + RECORD.size + len(HELLO) + 16
+        left = SALT_BYTES + RECORD.size + len(GREETING) + 16
         while left:
             part = self.task.recv(left)
             self._door.sendall(part)
@@ -242,12 +254,12 @@ class Relay:
 
 
 def test_a_relay_that_drips_does_not_hold_the_door_open(heard: Heard) -> None:
-    door = ControlDoor(KEY, "127.0.0.1", None, heard)
+    door = ControlServer(KEY, "127.0.0.1", None, heard)
     relay = Relay(door.port)
     task = Task(relay.port)
     try:
         assert relay.dripped.wait(WAIT_S)
-        assert door.met.wait(WAIT_S)
+        assert door.was_connected.wait(WAIT_S)
         closing = threading.Thread(target=door.close)
         closing.start()
         closing.join(5)
@@ -269,39 +281,39 @@ def test_a_machine_without_a_free_descriptor_is_waited_for(
         return real(listening)
 
     monkeypatch.setattr(socket.socket, "accept", accept)
-    monkeypatch.setattr(control_door, "LOOK_S", 0.01)
-    door = ControlDoor(KEY, "127.0.0.1", None, heard)
+    monkeypatch.setattr(control_door, "POLL_S", 0.01)
+    door = ControlServer(KEY, "127.0.0.1", None, heard)
     task = Task(door.port)
     try:
         heard.until(bool)
     finally:
         task.close()
         door.close()
-    said = [record.message for record in caplog.records if "can be accepted" in record.message]
+    said = [record.message for record in caplog.records if "cannot accept" in record.message]
     assert len(said) == 1
     assert "Too many open files" in said[0]
 
 
 def test_strangers_get_a_line_a_minute_for_each_host() -> None:
-    strangers = Strangers()
-    assert [strangers.one_more("here", at) for at in (0.0, 1.0, 59.0)] == ["", None, None]
-    assert strangers.one_more("there", 1.0) == ""
-    assert strangers.one_more("here", SAY_S) == " (and 2 more since the last such line)"
-    said = [strangers.one_more(f"10.0.0.{n}", SAY_S) for n in range(10 * HOSTS_MAX)]
-    assert len([each for each in said if each is not None]) == HOSTS_MAX - 2 + 1
-    assert len(strangers.next_s) <= HOSTS_MAX + 1
+    strangers = RejectionLog()
+    assert [strangers.record("here", at) for at in (0.0, 1.0, 59.0)] == ["", None, None]
+    assert strangers.record("there", 1.0) == ""
+    assert strangers.record("here", LOG_INTERVAL_S) == " (and 2 more since the last such line)"
+    said = [strangers.record(f"10.0.0.{n}", LOG_INTERVAL_S) for n in range(10 * LOGGED_HOSTS_MAX)]
+    assert len([each for each in said if each is not None]) == LOGGED_HOSTS_MAX - 2 + 1
+    assert len(strangers.next_s) <= LOGGED_HOSTS_MAX + 1
 
 
-def test_another_fits_task_is_a_stranger(door: ControlDoor) -> None:
+def test_another_fits_task_is_a_stranger(door: ControlServer) -> None:
     connection = socket.create_connection(("127.0.0.1", door.port))
     with pytest.raises(WireError, match=r"connection|seal|greeting"):
-        SealedStream(connection, bytes(32), opens=True)
-    assert not door.met.is_set()
+        EncryptedStream(connection, bytes(32), is_opener=True)
+    assert not door.was_connected.is_set()
 
 
 def test_what_nobody_answers_ends_with_the_door(heard: Heard) -> None:
-    made = ControlDoor(KEY, "127.0.0.1", None, heard)
-    answer = made.ask(SnapshotWanted())
+    made = ControlServer(KEY, "127.0.0.1", None, heard)
+    answer = made.ask(GetSnapshot())
     made.close()
     made.close()
     assert answer.cancelled()
@@ -311,4 +323,4 @@ def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SetupError, match=r"no TCP port of 127\.0\.0\.1"):
-            ControlDoor(KEY, "127.0.0.1", range(port, port + 1), lambda state: None)
+            ControlServer(KEY, "127.0.0.1", range(port, port + 1), lambda state: None)

@@ -9,18 +9,22 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.spark.driver.cluster import Slots, workers_for
-from sparkstrom.spark.driver.controller_choice import ControllerChoice, parse_controller
-from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.driver.settings import resolve
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
-from sparkstrom.spark.executor.interfaces import ports_beside
-from sparkstrom.spark.executor.reaching import WayToController
-from sparkstrom.spark.executor.task_place import ExecutorName, executor_name
-from sparkstrom.transport.addresses import Listed
-from sparkstrom.transport.aeron.processes import find_executor
+from sparkstrom.fit.request import TaskSlots
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.network import ControllerChoice, VoidConfiguration, parse_controller
+from sparkstrom.options.resolution import resolve
+from sparkstrom.spark.cluster import count_workers
+from sparkstrom.spark.strategies import strategy_for
+from sparkstrom.transport.aeron.driver_directories import find_executor_process
+from sparkstrom.transport.bind_address import InterfaceAddress
+from sparkstrom.worker.connectivity import ControllerRoute, exclude_controller_port
+from sparkstrom.worker.task_environment import ExecutorName, read_executor_name
 
-LISTED = [Listed("lo", "127.0.0.1"), Listed("eth0", "10.1.2.3"), Listed("eth1", "fd00::7")]
+LISTED = [
+    InterfaceAddress("lo", "127.0.0.1"),
+    InterfaceAddress("eth0", "10.1.2.3"),
+    InterfaceAddress("eth1", "fd00::7"),
+]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +43,7 @@ LISTED = [Listed("lo", "127.0.0.1"), Listed("eth0", "10.1.2.3"), Listed("eth1", 
 def test_what_it_may_say(text: str, choice: ControllerChoice) -> None:
     assert parse_controller(text) == choice
     assert VoidConfiguration(controller=text).controller == text
-    assert choice.apart == (choice.word != "driver")
+    assert choice.is_in_task == (choice.word != "driver")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +67,7 @@ def test_an_address_of_the_driver_is_none_of_an_executors() -> None:
 
 def test_whom_it_suits() -> None:
     def suits(text: str) -> bool:
-        return parse_controller(text).suits(("node7", "vm"), LISTED)
+        return parse_controller(text).matches_host(("node7", "vm"), LISTED)
 
     assert suits("executor")
     assert suits("node7")
@@ -73,8 +77,8 @@ def test_whom_it_suits() -> None:
     assert suits("localhost")  # by name service
     assert not suits("10.1.2.4")
     assert not suits("no-such-host.invalid")
-    assert parse_controller("[fd00:0::7]").address_among(LISTED) == "fd00::7"
-    assert parse_controller("node7").address_among(LISTED) is None
+    assert parse_controller("[fd00:0::7]").find_address(LISTED) == "fd00::7"
+    assert parse_controller("node7").find_address(LISTED) is None
 
 
 def test_its_port() -> None:
@@ -86,18 +90,20 @@ def test_its_port() -> None:
 
 def test_workers_leave_it_its_port() -> None:
     here, ports = "10.1.2.3", range(50000, 50004)
-    assert ports_beside(ports, here, Endpoint(here, 50003)) == range(50000, 50003)
-    assert ports_beside(ports, here, Endpoint(here, 50000)) == range(50001, 50004)
-    assert ports_beside(ports, here, Endpoint(here, 50001)) == range(50002, 50004)
-    assert ports_beside(ports, here, Endpoint("10.1.2.4", 50003)) == ports  # another host's
-    assert ports_beside(ports, here, Endpoint(here, 40123)) == ports
-    assert ports_beside(None, here, Endpoint(here, 50003)) is None
+    assert exclude_controller_port(ports, here, Endpoint(here, 50003)) == range(50000, 50003)
+    assert exclude_controller_port(ports, here, Endpoint(here, 50000)) == range(50001, 50004)
+    assert exclude_controller_port(ports, here, Endpoint(here, 50001)) == range(50002, 50004)
+    assert (
+        exclude_controller_port(ports, here, Endpoint("10.1.2.4", 50003)) == ports
+    )  # another host's
+    assert exclude_controller_port(ports, here, Endpoint(here, 40123)) == ports
+    assert exclude_controller_port(None, here, Endpoint(here, 50003)) is None
 
 
 def test_workers_wait_for_one_that_has_not_been_heard_of() -> None:
     """One that has been answers at once, wherever it is: a blocked host is told within 10 s."""
     coming, there = (
-        WayToController(1, Endpoint("10.1.2.3", 9), VoidConfiguration(), 1, 0, answers)
+        ControllerRoute(1, Endpoint("10.1.2.3", 9), VoidConfiguration(), 1, 0, answers)
         for answers in (False, True)
     )
     assert there.patience_s < 5
@@ -110,22 +116,22 @@ def master(controller: str, workers: int = -1) -> SharedTrainingMaster:
 
 
 def test_it_has_one_of_the_slots() -> None:
-    assert workers_for(Slots(2, 3), master("driver")) == 6
-    assert workers_for(Slots(2, 3), master("executor")) == 5
-    assert workers_for(Slots(2, 3), master("node7", 2)) == 4
+    assert count_workers(TaskSlots(2, 3), strategy_for(master("driver"))) == 6
+    assert count_workers(TaskSlots(2, 3), strategy_for(master("executor"))) == 5
+    assert count_workers(TaskSlots(2, 3), strategy_for(master("node7", 2))) == 4
     with pytest.raises(UsageError, match=r"'executor' needs one slot more: 6 workers.* 6 task"):
-        workers_for(Slots(2, 3), master("executor", 3))
+        count_workers(TaskSlots(2, 3), strategy_for(master("executor", 3)))
     with pytest.raises(UsageError, match="needs one slot more: 1 workers"):
-        workers_for(Slots(1, 1), master("executor"))
+        count_workers(TaskSlots(1, 1), strategy_for(master("executor")))
 
 
 def test_an_executor_is_known_by_what_spark_started_it_with(tmp_path: Path) -> None:
     words = "java\0-cp\0x\0--executor-id\0" + "12\0--hostname\0node7\0--cores\0" + "4\0"
-    pid = find_executor().pid  # no JVM here: this process stands for itself
+    pid = find_executor_process().pid  # no JVM here: this process stands for itself
     (tmp_path / str(pid)).mkdir()
     stat = (Path("/proc") / str(pid) / "stat").read_text()
     (tmp_path / str(pid) / "stat").write_text(stat)
     (tmp_path / str(pid) / "cmdline").write_text(words)
-    assert executor_name(tmp_path) == ExecutorName("12", "node7")
+    assert read_executor_name(tmp_path) == ExecutorName("12", "node7")
     (tmp_path / str(pid) / "cmdline").write_text("java\0org.apache.spark.deploy.SparkSubmit\0")
-    assert executor_name(tmp_path) == ExecutorName("driver", "")
+    assert read_executor_name(tmp_path) == ExecutorName("driver", "")

@@ -12,31 +12,26 @@ import pytest
 
 from sparkstrom import SharedTrainingMaster, VoidConfiguration
 from sparkstrom.base.errors import ControllerLost, TrainingError
-from sparkstrom.checkpoint.cadence import parse_every
-from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
+from sparkstrom.checkpoint.directory import CheckpointDirectory
+from sparkstrom.checkpoint.writer import parse_checkpoint_every
 from sparkstrom.codec.messages import Phase
-from sparkstrom.observe.epochs import EpochBook
-from sparkstrom.observe.progress import ProgressLine
-from sparkstrom.runtime.fit_state import Progress, Snapshot
-from sparkstrom.runtime.lent_state import LentStates
-from sparkstrom.runtime.master_control import MasterControl
+from sparkstrom.fit import session as controller_copies
+from sparkstrom.fit.checkpoints import CheckpointConfig, FitCheckpoints, FitKey
+from sparkstrom.fit.early_stopping_listener import EarlyStoppingListener
+from sparkstrom.fit.request import FitReporting, FitRequest, TaskSlots
+from sparkstrom.fit.session import ControllerCopyListener, ControllerRecovery, FitSession
+from sparkstrom.fit.strategy import GradientSharing
+from sparkstrom.fit.summary import FitRecord
+from sparkstrom.observe.epoch_history import EpochHistory
+from sparkstrom.observe.progress import ProgressDisplay
+from sparkstrom.runtime.fit_state import MasterControl, Progress, Snapshot
+from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.spark.controller.remote_master import RemoteMaster
-from sparkstrom.spark.driver import controller_copies
-from sparkstrom.spark.driver.checkpoint_content import FitKey
-from sparkstrom.spark.driver.checkpoint_keeper import Kept
-from sparkstrom.spark.driver.cluster import Slots
-from sparkstrom.spark.driver.controller_copies import ControllerCopies
-from sparkstrom.spark.driver.controller_losses import ControllerLosses
-from sparkstrom.spark.driver.epoch_watch import EpochWatch
-from sparkstrom.spark.driver.fit_call import FitCall, Showing
-from sparkstrom.spark.driver.fit_checkpoints import FitCheckpoints
-from sparkstrom.spark.driver.fit_record import FitRecord
-from sparkstrom.spark.driver.followed_fit import FollowedFit
 from tests.unit.spark.test_checkpoint_keeper import MODEL, SPEC, Master
 
 NO_DATA: Any = None
 DEADLINE_S = 60.0
-CALL = FitCall(9, NO_DATA, None, (), None, FitKey(1))
+CALL = FitRequest(9, NO_DATA, None, (), None, FitKey(1))
 LOST = ControllerLost("the controller is gone. Run it again", "executor 1 on h: killed")
 
 
@@ -45,7 +40,7 @@ class Connected(Master):
 
     def __init__(self) -> None:
         super().__init__()
-        self.reachable, self.failure = True, None
+        self.is_reachable, self.failure = True, None
         self.raises: TrainingError | None = None
         self.progress = Progress(Phase.RUNNING, 2, 2, 2, 50, 900, 40, 0.0, {})
 
@@ -62,16 +57,20 @@ class Bench:
         self.master, self.said = Connected(), list[str]()
         void = VoidConfiguration(controller=controller, controller_restarts=restarts)
         options = SharedTrainingMaster(void)
-        progress = cast(ProgressLine, type("", (), {"say": self.said.append})())
-        showing = Showing(progress, FitRecord(), Slots(2, 2), [])
+        progress = cast(ProgressDisplay, type("", (), {"say": self.said.append})())
+        showing = FitReporting(progress, FitRecord(), TaskSlots(2, 2), [])
         checkpoints = FitCheckpoints(MODEL, options, "n")
-        self.losses = ControllerLosses(options, checkpoints, showing, str(folder))
-        directory, due = CheckpointDirectory(str(folder), 1), parse_every("2 updates")
-        kept = Kept(directory, due, FitKey(1), MODEL, "'auto'", 20, LentStates(), {})
+        self.losses = ControllerRecovery(
+            GradientSharing(options), checkpoints, showing, str(folder)
+        )
+        directory, due = CheckpointDirectory(str(folder), 1), parse_checkpoint_every("2 updates")
+        kept = CheckpointConfig(
+            directory, due, FitKey(1), MODEL, "'auto'", 20, OptimizerStates(), {}
+        )
         master = cast(MasterControl, self.master)
-        watch, told = EpochWatch(master, None), list[Any]()
-        about: dict[str, Any] = {"watch": watch, "tell": told.append, "say": print}
-        self.copies = ControllerCopies(kept, master, book=EpochBook(), **about)
+        watch, told = EarlyStoppingListener(master, None), list[Any]()
+        about: dict[str, Any] = {"stopping": watch, "notify": told.append, "say": print}
+        self.copies = ControllerCopyListener(kept, master, book=EpochHistory(), **about)
         self.copies.on_fit_begin(SPEC)
         self.copies.on_phase(Phase.RUNNING)
 
@@ -80,38 +79,38 @@ class Bench:
         self.copies.on_progress(Progress(Phase.RUNNING, 2, 2, 2, commits, 900, commits, 0.0, {}))
         if self.master.states and not self.master.states[-1].done():
             self.master.states[-1].set_result(())
-        assert self.copies._writer._is_idle_by(time.monotonic() + 60)
+        assert self.copies._writer._wait_until_idle(time.monotonic() + 60)
 
-    def next_call(self) -> FitCall:
+    def next_request(self) -> FitRequest:
         master = cast(MasterControl, self.master)
-        return self.losses.next_call(LOST, CALL, master, self.copies)
+        return self.losses.next_request(LOST, CALL, master, self.copies)
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(controller_copies, "SHARE", 0.0)  # each copy is due at once
+    monkeypatch.setattr(controller_copies, "COPY_TIME_FACTOR", 0.0)  # each copy is due at once
     return Bench(tmp_path)
 
 
 def test_it_goes_on_from_the_newest_copy_and_says_what_is_trained_again(bench: Bench) -> None:
     bench.look(3)
     bench.look(7)
-    goes_on = bench.next_call().goes_on
-    assert goes_on is not None
-    assert goes_on.commit == 7
-    assert [start.position.batch for start in goes_on.starts] == [7, 7]
-    (told,) = bench.losses._showing.warnings
+    point = bench.next_request().resume_from
+    assert point is not None
+    assert point.commit == 7
+    assert [start.position.batch for start in point.starts] == [7, 7]
+    (told,) = bench.losses._reporting.warnings
     assert "executor 1 on h: killed" in told
     assert "from a copy of 7 commits: 36 minibatches are trained again, 14 are not" in told
     assert "(loss 1 of controller_restarts=1)" in told
 
 
 def test_without_a_copy_it_begins_anew_and_one_loss_more_ends_it(bench: Bench) -> None:
-    assert bench.next_call() is CALL
-    assert "begins anew" in bench.losses._showing.warnings[-1]
-    assert "50 minibatches are trained again" in bench.losses._showing.warnings[-1]
+    assert bench.next_request() is CALL
+    assert "starts again" in bench.losses._reporting.warnings[-1]
+    assert "50 minibatches are trained again" in bench.losses._reporting.warnings[-1]
     with pytest.raises(ControllerLost, match=r"Run it again It was loss 2 of this fit") as caught:
-        bench.next_call()
+        bench.next_request()
     assert caught.value.__cause__ is LOST
 
 
@@ -121,11 +120,11 @@ def test_who_wants_no_restarts_has_no_copies_and_the_first_loss_ends_it(tmp_path
     assert not Bench(tmp_path, controller="driver").losses.keeps_copies
     assert Bench(tmp_path).losses.keeps_copies
     with pytest.raises(ControllerLost, match=r"^the controller is gone. Run it again$"):
-        none.next_call(LOST, CALL, cast(MasterControl, Connected()), None)
+        none.next_request(LOST, CALL, cast(MasterControl, Connected()), None)
 
 
 def test_copies_take_a_bounded_share_of_the_time(bench: Bench, monkeypatch: Any) -> None:
-    monkeypatch.setattr(controller_copies, "SHARE", 1e9)
+    monkeypatch.setattr(controller_copies, "COPY_TIME_FACTOR", 1e9)
     bench.look(3)
     for commits in (7, 9):
         bench.look(commits)
@@ -135,10 +134,10 @@ def test_copies_take_a_bounded_share_of_the_time(bench: Bench, monkeypatch: Any)
 def test_without_a_connection_nothing_is_asked_and_a_copy_that_fails_ends_nothing(
     bench: Bench,
 ) -> None:
-    bench.master.reachable = False
+    bench.master.is_reachable = False
     bench.look(3)
     assert not bench.master.states
-    bench.master.reachable, bench.master.raises = True, TrainingError("it sent none")
+    bench.master.is_reachable, bench.master.raises = True, TrainingError("it sent none")
     bench.look(3)
     assert not bench.master.states
     bench.master.failure = LOST  # type: ignore[assignment]
@@ -158,7 +157,7 @@ def test_without_a_connection_nothing_is_asked_and_a_copy_that_fails_ends_nothin
 )
 def test_what_the_task_has_raised_is_no_loss(cause: str, *, is_loss: bool) -> None:
     master = RemoteMaster(NO_DATA, NO_DATA, {}, 2)
-    assert isinstance(master._lost(cause), ControllerLost) is is_loss
+    assert isinstance(master._create_lost_error(cause), ControllerLost) is is_loss
 
 
 class Run:
@@ -170,7 +169,7 @@ class Run:
         self._commit, self.asked, self.looked_at = commit, threading.Event(), threading.Event()
 
     @property
-    def reachable(self) -> bool:
+    def is_reachable(self) -> bool:
         found = self._reachable
         self.looked_at.set()
         return found
@@ -189,10 +188,10 @@ class Run:
         return self._commit
 
 
-def listening(first: Run) -> tuple[FollowedFit, Future[Any]]:
+def listening(first: Run) -> tuple[FitSession, Future[Any]]:
     """A fit whose controller is lost, and what its listener gets, once it has asked."""
-    fit = FollowedFit(*cast(Any, [None] * 4))
-    fit._current = cast(Any, first)
+    fit = FitSession(*cast(Any, [None] * 5))
+    fit._runner = cast(Any, first)
     first.lose()
     answer = ThreadPoolExecutor(1).submit(fit._snapshot)
     assert first.asked.wait(DEADLINE_S)
@@ -202,7 +201,7 @@ def listening(first: Run) -> tuple[FollowedFit, Future[Any]]:
 def test_a_listener_waits_for_the_next_controller() -> None:
     fit, answer = listening(Run(1))
     later = Run(2, reachable=False)
-    fit._turn_to(cast(Any, later))
+    fit._switch_to(cast(Any, later))
     assert later.looked_at.wait(DEADLINE_S)
     later.connect()
     assert answer.result(DEADLINE_S) == 2
@@ -212,7 +211,7 @@ def test_a_listener_hears_that_there_is_no_further_one() -> None:
     fit, answer = listening(Run(1))
     lost_again = Run(2)
     lost_again.lose()
-    fit._turn_to(cast(Any, lost_again))
+    fit._switch_to(cast(Any, lost_again))
     fit._end()
     with pytest.raises(ControllerLost):
         answer.result(DEADLINE_S)

@@ -10,8 +10,8 @@ import pytest
 from sparkstrom.base.errors import SetupError
 from sparkstrom.encoding import backends
 from sparkstrom.models import DenseNetwork
-from sparkstrom.spark.executor import devices
-from sparkstrom.spark.executor.devices import backend_of
+from sparkstrom.worker import training_task as devices
+from sparkstrom.worker.training_task import choose_backend
 
 
 class OnGpu(DenseNetwork):
@@ -34,7 +34,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_parameters_lie_on_the_models_gpu(asked: list[int]) -> None:
-    assert backend_of(OnGpu([3, 2])) == "on device 1"
+    assert choose_backend(OnGpu([3, 2])) == "on device 1"
     assert asked == [1]
 
 
@@ -43,7 +43,7 @@ def test_without_one_they_are_on_the_host(
     asked: list[int], monkeypatch: pytest.MonkeyPatch, kind: type[DenseNetwork]
 ) -> None:
     monkeypatch.setattr(OnGpu, "cuda_device", None)
-    assert backend_of(kind([3, 2])) is backends.host()
+    assert choose_backend(kind([3, 2])) is backends.host()
     assert asked == []
 
 
@@ -55,5 +55,5 @@ def test_a_gpu_that_cannot_be_used_is_a_warning(
 
     monkeypatch.setattr(devices, "on_device", refuse)
     with caplog.at_level(logging.WARNING):
-        assert backend_of(OnGpu([3, 2])) is backends.host()
+        assert choose_backend(OnGpu([3, 2])) is backends.host()
     assert "parameters stay on the host, and each step copies them: no compiler" in caplog.text

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("sklearn", reason="not installed: pip install 'sparkstrom[examples]'")
 
-from sparkstrom.spark.driver.settings import resolve
+from sparkstrom.options.resolution import resolve
 
 DIGITS = runpy.run_path(str(Path(__file__).parents[3] / "examples/digits.py"))
 CONF = {

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.options.network import AUTO_PLAIN_WORKERS, REFUSED, VoidConfiguration
 from sparkstrom.protocol.common.topology import FLAT
-from sparkstrom.spark.driver.discovery import AUTO_PLAIN_WORKERS, REFUSED, VoidConfiguration
 
 
 def test_every_field_has_a_default() -> None:

@@ -11,63 +11,70 @@ import pytest
 
 from sparkstrom.base.errors import SetupError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.spark.doctor.alone import Versions, versions
-from sparkstrom.spark.doctor.findings import Finding, Level, Report, UdpWay
-from sparkstrom.spark.doctor.host_checks import Expected, host_findings
+from sparkstrom.spark.doctor.checks import (
+    TABLE_WIDTH,
+    Finding,
+    HostExpectations,
+    Level,
+    Report,
+    UdpLink,
+    build_matrix,
+    check_configuration,
+    check_executors,
+    check_host,
+    check_java,
+    check_spark,
+    check_udp,
+    check_versions,
+    explain_job_failure,
+    format_report,
+)
 from sparkstrom.spark.doctor.host_facts import (
-    Drive,
-    Gpu,
+    DiskSpace,
+    GpuFacts,
     HostFacts,
-    Looking,
-    Space,
-    java_version,
-    look,
-    space,
+    InspectionOptions,
+    MediaDriverStart,
+    WorkerVersions,
+    collect_versions,
+    inspect_host,
+    measure_space,
+    read_java_version,
 )
-from sparkstrom.spark.doctor.report_text import COLUMNS, text_of
-from sparkstrom.spark.doctor.spark_checks import (
-    conf_findings,
-    executors_finding,
-    java_finding,
-    job_failure,
-    spark_finding,
-    version_findings,
-)
-from sparkstrom.spark.doctor.udp_checks import matrix_of, udp_findings
-from sparkstrom.transport.aeron.sizes import MIB, TERMS, choose_sizes
-from sparkstrom.transport.udp_probe import HeardOf
+from sparkstrom.transport.aeron.channel_settings import MIB, TERM_LENGTHS, choose_buffer_sizes
+from sparkstrom.transport.udp_probe import PeerResult
 
 OK, WARNING, FAILURE = Level.OK, Level.WARNING, Level.FAILURE
 LARGE = 4 << 20
-ROOM = Space("/there", 100 << 30, 50 << 30)
-SIZES = choose_sizes(8, TERMS[0], (LARGE, LARGE))
-SMALL = choose_sizes(8, TERMS[0], (212_992, 212_992))
+ROOM = DiskSpace("/there", 100 << 30, 50 << 30)
+SIZES = choose_buffer_sizes(8, TERM_LENGTHS[0], (LARGE, LARGE))
+SMALL = choose_buffer_sizes(8, TERM_LENGTHS[0], (212_992, 212_992))
 FACTS = HostFacts(
     host="host7",
     process="1-1",
     java="17.0.1",
     library="/lib/aeron.so (1.48)",
-    library_refused="",
+    library_error="",
     shared_memory=replace(ROOM, path="/dev/shm"),
     scratch=replace(ROOM, path="/scratch"),
     kernels=ROOM,
-    compiled=True,
+    has_compiled_kernels=True,
     buffers=(LARGE, LARGE),
     interfaces={"10.0.0.7": "eth0"},
     mtu=1500,
-    drive=Drive(Endpoint("10.0.0.7", 40123), SIZES, "/dev/shm"),
-    gpu=Gpu(None, 0),
+    media_driver=MediaDriverStart(Endpoint("10.0.0.7", 40123), SIZES, "/dev/shm"),
+    gpu=GpuFacts(None, 0),
 )
-EXPECTED = Expected(edges=8)
+EXPECTED = HostExpectations(edges=8)
 
 
-def found_in(check: str, facts: HostFacts, expected: Expected = EXPECTED) -> list[Finding]:
-    return [each for each in host_findings("host7", facts, expected) if each.check == check]
+def found_in(check: str, facts: HostFacts, expected: HostExpectations = EXPECTED) -> list[Finding]:
+    return [each for each in check_host("host7", facts, expected) if each.check == check]
 
 
 def test_a_good_machine_has_nothing_to_set() -> None:
-    assert {each.level for each in host_findings("host7", FACTS, EXPECTED)} == {OK}
-    assert {each.remedy for each in host_findings("host7", FACTS, EXPECTED)} == {""}
+    assert {each.level for each in check_host("host7", FACTS, EXPECTED)} == {OK}
+    assert {each.remedy for each in check_host("host7", FACTS, EXPECTED)} == {""}
 
 
 @pytest.mark.parametrize(
@@ -75,37 +82,44 @@ def test_a_good_machine_has_nothing_to_set() -> None:
     [
         (
             "aeron library",
-            {"library_refused": "no Aeron library; looked at\n  1. there\nRun fetch-aeron."},
+            {"library_error": "no Aeron library; looked at\n  1. there\nRun fetch-aeron."},
             FAILURE,
             ["looked at 1. there", "Run fetch-aeron."],
         ),
         (
             "media driver",
-            {"drive": Drive(refused="network mask 10.1.0.0/16 matches nothing; widen the mask")},
+            {
+                "media_driver": MediaDriverStart(
+                    error="network mask 10.1.0.0/16 matches nothing; widen the mask"
+                )
+            },
             FAILURE,
             ["matches nothing", "widen the mask"],
         ),
         (
             "shared memory",
-            {"shared_memory": Space("/dev/shm", 64 * MIB, 64 * MIB)},
+            {"shared_memory": DiskSpace("/dev/shm", 64 * MIB, 64 * MIB)},
             WARNING,
             ["64 MiB free", "want 67 MiB", "shorter logs", "size=135m", "--shm-size=135m"],
         ),
         (
             "shared memory",
-            {"shared_memory": Space("/dev/shm", MIB, MIB)},
+            {"shared_memory": DiskSpace("/dev/shm", MIB, MIB)},
             WARNING,
             ["logs go to /scratch"],
         ),
         (
             "shared memory",
-            {"shared_memory": Space("/dev/shm", MIB, MIB), "scratch": Space("/s", MIB, MIB)},
+            {
+                "shared_memory": DiskSpace("/dev/shm", MIB, MIB),
+                "scratch": DiskSpace("/s", MIB, MIB),
+            },
             FAILURE,
             ["/s has no room either"],
         ),
         (
             "shared memory",
-            {"shared_memory": replace(ROOM, refused="Read-only file system")},
+            {"shared_memory": replace(ROOM, error="Read-only file system")},
             WARNING,
             ["cannot be written (Read-only file system)"],
         ),
@@ -117,27 +131,32 @@ def test_a_good_machine_has_nothing_to_set() -> None:
         ),
         (
             "kernel cache",
-            {"kernels": replace(ROOM, refused="Permission denied")},
+            {"kernels": replace(ROOM, error="Permission denied")},
             WARNING,
             ["/there cannot be written", "NUMBA_CACHE_DIR="],
         ),
-        ("kernel cache", {"kernels": Space("/k", MIB, MIB)}, WARNING, ["kernels take 8 MiB"]),
-        ("kernel cache", {"compiled": False}, OK, ["the first fit compiles"]),
+        ("kernel cache", {"kernels": DiskSpace("/k", MIB, MIB)}, WARNING, ["kernels take 8 MiB"]),
+        ("kernel cache", {"has_compiled_kernels": False}, OK, ["the first fit compiles"]),
         (
             "scratch",
-            {"scratch": replace(ROOM, refused="Permission denied")},
+            {"scratch": replace(ROOM, error="Permission denied")},
             FAILURE,
             ["Permission denied", "spark.local.dir"],
         ),
-        ("scratch", {"scratch": Space("/s", MIB, MIB)}, WARNING, ["1 MiB free"]),
+        ("scratch", {"scratch": DiskSpace("/s", MIB, MIB)}, WARNING, ["1 MiB free"]),
         (
             "gpu",
-            {"gpu": Gpu(0, 1, "backend='cuda': no compiler. Install the CUDA toolkit")},
+            {"gpu": GpuFacts(0, 1, "backend='cuda': no compiler. Install the CUDA toolkit")},
             WARNING,
             ["number 0 assigned", "no compiler", "Install the CUDA toolkit"],
         ),
-        ("gpu", {"gpu": Gpu(None, 2)}, WARNING, ["2 on this host", "task.resource.gpu.amount=1"]),
-        ("gpu", {"gpu": Gpu(1, 2)}, OK, ["number 1 assigned", "Numba can use it"]),
+        (
+            "gpu",
+            {"gpu": GpuFacts(None, 2)},
+            WARNING,
+            ["2 on this host", "task.resource.gpu.amount=1"],
+        ),
+        ("gpu", {"gpu": GpuFacts(1, 2)}, OK, ["number 1 assigned", "Numba can use it"]),
     ],
 )
 def test_a_machine(check: str, changed: dict[str, Any], level: Level, words: list[str]) -> None:
@@ -149,18 +168,20 @@ def test_a_machine(check: str, changed: dict[str, Any], level: Level, words: lis
 
 
 def test_media_drivers_of_one_host_share_its_memory() -> None:
-    facts = replace(FACTS, shared_memory=Space("/dev/shm", 100 * MIB, 100 * MIB))
+    facts = replace(FACTS, shared_memory=DiskSpace("/dev/shm", 100 * MIB, 100 * MIB))
     assert found_in("shared memory", facts)[0].level is OK
-    assert found_in("shared memory", facts, Expected(8, drivers=2))[0].level is WARNING
+    assert found_in("shared memory", facts, HostExpectations(8, drivers=2))[0].level is WARNING
 
 
 def test_socket_buffers_name_the_line_to_set() -> None:
-    facts = replace(FACTS, buffers=(212_992, 212_992), drive=replace(FACTS.drive, sizes=SMALL))
+    facts = replace(
+        FACTS, buffers=(212_992, 212_992), media_driver=replace(FACTS.media_driver, sizes=SMALL)
+    )
     receive, send = found_in("socket buffers", facts)
     assert receive.level is send.level is WARNING
     assert receive.remedy == "sysctl -w net.core.rmem_max=4194304"
     assert send.remedy == "sysctl -w net.core.wmem_max=4194304"
-    assert "16 KiB under way to a neighbour, not 256" in receive.found
+    assert "16 KiB in flight to a neighbour, not 256" in receive.found
 
 
 def test_a_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,10 +189,12 @@ def test_a_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise SetupError("network mask 203.0.113.0/24 matches no address; widen it")
 
     monkeypatch.setenv("SPARKSTROM_AERON_LIBRARY", "")
-    facts = look(Looking(refuse, None, 8, 0, tmp_path, shared_memory=tmp_path / "none" / "shm"))
-    assert facts.drive.refused.startswith("network mask 203.0.113.0/24")
+    facts = inspect_host(
+        InspectionOptions(refuse, None, 8, 0, tmp_path, shared_memory=tmp_path / "none" / "shm")
+    )
+    assert facts.media_driver.error.startswith("network mask 203.0.113.0/24")
     assert facts.shared_memory.free_bytes > 0
-    assert not facts.scratch.refused
+    assert not facts.scratch.error
     assert facts.library
     assert facts.interfaces["127.0.0.1"] == "lo"
 
@@ -179,23 +202,23 @@ def test_a_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_directory_that_cannot_be_written_says_why(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    assert space(file / "below").refused == "Not a directory"
-    assert space(tmp_path).refused == ""
+    assert measure_space(file / "below").error == "Not a directory"
+    assert measure_space(tmp_path).error == ""
 
 
 def test_javas_version_as_it_says_it(tmp_path: Path) -> None:
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\necho 'openjdk version \"21.0.2\" 2024-01-16' >&2\n")
     java.chmod(0o755)
-    assert java_version(str(java)) == "21.0.2"
-    assert java_version("/nowhere/java") == ""
+    assert read_java_version(str(java)) == "21.0.2"
+    assert read_java_version("/nowhere/java") == ""
 
 
 @pytest.mark.parametrize(
     ("version", "level"), [("17.0.15", OK), ("21", OK), ("11.0.2", WARNING), ("1.8.0_402", WARNING)]
 )
 def test_java(version: str, level: Level) -> None:
-    assert java_finding("driver", version).level is level
+    assert check_java("driver", version).level is level
 
 
 @pytest.mark.parametrize(
@@ -203,30 +226,30 @@ def test_java(version: str, level: Level) -> None:
     [("3.5.1", OK), ("4.0.5", OK), ("4.2.0", OK), ("3.4.4", FAILURE), ("5.0.0", WARNING)],
 )
 def test_spark(version: str, level: Level) -> None:
-    assert spark_finding(version).level is level
+    assert check_spark(version).level is level
 
 
 @pytest.mark.parametrize(
     ("wanted", "registered", "level"), [(2, 2, OK), (3, 2, WARNING), (2, 0, FAILURE)]
 )
 def test_executors(wanted: int, registered: int, level: Level) -> None:
-    assert executors_finding(wanted, registered, 60).level is level
+    assert check_executors(wanted, registered, 60).level is level
 
 
 def test_configuration() -> None:
-    (speculation,) = conf_findings({"spark.speculation": "true"}, 4)
+    (speculation,) = check_configuration({"spark.speculation": "true"}, 4)
     assert (speculation.level, speculation.check) == (FAILURE, "configuration")
     assert speculation.remedy == "set --conf spark.speculation=false"
-    unsaid, few, key = conf_findings({"spark.dynamicAllocation.enabled": "true"}, 4)
+    unsaid, few, key = check_configuration({"spark.dynamicAllocation.enabled": "true"}, 4)
     assert unsaid.level is few.level is key.level is WARNING
     assert "set --conf spark.dynamicAllocation.initialExecutors=N" in unsaid.remedy
     assert few.remedy == "set --conf spark.stage.maxConsecutiveAttempts=100"
     assert "spark.network.crypto.enabled=true" in key.remedy
-    (sealed,) = conf_findings({"spark.master": "local[2]"}, 2)
+    (sealed,) = check_configuration({"spark.master": "local[2]"}, 2)
     assert (sealed.level, sealed.check) == (OK, "encryption")
 
 
-HERE = Versions("driver", "3.11.7", "/usr/bin/python", "0.1.0", "")
+HERE = WorkerVersions("driver", "3.11.7", "/usr/bin/python", "0.1.0", "")
 
 
 @pytest.mark.parametrize(
@@ -234,13 +257,13 @@ HERE = Versions("driver", "3.11.7", "/usr/bin/python", "0.1.0", "")
     [
         ({}, "python", OK, "3.11.7"),
         ({"python": "3.11.9"}, "python", WARNING, "one build everywhere"),
-        ({"python": "3.12.1"}, "python", FAILURE, "have Python 3.11.7 there"),
+        ({"python": "3.12.1"}, "python", FAILURE, "use Python 3.11.7 there"),
         ({"sparkstrom": "0.2.0"}, "sparkstrom", FAILURE, "install sparkstrom==0.1.0"),
-        ({"refused": "ModuleNotFoundError: numba"}, "sparkstrom", FAILURE, "numba"),
+        ({"error": "ModuleNotFoundError: numba"}, "sparkstrom", FAILURE, "numba"),
     ],
 )
 def test_versions(changed: dict[str, str], check: str, level: Level, words: str) -> None:
-    found = version_findings(HERE, [HERE._replace(host="h", **changed)] * 2)
+    found = check_versions(HERE, [HERE._replace(host="h", **changed)] * 2)
     (there,) = [each for each in found if each.check == check and each.where != "driver"]
     assert there.level is level
     assert there.where == "h (2 workers)"
@@ -248,33 +271,33 @@ def test_versions(changed: dict[str, str], check: str, level: Level, words: str)
 
 
 def test_own_versions() -> None:
-    (here,) = versions()
-    assert Versions(*here).sparkstrom == "0.1.0"
-    assert Versions(*here).refused == ""
+    (here,) = collect_versions()
+    assert WorkerVersions(*here).sparkstrom == "0.1.0"
+    assert WorkerVersions(*here).error == ""
 
 
 @pytest.mark.parametrize(
     ("cause", "check", "words"),
     [
-        ("[PYTHON_VERSION_MISMATCH] 3.12 than 3.11", "python", "have Python 3.11.7 on executors"),
+        ("[PYTHON_VERSION_MISMATCH] 3.12 than 3.11", "python", "use Python 3.11.7 on executors"),
         ("ModuleNotFoundError: No module named 'x'", "python", "--py-files"),
         ("java.lang.OutOfMemoryError", "executors", "stderr in Spark's UI"),
     ],
 )
 def test_a_job_that_fails(cause: str, check: str, words: str) -> None:
-    found = job_failure(cause, "3.11.7")
+    found = explain_job_failure(cause, "3.11.7")
     assert (found.level, found.check) == (FAILURE, check)
     assert words in found.remedy
 
 
 # -- the matrix ------------------------------------------------------------------------------------
 
-GOOD = HeardOf(True, True, True, 0.0005, 100e6, True)
+GOOD = PeerResult(True, True, True, 0.0005, 100e6, True)
 NAMES = ["driver", "host1", "host2"]
 PORTS = {"driver": 1, "host1": 2, "host2": 3}
 
 
-def heard(**changed: HeardOf) -> dict[int, dict[int, HeardOf]]:
+def heard(**changed: PeerResult) -> dict[int, dict[int, PeerResult]]:
     """All hear one another, but for ``from_to`` by number, such as ``_0_1``."""
     told = {a: {b: replace(GOOD) for b in range(3) if b != a} for a in range(3)}
     for key, one in changed.items():
@@ -285,23 +308,31 @@ def heard(**changed: HeardOf) -> dict[int, dict[int, HeardOf]]:
 
 def test_ways_have_a_direction() -> None:
     slow = replace(GOOD, round_trip_s=0.002, bytes_s=5e6)  # as host1 has it of the driver
-    matrix = matrix_of(NAMES, heard(_0_1=slow))
-    assert matrix["driver"]["host1"] == UdpWay(True, True, True, 0.5, 5_000_000)
+    matrix = build_matrix(NAMES, heard(_0_1=slow))
+    assert matrix["driver"]["host1"] == UdpLink(True, True, True, 0.5, 5_000_000)
     assert matrix["host1"]["driver"].round_trip_ms == 2.0
-    assert [each.level for each in udp_findings(matrix, PORTS)] == [OK]
+    assert [each.level for each in check_udp(matrix, PORTS)] == [OK]
 
 
 @pytest.mark.parametrize(
     ("told", "level", "words"),
     [
-        (HeardOf(), FAILURE, "host1: hears nothing at port 2 from driver"),
-        (replace(GOOD, whole=False, pieces=False), FAILURE, "host1: short datagrams arrive"),
-        (replace(GOOD, whole=False), WARNING, "host1: datagrams of 1408 bytes are cut up"),
+        (PeerResult(), FAILURE, "host1: receives nothing at port 2 from driver"),
+        (
+            replace(GOOD, receives_unfragmented=False, receives_fragmentable=False),
+            FAILURE,
+            "host1: short datagrams arrive",
+        ),
+        (
+            replace(GOOD, receives_unfragmented=False),
+            WARNING,
+            "host1: datagrams of 1408 bytes are fragmented",
+        ),
         (replace(GOOD, bytes_s=1e5), WARNING, "all: below 1.25 MB/s: driver to host1"),
     ],
 )
-def test_a_way_that_is_not_well(told: HeardOf, level: Level, words: str) -> None:
-    found = udp_findings(matrix_of(NAMES, heard(_0_1=told)), PORTS)
+def test_a_way_that_is_not_well(told: PeerResult, level: Level, words: str) -> None:
+    found = check_udp(build_matrix(NAMES, heard(_0_1=told)), PORTS)
     (bad,) = [each for each in found if each.level is not OK]
     assert bad.level is level
     assert f"{bad.where}: {bad.found}".startswith(words)
@@ -309,16 +340,16 @@ def test_a_way_that_is_not_well(told: HeardOf, level: Level, words: str) -> None
 
 
 def test_a_far_way_is_told() -> None:
-    found = udp_findings(matrix_of(NAMES, heard(_1_0=replace(GOOD, round_trip_s=0.2))), PORTS)
+    found = check_udp(build_matrix(NAMES, heard(_1_0=replace(GOOD, round_trip_s=0.2))), PORTS)
     assert [each.check for each in found if each.level is WARNING] == ["round trip"]
 
 
 def test_the_text_has_a_hundred_columns() -> None:
-    findings = host_findings("driver", FACTS, EXPECTED)
-    findings += host_findings("host1.a-long-name.example.com", FACTS, EXPECTED)
-    findings += udp_findings(matrix_of(NAMES, heard(_0_1=HeardOf())), PORTS)
-    text = text_of(Report(findings, matrix_of(NAMES, heard(_0_1=HeardOf()))))
-    assert max(map(len, text.splitlines())) <= COLUMNS
+    findings = check_host("driver", FACTS, EXPECTED)
+    findings += check_host("host1.a-long-name.example.com", FACTS, EXPECTED)
+    findings += check_udp(build_matrix(NAMES, heard(_0_1=PeerResult())), PORTS)
+    text = format_report(Report(findings, build_matrix(NAMES, heard(_0_1=PeerResult()))))
+    assert max(map(len, text.splitlines())) <= TABLE_WIDTH
     assert "NOTHING" in text
     assert "100  0.5" in text
     assert text.splitlines()[-1] == "training would fail here: 1 failure, 0 warnings"
@@ -326,7 +357,7 @@ def test_the_text_has_a_hundred_columns() -> None:
 
 
 def test_a_document() -> None:
-    report = Report(host_findings("driver", FACTS, EXPECTED), matrix_of(NAMES, heard()))
+    report = Report(check_host("driver", FACTS, EXPECTED), build_matrix(NAMES, heard()))
     document = json.loads(json.dumps(report.to_dict()))
     assert document["ok"] is True
     assert document["matrix"]["driver"]["host1"]["bytes_s"] == 100_000_000

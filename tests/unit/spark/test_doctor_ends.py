@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.kernel_cache import VARIABLE
-from sparkstrom.spark.doctor import examining
-from sparkstrom.spark.doctor.examining import Call, examine
-from sparkstrom.spark.doctor.findings import Level
-from sparkstrom.spark.doctor.host_facts import kernel_cache
+from sparkstrom.spark.doctor import examination as examining
+from sparkstrom.spark.doctor.checks import Level
+from sparkstrom.spark.doctor.examination import ExaminationOptions, examine
+from sparkstrom.spark.doctor.host_facts import find_kernel_cache
 
 
 class Stopped:
@@ -31,9 +31,9 @@ class Stopped:
 
 
 def test_a_master_that_does_not_answer_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examining, "missing", lambda: None)
+    monkeypatch.setattr(examining, "check_installation", lambda: None)
     monkeypatch.setattr(examining, "DoctorSession", Stopped)
-    report = examine(Call("spark://nohost:7077", {}, 1.0), lambda text: None)
+    report = examine(ExaminationOptions("spark://nohost:7077", {}, 1.0), lambda text: None)
     assert not report.ok
     (found,) = report.findings
     assert found.level is Level.FAILURE
@@ -44,6 +44,6 @@ def test_compiled_kernels_are_looked_for_where_they_are_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    assert kernel_cache(tmp_path) == (tmp_path, False)
+    assert find_kernel_cache(tmp_path) == (tmp_path, False)
     (tmp_path / "sparkstrom.encoding.gaps-0123.kernels").touch()
-    assert kernel_cache(tmp_path) == (tmp_path, True)
+    assert find_kernel_cache(tmp_path) == (tmp_path, True)

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.data.row_blocks import Block, count_rows, read_row_blocks
+from sparkstrom.fit import trained_network as dry_step
+from sparkstrom.fit.trained_network import dry_run_step
 from sparkstrom.models import DenseNetwork
-from sparkstrom.spark.data.partitioning import Source
-from sparkstrom.spark.data.row_blocks import Block, blocks_of_rows, count_rows
-from sparkstrom.spark.driver import dry_step, first_rows
-from sparkstrom.spark.driver.dry_step import try_step
-from sparkstrom.spark.driver.first_rows import answers_in_time, first_blocks
-from sparkstrom.spark.driver.pickling import packed
+from sparkstrom.spark.data import partitioning as first_rows
+from sparkstrom.spark.data.partitioning import RowSource, read_first_blocks, run_with_timeout
+from sparkstrom.spark.executor.entry_points import pickle_by_value
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
@@ -33,7 +33,7 @@ def numpy_state() -> Any:
 
 
 def rows_of(*rows: Any) -> Callable[[], Iterator[Block]]:
-    return lambda: blocks_of_rows(0, rows)
+    return lambda: read_row_blocks(0, rows)
 
 
 def classes(width: int = 3, label: Any = 1, rows: int = 2) -> Callable[[], Iterator[Block]]:
@@ -41,7 +41,7 @@ def classes(width: int = 3, label: Any = 1, rows: int = 2) -> Callable[[], Itera
 
 
 def attempt(model: Any, first: Any, metric: str | None = None) -> None:
-    try_step(model, model.initial(), first, packed, metric)
+    dry_run_step(model, model.initial(), first, pickle_by_value, metric)
 
 
 def torch_model(*layers: Any, loss: Any = None) -> Any:
@@ -115,7 +115,9 @@ def test_rows_that_fit_are_trained_on_and_nothing_is_changed(kind: str) -> None:
     chance = random.getstate(), numpy_state().copy(), torch.get_rng_state().clone()
     buffers = model.buffers_bytes() if hasattr(model, "buffers_bytes") else b""
     metric = None if kind == "Lightning" else "loss"  # its module has no validation_step
-    try_step(model, parameters, classes(width=6 if kind == "JAX" else 3), packed, metric)
+    dry_run_step(
+        model, parameters, classes(width=6 if kind == "JAX" else 3), pickle_by_value, metric
+    )
     np.testing.assert_array_equal(parameters, before)
     np.testing.assert_array_equal(model.initial(), before)
     assert random.getstate() == chance[0]
@@ -170,13 +172,13 @@ def test_fits_at_the_same_time_leave_standard_output_as_it_was(
     before, inside, may_end = sys.stdout, threading.Event(), threading.Event()
 
     def first() -> None:
-        with dry_step.undisturbed():
+        with dry_step.preserve_process_state():
             print("said in a dry step")
             inside.set()
             assert may_end.wait(30)
 
     def second() -> None:
-        with dry_step.undisturbed():
+        with dry_step.preserve_process_state():
             print("said in another")
 
     threads = [threading.Thread(target=each) for each in (first, second)]
@@ -193,7 +195,7 @@ def test_fits_at_the_same_time_leave_standard_output_as_it_was(
 
 def test_a_program_without_standard_output_still_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
-    with dry_step.undisturbed():
+    with dry_step.preserve_process_state():
         print("said to nobody, by this thread and others")
         assert sys.stdout is None
 
@@ -230,11 +232,11 @@ class FakeJob:
 
 def test_rows_that_take_too_long_are_not_waited_for() -> None:
     late: Any = FakeJob([1], in_time=False)
-    assert answers_in_time(late) == []
+    assert run_with_timeout(late) == []
     assert late.cancelled
     failed: Any = FakeJob([1])
     failed.error = ValueError("of the user's")
-    assert answers_in_time(failed) == []
+    assert run_with_timeout(failed) == []
 
 
 def test_only_the_first_rows_of_the_first_partition_are_computed(
@@ -251,7 +253,9 @@ def test_only_the_first_rows_of_the_first_partition_are_computed(
         assert partitions == [0]
         return list(take(rows()))
 
-    monkeypatch.setattr(first_rows, "SparkJob", lambda _, __, runner, words: FakeJob(runner()))
-    source = Source(None, blocks_of_rows, count_rows)  # type: ignore[arg-type]
-    blocks = list(first_blocks(SimpleNamespace(runJob=run_job), source))
-    assert len(drawn) == sum(len(block.records) for block in blocks) == first_rows.ELEMENTS
+    monkeypatch.setattr(
+        first_rows, "SparkJob", lambda _, __, runner, description: FakeJob(runner())
+    )
+    source = RowSource(None, read_row_blocks, count_rows)  # type: ignore[arg-type]
+    blocks = list(read_first_blocks(SimpleNamespace(runJob=run_job), source))
+    assert len(drawn) == sum(len(block.records) for block in blocks) == first_rows.FIRST_ELEMENTS

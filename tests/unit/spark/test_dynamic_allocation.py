@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from sparkstrom import ParameterAveragingTrainingMaster, SharedTrainingMaster
-from sparkstrom.spark.driver.cluster import (
-    Slots,
-    check_rounds,
+from sparkstrom import ParameterAveragingTrainingMaster
+from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.summary import skew_warnings
+from sparkstrom.planning.memory import ModelFootprint
+from sparkstrom.spark.cluster import (
+    DYNAMIC_ALLOCATION_ENABLED,
+    ROUNDS_FIT_NOTE,
+    SHARED_FIT_NOTE,
+    check_rounds_conf,
     check_scheduling,
-    slots_of,
-    workers_again,
+    choose_executor_count,
+    choose_resume_workers,
+    describe_allocation,
+    get_slots,
 )
-from sparkstrom.spark.driver.dynamic_allocation import ENABLED, allocation_note, executors_wanted
-from sparkstrom.spark.driver.memory_parts import Demand
-from sparkstrom.spark.driver.summary_warnings import skew_warnings
 from tests.unit.spark.test_cluster import FakeContext
 
 DYNAMIC = "spark.dynamicAllocation."
@@ -23,7 +27,7 @@ DYNAMIC = "spark.dynamicAllocation."
 def conf_of(**said: str) -> dict[str, str]:
     names = {key: f"{DYNAMIC}{key}" for key in ("initialExecutors", "minExecutors", "maxExecutors")}
     names["instances"] = "spark.executor.instances"
-    return {ENABLED: "true"} | {names[key]: value for key, value in said.items()}
+    return {DYNAMIC_ALLOCATION_ENABLED: "true"} | {names[key]: value for key, value in said.items()}
 
 
 @pytest.mark.parametrize(
@@ -43,28 +47,28 @@ def conf_of(**said: str) -> dict[str, str]:
     ],
 )
 def test_executors(said: dict[str, str], registered: int, wanted: int) -> None:
-    assert executors_wanted(conf_of(**said), registered) == wanted
+    assert choose_executor_count(conf_of(**said), registered) == wanted
 
 
 def test_slots_before_any_executor_is_there() -> None:
     """Without dynamic allocation that is an error of the cluster."""
-    slots = slots_of(FakeContext("yarn", dynamicAllocation_enabled="true", executor_cores="4"))
+    slots = get_slots(FakeContext("yarn", dynamicAllocation_enabled="true", executor_cores="4"))
     assert (slots.executors, slots.per_executor, slots.total) == (2, 4, 8)
     assert slots.is_dynamic
-    assert slots.is_guess
-    said = slots_of(
+    assert slots.is_estimate
+    said = get_slots(
         FakeContext("yarn", dynamicAllocation_enabled="TRUE", executor_instances="3", registered=9)
     )
-    assert (said.executors, said.is_guess) == (3, False)
-    assert not slots_of(FakeContext("yarn", executor_instances="3")).is_dynamic
+    assert (said.executors, said.is_estimate) == (3, False)
+    assert not get_slots(FakeContext("yarn", executor_instances="3")).is_dynamic
 
 
 def test_a_fit_that_goes_on_has_as_many_workers_as_before_unless_somebody_said_how_many() -> None:
     """Those that are there may be others each time."""
-    guess = slots_of(FakeContext("yarn", dynamicAllocation_enabled="true", registered=3))
-    assert workers_again(guess, 3, None) == 3
-    assert workers_again(guess, 3, 8) == 8
-    assert workers_again(Slots(3, 1, is_dynamic=True), 3, 8) == 3
+    guess = get_slots(FakeContext("yarn", dynamicAllocation_enabled="true", registered=3))
+    assert choose_resume_workers(guess, 3, None) == 3
+    assert choose_resume_workers(guess, 3, 8) == 8
+    assert choose_resume_workers(TaskSlots(3, 1, is_dynamic=True), 3, 8) == 3
 
 
 def test_executors_without_a_worker_are_no_news_where_their_number_is_not_fixed() -> None:
@@ -86,23 +90,23 @@ def test_what_is_not_said_and_what_ends_a_fit_early_is_warned_of() -> None:
 
 def test_rounds_are_warned_of_the_same_in_words_of_their_own() -> None:
     def warned(conf: dict[str, str]) -> list[str]:
-        return check_rounds(conf, 4, Demand(1000), ParameterAveragingTrainingMaster())
+        return check_rounds_conf(conf, 4, ModelFootprint(1000), ParameterAveragingTrainingMaster())
 
     unsaid, few = warned(conf_of())
     assert "set --conf spark.dynamicAllocation.initialExecutors=N" in unsaid
-    assert "the 4th executor that is taken away while one round is made" in few
+    assert "the 4th executor that is removed during one round" in few
     assert few.endswith("set --conf spark.stage.maxConsecutiveAttempts=100")
     assert warned(conf_of(instances="2") | {"spark.stage.maxConsecutiveAttempts": "100"}) == []
     assert warned({"spark.speculation": "true"}) == []  # tasks of rounds are ordinary ones
 
 
 def test_the_note_says_how_many_it_takes_and_what_comes_of_fewer() -> None:
-    sharing = allocation_note(5, 2, SharedTrainingMaster())
-    rounds = allocation_note(5, 2, ParameterAveragingTrainingMaster())
+    sharing = describe_allocation(5, 2, SHARED_FIT_NOTE)
+    rounds = describe_allocation(5, 2, ROUNDS_FIT_NOTE)
     for note in (sharing, rounds):
-        assert "this fit has 5 workers, for which Spark needs 3 executors or more" in note
-    assert "who comes late joins in mid-training" in sharing
+        assert "this fit has 5 workers, for which Spark needs at least 3 executors" in note
+    assert "executors that start late join during training" in sharing
     assert "no executor with a worker is idle" in sharing
-    for of_others in ("mid-training", "is idle", "replaced"):
+    for of_others in ("during training", "is idle", "replaced"):
         assert of_others not in rounds
     assert "with fewer a round takes longer" in rounds

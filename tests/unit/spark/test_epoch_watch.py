@@ -9,15 +9,15 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.codec.messages import Phase
+from sparkstrom.fit.early_stopping_listener import Best, EarlyStoppingListener, check_validation
+from sparkstrom.fit.events import FitEvents
 from sparkstrom.models import DenseNetwork
-from sparkstrom.observe.epochs import EpochLog, Finished
-from sparkstrom.observe.stopping import EarlyStopping
+from sparkstrom.observe.early_stopping import EarlyStopping
+from sparkstrom.observe.epoch_history import EpochLog, PartitionEpoch
 from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.fit_state import Progress, Snapshot
 from sparkstrom.runtime.master_thread import MasterThread
-from sparkstrom.spark.driver.epoch_watch import Best, EpochWatch, check_validation
-from sparkstrom.spark.driver.fit_listeners import FitEvents
 
 LOSSES = [5.0, 3.0, 4.0, 4.0, 2.0]
 
@@ -42,7 +42,7 @@ class Bench:
 
     def __init__(self, rule: EarlyStopping | None, first_epoch: int = 0) -> None:
         self.master = Master()
-        self.watch = EpochWatch(cast(MasterThread, self.master), rule)
+        self.watch = EarlyStoppingListener(cast(MasterThread, self.master), rule)
         spec = FitSpec(workers=2, epochs=9, n_params=3, version="1", first_epoch=first_epoch)
         self.events = FitEvents(spec, [self.watch])
         self.logs = [EpochLog(0, 10), EpochLog(1, 11)]
@@ -51,20 +51,20 @@ class Bench:
         log = self.logs[partition]
         for loss in losses:
             epoch = len(log.report()["epochs"])
-            log.add(Finished(epoch, 1.0, 2, 2 * loss, 2.0))
+            log.add(PartitionEpoch(epoch, 1.0, 2, 2 * loss, 2.0))
 
     def look(self, training: tuple[int, ...] = (0, 1), phase: Phase = Phase.RUNNING) -> None:
         self.master.commit += 1
         stats = {
             node: WorkerCounters(
                 TrainingCounters(
-                    node, 10 + node, last_loss_sum=1.0, last_examples=2, epochs=log.figures()
+                    node, 10 + node, last_loss_sum=1.0, last_examples=2, epochs=log.recent_figures()
                 )
             )
             for node, log in enumerate(self.logs)
         }
         known = frozenset(training)
-        self.events.look(Progress(phase, len(training), 2, 2, 0, 0, 0, 0.0, stats, known))
+        self.events.dispatch(Progress(phase, len(training), 2, 2, 0, 0, 0, 0.0, stats, known))
 
 
 def test_an_epoch_counts_when_the_slowest_has_finished_it() -> None:
@@ -84,7 +84,7 @@ def test_a_rule_without_held_out_rows_is_refused() -> None:
     """A fit that ends after ``patience`` epochs because nothing was measured helps nobody."""
     made = Bench(EarlyStopping(patience=2))
     for log in made.logs:
-        log.add(Finished(0, 1.0, 2, 0.0, 0.0))
+        log.add(PartitionEpoch(0, 1.0, 2, 0.0, 0.0))
     with pytest.raises(UsageError, match=r"nothing to judge by: validation holds no rows out"):
         made.look()
     without = Bench(None)
@@ -177,6 +177,6 @@ def test_the_best_of_an_earlier_run_counts_where_early_stopping_still_does(
     rule: EarlyStopping | None, kept: bool
 ) -> None:
     made, best = Bench(rule), Best(2, "loss", 3.0, commit=7)
-    made.watch.go_on([], (best, made.master.snapshot()))
+    made.watch.resume([], (best, made.master.snapshot()))
     assert (made.watch.best == best) is kept
     assert (made.watch.copy is not None) is kept

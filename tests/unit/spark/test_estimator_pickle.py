@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkstrom.spark.ml.estimator_files import _says_all_of
+from sparkstrom.spark.ml.persistence import _is_self_describing
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ def test_a_description_that_says_all_needs_no_pickle(
 ) -> None:
     description = tmp_path / "model.npz.json"
     description.write_text(json.dumps({"model": model}))
-    assert _says_all_of(description) is enough
+    assert _is_self_describing(description) is enough

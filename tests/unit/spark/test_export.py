@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from sparkstrom.base.errors import SetupError
-from sparkstrom.spark.data.export import filesystem_of
+from sparkstrom.spark.data.export import open_filesystem
 
 fs = pytest.importorskip("pyarrow.fs")
 
 
 @pytest.mark.parametrize("url", ["/a/b", "file:/a/b", "file:///a/b"])
 def test_local_directories_need_no_package_but_pyarrow(url: str) -> None:
-    filesystem, path = filesystem_of(url)
+    filesystem, path = open_filesystem(url)
     assert isinstance(filesystem, fs.LocalFileSystem)
     assert path == "/a/b"
 
@@ -20,4 +20,4 @@ def test_local_directories_need_no_package_but_pyarrow(url: str) -> None:
 def test_what_nobody_opens_is_an_error_of_ours() -> None:
     pytest.importorskip("fsspec")
     with pytest.raises(SetupError, match="cannot open bogus://x/y: Protocol not known: bogus"):
-        filesystem_of("bogus://x/y")
+        open_filesystem("bogus://x/y")

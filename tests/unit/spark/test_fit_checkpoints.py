@@ -6,17 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sparkstrom import SharedTrainingMaster
 from sparkstrom.base.errors import UsageError
-from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
+from sparkstrom.checkpoint.directory import CheckpointDirectory
+from sparkstrom.fit.checkpoints import (
+    FitCheckpoints,
+    FitKey,
+    ResumeAction,
+    ResumeDecision,
+    build_checkpoint,
+)
+from sparkstrom.fit.network_state import NetworkStateHolder
 from sparkstrom.models import Adam, DenseNetwork
-from sparkstrom.models.base import FlatModel
-from sparkstrom.runtime.lent_state import LentStates
-from sparkstrom.spark.driver.checkpoint_content import FitKey, checkpoint_of
-from sparkstrom.spark.driver.fit_checkpoints import FitCheckpoints, Found, Use
-from sparkstrom.spark.driver.learnt import Learnt
+from sparkstrom.models.base import Flat, FlatModel
+from sparkstrom.runtime.optimizer_states import OptimizerStates
 from tests.unit.spark.test_checkpoint_content import WIDTHS, progressed
 
 
@@ -28,7 +34,7 @@ def model() -> FlatModel:
 @pytest.fixture
 def directory(tmp_path: Path, model: FlatModel) -> str:
     """With a checkpoint of a program's second fit, which is not done."""
-    CheckpointDirectory(str(tmp_path)).write(checkpoint_of(model, progressed(model)))
+    CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, progressed(model)))
     return str(tmp_path)
 
 
@@ -37,7 +43,7 @@ def checkpoints(model: FlatModel, directory: str | None, **options: Any) -> FitC
     return FitCheckpoints(model, master, f"network {id(master)}")
 
 
-def find(made: FitCheckpoints, said: list[str] | None = None) -> Found | None:
+def find(made: FitCheckpoints, said: list[str] | None = None) -> ResumeDecision | None:
     """By the next fit."""
     said = [] if said is None else said
     return made.find(FitKey(made.fits + 1), 5, said.append)
@@ -49,15 +55,15 @@ def test_a_program_that_is_run_again_repeats_no_fit_and_goes_on_with_the_last(
     made, said = checkpoints(model, directory), list[str]()
     first = find(made, said)
     assert first is not None
-    assert first.use is Use.SKIP
-    made.is_over(1)
+    assert first.action is ResumeAction.SKIP
+    made.mark_over(1)
     second = find(made, said)
     assert second is not None
-    assert second.use is Use.GO_ON
-    made.is_over(2)
+    assert second.action is ResumeAction.RESUME
+    made.mark_over(2)
     assert find(made, said) is None  # what it has learnt since is newer
-    assert "fit 1 is done in" in said[0]
-    assert "10 minibatches of fit 2 are in it, 1 of 5 epochs are whole" in said[1]
+    assert "has the result of fit 1" in said[0]
+    assert "it has 10 minibatches of fit 2, 1 of 5 epochs are complete" in said[1]
 
 
 def test_another_network_of_the_program_is_not_taken_for_this_one(
@@ -83,20 +89,20 @@ def test_without_resume_it_begins_anew(model: FlatModel, directory: str) -> None
 def test_without_a_directory_nothing_is_kept_or_found(model: FlatModel, directory: str) -> None:
     without, with_one = checkpoints(model, None), checkpoints(model, directory)
     assert find(without) is None
-    assert without.kept(FitKey(1), 20, LentStates()) is None
-    kept = with_one.kept(FitKey(1), 20, LentStates())
+    assert without.config(FitKey(1), 20, OptimizerStates()) is None
+    kept = with_one.config(FitKey(1), 20, OptimizerStates())
     assert kept is not None
     assert kept.directory.url == directory
 
 
 @pytest.mark.flips("SharedTrainingMaster.checkpoint_every", "SharedTrainingMaster.keep_last")
 def test_how_often_and_how_many(model: FlatModel, directory: str) -> None:
-    kept = checkpoints(model, directory, checkpoint_every="2 epochs", keep_last=7).kept(
-        FitKey(1), 20, LentStates()
+    kept = checkpoints(model, directory, checkpoint_every="2 epochs", keep_last=7).config(
+        FitKey(1), 20, OptimizerStates()
     )
     assert kept is not None
     assert (kept.every.amount, kept.every.unit, kept.directory.keep_last) == (2, "epochs", 7)
-    other = checkpoints(model, directory).kept(FitKey(1), 20, LentStates())
+    other = checkpoints(model, directory).config(FitKey(1), 20, OptimizerStates())
     assert other is not None
     assert (other.every.amount, other.every.unit, other.directory.keep_last) == (300, "s", 3)
 
@@ -105,10 +111,10 @@ def test_after_a_failure_the_next_fit_looks_again(model: FlatModel, directory: s
     made = checkpoints(model, directory)
     made.fits = 1
     assert find(made) is not None
-    made.has_failed()
+    made.mark_failed()
     again = find(made)
     assert again is not None
-    assert again.use is Use.GO_ON
+    assert again.action is ResumeAction.RESUME
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
@@ -120,30 +126,32 @@ def test_a_fit_that_fails_before_it_begins_uses_nothing_up(
     if by_hand:
         made.restore(directory, pytest.fail)
     assert find(made) is not None
-    with pytest.raises(ZeroDivisionError), made.kept_if_it_fails():
+    with pytest.raises(ZeroDivisionError), made.mark_failed_on_error():
         raise ZeroDivisionError("its rows cannot be read")
     again = find(made)
     assert again is not None
-    assert again.use is Use.GO_ON
-    made.is_over(2)
+    assert again.action is ResumeAction.RESUME
+    made.mark_over(2)
     assert find(made) is None
 
 
-@pytest.mark.parametrize(("done", "use"), [(None, Use.GO_ON), (5, Use.BEGIN)])
+@pytest.mark.parametrize(
+    ("done", "use"), [(None, ResumeAction.RESUME), (5, ResumeAction.START_FROM)]
+)
 def test_one_that_is_given_by_hand_is_the_next_fits(
-    tmp_path: Path, model: FlatModel, done: int | None, use: Use
+    tmp_path: Path, model: FlatModel, done: int | None, use: ResumeAction
 ) -> None:
     fit = progressed(model, epochs_done=done)
-    path = CheckpointDirectory(str(tmp_path)).write(checkpoint_of(model, fit))
+    path = CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, fit))
     made = checkpoints(model, None)
-    learnt = Learnt(model)
-    learnt.begin_with(made.restore(path, pytest.fail))
+    learnt = NetworkStateHolder(model)
+    learnt.load_checkpoint(made.restore(path, pytest.fail))
     assert learnt.parameters.tolist() == list(range(23))
     assert learnt.epochs == 10 + (done or 0)
     assert learnt.minibatches_before == 40 + 10
     found = find(made)
     assert found is not None
-    assert found.use is use
+    assert found.action is use
 
 
 def test_where_there_is_none_the_name_is_said(tmp_path: Path, model: FlatModel) -> None:
@@ -152,12 +160,12 @@ def test_where_there_is_none_the_name_is_said(tmp_path: Path, model: FlatModel) 
 
 
 def test_a_state_is_used_by_one_fit(model: FlatModel, directory: str) -> None:
-    learnt = Learnt(model)
+    learnt = NetworkStateHolder(model)
     found = find(checkpoints(model, directory))
     assert found is not None
-    learnt.begin_with(found.checkpoint)
-    assert learnt.use_up()[1] == progressed(model).states
-    assert learnt.use_up() == ({}, LentStates())
+    learnt.load_checkpoint(found.checkpoint)
+    assert learnt.take_resume_state()[1] == progressed(model).states
+    assert learnt.take_resume_state() == ({}, OptimizerStates())
     assert learnt.minibatches_before == 0
 
 
@@ -167,16 +175,57 @@ def test_as_many_workers_begin_with_their_own_states_and_others_with_the_one(
 ) -> None:
     found = find(checkpoints(model, directory))
     assert found is not None
-    learnt = Learnt(model)
-    learnt.begin_with(replace(found.checkpoint, states=LentStates(b"one", {1: b"own"})))
-    assert learnt.use_up(workers)[1] == LentStates(b"one", own)
+    learnt = NetworkStateHolder(model)
+    learnt.load_checkpoint(replace(found.checkpoint, states=OptimizerStates(b"one", {1: b"own"})))
+    assert learnt.take_resume_state(workers)[1] == OptimizerStates(b"one", own)
+
+
+def test_a_fit_that_fails_leaves_everything_as_it_was(model: FlatModel, directory: str) -> None:
+    """Arrays that are changed in place would be changed in what is rolled back to, too."""
+    learnt = NetworkStateHolder(model)
+    found = find(checkpoints(model, directory))
+    assert found is not None
+    before, k = learnt.parameters.copy(), learnt.grid_exponent()
+    with pytest.raises(RuntimeError, match="a worker"), learnt.rollback_on_error():
+        fail_half_way(learnt, found)
+    np.testing.assert_array_equal(learnt.parameters, before)
+    assert (learnt.epochs, learnt.grid_exponent(), learnt.take_resume_state()) == (
+        0,
+        k,
+        ({}, OptimizerStates()),
+    )
+
+
+def fail_half_way(learnt: NetworkStateHolder, found: ResumeDecision) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        learnt.parameters[0] = 99.0
+    learnt.load_checkpoint(found.checkpoint)
+    assert learnt.epochs
+    raise RuntimeError("a worker")
+
+
+def test_a_model_that_changes_its_own_arrays_changes_no_network(model: FlatModel) -> None:
+    own = np.zeros(model.n_params, np.float32)
+    learnt = NetworkStateHolder(Initialized(model, own))  # type: ignore[arg-type]
+    own[:] = 7.0
+    assert not learnt.parameters.any()
+
+
+class Initialized:
+    """Of which only the initial parameters are asked for."""
+
+    def __init__(self, model: FlatModel, parameters: Flat) -> None:
+        self._parameters, self.n_params = parameters, model.n_params
+
+    def initial(self) -> Flat:
+        return self._parameters
 
 
 @pytest.mark.flips("SharedTrainingMaster.checkpoint_updaters")
 def test_of_whose_workers_a_copy_is_wanted(model: FlatModel, directory: str) -> None:
     for updaters in ("one", "all"):
         made = checkpoints(model, directory, checkpoint_updaters=updaters)
-        kept = made.kept(FitKey(1), 20, LentStates())
+        kept = made.config(FitKey(1), 20, OptimizerStates())
         assert kept is not None
         assert kept.updaters == updaters
 

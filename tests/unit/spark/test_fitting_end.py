@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.spark.driver import fitting
-from sparkstrom.spark.driver.fitting import Fitting
+from sparkstrom.fit import supervisor as fitting
+from sparkstrom.fit.supervisor import FitSupervisor
 
 
 class Late:
@@ -28,10 +28,10 @@ class Late:
 
 
 def test_a_job_that_was_not_there_yet_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "FAREWELL_S", 0.0)
+    monkeypatch.setattr(fitting, "ABORT_NOTICE_S", 0.0)
     job, said = Late(), list[str]()
     master: Any = SimpleNamespace(start=lambda: None, give_up=said.append, end=lambda: None)
     events: Any = SimpleNamespace(begin=lambda: None)
     with pytest.raises(KeyboardInterrupt):
-        Fitting(master, job, events).run()  # type: ignore[arg-type]
+        FitSupervisor(master, job, events).run()  # type: ignore[arg-type]
     assert (job.cancelled, said) == (3, ["KeyboardInterrupt"])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
-from pyspark.ml import Estimator, Transformer
+from pyspark.ml import Estimator, Pipeline, Transformer
 from pyspark.ml.tuning import ParamGridBuilder
 
 from sparkstrom import EarlyStopping, SharedTrainingMaster
@@ -14,7 +15,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.listeners import TrainingListener
 from sparkstrom.ml import SparkstromEstimator
 from sparkstrom.models import DenseNetwork, Sgd
-from sparkstrom.spark.ml.grid_values import GridValue
+from sparkstrom.spark.ml.params import GridValue
 
 MODEL = DenseNetwork([2, 3], updater=Sgd(0.25), seed=7)
 VALUES: dict[str, Any] = {
@@ -61,6 +62,32 @@ def test_values_that_json_holds_are_as_they_are() -> None:
     (made,) = grid.build()
     assert {param.name: value for param, value in made.items()} == plain
     assert not any(isinstance(value, GridValue | Estimator) for value in made.values())
+
+
+@pytest.mark.parametrize("name", [*VALUES, "epochs"])
+@pytest.mark.parametrize("in_pipeline", [False, True])
+def test_fits_convert_a_grid_of_dicts_as_a_builder_does(name: str, in_pipeline: bool) -> None:
+    """Spark ML passes its own dicts to ``copy``, and saves these with the tuned model."""
+    estimator = SparkstromEstimator(model=MODEL)
+    value = VALUES.get(name, np.int64(3))
+    others = SparkstromEstimator().model  # a Param of another stage of a pipeline
+    grid: list[dict[Any, Any]] = [{estimator.getParam(name): value, others: "kept"}]
+    tuned: Any = Pipeline(stages=[estimator]) if in_pipeline else estimator
+    for _ in range(2):  # a fold each
+        copied = tuned.copy(grid[0])
+        if in_pipeline:
+            (copied,) = copied.getStages()
+        assert copied.getOrDefault(name) == value
+    held = grid[0][estimator.getParam(name)]
+    assert held == value
+    assert isinstance(held, Transformer) if name in VALUES else type(held) is int
+    assert grid[0][others] == "kept"
+
+
+def test_a_wrong_value_in_a_grid_of_dicts_is_refused_by_name() -> None:
+    estimator = SparkstromEstimator(model=MODEL)
+    with pytest.raises(UsageError, match="epochs=0"):
+        estimator.copy({estimator.epochs: 0})
 
 
 def test_a_value_has_the_attributes_of_what_it_holds() -> None:

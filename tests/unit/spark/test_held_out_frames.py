@@ -18,12 +18,11 @@ from pyspark.sql.types import (
 
 from sparkstrom import ParameterAveragingTrainingMaster
 from sparkstrom.base.errors import UsageError
-from sparkstrom.spark.data.columns import Chosen
-from sparkstrom.spark.data.partitioning import check_data
-from sparkstrom.spark.driver import held_out_frames
-from sparkstrom.spark.driver.held_out_frames import HeldOutFrames
+from sparkstrom.data.column_selection import ColumnSpec
+from sparkstrom.spark.data import partitioning as held_out_frames
+from sparkstrom.spark.data.partitioning import HeldOutFrames, check_data
 
-CHOSEN = Chosen(["age", "income"], "bought", "w")
+CHOSEN = ColumnSpec(["age", "income"], "bought", "w")
 KINDS = {"age": DoubleType(), "income": DoubleType(), "bought": LongType(), "w": DoubleType()}
 
 
@@ -51,11 +50,11 @@ def united(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What was put together, without Spark."""
     made: list[tuple[Any, ...]] = []
 
-    def union(data: Any, held: Any, names: list[str], *, stay: bool) -> tuple[Any, str]:
-        made.append((data, held, names, stay))
+    def union(data: Any, held: Any, names: list[str], *, keep_partitions: bool) -> tuple[Any, str]:
+        made.append((data, held, names, keep_partitions))
         return Frame(**KINDS), "held"
 
-    monkeypatch.setattr(held_out_frames, "_union", union)
+    monkeypatch.setattr(held_out_frames, "_unite_frames", union)
     return made
 
 
@@ -63,9 +62,9 @@ def test_the_same_two_frames_are_put_together_once(united: list[tuple[Any, ...]]
     """So an export of them serves the next fit; other frames, columns or placement do not."""
     data, held = Frame(**KINDS, more=StringType()), Frame(**KINDS, other=LongType())
     frames = HeldOutFrames(check_data)
-    first = frames.united(data, CHOSEN, held, "always")
+    first = frames.unite(data, CHOSEN, held, "always")
     assert first[1] == CHOSEN._replace(validation="held")
-    assert frames.united(data, CHOSEN, held, "always")[0] is first[0]
+    assert frames.unite(data, CHOSEN, held, "always")[0] is first[0]
     assert united == [(data, held, ["age", "income", "bought", "w"], False)]
     for other in (
         (Frame(**KINDS), CHOSEN, held, "always"),
@@ -74,7 +73,7 @@ def test_the_same_two_frames_are_put_together_once(united: list[tuple[Any, ...]]
         (data, CHOSEN, held, "never"),
     ):
         before = len(united)
-        assert frames.united(*other)[0] is not first[0]
+        assert frames.unite(*other)[0] is not first[0]
         assert len(united) == before + 1
     assert [stay for *_, stay in united] == [False, False, False, False, True]
 
@@ -82,7 +81,7 @@ def test_the_same_two_frames_are_put_together_once(united: list[tuple[Any, ...]]
 @pytest.mark.parametrize("validation", [None, 0.25, "column", True, [0.1]])
 def test_what_holds_no_rows_is_left_for_the_other_checks(validation: Any) -> None:
     data = Frame(**KINDS)
-    found = HeldOutFrames(check_data).united(data, CHOSEN, validation, "always")
+    found = HeldOutFrames(check_data).unite(data, CHOSEN, validation, "always")
     assert found == (data, CHOSEN._replace(validation=validation))
 
 
@@ -90,14 +89,14 @@ def test_the_number_of_partitions_says_nothing_of_two_frames(
     united: list[tuple[Any, ...]],
 ) -> None:
     frames, data = HeldOutFrames(check_data), Frame(**KINDS)
-    whole, _ = frames.united(data, CHOSEN, Frame(**KINDS), "always")
+    whole, _ = frames.unite(data, CHOSEN, Frame(**KINDS), "always")
     counting, staying = (
         ParameterAveragingTrainingMaster(repartition=word)
         for word in ("num_partitions_workers_differs", "never")
     )
-    assert frames.spread_by(counting, whole).repartition == "always"
-    assert frames.spread_by(counting, data) is counting
-    assert frames.spread_by(staying, whole) is staying
+    assert frames.adjust_master(counting, whole).repartition == "always"
+    assert frames.adjust_master(counting, data) is counting
+    assert frames.adjust_master(staying, whole) is staying
 
 
 def without(*names: str, **other: Any) -> Frame:
@@ -133,16 +132,16 @@ def without(*names: str, **other: Any) -> Frame:
 )
 def test_frames_that_do_not_go_together_are_refused(data: Any, held: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        HeldOutFrames(check_data).united(data, CHOSEN, held, "always")
+        HeldOutFrames(check_data).unite(data, CHOSEN, held, "always")
 
 
 def test_an_rdd_has_no_columns_to_find_in_held_out_rows() -> None:
     with pytest.raises(UsageError, match="are a DataFrame, and the data are an RDD: make a Data"):
-        HeldOutFrames(check_data).united(Rdd(), Chosen(), Frame(**KINDS), "always")
+        HeldOutFrames(check_data).unite(Rdd(), ColumnSpec(), Frame(**KINDS), "always")
 
 
 def test_a_held_out_stream_is_refused_by_name() -> None:
     held = Frame(**KINDS)
     held.isStreaming = True
     with pytest.raises(UsageError, match=r"^validation is a streaming DataFrame"):
-        HeldOutFrames(check_data).united(Frame(**KINDS), CHOSEN, held, "always")
+        HeldOutFrames(check_data).unite(Frame(**KINDS), CHOSEN, held, "always")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.models.networks import DenseNetwork
+from sparkstrom.fit.accuracy_warnings import horizon_warnings, scaled_hyperparameters
+from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.models.updaters import Nesterov, Sgd
-from sparkstrom.spark.driver.horizon_notes import horizon_warnings, horizons_of
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 
 FIT, WORKER = SharedTrainingMaster(), SharedTrainingMaster(horizon="worker")
 MOVING = DenseNetwork([2, 2], updater=Nesterov(0.1, 0.9))
@@ -31,7 +31,7 @@ class Opaque(DenseNetwork):
     ],
 )
 def test_what_was_changed(master: Any, model: Any, rows: list[int], expected: Any) -> None:
-    assert horizons_of(master, model, rows) == expected
+    assert scaled_hyperparameters(master, model, rows) == expected
 
 
 def test_where_momentum_counts_own_steps_it_is_said() -> None:

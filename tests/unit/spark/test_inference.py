@@ -14,25 +14,24 @@ import pyarrow as pa
 import pytest
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.data import arrow, row_blocks
+from sparkstrom.data.column_selection import FEATURES as ROLE
+from sparkstrom.data.column_selection import ArraySource, ArrowReadPlan, features_to_arrays
+from sparkstrom.fit.evaluation import MetricSpec, evaluate_batch, merge_evaluations, select_metrics
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Batch
-from sparkstrom.models.outputs import predict_in_blocks
-from sparkstrom.spark.data import arrow, row_blocks
-from sparkstrom.spark.data.columns import FEATURES as ROLE
-from sparkstrom.spark.data.columns import Reading, Take
-from sparkstrom.spark.driver.evaluation import Wanted, evaluate_batch, merged, wanted_for
+from sparkstrom.models.output_interpretation import predict_flattened
 from sparkstrom.spark.executor import inference
 from sparkstrom.spark.executor.inference import (
-    MODELS_MAX,
+    CACHED_MODELS_MAX,
     TrainedModel,
-    arrow_of,
-    features_of,
-    opened,
-    output_names,
-    plain,
+    get_open_model,
     predict_columns,
     predict_pairs,
     predict_rows,
+    resolve_output_columns,
+    to_arrow_array,
+    to_pandas,
 )
 
 random = np.random.default_rng(4)
@@ -42,12 +41,12 @@ LABELS = random.integers(0, 2, 50)
 
 @pytest.fixture(autouse=True)
 def nothing_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference, "_opened", type(inference._opened)())
+    monkeypatch.setattr(inference, "_open_models", type(inference._open_models)())
 
 
 def trained(seed: int = 1) -> TrainedModel:
     model = DenseNetwork([3, 4, 2], seed=seed)
-    return TrainedModel.of(model, model.initial())
+    return TrainedModel.from_model(model, model.initial())
 
 
 def shipped(one: TrainedModel) -> Any:
@@ -70,38 +69,38 @@ def test_models_that_differ_by_their_code_alone_are_two() -> None:
     """As where the cell of a notebook that defines a model is changed, and run again."""
     model, other = Doubled([3, 4, 2], seed=1), Doubled([3, 4, 2], seed=1)
     other.factor = 3
-    found = [opened(TrainedModel.of(one, one.initial())) for one in (model, other)]
+    found = [get_open_model(TrainedModel.from_model(one, one.initial())) for one in (model, other)]
     twice, thrice = (one.predict(FEATURES) for one in found)
     np.testing.assert_allclose(thrice, 1.5 * twice, rtol=1e-6)
 
 
 def test_a_process_opens_the_same_model_once() -> None:
-    first = opened(shipped(trained()).value)
-    assert opened(shipped(trained()).value) is first
-    assert opened(shipped(trained(2)).value) is not first
-    assert len(inference._opened) == 2
+    first = get_open_model(shipped(trained()).value)
+    assert get_open_model(shipped(trained()).value) is first
+    assert get_open_model(shipped(trained(2)).value) is not first
+    assert len(inference._open_models) == 2
 
 
 def test_it_keeps_the_few_that_were_used_last() -> None:
-    first = opened(trained(0))
-    for seed in range(1, MODELS_MAX + 1):
-        opened(trained(seed))
-    assert len(inference._opened) == MODELS_MAX
-    assert opened(trained(0)) is not first
+    first = get_open_model(trained(0))
+    for seed in range(1, CACHED_MODELS_MAX + 1):
+        get_open_model(trained(seed))
+    assert len(inference._open_models) == CACHED_MODELS_MAX
+    assert get_open_model(trained(0)) is not first
 
 
 def test_other_parameters_or_another_architecture_have_another_digest() -> None:
     one = trained()
-    moved = TrainedModel.of(one.model, one.parameters + np.float32(1))
-    other = TrainedModel.of(DenseNetwork([3, 4, 2], hidden="tanh", seed=1), one.parameters)
+    moved = TrainedModel.from_model(one.model, one.parameters + np.float32(1))
+    other = TrainedModel.from_model(DenseNetwork([3, 4, 2], hidden="tanh", seed=1), one.parameters)
     assert len({one.digest, moved.digest, other.digest}) == 3
 
 
-def reading_of(schema: pa.Schema) -> Reading:
+def reading_of(schema: pa.Schema) -> ArrowReadPlan:
     """Each column is one array of the features; alone it is all of them."""
-    takes = tuple(Take(ROLE, (name,), (i,), False) for i, name in enumerate(schema.names))
+    takes = tuple(ArraySource(ROLE, (name,), (i,), False) for i, name in enumerate(schema.names))
     nest = tuple(schema.names) if len(takes) > 1 else None
-    return Reading(schema.serialize().to_pybytes(), takes, nest, 0, False, False)
+    return ArrowReadPlan(schema.serialize().to_pybytes(), takes, nest, 0, False, False)
 
 
 LISTS = pa.schema([("x", pa.list_(pa.float32()))])
@@ -111,16 +110,18 @@ def predicted(batches: list[Any], schema: pa.Schema = LISTS, model: Any = None) 
     """What Spark would get back, row by row."""
     names: dict[str | int, str] = {0: "prediction"}
     ship = (
-        SimpleNamespace(value=TrainedModel.of(model, model.initial()))
+        SimpleNamespace(value=TrainedModel.from_model(model, model.initial()))
         if model
         else shipped(trained())
     )
-    made = predict_columns(ship, partial(plain, names), reading_of(schema), "partition 2", batches)
+    made = predict_columns(
+        ship, partial(to_pandas, names), reading_of(schema), "partition 2", batches
+    )
     return [one for part in made for one in part]
 
 
 def test_rows_and_columns_give_the_same_outputs() -> None:
-    wanted = predict_in_blocks(trained().open(), FEATURES)
+    wanted = predict_flattened(trained().open(), FEATURES)
     by_rows = list(predict_rows(shipped(trained()), 0, FEATURES))
     column = pa.array(FEATURES.tolist(), LISTS.field("x").type).to_pandas()
     by_column = predicted([column[:20], column[:0], column[20:]])
@@ -207,7 +208,7 @@ def test_a_pandas_column_is_the_arrow_column_that_it_was(column: pa.Array) -> No
         given.columns = [field.name for field in VECTOR]
     else:
         given = column.to_pandas()
-    assert arrow_of(given, column.type).equals(column)
+    assert to_arrow_array(given, column.type).equals(column)
 
 
 class Swapped:
@@ -231,14 +232,14 @@ def test_several_inputs_and_outputs() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.list_(pa.float32()))])
     batch = (pd.Series([1, 2]), pd.Series([np.ones(2, np.float32)] * 2))
     reading = reading_of(schema)
-    ship = SimpleNamespace(value=TrainedModel.of(Swapped(), np.ones(1, np.float32)))  # type: ignore[arg-type]
-    make = partial(plain, output_names({"a": "first", "b": "second"}))
+    ship = SimpleNamespace(value=TrainedModel.from_model(Swapped(), np.ones(1, np.float32)))  # type: ignore[arg-type]
+    make = partial(to_pandas, resolve_output_columns({"a": "first", "b": "second"}))
     frame = pd.concat(predict_columns(ship, make, reading, "here", [batch]))
     assert [list(row) for row in frame["o0"]] == [[1, 1], [1, 1]]
     assert [list(row) for row in frame["o1"]] == [[2], [4]]
     for wrong in ("one", ("x", "y"), {"a": "only"}):
-        make = partial(plain, output_names(wrong))
-        with pytest.raises(UsageError, match=r"puts out a dictionary of \['b', 'a'\], the columns"):
+        make = partial(to_pandas, resolve_output_columns(wrong))
+        with pytest.raises(UsageError, match=r"returns a dictionary of \['b', 'a'\], the columns"):
             list(predict_columns(ship, make, reading, "here", [batch]))
     rows = [{"a": np.int64(1), "b": [1.0, 2.0]}, {"a": np.int64(3), "b": [0.0, 2.0]}]
     found = list(predict_rows(ship, 0, rows))
@@ -257,7 +258,7 @@ def test_images_are_predicted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     schema = pa.schema([("raw", pa.binary())])
     column = pd.Series([bytes([i, 1, 2]) * 100 for i in range(700 // 3)] * 3)
     ship = SimpleNamespace(
-        value=TrainedModel.of(DenseNetwork([300, 2]), DenseNetwork([300, 2]).initial())
+        value=TrainedModel.from_model(DenseNetwork([300, 2]), DenseNetwork([300, 2]).initial())
     )
 
     def make(outputs: Any) -> Any:
@@ -266,7 +267,7 @@ def test_images_are_predicted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 
     found = list(predict_columns(ship, make, reading_of(schema), "here", [column]))
     rows = np.array([list(one) for one in column], np.float32)
-    wanted = predict_in_blocks(ship.value.open(), rows)
+    wanted = predict_flattened(ship.value.open(), rows)
     np.testing.assert_array_equal(np.concatenate(found), wanted)
     assert [rows // 8 for rows in seen] == [32, 32, 23]
     assert sum(seen) == len(column)
@@ -275,26 +276,28 @@ def test_images_are_predicted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("output", ["", (), {}, None, ("a", ""), 3])
 def test_an_output_that_names_no_column_is_refused(output: Any) -> None:
     with pytest.raises(UsageError, match="give a column's name"):
-        output_names(output)
+        resolve_output_columns(output)
 
 
 def test_features_in_one_process_have_the_dtypes_of_training() -> None:
     """Token numbers stay whole for an embedding; lists and doubles are float32."""
     ids = np.array([[1, 2]])
-    given: Any = features_of({"ids": ids, "x": [[1, 2]], "y": np.ones((1, 2))})
+    given: Any = features_to_arrays({"ids": ids, "x": [[1, 2]], "y": np.ones((1, 2))})
     assert [array.dtype for array in given.values()] == [ids.dtype, np.float32, np.float32]
-    several: Any = features_of((ids, ids))
+    several: Any = features_to_arrays((ids, ids))
     assert several[0].dtype == ids.dtype
-    one: Any = features_of(np.ones((1, 2), np.uint8))
+    one: Any = features_to_arrays(np.ones((1, 2), np.uint8))
     assert one.dtype == np.uint8
 
 
 def test_parts_give_the_figures_of_the_whole() -> None:
-    model, wanted = trained().open(), Wanted(("classification", "roc", "regression", "loss"))
+    model, wanted = trained().open(), MetricSpec(("classification", "roc", "regression", "loss"))
     shares = np.eye(2, dtype=np.float32)[LABELS]
     whole = evaluate_batch(model, wanted, Batch(FEATURES, shares))
     cuts = [slice(30, 50), slice(0, 7), slice(7, 30)]
-    parts = merged([evaluate_batch(model, wanted, Batch(FEATURES[c], shares[c])) for c in cuts])
+    parts = merge_evaluations(
+        [evaluate_batch(model, wanted, Batch(FEATURES[c], shares[c])) for c in cuts]
+    )
     assert (parts.classification.confusion == whole.classification.confusion).all()
     assert parts.regression == whole.regression
     assert parts.roc.auc == whole.roc.auc
@@ -305,16 +308,16 @@ def test_parts_give_the_figures_of_the_whole() -> None:
 
 def test_weights_count_in_the_loss() -> None:
     model, weights = trained().open(), (LABELS == 1).astype(np.float32)
-    weighted = evaluate_batch(model, Wanted(("loss",)), Batch(FEATURES, LABELS, weights))
+    weighted = evaluate_batch(model, MetricSpec(("loss",)), Batch(FEATURES, LABELS, weights))
     ones = LABELS == 1
-    alone = evaluate_batch(model, Wanted(("loss",)), Batch(FEATURES[ones], LABELS[ones]))
+    alone = evaluate_batch(model, MetricSpec(("loss",)), Batch(FEATURES[ones], LABELS[ones]))
     assert weighted.loss == pytest.approx(alone.loss, rel=1e-6)
-    assert np.isnan(evaluate_batch(model, Wanted(("roc",)), Batch(FEATURES, LABELS)).loss)
+    assert np.isnan(evaluate_batch(model, MetricSpec(("roc",)), Batch(FEATURES, LABELS)).loss)
 
 
 def test_what_is_measured_fits_the_model() -> None:
-    assert wanted_for(DenseNetwork([2, 2]), None, 1).metrics == ("classification",)
+    assert select_metrics(DenseNetwork([2, 2]), None, 1).metrics == ("classification",)
     values = DenseNetwork([2, 1], loss="squared_error")
-    assert wanted_for(values, None, 1).metrics == ("regression",)
+    assert select_metrics(values, None, 1).metrics == ("regression",)
     with pytest.raises(UsageError, match=r"SimpleNamespace has no loss\(batch\)"):
-        wanted_for(SimpleNamespace(), "loss", 1)  # type: ignore[arg-type]
+        select_metrics(SimpleNamespace(), "loss", 1)  # type: ignore[arg-type]

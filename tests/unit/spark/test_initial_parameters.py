@@ -14,9 +14,15 @@ from hypothesis.extra.numpy import arrays
 
 from sparkstrom.encoding.grid import KEPT_QUANTA, first_exponent, round_to_grid
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.spark.driver.initial_parameters import BLOCK_SIZE, Packed, pack, travelling, unpack
-from sparkstrom.spark.executor.job import TrainingJob
-from sparkstrom.spark.executor.tasks import initial_theta
+from sparkstrom.worker.training_job import (
+    BLOCK_SIZE_OPTION,
+    PackedParameters,
+    TrainingJob,
+    broadcast_parameters,
+    pack_parameters,
+    unpack_parameters,
+)
+from sparkstrom.worker.training_task import load_initial_theta
 
 K, WORKERS = 20, 4
 
@@ -31,7 +37,7 @@ def theta_of(values: Any, k: int = K, buffers: bytes = b"") -> Theta:
 @given(arrays(np.int32, st.integers(0, 300), elements=st.integers(-KEPT_QUANTA, KEPT_QUANTA)))
 def test_parameters_arrive_bit_by_bit(quanta: Any) -> None:
     theta = theta_of(np.ldexp(quanta.astype(np.float32), -K), buffers=b"statistics")
-    values, buffers = unpack(pack(theta), theta.n_params, K)
+    values, buffers = unpack_parameters(pack_parameters(theta), theta.n_params, K)
     assert values.tobytes() == theta.to_host().tobytes()
     assert buffers == b"statistics"
 
@@ -40,9 +46,11 @@ def test_parameters_arrive_bit_by_bit(quanta: Any) -> None:
 def test_a_parameter_takes_less_than_three_bytes(scale: float, bytes_each: float) -> None:
     values = (scale * np.random.default_rng(1).standard_normal(10_000)).astype(np.float32)
     k = first_exponent(values)
-    packed = pack(theta_of(round_to_grid(values, k), k))
+    packed = pack_parameters(theta_of(round_to_grid(values, k), k))
     assert sum(map(len, packed)) < bytes_each * len(values)
-    assert unpack(packed, len(values), k)[0].tobytes() == round_to_grid(values, k).tobytes()
+    assert (
+        unpack_parameters(packed, len(values), k)[0].tobytes() == round_to_grid(values, k).tobytes()
+    )
 
 
 class Conf:
@@ -66,7 +74,7 @@ class Context:
 
     def __init__(self, **known: str) -> None:
         self._conf = Conf(**known)
-        self.value: Packed | None = None
+        self.value: PackedParameters | None = None
         self.block_sizes: list[str | None] = []
 
     @property
@@ -79,8 +87,8 @@ class Context:
     def conf(self) -> Conf:
         return self._conf
 
-    def broadcast(self, value: Packed) -> Any:
-        self.block_sizes.append(self._conf.known.get(BLOCK_SIZE))
+    def broadcast(self, value: PackedParameters) -> Any:
+        self.block_sizes.append(self._conf.known.get(BLOCK_SIZE_OPTION))
         self.value = value
         return self
 
@@ -102,28 +110,28 @@ def test_blocks_are_small_for_this_one_broadcast(
     monkeypatch: pytest.MonkeyPatch, n_params: int, workers: int, size: str
 ) -> None:
     planes: Any = range(n_params)  # as long as bytes would be
-    packed = Packed(planes, planes, b"", b"", b"")
-    pack = "sparkstrom.spark.driver.initial_parameters.pack"
+    packed = PackedParameters(planes, planes, b"", b"", b"")
+    pack = "sparkstrom.worker.training_job.pack_parameters"
     monkeypatch.setattr(pack, lambda theta, state: packed)
     context = Context()
-    with travelling(context, theta_of([]), workers):
+    with broadcast_parameters(context, theta_of([]), workers):
         assert context._conf.known == {}
     assert context.block_sizes == [size]
 
 
 def test_an_applications_own_block_size_stays() -> None:
-    context = Context(**{BLOCK_SIZE: "1m"})
-    with travelling(context, theta_of([0.5]), WORKERS):
+    context = Context(**{BLOCK_SIZE_OPTION: "1m"})
+    with broadcast_parameters(context, theta_of([0.5]), WORKERS):
         pass
     assert context.block_sizes == ["1m"]
-    assert context._conf.known == {BLOCK_SIZE: "1m"}
+    assert context._conf.known == {BLOCK_SIZE_OPTION: "1m"}
 
 
 def test_it_is_destroyed_also_after_a_fit_that_fails() -> None:
     context = Context()
 
     def fit() -> None:
-        with travelling(context, theta_of([0.5]), WORKERS) as handle:
+        with broadcast_parameters(context, theta_of([0.5]), WORKERS) as handle:
             assert handle.value is not None
             raise ZeroDivisionError
 
@@ -137,8 +145,8 @@ def test_a_worker_begins_with_what_its_job_brings(job_of: Callable[..., Training
     values = np.linspace(-1, 1, job.spec.n_params, dtype=np.float32)
     theta = theta_of(round_to_grid(values, job.k), job.k, b"statistics")
     context = Context()
-    with travelling(context, theta, WORKERS) as handle:
-        begun = initial_theta(replace(job, initial=handle))
+    with broadcast_parameters(context, theta, WORKERS) as handle:
+        begun = load_initial_theta(replace(job, initial=handle))
     assert begun.to_host().tobytes() == theta.to_host().tobytes()
     assert (begun.buffers, begun.commit) == (b"statistics", 0)
-    assert not initial_theta(job).to_host().any()
+    assert not load_initial_theta(job).to_host().any()

@@ -8,72 +8,78 @@ import pytest
 
 from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.executor import interfaces
-from sparkstrom.spark.executor.interfaces import (
-    driver_address,
-    executor_address,
-    opener,
-    resolve,
-    route_to,
-)
-from sparkstrom.transport.addresses import Listed
+from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.transport.aeron.driver import DriverOptions
+from sparkstrom.transport.bind_address import InterfaceAddress
+from sparkstrom.worker import connectivity as interfaces
+from sparkstrom.worker.connectivity import (
+    choose_driver_address,
+    choose_executor_address,
+    local_address_towards,
+    resolve_host,
+    transport_opener,
+)
 
-LISTED = [Listed("lo", "127.0.0.1"), Listed("eth0", "10.1.2.3"), Listed("eth1", "192.168.7.8")]
+LISTED = [
+    InterfaceAddress("lo", "127.0.0.1"),
+    InterfaceAddress("eth0", "10.1.2.3"),
+    InterfaceAddress("eth1", "192.168.7.8"),
+]
 MASK = VoidConfiguration(network_mask="10.0.0.0/8")
 
 
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host with these interfaces and nothing in its environment."""
-    monkeypatch.setattr(interfaces, "listed_addresses", lambda: LISTED)
+    monkeypatch.setattr(interfaces, "list_interface_addresses", lambda: LISTED)
     for name in ("SPARKSTROM_LOCAL_IP", "DL4J_VOID_IP"):
         monkeypatch.delenv(name, raising=False)
 
 
 def test_the_driver_takes_what_is_most_explicit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert driver_address(VoidConfiguration(), "192.168.7.8") == "192.168.7.8"
-    assert driver_address(MASK, "192.168.7.8") == "10.1.2.3"
+    assert choose_driver_address(VoidConfiguration(), "192.168.7.8") == "192.168.7.8"
+    assert choose_driver_address(MASK, "192.168.7.8") == "10.1.2.3"
     monkeypatch.setenv("DL4J_VOID_IP", "192.168.7.8")
-    assert driver_address(VoidConfiguration(), "127.0.0.1") == "192.168.7.8"
-    assert driver_address(MASK, "127.0.0.1") == "10.1.2.3"
+    assert choose_driver_address(VoidConfiguration(), "127.0.0.1") == "192.168.7.8"
+    assert choose_driver_address(MASK, "127.0.0.1") == "10.1.2.3"
     both = VoidConfiguration(network_mask="10.0.0.0/8", controller_address="127.0.0.1")
-    assert driver_address(both, "192.168.7.8") == "127.0.0.1"
+    assert choose_driver_address(both, "192.168.7.8") == "127.0.0.1"
 
 
 def test_an_executor_takes_mask_environment_and_route(monkeypatch: pytest.MonkeyPatch) -> None:
     controller = Endpoint("127.0.0.1", 9)
-    assert executor_address(VoidConfiguration(), controller) == "127.0.0.1"
-    assert executor_address(MASK, controller) == "10.1.2.3"
+    assert choose_executor_address(VoidConfiguration(), controller) == "127.0.0.1"
+    assert choose_executor_address(MASK, controller) == "10.1.2.3"
     monkeypatch.setenv("SPARKSTROM_LOCAL_IP", "192.168.7.8")
-    assert executor_address(VoidConfiguration(), controller) == "192.168.7.8"
-    assert executor_address(MASK, controller) == "10.1.2.3"
+    assert choose_executor_address(VoidConfiguration(), controller) == "192.168.7.8"
+    assert choose_executor_address(MASK, controller) == "10.1.2.3"
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(SetupError, match=r"10\.9\.9\.9 is no address of"):
-        driver_address(VoidConfiguration(controller_address="10.9.9.9"), "127.0.0.1")
+        choose_driver_address(VoidConfiguration(controller_address="10.9.9.9"), "127.0.0.1")
 
 
 def test_a_mask_that_fits_nothing_is_refused() -> None:
     with pytest.raises(SetupError, match="matches no address"):
-        executor_address(VoidConfiguration(network_mask="172.16.0.0/12"), Endpoint("127.0.0.1", 9))
+        choose_executor_address(
+            VoidConfiguration(network_mask="172.16.0.0/12"), Endpoint("127.0.0.1", 9)
+        )
 
 
 def test_a_name_that_means_nothing_is_refused() -> None:
     with pytest.raises(SetupError, match="'no such host' cannot be resolved"):
-        resolve("no such host")
+        resolve_host("no such host")
 
 
 def test_an_address_in_brackets_is_one() -> None:
     """So Spark writes IPv6 in spark.driver.host, and people in controller_address."""
-    assert resolve("[fd00:77::1]") == resolve("fd00:77::1") == "fd00:77::1"
+    assert resolve_host("[fd00:77::1]") == resolve_host("fd00:77::1") == "fd00:77::1"
 
 
 def test_no_route_is_an_error_that_names_the_controller() -> None:
     with pytest.raises(SetupError, match=r"no route .* to the controller at no such host:9"):
-        route_to(Endpoint("no such host", 9))
+        local_address_towards(Endpoint("no such host", 9))
 
 
 @pytest.mark.parametrize("losses", [0, 2, 3])
@@ -90,8 +96,8 @@ def test_a_media_driver_that_ends_while_it_is_joined_is_replaced(
 
     monkeypatch.setattr(interfaces, "ensure_driver", lambda key, options: object())
     monkeypatch.setattr("sparkstrom.transport.aeron.client.AeronTransport", join)
-    open_transport = opener("k", DriverOptions(edges=1))
-    if losses < interfaces.ATTEMPTS:
+    open_transport = transport_opener("k", DriverOptions(edges=1))
+    if losses < interfaces.JOIN_ATTEMPTS:
         assert open_transport(None) is joined[-1]
         assert len(set(map(id, joined))) == losses + 1
     else:

@@ -14,6 +14,7 @@ import pytest
 
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.codec.messages import Phase
+from sparkstrom.fit.listeners import ListenerThread, check_listeners
 from sparkstrom.listeners import (
     EpochEnd,
     FitBegin,
@@ -23,11 +24,10 @@ from sparkstrom.listeners import (
     TrainingListener,
     WorkerChange,
 )
-from sparkstrom.observe.epochs import Epoch
+from sparkstrom.observe.epoch_history import Epoch
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import Departure
 from sparkstrom.runtime.fit_state import Progress
-from sparkstrom.spark.driver.listener_thread import ListenerThread, check_listeners
 
 SPEC = FitSpec(workers=2, epochs=3, n_params=4, version="1")
 BEGIN = FitBegin("DenseNetwork", 4, 2, 3, 0, {})
@@ -41,11 +41,11 @@ class Diary:
         self.events: list[Any] = []
         self.thread = ""
 
-    def _note(self, event: Any) -> None:
+    def _add_news(self, event: Any) -> None:
         self.events.append(event)
         self.thread = threading.current_thread().name
 
-    on_fit_begin = on_iteration = on_worker_change = on_epoch = on_fit_end = _note
+    on_fit_begin = on_iteration = on_worker_change = on_epoch = on_fit_end = _add_news
 
     @property
     def kinds(self) -> list[str]:
@@ -78,7 +78,7 @@ def run(heard: ListenerThread, fit: Callable[[], None]) -> Any:
         fit()
         return Summary()
 
-    return heard.follow(whole)
+    return heard.run_fit(whole)
 
 
 def at(minibatches: int, **changes: Any) -> Progress:
@@ -205,7 +205,7 @@ def test_one_that_does_not_fail_the_fit_is_told_once_and_hears_no_more() -> None
     summary = run(heard, lambda: heard.on_progress(START))
     assert broken.kinds == ["FitBegin"]
     assert diary.kinds[-1] == "FitEnd"
-    wanted = "listener Broken.on_worker_change raised OSError: disk full; it hears nothing more"
+    wanted = "listener Broken.on_worker_change raised OSError: disk full; it gets no more"
     assert [text for text in said if wanted in text] == said != []
     assert wanted in summary.warnings[0]
 
@@ -248,13 +248,13 @@ def test_a_listener_that_prints_where_nobody_reads_ends_no_fit(
         for minibatches in (1, 2):
             thread.on_progress(replace(START, minibatches=minibatches))
             while printer.heard < minibatches:
-                thread._there.acquire()
-                thread._there.release()
+                thread._changed.acquire()
+                thread._changed.release()
         thread.on_progress(replace(START, minibatches=2))
         return Summary()
 
     monkeypatch.setattr(sys, "stdout", Unread())
-    summary = thread.follow(fit)
+    summary = thread.run_fit(fit)
     [warning] = summary.warnings
     assert "sys.stdout cannot be written (BrokenPipeError" in warning
 
@@ -282,7 +282,9 @@ def test_a_fit_that_failed_is_heard_and_keeps_its_own_error() -> None:
 
 @pytest.mark.parametrize("wrong", [object(), Diary, print, 3])
 def test_what_hears_nothing_is_refused(wrong: Any) -> None:
-    with pytest.raises(UsageError, match=r"hears nothing: .* on_fit_begin, on_iteration"):
+    with pytest.raises(
+        UsageError, match=r"has no method for events: .* on_fit_begin, on_iteration"
+    ):
         check_listeners([wrong])
 
 
@@ -303,7 +305,7 @@ def test_a_fit_that_goes_on_with_another_controller_is_one_fit() -> None:
             heard.on_progress(START)
         return Summary()
 
-    heard.follow(fit)
+    heard.run_fit(fit)
     assert diary.kinds.count("FitBegin") == 1
     came, went, again = (each for each in diary.events if isinstance(each, WorkerChange))
     assert (came.joined, again.joined) == (frozenset({0, 1}), frozenset({0, 1}))

@@ -12,18 +12,17 @@ import pytest
 
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.messages import Phase
-from sparkstrom.observe.epochs import WINDOW, Epoch, EpochLog, Finished
-from sparkstrom.observe.progress import Line, ProgressLine
+from sparkstrom.fit import supervisor as fitting
+from sparkstrom.fit.events import FinishedFit, FitEvents, FitListener
+from sparkstrom.fit.listeners import ProgressListener
+from sparkstrom.fit.supervisor import FitCancelled, FitSupervisor
+from sparkstrom.observe.epoch_history import RECENT_EPOCHS_MAX, Epoch, EpochLog, PartitionEpoch
+from sparkstrom.observe.progress import ProgressDisplay, ProgressFigures
 from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.fit_state import Outcome, Progress
-from sparkstrom.runtime.heard_lines import WorkerLine
+from sparkstrom.runtime.fit_state import Outcome, Progress, WorkerLogLine
 from sparkstrom.runtime.master_thread import MasterThread
-from sparkstrom.spark.driver import fitting
-from sparkstrom.spark.driver.fit_listeners import FitDone, FitEvents, FitListener
-from sparkstrom.spark.driver.fit_progress import FitProgress
-from sparkstrom.spark.driver.fitting import FitCancelled, Fitting
-from sparkstrom.spark.driver.spark_job import SparkJob
+from sparkstrom.spark.jobs import SparkJob
 from tests.unit.spark.test_summary import outcome
 
 SPEC = FitSpec(workers=2, epochs=5, n_params=3, version="1", first_epoch=10)
@@ -57,7 +56,7 @@ class Heard(FitListener):
         if self._progress:
             self.told.append(progress)
 
-    def on_fit_end(self, end: FitDone) -> None:
+    def on_fit_end(self, end: FinishedFit) -> None:
         self.told.append(end)
 
     def news(self) -> list[Any]:
@@ -78,13 +77,13 @@ def events(heard: Heard) -> FitEvents:
 def log_of(partition: int, *losses: float) -> EpochLog:
     log = EpochLog(partition, 7)
     for epoch, loss in enumerate(losses):
-        log.add(Finished(epoch, 1.0, 2, 2 * loss, 2.0))
+        log.add(PartitionEpoch(epoch, 1.0, 2, 2 * loss, 2.0))
     return log
 
 
 def told(*logs: EpochLog) -> dict[int, WorkerCounters]:
     return {
-        node: WorkerCounters(TrainingCounters(node, 7, epochs=log.figures()))
+        node: WorkerCounters(TrainingCounters(node, 7, epochs=log.recent_figures()))
         for node, log in enumerate(logs)
     }
 
@@ -98,18 +97,18 @@ def test_one_look_tells_in_one_order(heard: Heard) -> None:
     heard = Heard(progress=True)
     stats = told(log_of(0, 5.0), log_of(1, 3.0))
     running = replace(START, phase=Phase.RUNNING, training=BOTH, stats=stats)
-    FitEvents(SPEC, [heard]).look(running)
+    FitEvents(SPEC, [heard]).dispatch(running)
     assert heard.told == [Phase.RUNNING, BOTH, [0, 1], (11, 4.0), running]
 
 
 def test_what_stays_is_not_told_again(events: FitEvents, heard: Heard) -> None:
-    events.look(START)
+    events.dispatch(START)
     assert heard.news() == [Phase.GATHERING, frozenset(), []]
-    events.look(replace(START, minibatches=5, commits=4))
+    events.dispatch(replace(START, minibatches=5, commits=4))
     assert heard.news() == []
-    events.look(replace(START, training=BOTH))
+    events.dispatch(replace(START, training=BOTH))
     assert heard.news() == [BOTH]
-    events.look(replace(START, training=BOTH, stats=told(log_of(0))))
+    events.dispatch(replace(START, training=BOTH, stats=told(log_of(0))))
     assert heard.news() == [[0]]
 
 
@@ -117,24 +116,24 @@ def test_an_epoch_is_told_once_when_the_slowest_has_finished_it(
     events: FitEvents, heard: Heard
 ) -> None:
     ahead = replace(START, training=BOTH, stats=told(log_of(0, 1.0, 2.0, 3.0), log_of(1)))
-    events.look(ahead)
+    events.dispatch(ahead)
     assert heard.news()[-1] == [0, 1]
-    events.look(replace(ahead, stats=told(log_of(0, 1.0, 2.0, 3.0), log_of(1, 3.0, 4.0))))
+    events.dispatch(replace(ahead, stats=told(log_of(0, 1.0, 2.0, 3.0), log_of(1, 3.0, 4.0))))
     assert heard.news() == [[0, 1], (11, 2.0), (12, 3.0)]
-    events.look(replace(ahead, stats=told(log_of(0, 1.0, 2.0, 3.0), log_of(1, 3.0, 4.0, 5.0))))
+    events.dispatch(replace(ahead, stats=told(log_of(0, 1.0, 2.0, 3.0), log_of(1, 3.0, 4.0, 5.0))))
     assert heard.news() == [[0, 1], (13, 4.0)]
 
 
 def test_an_epoch_waits_for_a_partition_that_only_measures(events: FitEvents, heard: Heard) -> None:
     some, measures = frozenset({0}), frozenset({1})
-    trained = replace(START, training=some, measuring=measures, stats=told(log_of(0, 1.0)))
-    events.look(trained)
+    trained = replace(START, training=some, evaluating=measures, stats=told(log_of(0, 1.0)))
+    events.dispatch(trained)
     assert heard.news()[-1] == [0]
-    events.look(replace(trained, stats=told(log_of(0, 1.0), log_of(1, 3.0))))
+    events.dispatch(replace(trained, stats=told(log_of(0, 1.0), log_of(1, 3.0))))
     assert heard.news() == [[0, 1], (11, 2.0)]
-    events.look(replace(trained, stats=told(log_of(0, 1.0, 4.0), log_of(1, 3.0))))
+    events.dispatch(replace(trained, stats=told(log_of(0, 1.0, 4.0), log_of(1, 3.0))))
     assert heard.news() == [[0, 1]]
-    events.look(replace(trained, measuring=frozenset(), stats=told(log_of(0, 1.0, 4.0))))
+    events.dispatch(replace(trained, evaluating=frozenset(), stats=told(log_of(0, 1.0, 4.0))))
     assert heard.news() == [[0], (12, 4.0)]  # it has gone
 
 
@@ -142,16 +141,16 @@ def test_an_epoch_ends_also_when_the_one_that_it_waited_for_has_gone(
     events: FitEvents, heard: Heard
 ) -> None:
     both = replace(START, training=BOTH, stats=told(log_of(0, 1.0), log_of(1)))
-    events.look(both)
+    events.dispatch(both)
     heard.news()
-    events.look(replace(both, training=frozenset({0})))
+    events.dispatch(replace(both, training=frozenset({0})))
     assert heard.news() == [frozenset({0}), (11, 1.0)]
 
 
 def test_when_all_have_left_the_last_epochs_are_told(events: FitEvents, heard: Heard) -> None:
-    events.look(replace(START, training=BOTH, stats=told(log_of(0), log_of(1))))
+    events.dispatch(replace(START, training=BOTH, stats=told(log_of(0), log_of(1))))
     heard.news()
-    events.look(replace(START, phase=Phase.DONE, stats=told(log_of(0, 1.0), log_of(1, 3.0))))
+    events.dispatch(replace(START, phase=Phase.DONE, stats=told(log_of(0, 1.0), log_of(1, 3.0))))
     assert heard.news() == [Phase.DONE, frozenset(), [0, 1], (11, 2.0)]
 
 
@@ -174,10 +173,10 @@ def test_the_end_has_a_history_without_gaps(events: FitEvents, heard: Heard) -> 
 def test_epochs_that_were_too_many_to_be_told_live_are_told_whole_at_the_end() -> None:
     """Who must hear live hears of the newest ones meanwhile; nobody hears of a part of the rows."""
     heard, live = Heard(), Heard()
-    live.needs_live = "early_stopping"
+    live.live_option = "early_stopping"
     events = FitEvents(SPEC, [heard, live])
-    logs = [log_of(p, *map(float, range(WINDOW + 3))) for p in (0, 1)]
-    events.look(replace(START, training=BOTH, stats=told(*logs)))
+    logs = [log_of(p, *map(float, range(RECENT_EPOCHS_MAX + 3))) for p in (0, 1)]
+    events.dispatch(replace(START, training=BOTH, stats=told(*logs)))
     assert not [one for one in heard.news() if isinstance(one, tuple)]
     assert next(one[0] for one in live.news() if isinstance(one, tuple)) == 11 + 3
     events.end(outcome(), [json.dumps({"epochs": log.report()}) for log in logs])
@@ -189,31 +188,31 @@ def test_all_hear_an_event_before_any_hears_the_next() -> None:
     told = list[Any]()
     one, other = Heard(), Heard()
     one.told = other.told = told
-    FitEvents(SPEC, [one, other]).look(START)
+    FitEvents(SPEC, [one, other]).dispatch(START)
     assert told == [Phase.GATHERING] * 2 + [frozenset()] * 2 + [[]] * 2
 
 
-class Drawn(ProgressLine):
+class Drawn(ProgressDisplay):
     def __init__(self) -> None:
-        self.lines: list[tuple[Line, bool]] = []
+        self.lines: list[tuple[ProgressFigures, bool]] = []
 
-    def show(self, line: Line, *, force: bool = False) -> None:
+    def show(self, line: ProgressFigures, *, force: bool = False) -> None:
         self.lines.append((line, force))
 
 
 def test_the_line_follows_a_fit_and_stands_still_at_its_end() -> None:
     drawn = Drawn()
-    events = FitEvents(SPEC, [FitProgress(drawn)])
+    events = FitEvents(SPEC, [ProgressListener(drawn)])
     events.begin()
     counters = TrainingCounters(0, examples=8, loss_sum=4.0)
     stats = {1: WorkerCounters(counters), 2: WorkerCounters(counters), 3: WorkerCounters()}
     half = replace(START, minibatches=5, minibatches_expected=10, stats=stats)
-    events.look(half)
+    events.dispatch(half)
     ((line, force),) = drawn.lines
     assert (line.epoch, line.epochs, line.loss, line.examples, force) == (2.5, 5, 0.5, 16, False)
     finished = replace(counters, last_examples=4, last_loss_sum=1.0)
     done = replace(half, phase=Phase.DONE, stats={1: WorkerCounters(finished)})
-    events.look(done)
+    events.dispatch(done)
     assert len(drawn.lines) == 1
     events.end(outcome(), [])
     (line, force) = drawn.lines[-1]
@@ -228,10 +227,10 @@ def test_what_the_terminal_has_from_workers_is_not_shown_again(
     told: list[str] = []
     drawn = Drawn()
     drawn.say = told.append  # type: ignore[method-assign, assignment]
-    events = FitEvents(SPEC, [FitProgress(drawn, worker_lines=worker_lines)])
+    events = FitEvents(SPEC, [ProgressListener(drawn, worker_lines=worker_lines)])
     events.begin()
-    heard = (WorkerLine(0, "vm", "training", "printed"),)
-    events.look(replace(START, heard=heard, unheard=3))
+    heard = (WorkerLogLine(0, "vm", "training", "printed"),)
+    events.dispatch(replace(START, heard=heard, worker_lines_skipped=3))
     events.end(outcome(), [])
     assert len(told) == shown
     assert told[:1] == ["partition 0 on vm (training) says: printed"][:shown]
@@ -251,6 +250,9 @@ class Master:
     def start(self) -> None:
         self.calls.append("start")
         self.finished.set()
+
+    def acknowledge(self, progress: Progress) -> None:
+        assert progress is self.progress
 
     def give_up(self, reason: str) -> None:
         self.calls.append(f"give up: {reason}")
@@ -283,7 +285,7 @@ class Job:
 
 def fit_with(master: Master, *listeners: FitListener) -> None:
     events = FitEvents(SPEC, listeners)
-    Fitting(cast(MasterThread, master), cast(SparkJob, Job()), events).run()
+    FitSupervisor(cast(MasterThread, master), cast(SparkJob, Job()), events).run()
 
 
 def test_a_fit_ends_after_all_of_it_has_stopped(heard: Heard) -> None:
@@ -294,14 +296,14 @@ def test_a_fit_ends_after_all_of_it_has_stopped(heard: Heard) -> None:
 
 
 def test_a_fit_that_fails_has_no_end(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "FAREWELL_S", 0.0)
+    monkeypatch.setattr(fitting, "ABORT_NOTICE_S", 0.0)
     with pytest.raises(TrainingError, match="NaN"):
         fit_with(Master(TrainingError("NaN")), heard)
     assert heard.told == [SPEC]
 
 
 def test_what_a_listener_raises_ends_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "FAREWELL_S", 0.0)
+    monkeypatch.setattr(fitting, "ABORT_NOTICE_S", 0.0)
 
     class Refusing(FitListener):
         def on_phase(self, phase: Phase) -> None:
@@ -325,9 +327,9 @@ def test_what_a_listener_raises_ends_the_fit(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_job_that_somebody_cancelled_keeps_what_was_learnt(
     monkeypatch: pytest.MonkeyPatch, words: str, error: type[TrainingError]
 ) -> None:
-    monkeypatch.setattr(fitting, "FAREWELL_S", 0.0)
+    monkeypatch.setattr(fitting, "ABORT_NOTICE_S", 0.0)
     monkeypatch.setattr(fitting, "FAILURE_GRACE_S", 0.0)
-    monkeypatch.setattr(fitting, "LOOK_S", 0.0)
+    monkeypatch.setattr(fitting, "POLL_S", 0.0)
     monkeypatch.setattr(Job, "running", False)
     monkeypatch.setattr(Job, "error", RuntimeError(words))
     monkeypatch.setattr(Master, "start", lambda self: None)

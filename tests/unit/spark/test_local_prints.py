@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.spark.driver import classic_application
-from sparkstrom.spark.driver.classic_application import ClassicApplication
+from sparkstrom.spark import classic_application
+from sparkstrom.spark.classic_application import ClassicApplication
 
 
 def application(master: str, launched: object = object()) -> ClassicApplication:
@@ -39,6 +39,6 @@ def test_local_mode_shows_what_workers_print(master: str, has: bool) -> None:
 def test_a_cell_shows_it_where_the_kernel_reads_what_the_jvm_writes(
     monkeypatch: pytest.MonkeyPatch, launched: Any, watches: Any, has: bool
 ) -> None:
-    monkeypatch.setattr(classic_application, "is_notebook", lambda: True)
+    monkeypatch.setattr(classic_application, "is_in_notebook", lambda: True)
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(watch_fd_thread=watches))
     assert application("local[2]", launched).has_workers_output is has

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import TrainingError
-from sparkstrom.spark.driver import memory_watch
-from sparkstrom.spark.driver.fitting import ANOTHER_ATTEMPT, Fitting
-from sparkstrom.spark.driver.memory_watch import MemoryWatch
+from sparkstrom.fit.supervisor import STAGE_ATTEMPTS_HINT, FitSupervisor
+from sparkstrom.spark import jobs as memory_watch
+from sparkstrom.spark.jobs import MemoryMonitor
 
 ANYTHING: Any = None
 TOO_OFTEN = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collect.
@@ -29,7 +29,7 @@ class FakeJob:
         self.asked = 0
         self.error: Exception | None = None
 
-    def newest(self) -> list[tuple[int, int, int]]:
+    def stage_attempts(self) -> list[tuple[int, int, int]]:
         return list(self.stages)
 
     def killed_for_memory(self) -> list[str]:
@@ -39,9 +39,9 @@ class FakeJob:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(memory_watch, "LOOK_S", -1.0)  # every look is due
+    monkeypatch.setattr(memory_watch, "MEMORY_POLL_S", -1.0)  # every look is due
     job, warnings = FakeJob(), []
-    watch = MemoryWatch(job, warnings.append)  # type: ignore[arg-type]
+    watch = MemoryMonitor(job, warnings.append)  # type: ignore[arg-type]
     return SimpleNamespace(job=job, watch=watch, warnings=warnings)
 
 
@@ -72,7 +72,7 @@ def test_each_text_is_told_once_and_that_of_the_last_moment_too(watched: Any) ->
     ("killed", "remedy"),
     [
         (["give it 1 GB", "give it 2 GB"], "Give it 2 GB"),
-        ([], ANOTHER_ATTEMPT),
+        ([], STAGE_ATTEMPTS_HINT),
     ],
 )
 def test_a_job_that_fails_for_it_names_the_same(killed: list[str], remedy: str) -> None:
@@ -80,7 +80,7 @@ def test_a_job_that_fails_for_it_names_the_same(killed: list[str], remedy: str) 
     job.killed, job.error = killed, Exception(TOO_OFTEN)
     master = SimpleNamespace(finished=SimpleNamespace(wait=lambda seconds: False))
     with pytest.raises(TrainingError) as raised:
-        Fitting(master, job, ANYTHING)._job_ended_early()  # type: ignore[arg-type]
+        FitSupervisor(master, job, ANYTHING)._handle_early_end()  # type: ignore[arg-type]
     assert str(raised.value) == (
         "the Spark job failed: Job aborted due to stage failure: ResultStage 5 (collect at "
         f"job.py:3) has failed the maximum allowable number of times: 4. {remedy}"

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.spark.driver.network import SparkNetwork
+from sparkstrom.spark.network import SparkNetwork
 from sparkstrom.streams import each_batch
 
 
 class Application:
     """Takes streams."""
 
-    def need_rdds(self, what: str, instead: str) -> None: ...
+    def require_rdds(self, what: str, instead: str) -> None: ...
 
 
 NETWORK = object.__new__(SparkNetwork)

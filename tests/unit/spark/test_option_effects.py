@@ -17,47 +17,47 @@ from sparkstrom.codec.messages import (
     Address,
     Chunk,
 )
-from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.data.packed_rows import format_from_batch
+from sparkstrom.data.row_blocks import Block, read_row_blocks
+from sparkstrom.encoding.residual import ResidualClipping
 from sparkstrom.encoding.thresholds import FixedThreshold
+from sparkstrom.fit.request import TaskSlots
 from sparkstrom.models.base import Batch
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Directive, Order
-from sparkstrom.runtime.optimizer_lending import OptimizerLender
-from sparkstrom.runtime.records import form_of
-from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.theta import Theta
-from sparkstrom.runtime.trainer import Trainer
-from sparkstrom.runtime.trainer_channel import TrainerChannel
-from sparkstrom.runtime.trainer_inbox import Item, TrainerInbox
-from sparkstrom.spark.data.row_blocks import Block, blocks_of_rows
-from sparkstrom.spark.driver.cluster import Slots, workers_for
-from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
-from sparkstrom.spark.executor import tasks
-from sparkstrom.spark.executor.job import TrainingJob
-from sparkstrom.spark.executor.tasks import (
-    TaskPlace,
-    batches_of,
-    limits_of,
+from sparkstrom.protocol.common.events import Command, Directive
+from sparkstrom.runtime.optimizer_states import OptimizerStateServer
+from sparkstrom.runtime.theta import Replica, Theta
+from sparkstrom.runtime.trainer import Trainer, TrainerChannel
+from sparkstrom.runtime.training_loop import TrainerInbox, TrainerItem
+from sparkstrom.spark.cluster import count_workers
+from sparkstrom.spark.strategies import strategy_for
+from sparkstrom.transport.base import MemoryNetwork
+from sparkstrom.worker import training_task as tasks
+from sparkstrom.worker.training_job import TrainingJob
+from sparkstrom.worker.training_task import (
+    TaskEnvironment,
+    load_batches,
+    make_node_limits,
     make_replica,
-    schedule_of,
+    make_trainer_options,
 )
-from sparkstrom.transport.memory import MemoryNetwork
 
 K, WORKERS = 20, 4
 CHANCE = np.random.default_rng(0)
 FEATURES = CHANCE.normal(size=(20, 6)).astype(np.float32)
 LABELS = CHANCE.integers(0, 3, 20)
 BATCH = Batch(FEATURES, LABELS)
-PLACE = TaskPlace(1, 5, "host", "jvm", Path("/nowhere"))
+PLACE = TaskEnvironment(1, 5, "host", "jvm", Path("/nowhere"))
 
 
 def all_rows() -> Iterator[Block]:
-    return blocks_of_rows(1, zip(FEATURES, LABELS, strict=True))
+    return read_row_blocks(1, zip(FEATURES, LABELS, strict=True))
 
 
 ROWS = np.arange(400_000)
-FORM = form_of(BATCH)
+FORM = format_from_batch(BATCH)
 MakeJob = Callable[..., TrainingJob]
 
 
@@ -116,8 +116,8 @@ def test_aggregation(replica_of: Callable[..., Replica], aggregation: str, weigh
 @pytest.mark.flips("SharedTrainingMaster.batch_size_per_worker")
 @pytest.mark.parametrize(("rows", "batches"), [(1, 20), (8, 3), (32, 1)])
 def test_batch_size_per_worker(job_of: MakeJob, rows: int, batches: int) -> None:
-    made = batches_of(job_of(batch_size_per_worker=rows), PLACE, all_rows())
-    assert made.per_epoch == batches
+    made = load_batches(job_of(batch_size_per_worker=rows), PLACE, all_rows())
+    assert made.batches_per_epoch == batches
     assert len(made.get(0, 0)[0]) == min(rows, 20)
 
 
@@ -130,7 +130,7 @@ def test_batch_memory_bytes(
     wide = np.zeros((20, 6), np.float32).repeat(20_000, axis=0)
     wide[:, 0] = np.arange(len(wide))
     rows = iter([Block(FORM, FORM.pack([wide, np.zeros(len(wide), np.int64)]), ROWS, "here")])
-    made = batches_of(
+    made = load_batches(
         job_of(batch_memory_bytes=limit_bytes), replace(PLACE, scratch=tmp_path), rows
     )
     assert made.rows == len(wide)
@@ -142,7 +142,7 @@ def test_batch_memory_bytes(
 @pytest.mark.flips("SharedTrainingMaster.rng_seed")
 def test_rng_seed(job_of: MakeJob) -> None:
     first = [
-        batches_of(job_of(rng_seed=seed), PLACE, all_rows()).get(0, 0).features.tolist()
+        load_batches(job_of(rng_seed=seed), PLACE, all_rows()).get(0, 0).features.tolist()
         for seed in (0, 0, 1)
     ]
     assert first[0] == first[1] != first[2]
@@ -152,12 +152,12 @@ class Playing(TrainerChannel):
     """Says TRAIN so often, then AUDIT, then END; keeps what the trainer says."""
 
     def __init__(self, steps: int) -> None:
-        super().__init__(TrainerInbox(0, Theta(21, K).begin_sum))
-        commands = [Directive(Order.TRAIN)] * steps
-        self.script = iter([*commands, Directive(Order.AUDIT), Directive(Order.END, "done")])
+        super().__init__(TrainerInbox(0, Theta(21, K).new_sum), wake=lambda: None)
+        commands = [Directive(Command.TRAIN)] * steps
+        self.script = iter([*commands, Directive(Command.AUDIT), Directive(Command.END, "done")])
         self.said: list[ev.Event] = []
 
-    def take(self) -> tuple[list[Item], Directive]:
+    def take(self) -> tuple[list[TrainerItem], Directive]:
         return [], next(self.script)
 
     def wait(self, seconds: float, known: Directive) -> None:
@@ -177,11 +177,11 @@ def train(job_of: MakeJob) -> Callable[..., Playing]:
         Trainer(
             channel,
             make_replica(job, Theta(job.spec.n_params, job.k)),
-            batches_of(job, PLACE, all_rows()),
-            schedule_of(job),
-            keep=lambda replica: None,
-            grant=lambda replica, paths: None,
-            lender=OptimizerLender(SystemClock()),
+            load_batches(job, PLACE, all_rows()),
+            make_trainer_options(job),
+            save_residual=lambda replica: None,
+            add_residuals=lambda replica, paths: None,
+            optimizer_server=OptimizerStateServer(SystemClock()),
         ).run()
         return channel
 
@@ -194,7 +194,7 @@ def test_publish_every(
     train: Callable[..., Playing], publish_every: int, published: list[int]
 ) -> None:
     said = train(publish_every=publish_every).said
-    assert [event.steps for event in said if isinstance(event, ev.Published)] == published
+    assert [event.steps for event in said if isinstance(event, ev.UpdatePublished)] == published
 
 
 @pytest.mark.flips("SharedTrainingMaster.publish_every")
@@ -203,8 +203,8 @@ def test_by_default_a_publication_waits_for_the_one_before(
     job_of: MakeJob, options: dict[str, int], most: int | None
 ) -> None:
     job = job_of(**options)
-    assert limits_of(job).publications_max == most
-    assert schedule_of(job).publish_every == options.get("publish_every")
+    assert make_node_limits(job).publications_max == most
+    assert make_trainer_options(job).publish_every == options.get("publish_every")
 
 
 @pytest.mark.flips("SharedTrainingMaster.horizon")
@@ -212,13 +212,20 @@ def test_by_default_a_publication_waits_for_the_one_before(
 def test_horizon(job_of: MakeJob, horizon: str, before: int | None) -> None:
     job = job_of(horizon=horizon)
     job = replace(job, spec=replace(job.spec, minibatches_before=70))
-    assert schedule_of(job).minibatches_before == before
+    assert make_trainer_options(job).minibatches_before == before
 
 
 def test_publish_auto_goes_by_the_command(train: Callable[..., Playing]) -> None:
     """Here the last one is always committed."""
     said = train().said
-    assert [event.steps for event in said if isinstance(event, ev.Published)] == [1, 2, 3, 4, 5, 6]
+    assert [event.steps for event in said if isinstance(event, ev.UpdatePublished)] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
 
 
 @pytest.mark.flips("SharedTrainingMaster.debug_longer_iterations")
@@ -241,9 +248,9 @@ def test_encoding_debug_mode(train: Callable[..., Playing]) -> None:
 
 @pytest.mark.flips("SharedTrainingMaster.workers_per_node")
 def test_workers_per_node() -> None:
-    slots = Slots(executors=3, per_executor=4)
-    assert workers_for(slots, SharedTrainingMaster()) == 12
-    assert workers_for(slots, SharedTrainingMaster(workers_per_node=2)) == 6
+    slots = TaskSlots(executors=3, per_executor=4)
+    assert count_workers(slots, strategy_for(SharedTrainingMaster())) == 12
+    assert count_workers(slots, strategy_for(SharedTrainingMaster(workers_per_node=2))) == 6
 
 
 @pytest.mark.flips("VoidConfiguration.max_chunk_size")
@@ -253,11 +260,11 @@ def test_max_chunk_size(
 ) -> None:
     """What a worker of this job would send for a message of 10,000 bytes."""
     memory = MemoryNetwork()
-    monkeypatch.setattr(tasks, "opener", lambda *_, **__: lambda before: memory.open())
+    monkeypatch.setattr(tasks, "transport_opener", lambda *_, **__: lambda before: memory.open())
     monkeypatch.setattr(tasks.NodeThread, "start", lambda self: None)
     job = job_of(void=VoidConfiguration(max_chunk_size=max_chunk_size))
-    session = tasks.Session(job, PLACE, batches_of(job, PLACE, all_rows()))
-    mail = session.thread._mail
+    session = tasks.TrainingSession(job, PLACE, load_batches(job, PLACE, all_rows()))
+    mail = session.thread._message_endpoint
     mail.open_edge(MASTER, 1, Address("127.0.0.1", 1, 21, 22), Address("127.0.0.1", 2, 11, 12))
     mail.send(MASTER, Chunk(index=0, commit=0, payload=bytes(10_000 - 16)))
     assert mail.waiting == frames

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.residual import ResidualClipping
 from sparkstrom.encoding.thresholds import (
     AdaptiveThreshold,
     FixedThreshold,
     TargetSparsityThreshold,
     ThresholdAlgorithm,
 )
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 
 
 def taus(algorithm: ThresholdAlgorithm) -> list[float]:

@@ -15,7 +15,7 @@ from sparkstrom import (
     WarmUp,
 )
 from sparkstrom.base.errors import UsageError
-from sparkstrom.spark.driver.option_json import changed, from_json, to_json
+from sparkstrom.options.resolution import from_json, replace_options, to_json
 
 MASTER = SharedTrainingMaster(
     VoidConfiguration(network_mask="10.0.0.0/8", port_range=(40000, 40009)),
@@ -41,7 +41,7 @@ def test_what_was_not_given_is_not_written() -> None:
 
 
 def test_a_change_leaves_the_others_open() -> None:
-    found = changed(MASTER, rng_seed=7)
+    found = replace_options(MASTER, rng_seed=7)
     assert (found.rng_seed, found.workers_per_node) == (7, 2)
     assert found.given == MASTER.given | {"rng_seed"}
 

@@ -16,7 +16,7 @@ from sparkstrom.codec.messages import (
     Activity,
     Address,
     Attach,
-    Attached,
+    AttachReply,
     Chunk,
     Heartbeat,
     Join,
@@ -27,21 +27,20 @@ from sparkstrom.codec.messages import (
     Update,
     Welcome,
 )
+from sparkstrom.data.row_blocks import read_row_blocks
+from sparkstrom.fit import master_setup
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Order
+from sparkstrom.protocol.common.events import Command
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.worker.node import Node
-from sparkstrom.spark.data.row_blocks import blocks_of_rows
-from sparkstrom.spark.driver import master_setup
-from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
-from sparkstrom.spark.executor.job import TrainingJob
-from sparkstrom.spark.executor.own_rows import batches_of
-from sparkstrom.spark.executor.task_place import TaskPlace
-from sparkstrom.spark.executor.tasks import identity_of, limits_of
+from sparkstrom.worker.task_environment import TaskEnvironment, load_batches
+from sparkstrom.worker.training_job import TrainingJob
+from sparkstrom.worker.training_task import make_identity, make_node_limits
 
-PLACE = TaskPlace(1, 5, "host", "jvm", Path("/nowhere"))
+PLACE = TaskEnvironment(1, 5, "host", "jvm", Path("/nowhere"))
 RunningNode = Callable[..., Node]
 
 # -- a node's machine ------------------------------------------------------------------------------
@@ -65,8 +64,8 @@ def state_at(beat: int, nodes: int = 1) -> State:
 def run(job: TrainingJob) -> Node:
     """A node at time 0 with a replica, in a fit that runs, whose slowest has taken no step."""
     rows = [(np.zeros(6, np.float32), 0)] * 20
-    batches = batches_of(job, PLACE, blocks_of_rows(1, rows))
-    node = Node(identity_of(job, PLACE, batches), limits_of(job), 0.0)
+    batches = load_batches(job, PLACE, read_row_blocks(1, rows))
+    node = Node(make_identity(job, PLACE, batches), make_node_limits(job), 0.0)
     welcome = Welcome(
         token=node.membership.identity.token,
         count=1,
@@ -82,29 +81,29 @@ def run(job: TrainingJob) -> Node:
         steps=0,
         grants=[],
     )
-    attached = Attached(base=0, snapshot=True, last=[])
-    node.step(ev.Opened(HERE), 0.0)
+    attached = AttachReply(base=0, snapshot=True, last=[])
+    node.step(ev.StreamsOpened(HERE), 0.0)
     for message in (welcome, attached, state_at(0), Chunk(index=0, commit=0, payload=b"")):
         node.step(ev.Received(MASTER, message), 0.0)
-    node.step(ev.Paused(node.command.number), 0.0)
+    node.step(ev.TrainerPaused(node.directive.number), 0.0)
     node.step(ev.Tick(), 0.0)
-    node.step(ev.Installed(), 0.0)
-    node.step(ev.Busy(Activity.WAITING), 0.0)
-    assert node.command.order is Order.TRAIN
+    node.step(ev.ReplicaInstalled(), 0.0)
+    node.step(ev.ActivityChanged(Activity.WAITING), 0.0)
+    assert node.directive.order is Command.TRAIN
     return node
 
 
-def published(payload_bytes: int, steps: int = 1) -> ev.Published:
-    return ev.Published(Payload(1, 2, 1, bytes(payload_bytes)), 0, 0, 0, steps)
+def published(payload_bytes: int, steps: int = 1) -> ev.UpdatePublished:
+    return ev.UpdatePublished(Payload(1, 2, 1, bytes(payload_bytes)), 0, 0, 0, steps)
 
 
 @pytest.mark.flips("VoidConfiguration.window_bytes")
-@pytest.mark.parametrize(("window_bytes", "order"), [(1000, Order.WAIT), (5000, Order.TRAIN)])
-def test_window_bytes(running_node: RunningNode, window_bytes: int, order: Order) -> None:
+@pytest.mark.parametrize(("window_bytes", "order"), [(1000, Command.WAIT), (5000, Command.TRAIN)])
+def test_window_bytes(running_node: RunningNode, window_bytes: int, order: Command) -> None:
     options = {"publish_every": 1, "max_lead": None, "max_staleness": None}
     node = running_node(void=VoidConfiguration(window_bytes=window_bytes), **options)
     node.step(published(2000), 0.0)
-    assert node.command.order is order
+    assert node.directive.order is order
 
 
 @pytest.mark.flips("SharedTrainingMaster.max_lead")
@@ -124,7 +123,7 @@ def test_max_lead(
 ) -> None:
     node = running_node(max_staleness=None, **options)
     node.step(ev.Received(MASTER, msgspec.structs.replace(state_at(1), training=workers)), 0.0)
-    assert node.command.steps_max == steps
+    assert node.directive.steps_max == steps
 
 
 @pytest.mark.flips("SharedTrainingMaster.max_staleness")
@@ -149,7 +148,7 @@ def test_max_staleness(
     """With the step that comes, which is to be sent."""
     node = running_node(max_lead=None, **options)
     node.step(ev.Received(MASTER, msgspec.structs.replace(state_at(1), training=workers)), 0.0)
-    assert node.command.steps_max == steps
+    assert node.directive.steps_max == steps
 
 
 def seconds_until(node: Node, wanted: Any, *, heard: bool) -> int:
@@ -157,7 +156,7 @@ def seconds_until(node: Node, wanted: Any, *, heard: bool) -> int:
     for second in range(1, 1000):
         if heard:
             node.step(ev.Received(MASTER, state_at(second)), second)
-        if wanted(node.step(ev.Tick(), second), node.command):
+        if wanted(node.step(ev.Tick(), second), node.directive):
             return second
     raise AssertionError("it never happened")
 
@@ -166,17 +165,17 @@ def seconds_until(node: Node, wanted: Any, *, heard: bool) -> int:
 @pytest.mark.parametrize("step_timeout", [50.0, 600.0])
 def test_step_timeout(running_node: RunningNode, step_timeout: float) -> None:
     node = running_node(step_timeout=step_timeout)
-    node.step(ev.Busy(Activity.STEPPING), 0.0)
-    failed = seconds_until(node, lambda _, command: command.order is Order.FAIL, heard=True)
+    node.step(ev.ActivityChanged(Activity.STEPPING), 0.0)
+    failed = seconds_until(node, lambda _, command: command.order is Command.FAIL, heard=True)
     assert failed == step_timeout + 1
-    assert "raise step_timeout" in node.command.reason
+    assert "raise step_timeout" in node.directive.reason
 
 
 @pytest.mark.flips("VoidConfiguration.lease_s")
 @pytest.mark.parametrize("lease_s", [8.0, 20.0])
 def test_lease_s_on_the_workers_side(running_node: RunningNode, lease_s: float) -> None:
     node = running_node(void=VoidConfiguration(lease_s=lease_s))
-    reopens = seconds_until(node, lambda effects, _: ev.Reopen() in effects, heard=False)
+    reopens = seconds_until(node, lambda effects, _: ev.ReopenStreams() in effects, heard=False)
     assert reopens == lease_s / 2 + 1
 
 
@@ -189,7 +188,7 @@ def master_of(**options: Any) -> Master:
         FitSpec(2, epochs=1, n_params=100, version="1"),
         chunks=1,
         endpoint=Endpoint("127.0.0.1", 1),
-        limits=master_setup.limits_of(SharedTrainingMaster(**options), 2, 100),
+        limits=master_setup.make_master_limits(SharedTrainingMaster(**options), 2, 100),
         now_s=0.0,
     )
     join = Join(
@@ -221,7 +220,7 @@ def report(master: Master, now_s: float) -> list[ev.Effect]:
         node=node, edge=1, count=1, after_seq=0, epoch=0, batch=0, steps=0,
         activity=Activity.WAITING,
     )  # fmt: skip
-    told = Heartbeat(received=0, bytes_received=0, catching=False, stamp=1, news=[waits])
+    told = Heartbeat(received=0, bytes_received=0, catching=False, stamp=1, statuses=[waits])
     return master.step(ev.Received(node, told), now_s)
 
 
@@ -292,7 +291,7 @@ def joined(workers: int, **options: Any) -> Master:
         FitSpec(workers, epochs=1, n_params=100, version="1"),
         chunks=1,
         endpoint=Endpoint("127.0.0.1", 1),
-        limits=master_setup.limits_of(SharedTrainingMaster(void=void), workers, 100),
+        limits=master_setup.make_master_limits(SharedTrainingMaster(void=void), workers, 100),
         now_s=0.0,
     )
     for partition in range(workers):
@@ -355,4 +354,4 @@ def test_a_silent_master_is_waited_for_longer_in_a_mesh(
     job_of: Callable[..., TrainingJob], mode: str, leases: int
 ) -> None:
     void = VoidConfiguration(mesh_build_mode=mode, lease_s=8.0)
-    assert limits_of(job_of(void=void)).master_silent_s == leases * 8.0
+    assert make_node_limits(job_of(void=void)).master_silent_s == leases * 8.0

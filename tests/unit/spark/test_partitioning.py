@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.spark.data import row_blocks
-from sparkstrom.spark.data.columns import Chosen, check_chosen
+from sparkstrom.data import row_blocks
+from sparkstrom.data.column_selection import ColumnSpec, check_column_spec
+from sparkstrom.data.row_blocks import distribute_rows, read_row_blocks
 from sparkstrom.spark.data.partitioning import check_data
-from sparkstrom.spark.data.row_blocks import blocks_of_rows
-from sparkstrom.spark.data.shuffle_blocks import deal
 
 Parts = st.lists(st.integers(0, 40), max_size=8)  # rows of each input partition
 
@@ -23,8 +22,8 @@ def shares(parts: list[int], workers: int, seed: int) -> list[tuple[int, tuple[i
     return [
         (worker, (index, int(number)))
         for index, count in enumerate(parts)
-        for worker, dealt in deal(
-            blocks_of_rows, workers, seed, index, [([index, i], i) for i in range(count)]
+        for worker, dealt in distribute_rows(
+            read_row_blocks, workers, seed, index, [([index, i], i) for i in range(count)]
         )
         if dealt.block is not None
         for number in dealt.block.numbers
@@ -84,13 +83,13 @@ def test_what_is_no_data_is_refused() -> None:
 @pytest.mark.parametrize(
     ("chosen", "dataframe", "why"),
     [
-        (Chosen("x"), False, "features='x': there are no columns in an RDD"),
-        (Chosen(label="y"), False, "label='y': there are no columns in an RDD"),
+        (ColumnSpec("x"), False, "features='x': there are no columns in an RDD"),
+        (ColumnSpec(label="y"), False, "label='y': there are no columns in an RDD"),
     ],
 )
 def test_columns_that_cannot_be_meant_are_refused(
-    chosen: Chosen, dataframe: bool, why: str
+    chosen: ColumnSpec, dataframe: bool, why: str
 ) -> None:
-    check_chosen(Chosen(), dataframe)
+    check_column_spec(ColumnSpec(), dataframe)
     with pytest.raises(UsageError, match=why):
-        check_chosen(chosen, dataframe)
+        check_column_spec(chosen, dataframe)

@@ -16,12 +16,13 @@ from py4j.protocol import get_command_part
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork
-from sparkstrom.spark.driver.pickling import (
+from sparkstrom.spark.executor.entry_points import (
     SENDING_LOGGERS,
-    keep_tasks_out_of_logs,
-    need_picklable,
+    pickle_by_value,
+    redact_pickled_tasks,
 )
 from sparkstrom.spark.executor.inference import TrainedModel
+from sparkstrom.worker.training_job import require_picklable
 from tests.key_forms import forms_of
 
 
@@ -37,7 +38,7 @@ def local_model() -> DenseNetwork:
 
 def test_a_trained_model_of_a_local_class_travels_by_plain_pickle() -> None:
     model = local_model()
-    trained = TrainedModel.of(model, model.initial())
+    trained = TrainedModel.from_model(model, model.initial())
     program = """
 import pickle, sys
 import numpy as np
@@ -64,12 +65,12 @@ def test_what_cannot_be_pickled_is_named_by_its_path() -> None:
             return self.__dict__
 
     model = Holder([2, 3])
-    need_picklable(model)
+    require_picklable(model, pickle_by_value)
     model.tools = {"names": ["a"], "locks": [1, threading.Lock()]}
     with pytest.raises(
         UsageError, match=r"Holder\.tools\['locks'\]\[1\] cannot be pickled.*_thread\.lock"
     ):
-        need_picklable(model)
+        require_picklable(model, pickle_by_value)
 
 
 def test_what_is_sent_to_spark_is_logged_without_pickled_tasks(
@@ -85,8 +86,8 @@ def test_what_is_sent_to_spark_is_logged_without_pickled_tasks(
         for shift in range(3)
     ]
     plan = 'python_udf { eval_type: 207\n command: "a\\"' + octal(key) + '"\n python_ver: "3.11" }'
-    keep_tasks_out_of_logs()
-    keep_tasks_out_of_logs()
+    redact_pickled_tasks()
+    redact_pickled_tasks()
     for name in SENDING_LOGGERS:
         sending = logging.getLogger(name)
         with caplog.at_level(logging.DEBUG, sending.name), enabled(sending):

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from sparkstrom.spark.driver.interrupts import PY4J_INTERRUPTED, plain_interrupts
+from sparkstrom.spark.jobs import PY4J_INTERRUPTED, cancel_jobs_on_interrupt
 
 
 class Context:
@@ -25,7 +25,7 @@ def test_py4js_traceback_of_an_interrupted_call_is_left_out(
     context = Context()
 
     def interrupted() -> None:
-        with plain_interrupts(context):
+        with cancel_jobs_on_interrupt(context):
             logging.error("something else")
             logging.error(PY4J_INTERRUPTED)
             raise KeyboardInterrupt

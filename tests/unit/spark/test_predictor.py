@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkstrom.data.column_selection import ColumnSpec
+from sparkstrom.fit.evaluation import select_metrics
 from sparkstrom.models import DenseNetwork
-from sparkstrom.spark.data.columns import Chosen
-from sparkstrom.spark.driver.evaluation import wanted_for
-from sparkstrom.spark.driver.predictor import Predictor
+from sparkstrom.spark.application import Predictor
 
 FEATURES = np.eye(4, 3, dtype=np.float32)
 LABELS = np.array([0, 1, 0, 1])
@@ -30,7 +30,7 @@ class Context:
     def __init__(self) -> None:
         self.sent: list[Any] = []
 
-    def ship(self, value: Any) -> Shipped:
+    def broadcast_value(self, value: Any) -> Shipped:
         self.sent.append(value)
         return Shipped(value)
 
@@ -67,10 +67,10 @@ def test_arrays_are_predicted_here(bench: Bench) -> None:
 
 
 def test_arrays_are_measured_here(bench: Bench) -> None:
-    wanted = wanted_for(bench.model, "loss", 1)
-    before = bench.predictor.evaluate((FEATURES, LABELS), wanted, Chosen())
+    wanted = select_metrics(bench.model, "loss", 1)
+    before = bench.predictor.evaluate((FEATURES, LABELS), wanted, ColumnSpec())
     bench.parameters = bench.parameters * 2
-    assert bench.predictor.evaluate((FEATURES, LABELS), wanted, Chosen()).loss != before.loss
+    assert bench.predictor.evaluate((FEATURES, LABELS), wanted, ColumnSpec()).loss != before.loss
     assert bench.context.sent == []
 
 

@@ -8,34 +8,35 @@ from pathlib import Path
 import pytest
 
 from sparkstrom.base.errors import SetupError
-from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.driver.preflight import check_machine
-from sparkstrom.transport.aeron import driver, sizes
+from sparkstrom.options.network import VoidConfiguration
+from sparkstrom.transport.aeron import channel_settings as sizes
+from sparkstrom.transport.aeron import driver
+from sparkstrom.worker.connectivity import check_driver_machine
 
 VOID = VoidConfiguration()
 
 
 def test_a_machine_that_is_well_costs_some_milliseconds() -> None:
-    check_machine(VOID, 4, "127.0.0.1")
+    check_driver_machine(VOID, 4, "127.0.0.1")
     began_s = time.process_time()
     for _ in range(10):
-        check_machine(VOID, 4, "127.0.0.1")
+        check_driver_machine(VOID, 4, "127.0.0.1")
     assert (time.process_time() - began_s) / 10 < 0.02
 
 
 def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKSTROM_AERON_LIBRARY", "/nowhere/libaeron.so")
     with pytest.raises(SetupError, match=r"^on .*/nowhere/libaeron\.so cannot be loaded"):
-        check_machine(VOID, 4, "127.0.0.1")
+        check_driver_machine(VOID, 4, "127.0.0.1")
 
 
 def test_a_mask_that_no_interface_has_is_said() -> None:
     with pytest.raises(SetupError, match=r"203\.0\.113\.0/24 matches no address"):
-        check_machine(VoidConfiguration(network_mask="203.0.113.0/24"), 4, "127.0.0.1")
+        check_driver_machine(VoidConfiguration(network_mask="203.0.113.0/24"), 4, "127.0.0.1")
 
 
 def test_too_little_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = sizes.LogDirectory(tmp_path, 1000)
-    monkeypatch.setattr(driver, "place", lambda root: few)
+    monkeypatch.setattr(driver, "measure_log_directory", lambda root: few)
     with pytest.raises(SetupError, match=r"4 neighbours need .* has 1,000 bytes free"):
-        check_machine(VOID, 4, "127.0.0.1", tmp_path, tmp_path)
+        check_driver_machine(VOID, 4, "127.0.0.1", tmp_path, tmp_path)

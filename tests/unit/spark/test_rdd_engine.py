@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sparkstrom import ParameterAveragingTrainingMaster
-from sparkstrom.spark.averaging.rdd_engine import RddEngine, RddRecords
-from sparkstrom.spark.averaging.round_job import PieceSizes
-from sparkstrom.spark.data.partitioning import Spread
-from sparkstrom.spark.data.row_blocks import blocks_of_rows
-from sparkstrom.spark.driver.fitting import FitCancelled
+from sparkstrom.data.row_blocks import read_row_blocks
+from sparkstrom.fit.supervisor import FitCancelled
+from sparkstrom.models import DenseNetwork
+from sparkstrom.planning.memory import PieceSizes
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.spark.data.partitioning import PartitionedData
+from sparkstrom.spark.rounds.rdd import RddRecords, RddRoundsBackend
+from sparkstrom.spark.rounds.tasks import SparkRoundsJob
 
 
 class Spark:
@@ -22,15 +26,18 @@ class Spark:
         self.asked, self.destroyed = list[str](), 0
         self._left = given_up_after
         self.ctx = self
+        self.abort: Callable[[], None] = lambda: None
 
-    def gone(self) -> bool:
-        return len(self.asked) >= self._left
+    def abort_if_due(self) -> None:
+        if len(self.asked) >= self._left:
+            self.abort()
 
     def mapPartitionsWithIndex(self, run: Any) -> Any:
         return self
 
     def collect(self) -> list[Any]:
         self.asked.append("collect")
+        self.abort_if_due()
         return []
 
     def runJob(self, *given: Any) -> list[Any]:
@@ -39,38 +46,46 @@ class Spark:
 
     def broadcast(self, part: bytes) -> Any:
         self.asked.append("broadcast")
+        self.abort_if_due()
         return SimpleNamespace(destroy=self._destroy)
 
     def _destroy(self, *, blocking: bool) -> None:
         self.destroyed += 1
 
 
-def engine_of(spark: Spark) -> RddEngine:
-    job: Any = SimpleNamespace(master=ParameterAveragingTrainingMaster(), sizes=PieceSizes())
+def backend_of(spark: Spark) -> RddRoundsBackend:
+    """Rounds that are aborted once Spark was asked for so much."""
+    model = DenseNetwork([6, 3])
+    spec = FitSpec(2, 1, model.n_params, "test")
+    job = SparkRoundsJob(spec, model, ParameterAveragingTrainingMaster(), (), PieceSizes())
     rdd: Any = spark
-    return RddEngine(spark, job, Spread(rdd, blocks_of_rows, 2), spark.gone)
+    backend = RddRoundsBackend(spark, job, PartitionedData(rdd, read_row_blocks, 2))
+    spark.abort = backend.abort
+    spark.abort_if_due()
+    return backend
 
 
-def look(spark: Spark) -> None:
-    engine_of(spark).look(lambda *given: iter(()))
+def inspect(spark: Spark) -> None:
+    backend_of(spark).inspect(lambda *given: iter(()))
 
 
-def answer(spark: Spark) -> None:
+def collect(spark: Spark) -> None:
     rdd: Any = spark
-    RddRecords(rdd, spark.gone).answers(lambda *given: iter(()))
+    RddRecords(rdd, backend_of(spark).check_aborted).collect(lambda *given: iter(()))
 
 
 def fetch(spark: Spark) -> None:
     rdd: Any = spark
-    with RddRecords(rdd, spark.gone).results(lambda *given: iter(())) as fetched:
+    records = RddRecords(rdd, backend_of(spark).check_aborted)
+    with records.results(lambda *given: iter(())) as fetched:
         fetched([0])
 
 
 def send(spark: Spark) -> None:
-    engine_of(spark).sent(2, iter([b"a", b"b"]))
+    backend_of(spark).send_parts(2, iter([b"a", b"b"]))
 
 
-@pytest.mark.parametrize("ask", [look, answer, fetch, send])
+@pytest.mark.parametrize("ask", [inspect, collect, fetch, send])
 def test_nothing_is_asked_for_a_fit_that_was_given_up(ask: Any) -> None:
     spark = Spark()
     with pytest.raises(FitCancelled, match="nobody waits for its rounds"):
@@ -85,5 +100,5 @@ def test_what_is_on_its_way_then_is_let_go() -> None:
     spark = Spark(given_up_after=2)
     parts = iter([b"a", b"b", b"c"])
     with pytest.raises(FitCancelled):
-        engine_of(spark).sent(3, parts)
+        backend_of(spark).send_parts(3, parts)
     assert (spark.asked, spark.destroyed) == (["broadcast"] * 2, 2)

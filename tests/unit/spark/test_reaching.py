@@ -10,19 +10,23 @@ import pytest
 
 from sparkstrom.base.errors import DriverLost, NetworkError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.executor import interfaces, reaching
-from sparkstrom.spark.executor.interfaces import ATTEMPTS
-from sparkstrom.spark.executor.reaching import WayToController, need_answer
-from sparkstrom.spark.executor.task_place import TaskPlace
-from sparkstrom.transport.addresses import Listed
+from sparkstrom.options.network import VoidConfiguration
+from sparkstrom.transport.bind_address import InterfaceAddress
+from sparkstrom.worker import connectivity as interfaces
+from sparkstrom.worker import connectivity as reaching
+from sparkstrom.worker.connectivity import (
+    JOIN_ATTEMPTS,
+    ControllerRoute,
+    require_controller_reachable,
+)
+from sparkstrom.worker.task_environment import TaskEnvironment
 
-PLACE = TaskPlace(0, 0, "b", "7-8", Path("/scratch"))
+PLACE = TaskEnvironment(0, 0, "b", "7-8", Path("/scratch"))
 MASK = {"network_mask": "10.0.0.0/24"}
 
 
-def way(host: str = "10.0.0.1", **void: Any) -> WayToController:
-    return WayToController(255, Endpoint(host, 40123), VoidConfiguration(**MASK, **void), 8, 0)
+def way(host: str = "10.0.0.1", **void: Any) -> ControllerRoute:
+    return ControllerRoute(255, Endpoint(host, 40123), VoidConfiguration(**MASK, **void), 8, 0)
 
 
 class Asked:
@@ -49,30 +53,32 @@ class Asked:
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asked:
     made = Asked(tmp_path)
     monkeypatch.setattr(reaching, "ensure_driver", made.ensure)
-    monkeypatch.setattr(reaching, "is_answered", made.is_answered)
+    monkeypatch.setattr(reaching, "is_driver_reachable", made.is_answered)
     monkeypatch.setattr(reaching.socket, "gethostname", lambda: "b")
-    monkeypatch.setattr(interfaces, "listed_addresses", lambda: [Listed("eth1", "10.0.0.7")])
+    monkeypatch.setattr(
+        interfaces, "list_interface_addresses", lambda: [InterfaceAddress("eth1", "10.0.0.7")]
+    )
     return made
 
 
 def test_one_task_of_an_executor_asks(asked: Asked) -> None:
     asked.answers = [True]
-    need_answer(way(), PLACE)
-    need_answer(way(), PLACE)
+    require_controller_reachable(way(), PLACE)
+    require_controller_reachable(way(), PLACE)
     assert asked.answers == []
     assert asked.keys == ["00000000000000ff-7-8"] * 2
 
 
 @pytest.mark.parametrize("host", ["10.0.0.7", "127.0.0.1"])
 def test_on_one_machine_nobody_asks(asked: Asked, host: str) -> None:
-    need_answer(way(host), PLACE)
+    require_controller_reachable(way(host), PLACE)
     assert asked.keys == []
 
 
 def test_both_addresses_and_the_rule_are_told(asked: Asked) -> None:
     asked.answers = [False]
     with pytest.raises(NetworkError) as found:
-        need_answer(way(unicast_port=40123), PLACE)
+        require_controller_reachable(way(unicast_port=40123), PLACE)
     text = str(found.value)
     assert text.startswith(
         "UDP between the executor on b at 10.0.0.7:40125 and the driver at 10.0.0.1:40123 is "
@@ -86,22 +92,22 @@ def test_a_controller_on_an_executor_is_not_called_the_driver(asked: Asked) -> N
     asked.answers = [False]
     words = r"b at 10\.0\.0\.7:40125 and the controller at 10\.0\.0\.1:40123 is dropped"
     with pytest.raises(NetworkError, match=words):
-        need_answer(way(controller="executor"), PLACE)
+        require_controller_reachable(way(controller="executor"), PLACE)
 
 
 def test_ports_that_change_are_said_to(asked: Asked) -> None:
     asked.answers = [False]
     with pytest.raises(NetworkError, match=r"10\.0\.0\.7 port 40125, .*fix them by unicast_port"):
-        need_answer(way(), PLACE)
+        require_controller_reachable(way(), PLACE)
 
 
-@pytest.mark.parametrize("losses", [1, ATTEMPTS])
+@pytest.mark.parametrize("losses", [1, JOIN_ATTEMPTS])
 def test_a_media_driver_that_ends_meanwhile_is_asked_for_again(asked: Asked, losses: int) -> None:
     lost = [DriverLost("asking", 0, "it ended") for _ in range(losses)]
     asked.answers = [*lost, True]
-    if losses < ATTEMPTS:
-        need_answer(way(), PLACE)
+    if losses < JOIN_ATTEMPTS:
+        require_controller_reachable(way(), PLACE)
         assert asked.answers == []
     else:
         with pytest.raises(DriverLost):
-            need_answer(way(), PLACE)
+            require_controller_reachable(way(), PLACE)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import SetupError
-from sparkstrom.spark.driver import registering
-from sparkstrom.spark.driver.cluster import Slots
-from sparkstrom.spark.driver.registering import MISSING_S, QUIET_S, await_slots
+from sparkstrom.fit.request import TaskSlots
+from sparkstrom.spark import cluster as registering
+from sparkstrom.spark.cluster import REGISTRATION_INCOMPLETE_S, REGISTRATION_QUIET_S, await_slots
 
 NUMBERS = itertools.count()
 
@@ -59,7 +59,7 @@ CORES = {"cores_max": "8", "executor_cores": "2"}
 def test_it_waits_for_as_many_as_the_cores_are_for(clock: Clock) -> None:
     said: list[str] = []
     coming = Coming(clock, 2, 4, 7, 7.5, **CORES)
-    assert await_slots(coming, 60, said.append) == Slots(4, 2)
+    assert await_slots(coming, 60, said.append) == TaskSlots(4, 2)
     assert clock.now_s == pytest.approx(107.5, abs=0.2)
     assert said[0] == "sparkstrom waits: 0 of 4 executors have registered"
     assert said[1] == "sparkstrom waits: 2 of 4 executors have registered"
@@ -67,15 +67,15 @@ def test_it_waits_for_as_many_as_the_cores_are_for(clock: Clock) -> None:
 
 def test_where_nobody_said_how_many_they_are_all_when_nobody_comes(clock: Clock) -> None:
     said: list[str] = []
-    assert await_slots(Coming(clock, 2, 4), 60, said.append) == Slots(2, 2)
-    assert clock.now_s == pytest.approx(104 + QUIET_S, abs=0.3)
+    assert await_slots(Coming(clock, 2, 4), 60, said.append) == TaskSlots(2, 2)
+    assert clock.now_s == pytest.approx(104 + REGISTRATION_QUIET_S, abs=0.3)
     assert said[0] == "sparkstrom waits: 0 executors have registered"
 
 
 def test_a_cluster_with_less_room_trains_with_what_there_is(clock: Clock) -> None:
     said: list[str] = []
-    assert await_slots(Coming(clock, 2, 4, **CORES), 60, said.append) == Slots(2, 2)
-    assert clock.now_s == pytest.approx(104 + MISSING_S, abs=0.3)
+    assert await_slots(Coming(clock, 2, 4, **CORES), 60, said.append) == TaskSlots(2, 2)
+    assert clock.now_s == pytest.approx(104 + REGISTRATION_INCOMPLETE_S, abs=0.3)
     assert said[-1].startswith("sparkstrom notes: 2 of 4 executors have registered")
 
 
@@ -89,7 +89,7 @@ def test_the_second_fit_of_an_application_does_not_wait(clock: Clock) -> None:
     coming = Coming(clock, 2, 4, 50)
     await_slots(coming, 60, print)
     clock.now_s = 160.0
-    assert await_slots(coming, 60, print) == Slots(3, 1)
+    assert await_slots(coming, 60, print) == TaskSlots(3, 1)
     assert clock.now_s == 160.0
 
 
@@ -108,10 +108,10 @@ def test_what_is_said_is_not_waited_for(clock: Clock, master: str, conf: dict[st
 def test_where_executors_come_with_the_work_nobody_waits(clock: Clock) -> None:
     """Spark asks for them once the fit has tasks."""
     slots = await_slots(Coming(clock, dynamicAllocation_enabled="true"), 60, print)
-    assert (slots.executors, slots.is_guess) == (2, True)
+    assert (slots.executors, slots.is_estimate) == (2, True)
     assert clock.now_s == 100.0
 
 
 def test_yarn_starts_two_where_nobody_says_otherwise(clock: Clock) -> None:
-    assert await_slots(Coming(clock, 0, 1, master="yarn"), 60, print) == Slots(2, 1)
+    assert await_slots(Coming(clock, 0, 1, master="yarn"), 60, print) == TaskSlots(2, 1)
     assert clock.now_s == pytest.approx(101, abs=0.2)

@@ -12,9 +12,8 @@ from sparkstrom.encoding.thresholds import AdaptiveThreshold
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Batch, State
 from sparkstrom.models.updaters import UPDATERS
-from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.theta import Theta
-from sparkstrom.spark.executor import residual_files
+from sparkstrom.runtime.theta import Replica, Theta
+from sparkstrom.worker import training_task as residual_files
 
 BATCH = Batch(np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32), np.arange(8) % 3)
 
@@ -42,11 +41,11 @@ def trained(train_on: str, updater: str = "adam") -> Replica:
 @pytest.mark.parametrize("updater", list(UPDATERS))
 def test_it_comes_back_whole(tmp_path: Path, train_on: str, updater: str) -> None:
     before = trained(train_on, updater)
-    note = residual_files.keep(before, tmp_path, "n1")
+    note = residual_files.save_residual(before, tmp_path, "n1")
     assert note.mass == pytest.approx(np.abs(before.residual()).sum(dtype=np.float64))
     assert note.mass > 0
     after = replica_of(train_on, updater)
-    residual_files.restore(after, note.path)
+    residual_files.restore_residual(after, note.path)
     np.testing.assert_array_equal(after.residual(), before.residual())
     assert after.encoder.tau == before.encoder.tau
     state, expected = after.model.updater_state(), before.model.updater_state()
@@ -58,19 +57,19 @@ def test_it_comes_back_whole(tmp_path: Path, train_on: str, updater: str) -> Non
 
 @WAYS
 def test_residuals_add(tmp_path: Path, train_on: str) -> None:
-    note = residual_files.keep(trained(train_on), tmp_path, "n1")
+    note = residual_files.save_residual(trained(train_on), tmp_path, "n1")
     after = trained(train_on)
     before = after.residual()
-    residual_files.restore(after, note.path)
+    residual_files.restore_residual(after, note.path)
     np.testing.assert_allclose(after.residual(), 2 * before, rtol=1e-5, atol=1e-7)
 
 
 def test_a_network_forgets_only_its_own(tmp_path: Path) -> None:
     replica = trained("local")
     for network in ("n1", "n1", "n2"):
-        residual_files.keep(replica, tmp_path, network)
-    assert residual_files.forget(tmp_path, "n1") == 2
-    assert residual_files.forget(tmp_path, "n1") == 0
+        residual_files.save_residual(replica, tmp_path, network)
+    assert residual_files.delete_residuals(tmp_path, "n1") == 2
+    assert residual_files.delete_residuals(tmp_path, "n1") == 0
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -82,7 +81,7 @@ def test_a_failing_write_leaves_nothing_that_looks_whole(
 
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="No space"):
-        residual_files.keep(trained("local"), tmp_path, "n1")
+        residual_files.save_residual(trained("local"), tmp_path, "n1")
     assert list(tmp_path.glob("*.npz")) == []
 
 
@@ -100,6 +99,8 @@ class Remembering(DenseNetwork):
 @WAYS
 def test_an_updater_may_call_an_array_residual(tmp_path: Path, train_on: str) -> None:
     before, after = (replica_of(train_on, kind=Remembering) for _ in range(2))
-    residual_files.restore(after, residual_files.keep(before, tmp_path, "n1").path)
+    residual_files.restore_residual(
+        after, residual_files.save_residual(before, tmp_path, "n1").path
+    )
     assert isinstance(after.model, Remembering)
     np.testing.assert_array_equal(after.model.remembered, np.ones(3))

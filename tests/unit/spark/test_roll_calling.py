@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import SetupError, TrainingError
-from sparkstrom.spark.connect import connect_application, roll_calling
-from sparkstrom.spark.connect.connect_application import ConnectApplication
-from sparkstrom.spark.connect.roll_calling import roll_called
-from sparkstrom.spark.driver.cluster import Slots, slots_by
+from sparkstrom.fit.request import TaskSlots
+from sparkstrom.spark.cluster import compute_slots
+from sparkstrom.spark.connect import application as connect_application
+from sparkstrom.spark.connect import application as roll_calling
+from sparkstrom.spark.connect.application import ConnectApplication, discover_executors
 
 
 class Job:
@@ -47,7 +48,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], li
     def call(job: Job, seconds: float = 60.0) -> tuple[list[Any], list[str]]:
         monkeypatch.setattr(roll_calling, "time", job)
         said: list[str] = []
-        return roll_called(job, "gateway:15002", seconds, said.append), said  # type: ignore[arg-type]
+        return discover_executors(job, "gateway:15002", seconds, said.append), said  # type: ignore[arg-type]
 
     return call
 
@@ -98,11 +99,13 @@ def test_an_application_counts_once_for_executors_and_cores(
         calls.append((server, seconds, say))
         return ["1", "1", "2", "2"]
 
-    monkeypatch.setattr(connect_application, "roll_called", roll)
+    monkeypatch.setattr(connect_application, "discover_executors", roll)
     conf = SimpleNamespace(getAll={"spark.master": "spark://h:7077"})
     session = SimpleNamespace(conf=conf, client=SimpleNamespace(host="gateway"))
-    monkeypatch.setattr(connect_application, "all_of", lambda session: session.conf.getAll)
-    assert ConnectApplication(session).slots(33.0, print) == Slots(2, 2)
+    monkeypatch.setattr(
+        connect_application, "read_session_conf", lambda session: session.conf.getAll
+    )
+    assert ConnectApplication(session).await_slots(33.0, print) == TaskSlots(2, 2)
     assert calls == [("the Spark Connect server gateway", 33.0, print)]
 
 
@@ -114,5 +117,5 @@ def test_nobody_is_counted_where_the_configuration_says_it(said: str) -> None:
     def count() -> int:
         raise AssertionError("a job would wait for slots")
 
-    slots = slots_by(conf, "spark://h:7077", count, count)
+    slots = compute_slots(conf, "spark://h:7077", count, count)
     assert (slots.executors, slots.per_executor) == (3, 2)

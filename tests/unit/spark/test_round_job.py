@@ -13,15 +13,10 @@ import pytest
 
 from sparkstrom import ParameterAveragingTrainingMaster
 from sparkstrom.models import Adam, DenseNetwork
+from sparkstrom.planning.memory import PieceSizes
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.spark.averaging import round_job
-from sparkstrom.spark.averaging.round_job import (
-    JOBS_MAX,
-    AveragingJob,
-    PackedJob,
-    PieceSizes,
-    fit_is_over,
-)
+from sparkstrom.spark.rounds import tasks as round_job
+from sparkstrom.spark.rounds.tasks import CACHED_JOBS_MAX, PackedJob, SparkRoundsJob, mark_fit_over
 
 NUMBERS = itertools.count(1)
 
@@ -35,11 +30,13 @@ class Jitted(DenseNetwork):
 
 
 @pytest.fixture(autouse=True)
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[OrderedDict[int, AveragingJob]]:
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[OrderedDict[int, SparkRoundsJob]]:
     """Jobs of this process; and no fit has ended yet."""
-    jobs = OrderedDict[int, AveragingJob]()
-    monkeypatch.setattr(round_job, "_opened", jobs)
-    monkeypatch.setattr(round_job, "_over", type(round_job._over)(maxlen=round_job._over.maxlen))
+    jobs = OrderedDict[int, SparkRoundsJob]()
+    monkeypatch.setattr(round_job, "_cached_jobs", jobs)
+    monkeypatch.setattr(
+        round_job, "_ended_fits", type(round_job._ended_fits)(maxlen=round_job._ended_fits.maxlen)
+    )
     yield jobs
     gc.unfreeze()
 
@@ -48,50 +45,50 @@ def begin() -> PackedJob:
     """A fit."""
     model = Jitted([6, 3], updater=Adam())
     spec = FitSpec(1, 1, model.n_params, "test", job=next(NUMBERS))
-    return PackedJob.of(
-        AveragingJob(spec, model, ParameterAveragingTrainingMaster(), (), PieceSizes())
+    return PackedJob.pack(
+        SparkRoundsJob(spec, model, ParameterAveragingTrainingMaster(), (), PieceSizes())
     )
 
 
 def test_a_fit_that_is_over_goes_when_the_next_one_comes(kept: Any) -> None:
     """With its model's memory, whatever the garbage collector has been told to spare."""
     first = begin()
-    model = weakref.ref(first.now().opened().model)
-    gc.freeze()  # as after imports; see ``spare_collections``
-    assert first.now().opened().model is model()
-    fit_is_over(first.number)
+    model = weakref.ref(first.with_ended_fits().unpack().model)
+    gc.freeze()  # as after imports; see ``freeze_garbage_collector``
+    assert first.with_ended_fits().unpack().model is model()
+    mark_fit_over(first.fit)
     second = begin()
-    second.now().opened()
-    assert list(kept) == [second.number]
+    second.with_ended_fits().unpack()
+    assert list(kept) == [second.fit]
     assert model() is None
 
 
 def test_fits_that_run_at_once_are_opened_once(kept: Any) -> None:
     """A model may have been compiled, which takes longer than a round."""
-    fits = [begin() for _ in range(JOBS_MAX)]
-    models = [fit.now().opened().model for fit in fits]
+    fits = [begin() for _ in range(CACHED_JOBS_MAX)]
+    models = [fit.with_ended_fits().unpack().model for fit in fits]
     for _ in range(2):
-        assert [fit.now().opened().model for fit in fits] == models
-    fit_is_over(fits[1].number)
-    assert fits[0].now().opened().model is models[0]
-    assert set(kept) == {fit.number for fit in fits} - {fits[1].number}
+        assert [fit.with_ended_fits().unpack().model for fit in fits] == models
+    mark_fit_over(fits[1].fit)
+    assert fits[0].with_ended_fits().unpack().model is models[0]
+    assert set(kept) == {fit.fit for fit in fits} - {fits[1].fit}
     more = [begin() for _ in range(2)]
     for fit in more:
-        fit.now().opened()
-    assert list(kept) == [fits[3].number, fits[0].number, *(fit.number for fit in more)]
+        fit.with_ended_fits().unpack()
+    assert list(kept) == [fits[3].fit, fits[0].fit, *(fit.fit for fit in more)]
 
 
 def test_a_task_of_a_fit_that_is_over_is_right_all_the_same(kept: Any) -> None:
     """One that Spark tries again while the fit is being ended."""
     first, second = begin(), begin()
-    fit_is_over(first.number)
-    assert second.now().opened().spec.job == second.number
-    assert first.now().opened().spec.job == first.number
+    mark_fit_over(first.fit)
+    assert second.with_ended_fits().unpack().spec.job == second.fit
+    assert first.with_ended_fits().unpack().spec.job == first.fit
 
 
 def test_no_more_fits_are_told_than_workers_may_have(kept: Any) -> None:
     for number in range(1000):
-        fit_is_over(number)
-    over = begin().now().over
+        mark_fit_over(number)
+    over = begin().with_ended_fits().ended_fits
     assert len(over) < 100
     assert over[-1] == 999

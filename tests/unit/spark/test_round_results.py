@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,43 +13,44 @@ import pytest
 
 from sparkstrom import ParameterAveragingTrainingMaster
 from sparkstrom.models import Adam, DenseNetwork
+from sparkstrom.planning.memory import ModelFootprint, PieceSizes, estimate_round_driver_parts
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.spark.averaging.pieces import Told, pieces_of
-from sparkstrom.spark.averaging.round_job import AveragingJob, PieceSizes, RoundReport
-from sparkstrom.spark.averaging.round_results import fetched
-from sparkstrom.spark.averaging.round_tasks import addressed
-from sparkstrom.spark.driver.memory_parts import Demand
-from sparkstrom.spark.driver.rounds_memory import round_driver_parts
+from sparkstrom.rounds.averaging import RoundResults
+from sparkstrom.spark.rounds.backend import assemble_results, fetch_results
+from sparkstrom.spark.rounds.payload import Metadata, split_arrays
+from sparkstrom.spark.rounds.tasks import SparkRoundReport, SparkRoundsJob, address_records
 
 MODEL = DenseNetwork([20, 32, 10], updater=Adam())
 ARRAYS = ("parameters", "updater/mean", "updater/square")
 CLASSIC = PieceSizes(piece=1 << 10, direct=0, collected=16 << 10)  # a 4096th of what is usual
-CONNECT = PieceSizes(piece=1 << 7, direct=0, collected=16 << 10, at_once=8)
+CONNECT = PieceSizes(piece=1 << 7, direct=0, collected=16 << 10, pieces_per_task=8)
 
 
 class Rows:
     """What so many workers send, and how many bytes of values each job has brought of it."""
 
-    def __init__(self, job: AveragingJob) -> None:
+    def __init__(self, job: SparkRoundsJob) -> None:
         self._job, self.jobs = job, list[int]()
 
-    def shuffled(self, written: Any, targets: int) -> Rows:
+    def shuffle(self, task: Any, targets: int) -> Rows:
         self._sent: list[list[bytes]] = [[] for _ in range(targets)]
         for worker in range(self._job.spec.workers):
-            for target, record in self._of(worker, targets - 1):
+            for target, record in self._records_of(worker, targets - 1):
                 self._sent[target].append(record)
         return self
 
-    def _of(self, worker: int, targets: int) -> Iterator[tuple[int, bytes]]:
-        own = f"{worker}/" if self._job.master.save_updater == "own" else ""
+    def _records_of(self, worker: int, targets: int) -> Iterator[tuple[int, bytes]]:
+        master, number = self._job.master, f"{worker}/"
+        own = number if master.save_updater == "own" else ""
+        parameters = number if master.accumulator is not None else ""
         values = np.full(MODEL.n_params, worker, np.float32)
-        names = (name if name == "parameters" else own + name for name in ARRAYS)
+        names = ((parameters if name == "parameters" else own) + name for name in ARRAYS)
         arrays = dict.fromkeys(names, values)
-        report = RoundReport(worker, "h", "e", 0, weight=1.0)
+        report = SparkRoundReport(worker, weight=1.0, examples=1, steps=1)
         report.shapes = {name: (array.shape, array.dtype.str) for name, array in arrays.items()}
         size = self._job.piece_bytes
-        records = [Told(worker, report), *pieces_of(worker, arrays.items(), 1.0, size)]
-        yield from addressed(records, worker, 0, targets, size)
+        records = [Metadata(worker, report), *split_arrays(worker, arrays.items(), 1.0, size)]
+        yield from address_records(records, worker, 0, targets, size)
 
     @contextlib.contextmanager
     def results(self, run: Any) -> Iterator[Any]:
@@ -62,12 +64,13 @@ class Rows:
         yield fetch
 
 
-def rows_of(workers: int, sizes: PieceSizes, **options: Any) -> tuple[Rows, Any]:
+def results_of(workers: int, sizes: PieceSizes, **options: Any) -> tuple[Rows, RoundResults]:
     spec = FitSpec(workers=workers, epochs=1, n_params=MODEL.n_params, version="test")
-    job = AveragingJob(spec, MODEL, ParameterAveragingTrainingMaster(**options), (), sizes)
+    job = SparkRoundsJob(spec, MODEL, ParameterAveragingTrainingMaster(**options), (), sizes)
     rows: Any = Rows(job)
     given: Any = None
-    return rows, fetched(rows, given, job, given)
+    reports, arrays = fetch_results(rows, given, job, given)
+    return rows, assemble_results(job, reports, arrays, Counter())
 
 
 @pytest.mark.parametrize("sizes", [CLASSIC, CONNECT], ids=["classic", "connect"])
@@ -77,26 +80,41 @@ def rows_of(workers: int, sizes: PieceSizes, **options: Any) -> tuple[Rows, Any]
 def test_a_job_brings_so_much_however_many_workers_there_are(
     workers: int, save_updater: Any, depth: int, sizes: PieceSizes
 ) -> None:
-    rows, found = rows_of(workers, sizes, save_updater=save_updater, aggregation_depth=depth)
+    rows, found = results_of(workers, sizes, save_updater=save_updater, aggregation_depth=depth)
     assert max(rows.jobs) <= sizes.collected
     mean = np.float32((workers - 1) / 2)
-    assert (found.arrays["parameters"] == mean).all()
+    assert (found.parameters == mean).all()
     if save_updater == "own":
-        assert len(found.arrays) == 1 + 2 * workers
-        assert (found.arrays[f"{workers - 1}/updater/square"] == workers - 1).all()
+        assert {p: set(state) for p, state in found.own.items()} == {  # type: ignore[call-overload]
+            p: {"mean", "square"} for p in range(workers)
+        }
+        assert (found.own[workers - 1]["square"] == workers - 1).all()  # type: ignore[index]
     else:
-        assert (found.arrays["updater/mean"] == mean).all()
+        assert found.updater is not None
+        assert (found.updater["mean"] == mean).all()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_accumulator_gets_each_workers_parameters_in_jobs_of_the_same_size(depth: int) -> None:
+    options: dict[str, Any] = {"accumulator": max, "aggregation_depth": depth}
+    rows, found = results_of(24, CLASSIC, **options)
+    assert max(rows.jobs) <= CLASSIC.collected
+    assert found.parameters is not None
+    assert (found.parameters == np.arange(24, dtype=np.float32)[:, None]).all()
+    assert found.updater is not None
+    assert (found.updater["mean"] == 11.5).all()
 
 
 @pytest.mark.parametrize("workers", [2, 64])
 def test_the_plan_has_what_a_job_brings(workers: int) -> None:
     def planned(n_params: int, **options: Any) -> int:
         master = ParameterAveragingTrainingMaster(**options)
-        parts = round_driver_parts(Demand(n_params, "adam"), master, workers)
+        parts = estimate_round_driver_parts(ModelFootprint(n_params, "adam"), master, workers)
         return next(part.bytes for part in parts if part.name == "results of one job")
 
     assert planned(1000) == 3 * 4000
     assert planned(1000, save_updater=False) == 4000
     assert planned(1000, save_updater="own") == (1 + 2 * workers) * 4000
     assert planned(1000, aggregation_depth=1) == workers * 3 * 4000
+    assert planned(1000, accumulator=max) == (workers + 2) * 4000
     assert planned(100_000_000, save_updater="own") == PieceSizes().collected

@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.data import row_blocks
+from sparkstrom.data.packed_rows import ENTRY_DTYPE, Leaf, RowFormat
+from sparkstrom.data.row_blocks import (
+    Block,
+    check_block,
+    join_small_blocks,
+    read_feature_blocks,
+    read_row_blocks,
+    shorten_value,
+)
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Batch
-from sparkstrom.runtime.records import ENTRY, Leaf, RowFormat
-from sparkstrom.spark.data import row_blocks
-from sparkstrom.spark.data.row_blocks import (
-    Block,
-    blocks_of_features,
-    blocks_of_rows,
-    check_block,
-    of_rows,
-    short,
-)
 
 
 def read(rows: list[Any]) -> Batch:
-    (block,) = blocks_of_rows(3, rows)
+    (block,) = read_row_blocks(3, rows)
     return block.form.batch(block.records)
 
 
@@ -92,11 +92,11 @@ def test_a_row_that_does_not_fit_is_named(rows: list[Any], why: str) -> None:
 def test_rows_are_numbered_through_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 100)
     rows: list[Any] = [([float(i)], i) for i in range(50)]
-    made = list(blocks_of_rows(0, rows))
+    made = list(read_row_blocks(0, rows))
     assert len(made) > 3
     assert [int(n) for block in made for n in block.numbers] == list(range(50))
     with pytest.raises(UsageError, match="row 50 of partition 0"):
-        list(blocks_of_rows(0, [*rows, ([1.0, 2.0], 0)]))
+        list(read_row_blocks(0, [*rows, ([1.0, 2.0], 0)]))
 
 
 class Few(DenseNetwork):
@@ -111,15 +111,15 @@ class Few(DenseNetwork):
 def test_the_row_that_a_model_refuses_is_found(bad: int) -> None:
     features = np.zeros((100, 2), np.float32)
     features[bad:, 1] = 7
-    (block,) = blocks_of_rows(3, list(zip(features, [0] * 100, strict=True)))
+    (block,) = read_row_blocks(3, list(zip(features, [0] * 100, strict=True)))
     moved = Block(block.form, block.records, block.numbers + 1000, block.where)
     with pytest.raises(UsageError, match=rf"^row {bad + 1000} of partition 3: 7 is too many "):
         check_block(Few([2, 2]), moved)
 
 
 def test_no_rows_are_no_blocks() -> None:
-    assert list(blocks_of_rows(0, [])) == []
-    assert list(of_rows([], 3)) == []
+    assert list(read_row_blocks(0, [])) == []
+    assert list(join_small_blocks([], 3)) == []
 
 
 @given(counts=st.lists(st.integers(1, 6), max_size=12), rows=st.integers(1, 9))
@@ -128,13 +128,13 @@ def test_blocks_are_joined_to_some_rows(counts: list[int], rows: int) -> None:
     made, number = [], 0
     for count in counts:
         leaf = Leaf("x", (2000,), "<f4", "<f4", entries=count)
-        entries = np.zeros((count, count), ENTRY)
+        entries = np.zeros((count, count), ENTRY_DTYPE)
         entries["place"], entries["value"] = np.arange(count) + 1, number
         form = RowFormat((leaf,), labels=0)
         numbers = np.arange(number, number + count)
         made.append(Block(form, form.pack([entries]), numbers, "here"))
         number += count
-    joined = list(of_rows(iter(made), rows))
+    joined = list(join_small_blocks(iter(made), rows))
     assert [int(n) for block in joined for n in block.numbers] == list(range(number))
     assert all(len(block.records) >= rows for block in joined[:-1])
     whole = [vector for block in joined for vector in dense_rows(block)]
@@ -147,8 +147,8 @@ def dense_rows(block: Block) -> Any:
 
 def test_features_alone_are_read_as_those_with_labels() -> None:
     rows: list[Any] = [{"ids": np.array([i, 1]), "x": [float(i)]} for i in range(5)]
-    (alone,) = blocks_of_features(0, rows)
-    (labelled,) = blocks_of_rows(0, [(row, 0) for row in rows])
+    (alone,) = read_feature_blocks(0, rows)
+    (labelled,) = read_row_blocks(0, [(row, 0) for row in rows])
     features = alone.form.batch(alone.records).features
     wanted = labelled.form.batch(labelled.records).features
     assert isinstance(features, dict)
@@ -157,8 +157,8 @@ def test_features_alone_are_read_as_those_with_labels() -> None:
         np.testing.assert_array_equal(features[name], array)
         assert features[name].dtype == array.dtype
     with pytest.raises(UsageError, match=r"row 1 of partition 0 .* has other parts than row 0"):
-        list(blocks_of_features(0, [rows[0], [1.0]]))
+        list(read_feature_blocks(0, [rows[0], [1.0]]))
 
 
 def test_long_values_are_cut_in_messages() -> None:
-    assert len(short("x" * 500)) == 60
+    assert len(shorten_value("x" * 500)) == 60

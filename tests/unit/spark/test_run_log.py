@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from sparkstrom import ParallelWrapper, UsageError
+from sparkstrom.data.column_selection import ColumnSpec
+from sparkstrom.fit import listeners as run_log
+from sparkstrom.fit.listeners import SnapshotEvaluator, open_run_log
+from sparkstrom.fit.trained_network import check_fit_arguments
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.fit_state import Snapshot
-from sparkstrom.spark.data.columns import Chosen
-from sparkstrom.spark.driver import run_log
-from sparkstrom.spark.driver.call_checks import check_call
-from sparkstrom.spark.driver.listener_setup import Judging
-from sparkstrom.spark.driver.run_log import run_log_of
 
 SPEC = FitSpec(workers=2, epochs=3, n_params=4, version="1", job=0xABC)
 
@@ -29,7 +28,7 @@ def in_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_each_fit_has_a_file_in_the_working_directory() -> None:
-    log = run_log_of(None, SPEC)
+    log = open_run_log(None, SPEC)
     assert log is not None
     assert log.path.parent == Path("sparkstrom-runs")
     assert log.path.name.endswith("-0000000000000abc.jsonl")
@@ -39,9 +38,9 @@ def test_each_fit_has_a_file_in_the_working_directory() -> None:
 @pytest.mark.parametrize("wrong", [5, True, b"runs.jsonl", ["runs.jsonl"]])
 def test_what_is_no_path_is_refused_before_any_work(wrong: Any) -> None:
     with pytest.raises(UsageError, match=r"run_log=.*: give the path of a file"):
-        check_call(DenseNetwork([2, 2]), 1, Chosen(), None, (), wrong)
+        check_fit_arguments(DenseNetwork([2, 2]), 1, ColumnSpec(), None, (), wrong)
     for right in (None, "", "runs.jsonl", Path("runs.jsonl")):
-        check_call(DenseNetwork([2, 2]), 1, Chosen(), None, (), right)
+        check_fit_arguments(DenseNetwork([2, 2]), 1, ColumnSpec(), None, (), right)
 
 
 def test_no_row_is_drawn_for_a_log_that_cannot_be() -> None:
@@ -59,16 +58,16 @@ def test_the_environment_names_another_directory_or_none(
     monkeypatch: pytest.MonkeyPatch, value: str, parent: str | None
 ) -> None:
     monkeypatch.setenv("SPARKSTROM_RUNS", value)
-    log = run_log_of(None, SPEC)
+    log = open_run_log(None, SPEC)
     assert (log and log.path.parent) == (parent and Path(parent))
 
 
 def test_a_file_that_is_named_counts_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKSTROM_RUNS", "")
-    log = run_log_of("mine.jsonl", SPEC)
+    log = open_run_log("mine.jsonl", SPEC)
     assert log is not None
     assert log.path == Path("mine.jsonl")
-    assert run_log_of("", SPEC) is None
+    assert open_run_log("", SPEC) is None
 
 
 def test_rows_are_judged_under_a_copy_and_the_fits_own_model_is_not_touched() -> None:
@@ -76,7 +75,7 @@ def test_rows_are_judged_under_a_copy_and_the_fits_own_model_is_not_touched() ->
     mine = model.initial()
     model.bind(mine)
     others = np.array([9, -9, -9, 9, 0, 0], np.float32)  # class 0 where the first feature is larger
-    judge = Judging(model, lambda: Snapshot(7, others.copy(), b"", ()))
+    judge = SnapshotEvaluator(model, lambda: Snapshot(7, others.copy(), b"", ()))
     features = np.array([[1, 0], [0, 1]], np.float32)
     found = judge(features, np.array([0, 1]), "classification")
     assert found.classification is not None
@@ -98,19 +97,19 @@ def test_the_oldest_logs_go_and_other_files_stay(tmp_path: Path) -> None:
     logs = [f"20260101-00000{i}-00000000deadbee{i}.jsonl" for i in range(5)]
     for name in [*logs, "mine.jsonl", "20260101-notes.txt"]:
         (tmp_path / name).touch()
-    run_log.remove_old(tmp_path, 2)
+    run_log.remove_old_logs(tmp_path, 2)
     assert names_in(tmp_path) == sorted([*logs[3:], "mine.jsonl", "20260101-notes.txt"])
-    run_log.remove_old(tmp_path / "missing", 2)
+    run_log.remove_old_logs(tmp_path / "missing", 2)
 
 
 def test_fits_that_try_parameters_write_no_log() -> None:
     """As pyspark.ml.tuning calls them, from a function of this name in that module."""
-    assert not run_log.is_one_of_many()
+    assert not run_log.is_tuning_fit()
     source = "def singleTask(look):\n    return look()\n"
     for module, expected in (("pyspark.ml.tuning", True), ("my.tuning", False)):
         there: dict[str, Any] = {"__name__": module}
         exec(source, there)
-        assert there["singleTask"](run_log.is_one_of_many) is expected
+        assert there["singleTask"](run_log.is_tuning_fit) is expected
 
 
 def test_pyspark_still_tries_parameters_in_that_function() -> None:

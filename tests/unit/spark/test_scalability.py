@@ -11,27 +11,27 @@ import pytest
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import NodeId
 from sparkstrom.encoding import gaps, levels
-from sparkstrom.protocol.common.send_window import WINDOW_FIRST
-from sparkstrom.protocol.common.topology import Topology
-from sparkstrom.spark.driver import scalability
-from sparkstrom.spark.driver.scalability import (
+from sparkstrom.planning import scaling as scalability
+from sparkstrom.planning.scaling import (
     CONTROL_DOWN,
     HOP_S,
     LATENCY,
     PROCESSOR,
-    THE_STEP,
-    Work,
-    mesh,
+    STEP,
+    ScalingInputs,
+    format_scaling,
+    mesh_load,
     payload_bytes,
-    ring,
-    scaling_of,
-    shared,
-    star,
+    predict_gradient_sharing,
+    predict_ring_allreduce,
+    predict_scaling,
+    star_load,
     wire_bytes,
 )
-from sparkstrom.spark.driver.scalability_page import text_of_scaling
+from sparkstrom.protocol.common.flow_control import WINDOW_FIRST
+from sparkstrom.protocol.common.topology import Topology
 
-WORK = Work(25_000_000, step_s=0.3, density=1e-3, link_bits_s=1e9, latency_s=1e-3)
+WORK = ScalingInputs(25_000_000, step_s=0.3, density=1e-3, link_bits_s=1e9, latency_s=1e-3)
 FREE = replace(WORK, link_bits_s=1e15, latency_s=0.0, encoding_s=0.0)
 
 
@@ -61,38 +61,38 @@ def test_a_mesh_stands_as_the_topology_does(workers: int) -> None:
     for node in range(1, workers + 1):
         topology = topology.attach(NodeId(node))
     first = NodeId(1)
-    load = mesh(WORK, workers)
+    load = mesh_load(WORK, workers)
     assert load.hops == max(map(topology.depth, topology.places))
-    below = len(topology.below(first))
-    update, fed = WORK.update_bytes, WORK.fed_bytes(workers - 1)
+    below = len(topology.descendants(first))
+    update, fed = WORK.update_bytes, WORK.received_bytes(workers - 1)
     assert load.worker_in == fed + below * update
     assert load.worker_out == (below + 1) * update + len(list(topology.children(first))) * fed
     assert load.root_out == len(list(topology.children(NodeId(0)))) * fed
 
 
 def test_many_updates_are_fed_as_sums() -> None:
-    few, more, many = (WORK.fed_bytes(count) for count in (1, 3, 5000))
+    few, more, many = (WORK.received_bytes(count) for count in (1, 3, 5000))
     assert few == WORK.update_bytes < WINDOW_FIRST  # one by one, as nothing waits
     assert 2.5 * WORK.update_bytes < more < 3 * WORK.update_bytes
     assert many < 5000 * WORK.update_bytes / 4
     theta = wire_bytes(4 * WORK.n_params)
-    assert theta / 3 < WORK.fed_bytes(10**7) < theta == WORK.fed_bytes(10**13)
+    assert theta / 3 < WORK.received_bytes(10**7) < theta == WORK.received_bytes(10**13)
 
 
 @pytest.mark.parametrize("workers", [2, 4, 12])
 def test_where_links_are_free_all_wait_for_the_step_alone(workers: int) -> None:
-    pace = shared(FREE, star(FREE, workers), workers)
-    assert pace.limited_by == THE_STEP
+    pace = predict_gradient_sharing(FREE, star_load(FREE, workers), workers)
+    assert pace.limited_by == STEP
     assert pace.steps_per_update == 1
     assert pace.staleness == (workers - 1) / 2
-    adding_s = scalability.ADD_S * FREE.entries * (workers - 1)
+    adding_s = scalability.ADD_ENTRY_S * FREE.entries * (workers - 1)
     assert pace.step_s == pytest.approx(0.3 + 2 * HOP_S + adding_s)
 
 
 def test_a_step_takes_what_its_updates_take_on_the_drivers_link() -> None:
     narrow = replace(WORK, link_bits_s=1e7)
-    load = star(narrow, 4)
-    pace = shared(narrow, load, 4)
+    load = star_load(narrow, 4)
+    pace = predict_gradient_sharing(narrow, load, 4)
     assert pace.limited_by == "the driver's link"
     assert pace.steps_per_update == 1
     free = 1e7 / 8 - 4 * CONTROL_DOWN
@@ -101,76 +101,78 @@ def test_a_step_takes_what_its_updates_take_on_the_drivers_link() -> None:
 
 
 def test_heartbeats_leave_a_tenth_of_a_link_at_least() -> None:
-    load = star(WORK, 8)
-    assert load.taken_s(8e4)[1] == pytest.approx(load.root_out / 1e3)
-    assert load.taken_s(1e12)[1] == pytest.approx(8 * load.root_out / 1e12, rel=1e-3)
+    load = star_load(WORK, 8)
+    assert load.link_times_s(8e4)[1] == pytest.approx(load.root_out / 1e3)
+    assert load.link_times_s(1e12)[1] == pytest.approx(8 * load.root_out / 1e12, rel=1e-3)
 
 
 def test_workers_beside_the_driver_are_not_on_its_link() -> None:
-    apart, beside = (star(replace(WORK, beside_driver=n), 4) for n in (0, 1))
+    apart, beside = (star_load(replace(WORK, beside_driver=n), 4) for n in (0, 1))
     assert beside.root_in == apart.root_in * 3 / 4
     assert beside.root_out == apart.root_out * 3 / 4
     assert beside.root_s == apart.root_s
-    assert star(replace(WORK, beside_driver=9), 4).root_out == 0
+    assert star_load(replace(WORK, beside_driver=9), 4).root_out == 0
 
 
 def test_an_update_that_is_handed_on_for_long_goes_beside_steps() -> None:
     """Down a chain of four, each of which takes it in whole; at most five go on beside it."""
     chain = replace(FREE, fan_out=1, link_bits_s=2.5 * FREE.update_bytes * 8)  # 0.4 s each time
-    load = mesh(chain, 4)
-    taken_s = max(load.taken_s(chain.link_bits_s))
-    pace = shared(chain, load, 4)
+    load = mesh_load(chain, 4)
+    taken_s = max(load.link_times_s(chain.link_bits_s))
+    pace = predict_gradient_sharing(chain, load, 4)
     assert taken_s == pytest.approx(7 * 0.4, rel=0.1)
     assert pace.round_s == pytest.approx(2 * taken_s + 8 * HOP_S, rel=0.1)
     assert pace.steps_per_update == 24 // 4  # five beside the update, and the one that publishes
     assert pace.staleness == 3 * 5.5
     assert pace.step_s == pytest.approx((pace.round_s - taken_s / 2 + 0.3) / 6, rel=0.01)
     wide = replace(chain, link_bits_s=100 * chain.link_bits_s)
-    assert shared(wide, mesh(wide, 4), 4).steps_per_update == 1
+    assert predict_gradient_sharing(wide, mesh_load(wide, 4), 4).steps_per_update == 1
 
 
 def test_a_chain_is_reckoned_without_walking_along_it() -> None:
     """100,000 of them in a fan-out of 1 took half an hour."""
     chain = replace(FREE, fan_out=1)
-    assert mesh(chain, 100_000).hops == 100_000
-    short = mesh(chain, 3)
+    assert mesh_load(chain, 100_000).hops == 100_000
+    short = mesh_load(chain, 3)
     assert (short.hops, short.children, short.at_root) == (3, 1, 1)
     began_s = time.process_time()
     for workers in range(99_000, 100_000):
-        mesh(chain, workers)
+        mesh_load(chain, workers)
     assert time.process_time() - began_s < 1.0
 
 
 def test_from_thirteen_workers_on_each_step_waits_for_its_update() -> None:
-    before, after = (shared(WORK, star(WORK, k), k) for k in (12, 13))
-    assert before.limited_by == THE_STEP
+    before, after = (predict_gradient_sharing(WORK, star_load(WORK, k), k) for k in (12, 13))
+    assert before.limited_by == STEP
     assert after.step_s > WORK.step_s + after.round_s
 
 
 def test_the_slowest_of_many_is_waited_for() -> None:
     spread = replace(FREE, spread=0.1)
     more = [
-        shared(spread, star(spread, k), k).step_s / shared(FREE, star(FREE, k), k).step_s - 1
+        predict_gradient_sharing(spread, star_load(spread, k), k).step_s
+        / predict_gradient_sharing(FREE, star_load(FREE, k), k).step_s
+        - 1
         for k in (4, 8)
     ]
     assert more == pytest.approx([0.103, 0.142], abs=0.006)  # means of order statistics, tables
 
 
 def test_a_ring_carries_every_parameter_twice() -> None:
-    pace = ring(replace(WORK, latency_s=0.0), 4)
-    each_way = 2 * 3 / 4 * 4 * WORK.n_params * scalability.WIRE
+    pace = predict_ring_allreduce(replace(WORK, latency_s=0.0), 4)
+    each_way = 2 * 3 / 4 * 4 * WORK.n_params * scalability.WIRE_OVERHEAD
     assert pace.worker_sent == pace.worker_received == each_way
     assert pace.step_s == pytest.approx(0.3 + each_way * 8 / 1e9 - 0.2)  # beside 0.2 s of backward
 
 
 def test_one_worker_pays_for_encoding_alone() -> None:
-    pace = shared(WORK, star(WORK, 1), 1)
-    assert pace.step_s == 0.3 + WORK.publication_s
-    assert ring(WORK, 1).efficiency == 1
+    pace = predict_gradient_sharing(WORK, star_load(WORK, 1), 1)
+    assert pace.step_s == 0.3 + WORK.publish_cpu_s
+    assert predict_ring_allreduce(WORK, 1).efficiency == 1
 
 
 def test_the_best_and_the_last_that_pays() -> None:
-    found = scaling_of(WORK, range(2, 65))
+    found = predict_scaling(WORK, range(2, 65))
     speedups = {pace.workers: pace.speedup for pace in found.paces["star"]}
     assert speedups[found.best("star")] == max(speedups.values())
     last = found.pays_up_to("star")
@@ -184,29 +186,29 @@ def test_where_one_machine_alone_is_faster_no_number_pays() -> None:
     """Whether 1 is asked for or not; a first number counts from it."""
     far = replace(WORK, step_s=0.01, latency_s=0.05)
     for workers in ([2, 3, 4], [1, 2, 3, 4]):
-        found = scaling_of(far, workers)
+        found = predict_scaling(far, workers)
         assert all(pace.speedup < 0.5 for pace in found.paces["star"] if pace.workers > 1)
         assert {found.best(way) for way in found.paces} == {1}
         assert {found.pays_up_to(way) for way in found.paces} == {1}
-        said = text_of_scaling(found)
+        said = format_scaling(found)
         assert said.count("one machine alone is faster") == 3
         assert "most minibatches" not in said
-    found = scaling_of(WORK, [2, 64])
+    found = predict_scaling(WORK, [2, 64])
     assert found.best("ring") == 64
-    assert "64 workers; each more than one machine brings less than half" in text_of_scaling(found)
+    assert "64 workers; each more than one machine brings less than half" in format_scaling(found)
 
 
 def test_what_takes_most_of_a_step_is_what_is_waited_for() -> None:
-    assert shared(WORK, star(WORK, 2), 2).limited_by == THE_STEP
+    assert predict_gradient_sharing(WORK, star_load(WORK, 2), 2).limited_by == STEP
     far = replace(WORK, step_s=0.01, latency_s=0.05)
-    assert shared(far, star(far, 2), 2).limited_by == LATENCY
+    assert predict_gradient_sharing(far, star_load(far, 2), 2).limited_by == LATENCY
     costly = replace(WORK, step_s=0.01, latency_s=0.0)  # a publication takes 21 ms
-    assert shared(costly, star(costly, 2), 2).limited_by == PROCESSOR
-    assert shared(costly, star(costly, 1), 1).limited_by == PROCESSOR
+    assert predict_gradient_sharing(costly, star_load(costly, 2), 2).limited_by == PROCESSOR
+    assert predict_gradient_sharing(costly, star_load(costly, 1), 1).limited_by == PROCESSOR
 
 
 def test_a_dent_at_the_next_level_of_a_mesh_does_not_end_it() -> None:
-    found = scaling_of(WORK, range(2, 65))
+    found = predict_scaling(WORK, range(2, 65))
     speedups = {pace.workers: pace.speedup for pace in found.paces["mesh"]}
     assert min(speedups[k + 1] - speedups[k] for k in range(2, 64)) < 0.5
     assert speedups[64] - speedups[12] > 0.5 * (64 - 12)
@@ -227,4 +229,4 @@ def test_what_cannot_be_is_refused(field: str, value: float) -> None:
 @pytest.mark.parametrize("workers", [[], [0], [2, -1]])
 def test_numbers_of_workers_are_looked_at(workers: list[int]) -> None:
     with pytest.raises(UsageError, match="workers"):
-        scaling_of(WORK, workers)
+        predict_scaling(WORK, workers)

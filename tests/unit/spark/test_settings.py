@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.residual import ResidualClipping
 from sparkstrom.encoding.thresholds import AutoThreshold, FixedThreshold, TargetSparsityThreshold
-from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.driver.settings import local_ip, resolve
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.network import VoidConfiguration
+from sparkstrom.options.resolution import local_ip, resolve
 
 CONF = {"spark.sparkstrom.lease_s": "7", "spark.executor.memory": "2g"}
 ENVIRONMENT = {"SPARKSTROM_LEASE_S": "5", "PATH": "/bin"}

@@ -12,9 +12,13 @@ import pytest
 
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Share
-from sparkstrom.spark.executor.job import TrainingJob
-from sparkstrom.spark.executor.task_place import TaskPlace, gpu_of, spare_collections
-from sparkstrom.spark.executor.tasks import settle
+from sparkstrom.worker.task_environment import (
+    TaskEnvironment,
+    assigned_gpu,
+    freeze_garbage_collector,
+    place_model,
+)
+from sparkstrom.worker.training_job import TrainingJob
 
 
 class Asking(DenseNetwork):
@@ -27,10 +31,10 @@ class Asking(DenseNetwork):
 
 
 def share_of(job: TrainingJob, partition: int, first_epoch: int = 0) -> Share:
-    place = TaskPlace(partition, 5, "host", "jvm", Path("/nowhere"), cpus=3, gpu=1)
+    place = TaskEnvironment(partition, 5, "host", "jvm", Path("/nowhere"), cpus=3, gpu=1)
     model = Asking([6, 3])
     spec = replace(job.spec, first_epoch=first_epoch)
-    settle(replace(job, model=model, spec=spec), place)
+    place_model(replace(job, model=model, spec=spec), place)
     assert model.share is not None
     return model.share
 
@@ -51,7 +55,7 @@ def test_seeds_differ_by_partition_fit_and_option_and_repeat(
 
 
 def test_a_model_that_does_not_ask_is_left_alone(job_of: Callable[..., TrainingJob]) -> None:
-    settle(job_of(), TaskPlace(0, 5, "host", "jvm", Path("/nowhere")))
+    place_model(job_of(), TaskEnvironment(0, 5, "host", "jvm", Path("/nowhere")))
 
 
 @pytest.mark.parametrize(
@@ -60,18 +64,18 @@ def test_a_model_that_does_not_ask_is_left_alone(job_of: Callable[..., TrainingJ
 def test_the_gpu_is_the_first_that_spark_names_by_index(
     addresses: list[str], index: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert gpu_of({"gpu": SimpleNamespace(addresses=addresses)}) == index
+    assert assigned_gpu({"gpu": SimpleNamespace(addresses=addresses)}) == index
     assert ("is no index" in caplog.text) == (bool(addresses) and index is None)
 
 
 def test_no_gpu_without_the_resource() -> None:
-    assert gpu_of({"fpga": SimpleNamespace(addresses=["0"])}) is None
+    assert assigned_gpu({"fpga": SimpleNamespace(addresses=["0"])}) is None
 
 
 def test_what_is_imported_is_spared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[None] = []
     monkeypatch.setattr(gc, "freeze", lambda: calls.append(None))
-    spare_collections.cache_clear()
-    spare_collections()
-    spare_collections()
+    freeze_garbage_collector.cache_clear()
+    freeze_garbage_collector()
+    freeze_garbage_collector()
     assert len(calls) == 1

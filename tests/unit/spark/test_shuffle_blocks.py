@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.spark.data import row_blocks
-from sparkstrom.spark.data.row_blocks import blocks_of_rows
-from sparkstrom.spark.data.shuffle_blocks import ShuffleBlock, blocks_from_shuffle, deal
+from sparkstrom.data import row_blocks
+from sparkstrom.data.row_blocks import (
+    ShuffleBlock,
+    distribute_rows,
+    read_row_blocks,
+    read_shuffle_blocks,
+)
 
 
 def of_worker(worker: int, sources: int, rows: int, bad: Any = ()) -> list[ShuffleBlock]:
@@ -19,8 +23,8 @@ def of_worker(worker: int, sources: int, rows: int, bad: Any = ()) -> list[Shuff
     sent = [
         dealt
         for source in range(sources)
-        for who, dealt in deal(
-            blocks_of_rows, 2, 0, source, [*(([source, i], i) for i in range(rows)), *bad]
+        for who, dealt in distribute_rows(
+            read_row_blocks, 2, 0, source, [*(([source, i], i) for i in range(rows)), *bad]
         )
         if who == worker
     ]
@@ -28,7 +32,7 @@ def of_worker(worker: int, sources: int, rows: int, bad: Any = ()) -> list[Shuff
 
 
 def rows_of(sources: int, shuffled: list[ShuffleBlock]) -> list[tuple[str, int]]:
-    found = blocks_from_shuffle(sources, 0, shuffled)
+    found = read_shuffle_blocks(sources, 0, shuffled)
     return sorted((block.where, int(number)) for block in found for number in block.numbers)
 
 

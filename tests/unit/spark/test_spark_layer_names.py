@@ -10,8 +10,8 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork
-from sparkstrom.spark.driver.predictor import Predictor
-from sparkstrom.spark.driver.spark_layer_names import SparkLayerNames
+from sparkstrom.spark.application import Predictor
+from sparkstrom.spark.dl4j_names import SparkLayerNames
 
 # Public methods of SparkDl4jMultiLayer and SparkComputationGraph that SparkNetwork does not have.
 THERE = [
@@ -94,7 +94,7 @@ class Named(SparkLayerNames):
     def __init__(self, model: DenseNetwork) -> None:
         theta = model.initial()
         application: Any = SimpleNamespace(
-            is_stopped=False, ship=lambda value: SimpleNamespace(value=value)
+            is_stopped=False, broadcast_value=lambda value: SimpleNamespace(value=value)
         )
         self._predictor = Predictor(application, lambda: (model, theta))
 

@@ -10,10 +10,10 @@ import pytest
 from sparkstrom.base.errors import NetworkError, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.messages import Phase
+from sparkstrom.fit import supervisor as start_watch
+from sparkstrom.fit.supervisor import SETUP_POLL_S, WAIT_MESSAGE_S, StartMonitor, setup_error_in
+from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.runtime.fit_state import Progress
-from sparkstrom.spark.driver import start_watch
-from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.driver.start_watch import QUEUED_S, REFUSALS_S, StartWatch, refusal_of
 
 NETWORK = "sparkstrom.base.errors.NetworkError: "
 SETUP = "sparkstrom.base.errors.SetupError: "
@@ -43,7 +43,7 @@ class Watching:
         self.now_s, self.said = 0.0, list[str]()
         monkeypatch.setattr(start_watch.time, "monotonic", lambda: self.now_s)
         self.job = Job(*errors)
-        self.watch = StartWatch(self.job, self.said.append, CONTROLLER, void)  # type: ignore[arg-type]
+        self.watch = StartMonitor(self.job, self.said.append, CONTROLLER, void)  # type: ignore[arg-type]
 
     def look(self, at_s: float, **progress: Any) -> None:
         self.now_s = at_s
@@ -53,30 +53,30 @@ class Watching:
 def test_a_host_that_cannot_take_part_ends_the_fit_at_once(monkeypatch: Any) -> None:
     watching = Watching(monkeypatch, "RuntimeError: x", f"{NETWORK}UDP of b is dropped")
     with pytest.raises(NetworkError) as found:
-        watching.look(REFUSALS_S + 0.1)
+        watching.look(SETUP_POLL_S + 0.1)
     assert str(found.value) == "UDP of b is dropped; nobody has joined so far"
 
 
 def test_it_says_whose_host_it_is(monkeypatch: Any) -> None:
     watching = Watching(monkeypatch, f"{NETWORK}of b", f"{NETWORK}of c")
     with pytest.raises(NetworkError) as found:
-        watching.look(REFUSALS_S + 0.1, joined=1)
+        watching.look(SETUP_POLL_S + 0.1, joined=1)
     said = "of b; 1 more say so; 1 of 3 workers have joined, so it is not the driver's host"
     assert str(found.value) == said
 
 
 def test_others_are_left_to_sparks_repeating(monkeypatch: Any) -> None:
     watching = Watching(monkeypatch, f"{SETUP}no room")
-    watching.look(REFUSALS_S + 0.1)
-    watching.look(2 * REFUSALS_S + 0.2)
+    watching.look(SETUP_POLL_S + 0.1)
+    watching.look(2 * SETUP_POLL_S + 0.2)
     assert watching.job.looked_at == 1  # nothing new
     with pytest.raises(SetupError, match=r"^no room$"):
-        watching.look(QUEUED_S + 0.1)
+        watching.look(WAIT_MESSAGE_S + 0.1)
 
 
 def test_a_fit_that_trains_is_not_ended(monkeypatch: Any) -> None:
     watching = Watching(monkeypatch, f"{NETWORK}of b")
-    watching.look(QUEUED_S + 1, phase=Phase.RUNNING)
+    watching.look(WAIT_MESSAGE_S + 1, phase=Phase.RUNNING)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_fit_that_trains_is_not_ended(monkeypatch: Any) -> None:
 def test_who_asks_and_does_not_hear_is_named(monkeypatch: Any, void: Any, ports: str) -> None:
     watching = Watching(monkeypatch, void=void)
     with pytest.raises(NetworkError) as found:
-        watching.look(REFUSALS_S + 0.1, deaf=(Endpoint("10.0.0.7", 555),))
+        watching.look(SETUP_POLL_S + 0.1, unresponsive_peers=(Endpoint("10.0.0.7", 555),))
     text = str(found.value)
     assert "the driver at 10.0.0.1:40123 hears the executor at 10.0.0.7:555" in text
     assert text.endswith(f"allow UDP from 10.0.0.1 to 10.0.0.7 {ports}")
@@ -94,10 +94,10 @@ def test_who_asks_and_does_not_hear_is_named(monkeypatch: Any, void: Any, ports:
 def test_a_controller_on_an_executor_is_not_called_the_driver(monkeypatch: Any) -> None:
     watching = Watching(monkeypatch, void=VoidConfiguration(controller="node7"))
     with pytest.raises(NetworkError, match=r"^the controller at 10\.0\.0\.1:40123 hears"):
-        watching.look(REFUSALS_S + 0.1, deaf=(Endpoint("10.0.0.7", 555),))
+        watching.look(SETUP_POLL_S + 0.1, unresponsive_peers=(Endpoint("10.0.0.7", 555),))
 
 
 def test_of_other_errors_there_is_no_refusal() -> None:
-    assert refusal_of("ValueError: x") is None
-    assert type(refusal_of(f"{SETUP}x")) is SetupError
-    assert type(refusal_of(f"{NETWORK}x")) is NetworkError
+    assert setup_error_in("ValueError: x") is None
+    assert type(setup_error_in(f"{SETUP}x")) is SetupError
+    assert type(setup_error_in(f"{NETWORK}x")) is NetworkError

@@ -12,23 +12,27 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.codec.frames import Rejection
 from sparkstrom.codec.messages import Phase
-from sparkstrom.observe.epochs import Epoch
-from sparkstrom.observe.residual_figures import PERCENTILES
+from sparkstrom.codec.sealed_frames import Rejection
+from sparkstrom.fit.early_stopping_listener import Best
+from sparkstrom.fit.events import FinishedFit
+from sparkstrom.fit.summary import (
+    Fault,
+    FitRecord,
+    TrainingSummary,
+    summarize,
+    summary_from_json,
+    summary_to_json,
+)
+from sparkstrom.observe.epoch_history import Epoch
 from sparkstrom.observe.telemetry import LinkBytes, from_wire
-from sparkstrom.protocol.common.endings import Ending
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.protocol.common.events import Ending, IgnoreReason
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import Departure
 from sparkstrom.runtime.fit_state import Outcome
-from sparkstrom.runtime.traffic import Traffic
-from sparkstrom.spark.driver.epoch_watch import Best
-from sparkstrom.spark.driver.fit_listeners import FitDone
-from sparkstrom.spark.driver.fit_record import FitRecord
-from sparkstrom.spark.driver.summary import TrainingSummary, summarize
-from sparkstrom.spark.driver.summary_figures import Fault
-from sparkstrom.spark.driver.summary_json import summary_of_json, summary_to_json
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.runtime.message_endpoint import Traffic
+from sparkstrom.runtime.trainer import RESIDUAL_PERCENTILES
 
 ROOT = Path(__file__).parents[3]
 
@@ -57,7 +61,7 @@ STATS = {
     "r_at_least_tau": 0.0,
     "r_mean": 0.1,
     "r_max": 0.25,
-    **{f"r_p{percentile:g}": 0.2 for percentile in PERCENTILES},
+    **{f"r_p{percentile:g}": 0.2 for percentile in RESIDUAL_PERCENTILES},
 }
 OTHER = STATS | {
     "partition": 1.0,
@@ -81,7 +85,10 @@ def outcome(**changes: Any) -> Outcome:
         "traffic": Traffic(wire_bytes=999, rejected=Counter({"x": 3})),
         "wire": LinkBytes({"10.0.0.9:7/42": 400.0}, 5.0),
         "ignored": Counter(),
-        "departures": [Departure(3, 1, "h", "silent", 14.0), Departure(1, 0, "h", "done", 18.0)],
+        "departures": [
+            Departure(3, 1, "h", "silent", 14.0),
+            Departure(1, 0, "h", "done", 18.0, Ending.DONE),
+        ],
         "hosts": {1: "h", 2: "g", 3: "h"},
         "slow_links": (),
         "notes": ["a note"],
@@ -109,7 +116,7 @@ def summary(
     collect_stats: bool = True, horizons: Any = None, reports: Any = (), **changes: Any
 ) -> TrainingSummary:
     spec = FitSpec(workers=2, epochs=2, n_params=100, version="1")
-    end = FitDone(spec, outcome(**changes), reports, [Epoch(1, 0.5, 72, 0.25, 2)])
+    end = FinishedFit(spec, outcome(**changes), reports, [Epoch(1, 0.5, 72, 0.25, 2)])
     return summarize(
         FitRecord(10.0, 11.0, 20.0, end),
         executors=1,
@@ -261,7 +268,7 @@ def test_the_dictionary_is_json_and_comes_back_the_same() -> None:
 
 def test_a_summary_in_a_checkpoint_comes_back_the_same() -> None:
     made = summary()
-    assert summary_of_json(json.loads(json.dumps(summary_to_json(made)))) == made
+    assert summary_from_json(json.loads(json.dumps(summary_to_json(made)))) == made
 
 
 def test_a_fit_that_went_on_from_a_checkpoint_says_so() -> None:
@@ -294,6 +301,23 @@ def test_bytes_are_told_by_kind_of_driver_and_workers() -> None:
     assert list(made.bytes_by_kind) == ["updates", "control", "commits"]  # the largest first
 
 
+def test_ignored_messages_are_told_by_reason() -> None:
+    """However many kinds of messages there are; of workers it is known how many alone."""
+    ignored = Counter({("Update", IgnoreReason.STRANGER): 5, ("Leaving", IgnoreReason.STRANGER): 4})
+    ignored["Heartbeat", IgnoreReason.LATE] = 2
+    made = summary(ignored=ignored, stats={1: STATS | {"ignored": 3.0}})
+    assert made.ignored_messages == {"stranger": 9, "on_workers": 3, "late": 2}
+    assert "messages ignored  14: 9 stranger, 3 on workers, 2 late" in made.table(all=True)
+    assert made.to_dict()["ignored_messages"]["stranger"] == 9
+    assert "messages ignored" not in summary().table(all=True)
+
+
+def test_a_summary_of_before_they_were_told_is_read() -> None:
+    told = summary_to_json(summary())
+    del told["ignored_messages"]
+    assert summary_from_json(told) == summary()
+
+
 def test_each_worker_has_its_figures_also_one_that_said_nothing() -> None:
     first, second = summary().per_worker
     assert (first.node, first.partition, first.host) == (1, 0, "h")
@@ -308,9 +332,9 @@ def test_each_worker_has_its_figures_also_one_that_said_nothing() -> None:
 def test_faults_are_who_was_lost_when_and_why_not_who_went_at_the_end() -> None:
     gone = [
         Departure(3, 1, "h", "silent for 3 s", 14.0),
-        Departure(4, 2, "g", Ending.RELEASED.value, 15.0),
-        Departure(5, 3, "g", Ending.DISMISSED.value, 15.5),
-        Departure(1, 0, "h", Ending.DONE.value, 18.0),
+        Departure(4, 2, "g", "in any words", 15.0, Ending.RELEASED),
+        Departure(5, 3, "g", "in any words", 15.5, Ending.DISMISSED),
+        Departure(1, 0, "h", "in any words", 18.0, Ending.DONE),
     ]
     (fault,) = summary(departures=gone).faults
     assert fault == Fault("worker lost", "h", "silent for 3 s", 3.0, 3, 1)

@@ -7,10 +7,10 @@ import pickle
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.residual import ResidualClipping
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, FixedThreshold
-from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.driver.training_master import ALIASES, REFUSED, SharedTrainingMaster
+from sparkstrom.options.gradient_sharing import ALIASES, REFUSED, SharedTrainingMaster
+from sparkstrom.options.network import VoidConfiguration
 
 
 def test_the_first_lines_of_the_example() -> None:

@@ -10,26 +10,30 @@ import pytest
 
 from sparkstrom.base.errors import SetupError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.spark.controller import udp_reach
-from sparkstrom.spark.controller.udp_reach import EchoPort, ReachOrder, reaches
+from sparkstrom.spark.controller import reachability as udp_reach
+from sparkstrom.spark.controller.reachability import (
+    ReachabilityProbe,
+    UdpEchoServer,
+    probe_controller,
+)
 
 HERE = "127.0.0.1"
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(udp_reach, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(udp_reach, "PROBE_TIMEOUT_S", 0.3)
     monkeypatch.delenv("SPARKSTROM_LOCAL_IP", raising=False)
 
 
 def heard(endpoint: Endpoint, token: bytes) -> bool:
-    (answer,) = reaches(ReachOrder(endpoint, token, None, None), [])
+    (answer,) = probe_controller(ReachabilityProbe(endpoint, token, None, None), [])
     assert answer.host == socket.gethostname()
     return answer.heard
 
 
 def test_who_is_there_is_heard() -> None:
-    with closing(EchoPort(HERE, None)) as port:
+    with closing(UdpEchoServer(HERE, None)) as port:
         assert heard(port.endpoint, port.token)
         assert not heard(port.endpoint, b"another's token.")
     assert not heard(port.endpoint, port.token)  # it is closed
@@ -53,7 +57,7 @@ def test_what_another_port_sends_is_no_answer() -> None:
 
 
 def test_it_takes_a_port_of_its_range_or_says_why_not() -> None:
-    with closing(EchoPort(HERE, None)) as port:
+    with closing(UdpEchoServer(HERE, None)) as port:
         taken = port.endpoint.port
         with pytest.raises(SetupError, match=str(taken)):
-            EchoPort(HERE, range(taken, taken + 1))
+            UdpEchoServer(HERE, range(taken, taken + 1))

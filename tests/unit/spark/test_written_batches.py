@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import SetupError, UsageError
-from sparkstrom.spark.data import written_batches
-from sparkstrom.spark.data.written_batches import files_of, rows_of_files
+from sparkstrom.spark.data import export as written_batches
+from sparkstrom.spark.data.export import list_minibatch_files, read_file_rows
 
 fs = pytest.importorskip("pyarrow.fs")
 
@@ -26,10 +26,10 @@ def test_paths_folders_and_patterns(tmp_path: Path) -> None:
     one = saved(tmp_path / "a/part-0.npz", features=x, labels=y)
     two = saved(tmp_path / "a/b/part-1.npz", x=x + 1, y=y[:, None], weights=y)
     (tmp_path / "a/_SUCCESS").touch()
-    assert files_of(str(tmp_path)) == (".npz", sorted([one, two]))
-    assert files_of(f"file://{tmp_path}/a/*/part-?.npz") == (".npz", [two])
-    assert files_of([one, two, one])[1] == sorted([one, two])
-    rows = list(rows_of_files([one, two]))
+    assert list_minibatch_files(str(tmp_path)) == (".npz", sorted([one, two]))
+    assert list_minibatch_files(f"file://{tmp_path}/a/*/part-?.npz") == (".npz", [two])
+    assert list_minibatch_files([one, two, one])[1] == sorted([one, two])
+    rows = list(read_file_rows([one, two]))
     assert [row[1] for row in rows[:3]] == [0, 1, 2]
     np.testing.assert_array_equal(rows[3][0], [1, 2])
     assert rows[4][1:] == (np.array([1]), 1.0)
@@ -54,7 +54,10 @@ def tree(tmp_path: Path) -> Path:
     ],
 )
 def test_a_part_of_a_pattern_ends_at_a_slash(tree: Path, pattern: str, names: list[str]) -> None:
-    assert files_of(f"{tree}{pattern}") == (".npz", [f"{tree}/{name}.npz" for name in names])
+    assert list_minibatch_files(f"{tree}{pattern}") == (
+        ".npz",
+        [f"{tree}/{name}.npz" for name in names],
+    )
 
 
 @pytest.mark.parametrize("before", ["", "./", "../data/"])
@@ -66,8 +69,8 @@ def test_patterns_and_paths_of_this_folder(
         saved(here / f"m{i}.npz", features=np.zeros((2, 1)), labels=np.zeros(2)) for i in (1, 2)
     ]
     monkeypatch.chdir(here)
-    assert files_of(f"{before}m*.npz")[1] == found
-    assert files_of(f"{before}m2.npz")[1] == found[1:]
+    assert list_minibatch_files(f"{before}m*.npz")[1] == found
+    assert list_minibatch_files(f"{before}m2.npz")[1] == found[1:]
 
 
 @pytest.mark.parametrize(
@@ -85,10 +88,10 @@ def test_files_are_on_the_host_that_was_named(
         opened.append(url)
         return place, f"{inside}{url.removeprefix(head)}".rstrip("/") or "/"[: not inside]
 
-    monkeypatch.setattr(written_batches, "filesystem_of", filesystem_of)
-    assert files_of(f"{head}/a")[1] == [f"{head}/a/b/m4.npz", f"{head}/a/m3.npz"]
-    assert files_of(f"{head}/m*.npz")[1] == [f"{head}/m1.npz", f"{head}/m2.npz"]
-    assert files_of(f"{head}/m1.npz")[1] == [f"{head}/m1.npz"]
+    monkeypatch.setattr(written_batches, "open_filesystem", filesystem_of)
+    assert list_minibatch_files(f"{head}/a")[1] == [f"{head}/a/b/m4.npz", f"{head}/a/m3.npz"]
+    assert list_minibatch_files(f"{head}/m*.npz")[1] == [f"{head}/m1.npz", f"{head}/m2.npz"]
+    assert list_minibatch_files(f"{head}/m1.npz")[1] == [f"{head}/m1.npz"]
     assert all(url.startswith(f"{head}/") for url in opened)
 
 
@@ -114,19 +117,19 @@ class Elsewhere:
 
 def test_what_is_no_minibatch_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"neither \.npz nor \.parquet"):
-        files_of(str(tmp_path / "nowhere"))
+        list_minibatch_files(str(tmp_path / "nowhere"))
     one = saved(tmp_path / "a.npz", features=np.zeros((2, 1)), labels=np.zeros(3))
     with pytest.raises(SetupError, match="of equally many rows"):
-        list(rows_of_files([one]))
+        list(read_file_rows([one]))
     (tmp_path / "b.npz").write_bytes(b"PK no")
     with pytest.raises(SetupError, match=r"b\.npz cannot be read: it is no npz file; write it by"):
-        list(rows_of_files([str(tmp_path / "b.npz")]))
+        list(read_file_rows([str(tmp_path / "b.npz")]))
     (tmp_path / "c.parquet").touch()
     with pytest.raises(UsageError, match="files of both kinds"):
-        files_of(str(tmp_path))
+        list_minibatch_files(str(tmp_path))
     for nothing in ([], None, 7):
         with pytest.raises(UsageError, match="paths="):
-            files_of(cast(Any, nothing))
+            list_minibatch_files(cast(Any, nothing))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +144,7 @@ def test_damaged_files_are_named(tmp_path: Path, change: Any, said: str) -> None
     path = saved(tmp_path / "d.npz", features=np.ones((40, 4)), labels=np.ones(40))
     Path(path).write_bytes(change(Path(path).read_bytes()))
     with pytest.raises(SetupError, match=rf"minibatch .*d\.npz {said}"):
-        list(rows_of_files([path]))
+        list(read_file_rows([path]))
 
 
 @pytest.mark.parametrize(
@@ -155,4 +158,4 @@ def test_damaged_files_are_named(tmp_path: Path, change: Any, said: str) -> None
 def test_arrays_that_do_not_fit_are_named(tmp_path: Path, arrays: Any, said: str) -> None:
     given = {"features": np.ones((3, 2)), "labels": np.zeros(3), **arrays}
     with pytest.raises(SetupError, match=said):
-        list(rows_of_files([saved(tmp_path / "n.npz", **given)]))
+        list(read_file_rows([saved(tmp_path / "n.npz", **given)]))

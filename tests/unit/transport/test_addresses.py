@@ -3,13 +3,17 @@ from __future__ import annotations
 import pytest
 
 from sparkstrom.base.errors import NetworkError, SetupError, UsageError
-from sparkstrom.transport.addresses import Listed, choose_address, listed_addresses
+from sparkstrom.transport.bind_address import (
+    InterfaceAddress,
+    choose_address,
+    list_interface_addresses,
+)
 
 HOST = [
-    Listed("lo", "127.0.0.1"),
-    Listed("eth0", "10.0.2.4"),
-    Listed("eth1", "192.168.1.200"),
-    Listed("eth0", "fd00::2"),
+    InterfaceAddress("lo", "127.0.0.1"),
+    InterfaceAddress("eth0", "10.0.2.4"),
+    InterfaceAddress("eth1", "192.168.1.200"),
+    InterfaceAddress("eth0", "fd00::2"),
 ]
 
 
@@ -30,7 +34,7 @@ def test_the_address_in_the_mask_is_chosen(mask: str, address: str) -> None:
 
 
 def test_of_several_addresses_of_one_interface_the_first_is_chosen() -> None:
-    more = [*HOST, Listed("eth0", "10.0.2.5")]
+    more = [*HOST, InterfaceAddress("eth0", "10.0.2.5")]
     assert choose_address("10.0.0.0/8", None, more) == "10.0.2.4"
 
 
@@ -88,6 +92,6 @@ def test_nothing_to_go_by_lists_the_choices() -> None:
 
 
 def test_this_host_has_loopback_and_nothing_link_local() -> None:
-    listed = listed_addresses()
-    assert Listed("lo", "127.0.0.1") in listed
+    listed = list_interface_addresses()
+    assert InterfaceAddress("lo", "127.0.0.1") in listed
     assert not [has for has in listed if has.address.startswith("fe80")]

@@ -3,19 +3,19 @@ from __future__ import annotations
 import pytest
 
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.transport.aeron.channels import (
+from sparkstrom.transport.aeron.channel_settings import (
     LOCAL_SUBSCRIPTION_URI,
+    choose_buffer_sizes,
+    choose_mtu,
     local_publication_uri,
-    mtu,
     publication_uri,
-    random_session,
+    random_session_id,
     stays_on_host,
     subscription_uri,
 )
-from sparkstrom.transport.aeron.sizes import choose_sizes
 
 HERE, THERE = Endpoint("10.0.0.1", 4000), Endpoint("10.0.0.2", 5000)
-SIZES = choose_sizes(2, (1 << 20, 1 << 17), (1 << 22, 1 << 22))
+SIZES = choose_buffer_sizes(2, (1 << 20, 1 << 17), (1 << 22, 1 << 22))
 
 
 def parameters(uri: str, media: str = "udp") -> dict[str, str]:
@@ -66,13 +66,13 @@ def test_ipv6_is_bracketed() -> None:
 
 
 def test_datagrams_are_long_only_where_they_stay_on_the_host() -> None:
-    assert mtu(THERE, HERE) == 1408
-    assert mtu(Endpoint(HERE.host, 1), HERE) == 8192
-    assert mtu(Endpoint("127.0.0.1", 1), HERE) == 8192
+    assert choose_mtu(THERE, HERE) == 1408
+    assert choose_mtu(Endpoint(HERE.host, 1), HERE) == 8192
+    assert choose_mtu(Endpoint("127.0.0.1", 1), HERE) == 8192
 
 
 def test_sessions_are_i32_and_differ() -> None:
-    sessions = {random_session() for _ in range(100)}
+    sessions = {random_session_id() for _ in range(100)}
     assert len(sessions) == 100
     assert all(-(2**31) <= session < 2**31 for session in sessions)
 

@@ -10,15 +10,18 @@ from pathlib import Path
 import pytest
 
 from sparkstrom.base.errors import SetupError
-from sparkstrom.transport.aeron.homes import Home, home_for, is_in_use, sweep
-from sparkstrom.transport.aeron.locks import (
+from sparkstrom.transport.aeron.driver_directories import (
     CLIENTS_LOCK,
     DRIVER_LOCK,
     START_LOCK,
-    is_held,
+    DriverHome,
+    hold_start_lock,
+    is_driver_in_use,
+    is_locked,
+    make_private_directory,
     open_lock,
-    private_directory,
-    start_lock,
+    remove_stale_homes,
+    resolve_home,
     try_lock,
 )
 
@@ -40,52 +43,52 @@ def roots(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def home(roots: tuple[Path, Path]) -> Home:
-    return home_for("job-1", *roots)
+def home(roots: tuple[Path, Path]) -> DriverHome:
+    return resolve_home("job-1", *roots)
 
 
 def test_clients_share_and_exclude_the_driver_that_looks(tmp_path: Path) -> None:
     path = tmp_path / CLIENTS_LOCK
     with held(path, shared=True), held(path, shared=True):
-        assert is_held(path)
-    assert not is_held(path)
-    assert not is_held(tmp_path / "missing")
+        assert is_locked(path)
+    assert not is_locked(path)
+    assert not is_locked(tmp_path / "missing")
 
 
-def test_the_start_lock_is_for_one(home: Home) -> None:
-    with start_lock(home.path, 0) as first, start_lock(home.path, 0.05) as second:
+def test_the_start_lock_is_for_one(home: DriverHome) -> None:
+    with hold_start_lock(home.path, 0) as first, hold_start_lock(home.path, 0.05) as second:
         assert first
         assert not second
-    with start_lock(home.path, 0) as third:
+    with hold_start_lock(home.path, 0) as third:
         assert third
 
 
-def test_a_start_lock_that_was_removed_and_made_again_is_not_held(home: Home) -> None:
-    with start_lock(home.path, 0) as old:
+def test_a_start_lock_that_was_removed_and_made_again_is_not_held(home: DriverHome) -> None:
+    with hold_start_lock(home.path, 0) as old:
         assert old
         (home.path / START_LOCK).unlink()
-        with start_lock(home.path, 0) as new:
+        with hold_start_lock(home.path, 0) as new:
             assert new
 
 
-def test_a_dead_driver_is_tidied_away_and_the_home_with_it(home: Home) -> None:
-    with start_lock(home.path, 0):
+def test_a_dead_driver_is_tidied_away_and_the_home_with_it(home: DriverHome) -> None:
+    with hold_start_lock(home.path, 0):
         for root in home.roots:
-            directory = home.new_directory(root)
+            directory = home.create_driver_directory(root)
             (directory / "endpoint.json").write_text("{}")
             home.set_current(directory)
-        home.tidy()
+        home.remove_dead_drivers()
     assert [list(root.iterdir()) for root in home.roots] == [[], []]
 
 
 @pytest.mark.parametrize(("lock", "shared"), [(DRIVER_LOCK, False), (CLIENTS_LOCK, True)])
-def test_what_is_in_use_stays(home: Home, lock: str, shared: bool) -> None:
-    with start_lock(home.path, 0):
-        used, dead = (home.new_directory(home.roots[1]) for _ in range(2))
+def test_what_is_in_use_stays(home: DriverHome, lock: str, shared: bool) -> None:
+    with hold_start_lock(home.path, 0):
+        used, dead = (home.create_driver_directory(home.roots[1]) for _ in range(2))
         home.set_current(used)
         with held(used / lock, shared=shared):
-            assert is_in_use(used)
-            home.tidy()
+            assert is_driver_in_use(used)
+            home.remove_dead_drivers()
             assert used.exists()
             assert not dead.exists()
             assert home.current() == used
@@ -94,32 +97,32 @@ def test_what_is_in_use_stays(home: Home, lock: str, shared: bool) -> None:
 def test_a_sweep_spares_homes_in_use_other_users_things_and_our_own(
     roots: tuple[Path, Path],
 ) -> None:
-    dead, busy, own = (home_for(key, *roots) for key in ("dead", "busy", "own"))
-    directories = [home.new_directory(roots[0]) for home in (dead, busy, own)]
+    dead, busy, own = (resolve_home(key, *roots) for key in ("dead", "busy", "own"))
+    directories = [home.create_driver_directory(roots[0]) for home in (dead, busy, own)]
     foreign = roots[0] / f"sparkstrom-{os.getuid() + 1}-job"
     foreign.mkdir()
     with held(directories[1] / DRIVER_LOCK):
-        sweep(roots, besides=own.name)
+        remove_stale_homes(roots, keep=own.name)
     assert [directory.exists() for directory in directories] == [False, True, True]
     assert not dead.path.exists()
     assert foreign.exists()
 
 
 def test_a_sweep_spares_a_home_where_a_driver_is_being_started(roots: tuple[Path, Path]) -> None:
-    starting = home_for("starting", *roots)
-    with start_lock(starting.path, 0):
-        directory = starting.new_directory(roots[1])
-        sweep(roots, besides="another")
+    starting = resolve_home("starting", *roots)
+    with hold_start_lock(starting.path, 0):
+        directory = starting.create_driver_directory(roots[1])
+        remove_stale_homes(roots, keep="another")
         assert directory.exists()
 
 
-def test_current_is_forgotten_and_replaced(home: Home) -> None:
+def test_current_is_forgotten_and_replaced(home: DriverHome) -> None:
     assert home.current() is None
-    with start_lock(home.path, 0):
+    with hold_start_lock(home.path, 0):
         for name in ("one", "two"):
             home.set_current(Path(name))
             assert home.current() == Path(name)
-        home.forget_current()
+        home.clear_current()
     assert home.current() is None
 
 
@@ -127,14 +130,14 @@ def test_a_link_in_place_of_our_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "home").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SetupError, match="is not a directory of user"):
-        private_directory(tmp_path / "home")
+        make_private_directory(tmp_path / "home")
 
 
 def test_a_directory_that_others_enter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home").chmod(0o750)
     with pytest.raises(SetupError, match="chmod 700"):
-        private_directory(tmp_path / "home")
+        make_private_directory(tmp_path / "home")
 
 
 def plant(path: Path, what: str, victim: Path) -> None:
@@ -165,11 +168,11 @@ def test_a_sweep_leaves_alone_what_others_planted_and_where_it_leads(
     for name in ("documents", "0123abcd"):  # the second is named as a media driver's directory
         (victim / name).mkdir(parents=True)
     victim.chmod(0o700)
-    dead = home_for("dead", *roots)
-    dead.new_directory(roots[0])
+    dead = resolve_home("dead", *roots)
+    dead.create_driver_directory(roots[0])
     planted = roots[at] / f"sparkstrom-{os.getuid()}-x"
     plant(planted, what, victim)
-    sweep(roots, besides="another")
+    remove_stale_homes(roots, keep="another")
     assert sorted(path.name for path in victim.iterdir()) == ["0123abcd", "documents"]
     assert os.path.lexists(planted)
     assert planted.is_symlink() or planted.is_file() or (planted / "00000000").exists()
@@ -185,40 +188,40 @@ def test_a_name_that_others_planted_blocks_no_fit(
         pytest.skip("only root can make another user's directory")
     (tmp_path / "victim").mkdir(mode=0o700)
     plant(roots[at] / f"sparkstrom-{os.getuid()}-job", what, tmp_path / "victim")
-    home = home_for("job", *roots)
+    home = resolve_home("job", *roots)
     assert home.roots == roots
-    with start_lock(home.path, 0) as locked:
+    with hold_start_lock(home.path, 0) as locked:
         assert locked
-        home.new_directory(roots[1])
-        assert home_for("job", *roots) == home  # whoever comes later joins it
+        home.create_driver_directory(roots[1])
+        assert resolve_home("job", *roots) == home  # whoever comes later joins it
     plant(roots[1 - at] / f"sparkstrom-{os.getuid()}-job", what, tmp_path / "victim")
-    assert home_for("job", *roots) == home
+    assert resolve_home("job", *roots) == home
 
 
 def test_a_home_stays_where_it_is_when_its_name_is_planted_elsewhere(
     roots: tuple[Path, Path],
 ) -> None:
-    home = home_for("job", *roots)
-    with start_lock(home.path, 0):
+    home = resolve_home("job", *roots)
+    with hold_start_lock(home.path, 0):
         (roots[1] / home.name).touch()
-        assert home_for("job", *roots) == Home(home.name, roots[:1])
-        home.tidy()
+        assert resolve_home("job", *roots) == DriverHome(home.name, roots[:1])
+        home.remove_dead_drivers()
     assert (roots[1] / home.name).exists()
 
 
-def test_a_directory_swapped_for_a_link_is_not_tidied(home: Home, tmp_path: Path) -> None:
+def test_a_directory_swapped_for_a_link_is_not_tidied(home: DriverHome, tmp_path: Path) -> None:
     (tmp_path / "victim" / "0123abcd").mkdir(parents=True)
     (tmp_path / "victim").chmod(0o700)
     home.path.symlink_to(tmp_path / "victim")
-    home.tidy()
+    home.remove_dead_drivers()
     assert (tmp_path / "victim" / "0123abcd").exists()
 
 
 def test_without_shared_memory_the_home_is_in_scratch(tmp_path: Path) -> None:
-    home = home_for("key", tmp_path / "missing", tmp_path)
+    home = resolve_home("key", tmp_path / "missing", tmp_path)
     assert home.roots == (tmp_path,)
 
 
 def test_nowhere_to_write_is_a_setup_error(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="scratch directory"):
-        home_for("key", tmp_path / "missing", tmp_path / "too")
+        resolve_home("key", tmp_path / "missing", tmp_path / "too")

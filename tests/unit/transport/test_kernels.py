@@ -21,8 +21,8 @@ class Handler:
     def __init__(self, capacity: int = 10_000, records: int = 100) -> None:
         self.frames = np.zeros(capacity, np.uint8)
         self.records = np.zeros((records, 2), np.int64)
-        self.slots = np.full((k.SLOTS, k.SLOT_FIELDS), k.FREE, np.int64)
-        self.gathered = np.zeros(k.SLOTS * FRAME_MAX, np.uint8)
+        self.slots = np.full((k.GATHER_SLOTS, k.SLOT_FIELDS), k.FREE_SLOT, np.int64)
+        self.gathered = np.zeros(k.GATHER_SLOTS * FRAME_MAX, np.uint8)
         self.state = np.zeros(k.INBOX_FIELDS, np.int64)
         self.state[k.INBOX_FRAMES] = self.frames.ctypes.data
         self.state[k.INBOX_CAPACITY] = capacity
@@ -115,7 +115,7 @@ def test_a_full_inbox_aborts_and_takes_the_same_fragment_again(limits: dict[str,
 
 def test_too_many_half_frames_push_out_the_longest_silent_one() -> None:
     handler = Handler()
-    for session in range(k.SLOTS):
+    for session in range(k.GATHER_SLOTS):
         handler.take(b"begin", BEGIN, session)
     handler.take(b"more", MIDDLE, session=0)  # now 1 has been silent longest
     handler.take(b"new", BEGIN, session=100)

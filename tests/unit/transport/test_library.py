@@ -9,17 +9,19 @@ from pathlib import Path
 import pytest
 
 from sparkstrom.base.errors import SetupError
-from sparkstrom.transport.aeron import fetching, library, pinned
+from sparkstrom.transport.aeron import library
+from sparkstrom.transport.aeron import library as fetching
+from sparkstrom.transport.aeron import library as pinned
 
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without Aeron."""
-    monkeypatch.delenv(library.ENV_LIBRARY, raising=False)
-    monkeypatch.setattr(library, "PROJECT", "no_such_wheel")
-    monkeypatch.setattr(library, "SYSTEM_NAMES", ("libno_such_aeron.so",))
-    monkeypatch.setattr(library, "fetched_path", lambda: tmp_path / "absent.so")
-    library._load.cache_clear()
+    monkeypatch.delenv(library.LIBRARY_VARIABLE, raising=False)
+    monkeypatch.setattr(library, "WHEEL_PROJECT", "no_such_wheel")
+    monkeypatch.setattr(library, "SYSTEM_LIBRARIES", ("libno_such_aeron.so",))
+    monkeypatch.setattr(library, "fetched_library_path", lambda: tmp_path / "absent.so")
+    library._find_and_load.cache_clear()
 
 
 @pytest.mark.usefixtures("nowhere")
@@ -37,7 +39,7 @@ def test_a_program_that_begins_is_warned_with_the_command() -> None:
     with pytest.warns(
         RuntimeWarning, match=r"(?s)gradient sharing cannot start.*fetch-aeron"
     ) as caught:
-        library.warn_where_absent(1)
+        library.warn_if_library_missing(1)
     assert caught[0].filename == __file__
 
 
@@ -51,7 +53,7 @@ def test_a_platform_without_a_wheel_is_not_sent_to_fetch_one(
 
 
 def test_a_library_that_is_named_but_missing_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(library.ENV_LIBRARY, "/nonexistent/libaeron.so")
+    monkeypatch.setenv(library.LIBRARY_VARIABLE, "/nonexistent/libaeron.so")
     with pytest.raises(SetupError, match=r"/nonexistent/libaeron\.so cannot be loaded.*unset it"):
         library.load_library()
 
@@ -59,26 +61,26 @@ def test_a_library_that_is_named_but_missing_is_the_error(monkeypatch: pytest.Mo
 def test_another_library_is_no_aeron(monkeypatch: pytest.MonkeyPatch) -> None:
     name = ctypes.util.find_library("m")
     assert name is not None
-    monkeypatch.setenv(library.ENV_LIBRARY, name)
+    monkeypatch.setenv(library.LIBRARY_VARIABLE, name)
     with pytest.raises(SetupError, match=r"not a complete Aeron client.*lacks aeron_"):
         library.load_library()
 
 
 def wheel(path: Path, content: bytes = b"not a library") -> Path:
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(pinned.EXTENSION, content)
+        archive.writestr(pinned.WHEEL_LIBRARY_PATH, content)
     return path
 
 
 def test_another_wheel_is_refused_by_its_hash(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=f"not {pinned.WHEEL_SHA256}"):
-        fetching.fetch(wheel(tmp_path / "other.whl"), tmp_path / "target.so")
+        fetching.fetch_library(wheel(tmp_path / "other.whl"), tmp_path / "target.so")
     assert not (tmp_path / "target.so").exists()
 
 
 def test_a_missing_wheel_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="No such file"):
-        fetching.fetch(tmp_path / "absent.whl", tmp_path / "target.so")
+        fetching.fetch_library(tmp_path / "absent.whl", tmp_path / "target.so")
 
 
 def test_a_library_that_does_not_load_does_not_replace_the_old_one(
@@ -91,7 +93,7 @@ def test_a_library_that_does_not_load_does_not_replace_the_old_one(
     target.parent.mkdir()
     target.write_bytes(b"old")
     with pytest.raises(SetupError, match="cannot be loaded"):
-        fetching.fetch(file, target)
+        fetching.fetch_library(file, target)
     assert target.read_bytes() == b"old"
     assert list(target.parent.iterdir()) == [target]
 
@@ -99,4 +101,4 @@ def test_a_library_that_does_not_load_does_not_replace_the_old_one(
 def test_a_failed_download_says_how_to_do_it_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(SetupError, match=r"failed:\s+fetch.*fetch-aeron --wheel"):
-        fetching.fetch()
+        fetching.fetch_library()

@@ -7,11 +7,10 @@ import threading
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.transport.contract import Offer
-from sparkstrom.transport.memory import MemoryNetwork
+from sparkstrom.transport.base import MemoryNetwork, OfferResult
 
 
-def run(seed: int, offers: int) -> list[Offer]:
+def run(seed: int, offers: int) -> list[OfferResult]:
     network = MemoryNetwork(seed, break_fraction=0.2)
     here, there = network.open(), network.open()
     there.open_receiver(1)
@@ -27,16 +26,16 @@ def test_a_broken_sender_stays_broken() -> None:
     here, there = network.open(), network.open()
     there.open_receiver(1)
     sender = here.open_sender(there.endpoint, 1, control=True)
-    assert sender.offer([b"first"]) == (1, Offer.SENT)
+    assert sender.offer([b"first"]) == (1, OfferResult.SENT)
     for _ in range(3):
-        assert sender.offer([b"second"]) == (0, Offer.UNCONNECTED)
+        assert sender.offer([b"second"]) == (0, OfferResult.UNCONNECTED)
     assert [arrival.frame for arrival in there.poll(0)] == [b"first"]
 
 
 def test_breaks_follow_from_the_seed() -> None:
     assert run(1, 20) == run(1, 20)
     assert run(1, 20) != run(2, 20)
-    assert {Offer.SENT, Offer.UNCONNECTED} == set(run(1, 20))
+    assert {OfferResult.SENT, OfferResult.UNCONNECTED} == set(run(1, 20))
 
 
 def test_a_waiting_poll_wakes_for_a_frame() -> None:
@@ -60,8 +59,8 @@ def test_local_streams_lead_to_whom_the_endpoint_is_shared_with() -> None:
         here.open_sender(transport.endpoint, 1, control=True, local=True)
         for transport in (beside, elsewhere)
     )
-    assert near.offer([b"near"]) == (1, Offer.SENT)
-    assert far.offer([b"the endpoint is only a name"]) == (1, Offer.SENT)
+    assert near.offer([b"near"]) == (1, OfferResult.SENT)
+    assert far.offer([b"the endpoint is only a name"]) == (1, OfferResult.SENT)
     assert [len(transport.poll(0)) for transport in (beside, elsewhere)] == [2, 0]
 
 
@@ -73,7 +72,7 @@ def test_local_streams_and_others_do_not_meet() -> None:
     there.open_receiver(1)
     for local in (True, False):
         sender = there.open_sender(here.endpoint, 1, control=True, local=local)
-        assert sender.offer([b"local" if local else b"other"]) == (1, Offer.SENT)
+        assert sender.offer([b"local" if local else b"other"]) == (1, OfferResult.SENT)
     assert [arrival.frame for arrival in here.poll(0)] == [b"local"]
     assert [arrival.frame for arrival in there.poll(0)] == [b"other"]
     with pytest.raises(UsageError, match=r"stream 1 .* as a local .* open as a UDP one"):
@@ -89,6 +88,6 @@ def test_a_receiver_that_came_back_is_another_one() -> None:
     there.close_receiver(1)
     there.open_receiver(1)
     new = here.open_sender(there.endpoint, 1, control=True)
-    assert old.offer([b"late"]) == (0, Offer.UNCONNECTED)
-    assert new.offer([b"new"]) == (1, Offer.SENT)
+    assert old.offer([b"late"]) == (0, OfferResult.UNCONNECTED)
+    assert new.offer([b"new"]) == (1, OfferResult.SENT)
     assert [arrival.frame for arrival in there.poll(0)] == [b"new"]

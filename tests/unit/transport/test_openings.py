@@ -9,10 +9,14 @@ import pytest
 pytest.importorskip("sparkstrom.transport.aeron._aeron")
 
 from sparkstrom.base.errors import DriverLost, SetupError
-from sparkstrom.transport.aeron.checked import DRIVER_TIMEOUT, STORAGE_SPACE, Aeron, ffi
-from sparkstrom.transport.aeron.receiver import OpeningReceiver
-from sparkstrom.transport.aeron.sender import AeronSender
-from sparkstrom.transport.contract import Offer
+from sparkstrom.transport.aeron.client import AeronSender, PendingSubscription
+from sparkstrom.transport.aeron.library import (
+    DRIVER_TIMEOUT_ERROR,
+    STORAGE_SPACE_ERROR,
+    AeronLibrary,
+    ffi,
+)
+from sparkstrom.transport.base import OfferResult
 
 
 class Failing:
@@ -39,10 +43,10 @@ class Failing:
     aeron_async_add_subscription_poll = aeron_async_add_exclusive_publication_poll = _poll
 
 
-def failing(code: int) -> Aeron:
-    aeron = object.__new__(Aeron)
+def failing(code: int) -> AeronLibrary:
+    aeron = object.__new__(AeronLibrary)
     aeron.lib = Failing(code)
-    aeron.address_of = lambda function: 0  # type: ignore[method-assign]
+    aeron.function_address = lambda function: 0  # type: ignore[method-assign]
     return aeron
 
 
@@ -50,29 +54,30 @@ def sender(code: int) -> AeronSender:
     def nothing(*given: Any) -> None:
         pass
 
-    return AeronSender(
-        failing(code), None, "aeron:ipc", 1, 9, nothing, nothing, breaks_for_good=False
-    )
+    return AeronSender(failing(code), None, "aeron:ipc", 1, 9, nothing, nothing, reconnects=True)
 
 
 def test_a_driver_that_does_not_answer_is_lost() -> None:
-    for asked in (OpeningReceiver(failing(DRIVER_TIMEOUT), None, "u", 3), sender(DRIVER_TIMEOUT)):
+    for asked in (
+        PendingSubscription(failing(DRIVER_TIMEOUT_ERROR), None, "u", 3),
+        sender(DRIVER_TIMEOUT_ERROR),
+    ):
         for _ in range(2):
             with pytest.raises(DriverLost, match=r"opening stream .*no luck"):
                 asked.is_opening()
 
 
 def test_a_refusal_of_a_receiver_is_a_setup_error() -> None:
-    asked = OpeningReceiver(failing(-3), None, "u", 3)
+    asked = PendingSubscription(failing(-3), None, "u", 3)
     for _ in range(2):
         with pytest.raises(SetupError, match="refused stream 3 of u: Aeron error -3: no luck"):
             asked.is_opening()
 
 
 def test_a_refusal_of_a_sender_is_its_answer() -> None:
-    refused, no_room = sender(-3), sender(STORAGE_SPACE)
+    refused, no_room = sender(-3), sender(STORAGE_SPACE_ERROR)
     assert not refused.is_opening()
-    assert refused.offer([b"x"]) == (0, Offer.CLOSED)
+    assert refused.offer([b"x"]) == (0, OfferResult.CLOSED)
     assert not no_room.is_opening()
     with pytest.raises(SetupError, match=r"no room for the log .*no luck"):
         no_room.offer([b"x"])

@@ -6,7 +6,11 @@ from collections.abc import Iterator
 import pytest
 
 from sparkstrom.base.errors import SetupError
-from sparkstrom.transport.aeron.ports import candidate_ports, free_port, none_free
+from sparkstrom.transport.aeron.driver_process import (
+    candidate_ports,
+    find_free_port,
+    no_free_port_message,
+)
 
 HOST = "127.0.0.1"
 
@@ -19,8 +23,8 @@ def taken() -> Iterator[int]:
 
 
 def test_a_taken_port_is_not_free(taken: int) -> None:
-    assert free_port(HOST, taken) == 0
-    assert free_port(HOST, 0) not in (0, taken)
+    assert find_free_port(HOST, taken) == 0
+    assert find_free_port(HOST, 0) not in (0, taken)
 
 
 def test_only_a_free_port_is_a_candidate(taken: int) -> None:
@@ -29,7 +33,7 @@ def test_only_a_free_port_is_a_candidate(taken: int) -> None:
 
 
 def test_the_preferred_port_comes_first_where_it_is_allowed() -> None:
-    port = free_port(HOST, 0)
+    port = find_free_port(HOST, 0)
     assert next(candidate_ports(HOST, None, port)) == port
     assert next(candidate_ports(HOST, range(port - 3, port + 1), port)) == port
     assert port not in candidate_ports(HOST, range(port + 1, port + 5), port)
@@ -37,7 +41,7 @@ def test_the_preferred_port_comes_first_where_it_is_allowed() -> None:
 
 def test_an_address_that_is_not_ours_is_a_setup_error() -> None:
     with pytest.raises(SetupError, match=r"UDP port 4000 of 203\.0\.113\.9 cannot be bound"):
-        free_port("203.0.113.9", 4000)
+        find_free_port("203.0.113.9", 4000)
 
 
 @pytest.mark.parametrize(
@@ -49,4 +53,4 @@ def test_an_address_that_is_not_ours_is_a_setup_error() -> None:
     ],
 )
 def test_the_sentence_names_what_was_tried(ports: range | None, words: str) -> None:
-    assert words in none_free(HOST, ports)
+    assert words in no_free_port_message(HOST, ports)

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from sparkstrom.transport.aeron.processes import Watched, find_executor, is_alive, watched
+from sparkstrom.transport.aeron.driver_directories import (
+    ProcessIdentity,
+    find_executor_process,
+    identify_process,
+    is_process_alive,
+)
 
 
 def put(proc: Path, pid: int, name: str, parent: int, state: str = "S", start: int = 0) -> None:
@@ -22,36 +27,36 @@ def test_the_nearest_jvm_above_is_the_executor(tmp_path: Path) -> None:
     put(tmp_path, 20, "java", 10)
     put(tmp_path, 30, "python (daemon)", 20)
     put(tmp_path, 40, "python", 30)
-    assert find_executor(40, tmp_path) == Watched(20, 20)
+    assert find_executor_process(40, tmp_path) == ProcessIdentity(20, 20)
 
 
 def test_without_a_jvm_a_process_stands_for_itself(tmp_path: Path) -> None:
     put(tmp_path, 1, "init", 0)
     put(tmp_path, 10, "bash", 1)
     put(tmp_path, 40, "python", 10)
-    assert find_executor(40, tmp_path) == Watched(40, 40)
+    assert find_executor_process(40, tmp_path) == ProcessIdentity(40, 40)
 
 
 def test_a_number_that_was_given_again_is_somebody_else(tmp_path: Path) -> None:
     put(tmp_path, 40, "java", 1, start=7)
-    process = watched(40, tmp_path)
-    assert is_alive(process, tmp_path)
+    process = identify_process(40, tmp_path)
+    assert is_process_alive(process, tmp_path)
     put(tmp_path, 40, "bash", 1, start=8)
-    assert not is_alive(process, tmp_path)
+    assert not is_process_alive(process, tmp_path)
 
 
 def test_a_zombie_is_dead(tmp_path: Path) -> None:
     put(tmp_path, 40, "java", 1, state="Z")
-    assert not is_alive(Watched(40, 40), tmp_path)
+    assert not is_process_alive(ProcessIdentity(40, 40), tmp_path)
 
 
 def test_the_real_proc_is_read() -> None:
-    assert is_alive(watched(os.getpid()))
+    assert is_process_alive(identify_process(os.getpid()))
     with subprocess.Popen(["sleep", "60"]) as child:
-        process = watched(child.pid)
-        assert is_alive(process)
+        process = identify_process(child.pid)
+        assert is_process_alive(process)
         child.kill()
         child.wait()
-    assert not is_alive(process)
+    assert not is_process_alive(process)
     with pytest.raises(ProcessLookupError):
-        watched(child.pid)
+        identify_process(child.pid)

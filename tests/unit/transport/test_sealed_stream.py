@@ -13,19 +13,24 @@ from contextlib import closing
 import pytest
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.transport import sealed_stream
-from sparkstrom.transport.sealed_stream import PART_BYTES, RECORD, SALT_BYTES, SealedStream
+from sparkstrom.transport import encrypted_stream as sealed_stream
+from sparkstrom.transport.encrypted_stream import (
+    RECORD,
+    RECORD_BYTES_MAX,
+    SALT_BYTES,
+    EncryptedStream,
+)
 
 KEY, OTHER = bytes(32), b"\1" * 32
 
 
-def accepted(connection: socket.socket, key: bytes = KEY) -> Future[SealedStream]:
+def accepted(connection: socket.socket, key: bytes = KEY) -> Future[EncryptedStream]:
     """The listener's end, greeting in a thread of its own."""
-    made: Future[SealedStream] = Future()
+    made: Future[EncryptedStream] = Future()
 
     def greet() -> None:
         try:
-            made.set_result(SealedStream(connection, key, opens=False))
+            made.set_result(EncryptedStream(connection, key, is_opener=False))
         except WireError as error:
             made.set_exception(error)
 
@@ -34,22 +39,22 @@ def accepted(connection: socket.socket, key: bytes = KEY) -> Future[SealedStream
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[SealedStream, SealedStream]]:
+def ends() -> Iterator[tuple[EncryptedStream, EncryptedStream]]:
     here, there = socket.socketpair()
     listener = accepted(there)
     with (
-        closing(SealedStream(here, KEY, opens=True)) as opener,
+        closing(EncryptedStream(here, KEY, is_opener=True)) as opener,
         closing(listener.result(10)) as other,
     ):
         yield opener, other
 
 
 def test_messages_arrive_whole_in_both_directions(
-    ends: tuple[SealedStream, SealedStream],
+    ends: tuple[EncryptedStream, EncryptedStream],
 ) -> None:
     opener, listener = ends
-    long = secrets.token_bytes(3 * PART_BYTES + 5)
-    for message in (b"", b"short", long, bytes(PART_BYTES)):
+    long = secrets.token_bytes(3 * RECORD_BYTES_MAX + 5)
+    for message in (b"", b"short", long, bytes(RECORD_BYTES_MAX)):
         sender = threading.Thread(target=opener.send, args=(message,))
         sender.start()
         assert listener.waits(10)
@@ -66,20 +71,20 @@ def test_who_has_another_key_gets_no_further(stranger_opens: bool) -> None:
     keys = (OTHER, KEY) if stranger_opens else (KEY, OTHER)
     listener = accepted(there, keys[1])
     with pytest.raises(WireError):
-        SealedStream(here, keys[0], opens=True)
+        EncryptedStream(here, keys[0], is_opener=True)
     with pytest.raises(WireError):
         listener.result(10)
 
 
 def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed_stream, "GREETING_S", 0.1)
+    monkeypatch.setattr(sealed_stream, "GREETING_TIMEOUT_S", 0.1)
     here, there = socket.socketpair()
     with here, pytest.raises(WireError, match="timed out"):
         accepted(there).result(10)
 
 
 def test_who_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed_stream, "GREETING_S", 0.2)
+    monkeypatch.setattr(sealed_stream, "GREETING_TIMEOUT_S", 0.2)
     here, there = socket.socketpair()
     listener = accepted(there)
     with here:
@@ -126,14 +131,14 @@ class Between:
 
 
 @pytest.fixture
-def between() -> Iterator[tuple[Between, SealedStream, SealedStream]]:
+def between() -> Iterator[tuple[Between, EncryptedStream, EncryptedStream]]:
     """Two ends that have greeted through somebody."""
     made = Between()
     listener = accepted(made.listener)
     threading.Thread(target=made.back, daemon=True).start()
-    opener: Future[SealedStream] = Future()
+    opener: Future[EncryptedStream] = Future()
     greet = threading.Thread(
-        target=lambda: opener.set_result(SealedStream(made.opener, KEY, opens=True))
+        target=lambda: opener.set_result(EncryptedStream(made.opener, KEY, is_opener=True))
     )
     greet.start()
     made.salt = made.exactly(SALT_BYTES)
@@ -147,7 +152,7 @@ def between() -> Iterator[tuple[Between, SealedStream, SealedStream]]:
 
 @pytest.mark.parametrize("deed", ["repeat", "leave out", "change", "turn more on"])
 def test_what_was_tampered_with_is_not_handed_on(
-    between: tuple[Between, SealedStream, SealedStream], deed: str
+    between: tuple[Between, EncryptedStream, EncryptedStream], deed: str
 ) -> None:
     middle, opener, listener = between
     opener.send(b"first")
@@ -170,7 +175,7 @@ def test_what_was_tampered_with_is_not_handed_on(
 
 
 def test_a_recording_opens_on_no_other_connection(
-    between: tuple[Between, SealedStream, SealedStream],
+    between: tuple[Between, EncryptedStream, EncryptedStream],
 ) -> None:
     middle, _, _ = between
     here, there = socket.socketpair()
@@ -193,7 +198,7 @@ def test_an_own_record_that_comes_back_is_none_of_the_peers() -> None:
 
 
 def test_a_record_of_no_size_is_refused(
-    between: tuple[Between, SealedStream, SealedStream],
+    between: tuple[Between, EncryptedStream, EncryptedStream],
 ) -> None:
     middle, _, listener = between
     middle.pass_on(RECORD.pack(1 << 31, 0))
@@ -202,9 +207,9 @@ def test_a_record_of_no_size_is_refused(
 
 
 def test_a_record_that_drips_is_not_waited_for(
-    between: tuple[Between, SealedStream, SealedStream], monkeypatch: pytest.MonkeyPatch
+    between: tuple[Between, EncryptedStream, EncryptedStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealed_stream, "STALL_S", 0.2)
+    monkeypatch.setattr(sealed_stream, "RECORD_TIMEOUT_S", 0.2)
     middle, opener, listener = between
     opener.send(b"message")
     record, over = middle.record(), threading.Event()

@@ -5,73 +5,80 @@ from pathlib import Path
 import pytest
 
 from sparkstrom.base.errors import SetupError
-from sparkstrom.transport.aeron.sizes import (
+from sparkstrom.transport.aeron.channel_settings import (
     KIB,
     MIB,
-    TERMS,
+    TERM_LENGTHS,
     LogDirectory,
-    choose_place,
-    choose_sizes,
-    needed_bytes,
-    socket_limits,
+    choose_buffer_sizes,
+    choose_log_directory,
+    read_socket_buffer_limits,
+    required_log_bytes,
 )
 
 MEMORY, DISK = Path("/memory"), Path("/disk")
 PLENTY = 4 * MIB, 4 * MIB
 
 
-@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("terms", TERM_LENGTHS)
 def test_the_longest_terms_that_fit_are_taken(terms: tuple[int, int]) -> None:
-    exactly = LogDirectory(MEMORY, needed_bytes(9, *terms))
-    assert choose_place([exactly], 9) == (exactly, terms)
+    exactly = LogDirectory(MEMORY, required_log_bytes(9, *terms))
+    assert choose_log_directory([exactly], 9) == (exactly, terms)
 
 
 def test_one_byte_less_means_shorter_terms() -> None:
-    tight = LogDirectory(MEMORY, needed_bytes(9, *TERMS[0]) - 1)
-    assert choose_place([tight], 9) == (tight, TERMS[1])
+    tight = LogDirectory(MEMORY, required_log_bytes(9, *TERM_LENGTHS[0]) - 1)
+    assert choose_log_directory([tight], 9) == (tight, TERM_LENGTHS[1])
 
 
 def test_memory_goes_before_a_disk_with_more_room() -> None:
-    memory, disk = LogDirectory(MEMORY, needed_bytes(2, *TERMS[-1])), LogDirectory(DISK, 1 << 40)
-    assert choose_place([memory, disk], 2) == (memory, TERMS[-1])
+    memory, disk = (
+        LogDirectory(MEMORY, required_log_bytes(2, *TERM_LENGTHS[-1])),
+        LogDirectory(DISK, 1 << 40),
+    )
+    assert choose_log_directory([memory, disk], 2) == (memory, TERM_LENGTHS[-1])
 
 
 def test_no_room_names_what_is_free_and_what_is_needed() -> None:
     with pytest.raises(SetupError) as caught:
-        choose_place([LogDirectory(MEMORY, 1_000), LogDirectory(DISK, 2_000)], 9)
-    for words in ("/memory has 1,000 bytes", "/disk has 2,000", f"{needed_bytes(9, *TERMS[-1]):,}"):
+        choose_log_directory([LogDirectory(MEMORY, 1_000), LogDirectory(DISK, 2_000)], 9)
+    for words in (
+        "/memory has 1,000 bytes",
+        "/disk has 2,000",
+        f"{required_log_bytes(9, *TERM_LENGTHS[-1]):,}",
+    ):
         assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("terms", TERM_LENGTHS)
 @pytest.mark.parametrize("edges", [1, 4, 9, 100])
 @pytest.mark.parametrize("limit", [212_992, 4 * MIB, 64 * MIB])
 def test_a_window_and_a_frame_stay_below_half_a_term(
     terms: tuple[int, int], edges: int, limit: int
 ) -> None:
-    sizes = choose_sizes(edges, terms, (limit, limit))
-    assert sizes.window + sizes.data_frame <= sizes.data_term // 2
+    sizes = choose_buffer_sizes(edges, terms, (limit, limit))
+    assert sizes.window + sizes.data_frame_bytes_max <= sizes.data_term // 2
     assert sizes.window <= sizes.receive_buffer <= limit
 
 
 @pytest.mark.parametrize("edges", [1, 2, 9, 12, 40])
 def test_all_windows_together_fit_into_the_socket_buffer(edges: int) -> None:
-    sizes = choose_sizes(edges, TERMS[0], PLENTY)
+    sizes = choose_buffer_sizes(edges, TERM_LENGTHS[0], PLENTY)
     assert edges * (sizes.window + sizes.control_term // 2) <= sizes.receive_buffer
 
 
 def test_a_small_kernel_limit_keeps_a_window_that_works() -> None:
-    sizes = choose_sizes(50, TERMS[0], (212_992, 212_992))
+    sizes = choose_buffer_sizes(50, TERM_LENGTHS[0], (212_992, 212_992))
     assert sizes.window == 16 * KIB
     assert sizes.receive_buffer == 212_992
 
 
 def test_frames_follow_their_terms() -> None:
-    sizes = choose_sizes(1, (1 * MIB, 128 * KIB), PLENTY)
-    assert (sizes.data_frame, sizes.control_frame) == (64 * KIB, 16 * KIB)
+    sizes = choose_buffer_sizes(1, (1 * MIB, 128 * KIB), PLENTY)
+    assert (sizes.data_frame_bytes_max, sizes.control_frame_bytes_max) == (64 * KIB, 16 * KIB)
 
 
 def test_hidden_limits_are_taken_for_the_kernel_default(tmp_path: Path) -> None:
-    assert socket_limits(tmp_path) == (212_992, 212_992)
+    assert read_socket_buffer_limits(tmp_path) == (212_992, 212_992)
     (tmp_path / "rmem_max").write_text("4194304\n")
-    assert socket_limits(tmp_path) == (4_194_304, 212_992)
+    assert read_socket_buffer_limits(tmp_path) == (4_194_304, 212_992)

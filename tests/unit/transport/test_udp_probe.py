@@ -11,19 +11,21 @@ import pytest
 from sparkstrom.base.errors import SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport import udp_probe
-from sparkstrom.transport.aeron.ports import free_port
-from sparkstrom.transport.udp_probe import HeardOf, ProbeGroup, UdpProbe, bound
+from sparkstrom.transport.aeron.driver_process import find_free_port
+from sparkstrom.transport.udp_probe import PeerResult, ProbeGroup, UdpProbe, bind_socket
 
 HOST = "127.0.0.1"
 TOKEN = b"sixteen bytes..."
 
 
 def group_of(size: int, seconds: float, host: str = HOST) -> ProbeGroup:
-    ports = [free_port(host, 0) for _ in range(size)]
+    ports = [find_free_port(host, 0) for _ in range(size)]
     return ProbeGroup(tuple(Endpoint(host, port) for port in ports), TOKEN, seconds)
 
 
-def probed(group: ProbeGroup, present: list[int], length: int = 1408) -> list[dict[int, HeardOf]]:
+def probed(
+    group: ProbeGroup, present: list[int], length: int = 1408
+) -> list[dict[int, PeerResult]]:
     """What those who are present hear."""
     with ThreadPoolExecutor(len(present)) as pool:
         probes = [UdpProbe(group, own, lambda endpoint: length).__enter__() for own in present]
@@ -40,10 +42,10 @@ def test_all_hear_one_another(host: str) -> None:
     heard = probed(group_of(3, 60, host), [0, 1, 2])
     assert [sorted(peers) for peers in heard] == [[1, 2], [0, 2], [0, 1]]
     for one in (one for peers in heard for one in peers.values()):
-        assert one.pinged
-        assert one.whole
-        assert one.pieces
-        assert one.bye
+        assert one.receives_pings
+        assert one.receives_unfragmented
+        assert one.receives_fragmentable
+        assert one.has_finished
         assert one.round_trip_s is not None
         assert 0 < one.round_trip_s < 60
         assert one.bytes_s is not None
@@ -52,29 +54,29 @@ def test_all_hear_one_another(host: str) -> None:
 
 def _has(host: str) -> bool:
     try:
-        return free_port(host, 0) > 0
+        return find_free_port(host, 0) > 0
     except (SetupError, OSError):
         return False
 
 
 def test_who_is_silent_is_known_when_the_time_is_over() -> None:
     first, second = probed(group_of(3, 1.0), [0, 1])
-    assert first[1].pinged
-    assert second[0].pinged
-    assert first[2] == second[2] == HeardOf()
+    assert first[1].receives_pings
+    assert second[0].receives_pings
+    assert first[2] == second[2] == PeerResult()
 
 
 def test_a_probe_that_is_stopped_ends() -> None:
     group = group_of(2, 600)
     looks = iter([False, False, True])
     with UdpProbe(group, 0, lambda endpoint: 1408) as probe:
-        assert probe.run(stopped=lambda: next(looks)) == {1: HeardOf()}
+        assert probe.run(stopped=lambda: next(looks)) == {1: PeerResult()}
 
 
 def test_strangers_and_rubbish_do_not_count() -> None:
     group = group_of(2, 0.3)
     theirs = ProbeGroup(group.endpoints, b"another token...", 0.3)
-    header = udp_probe.HEADER.pack(TOKEN, udp_probe.DatagramKind.WHOLE, 1, 1408, 1)
+    header = udp_probe.HEADER.pack(TOKEN, udp_probe.DatagramKind.PING_UNFRAGMENTED, 1, 1408, 1)
     with (
         UdpProbe(group, 0, lambda endpoint: 1408) as probe,
         UdpProbe(theirs, 1, lambda endpoint: 1408) as stranger,
@@ -85,7 +87,7 @@ def test_strangers_and_rubbish_do_not_count() -> None:
         for noise in (b"", b"x", header):  # the last one is shorter than it says
             rubbish.sendto(noise, tuple(group.endpoints[0]))
         stranger.run()
-        assert looking.result() == {1: HeardOf()}
+        assert looking.result() == {1: PeerResult()}
 
 
 def recorded(group: ProbeGroup, kind: udp_probe.DatagramKind, stamp_ns: int) -> bytes:
@@ -99,8 +101,8 @@ def received(probe: UdpProbe, listening: socket.socket, datagrams: list[bytes]) 
     for datagram in datagrams:
         probe._on_datagram(datagram)
     end_s, count = time.monotonic() + 2 * udp_probe.TRAIN_S, 0
-    while probe._sending and time.monotonic() < end_s:
-        probe._go_on_sending(time.monotonic())
+    while probe._outgoing and time.monotonic() < end_s:
+        probe._send_trains(time.monotonic())
         count += drained(listening)
     return count + drained(listening)
 
@@ -117,7 +119,10 @@ def drained(listening: socket.socket) -> int:
 def test_nobody_without_the_token_is_answered_and_the_token_is_not_sent() -> None:
     group = group_of(2, 0.3)
     kinds = udp_probe.DatagramKind
-    with UdpProbe(group, 0, lambda endpoint: 1408) as probe, bound(group.endpoints[1]) as peer:
+    with (
+        UdpProbe(group, 0, lambda endpoint: 1408) as probe,
+        bind_socket(group.endpoints[1]) as peer,
+    ):
         forged = [udp_probe.HEADER.pack(TOKEN, kind, 1, 0, 1) for kind in kinds]
         assert received(probe, peer, forged * 5) == 0
         probe._ping(1)
@@ -127,11 +132,14 @@ def test_nobody_without_the_token_is_answered_and_the_token_is_not_sent() -> Non
 def test_a_train_needs_an_answer_to_a_ping_and_comes_once() -> None:
     group = group_of(2, 0.3)
     go = udp_probe.DatagramKind.GO
-    with UdpProbe(group, 0, lambda endpoint: 1408) as probe, bound(group.endpoints[1]) as peer:
+    with (
+        UdpProbe(group, 0, lambda endpoint: 1408) as probe,
+        bind_socket(group.endpoints[1]) as peer,
+    ):
         assert received(probe, peer, [recorded(group, go, 1)] * 5) == 0
         probe._ping(1)
         drained(peer)
-        fresh = recorded(group, go, probe._asked[1].sent_ns[-1])
+        fresh = recorded(group, go, probe._ping_states[1].sent_ns[-1])
         first = received(probe, peer, [fresh] * 5)
         assert 1408 <= first <= udp_probe.TRAIN_BYTES + 1408
         assert received(probe, peer, [fresh] * 5) == 0
@@ -142,13 +150,13 @@ def test_a_pong_counts_for_a_ping_of_ours_alone() -> None:
     pong = udp_probe.DatagramKind.PONG
     with UdpProbe(group, 0, lambda endpoint: 1408) as probe:
         probe._on_datagram(recorded(group, pong, 1))
-        assert probe.heard[1] == HeardOf()
+        assert probe.results[1] == PeerResult()
 
 
 def test_a_port_that_stays_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(udp_probe, "BIND_S", 0.0)
+    monkeypatch.setattr(udp_probe, "BIND_TIMEOUT_S", 0.0)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind((HOST, 0))
         port = taken.getsockname()[1]
         with pytest.raises(SetupError, match=f"{port}.*choose another port_range"):
-            bound(Endpoint(HOST, port))
+            bind_socket(Endpoint(HOST, port))

@@ -1,5 +1,5 @@
-"""DL4J's layers, losses and updaters on torch; nothing else of the import needs it."""
+"""DL4J's layers, losses and updaters on torch; the rest of the import does not need torch."""
 
-import sparkstrom.models.torch as torch_adapter  # says what to install where torch is missing
+import sparkstrom.models.torch as torch_adapter  # its error says how to install torch
 
 __all__ = ["torch_adapter"]

@@ -1,0 +1,96 @@
+"""Safe access to files at paths that other users or processes may also write to."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import secrets
+import stat
+import zipfile
+from pathlib import Path
+from typing import IO, BinaryIO, TextIO, cast
+
+import numpy as np
+
+EXPANSION_MAX = 1040  # deflate's own limit is 1,032
+
+
+class NotAFileError(OSError):
+    """The path leads to a directory, named pipe, socket or device instead of a regular file."""
+
+
+def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> BinaryIO:
+    """Open a regular file for reading. Raise NotAFileError for anything else, such as a named pipe.
+
+    ``follow=False`` refuses symbolic links. A plain ``open`` of a pipe would block until a writer
+    appears, which may never happen.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotAFileError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    return cast(BinaryIO, open(descriptor, "rb"))
+
+
+def open_to_append(path: str | os.PathLike[str]) -> TextIO:
+    """Open a text file for appending and reading. Raise NotAFileError for a named pipe.
+
+    Creates the file if it does not exist, and accepts devices such as /dev/null. A plain ``open``
+    of a pipe would block until a reader appears.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):
+        os.close(descriptor)
+        raise NotAFileError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    os.set_blocking(descriptor, True)
+    return open(descriptor, "a", encoding="utf-8")
+
+
+def create_beside(target: Path) -> tuple[BinaryIO, Path]:
+    """Create a temporary file beside ``target``, to be renamed to it later; return (file, path).
+
+    The name is random, and an existing file or link is never written to.
+    """
+    path = target.with_name(f"{target.name}.{secrets.token_hex(8)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return cast(BinaryIO, open(os.open(path, flags, 0o666), "wb")), path
+
+
+def check_members(archive: zipfile.ZipFile, size: int) -> None:
+    """Raise ValueError if a zip of ``size`` bytes could expand beyond deflate's limit.
+
+    Only stored and deflated members are accepted: a few bytes of bzip2 or LZMA expand to gigabytes.
+    """
+    for info in archive.infolist():
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{info.filename} is compressed by a method other than deflate")
+        if info.file_size > (info.compress_size + 1) * EXPANSION_MAX:
+            raise ValueError(f"{info.filename} declares {info.file_size} bytes, more than it holds")
+    if sum(info.compress_size for info in archive.infolist()) > size:
+        raise ValueError("members overlap")
+
+
+def check_npz(file: IO[bytes]) -> None:
+    """Raise ValueError unless NumPy can load this npz file within the size that it declares.
+
+    Each array's header must declare exactly as many bytes as its member holds. Raises zipfile's own
+    errors for a broken archive. Rewinds the file to its beginning.
+    """
+    size = file.seek(0, os.SEEK_END)
+    with zipfile.ZipFile(file) as archive:
+        check_members(archive, size)
+        for info in archive.infolist():
+            with archive.open(info) as member:
+                version = np.lib.format.read_magic(member)
+                if version == (1, 0):
+                    shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+                else:
+                    shape, _, dtype = np.lib.format.read_array_header_2_0(member)
+                declared = math.prod(shape) * dtype.itemsize
+                if dtype.hasobject or declared != info.file_size - member.tell():
+                    raise ValueError(f"{info.filename} is not as long as {dtype}{list(shape)}")
+    file.seek(0)

@@ -1,0 +1,502 @@
+"""Checkpoint files: their format, and the local and remote folders that store them atomically.
+
+A file is written under a temporary name and renamed. An object store needs no rename: a file
+appears when its upload completes.
+
+A checkpoint is an npz that plain NumPy opens, with a SHA-256 over all of its bytes:
+
+    NAME.npy          one array each, uncompressed
+    description.json  {"format": 1, "sparkstrom": "0.1.0", "description": {...}}
+    zip comment       "sparkstrom checkpoint, SHA-256 of all bytes before these digits: " + digits
+
+The comment is the end of the file, so a truncated file has none.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import fnmatch
+import hashlib
+import io
+import json
+import logging
+import math
+import os
+import uuid
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import fsspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import CheckpointDamaged, UsageError
+from sparkstrom.base.safe_files import open_regular
+from sparkstrom.base.version import __version__
+
+log = logging.getLogger(__name__)
+
+OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci"}
+PART_BYTES = 16 << 20  # part of an upload; S3 allows 10,000 parts of at least 5 MiB
+TEMPORARY_AFFIXES = ".sparkstrom-", ".tmp"  # prefix and suffix of temporary names
+
+WriteContent = Callable[[Any], None]
+
+
+class Folder(Protocol):
+    """A folder that stores checkpoint files. Methods raise the file system's errors unchanged."""
+
+    def create(self) -> None:
+        """Create the folder if it is missing and the file system has folders."""
+
+    def list_names(self) -> list[str]:
+        """Return the names of all files, temporary ones too; [] if the folder is missing."""
+
+    def put(self, name: str, write_content: WriteContent) -> None:
+        """Create a file atomically; raise FileExistsError if it exists or is being written."""
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open a file for reading; the result can seek."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+
+    def remove_abandoned(self) -> None:
+        """Remove temporary files whose writers have died."""
+
+    def path_or_url(self, name: str) -> str:
+        """Return where this file is, for messages and listeners: a local path, or a remote URL."""
+
+
+def open_folder(url: str | os.PathLike[str]) -> Folder:
+    """Return the folder at a path or URL, without creating it.
+
+    Raise UsageError for an unknown protocol, or one whose fsspec driver is not installed.
+    """
+    address = os.fspath(url)
+    if not address:
+        raise UsageError("a checkpoint directory is a path or a URL, and '' is neither")
+    try:
+        filesystem, path = fsspec.core.url_to_fs(address, skip_instance_cache=True)
+    except ImportError as error:
+        raise UsageError(
+            f"checkpoint directory {address!r} needs a package that is not installed here "
+            f"({error}): pip install 'sparkstrom[s3]' for s3://, and fsspec's driver for others"
+        ) from None
+    except ValueError as error:
+        raise UsageError(
+            f"checkpoint directory {address!r} is of no file system that fsspec knows ({error}): "
+            "use a local path, or a URL such as s3://bucket/folder or hdfs://host/folder"
+        ) from None
+    protocols = (
+        {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
+    )
+    if "file" in protocols:
+        # Absolute: the program may change directory.
+        return LocalFolder(Path(os.path.abspath(path)))
+    if protocols & {"s3", "s3a"}:
+        # botocore retries 5 times itself; with s3fs's 5 an error would take 3 minutes
+        filesystem.retries = 1
+    return RemoteFolder(filesystem, path.rstrip("/"), appears_whole=bool(protocols & OBJECT_STORES))
+
+
+class LocalFolder:
+    """A folder on this machine; writers lock their temporary files, so that none is removed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def create(self) -> None:
+        """Create the folder and its parents if they are missing."""
+        self._path.mkdir(parents=True, exist_ok=True)
+
+    def list_names(self) -> list[str]:
+        """Return the names of all files; [] if the folder is missing."""
+        try:
+            return os.listdir(self._path)
+        except FileNotFoundError:
+            return []
+
+    def put(self, name: str, write_content: WriteContent) -> None:
+        """Write a locked temporary file, flush it to disk, and rename it."""
+        temporary, target = self._path / temporary_name(name), self._path / name
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with open(descriptor, "wb") as file:
+            _try_lock(descriptor)
+            # Removed by another process before it was locked.
+            if os.fstat(descriptor).st_nlink == 0:
+                raise FileExistsError(errno.EEXIST, "taken for a dead writer's", str(temporary))
+            try:
+                if target.exists():
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+                write_content(file)
+                file.flush()
+                os.fsync(descriptor)
+                temporary.rename(target)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        self._sync()
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open a regular file for reading."""
+        return open_regular(self._path / name)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it exists."""
+        (self._path / name).unlink(missing_ok=True)
+
+    def remove_abandoned(self) -> None:
+        """Remove temporary files that no process has locked."""
+        for temporary in self._path.glob(temporary_name("*")):
+            try:
+                descriptor = os.open(temporary, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                continue  # its writer has finished
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                    raise
+                continue  # a link, directory or socket is no temporary file of ours
+            try:
+                if _try_lock(descriptor):
+                    temporary.unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)
+
+    def path_or_url(self, name: str) -> str:
+        """Return a file's absolute path."""
+        return str(self._path / name)
+
+    def _sync(self) -> None:
+        """Flush the folder to disk, so that a rename survives a crash."""
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class RemoteFolder:
+    """A folder of a file system that fsspec supports; one fit at a time writes to it.
+
+    Args:
+        filesystem: the fsspec file system.
+        path: the folder's path there.
+        appears_whole: whether a file becomes visible only when it is closed, as in object stores.
+    """
+
+    def __init__(self, filesystem: Any, path: str, *, appears_whole: bool) -> None:
+        self._filesystem, self._path, self._appears_whole = filesystem, path, appears_whole
+
+    def create(self) -> None:
+        # Object stores have no folders, and a mistyped bucket must not be created.
+        """Create the folder, unless the file system is an object store."""
+        if not self._appears_whole:
+            self._filesystem.makedirs(self._path, exist_ok=True)
+
+    def list_names(self) -> list[str]:
+        """Return the names of all files; [] if the folder is missing."""
+        self._filesystem.invalidate_cache(self._path)
+        try:
+            found = self._filesystem.ls(self._path, detail=False)
+        except FileNotFoundError:
+            return []
+        return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in found]
+
+    def put(self, name: str, write_content: WriteContent) -> None:
+        """Upload a file; rename it afterwards if the file system shows incomplete files."""
+        target = f"{self._path}/{name}"
+        self._filesystem.invalidate_cache(self._path)
+        if self._filesystem.exists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        if self._appears_whole:
+            with self._open_for_writing(target) as file:
+                write_content(file)
+            return
+        temporary = f"{self._path}/{temporary_name(f'{name}.{uuid.uuid4().hex}')}"
+        try:
+            with self._open_for_writing(temporary) as file:
+                write_content(file)
+            self._filesystem.mv(temporary, target)
+        except BaseException:
+            if self._filesystem.exists(temporary):
+                self._filesystem.rm_file(temporary)
+            raise
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open a file for reading, with large reads ahead."""
+        opened: IO[bytes] = self._filesystem.open(
+            f"{self._path}/{name}", "rb", block_size=PART_BYTES, cache_type="readahead"
+        )
+        return opened
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        self._filesystem.rm_file(f"{self._path}/{name}")
+
+    def remove_abandoned(self) -> None:
+        """Remove all temporary files, since no other fit writes here."""
+        for name in fnmatch.filter(self.list_names(), temporary_name("*")):
+            self.remove(name)
+
+    def path_or_url(self, name: str) -> str:
+        """Return a file's URL."""
+        return str(self._filesystem.unstrip_protocol(f"{self._path}/{name}"))
+
+    @contextmanager
+    def _open_for_writing(self, path: str) -> Iterator[IO[bytes]]:
+        """Open a file for writing within the context; discard the upload if the context fails."""
+        file = self._filesystem.open(path, "wb", block_size=PART_BYTES)
+        try:
+            yield file
+        except BaseException:
+            if self._appears_whole:
+                _abort_upload(file)
+            else:
+                file.close()
+            raise
+        file.close()
+
+
+def _abort_upload(upload: Any) -> None:
+    """Discard an incomplete upload."""
+    upload.closed = True  # or its finalizer would close and thereby complete it
+    try:
+        upload.discard()
+    except Exception:  # the store is unreachable: invisible parts remain there
+        log.debug("discarding an upload", exc_info=True)
+
+
+def temporary_name(name: str) -> str:
+    """Return the temporary name under which the file ``name`` is written."""
+    begin, end = TEMPORARY_AFFIXES
+    return f"{begin}{name}{end}"
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Lock an open file; return False if another process has locked it, or locks do not work."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+FORMAT = 1
+DESCRIPTION = "description.json"
+DIGEST_MARK = b"sparkstrom checkpoint, SHA-256 of all bytes before these digits: "
+DIGEST_CHARS = 2 * hashlib.sha256().digest_size
+CHUNK_BYTES = 1 << 20
+ZIP_DATE = (1980, 1, 1, 0, 0, 0)  # zip's first date, so that equal checkpoints are equal files
+NPY_VERSION = (1, 0)
+DTYPE_KINDS = "biufcSU"  # NumPy's kinds of numbers and text, which need no pickle
+
+
+class Sink(Protocol):
+    """An output to which a checkpoint is written sequentially."""
+
+    def write(self, data: Any, /) -> int:
+        """Append bytes; return their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state of a training."""
+
+    description: dict[str, Any]  # JSON values that describe it
+    arrays: dict[str, NDArray[Any]]  # arrays of numbers or text by name
+
+    def __post_init__(self) -> None:
+        """Check that each array has a name and a dtype that needs no pickle."""
+        for name, array in self.arrays.items():
+            assert name, "an array without a name"
+            assert array.dtype.kind in DTYPE_KINDS, f"array {name} is of {array.dtype}"
+
+
+def write_checkpoint(checkpoint: Checkpoint, sink: Sink) -> None:
+    """Write a checkpoint file to ``sink``, with one chunk at a time in memory.
+
+    Errors of the sink are raised unchanged. The file is then incomplete, which readers detect.
+    """
+    writer = _DigestWriter(sink)
+    header = {
+        "format": FORMAT,
+        "sparkstrom": __version__,
+        "description": checkpoint.description,
+    }
+    content = json.dumps(header, indent=1).encode()
+    with zipfile.ZipFile(writer, "w") as npz:  # type: ignore[call-overload]
+        for name, array in checkpoint.arrays.items():
+            with npz.open(_zip_member(f"{name}.npy"), "w", force_zip64=True) as member:
+                _write_array(member, array)
+        with npz.open(_zip_member(DESCRIPTION), "w") as member:
+            member.write(content)
+        npz.comment = DIGEST_MARK + b"0" * DIGEST_CHARS
+    writer.finish()
+
+
+def read_untrusted_checkpoint(file: IO[bytes], path: str) -> Checkpoint:
+    """Read a checkpoint, verify its digest and return it.
+
+    Args:
+        file: the file, which can seek.
+        path: the file's name in errors.
+
+    Raises:
+        CheckpointDamaged: the file is truncated, changed or no checkpoint.
+        UsageError: it is intact but of a newer format.
+        OSError: it cannot be read.
+    """
+    verify_digest(file, path)
+    try:
+        with zipfile.ZipFile(file) as npz:
+            if any(info.compress_type != zipfile.ZIP_STORED for info in npz.infolist()):
+                raise ValueError("a member is compressed")
+            header = json.loads(npz.read(DESCRIPTION))
+            written_by, number = str(header["sparkstrom"]), int(header["format"])
+            if number > FORMAT:
+                raise UsageError(
+                    f"{path} has checkpoint format {number}, written by sparkstrom {written_by}: "
+                    f"this is sparkstrom {__version__}, which reads format {FORMAT}. Install "
+                    f"sparkstrom {written_by} or newer, or use another checkpoint_directory"
+                )
+            arrays = {
+                info.filename.removesuffix(".npy"): _read_array(npz, info)
+                for info in npz.infolist()
+                if info.filename != DESCRIPTION
+            }
+            return Checkpoint(dict(header["description"]), arrays)
+    except (UsageError, CheckpointDamaged):
+        raise
+    except Exception as error:  # its digest is right: made by another program, or by a bug
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a false offset
+            raise
+        raise CheckpointDamaged(path, f"it is no checkpoint ({error!r})") from None
+
+
+def verify_digest(file: IO[bytes], path: str) -> None:
+    """Read the whole file. Raise CheckpointDamaged unless its bytes match its digest."""
+    size = file.seek(0, os.SEEK_END)
+    tail_bytes = len(DIGEST_MARK) + DIGEST_CHARS
+    file.seek(max(0, size - tail_bytes))
+    tail = _read_exactly(file, min(size, tail_bytes), path)
+    if len(tail) < tail_bytes or not tail.startswith(DIGEST_MARK):
+        raise CheckpointDamaged(path, f"its end is missing or changed, after {size:,} bytes")
+    digest, remaining = hashlib.sha256(), size - DIGEST_CHARS
+    file.seek(0)
+    buffer = memoryview(bytearray(min(CHUNK_BYTES, remaining)))
+    while remaining:
+        part = buffer[: min(remaining, len(buffer))]
+        _read_into(file, part, path)
+        digest.update(part)
+        remaining -= len(part)
+    if digest.hexdigest().encode() != tail[len(DIGEST_MARK) :]:
+        raise CheckpointDamaged(path, f"its {size:,} bytes are not those that were written")
+
+
+class _DigestWriter:
+    """Forwards bytes to a sink and hashes them.
+
+    The last ``DIGEST_CHARS`` bytes are held back: the digest replaces them at the end.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink, self._digest, self._held, self._passed = sink, hashlib.sha256(), b"", 0
+
+    def write(self, data: Any) -> int:
+        """Forward all bytes but the last ones, which are held back; return the number of bytes."""
+        view = memoryview(data).cast("B")
+        if len(view) >= DIGEST_CHARS:
+            self._forward(self._held)
+            self._forward(view[:-DIGEST_CHARS])
+            self._held = bytes(view[-DIGEST_CHARS:])
+        else:
+            held = self._held + bytes(view)
+            self._forward(held[:-DIGEST_CHARS])
+            self._held = held[-DIGEST_CHARS:]
+        return len(view)
+
+    def flush(self) -> None:
+        """Do nothing; zipfile calls this after each member."""
+
+    def tell(self) -> int:
+        """Return the number of bytes written so far, including those held back."""
+        return self._passed + len(self._held)
+
+    def finish(self) -> None:
+        """Write the digest in place of the bytes held back."""
+        assert self._held == b"0" * DIGEST_CHARS, (
+            "the end of a checkpoint is no place for its digest"
+        )
+        self._sink.write(self._digest.hexdigest().encode())
+
+    def _forward(self, data: bytes | memoryview) -> None:
+        """Hash bytes and write them to the sink."""
+        if data:
+            self._digest.update(data)
+            self._sink.write(data)
+            self._passed += len(data)
+
+
+def _zip_member(name: str) -> zipfile.ZipInfo:
+    """Return the zip entry of a file, with a constant date."""
+    return zipfile.ZipInfo(name, ZIP_DATE)
+
+
+def _write_array(member: IO[bytes], array: NDArray[Any]) -> None:
+    """Write an array as an npy file to a zip member, in chunks."""
+    header = np.lib.format.header_data_from_array_1_0(array)
+    np.lib.format.write_array_header_1_0(member, header)
+    contiguous = array.T if header["fortran_order"] else array
+    if contiguous.flags.c_contiguous:
+        content = contiguous.reshape(-1).view(np.uint8).data
+        for first in range(0, len(content), CHUNK_BYTES):
+            member.write(content[first : first + CHUNK_BYTES])
+        return
+    count = max(1, CHUNK_BYTES // array.itemsize)
+    flags: list[Any] = ["external_loop", "buffered", "zerosize_ok"]
+    parts: Iterable[Any] = np.nditer(array, flags, buffersize=count, order="C")
+    for part in parts:
+        member.write(part.tobytes())
+
+
+def _read_array(npz: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+    """Return the array of an npy file in the zip. Raise ValueError if header and length differ."""
+    with npz.open(info) as member:
+        if np.lib.format.read_magic(member) != NPY_VERSION:
+            raise ValueError(f"{info.filename} is of an npy version that is not written here")
+        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(member)
+        n_bytes = math.prod(shape) * dtype.itemsize
+        if dtype.kind not in DTYPE_KINDS or n_bytes != info.file_size - member.tell():
+            raise ValueError(f"{info.filename} is not as long as {dtype}{list(shape)}")
+        array = np.empty(shape, dtype, order="F" if fortran_order else "C")
+        into = array.reshape(-1, order="A").view(np.uint8).data
+        at = 0
+        while at < n_bytes:
+            count = member.readinto(into[at : at + CHUNK_BYTES])  # type: ignore[attr-defined]
+            if not count:
+                raise ValueError(f"{info.filename} ends early")
+            at += count
+        return array
+
+
+def _read_exactly(file: IO[bytes], count: int, path: str) -> bytes:
+    """Read and return ``count`` bytes. Raise CheckpointDamaged if the file ends before."""
+    buffer = bytearray(count)
+    _read_into(file, memoryview(buffer), path)
+    return bytes(buffer)
+
+
+def _read_into(file: IO[bytes], into: memoryview, path: str) -> None:
+    """Fill a buffer from the file's position. Raise CheckpointDamaged if the file ends before."""
+    reader: io.BufferedIOBase = file  # type: ignore[assignment]
+    while into:
+        count = reader.readinto(into)
+        if not count:
+            raise CheckpointDamaged(path, "it became shorter while it was read")
+        into = into[count:]

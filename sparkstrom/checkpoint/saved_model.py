@@ -1,0 +1,241 @@
+"""Saved models: parameters in an npz ``NAME``, and the model's description in ``NAME.json``.
+
+A model of another library adds a file that this library can open, such as ``NAME.pt``.
+
+``NAME.json`` has two digests: one of the parameters and buffers in ``NAME``, which connects the two
+files, and one of the rest of ``NAME.json``. Files of earlier versions lack the second one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+import os
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparkstrom.base.errors import SetupError, SparkstromError, UsageError, first_line
+from sparkstrom.base.option_types import path_given
+from sparkstrom.base.safe_files import check_npz, create_beside, open_regular
+from sparkstrom.base.version import __version__
+from sparkstrom.models.base import Buffered, Flat, FlatModel, from_description
+
+FORMAT = 1
+DESCRIPTION_DIGEST_KEY = "description_sha256"
+REQUIRED_KEYS = {"format", "model", "epochs", "sha256"}
+OPTIONAL_KEYS = {"sparkstrom", "n_params", DESCRIPTION_DIGEST_KEY}
+READ_ERRORS = (
+    *(OSError, EOFError, TypeError, ValueError, KeyError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
+)
+
+
+def description_path(path: Path) -> Path:
+    """Return the path of the description of the model saved at ``path``."""
+    return path.with_name(path.name + ".json")
+
+
+def check_local_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path; raise UsageError for a URL, which would become a folder's name."""
+    given = path_given(path)
+    if "://" in given:
+        raise UsageError(
+            f"{given} is a URL, and models are saved as local files: save to a local"
+            " path and copy NAME and NAME.* there, or copy them here to load"
+        )
+    return Path(given)
+
+
+def save_model(
+    path: Path,
+    model: dict[str, Any],
+    parameters: Flat,
+    epochs: int,
+    *,
+    buffers: bytes = b"",
+    exported: tuple[str, bytes] | None = None,
+) -> None:
+    """Write the files of a model; an interrupted save leaves the former files unchanged.
+
+    Args:
+        path: ``NAME``.
+        model: result of the model's ``describe``.
+        parameters: float32[n_params].
+        epochs: number of epochs that it was trained for.
+        buffers: the model's encoded buffers, b"" if it has none.
+        exported: suffix and content of a file for the model's own library.
+
+    Raises:
+        SetupError: a file cannot be written.
+    """
+    description = {
+        "format": FORMAT,
+        "sparkstrom": __version__,
+        "model": model,
+        "epochs": epochs,
+        "n_params": int(parameters.size),
+        # Detects a crash between the renames of the files.
+        "sha256": _parameters_digest(parameters, buffers),
+    }
+    description[DESCRIPTION_DIGEST_KEY] = _description_digest(description)
+    arrays = {"parameters": parameters}
+    if buffers:
+        arrays["buffers"] = np.frombuffer(buffers, np.uint8)
+    npz = io.BytesIO()
+    np.savez(npz, **arrays)  # type: ignore[arg-type]
+    contents = {path: npz.getvalue(), description_path(path): _encode_json(description)}
+    if exported is not None:
+        suffix, content = exported
+        contents[path.with_name(path.name + suffix)] = content
+    written: dict[Path, Path] = {}
+    target = path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for target, content in contents.items():
+            _write_temporary(target, content, written)
+        for target, temporary in written.items():
+            temporary.replace(target)
+    except OSError as error:
+        for temporary in written.values():
+            temporary.unlink(missing_ok=True)
+        raise SetupError(
+            f"{target} cannot be written ({error.strerror or error}): make room or give another"
+            " path; files saved there before are unchanged"
+        ) from error
+
+
+def _encode_json(description: dict[str, Any]) -> bytes:
+    """Return a description as the content of its file."""
+    return json.dumps(description, indent=2).encode()
+
+
+def _write_temporary(target: Path, content: bytes, written: dict[Path, Path]) -> None:
+    """Write a file to disk under a temporary name, and add that name to ``written``."""
+    created, written[target] = create_beside(target)
+    with created as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, Flat, int]:
+    """Read a saved model.
+
+    Args:
+        path: ``NAME``.
+        model: a model made of the same code, for models whose code is not saved; None: create it
+            from the description.
+
+    Returns:
+        The model, its parameters float32[n_params] and the number of epochs it was trained for.
+
+    Raises:
+        UsageError: files are missing or damaged, do not belong together, or not to ``model``.
+    """
+    try:
+        with open_regular(description_path(path)) as opened:
+            description = json.loads(opened.read().decode("utf-8"))
+        with open_regular(path) as opened:
+            check_npz(opened)
+            with np.load(opened, allow_pickle=False) as file:
+                parameters = file["parameters"]
+                buffers = file["buffers"].tobytes() if "buffers" in file.files else b""
+    except READ_ERRORS as error:
+        raise UsageError(f"{path} is no saved model ({error}); save() writes NAME and NAME.json"
+                         ) from None  # fmt: skip
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise UsageError(
+            f"{description_path(path)} does not say format {FORMAT}, which this version of "
+            "sparkstrom reads: it is no description of a model, or of a newer version's"
+        )
+    _check_description(description_path(path), description)
+    if model is None:
+        model = _model_from_description(description_path(path), description["model"])
+    else:
+        check_same_model(model.describe(), description["model"], path)
+    if parameters.shape != (model.n_params,) or parameters.dtype != np.float32:
+        raise UsageError(
+            f"{path} holds {parameters.dtype}{list(parameters.shape)}, its description requires "
+            f"float32[{model.n_params}]: the two files are not of one save"
+        )
+    if _parameters_digest(parameters, buffers) != description["sha256"]:
+        raise UsageError(
+            f"{path} does not hold the parameters that {description_path(path).name} describes: "
+            "the two files are not of one save; take both from the same one"
+        )
+    if buffers and isinstance(model, Buffered):
+        model.load_buffers_bytes(buffers)
+    return model, parameters, int(description["epochs"])
+
+
+def _check_description(path: Path, description: dict[str, Any]) -> None:
+    """Raise UsageError unless a description is as ``save_model`` wrote it."""
+    if missing := REQUIRED_KEYS - set(description):
+        raise UsageError(f"{path} lacks {', '.join(sorted(missing))}")
+    if unknown := set(description) - REQUIRED_KEYS - OPTIONAL_KEYS:
+        raise UsageError(f"{path} is damaged: it has {', '.join(map(repr, sorted(unknown)))}")
+    digest = description.get(DESCRIPTION_DIGEST_KEY)
+    epochs, model = description["epochs"], description["model"]
+    if (
+        (DESCRIPTION_DIGEST_KEY in description and digest != _description_digest(description))
+        or not (isinstance(epochs, int) and epochs >= 0)
+        or not isinstance(model, dict)
+    ):
+        raise UsageError(
+            f"{path} is damaged or was changed after it was saved: take it from another copy, or"
+            " save the model again; a model cannot be changed by editing this file"
+        )
+
+
+def _model_from_description(path: Path, description: dict[str, Any]) -> FlatModel:
+    """Make the model of a description. Raise UsageError, naming the file, if that fails."""
+    try:
+        return from_description(description)
+    except SparkstromError as error:
+        raise UsageError(f"{path}: {error}") from error
+    except Exception as error:  # damaged, and of an earlier version without a digest
+        raise UsageError(
+            f"{path} describes no model that can be made ({type(error).__name__}:"
+            f" {first_line(error)}): it is damaged, or of another version of sparkstrom"
+        ) from error
+
+
+def check_same_model(current: dict[str, Any], saved: dict[str, Any], path: object) -> None:
+    """Raise UsageError if the saved model has another kind or other parameters.
+
+    Args:
+        current: description of the model in this program.
+        saved: description of the saved model.
+        path: the saved file's name in errors.
+    """
+    kind, saved_kind = current.get("kind"), saved.get("kind")  # a user's own model may have none
+    if kind != saved_kind:
+        raise UsageError(f"{path} is of kind {saved_kind!r}, the model given is {kind!r}")
+    parameters = current.get("parameters", []), saved.get("parameters", [])
+    for own, other in itertools.zip_longest(*parameters):
+        if own != other:
+            raise UsageError(
+                f"{path} has parameter {other}, the model given has {own} in its place: create it "
+                "with the same code as the saved one"
+            )
+
+
+def _parameters_digest(parameters: Flat, buffers: bytes) -> str:
+    """Return the SHA-256 of parameters and buffers in hexadecimal."""
+    digest = hashlib.sha256(parameters.tobytes())
+    digest.update(buffers)
+    return digest.hexdigest()
+
+
+def _description_digest(description: dict[str, Any]) -> str:
+    """Return a SHA-256 of the values that does not depend on the file's layout."""
+    rest = {name: value for name, value in description.items() if name != DESCRIPTION_DIGEST_KEY}
+    content = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(content.encode()).hexdigest()

@@ -1,0 +1,267 @@
+"""Frames: encrypted pieces of messages, each bound to its job, edge, direction and position.
+
+A message is cut into pieces that fit a frame, and each piece is sealed with AES-GCM. The header is
+sent in the clear and authenticated with the body: a frame that was changed, made without the job's
+key, or sent over another edge cannot be opened. Direct messages have no edge; they are bound to the
+worker process by its token.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import Self
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from sparkstrom.base.errors import WireError
+from sparkstrom.base.identity import MASTER, EdgeNo, NodeId
+
+# 4s magic | u8 version | u8 kind | 2 zero | u64 job | u32 sender | u32 receiver | u32 edge
+# | u64 counter | u32 piece | u32 pieces | u32 body_bytes, sealed: 16 more than in the clear
+HEADER = struct.Struct("<4sBB2xQIIIQIII")
+NONCE = struct.Struct("<IQ")  # sender, counter: never twice under one key
+TOKEN = struct.Struct("<Q")  # authenticated with direct frames of the master, but not sent
+
+MAGIC = b"SpSt"
+VERSION = 1
+TAG_BYTES = 16
+OVERHEAD_BYTES = HEADER.size + TAG_BYTES
+KEY_BYTES = 32
+FRAMES = b"sparkstrom frames 1"  # what the key of frames is derived for
+NOBODY = 0xFFFF_FFFF  # on the wire: sender or receiver without an id yet, which is None in a header
+UNBOUND = EdgeNo(0)  # for direct frames of the master; edges count from 1
+STRANGER_BIT = 0x8000_0000  # set in a nonce's first half where the sender has no id
+COUNT_BITS = 32  # of a teller's counter; above them stands the lower half of its token
+COUNT_MAX = (1 << COUNT_BITS) - 1
+
+
+class Rejection(enum.StrEnum):
+    """The reason why a frame is rejected. The set is fixed, so that counters by reason are
+    bounded.
+    """
+
+    SHORT = "shorter than a frame"
+    FOREIGN = "no frame of ours"
+    OTHER_JOB = "a frame of another job"
+    LENGTH = "another length than announced"
+    PIECE = "a piece beyond the last"
+    SEAL = "the seal does not fit"
+    AGAIN = "counted already"
+    TOO_LONG = "too long a message"
+    EARLY = "a frame of an edge that is not open here yet"  # it comes again
+    OTHER_EDGE = "a frame of another edge"
+    OTHER_STREAM = "a frame of the edge's other stream"  # whose counters are not these
+    OTHER_RECEIVER = "a frame for somebody else"
+    NOT_DIRECT = "only what is told directly is taken here"
+    NO_MESSAGE = "no message"  # the seal was good, the body is nothing that can be read
+
+
+class FrameError(WireError):
+    """A frame that is rejected: a ``Rejection`` for counting, and details for people."""
+
+    def __init__(self, rejection: str, detail: str = "") -> None:
+        super().__init__(rejection, detail)
+        self.rejection, self.detail = rejection, detail
+
+    def __str__(self) -> str:
+        return f"{self.rejection}: {self.detail}" if self.detail else self.rejection
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The clear part of a frame: sender, receiver and position; the layout is above ``HEADER``."""
+
+    kind: int
+    sender: NodeId | None
+    receiver: NodeId | None
+    edge: EdgeNo
+    counter: int
+    piece: int
+    pieces: int
+
+    @property
+    def is_direct_from_master(self) -> bool:
+        """Return whether the master sent this frame directly, past the tree."""
+        return (self.sender, self.edge) == (MASTER, UNBOUND)
+
+    @property
+    def session(self) -> int:
+        """Return the token of the worker process that sent this frame directly."""
+        return self.edge << COUNT_BITS | self.counter >> COUNT_BITS
+
+    @property
+    def count(self) -> int:
+        """Return the sender's running number of direct frames, from 1."""
+        return self.counter & COUNT_MAX
+
+
+def direct_header(token: int, count: int, kind: int, piece: int, pieces: int) -> Header:
+    """Return the header of a frame that a process sends directly to the master.
+
+    ``token`` and ``count`` (from 1) are also the nonce: 63 random bits per process and a number
+    that rises.
+    """
+    assert 0 < count <= COUNT_MAX, "a nonce must not repeat"
+    edge, counter = EdgeNo(token >> COUNT_BITS), (token & COUNT_MAX) << COUNT_BITS | count
+    return Header(kind, None, MASTER, edge, counter, piece, pieces)
+
+
+def derive_key(fit_key: bytes, purpose: bytes, salt: bytes | None = None) -> bytes:
+    """Derive a key from the fit's key by HKDF-SHA256.
+
+    Each purpose has its own key; the fit's key itself encrypts nothing.
+    """
+    assert len(fit_key) == KEY_BYTES, "as the fit has drawn it"
+    return HKDF(SHA256(), KEY_BYTES, salt, purpose).derive(fit_key)
+
+
+class Seal:
+    """Encrypts and opens the frames of one job.
+
+    The caller provides the counters, which must rise with each frame of a sender. ``token`` names a
+    worker process: the master's direct frames are encrypted for it and open nowhere else. All other
+    frames are bound to their edge.
+    """
+
+    def __init__(self, key: bytes, job: int) -> None:
+        assert len(key) == KEY_BYTES, "AES-256"
+        self._aead, self._job = AESGCM(key), job
+
+    @classmethod
+    def from_fit_key(cls, fit_key: bytes, job: int) -> Self:
+        """Return a seal with the frame key that is derived from the fit's key."""
+        return cls(derive_key(fit_key, FRAMES), job)
+
+    def close(self, header: Header, body: bytes, token: int = 0) -> bytes:
+        """Encrypt one piece of a message and return the frame; see the class for ``token``."""
+        clear = HEADER.pack(
+            MAGIC,
+            VERSION,
+            header.kind,
+            self._job,
+            _to_wire(header.sender),
+            _to_wire(header.receiver),
+            header.edge,
+            header.counter,
+            header.piece,
+            header.pieces,
+            len(body) + TAG_BYTES,
+        )
+        return clear + self._aead.encrypt(
+            _nonce(header), body, _authenticated_bytes(header, clear, token)
+        )
+
+    def open_untrusted(self, frame: bytes, token: int = 0) -> tuple[Header, bytes]:
+        """Decrypt a frame; return its header and body. Raise FrameError and nothing else."""
+        if len(frame) < OVERHEAD_BYTES:
+            detail = f"at least {OVERHEAD_BYTES} bytes, got {len(frame)}"
+            raise FrameError(Rejection.SHORT, detail)
+        clear = frame[: HEADER.size]
+        magic, version, kind, job, sender, receiver, *fields, body_bytes = HEADER.unpack(clear)
+        if (magic, version) != (MAGIC, VERSION):
+            raise FrameError(Rejection.FOREIGN)
+        if job != self._job:
+            raise FrameError(Rejection.OTHER_JOB, f"{job:016x}, this is {self._job:016x}")
+        if body_bytes != len(frame) - HEADER.size:
+            came = len(frame) - HEADER.size
+            raise FrameError(Rejection.LENGTH, f"{body_bytes} bytes announced, {came} came")
+        header = Header(kind, _from_wire(sender), _from_wire(receiver), *fields)
+        if not header.piece < header.pieces:
+            raise FrameError(Rejection.PIECE, f"piece {header.piece} of {header.pieces}")
+        bound = _authenticated_bytes(header, clear, token)
+        try:
+            return header, self._aead.decrypt(_nonce(header), frame[HEADER.size :], bound)
+        except InvalidTag:
+            detail = "not this job's key, changed, or for another process"
+            raise FrameError(Rejection.SEAL, detail) from None
+
+
+def _to_wire(node: NodeId | None) -> int:
+    """Return the number that stands for a node id in a header; NOBODY for None."""
+    return NOBODY if node is None else node
+
+
+def _from_wire(node: int) -> NodeId | None:
+    """Return the node id that a number in a header stands for; None for NOBODY."""
+    return None if node == NOBODY else NodeId(node)
+
+
+def _authenticated_bytes(header: Header, clear: bytes, token: int) -> bytes:
+    """Return the bytes authenticated with the body, the token included for the master's direct
+    frames.
+    """
+    return clear + TOKEN.pack(token) if header.is_direct_from_master else clear
+
+
+def _nonce(header: Header) -> bytes:
+    """Return the nonce: the sender's id and counter, or for direct frames a process's token and
+    count.
+    """
+    if header.sender is None:
+        return NONCE.pack(header.edge | STRANGER_BIT, header.counter)
+    return NONCE.pack(header.sender, header.counter)
+
+
+def split_body(body: bytes, piece_bytes: int) -> list[bytes]:
+    """Cut a message's body into pieces of at most ``piece_bytes``; an empty body is one empty
+    piece.
+    """
+    return [body[i : i + piece_bytes] for i in range(0, max(1, len(body)), piece_bytes)]
+
+
+class Reassembler:
+    """Reassembles the messages of one stream from their pieces, in bounded memory.
+
+    A sender seals all pieces of a message in a row, so the next piece has the next counter; any
+    other frame ends the incomplete message. A counter that is not above the last one is a replay.
+    ``after`` is the highest counter accepted before.
+    """
+
+    def __init__(self, message_bytes_max: int, after: int = -1) -> None:
+        self._message_bytes_max = message_bytes_max
+        self._counter = after
+        self._next: tuple[int, int, int, int] | None = None  # kind, counter, piece, pieces
+        self._parts: list[bytes] = []
+        self._bytes = 0
+
+    @property
+    def counter(self) -> int:
+        """Return the highest counter that was accepted."""
+        return self._counter
+
+    @property
+    def arriving_bytes(self) -> int:
+        """Return the bytes of the incomplete message."""
+        return self._bytes if self._next is not None else 0
+
+    def take(self, header: Header, body: bytes) -> bytes | None:
+        """Add a piece; return the message's body once its last piece is here, None before.
+
+        Raise FrameError for a replay or a message that is too long.
+        """
+        if header.counter <= self._counter:
+            detail = f"counter {header.counter} again, it was {self._counter} already"
+            raise FrameError(Rejection.AGAIN, detail)
+        self._counter = header.counter
+        expected = (header.kind, header.counter, header.piece, header.pieces)
+        if header.piece == 0:
+            self._parts, self._bytes = [], 0
+        elif expected != self._next:
+            self._next = None
+            return None
+        self._bytes += len(body)
+        if self._bytes > self._message_bytes_max:
+            self._next, self._parts = None, []
+            raise FrameError(Rejection.TOO_LONG, f"more than {self._message_bytes_max} bytes")
+        self._parts.append(body)
+        if header.piece + 1 < header.pieces:
+            self._next = (header.kind, header.counter + 1, header.piece + 1, header.pieces)
+            return None
+        whole = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._next, self._parts = None, []
+        return whole

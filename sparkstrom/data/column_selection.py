@@ -1,0 +1,203 @@
+"""Check the column names that a user gives, and plan how executors read these columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import as_float, is_real, shown
+from sparkstrom.data.packed_rows import ColumnStructure, structure_of
+from sparkstrom.data.row_blocks import (
+    as_array,
+    shorten_value,
+)
+from sparkstrom.models.base import Columns
+
+# One column; a list of numeric columns, stacked; or a tuple or dictionary of several arrays.
+ColumnNames = str | list[str] | tuple[str | list[str], ...] | dict[str, str | list[str]]
+
+NAMES_ADVICE = "give a column's name, a list of numeric columns, or a tuple or dictionary of these"
+FEATURES, LABEL, WEIGHT, HELD_OUT = "features", "label", "weight", "validation"  # roles
+IMAGE_FIELDS = ("height", "width", "nChannels", "mode", "data")  # Spark's image schema
+
+
+class ColumnSpec(NamedTuple):
+    """The arguments of ``fit`` that choose columns."""
+
+    features: ColumnNames = "features"  # columns of the features
+    label: ColumnNames | None = "label"  # None: the model's loss uses the features alone
+    weight: str | None = None  # column of the rows' weights
+    validation: float | str | None = None  # fraction to hold out, or name of a boolean column
+
+    @property
+    def labels(self) -> ColumnNames:
+        """The label's columns; an empty tuple if there are none."""
+        return () if self.label is None else self.label
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the rows to hold out at random."""
+        return as_float(self.validation) if is_real(self.validation) else 0.0
+
+
+class ArraySource(NamedTuple):
+    """The columns from which one array of a minibatch is made."""
+
+    role: str  # FEATURES, LABEL, WEIGHT or HELD_OUT
+    names: tuple[str, ...]  # the user's names, for messages
+    columns: tuple[int, ...]  # indices in the record batches
+    is_stacked: bool  # several numeric columns form one array [rows, columns]
+
+
+class ArrowReadPlan(NamedTuple):
+    """Instructions for executors on how to read Arrow batches."""
+
+    schema: bytes  # serialized by Arrow
+    array_sources: tuple[ArraySource, ...]  # one per array of a record
+    features: ColumnStructure  # structure of the features
+    labels: ColumnStructure  # structure of the labels
+    has_weights: bool  # whether an array has weights
+    has_held_out_flag: bool  # whether one has validation flags
+
+
+def check_column_spec(chosen: ColumnSpec, dataframe: bool, data_kind: str = "an RDD") -> None:
+    """Raise UsageError for column arguments that are invalid, or that the data cannot satisfy.
+
+    ``dataframe`` is True if the data have columns; otherwise ``data_kind`` names their kind.
+    """
+    value, weight = chosen.validation, chosen.weight
+    _check_names(FEATURES, chosen.features)
+    if not isinstance(chosen.labels, tuple) or chosen.labels:
+        _check_names(LABEL, chosen.labels)
+    if not isinstance(weight, str | None):
+        raise UsageError(f"weight={shown(weight)}: give a column's name, or None for no weights")
+    check_validation_value(value)
+    for role, names in ((FEATURES, chosen.features), (LABEL, chosen.label)):
+        if not dataframe and names != role:
+            raise UsageError(
+                f"{role}={shown(names)}: there are no columns in {data_kind}; make its elements"
+                " (features, label), where either may be a tuple or dictionary of arrays, and a"
+                " label None"
+            )
+    if not dataframe and isinstance(value, str):
+        raise UsageError(
+            f"validation={shown(value)}: there are no columns in {data_kind}; give a fraction"
+        )
+    if not dataframe and weight is not None:
+        raise UsageError(
+            f"weight={shown(weight)}: there are no columns in {data_kind}; make its elements "
+            "(features, label, weight)"
+        )
+
+
+def iter_arrays_by_role(chosen: ColumnSpec) -> Iterator[tuple[str, str | list[str]]]:
+    """Yield the role and the columns of each array. Raise UsageError without features."""
+    check_not_empty(FEATURES, chosen.features)
+    for role, names in (
+        (FEATURES, chosen.features),
+        (LABEL, chosen.labels),
+        (WEIGHT, chosen.weight),
+        (HELD_OUT, chosen.validation if isinstance(chosen.validation, str) else None),
+    ):
+        for one in [] if names is None else split_into_arrays(names):
+            yield role, one
+
+
+def make_read_plan(
+    chosen: ColumnSpec, schema: bytes, sources: Sequence[ArraySource]
+) -> ArrowReadPlan:
+    """Return the plan for reading the chosen columns from batches with this schema."""
+    return ArrowReadPlan(
+        schema,
+        tuple(sources),
+        structure_of(chosen.features),
+        structure_of(chosen.labels),
+        chosen.weight is not None,
+        isinstance(chosen.validation, str),
+    )
+
+
+def check_validation_value(value: object) -> None:
+    """Raise UsageError unless ``validation`` is a fraction of rows, a column's name or None."""
+    if not (is_real(value) or isinstance(value, str | None)):
+        raise UsageError(
+            f"validation={shown(value)}: give a fraction such as 0.1, the name of a boolean"
+            " column, or a DataFrame of held-out rows with the columns that the fit reads"
+        )
+    if is_real(value) and not 0 <= as_float(value) < 1:
+        raise UsageError(f"validation={shown(value)}: a fraction must be at least 0 and below 1")
+
+
+def _check_names(role: str, names: Any) -> None:
+    """Raise UsageError for invalid column names; whether the columns exist is checked later."""
+    if isinstance(names, str | list | tuple | dict):
+        check_not_empty(role, names)
+    for one in split_into_arrays(names):
+        if isinstance(one, str | list):
+            check_not_empty(role, one)
+        if not all(isinstance(name, str) for name in (one if isinstance(one, list) else [one])):
+            raise UsageError(f"{role}={shown(names)}: {NAMES_ADVICE}")
+
+
+def check_not_empty(role: str, names: ColumnNames) -> None:
+    """Raise UsageError if no column is named."""
+    if not names:
+        raise UsageError(f"{role}={shown(names)}: give a column's name, or several")
+
+
+def split_into_arrays(names: ColumnNames) -> list[str | list[str]]:
+    """Return the columns of each array, in order."""
+    if isinstance(names, dict):
+        return list(names.values())
+    return list(names) if isinstance(names, tuple) else [names]
+
+
+def resolve_array_source(
+    role: str, one: Any, used: dict[str, int], check: Callable[[str, bool], None]
+) -> ArraySource:
+    """Return the source of one array, and add its columns to ``used``.
+
+    Args:
+        role: the array's role, for checks and messages.
+        one: a column's name, or a list of names for a stacked array.
+        used: name -> index of each column that is read.
+        check: called with (name, is_stacked); raises UsageError for an unsuitable column.
+
+    Raises:
+        UsageError: ``one`` names no columns.
+    """
+    names = [one] if isinstance(one, str) else one
+    if not (isinstance(names, list) and names and all(isinstance(n, str) for n in names)):
+        raise UsageError(f"{role}={shown(one)}: {NAMES_ADVICE}")
+    side_by_side = not isinstance(one, str)
+    for name in names:
+        check(name, side_by_side)
+        used.setdefault(name, len(used))
+    return ArraySource(role, tuple(names), tuple(used[name] for name in names), side_by_side)
+
+
+def features_to_arrays(data: Any) -> Columns:
+    """Convert features passed to ``predict`` to new arrays with the dtypes used in training.
+
+    The arrays are copies, because a model may change them in place, and the caller may change the
+    originals before the prediction is made. Raise UsageError for anything but numbers.
+    """
+    if isinstance(data, dict):
+        return {name: _to_numbers(array) for name, array in data.items()}
+    if isinstance(data, tuple):
+        return tuple(_to_numbers(array) for array in data)
+    return _to_numbers(data)
+
+
+def _to_numbers(values: Any) -> NDArray[Any]:
+    """Convert one array; raise UsageError if it is not numeric."""
+    try:
+        return as_array(values, own=True)
+    except (TypeError, ValueError) as error:  # not numeric, or rows of different lengths
+        raise UsageError(
+            f"features are {shorten_value(values)}: give an array of numbers [rows, ...], or a "
+            f"tuple or dictionary of them ({error})"
+        ) from None

@@ -1,0 +1,257 @@
+"""Pack rows of any columns into records: bytes of one length, so that one array holds all rows.
+
+Partitioning, sorting, shuffling, spilling and counting only handle ``u8[rows, row_bytes]``; a
+minibatch is unpacked into arrays again. A record stores only the nonzero entries of a long sparse
+vector, which becomes dense in the minibatch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch, Columns, arrays_of
+
+Records = NDArray[np.uint8]  # [rows, row_bytes]
+Keys = NDArray[np.uint64]  # [rows, 2]
+ColumnStructure = None | int | tuple[str, ...]  # one array, a tuple's length, a dict's keys
+
+HASH_CHUNK_BYTES = 1 << 20  # bytes hashed at once, so that they stay in the processor's cache
+ENTRY_DTYPE = np.dtype([("place", "<i4"), ("value", "<f4")])  # place: index + 1; 0: unused entry
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Leaf(NamedTuple):
+    """The layout of one array of a minibatch within a record."""
+
+    name: str  # the user's column, for messages
+    shape: tuple[int, ...]  # of one row
+    stored_dtype: str  # dtype in a record
+    batch_dtype: str  # dtype in a minibatch
+    entries: int = 0  # capacity for entries of a sparse vector; 0: dense
+    column: str = ""  # kind of the DataFrame's column: number, array or vector; empty: others
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array in a record."""
+        if self.entries:
+            return self.entries * ENTRY_DTYPE.itemsize
+        return math.prod(self.shape) * np.dtype(self.stored_dtype).itemsize
+
+    def describe(self) -> str:
+        """Return the stored dtype and shape for messages, such as float32[3, 2]."""
+        return f"{np.dtype(self.stored_dtype).name}{list(self.shape)}"
+
+
+class RowFormat(NamedTuple):
+    """The layout of a record: features, labels, then weight and held-out flag, if present."""
+
+    leaves: tuple[Leaf, ...]  # arrays in the order in which a record stores them
+    features: ColumnStructure = None  # structure of the features
+    labels: ColumnStructure = None  # structure of the labels
+    has_weights: bool = False  # whether records have a weight
+    has_held_out_flag: bool = False  # the last leaf marks held-out rows
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a record."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """First and last + 1 byte of each leaf in a record."""
+        ends = list(itertools.accumulate(leaf.nbytes for leaf in self.leaves))
+        return list(zip([0, *ends], ends, strict=False))
+
+    def pack(self, arrays: list[NDArray[Any]]) -> Records:
+        """Pack arrays [rows, ...], one per leaf, into records.
+
+        Sparse arrays are as ``pack_sparse_entries`` returns them, with at most the leaf's entries.
+        """
+        records = np.zeros((len(arrays[0]), self.row_bytes), np.uint8)
+        for leaf, array, (first, end) in zip(self.leaves, arrays, self.spans, strict=True):
+            stored = array if leaf.entries else array.astype(leaf.stored_dtype, copy=False)
+            if stored.size:
+                raw = np.ascontiguousarray(stored).reshape(len(records), -1).view(np.uint8)
+                records[:, first : first + min(raw.shape[1], end - first)] = raw
+        return records
+
+    def array(self, records: Records, index: int) -> NDArray[Any]:
+        """Return leaf ``index`` in stored form: [rows, ...], or sparse entries [rows, entries]."""
+        (first, end), leaf = self.spans[index], self.leaves[index]
+        raw = np.ascontiguousarray(records[:, first:end])
+        if leaf.entries:
+            return raw.view(ENTRY_DTYPE)
+        shape = (len(records), *leaf.shape)
+        return (
+            raw.view(leaf.stored_dtype).reshape(shape)
+            if raw.size
+            else np.zeros(shape, leaf.stored_dtype)
+        )
+
+    def arrays(self, records: Records) -> list[NDArray[Any]]:
+        """Return all leaves in stored form."""
+        return [self.array(records, i) for i in range(len(self.leaves))]
+
+    def batch(self, records: Records) -> Batch:
+        """Unpack records into a minibatch."""
+        return self.batch_from_arrays(self.arrays(records))
+
+    def batch_from_arrays(self, stored: list[NDArray[Any]]) -> Batch:
+        """Convert leaves in stored form to a minibatch; arrays of equal dtype are not copied."""
+        arrays = [
+            entries_to_dense(array, leaf.shape[0])
+            if leaf.entries
+            else array.astype(leaf.batch_dtype, copy=False)
+            for leaf, array in zip(self.leaves, stored, strict=True)
+        ]
+        n_features, n_labels = count_arrays(self.features), count_arrays(self.labels)
+        return Batch(
+            arrange_arrays(self.features, arrays[:n_features]),
+            arrange_arrays(self.labels, arrays[n_features : n_features + n_labels]),
+            arrays[n_features + n_labels] if self.has_weights else None,
+        )
+
+    def held_out(self, records: Records) -> NDArray[np.bool_]:
+        """Return bool[rows], True for rows that the user's validation column holds out."""
+        if not self.has_held_out_flag:
+            return np.zeros(len(records), bool)
+        flags: NDArray[np.bool_] = records[:, -1] != 0
+        return flags
+
+    def unify(self, other: RowFormat) -> RowFormat:
+        """Return a format with room for the records of both.
+
+        Raise UsageError if they differ in more than the number of sparse entries.
+        """
+        if self == other:
+            return self
+        for mine, theirs in itertools.zip_longest(self.leaves, other.leaves):
+            if mine is None or theirs is None or mine[:4] != theirs[:4]:
+                raise UsageError(
+                    f"rows do not fit together: {_describe_leaf(theirs)} in one part of the data, "
+                    f"{_describe_leaf(mine)} in another"
+                )
+        leaves = (
+            mine._replace(entries=max(mine.entries, theirs.entries))
+            for mine, theirs in zip(self.leaves, other.leaves, strict=True)
+        )
+        return self._replace(leaves=tuple(leaves))
+
+    def repack(self, records: Records, to: RowFormat) -> Records:
+        """Convert records of this format to one with room for more sparse entries."""
+        if self == to:
+            return records
+        return to.pack(self.arrays(records))
+
+    def keys(self, records: Records) -> Keys:
+        """Return two hashes of each row's content, u64[rows, 2], regardless of unused entries."""
+        keys = np.zeros((len(records), 2), np.uint64)
+        step = max(1, HASH_CHUNK_BYTES // max(1, self.row_bytes))
+        for first in range(0, len(records), step):
+            part = slice(first, first + step)
+            for salt, (begin, end) in enumerate(self.spans):
+                if end > begin:
+                    keys[part] += _hash_words(records[part, begin:end], salt)
+        return splitmix(keys)
+
+
+def format_from_batch(batch: Batch) -> RowFormat:
+    """Return the row format that stores a batch's arrays unchanged."""
+    features, labels, weights = batch
+    arrays = [*arrays_of(features), *arrays_of(labels)] + ([] if weights is None else [weights])
+    leaves = [
+        Leaf(f"array {i}", a.shape[1:], a.dtype.str, a.dtype.str) for i, a in enumerate(arrays)
+    ]
+    return RowFormat(
+        tuple(leaves), structure_of(features), structure_of(labels), weights is not None
+    )
+
+
+def flatten_batch(batch: Batch) -> list[NDArray[Any]]:
+    """Return a batch's arrays in the order of its row format's leaves."""
+    weights = [] if batch.weights is None else [batch.weights]
+    return [*arrays_of(batch.features), *arrays_of(batch.labels), *weights]
+
+
+def structure_of(columns: Any) -> ColumnStructure:
+    """Return how arrays or column names are arranged: the tuple's length, the dict's keys or None.
+
+    None stands for one array.
+    """
+    if isinstance(columns, dict):
+        return tuple(columns)
+    return len(columns) if isinstance(columns, tuple) else None
+
+
+def count_arrays(structure: ColumnStructure) -> int:
+    """Return the number of arrays in a structure."""
+    return 1 if structure is None else structure if isinstance(structure, int) else len(structure)
+
+
+def arrange_arrays(structure: ColumnStructure, arrays: list[NDArray[Any]]) -> Columns:
+    """Arrange arrays by a structure: as one array, a tuple or a dictionary."""
+    if structure is None:
+        return arrays[0]
+    return (
+        tuple(arrays) if isinstance(structure, int) else dict(zip(structure, arrays, strict=True))
+    )
+
+
+def pack_sparse_entries(
+    rows: NDArray[np.int64], places: NDArray[Any], values: NDArray[Any], count: int
+) -> NDArray[Any]:
+    """Pack the entries of ``count`` sparse rows into an array of ENTRY_DTYPE [count, entries].
+
+    ``rows``, ``places`` and ``values`` have each entry's row, index and value, sorted by row.
+    Entries with value 0 are dropped, so that equal vectors have equal records.
+    """
+    full = values != 0
+    rows, places, values = rows[full], places[full], values[full]
+    lengths = np.bincount(rows, minlength=count)
+    starts = np.cumsum(lengths) - lengths
+    out = np.zeros((count, max(1, int(lengths.max(initial=0)))), ENTRY_DTYPE)
+    column = np.arange(len(rows)) - starts[rows]
+    out["place"][rows, column], out["value"][rows, column] = places + 1, values
+    return out
+
+
+def entries_to_dense(entries: NDArray[Any], size: int) -> NDArray[np.float32]:
+    """Convert sparse entries [rows, entries] to f32[rows, size]."""
+    out = np.zeros((len(entries), size), np.float32)
+    row, column = np.nonzero(entries["place"])
+    out[row, entries["place"][row, column] - 1] = entries["value"][row, column]
+    return out
+
+
+def splitmix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Mix the bits of 64-bit integers: SplitMix64's finalizer (Steele, Lea, Flood 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _hash_words(part: Records, salt: int) -> Keys:
+    """Hash rows of bytes to u64[rows, 2], by sums over words; trailing zeros do not count."""
+    words = -(-part.shape[1] // 8)
+    padded = np.zeros((len(part), words * 8), np.uint8)
+    padded[:, : part.shape[1]] = part
+    places = np.arange(1, words + 1, dtype=np.uint64) + np.uint64(salt << 40)
+    factors = splitmix(places * _GOLDEN)
+    mixed = padded.view("<u8") * (factors | np.uint64(1))
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= splitmix(factors) | np.uint64(1)  # otherwise the top bits of two words could cancel
+    first = mixed.sum(axis=1, dtype=np.uint64)
+    return np.stack([first, (mixed * (mixed >> np.uint64(11))).sum(axis=1)], axis=1)
+
+
+def _describe_leaf(leaf: Leaf | None) -> str:
+    """Return a leaf's name, dtype and shape for messages."""
+    if leaf is None:
+        return "no such column"
+    return f"{leaf.name} is {leaf.describe()}" + (" (sparse)" if leaf.entries else "")

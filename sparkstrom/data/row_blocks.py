@@ -1,0 +1,439 @@
+"""Convert rows to blocks of records, some MiB each, check them, and send them through a shuffle.
+
+Error messages name the column and the row's number in its partition.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import numbers
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import SetupError, SparkstromError, UsageError
+from sparkstrom.base.option_types import shown
+from sparkstrom.data.packed_rows import (
+    ColumnStructure,
+    Leaf,
+    Records,
+    RowFormat,
+    count_arrays,
+    structure_of,
+)
+from sparkstrom.models.base import FlatModel
+from sparkstrom.models.row_checks import LABELS, BadValue
+
+BLOCK_BYTES = 2 << 20  # of a block's records; making a block takes about six times as much memory
+ROWS_PER_CHUNK_MAX = 4096
+
+
+class Block(NamedTuple):
+    """Some rows of one partition, as records."""
+
+    form: RowFormat  # layout of the records
+    records: Records  # u8[rows, row_bytes]
+    numbers: NDArray[np.int64]  # of each row in ``where``, from 0
+    where: str  # origin of the rows for messages, such as "partition 3"
+
+
+def check_block(model: FlatModel, block: Block) -> None:
+    """Raise UsageError that names the first row which the model rejects."""
+    batch = block.form.batch(block.records)
+    try:
+        model.check(batch.features, batch.labels)
+    except BadValue as error:
+        raise UsageError(_describe_bad_value(block, error)) from None
+    except UsageError as error:
+        raise _locate_bad_row(model, block, error) from None
+
+
+def _describe_bad_value(block: Block, bad: BadValue) -> str:
+    """Return a message that names row, column and value, with advice on finding such rows."""
+    form = block.form
+    before, structure = 0, form.features
+    if bad.role == LABELS:
+        before, structure = count_arrays(form.features), form.labels
+    index = structure.index(bad.array) if isinstance(structure, tuple) else int(bad.array or 0)
+    leaf, at = form.leaves[before + index], bad.location_text
+    column, names = leaf.name, leaf.name.split(", ")
+    if len(names) > 1 and leaf.shape == (len(names),):  # several columns, stacked
+        column, at = names[int(bad.position)], ""
+    role = " (label)" if bad.role == LABELS else ""
+    advice = ""
+    if leaf.column == "vector":
+        advice = _vector_search_advice(block.where, column, bad.text)
+    elif leaf.column:
+        depth = len(leaf.shape) if leaf.column == "array" else 0
+        value = bad.text if bad.text.lstrip("-").isdigit() else f"double('{bad.text}')"
+        advice = search_advice(block.where, column, f"{{}} = {value}", depth)
+    return (
+        f"row {block.numbers[bad.row]} of {block.where}: column {column!r}{role}{at} is {bad.text}:"
+        f" {bad.reason}{advice}"
+    )
+
+
+def search_advice(where: str, column: str, condition: str, depth: int = 0) -> str:
+    """Return advice on finding the rows of a DataFrame that meet an SQL condition.
+
+    ``condition`` has {} in place of the column, or of a value nested ``depth`` arrays deep. Row
+    numbers do not suffice for a DataFrame: after a repartition, Spark orders rows differently if
+    other columns are read. For local data the row number suffices, so the advice is empty.
+    """
+    variables = ["v"] if depth == 1 else [f"v{i + 1}" for i in range(depth)]
+    arrays = [quote_column(column), *variables]
+    found = condition.format(arrays[-1])
+    for i in reversed(range(depth)):
+        found = f"exists({arrays[i]}, {arrays[i + 1]} -> {found})"
+    return f'; frame.where("{found}") shows such rows' if where.startswith("partition") else ""
+
+
+def _vector_search_advice(where: str, column: str, value: str) -> str:
+    """Return advice on finding a value in a vector column, which SQL cannot search directly."""
+    if not where.startswith("partition"):
+        return ""
+    return (
+        f'; frame.where(array_contains(vector_to_array("{column}"), float("{value}"))) shows such'
+        " rows, with array_contains of pyspark.sql.functions, vector_to_array of"
+        " pyspark.ml.functions"
+    )
+
+
+def quote_column(column: str) -> str:
+    """Return a column's name for an SQL expression, in backticks if necessary."""
+    return column if column.isidentifier() else "`" + column.replace("`", "``") + "`"
+
+
+def _locate_bad_row(model: FlatModel, block: Block, error: UsageError) -> UsageError:
+    """Find the row that the model rejects by bisection; return an error that names it."""
+    first, end = 0, len(block.records)
+    while end - first > 1:
+        middle = (first + end) // 2
+        found = _find_error(model, block, first, middle)
+        first, end = (first, middle) if found else (middle, end)
+    found = _find_error(model, block, first, end)
+    if found is None:
+        return UsageError(f"{error} (in {block.where})")
+    columns = ", ".join(repr(leaf.name) for leaf in block.form.leaves)
+    return UsageError(
+        f"row {block.numbers[first]} of {block.where}: {str(found).replace(' of row 0', '')} "
+        f"(columns {columns})"
+    )
+
+
+def _find_error(model: FlatModel, block: Block, first: int, end: int) -> UsageError | None:
+    """Return the error that the model raises for rows ``first`` to ``end``, or None."""
+    batch = block.form.batch(block.records[first:end])
+    try:
+        model.check(batch.features, batch.labels)
+    except UsageError as error:
+        return error
+    return None
+
+
+def gather_blocks(parts: Iterable[tuple[RowFormat, Records]], where: str) -> Iterator[Block]:
+    """Gather consecutive records into blocks of about ``BLOCK_BYTES``; yield none without rows."""
+    held: list[Records] = []
+    form, begin = RowFormat(()), 0
+    for part_form, records in parts:
+        if held and part_form != form:
+            joined = form.unify(part_form)
+            held = [form.repack(some, joined) for some in held]
+            records, part_form = part_form.repack(records, joined), joined
+        form = part_form
+        held.append(records)
+        if sum(some.nbytes for some in held) >= BLOCK_BYTES:
+            yield _make_block(form, held, begin, where)
+            begin, held = begin + sum(map(len, held)), []
+    if held:
+        yield _make_block(form, held, begin, where)
+
+
+def _make_block(form: RowFormat, held: list[Records], begin: int, where: str) -> Block:
+    """Return one block of all held records, with row numbers from ``begin``."""
+    records = held[0] if len(held) == 1 else np.concatenate(held)
+    return Block(form, records, np.arange(begin, begin + len(records)), where)
+
+
+def join_small_blocks(blocks: Iterable[Block], rows: int) -> Iterator[Block]:
+    """Join consecutive blocks until they have ``rows`` rows: blocks of images have only a few."""
+    held: list[Block] = []
+    for block in blocks:
+        held.append(block)
+        if sum(len(one.records) for one in held) >= rows:
+            yield _join_blocks(held)
+            held = []
+    if held:
+        yield _join_blocks(held)
+
+
+def _join_blocks(blocks: list[Block]) -> Block:
+    """Return the rows of several blocks as one."""
+    form = functools.reduce(RowFormat.unify, (block.form for block in blocks))
+    records = [block.form.repack(block.records, form) for block in blocks]
+    numbers = np.concatenate([block.numbers for block in blocks])
+    return Block(form, np.concatenate(records), numbers, blocks[0].where)
+
+
+def read_row_blocks(partition: int, rows: Iterable[Any]) -> Iterator[Block]:
+    """Convert a partition's rows (features, label) or (features, label, weight) to blocks.
+
+    Features and labels are a number, an array, or a tuple or dictionary of several; a tuple or list
+    of numbers is one array. Raise UsageError that names the row.
+    """
+    return read_labelled_blocks(f"partition {partition}", rows)
+
+
+def read_labelled_blocks(where: str, rows: Iterable[Any]) -> Iterator[Block]:
+    """Convert rows as for ``read_row_blocks``; ``where`` names their origin in messages."""
+    return gather_blocks(_pack_rows(iter(rows), where, _parse_labelled_row), where)
+
+
+def read_feature_blocks(partition: int, rows: Iterable[Any]) -> Iterator[Block]:
+    """Convert a partition's features without labels to blocks.
+
+    Raise UsageError that names the row.
+    """
+    where = f"partition {partition}"
+    return gather_blocks(_pack_rows(iter(rows), where, _parse_features), where)
+
+
+class ParsedRow(NamedTuple):
+    """One row's arrays, and the structure of its features and labels."""
+
+    features: ColumnStructure  # structure of the features
+    labels: ColumnStructure  # structure of the labels
+    has_weights: bool  # whether a weight is given
+    arrays: list[NDArray[Any]]  # one per leaf of the row format
+
+
+def _pack_rows(
+    rows: Iterator[Any], where: str, parse: Callable[[Any, int, str], ParsedRow]
+) -> Iterator[tuple[RowFormat, Records]]:
+    """Parse rows with ``parse`` and pack them in parts; the first row decides the format."""
+    form: RowFormat | None = None
+    begin, count = 0, 1
+    while chunk := list(itertools.islice(rows, count)):
+        columns = [parse(row, begin + i, where) for i, row in enumerate(chunk)]
+        form = form or format_from_row(columns[0])
+        yield form, form.pack(_stack_rows(form, columns, chunk, begin, where))
+        begin += len(chunk)
+        count = max(1, min(ROWS_PER_CHUNK_MAX, BLOCK_BYTES // max(1, form.row_bytes)))
+
+
+def _parse_features(row: Any, number: int, where: str) -> ParsedRow:
+    """Parse one row that is features alone."""
+    structure, values = split_columns(row)
+    try:
+        return ParsedRow(structure, 0, False, [as_array(value) for value in values])
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"row {number} of {where} is {shorten_value(row)}: features must be numbers, an array, "
+            f"or a tuple or dictionary of these ({error})"
+        ) from None
+
+
+def _parse_labelled_row(row: Any, number: int, where: str) -> ParsedRow:
+    """Parse one row (features, label) or (features, label, weight)."""
+    if not (isinstance(row, tuple | list) and len(row) in (2, 3)):
+        raise UsageError(
+            f"row {number} of {where} is {shorten_value(row)}: an element must be a pair "
+            "(features, label), or a triple with a weight"
+        )
+    features, label = split_columns(row[0]), split_columns(() if row[1] is None else row[1])
+    values = [*features[1], *label[1], *row[2:]]
+    n_features = len(features[1])
+    try:
+        arrays = [
+            as_array(value, is_label=n_features <= i < n_features + len(label[1]))
+            for i, value in enumerate(values)
+        ]
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"row {number} of {where} is {shorten_value(row)}: an element must be a pair "
+            f"(features, label) of numbers ({error})"
+        ) from None
+    if len(row) == 3 and not (arrays[-1].shape == () and 0 <= arrays[-1] < np.inf):
+        raise UsageError(
+            f"row {number} of {where} has weight {shorten_value(row[2])}: give 0 or above"
+        )
+    return ParsedRow(features[0], label[0], len(row) == 3, arrays)
+
+
+def split_columns(value: Any) -> tuple[ColumnStructure, list[Any]]:
+    """Return the structure and columns of a value.
+
+    A dictionary or a tuple of arrays is several columns, a tuple of numbers is one.
+    """
+    if isinstance(value, dict):
+        return structure_of(value), list(value.values())
+    many = isinstance(value, tuple) and not all(isinstance(v, numbers.Real) for v in value)
+    return (len(value), list(value)) if many else (None, [value])
+
+
+def as_array(value: Any, *, is_label: bool = False, own: bool = False) -> NDArray[Any]:
+    """Convert lists and floats to float32; keep integer arrays and integer labels unchanged.
+
+    Return the value itself if nothing changes, or a copy if ``own``. Raise ValueError if it is not
+    numeric.
+    """
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise ValueError("not a number")
+    whole = array.dtype.kind in "biu" and (is_label or isinstance(value, np.ndarray | np.generic))
+    made = array if whole else array.astype(np.float32, copy=False)
+    return made.copy() if own and made is array else made
+
+
+def format_from_row(row: ParsedRow) -> RowFormat:
+    """Return the row format for rows like this one."""
+    features, labels, weighted, arrays = row
+    names = [*array_names("features", features), *array_names("label", labels), "weight"]
+    n_features = count_arrays(features)
+    leaves = []
+    for i, array in enumerate(arrays):
+        is_label = n_features <= i < n_features + count_arrays(labels)
+        weight = weighted and i == len(arrays) - 1
+        stored = "<f4" if weight else "<i8" if is_label and array.dtype.kind in "biu" else None
+        stored = stored or array.dtype.str
+        leaves.append(Leaf(names[i], array.shape, stored, batch_dtype(stored)))
+    return RowFormat(tuple(leaves), features, labels, weighted)
+
+
+def array_names(role: str, structure: ColumnStructure) -> list[str]:
+    """Return names for messages of the arrays of features or labels."""
+    if structure is None:
+        return [role]
+    return [
+        f"{role}[{name!r}]"
+        for name in (range(structure) if isinstance(structure, int) else structure)
+    ]
+
+
+def batch_dtype(stored: str) -> str:
+    """Return the dtype in a minibatch: int64 for stored signed integers, otherwise unchanged."""
+    return "<i8" if np.dtype(stored).kind == "i" else stored
+
+
+def _stack_rows(
+    form: RowFormat,
+    columns: list[ParsedRow],
+    chunk: list[Any],
+    begin: int,
+    where: str,
+) -> list[NDArray[Any]]:
+    """Stack the rows' arrays, one per leaf. Raise UsageError for the first row that differs."""
+    for i, (features, labels, _, arrays) in enumerate(columns):
+        if (features, labels, len(arrays)) != (form.features, form.labels, len(form.leaves)):
+            raise UsageError(
+                f"row {begin + i} of {where} is {shorten_value(chunk[i])}: it has other parts than"
+                " row 0"
+            )
+        for leaf, array in zip(form.leaves, arrays, strict=True):
+            kind = np.dtype(leaf.stored_dtype).kind
+            if array.shape != leaf.shape or (kind in "biu" and array.dtype.kind == "f"):
+                raise UsageError(
+                    f"row {begin + i} of {where} has {leaf.name} {describe_array(array)}, row 0 "
+                    f"has {leaf.describe()}: all rows need the same"
+                )
+    return [np.stack([row.arrays[i] for row in columns]) for i in range(len(form.leaves))]
+
+
+def describe_array(array: NDArray[Any]) -> str:
+    """Return an array's dtype and shape for messages."""
+    return f"{array.dtype.name}{list(array.shape)}"
+
+
+def count_rows(rows: Iterable[Any]) -> Iterator[int]:
+    """Yield one number: how many rows the partition has."""
+    yield sum(1 for _ in rows)
+
+
+def shorten_value(value: object) -> str:
+    """Return a value as text of at most 60 characters, for messages."""
+    text = shown(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+BlockReader = Callable[[int, Iterable[object]], Iterator[Block]]  # (partition, its rows) -> blocks
+
+
+class ShuffleBlock(NamedTuple):
+    """Some rows that a source partition sends to one worker, or the error that ended its rows.
+
+    Spark ends a Python worker's input alike at its end and when shuffle files are lost. So that no
+    task trains silently on a truncated partition, every source sends each worker at least one
+    block, and the last one contains their number. Errors in the data are sent as a block because a
+    worker reports them to the master, whereas Spark would only retry a failed task.
+    """
+
+    source: int  # partition
+    number: int  # of this block, from 0
+    total: int  # number of blocks from this source to this worker, in the last one; otherwise 0
+    block: Block | None = None  # the rows, if any
+    refusal: SparkstromError | None = None  # error that ended the source's rows
+
+
+def distribute_rows(
+    blocks: BlockReader, workers: int, seed: int, source: int, rows: Iterable[object]
+) -> Iterator[tuple[int, ShuffleBlock]]:
+    """Distribute a source partition's rows at random; yield (worker, shuffle block).
+
+    Workers' shares differ by at most one row per source, and are the same if Spark recomputes them.
+
+    Args:
+        blocks: converts the source's rows to blocks.
+        workers: number of workers.
+        seed: seed of the distribution.
+        source: number of the source partition.
+        rows: its rows.
+    """
+    chance = np.random.default_rng((seed, source))
+    turn, sent, refusal = int(chance.integers(workers)), 0, None
+    try:
+        for block in blocks(source, rows):
+            order = chance.permutation(len(block.records))
+            for worker in range(workers):
+                share = order[(worker - turn) % workers :: workers]
+                yield worker, ShuffleBlock(source, sent, 0, _select_rows(block, share))
+            turn, sent = (turn + len(order)) % workers, sent + 1
+    except (UsageError, SetupError) as error:
+        refusal = error
+    for worker in range(workers):
+        yield worker, ShuffleBlock(source, sent, sent + 1, None, refusal)
+
+
+def _select_rows(block: Block, share: NDArray[np.int64]) -> Block:
+    """Return a block of the rows with the given indices."""
+    return block._replace(records=block.records[share], numbers=block.numbers[share])
+
+
+def read_shuffle_blocks(
+    sources: int, partition: int, shuffled: Iterable[ShuffleBlock]
+) -> Iterator[Block]:
+    """Yield a worker's rows from shuffle blocks of ``sources`` source partitions.
+
+    Raise EOFError if a block is missing at the end, and the source's error if it sent one.
+    """
+    seen: dict[int, set[int]] = {source: set() for source in range(sources)}
+    counts: dict[int, int] = {}
+    for dealt in shuffled:
+        if dealt.refusal is not None:
+            raise dealt.refusal
+        if dealt.number in seen[dealt.source]:
+            continue
+        seen[dealt.source].add(dealt.number)
+        if dealt.total:
+            counts[dealt.source] = dealt.total
+        if dealt.block is not None and len(dealt.block.records):
+            yield dealt.block
+    missing = [s for s in range(sources) if len(seen[s]) != counts.get(s)]
+    if missing:
+        raise EOFError(
+            f"shuffle blocks did not arrive from {len(missing)} of {sources} source partitions "
+            f"(first: source partition {missing[0]}): Spark has lost shuffle files and recomputes "
+            "them"
+        )

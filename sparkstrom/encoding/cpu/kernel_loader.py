@@ -1,0 +1,545 @@
+"""Decorators for compiled kernels, and their loading and calling through ctypes without Numba.
+
+A compiled function has Numba's own calling convention:
+
+    i32 status = f(result*, error**, arguments ...)
+
+An array is nine or more arguments: two owners (NULL: the caller owns it), number of entries, bytes
+of one, address, shape, strides. A tuple of equal numbers is returned as an array.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.base.kernel_cache import VARIABLE, is_safe, kernel_directory
+from sparkstrom.base.safe_files import open_regular
+from sparkstrom.base.version import __version__
+
+NUMBERS = {
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+    "uint64": ctypes.c_uint64,
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+}
+SUCCESS_STATUSES = (0, -2)  # status of success; -2: the function returned None
+
+ArgumentConverter = Callable[[Any], tuple[Any, ...]]  # a Python value -> its C arguments
+
+
+class Argument(NamedTuple):
+    """The type of one argument: a number, or an array if ``dimensions`` is above 0."""
+
+    kind: str  # NumPy's name
+    dimensions: int
+    read_only: bool
+
+
+class Native(NamedTuple):
+    """A compiled function in memory, with its types."""
+
+    address: int
+    arguments: list[Argument]
+    result: str  # NumPy's name of a number, or "none"
+    results: int  # length of the returned tuple; 0: a single number
+
+
+def python_entry(name: str, native: Native) -> Callable[..., Any]:
+    """Return a Python function that calls compiled code; it raises TypeError for wrong types."""
+    pointer = ctypes.c_void_p
+    types = [kind for argument in native.arguments for kind in _ctypes_of(argument)]
+    function = ctypes.CFUNCTYPE(ctypes.c_int32, pointer, pointer, *types)(native.address)
+    given = [_argument_converter(name, argument) for argument in native.arguments]
+    number: Any = NUMBERS.get(native.result, ctypes.c_int64)
+    room = number * max(1, native.results)
+
+    def call(*values: Any) -> Any:
+        """Convert the arguments, run the kernel and return its result."""
+        flat = [part for take, value in zip(given, values, strict=True) for part in take(value)]
+        result, error = room(), pointer()
+        status = function(ctypes.addressof(result), ctypes.addressof(error), *flat)
+        if status not in SUCCESS_STATUSES:
+            raise ArithmeticError(f"kernel {name} ended with status {status}")
+        if native.results:
+            return tuple(result)
+        return None if native.result == "none" else result[0]
+
+    return call
+
+
+def _ctypes_of(argument: Argument) -> Sequence[Any]:
+    """Return the ctypes that one argument consists of."""
+    if not argument.dimensions:
+        return [NUMBERS[argument.kind]]
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    return [pointer, pointer, size, size, pointer, *[size] * 2 * argument.dimensions]
+
+
+def _argument_converter(name: str, argument: Argument) -> ArgumentConverter:
+    """Return a function that turns a Python value into the C arguments for it."""
+    if not argument.dimensions:
+        plain = float if argument.kind.startswith("float") else int
+        return lambda value: (plain(value),)
+    return _array_converter(name, argument)
+
+
+def _array_converter(name: str, argument: Argument) -> ArgumentConverter:
+    """Return a function that turns an array into C arguments, and checks it on every call.
+
+    Compiled code does not check arrays itself.
+    """
+    dtype, dimensions, read_only = np.dtype(argument.kind), argument.dimensions, argument.read_only
+    itemsize, memory = dtype.itemsize, ctypes.c_char * 0
+
+    def flatten(array: Any) -> tuple[Any, ...]:
+        """Return the C arguments of an array; raise TypeError if the kernel cannot take it."""
+        flags = array.flags
+        fits = flags.c_contiguous and flags.aligned if read_only else flags.carray
+        if not fits or array.ndim != dimensions or array.dtype != dtype:
+            raise TypeError(
+                f"kernel {name} takes {dtype}[{dimensions}] in one piece"
+                f"{'' if read_only else ', writable'}; got {array.dtype}{list(array.shape)}"
+            )
+        # Both give the address; ``from_buffer`` takes half the time but requires writable memory.
+        where = array.__array_interface__["data"][0] if read_only else memory.from_buffer(array)
+        if dimensions == 1:
+            return None, None, array.size, itemsize, where, array.size, itemsize
+        return (None, None, array.size, itemsize, where, *array.shape, *array.strides)
+
+    return flatten
+
+
+# A module's object file is named by a hash of its source and of all modules of sparkstrom that it
+# imports, of the versions of compiler and interpreter, and of the processor. The first process that
+# finds no file compiles it under a lock; others on the host wait. Files are executed: see
+# ``base.kernel_cache``.
+
+
+log = logging.getLogger(__name__)
+
+Loaded = dict[str, Native]  # by function
+Compiled = tuple[str, list[Argument], str, int, bytes]  # symbol, then as in Native; the object
+
+COMPILER = "sparkstrom.encoding.cpu.numba_compiler"
+OWN_IMPORTS = re.compile(r"^from (sparkstrom[\w.]*) import", re.MULTILINE)
+LAST_OWNER = "NRT_MemInfo_call_dtor"  # called by an array's last owner; kernels own none
+COMPILE_S = 600.0  # all kernels take 20 s of a core; machines may be busy
+LOCK_POLL_S = 0.05  # between attempts to lock
+_LOCK = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+ERROR_TEXT_MAX = 2000  # characters of the compiler's error output in a message
+
+
+class UnknownNumba(Exception):
+    """Numba lacks internals that ``numba_compiler`` uses; the message names them."""
+
+
+def are_on_disk(modules: Sequence[str]) -> bool:
+    """Return whether the compiled functions of these modules are on disk already."""
+    try:
+        directory = kernel_directory(os.environ)
+        return all((directory / f"{m}-{_fingerprint(m)}.kernels").exists() for m in modules)
+    except OSError:
+        return False
+
+
+def load_modules(modules: Sequence[str]) -> dict[str, Loaded]:
+    """Return the compiled functions of these modules, after compiling them if necessary.
+
+    Raises SetupError if they are not on disk and cannot be compiled, and UnknownNumba if this
+    version of Numba can compile them only within each process.
+    """
+    try:
+        directory = kernel_directory(os.environ)
+        paths = {name: directory / f"{name}-{_fingerprint(name)}.kernels" for name in modules}
+        if not all(_is_usable(path) for path in paths.values()):
+            with _lock(directory / "kernels.lock"):
+                missing = {name: path for name, path in paths.items() if not _is_usable(path)}
+                if missing:
+                    _compile(missing, directory)
+        return {name: read_functions(path) for name, path in paths.items()}
+    except OSError as error:
+        raise SetupError(
+            f"compiled kernels cannot be kept on this host: {error}; set {VARIABLE} to a directory "
+            "of the host that can be written to"
+        ) from error
+
+
+def jit_directory(module: str) -> Path:
+    """Create and return Numba's cache directory for a module, named by a hash of its sources.
+
+    Numba itself would notice changes of the module's own file only, not of its imports.
+    """
+    path = kernel_directory(os.environ) / f"{module}-{_fingerprint(module)}.jit"
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+def _is_usable(path: Path) -> bool:
+    """Return whether the file exists and nobody else can have made or changed it."""
+    try:
+        with open_regular(path, follow=False) as file:
+            return is_safe(os.fstat(file.fileno()), path.parent.stat().st_uid)
+    except OSError:
+        return False
+
+
+def _fingerprint(module: str) -> str:
+    """Return a hash of everything that the machine code depends on."""
+    digest = hashlib.sha256(_platform().encode())
+    waiting, seen = [module], {module}
+    while waiting:
+        source = module_source(waiting.pop())
+        digest.update(source.encode())
+        found = [name for name in OWN_IMPORTS.findall(source) if name in sys.modules]
+        waiting += [name for name in dict.fromkeys(found) if name not in seen]
+        seen.update(found)
+    return digest.hexdigest()[:24]
+
+
+def module_source(name: str) -> str:
+    """Return the source text of an imported module."""
+    module = sys.modules[name]
+    if module.__spec__ is not None:
+        return _source_of(module.__spec__)
+    return Path(module.__file__ or os.devnull).read_text()
+
+
+def _source_of(spec: Any) -> str:
+    """Return a module's source text, from its file or, in an archive, from its loader."""
+    if spec.origin and os.path.isfile(spec.origin):
+        return Path(spec.origin).read_text(encoding="utf-8")
+    return spec.loader.get_source(spec.name) or __version__
+
+
+@cache
+def _platform() -> str:
+    """Describe the processor, versions, settings and compiler that machine code depends on."""
+    features = llvm.get_host_cpu_features().flatten()
+    machine = [llvm.get_process_triple(), llvm.get_host_cpu_name(), features]
+    versions = [importlib.metadata.version(package) for package in ("numba", "llvmlite", "numpy")]
+    settings = [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("NUMBA_")]
+    compiler = importlib.util.find_spec(COMPILER)
+    code = "" if compiler is None else _source_of(compiler)
+    return "\n".join([sys.version, *machine, *versions, *settings, code])
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold a lock file, one process of the host at a time; the OS releases it if that one dies.
+
+    Raises SetupError after ``COMPILE_S`` seconds of waiting.
+    """
+    descriptor = os.open(path, _LOCK, 0o600)
+    until_s = time.monotonic() + COMPILE_S
+    try:
+        while not _try_lock(descriptor):
+            if time.monotonic() > until_s:
+                raise SetupError(
+                    f"another process has held {path} for {COMPILE_S:g} s: it is stuck compiling "
+                    "kernels; end it"
+                )
+            time.sleep(LOCK_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Lock the file if no other process has it; return whether that succeeded."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _compile(missing: dict[str, Path], directory: Path) -> None:
+    """Compile modules to files in a subprocess that imports Numba, so that this one need not.
+
+    Raises SetupError if the subprocess fails or takes too long.
+    """
+    log.warning("compiling kernels into %s, once per host and version", directory)
+    with tempfile.TemporaryDirectory(dir=directory) as drafts:
+        order = [
+            (name, getattr(sys.modules[name], "__file__", None), f"{drafts}/{number}")
+            for number, name in enumerate(missing)
+        ]
+        try:
+            subprocess.run(
+                [sys.executable, "-P", "-m", COMPILER, json.dumps(order)],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=COMPILE_S,
+                check=True,
+            )
+        except subprocess.SubprocessError as error:
+            words = (getattr(error, "stderr", None) or str(error).encode()).decode(errors="replace")
+            raise SetupError(
+                f"kernels could not be compiled on this host: {words[-ERROR_TEXT_MAX:].strip()}"
+            ) from error
+        for name, _, draft in order:
+            os.chmod(draft, os.stat(draft).st_mode & ~0o022)
+            os.replace(draft, missing[name])
+
+
+def write_functions(path: Path, functions: dict[str, Compiled]) -> None:
+    """Write compiled functions to a file: one line of JSON, then the object files."""
+    facts = {name: (*rest, len(data)) for name, (*rest, data) in functions.items()}
+    objects = b"".join(data for *_, data in functions.values())
+    path.write_bytes(json.dumps(facts).encode() + b"\n" + objects)
+
+
+def write_refusal(path: Path, reason: str) -> None:
+    """Write the reason why functions cannot be compiled to files, so that no process retries."""
+    path.write_bytes(json.dumps(reason).encode())
+
+
+def read_functions(path: Path) -> Loaded:
+    """Load the compiled functions that ``write_functions`` stored, for the rest of this process.
+
+    Raises UnknownNumba if the file is from ``write_refusal``.
+    """
+    with open_regular(path, follow=False) as file:
+        if not is_safe(os.fstat(file.fileno()), path.parent.stat().st_uid):
+            raise PermissionError(errno.EPERM, "others can write to this file", str(path))
+        facts, _, objects = file.read().partition(b"\n")
+    known = json.loads(facts)
+    if isinstance(known, str):
+        raise UnknownNumba(known)
+    engine, at, out = _create_llvm_engine(), 0, {}
+    for *_, size in known.values():
+        engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(objects[at : at + size]))
+        at += size
+    engine.finalize_object()
+    for name, (symbol, arguments, result, results, _) in known.items():
+        address = engine.get_function_address(symbol)
+        out[name] = Native(address, [Argument(*a) for a in arguments], result, results)
+    return out
+
+
+_engines: list[Any] = []  # kept for ever: an engine frees its code when it is collected
+
+
+def _create_llvm_engine() -> Any:
+    """Create an LLVM engine for one file, because modules may have helpers of the same name."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    llvm.add_symbol(LAST_OWNER, ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value)
+    target = llvm.Target.from_default_triple().create_target_machine()
+    _engines.append(llvm.create_mcjit_compiler(llvm.parse_assembly(""), target))
+    return _engines[-1]
+
+
+# Numba compiles kernels once per host, in a process of its own (``numba_compiler``); others load
+# the object files with LLVM alone, which takes less time than importing Numba. With a Numba whose
+# internals are unknown, each process compiles with ``njit(cache=True)``. A module's kernels are
+# loaded at the first call of one, or by ``load_all``, never in the middle of a step. ``fastmath``
+# is off, because conservation requires exact arithmetic.
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+BYTES = "Array(uint8, 1, 'C', True)"  # read-only u8[:]: bytes from the network; takes writable too
+
+
+class Compiler(Protocol):
+    """Interface of what the decorators do in the process that compiles."""
+
+    def kernel(self, signature: str, function: Callable[..., Any], /) -> Any:
+        """Compile a function that Python calls."""
+
+    def callback(self, signature: str, function: Callable[..., Any], /) -> Any:
+        """Compile a function that C calls."""
+
+    def helper(self, function: Callable[..., Any], /) -> Any:
+        """Compile a function that only kernels call."""
+
+    def native(self, describe: Callable[..., Any], /) -> Any:
+        """Register a generator of LLVM code that kernels call."""
+
+
+JIT_WARNING = (
+    "each process compiles kernels by njit(cache=True) and starts some seconds later: %s; report"
+    " it, or install an older numba"
+)
+
+compiler: Compiler | None = None  # set only by the compiling process, before it imports kernels
+
+_units: dict[str, Unit] = {}  # by module
+_loading = threading.RLock()
+
+
+class Unit:
+    """The kernels of one module, which are loaded together."""
+
+    def __init__(self, module: str) -> None:
+        """Store the name of the module; its kernels are loaded later."""
+        self.module = module
+        self._loaded: Loaded | None = None
+        self._jitted: Any = None  # a copy of the module whose functions are Numba's own
+
+    def use_loaded(self, loaded: Loaded) -> None:
+        """Use functions loaded from an object file."""
+        self._loaded = loaded
+
+    def use_jitted(self, module: Any) -> None:
+        """Use a copy of the module whose functions Numba has compiled in this process."""
+        self._jitted = module
+
+    @property
+    def is_loaded(self) -> bool:
+        """True once the kernels are in memory."""
+        return self._loaded is not None or self._jitted is not None
+
+    @property
+    def is_jitted(self) -> bool:
+        """True if Numba has compiled the kernels in this process."""
+        return self._jitted is not None
+
+    def entry(self, name: str) -> Callable[..., Any]:
+        """Return a kernel's Python callable; the first call loads all kernels of the module."""
+        self._ensure_loaded()
+        if self._jitted is not None:
+            return cast(Callable[..., Any], getattr(self._jitted, name))
+        return python_entry(name, self._loaded_function(name))
+
+    def address(self, name: str) -> int:
+        """Return the address of a callback; the first call loads all kernels of the module."""
+        self._ensure_loaded()
+        if self._jitted is not None:
+            return int(getattr(self._jitted, name).address)
+        return self._loaded_function(name).address
+
+    def _ensure_loaded(self) -> None:
+        """Load the kernels unless they are in memory."""
+        if not self.is_loaded:
+            _load_units([self])
+
+    def _loaded_function(self, name: str) -> Native:
+        """Return a kernel that was loaded from an object file."""
+        assert self._loaded is not None, "loading raises where it fails"
+        return self._loaded[name]
+
+
+class Kernel:
+    """A compiled function that Python calls. Raises TypeError for arrays of the wrong type."""
+
+    def __init__(self, unit: Unit, name: str) -> None:
+        """Refer to the kernel ``name`` of ``unit``; the first call loads it."""
+        self._unit, self._name = unit, name
+        self._entry: Callable[..., Any] | None = None
+
+    def __call__(self, *values: Any) -> Any:
+        """Call the kernel; the first call loads it."""
+        if self._entry is None:
+            self._entry = self._unit.entry(self._name)
+        return self._entry(*values)
+
+
+class Callback:
+    """A compiled function that C calls."""
+
+    def __init__(self, unit: Unit, name: str) -> None:
+        """Refer to the callback ``name`` of ``unit``, which ``address`` loads."""
+        self._unit, self._name = unit, name
+
+    @property
+    def address(self) -> int:
+        """The address of the function, which stays valid for the life of this process."""
+        return self._unit.address(self._name)
+
+
+def kernel(signature: str) -> Callable[[Function], Function]:
+    """Decorate a function to run as machine code with this signature (in Numba's notation)."""
+
+    def declare(function: Function) -> Function:
+        """Return the function in its compiled form."""
+        if compiler is not None:
+            return cast(Function, compiler.kernel(signature, function))
+        return cast(Function, Kernel(_unit(function), function.__name__))
+
+    return declare
+
+
+def callback(signature: str) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate a function to become a C function, whose ``address`` can be passed to a library."""
+
+    def declare(function: Callable[..., Any]) -> Any:
+        """Return the function in its compiled form."""
+        if compiler is not None:
+            return compiler.callback(signature, function)
+        return Callback(_unit(function), function.__name__)
+
+    return declare
+
+
+def helper(function: Function) -> Function:
+    """Decorate a function that only kernels call."""
+    return function if compiler is None else cast(Function, compiler.helper(function))
+
+
+def native(describe: Callable[..., Any]) -> Any:
+    """Decorate a generator of LLVM code for kernels to call (Numba's ``intrinsic``)."""
+    return describe if compiler is None else compiler.native(describe)
+
+
+def load_all() -> None:
+    """Load all kernels of all modules imported so far; compile them if necessary."""
+    with _loading:
+        _load_units([unit for unit in _units.values() if not unit.is_loaded])
+
+
+def are_compiled() -> bool:
+    """Return whether ``load_all`` has nothing to compile."""
+    return are_on_disk([unit.module for unit in _units.values() if not unit.is_loaded])
+
+
+def _unit(function: Callable[..., Any]) -> Unit:
+    """Return the unit of the module that a function is defined in."""
+    return _units.setdefault(function.__module__, Unit(function.__module__))
+
+
+def _load_units(units: list[Unit]) -> None:
+    """Load these units from files, or have Numba compile them in this process."""
+    with _loading:
+        wanted = {unit.module: unit for unit in units if not unit.is_loaded}
+        try:
+            found = load_modules(list(wanted))
+        except UnknownNumba as unknown:
+            if not any(unit.is_jitted for unit in _units.values()):
+                log.warning(JIT_WARNING, unknown)
+            jit = importlib.import_module(
+                "sparkstrom.encoding.cpu.numba_compiler"
+            ).CachingCompiler()
+            for module, unit in wanted.items():
+                unit.use_jitted(jit.copy_module(module))
+            return
+        for module, loaded in found.items():
+            wanted[module].use_loaded(loaded)

@@ -1,0 +1,204 @@
+"""Bitmap kernels for CUDA, which write a bitmap per block and add one per parameter.
+
+The threads of a block examine adjacent parameters and store each one's state in shared memory; when
+the tile is complete, they pack four states to a byte. Signs are selected, not multiplied, so that
+fused operations give the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from sparkstrom.encoding.cuda.blocks import LAST, count_if
+from sparkstrom.encoding.cuda.device import (
+    ITEMS,
+    THREADS,
+    TILE,
+    DeviceArray,
+    blocks_of,
+    checked_array,
+    helper,
+    kernel,
+    scratch,
+    tiles_of,
+)
+from sparkstrom.encoding.grid import EXACT_QUANTA
+
+F32, F64, I32, U8 = np.float32, np.float64, np.int32, np.uint8
+
+
+@helper
+def _bitmap_state(value: Any, tau: Any, half: Any, side: Any) -> Any:
+    """Return the bitmap state of a value: 1 up, 2 down, 3 half step, 0 nothing."""
+    if value >= tau:
+        return U8(1)
+    if value <= -tau:
+        return U8(2)
+    toward = value if side > 0 else -value
+    return U8(3) if toward >= half else U8(0)
+
+
+@helper
+def _state_amount(state: Any, step: Any, part: Any) -> Any:
+    """Return the amount that a non-zero state adds: +-step, or ``part`` for a half step."""
+    if state == U8(3):
+        return part
+    return step if state == U8(1) else -step
+
+
+@kernel("void(f4[::1], f4[::1], b1, f4, i8, f4, f4, f8, u1[::1], i4[::1])")
+def _write_kernel(
+    other: Any,
+    theta: Any,
+    difference: Any,
+    tau: Any,
+    side: Any,
+    step: Any,
+    other_step: Any,
+    limit: Any,
+    out: Any,
+    answer: Any,
+) -> None:
+    """Write a bitmap, and move theta and ``other`` by it.
+
+    ``other`` is local if ``difference`` is True, and the residual is other - theta; otherwise it is
+    the residual itself. Adds (overflows, LAST - first, hits, half steps) to ``answer`` i32[4].
+    """
+    states = cuda.shared.array(TILE, np.uint8)
+    counts = cuda.shared.array(2, np.int32)
+    n, thread = other.shape[0], cuda.threadIdx.x
+    hits, halves = I32(0), I32(0)
+    half, toward = tau / F32(2), F32(0.5) if side > 0 else F32(-0.5)
+    if thread < 2:
+        counts[thread] = I32(0)
+    for item in range(ITEMS):
+        place = item * THREADS + thread
+        i, state = cuda.blockIdx.x * TILE + place, U8(0)
+        if i < n:
+            value = other[i] - theta[i] if difference else other[i]
+            state = _bitmap_state(value, tau, half, side)
+            if state != U8(0):
+                exact = F64(theta[i]) + F64(_state_amount(state, step, F32(step * toward)))
+                theta[i] = F32(exact)
+                if other_step != F32(0):
+                    change = _state_amount(state, other_step, F32(other_step * toward))
+                    other[i] = F32(other[i] + change)
+                count_if(abs(exact) > limit, i, answer)
+                hits += I32(state != U8(3))
+                halves += I32(state == U8(3))
+        states[place] = state
+    cuda.syncthreads()
+    for item in range(ITEMS // 4):
+        place = item * THREADS + thread
+        byte = cuda.blockIdx.x * (TILE // 4) + place
+        if byte < out.shape[0]:
+            low = states[4 * place] | states[4 * place + 1] << U8(2)
+            out[byte] = U8(low | states[4 * place + 2] << U8(4) | states[4 * place + 3] << U8(6))
+    cuda.atomic.add(counts, 0, hits)
+    cuda.atomic.add(counts, 1, halves)
+    cuda.syncthreads()
+    if thread < 2:
+        cuda.atomic.add(answer, 2 + thread, counts[thread])
+
+
+@kernel("void(f4[::1], u1[::1], f4, f4, f8, i4[::1])")
+def _add_kernel(theta: Any, packed: Any, step: Any, part: Any, limit: Any, answer: Any) -> None:
+    """Add a bitmap to theta, and count overflows in ``answer``."""
+    i = cuda.grid(1)
+    if i < theta.shape[0]:
+        state = U8(I32(packed[i >> 2]) >> I32(2 * (i & 3)) & I32(3))
+        if state != U8(0):
+            exact = F64(theta[i]) + F64(_state_amount(state, step, part))
+            theta[i] = F32(exact)
+            count_if(abs(exact) > limit, i, answer)
+
+
+def bitmap_local(
+    local: Any, theta: Any, tau: float, step: float, side: int, q: float, unused: Any, out: Any
+) -> tuple[int, int, int, int]:
+    """Write local - theta as a bitmap, see ``reference.bitmap_local``."""
+    return _write_bitmap(local, theta, True, tau, step, step - tau, side, q, out)
+
+
+def bitmap_replica(
+    residual: Any, theta: Any, tau: float, step: float, side: int, q: float, unused: Any, out: Any
+) -> tuple[int, int, int, int]:
+    """Write the residual as a bitmap, see ``reference.bitmap_replica``."""
+    return _write_bitmap(residual, theta, False, tau, step, -tau, side, q, out)
+
+
+def _write_bitmap(
+    other: Any,
+    theta: Any,
+    difference: bool,
+    tau: float,
+    step: float,
+    other_step: float,
+    side: int,
+    q: float,
+    out: Any,
+) -> tuple[int, int, int, int]:
+    """Write a bitmap; return (hits, half steps, overflows, first overflow)."""
+    values, to = (
+        checked_array(other, np.float32, "local or residual"),
+        checked_array(theta, np.float32, "theta"),
+    )
+    packed, answer = checked_array(out, np.uint8, "out"), _bitmap_counters()
+    if to.size:
+        _write_kernel[tiles_of(to.size), THREADS](
+            values,
+            to,
+            difference,
+            np.float32(tau),
+            side,
+            np.float32(step),
+            np.float32(other_step),
+            EXACT_QUANTA * q,
+            packed,
+            answer,
+        )
+    return _read_counters(answer)
+
+
+def bitmap_add(
+    theta: Any, packed: Any, side: int, step: float, q: float, unused: Any
+) -> tuple[int, int]:
+    """Add a bitmap to theta, see ``reference.bitmap_add``."""
+    return _add_bitmap(theta, packed, side, step, EXACT_QUANTA * q)
+
+
+def bitmap_add_both(
+    theta: Any, local: Any, packed: Any, side: int, step: float, q: float, unused: Any
+) -> tuple[int, int]:
+    """Add a bitmap to theta and local, see ``reference.bitmap_add_both``."""
+    _add_bitmap(local, packed, side, step, np.inf)
+    return bitmap_add(theta, packed, side, step, q, unused)
+
+
+def _add_bitmap(theta: Any, packed: Any, side: int, step: float, limit: float) -> tuple[int, int]:
+    """Add a bitmap to one array; return (overflows, first overflow)."""
+    to, states, answer = (
+        checked_array(theta, np.float32, "theta"),
+        checked_array(packed, np.uint8, "packed"),
+        _bitmap_counters(),
+    )
+    steps = np.float32(step), np.float32(side * step / 2)
+    if to.size:
+        _add_kernel[blocks_of(to.size), THREADS](to, states, *steps, limit, answer)
+    return _read_counters(answer)[2:]
+
+
+def _bitmap_counters() -> DeviceArray:
+    """Return the zeroed device array in which the kernels count."""
+    return scratch.zeros("bitmap", 4)
+
+
+def _read_counters(answer: DeviceArray) -> tuple[int, int, int, int]:
+    """Read (hits, half steps, overflows, first overflow) from ``answer``, and reset it to 0."""
+    overflows, last, hits, halves = answer.copy_to_host().tolist()
+    if overflows or hits or halves:
+        answer.copy_to_device(np.zeros(4, np.int32))
+    return hits, halves, overflows, LAST - last if overflows else -1

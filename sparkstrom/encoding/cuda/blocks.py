@@ -1,0 +1,120 @@
+"""Device functions that kernels of several files call, for one thread or for a whole block.
+
+Numba's cache does not notice edits of this file: after one, touch the files that import it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparkstrom.encoding.cuda.device import THREADS, helper
+from sparkstrom.encoding.cuda.device import running as cuda
+
+I32, U32 = np.int32, np.uint32
+ONE = np.uint32(1)
+LAST = 2**31 - 1  # positions are kept as LAST - position: the first is the largest, and 0 is none
+
+
+@helper
+def index_of_code(code: Any) -> Any:
+    """Return the parameter index of a hit code."""
+    return I32(code ^ (code >> I32(31)))
+
+
+@helper
+def larger(one: Any, other: Any) -> Any:
+    """Return the larger of two values: Numba 0.68 fails to compile ``max`` for CUDA."""
+    return one if one > other else other
+
+
+@helper
+def count_if(over: bool, position: Any, answer: Any) -> None:
+    """If ``over``, count it in answer[0] and record the smallest position in answer[1].
+
+    ``answer`` is i32[2], all 0 at first; positions are stored as ``LAST - position``.
+    """
+    if over:
+        cuda.atomic.add(answer, 0, I32(1))
+        cuda.atomic.max(answer, 1, I32(LAST - position))
+
+
+@helper
+def sum_of_block(sums: Any, value: Any) -> Any:
+    """Return the sum of ``value`` over all threads of a block to each thread, added in a tree."""
+    thread, half = cuda.threadIdx.x, THREADS // 2
+    sums[thread] = value
+    cuda.syncthreads()
+    while half > 0:
+        if thread < half:
+            sums[thread] += sums[thread + half]
+        cuda.syncthreads()
+        half //= 2
+    return sums[0]
+
+
+@helper
+def prefix_sum(sums: Any, value: Any, threads: int) -> None:
+    """Set sums[t] to the sum of the values of threads 0 to t, in log2(threads) rounds."""
+    thread, step = cuda.threadIdx.x, 1
+    sums[thread] = value
+    cuda.syncthreads()
+    while step < threads:
+        before = I32(0)
+        if thread >= step:
+            before = sums[thread - step]
+        cuda.syncthreads()
+        sums[thread] += before
+        cuda.syncthreads()
+        step *= 2
+
+
+@helper
+def record_hits(
+    hits: Any, down: Any, worst: Any, words: Any, downs: Any, ranks: Any, counts: Any, worsts: Any
+) -> None:
+    """Turn the hits of each thread in a block into words of bits in index order, with ranks.
+
+    Bit k of ``hits`` stands for parameter k * THREADS + thread of the tile; ``down`` likewise marks
+    hits downwards. Also writes the number of hits and the largest ``worst`` of the tile.
+    """
+    shared_hits = cuda.shared.array(THREADS, np.uint32)
+    shared_down = cuda.shared.array(THREADS, np.uint32)
+    sums = cuda.shared.array(THREADS, np.int32)
+    largest = cuda.shared.array(1, np.int32)
+    thread, tile = cuda.threadIdx.x, cuda.blockIdx.x
+    shared_hits[thread] = U32(0)
+    shared_down[thread] = U32(0)
+    if thread == 0:
+        largest[0] = I32(0)
+    any_hit = cuda.syncthreads_or(I32(hits != U32(0)))
+    if worst > largest[0]:  # an old value at worst asks for an atomic too many
+        cuda.atomic.max(largest, 0, worst)
+    at = tile * THREADS + thread
+    if not any_hit:
+        words[at] = U32(0)
+        cuda.syncthreads()
+        if thread == 0:
+            counts[tile] = I32(0)
+            worsts[tile] = largest[0]
+        return
+    while hits != U32(0):
+        item = U32(cuda.ffs(hits) - 1)
+        place = U32(item * U32(THREADS) + U32(thread))
+        bit = U32(ONE << U32(place & U32(31)))
+        cuda.atomic.or_(shared_hits, place >> U32(5), bit)
+        if U32(down >> item) & ONE:
+            cuda.atomic.or_(shared_down, place >> U32(5), bit)
+        hits = U32(hits & U32(hits - ONE))
+    cuda.syncthreads()
+    word = shared_hits[thread]
+    found = I32(cuda.popc(word))
+    prefix_sum(sums, found, THREADS)
+    words[at] = word
+    if word != U32(0):
+        downs[at] = shared_down[thread]
+        ranks[at] = sums[thread] - found
+    if thread == 0:
+        counts[tile] = sums[THREADS - 1]
+        worsts[tile] = largest[0]

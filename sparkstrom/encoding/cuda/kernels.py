@@ -1,0 +1,64 @@
+"""All kernels for CUDA; argument tables are in ``sparkstrom.encoding.reference``.
+
+Every array of a call is on the device and used in place. Only the results are copied to the host:
+counts, and with ``memory.to_host`` the message.
+"""
+
+from __future__ import annotations
+
+from sparkstrom.encoding.cuda.bitmaps import (
+    bitmap_add,
+    bitmap_add_both,
+    bitmap_local,
+    bitmap_replica,
+)
+from sparkstrom.encoding.cuda.levels import (
+    choose_local,
+    choose_replica,
+    levels_local,
+    levels_replica,
+    move_levels,
+    sample,
+    shift_codes,
+)
+from sparkstrom.encoding.cuda.scan import bitmap_count, bitmap_decode, scan_local, scan_replica
+from sparkstrom.encoding.cuda.steps import (
+    add_quanta,
+    add_quanta_both,
+    apply_hits,
+    apply_hits_both,
+    clip_local,
+    clip_replica,
+    move,
+    residual_sums_local,
+    residual_sums_replica,
+    sum_hits,
+)
+
+__all__ = [
+    "add_quanta",
+    "add_quanta_both",
+    "apply_hits",
+    "apply_hits_both",
+    "bitmap_add",
+    "bitmap_add_both",
+    "bitmap_count",
+    "bitmap_decode",
+    "bitmap_local",
+    "bitmap_replica",
+    "choose_local",
+    "choose_replica",
+    "clip_local",
+    "clip_replica",
+    "levels_local",
+    "levels_replica",
+    "move",
+    "move_levels",
+    "residual_sums_local",
+    "residual_sums_replica",
+    "sample",
+    "scan_local",
+    "scan_replica",
+    "shift_codes",
+    "sum_hits",
+]

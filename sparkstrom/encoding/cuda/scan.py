@@ -1,0 +1,276 @@
+"""Find hits on the device in one pass over the arrays, and list them in index order.
+
+The pass leaves one bit per parameter: each block examines a tile, with adjacent memory for adjacent
+threads, and stores hits as the bits of 32-bit words, with their rank within the tile. A prefix sum
+over the tiles' counts then gives the position of each tile's first code, and a last kernel writes
+the codes. It reads the words alone, a 64th of the data. So codes ascend as on the CPU, whatever
+order blocks run in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from sparkstrom.encoding.cuda.blocks import ONE, larger, prefix_sum, record_hits
+from sparkstrom.encoding.cuda.device import (
+    ITEMS,
+    PREFIX_THREADS,
+    THREADS,
+    TILE,
+    DeviceArray,
+    checked_array,
+    kernel,
+    scratch,
+    tiles_of,
+)
+
+U32, I32 = np.uint32, np.int32
+MAGNITUDE = np.int32(0x7FFFFFFF)
+GROUP = 8  # values on their way to a thread at the same time
+
+
+@kernel("void(f4[::1], f4[::1], f4, u4[::1], u4[::1], i4[::1], i4[::1], i4[::1])")
+def _find_local(
+    local: Any, theta: Any, tau: Any, words: Any, downs: Any, ranks: Any, counts: Any, worsts: Any
+) -> None:
+    """Record the hits in local - theta, and the largest bits of |local|."""
+    n = local.shape[0]
+    start = cuda.blockIdx.x * TILE + cuda.threadIdx.x
+    hits, down, worst = U32(0), U32(0), I32(0)
+    for item in range(ITEMS):
+        i = start + item * THREADS
+        near = i if i < n else n - 1  # always read: a condition would hold up the reads behind it
+        value = local[near]
+        residual = value - theta[near]
+        worst = larger(worst, I32(value.view(np.int32) & MAGNITUDE))
+        hits = U32(hits | U32(U32(abs(residual) >= tau and i < n) << U32(item)))
+        down = U32(down | U32(U32(residual < np.float32(0)) << U32(item)))
+    record_hits(hits, down, worst, words, downs, ranks, counts, worsts)
+
+
+@kernel("void(f4[::1], f4[::1], f4, u4[::1], u4[::1], i4[::1], i4[::1], i4[::1])")
+def _find_replica(
+    residual: Any,
+    delta: Any,
+    tau: Any,
+    words: Any,
+    downs: Any,
+    ranks: Any,
+    counts: Any,
+    worsts: Any,
+) -> None:
+    """Add delta to the residual, then record its hits and its largest bits."""
+    n = residual.shape[0]
+    start = cuda.blockIdx.x * TILE + cuda.threadIdx.x
+    hits, down, worst = U32(0), U32(0), I32(0)
+    sums = cuda.local.array(GROUP, np.float32)  # registers: both loops over it are unrolled
+    for group in range(ITEMS // GROUP):
+        for k in range(GROUP):  # all reads before the first write, or they wait for it
+            i = start + (group * GROUP + k) * THREADS
+            near = i if i < n else n - 1
+            sums[k] = residual[near] + delta[near]
+        for k in range(GROUP):
+            item = group * GROUP + k
+            i = start + item * THREADS
+            if i < n:
+                value = sums[k]
+                residual[i] = value
+                worst = larger(worst, I32(value.view(np.int32) & MAGNITUDE))
+                hits = U32(hits | U32(U32(abs(value) >= tau) << U32(item)))
+                down = U32(down | U32(U32(value < np.float32(0)) << U32(item)))
+    record_hits(hits, down, worst, words, downs, ranks, counts, worsts)
+
+
+@kernel("void(u1[::1], i8, u4[::1], u4[::1], i4[::1], i4[::1], i4[::1])")
+def _find_states(
+    packed: Any, n: Any, words: Any, downs: Any, ranks: Any, counts: Any, worsts: Any
+) -> None:
+    """Record the entries of a bitmap; ``worsts`` is 1 where padding bits are set."""
+    start = cuda.blockIdx.x * TILE + cuda.threadIdx.x
+    hits, worst = U32(0), I32(0)
+    for item in range(ITEMS):
+        i = start + item * THREADS
+        if i >> 2 < packed.shape[0]:
+            state = U32(packed[i >> 2]) >> U32(2 * (i & 3)) & U32(3)
+            if state != U32(0):
+                if i < n:
+                    hits = U32(hits | U32(ONE << U32(item)))
+                else:
+                    worst = I32(1)
+    record_hits(hits, U32(0), worst, words, downs, ranks, counts, worsts)
+
+
+@kernel("void(i4[::1], i4[::1], i8, i4[::1], i4[::1])")
+def _sum_counts(counts: Any, worsts: Any, tiles: Any, offsets: Any, answer: Any) -> None:
+    """Write each tile's first rank to ``offsets``, and (all hits, largest worst) to ``answer``.
+
+    Runs as a single block.
+    """
+    sums = cuda.shared.array(PREFIX_THREADS, np.int32)
+    largest = cuda.shared.array(1, np.int32)
+    thread = cuda.threadIdx.x
+    if thread == 0:
+        largest[0] = I32(0)
+    share = (tiles + PREFIX_THREADS - 1) // PREFIX_THREADS
+    first = thread * share
+    last = first + share if first + share < tiles else tiles
+    own, worst = I32(0), I32(0)
+    for tile in range(first, last):
+        own = I32(own + counts[tile])
+        worst = larger(worst, worsts[tile])
+    prefix_sum(sums, own, PREFIX_THREADS)
+    cuda.atomic.max(largest, 0, worst)
+    offset = I32(sums[thread] - own)
+    for tile in range(first, last):
+        offsets[tile] = offset
+        offset = I32(offset + counts[tile])
+    cuda.syncthreads()
+    if thread == 0:
+        answer[0] = sums[PREFIX_THREADS - 1]
+        answer[1] = largest[0]
+
+
+@kernel("void(u4[::1], u4[::1], i4[::1], i4[::1], i4[::1])")
+def _write_codes(words: Any, downs: Any, ranks: Any, offsets: Any, codes: Any) -> None:
+    """Write the code of each recorded hit at its rank, as far as there is room."""
+    at = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+    word = words[at]
+    if word != U32(0):
+        rank, down = offsets[cuda.blockIdx.x] + ranks[at], downs[at]
+        while word != U32(0):
+            bit = U32(cuda.ffs(word) - 1)
+            if rank < codes.shape[0]:
+                index = I32(at * 32 + I32(bit))
+                codes[rank] = ~index if U32(down >> bit) & ONE else index
+            rank += 1
+            word = U32(word & U32(word - ONE))
+
+
+@kernel("void(u1[::1], u4[::1], i4[::1], i4[::1], i4, i4, i4[::1], i4[::1])")
+def _write_amounts(
+    packed: Any,
+    words: Any,
+    ranks: Any,
+    offsets: Any,
+    full: Any,
+    half: Any,
+    indices: Any,
+    amounts: Any,
+) -> None:
+    """Write index and signed quanta of each recorded bitmap entry at its rank."""
+    at = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+    word = words[at]
+    if word != U32(0):
+        rank = offsets[cuda.blockIdx.x] + ranks[at]
+        while word != U32(0):
+            i = at * 32 + cuda.ffs(word) - 1
+            state = U32(packed[i >> 2]) >> U32(2 * (i & 3)) & U32(3)
+            indices[rank] = I32(i)
+            amounts[rank] = full if state == U32(1) else -full if state == U32(2) else half
+            rank += 1
+            word = U32(word & U32(word - ONE))
+
+
+def _scan_tables(n: int) -> list[DeviceArray]:
+    """Return working memory for n parameters: words, downs, ranks, counts and worsts."""
+    tiles = tiles_of(n)
+    words = [scratch.get(name, tiles * THREADS, np.uint32) for name in ("words", "downs")]
+    ranks = scratch.get("ranks", tiles * THREADS, np.int32)
+    return [*words, ranks, *(scratch.get(name, tiles, np.int32) for name in ("counts", "worsts"))]
+
+
+def _compute_offsets(n: int, tables: list[DeviceArray]) -> tuple[DeviceArray, DeviceArray]:
+    """Return each tile's first rank, and (hits, worst), both on the device."""
+    offsets = scratch.get("offsets", tiles_of(n), np.int32)
+    answer = scratch.get("placed", 2, np.int32)
+    _sum_counts[1, PREFIX_THREADS](tables[3], tables[4], tiles_of(n), offsets, answer)
+    return offsets, answer
+
+
+def run_scan(find: Any, codes: DeviceArray, one: DeviceArray, *rest: Any) -> tuple[int, int]:
+    """Run the scan kernel ``find`` on arrays, and write the codes of the hits it records.
+
+    find   a kernel that calls ``record_hits`` with its last five arguments, allocated here
+    codes  i32[capacity]  out  ascending, then garbage; hits beyond capacity are only counted
+    one    T[n], followed by the kernel's other arguments
+    returns (hits, worst)
+    """
+    n = int(one.size)
+    if n == 0:
+        return 0, 0
+    tables = _scan_tables(n)
+    find[tiles_of(n), THREADS](one, *rest, *tables)
+    offsets, answer = _compute_offsets(n, tables)
+    if codes.size:
+        words, downs, ranks = tables[:3]
+        _write_codes[tiles_of(n), THREADS](words, downs, ranks, offsets, codes)
+    hits, worst = answer.copy_to_host().tolist()
+    return hits, worst
+
+
+def scan_local(local: Any, theta: Any, tau: float, codes: Any) -> tuple[int, int]:
+    """Find hits in local - theta, see ``reference.scan_local``."""
+    one, other = (
+        checked_array(local, np.float32, "local"),
+        checked_array(theta, np.float32, "theta"),
+    )
+    return run_scan(
+        _find_local, checked_array(codes, np.int32, "codes"), one, other, np.float32(tau)
+    )
+
+
+def scan_replica(residual: Any, delta: Any, tau: float, codes: Any) -> tuple[int, int]:
+    """Add delta and find hits in the residual, see ``reference.scan_replica``.
+
+    Among several NaNs, the hardware decides which one ``worst`` shows.
+    """
+    one, other = (
+        checked_array(residual, np.float32, "residual"),
+        checked_array(delta, np.float32, "delta"),
+    )
+    return run_scan(
+        _find_replica, checked_array(codes, np.int32, "codes"), one, other, np.float32(tau)
+    )
+
+
+def bitmap_count(packed: Any, n: int) -> int:
+    """Count the entries of a bitmap, see ``reference.bitmap_count``."""
+    device = checked_array(packed, np.uint8, "packed")
+    if device.size == 0:
+        return 0
+    _, answer = _find_bitmap(device, n)
+    count, padding = answer.copy_to_host().tolist()
+    return -1 if padding else count
+
+
+def bitmap_decode(packed: Any, n: int, side: int, quanta: int, indices: Any, amounts: Any) -> int:
+    """Turn a bitmap into indices and quanta, see ``reference.bitmap_decode``."""
+    device = checked_array(packed, np.uint8, "packed")
+    to_indices = checked_array(indices, np.int32, "indices")
+    to_amounts = checked_array(amounts, np.int32, "amounts")
+    if device.size == 0 or to_indices.size == 0:
+        return 0
+    offsets, answer = _find_bitmap(device, n)
+    words, _, ranks = _scan_tables(4 * device.size)[:3]
+    _write_amounts[tiles_of(4 * device.size), THREADS](
+        device,
+        words,
+        ranks,
+        offsets,
+        np.int32(quanta),
+        np.int32(side * (quanta // 2)),
+        to_indices,
+        to_amounts,
+    )
+    return int(answer.copy_to_host()[0])
+
+
+def _find_bitmap(packed: DeviceArray, n: int) -> tuple[DeviceArray, DeviceArray]:
+    """Record the entries of a bitmap; return tile offsets and (entries, padding set)."""
+    places = 4 * int(packed.size)
+    tables = _scan_tables(places)
+    _find_states[tiles_of(places), THREADS](packed, n, *tables)
+    return _compute_offsets(places, tables)

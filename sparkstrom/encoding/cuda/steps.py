@@ -1,0 +1,302 @@
+"""CUDA kernels that move, clip and sum parameters, with one thread per hit or parameter.
+
+No index occurs twice, so results do not depend on the order of threads. Sums for the host (clipped
+mass, norms) are added in a tree per tile and then tile by tile: the same bits every time, though
+not those of the CPU's sequential sum. Squares of float32 are exact in float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from sparkstrom.encoding.cuda.blocks import LAST, count_if, index_of_code, sum_of_block
+from sparkstrom.encoding.cuda.device import (
+    ITEMS,
+    THREADS,
+    TILE,
+    DeviceArray,
+    blocks_of,
+    checked_array,
+    kernel,
+    scratch,
+    sum_partial,
+    tiles_of,
+)
+from sparkstrom.encoding.grid import EXACT_QUANTA
+
+F32, F64, I32 = np.float32, np.float64, np.int32
+
+
+@kernel("void(f4[::1], f4[::1], i4[::1], f4, f4, f8, i4[::1])")
+def _move_kernel(
+    theta: Any, other: Any, codes: Any, step: Any, other_step: Any, limit: Any, answer: Any
+) -> None:
+    """Move theta and ``other`` at each hit by a step of the hit's sign; count overflows."""
+    j = cuda.grid(1)
+    if j < codes.shape[0]:
+        code = codes[j]
+        at = index_of_code(code)
+        exact = F64(theta[at]) + F64(step if code >= 0 else -step)
+        theta[at] = F32(exact)
+        if other_step != F32(0):
+            other[at] = F32(other[at] + (other_step if code >= 0 else -other_step))
+        count_if(abs(exact) > limit, j, answer)
+
+
+@kernel("void(f4[::1], i4[::1], i4[::1], f8, f8, i4[::1])")
+def _apply_kernel(theta: Any, indices: Any, quanta: Any, q: Any, limit: Any, answer: Any) -> None:
+    """Add quanta * q to theta at each index; count overflows."""
+    j = cuda.grid(1)
+    if j < indices.shape[0]:
+        exact = F64(theta[indices[j]]) + F64(quanta[j]) * q
+        theta[indices[j]] = F32(exact)
+        count_if(abs(exact) > limit, j, answer)
+
+
+@kernel("void(i4[::1], i4[::1], i4[::1], i4[::1])")
+def _sum_kernel(totals: Any, indices: Any, quanta: Any, answer: Any) -> None:
+    """Add quanta to an integer sum at each index; count sums that wrap around."""
+    j = cuda.grid(1)
+    if j < indices.shape[0]:
+        exact = np.int64(totals[indices[j]]) + np.int64(quanta[j])
+        wrapped = ((exact + np.int64(2**31)) & np.int64(2**32 - 1)) - np.int64(2**31)
+        totals[indices[j]] = I32(wrapped)
+        count_if(wrapped != exact, j, answer)
+
+
+@kernel("void(f4[::1], i4[::1], f8, f8, i4[::1])")
+def _add_kernel(theta: Any, totals: Any, q: Any, limit: Any, answer: Any) -> None:
+    """Add totals * q to theta; count overflows."""
+    i = cuda.grid(1)
+    if i < theta.shape[0]:
+        exact = F64(theta[i]) + F64(totals[i]) * q
+        theta[i] = F32(exact)
+        count_if(abs(exact) > limit, i, answer)
+
+
+@kernel("void(f4[::1], f4[::1])")
+def _accumulate(residual: Any, delta: Any) -> None:
+    """Add delta to the residual."""
+    i = cuda.grid(1)
+    if i < residual.shape[0]:
+        residual[i] = F32(residual[i] + delta[i])
+
+
+@kernel("void(f4[::1], f4[::1], f4[::1])")
+def _subtract(target: Any, one: Any, other: Any) -> None:
+    """Set target to one - other."""
+    i = cuda.grid(1)
+    if i < target.shape[0]:
+        target[i] = F32(one[i] - other[i])
+
+
+@kernel("void(f4[::1], f4[::1], b1, f4, f8[::1])")
+def _clip_kernel(values: Any, theta: Any, difference: Any, limit: Any, masses: Any) -> None:
+    """Clip the residual to +-limit; write the sum of |change| of each tile to ``masses``.
+
+    ``values`` is local if ``difference`` is True, and the residual is values - theta; otherwise it
+    is the residual itself.
+    """
+    sums = cuda.shared.array(THREADS, np.float64)
+    start, mass = cuda.blockIdx.x * TILE + cuda.threadIdx.x, F64(0)
+    for item in range(ITEMS):
+        i = start + item * THREADS
+        if i < values.shape[0]:
+            before = values[i]
+            centre = theta[i] if difference else F32(0)
+            residual = before - centre if difference else before
+            if abs(residual) > limit:
+                after = centre + limit if residual > F32(0) else centre - limit
+                values[i] = F32(after)
+                mass += abs(F64(before) - F64(F32(after)))
+    mass = sum_of_block(sums, mass)
+    if cuda.threadIdx.x == 0:
+        masses[cuda.blockIdx.x] = mass
+
+
+@kernel("void(f4[::1], f4[::1], b1, f8[::1], f8[::1])")
+def _norms_kernel(values: Any, theta: Any, difference: Any, masses: Any, squares: Any) -> None:
+    """Write the sums of |residual| and of its squares of each tile to ``masses``, ``squares``."""
+    mass_sums = cuda.shared.array(THREADS, np.float64)
+    square_sums = cuda.shared.array(THREADS, np.float64)
+    start, mass, square = cuda.blockIdx.x * TILE + cuda.threadIdx.x, F64(0), F64(0)
+    for item in range(ITEMS):
+        i = start + item * THREADS
+        if i < values.shape[0]:
+            value = F64(values[i] - theta[i] if difference else values[i])
+            mass, square = mass + abs(value), square + value * value
+    mass, square = sum_of_block(mass_sums, mass), sum_of_block(square_sums, square)
+    if cuda.threadIdx.x == 0:
+        masses[cuda.blockIdx.x], squares[cuda.blockIdx.x] = mass, square
+
+
+def move(
+    theta: Any, other: Any, codes: Any, step: float, other_step: float, q: float
+) -> tuple[int, int]:
+    """Move theta and ``other`` at the hits, see ``reference.move``."""
+    to, also, where = (
+        _float_array("theta", theta),
+        _float_array("other", other),
+        _int_array("codes", codes),
+    )
+    answer, steps = overflow_counter(), (np.float32(step), np.float32(other_step))
+    if where.size:
+        _move_kernel[blocks_of(where.size), THREADS](
+            to, also, where, *steps, EXACT_QUANTA * q, answer
+        )
+    return read_overflows(answer, where)
+
+
+def apply_hits(theta: Any, indices: Any, quanta: Any, q: float) -> tuple[int, int]:
+    """Add quanta to theta at indices, see ``reference.apply_hits``."""
+    return _apply_hits(theta, indices, quanta, q, EXACT_QUANTA * q)
+
+
+def apply_hits_both(theta: Any, local: Any, indices: Any, quanta: Any, q: float) -> tuple[int, int]:
+    """Add quanta to theta and local at indices, see ``reference.apply_hits_both``."""
+    _apply_hits(local, indices, quanta, q, np.inf)
+    return apply_hits(theta, indices, quanta, q)
+
+
+def _apply_hits(theta: Any, indices: Any, quanta: Any, q: float, limit: float) -> tuple[int, int]:
+    """Add quanta to one array at indices; return (overflows, index of the first or -1)."""
+    to, where, much = (
+        _float_array("theta", theta),
+        _int_array("indices", indices),
+        _int_array("quanta", quanta),
+    )
+    answer = overflow_counter()
+    if where.size:
+        _apply_kernel[blocks_of(where.size), THREADS](to, where, much, q, limit, answer)
+    return read_overflows(answer, where)
+
+
+def sum_hits(total: Any, indices: Any, quanta: Any) -> tuple[int, int]:
+    """Add quanta to an integer sum, see ``reference.sum_hits``."""
+    to, where, much = (
+        _int_array("total", total),
+        _int_array("indices", indices),
+        _int_array("quanta", quanta),
+    )
+    answer = overflow_counter()
+    if where.size:
+        _sum_kernel[blocks_of(where.size), THREADS](to, where, much, answer)
+    return read_overflows(answer, where)
+
+
+def add_quanta(theta: Any, total: Any, q: float) -> tuple[int, int]:
+    """Add a sum of updates to theta, see ``reference.add_quanta``."""
+    return _add_quanta(theta, total, q, EXACT_QUANTA * q)
+
+
+def add_quanta_both(theta: Any, local: Any, total: Any, q: float) -> tuple[int, int]:
+    """Add a sum of updates to theta and local, see ``reference.add_quanta_both``."""
+    _add_quanta(local, total, q, np.inf)
+    return add_quanta(theta, total, q)
+
+
+def _add_quanta(theta: Any, total: Any, q: float, limit: float) -> tuple[int, int]:
+    """Add a sum of updates to one array; return (overflows, index of the first or -1)."""
+    to, much, answer = _float_array("theta", theta), _int_array("total", total), overflow_counter()
+    if to.size:
+        _add_kernel[blocks_of(to.size), THREADS](to, much, q, limit, answer)
+    return read_overflows(answer, None)
+
+
+def accumulate(residual: Any, delta: Any) -> None:
+    """Add ``delta`` to ``residual``, f32[n] both."""
+    to, much = _float_array("residual", residual), _float_array("delta", delta)
+    if to.size:
+        _accumulate[blocks_of(to.size), THREADS](to, much)
+    cuda.synchronize()
+
+
+def subtract_arrays(target: Any, one: Any, other: Any) -> None:
+    """Set ``target`` to one - other, f32[n] all."""
+    to, minuend, less = (
+        _float_array("target", target),
+        _float_array("one", one),
+        _float_array("other", other),
+    )
+    if to.size:
+        _subtract[blocks_of(to.size), THREADS](to, minuend, less)
+    cuda.synchronize()
+
+
+def clip_local(local: Any, theta: Any, limit: float) -> float:
+    """Clip local - theta, see ``reference.clip_local``."""
+    return _clip_residual(_float_array("local", local), _float_array("theta", theta), True, limit)
+
+
+def clip_replica(residual: Any, limit: float) -> float:
+    """Clip the residual, see ``reference.clip_replica``."""
+    values = _float_array("residual", residual)
+    return _clip_residual(values, values, False, limit)
+
+
+def _clip_residual(
+    values: DeviceArray, theta: DeviceArray, difference: bool, limit: float
+) -> float:
+    """Clip a residual; return the sum of |change|."""
+    tiles = tiles_of(values.size)
+    masses = scratch.get("masses", tiles, np.float64)
+    if tiles:
+        _clip_kernel[tiles, THREADS](values, theta, difference, np.float32(limit), masses)
+    return sum_partial(masses, tiles)
+
+
+def residual_sums_local(local: Any, theta: Any) -> tuple[float, float]:
+    """Return ``reference.residual_sums_local``, added in another order."""
+    return _residual_norms(_float_array("local", local), _float_array("theta", theta), True)
+
+
+def residual_sums_replica(residual: Any) -> tuple[float, float]:
+    """Return ``reference.residual_sums_replica``, added in another order."""
+    values = _float_array("residual", residual)
+    return _residual_norms(values, values, False)
+
+
+def _residual_norms(
+    values: DeviceArray, theta: DeviceArray, difference: bool
+) -> tuple[float, float]:
+    """Return the sums of a residual's absolute values and squares."""
+    tiles = tiles_of(values.size)
+    masses, squares = (scratch.get(name, tiles, np.float64) for name in ("masses", "squares"))
+    if tiles:
+        _norms_kernel[tiles, THREADS](values, theta, difference, masses, squares)
+    return sum_partial(masses, tiles), sum_partial(squares, tiles)
+
+
+def overflow_counter() -> DeviceArray:
+    """Return the zeroed device array in which ``count_if`` counts."""
+    return scratch.zeros("noted", 2)
+
+
+def read_overflows(answer: DeviceArray, where: DeviceArray | None) -> tuple[int, int]:
+    """Read how many positions were counted and the index of the first; reset ``answer`` to 0.
+
+    ``where`` holds the code of each position; None: positions are indices. Returns index -1 if none
+    was counted.
+    """
+    count, last = answer.copy_to_host().tolist()
+    if count == 0:
+        return 0, -1
+    answer.copy_to_device(np.zeros(2, np.int32))
+    position = LAST - last
+    if where is None:
+        return count, position
+    code = int(where[position])
+    return count, code if code >= 0 else ~code
+
+
+def _float_array(name: str, array: Any) -> DeviceArray:
+    """Return a device array of float32, see ``checked_array``."""
+    return checked_array(array, np.float32, name)
+
+
+def _int_array(name: str, array: Any) -> DeviceArray:
+    """Return a device array of int32, see ``checked_array``."""
+    return checked_array(array, np.int32, name)

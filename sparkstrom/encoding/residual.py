@@ -1,0 +1,353 @@
+"""Error feedback: the residual, which is what was learned and not yet sent, and its clipping.
+
+An entry of the residual that reaches the threshold tau is sent. There are two kinds:
+
+- ``LocalResidual``: the model trains on its own array ``local`` beside the shared parameters
+  ``theta``. The residual is ``local - theta`` and needs no array. Sending adds tau to theta, which
+  reduces the difference by tau. With the aggregations "mean" and "sqrt" theta moves by less than
+  tau; the rest is subtracted from local, so that the difference still shrinks by tau.
+- ``ReplicaResidual``: the model trains on theta and passes the change of each step, which is added
+  to a separate array. This is DL4J's rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import COUNT_MAX, check_options, number, whole
+from sparkstrom.encoding.backends import I32, U8, Backend
+from sparkstrom.encoding.forms import EncoderState
+from sparkstrom.encoding.grid import Flat
+from sparkstrom.encoding.layers import LayeredKernels, Layers
+
+TRAIN_ON = ("local", "replica")
+
+
+class PublicationArrays(NamedTuple):
+    """The arrays that a publication reads and changes, f32[n_params] each."""
+
+    learnt: Flat  # ``local``, in/out, or training on the replica ``delta``: what the step changed
+    theta: Flat  # in/out
+
+
+class StepSizes(NamedTuple):
+    """The step sizes of a full hit (parameter units), each an even multiple of the quantum q."""
+
+    least: float  # smallest residual that is a hit: tau, before any rounding down
+    tau: float  # subtracted from the residual
+    step: float  # added to theta: less than tau under mean and sqrt
+    step_quanta: int  # ``step`` in quanta
+    q: float  # the quantum
+
+
+class Residual(Protocol):
+    """The sum of learned changes that were not sent yet.
+
+    ``sparkstrom.encoding.reference`` has tables of the arguments.
+    """
+
+    def terms(self, arrays: PublicationArrays, /) -> tuple[Flat, Flat, int]:
+        """Return (one, other, sign): before a scan the residual is one + sign * other."""
+
+    def values(self, learnt: Flat, /) -> Flat:
+        """Return the array that holds any NaN or infinity after a scan."""
+
+    def scan(self, arrays: PublicationArrays, tau: float, codes: I32, /) -> tuple[int, int]:
+        """Add what was learned, then find hits; return (hits, worst) as ``scan_local`` does."""
+
+    def choose(
+        self, arrays: PublicationArrays, tau: float, limit: int, seed: int, codes: I32, /
+    ) -> int:
+        """Find hits again, those below 2 tau with a probability; return their number."""
+
+    def levels(
+        self, arrays: PublicationArrays, codes: I32, tau: float, top: int, levels: U8, /
+    ) -> int:
+        """Find the level of each hit, up to ``top``; return the highest."""
+
+    def move(
+        self, arrays: PublicationArrays, codes: I32, step_sizes: StepSizes, /
+    ) -> tuple[int, int]:
+        """Subtract hits and add them to theta; return (overflows, index of the first or -1)."""
+
+    def move_levels(
+        self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes, /
+    ) -> tuple[int, int]:
+        """Like ``move``, with each hit multiplied by 2^level."""
+
+    def bitmap(
+        self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8, /
+    ) -> tuple[int, int, int, int]:
+        """Write hits and half steps of one sign as a bitmap, subtract them and add them to theta.
+
+        Returns (hits, half steps, overflows, index of the first overflow or -1).
+        """
+
+    def clip(self, arrays: PublicationArrays, limit: float, /) -> float:
+        """Clip absolute values to ``limit``; return the sum of what was cut off."""
+
+    def norms(self, arrays: PublicationArrays, /) -> tuple[float, float]:
+        """Return the sums of absolute values and of squares, in float64."""
+
+    def copy(self, arrays: PublicationArrays, /) -> Flat:
+        """Return a copy f32[n_params] on the host."""
+
+    def accumulate(self, delta: Flat, /) -> None:
+        """Add a step that is not published."""
+
+    def add(self, saved: Flat, local: Flat, /) -> None:
+        """Add a residual f32[n_params] that an earlier fit left over."""
+
+    def state(self) -> EncoderState:
+        """Return the state that survives a fit."""
+
+    def load_state(self, state: EncoderState, /) -> None:
+        """Add the residual that another ``state`` call returned."""
+
+
+def create_residual(
+    train_on: str, n_params: int, backend: Backend, layers: Layers | None = None
+) -> Residual:
+    """Create the residual of a model that trains on ``train_on``: "local" or "replica".
+
+    Raises UsageError for any other ``train_on``.
+    """
+    if train_on not in TRAIN_ON:
+        raise UsageError(f"train_on={train_on!r}: must be 'local' or 'replica'")
+    make = LocalResidual if train_on == "local" else ReplicaResidual
+    return make(n_params, backend, layers)
+
+
+class LocalResidual:
+    """The residual ``local - theta``, which needs no array and is part of the caller's state."""
+
+    def __init__(self, n_params: int, backend: Backend, layers: Layers | None = None) -> None:
+        """Select kernels; with ``layers``, those with a threshold per layer."""
+        self._n_params, self._memory, self._kernels = n_params, backend.memory, backend.kernels
+        self._layered = LayeredKernels(backend, layers) if layers else backend.kernels
+
+    def terms(self, arrays: PublicationArrays) -> tuple[Flat, Flat, int]:
+        """Return (local, theta, -1): the residual is local - theta."""
+        return arrays.learnt, arrays.theta, -1
+
+    def values(self, learnt: Flat) -> Flat:
+        """Return ``local``, where NaN and infinity appear."""
+        return learnt
+
+    def scan(self, arrays: PublicationArrays, tau: float, codes: I32) -> tuple[int, int]:
+        """Find hits in local - theta; return (hits, largest bits of |local|)."""
+        return self._layered.scan_local(arrays.learnt, arrays.theta, tau, codes)
+
+    def choose(
+        self, arrays: PublicationArrays, tau: float, limit: int, seed: int, codes: I32
+    ) -> int:
+        """Find hits in local - theta again, with a probability below 2 tau; return their number."""
+        return self._layered.choose_local(arrays.learnt, arrays.theta, tau, limit, seed, codes)
+
+    def levels(
+        self, arrays: PublicationArrays, codes: I32, tau: float, top: int, levels: U8
+    ) -> int:
+        """Find the level of each hit in local - theta; return the highest."""
+        return self._layered.levels_local(arrays.learnt, arrays.theta, codes, tau, top, levels)
+
+    def move(self, arrays: PublicationArrays, codes: I32, step_sizes: StepSizes) -> tuple[int, int]:
+        """Add the step to theta and step - tau to local, at the hits; see ``Residual.move``."""
+        steps = (step_sizes.step, step_sizes.step - step_sizes.tau, step_sizes.q)
+        return self._layered.move(arrays.theta, arrays.learnt, codes, *steps)
+
+    def move_levels(
+        self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes
+    ) -> tuple[int, int]:
+        """Like ``move``, with each hit multiplied by 2^level."""
+        steps = (step_sizes.step, step_sizes.step - step_sizes.tau, step_sizes.q)
+        return self._layered.move_levels(arrays.theta, arrays.learnt, codes, levels, *steps)
+
+    def bitmap(
+        self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8
+    ) -> tuple[int, int, int, int]:
+        """Write local - theta as a bitmap and move theta; see ``Residual.bitmap``."""
+        steps = (step_sizes.tau, step_sizes.step, side, step_sizes.q)
+        return self._kernels.bitmap_local(arrays.learnt, arrays.theta, *steps, scratch, out)
+
+    def clip(self, arrays: PublicationArrays, limit: float) -> float:
+        """Clip local to within ``limit`` of theta; return the sum of what was cut off."""
+        return self._layered.clip_local(arrays.learnt, arrays.theta, limit)
+
+    def norms(self, arrays: PublicationArrays) -> tuple[float, float]:
+        """Return the sums of |local - theta| and of its squares."""
+        return self._kernels.residual_sums_local(arrays.learnt, arrays.theta)
+
+    def copy(self, arrays: PublicationArrays) -> Flat:
+        """Return a copy of local - theta on the host."""
+        residual: Flat = self._memory.to_host(arrays.learnt) - self._memory.to_host(arrays.theta)
+        return residual
+
+    def accumulate(self, delta: Flat) -> None:
+        """Raise AssertionError: ``local`` already contains every step."""
+        raise AssertionError("what is learnt on local is there already")
+
+    def add(self, saved: Flat, local: Flat) -> None:
+        """Add a saved residual f32[n_params] to ``local``."""
+        _check_shape(saved, self._n_params)
+        self._memory.add(local, saved)
+
+    def state(self) -> EncoderState:
+        """Return {}: the residual is part of the caller's ``local``."""
+        return {}
+
+    def load_state(self, state: EncoderState) -> None:
+        """Do nothing: the caller's ``local`` contains the residual."""
+
+
+class ReplicaResidual:
+    """A residual in a separate array, for a model that trains on the replica."""
+
+    def __init__(self, n_params: int, backend: Backend, layers: Layers | None = None) -> None:
+        """Allocate a residual of zeros; with ``layers``, use a threshold per layer."""
+        self._n_params, self._memory, self._kernels = n_params, backend.memory, backend.kernels
+        self._layered = LayeredKernels(backend, layers) if layers else backend.kernels
+        self._array: Flat = backend.memory.zeros(n_params, np.float32)
+
+    def terms(self, arrays: PublicationArrays) -> tuple[Flat, Flat, int]:
+        """Return (residual, delta, 1): the step is added by ``scan``."""
+        return self._array, arrays.learnt, 1
+
+    def values(self, learnt: Flat) -> Flat:
+        """Return the residual array."""
+        return self._array
+
+    def scan(self, arrays: PublicationArrays, tau: float, codes: I32) -> tuple[int, int]:
+        """Add the step to the residual, then find hits; return (hits, largest bits)."""
+        return self._layered.scan_replica(self._array, arrays.learnt, tau, codes)
+
+    def choose(
+        self, arrays: PublicationArrays, tau: float, limit: int, seed: int, codes: I32
+    ) -> int:
+        """Find hits in the residual again, with a probability below 2 tau; return their number."""
+        return self._layered.choose_replica(self._array, tau, limit, seed, codes)
+
+    def levels(
+        self, arrays: PublicationArrays, codes: I32, tau: float, top: int, levels: U8
+    ) -> int:
+        """Find the level of each hit in the residual; return the highest."""
+        return self._layered.levels_replica(self._array, codes, tau, top, levels)
+
+    def move(self, arrays: PublicationArrays, codes: I32, step_sizes: StepSizes) -> tuple[int, int]:
+        """Add the step to theta and subtract tau from the residual; see ``Residual.move``."""
+        steps = (step_sizes.step, -step_sizes.tau, step_sizes.q)
+        return self._layered.move(arrays.theta, self._array, codes, *steps)
+
+    def move_levels(
+        self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes
+    ) -> tuple[int, int]:
+        """Like ``move``, with each hit multiplied by 2^level."""
+        steps = (step_sizes.step, -step_sizes.tau, step_sizes.q)
+        return self._layered.move_levels(arrays.theta, self._array, codes, levels, *steps)
+
+    def bitmap(
+        self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8
+    ) -> tuple[int, int, int, int]:
+        """Write the residual as a bitmap and move theta; see ``Residual.bitmap``."""
+        steps = (step_sizes.tau, step_sizes.step, side, step_sizes.q)
+        return self._kernels.bitmap_replica(self._array, arrays.theta, *steps, scratch, out)
+
+    def clip(self, arrays: PublicationArrays, limit: float) -> float:
+        """Clip the residual to +-limit; return the sum of what was cut off."""
+        return self._layered.clip_replica(self._array, limit)
+
+    def norms(self, arrays: PublicationArrays) -> tuple[float, float]:
+        """Return the sums of |residual| and of its squares."""
+        return self._kernels.residual_sums_replica(self._array)
+
+    def copy(self, arrays: PublicationArrays) -> Flat:
+        """Return a copy of the residual on the host."""
+        return self._memory.to_host(self._array).copy()
+
+    def accumulate(self, delta: Flat) -> None:
+        """Add a step that is not published to the residual."""
+        self._memory.add(self._array, delta)
+
+    def add(self, saved: Flat, local: Flat) -> None:
+        """Add a saved residual f32[n_params] to this one."""
+        _check_shape(saved, self._n_params)
+        self._memory.add(self._array, saved)
+
+    def state(self) -> EncoderState:
+        """Return a copy of the residual on the host, to be saved."""
+        return {"residual": self._memory.to_host(self._array).copy()}
+
+    def load_state(self, state: EncoderState) -> None:
+        """Add the residual that another ``state`` call returned."""
+        if "residual" in state:
+            self.add(np.asarray(state["residual"], np.float32), self._array)
+
+
+def _check_shape(saved: Flat, n_params: int) -> None:
+    """Raise UsageError unless a saved residual has one entry per parameter."""
+    if saved.shape != (n_params,):
+        raise UsageError(f"a residual of shape {saved.shape} for {n_params} parameters")
+
+
+class ResidualPostProcessor(Protocol):
+    """Interface for changing the residual after each message."""
+
+    def process(
+        self, residual: Residual, arrays: PublicationArrays, publication: int, tau: float, /
+    ) -> float:
+        """Change the residual; return the sum of absolute values that this destroys.
+
+        arrays       local and theta, if the residual is their difference
+        publication  number of the publication, from 1
+        tau          threshold of that message (parameter units)
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualClipping:
+    """Clip the residual to ``multiple`` tau at every ``frequency``-th publication.
+
+    DL4J: ``ResidualClippingPostProcessor``. As in DL4J, clipping follows encoding, uses the tau of
+    that message, and is skipped when nothing was sent. Unlike DL4J it counts publications, not
+    training steps. Pass ``None`` instead to clip nothing.
+
+    Args:
+        multiple: clip absolute values above this many tau.
+        frequency: clip at every so many publications.
+
+    Raises:
+        UsageError: a multiple or a frequency below 1.
+    """
+
+    multiple: float = field(
+        default=5.0,
+        metadata=number(
+            least=1, unit="tau", remedy=", or clipping would destroy what the next message sends"
+        ),
+    )
+    frequency: int = field(
+        default=5,
+        metadata=whole(
+            1,
+            COUNT_MAX,
+            unit="publications",
+            remedy=" publication; for no clipping give None in place of ResidualClipping",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        """Raise UsageError if an option is out of range."""
+        check_options(self)
+
+    def is_due(self, publication: int) -> bool:
+        """Return whether publication number ``publication`` (from 1) ends with clipping."""
+        return publication % self.frequency == 0
+
+    def process(
+        self, residual: Residual, arrays: PublicationArrays, publication: int, tau: float
+    ) -> float:
+        """Clip the residual if it is due; return the sum of absolute values that this destroys."""
+        return residual.clip(arrays, self.multiple * tau) if self.is_due(publication) else 0.0

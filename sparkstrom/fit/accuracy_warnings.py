@@ -1,0 +1,245 @@
+"""Likely reasons why a fit by gradient sharing was less accurate than one machine.
+
+Each rule is a function of the options and of a few statistics. The limits come from fits whose
+accuracy was compared with that of one machine (``python -m benchmarks.convergence``).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from sparkstrom.encoding.thresholds import (
+    AUTO,
+    AutoThreshold,
+    HasTargetFractions,
+    algorithm_of,
+    levels_of,
+)
+from sparkstrom.fit.summary import HyperparameterChanges
+from sparkstrom.models.base import FlatModel, Paced
+from sparkstrom.models.momentum_scaling import UNINSPECTABLE, MomentumChange
+from sparkstrom.observe.telemetry import FitTotals
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.runtime.fit_state import Outcome
+
+log = logging.getLogger(__name__)
+SENT_FRACTION_FACTOR = 5.0  # warn if the sent fraction is this many times off its target
+PUBLICATIONS_MIN = 10  # of a worker; with fewer, its sent fraction is not meaningful
+CLIPPED_MAX = 0.1  # share of the mass that left residuals; 0.5 cost accuracy, 0.05 did not
+WAITING_MAX = 0.5  # share of the fit that updates wait in residuals; 0.4 cost no accuracy
+MOMENTUM_MAX = 0.95  # effective momentum on one machine; more is rarely intended
+STALENESS_MAX = 30.0  # minibatches; slightly above ``options.gradient_sharing.STALENESS_TARGET``
+STALENESS_ROUNDS_MAX = 1.5  # rounds, with many workers; one round cannot be avoided
+MULTILEVEL_SPEEDUP = 2.0  # mean number of thresholds of an entry, with several levels
+
+
+@dataclass(frozen=True, slots=True)
+class FitStatistics:
+    """Statistics of a fit, including the earlier fits that it continued."""
+
+    workers: int  # number of workers with rows
+    minibatches: int
+    publications: float  # of each worker
+    sent_fraction: float  # entries sent / (publications x parameters)
+    tau: float  # mean of the workers' thresholds at the end
+    staleness: float  # mean, in minibatches of the fit
+    waiting: float  # mean time that updates wait in residuals, in minibatches of the fit
+    clipped_share: float  # mass lost by clipping / mass that left residuals
+
+
+def accuracy_warnings(
+    master: SharedTrainingMaster, model: FlatModel, outcome: Outcome, minibatches_before: int
+) -> list[str]:
+    """Return all accuracy warnings of a finished fit, with remedies; they are also logged.
+
+    Args:
+        master: The options of the fit.
+        model: The trained model.
+        outcome: The result of the fit.
+        minibatches_before: Number of minibatches of the earlier fits that it continued.
+    """
+    statistics = collect_statistics(outcome, model.n_params, minibatches_before)
+    warnings = [
+        *horizon_warnings(master, model, outcome.rows),
+        *momentum_warnings(master, model, statistics),
+        *staleness_warnings(master, statistics),
+        *density_warnings(master, statistics),
+    ]
+    for text in warnings:
+        log.warning("%s", text)
+    return warnings
+
+
+def collect_statistics(outcome: Outcome, n_params: int, minibatches_before: int) -> FitStatistics:
+    """Return the statistics of a finished fit that the accuracy warnings depend on."""
+    total = FitTotals.from_counters(outcome.stats.values())
+    training, workers = total.training, sum(rows > 0 for rows in outcome.rows)
+    publications = training.publications
+    minibatches = minibatches_before + outcome.minibatches
+    earlier = minibatches / outcome.minibatches if outcome.minibatches else 1.0
+    return FitStatistics(
+        workers=workers,
+        minibatches=minibatches,
+        publications=earlier * publications / workers if workers else 0.0,
+        sent_fraction=training.hits / (publications * n_params) if publications else 0.0,
+        tau=training.tau or 0.0,
+        staleness=outcome.staleness_minibatches,
+        waiting=total.residual_wait_minibatches(workers, outcome.minibatches),
+        clipped_share=training.mass_clipped / training.mass_left if training.mass_left else 0.0,
+    )
+
+
+def scaled_hyperparameters(
+    master: SharedTrainingMaster, model: FlatModel, rows: list[int]
+) -> HyperparameterChanges:
+    """Return how momentum and schedules were rescaled because several workers train; empty if not.
+
+    One worker takes only its share of the fit's steps, so momentum and schedules that count its own
+    steps would last too long. ``rows``: rows that each partition trains on.
+    """
+    workers = sum(count > 0 for count in rows)
+    if master.horizon != "fit" or workers < 2 or not isinstance(model, Paced):
+        return {}
+    changes = {name: str(change) for name, change in model.horizons(workers).items()}
+    return {"workers": workers, **changes} if changes else {}
+
+
+def horizon_warnings(master: SharedTrainingMaster, model: FlatModel, rows: list[int]) -> list[str]:
+    """Return a warning if momentum or schedules could not be adapted to the fit's minibatches."""
+    adapted = scaled_hyperparameters(master, model, rows)
+    if master.horizon != "fit" or sum(count > 0 for count in rows) < 2:
+        return []
+    if not isinstance(model, Paced):
+        return [
+            f"a {type(model).__name__} counts each worker's own steps: momentum and schedules that"
+            " were tuned on one machine last too long on several; give it keep_pace"
+            " (sparkstrom.models.base.Paced), or say horizon='worker'"
+        ]
+    if UNINSPECTABLE in adapted:
+        return [
+            f"the optimizer has parts that cannot be looked into ({adapted[UNINSPECTABLE]}):"
+            " momentum inside counts each worker's own steps; build it with"
+            " optax.inject_hyperparams, or lower the momentum m to m ** workers yourself and say"
+            " horizon='worker'"
+        ]
+    return []
+
+
+def momentum_warnings(
+    master: SharedTrainingMaster, model: FlatModel, fit: FitStatistics
+) -> list[str]:
+    """Return a warning if momentum counts each worker's own steps and acts too strongly."""
+    k = fit.workers
+    if master.horizon != "worker" or k <= 2 or not isinstance(model, Paced):
+        return []
+    for name, change in model.horizons(k).items():
+        momenta = change.momenta if isinstance(change, MomentumChange) else ()
+        acting = max(momenta, default=0.0) ** (1 / k)
+        if acting > MOMENTUM_MAX:
+            return [
+                f"{name} {max(momenta):g} counts each worker's own steps: on {k} workers it acts"
+                f" like {acting:.3g} on one machine; say horizon='fit', which makes it {change}"
+            ]
+    return []
+
+
+def staleness_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[str]:
+    """Return a warning with a remedy if the other workers' updates arrived too late."""
+    k, publish_every = fit.workers, master.publish_every
+    if k < 2 or fit.staleness <= max(STALENESS_MAX, STALENESS_ROUNDS_MAX * k):
+        return []
+    if master.max_staleness != AUTO:
+        remedy = f"max_staleness='auto' bounds it (it was {master.max_staleness})"
+    elif isinstance(publish_every, int) and publish_every > 1:
+        remedy = f"publish_every='auto' holds back less (it was {publish_every})"
+    else:
+        remedy = (
+            "steps are short beside a message: a larger batch_size_per_worker, fewer workers or"
+            " max_lead=1 bring it down"
+        )
+    return [
+        "when an update was committed, its worker had not seen the others' last"
+        f" {fit.staleness:.0f} minibatches, {fit.staleness / k:.1f} rounds of {k} workers;"
+        f" beyond {max(STALENESS_MAX, STALENESS_ROUNDS_MAX * k):.0f} accuracy suffers: {remedy}"
+    ]
+
+
+def density_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[str]:
+    """Return a warning about the likeliest reason why updates carried too little.
+
+    Return none if nothing was sent at all, because ``fit.summary`` warns of that.
+    """
+    if not fit.sent_fraction:
+        return []
+    waits_long = fit.waiting > WAITING_MAX * fit.minibatches
+    warnings = clipping_warnings(master, fit) or sent_fraction_warnings(master, fit, waits_long)
+    if waits_long and not warnings:
+        warnings = short_fit_warnings(master, fit) or threshold_warnings(master, fit)
+    return warnings
+
+
+def clipping_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[str]:
+    """Return a warning if tau is so small that residuals grow until they are clipped."""
+    if fit.clipped_share <= CLIPPED_MAX:
+        return []
+    remedy = "take threshold='auto', a larger tau or levels=4"
+    if isinstance(algorithm_of(master.threshold), AutoThreshold):
+        remedy = "clip less, as by residual_post_processor=ResidualClipping(20.0)"
+    return [
+        f"{fit.clipped_share:.0%} of what was learnt was lost by clipping residuals: tau,"
+        f" {fit.tau:.2g} at the end, is too small to carry it; {remedy}"
+    ]
+
+
+def sent_fraction_warnings(
+    master: SharedTrainingMaster, fit: FitStatistics, waits_long: bool
+) -> list[str]:
+    """Return a warning if the sent fraction is far from the threshold algorithm's target.
+
+    A small fraction counts only if ``waits_long``, because the gradient itself may be sparse.
+    """
+    algorithm = algorithm_of(master.threshold)
+    band = algorithm.wanted_fractions if isinstance(algorithm, HasTargetFractions) else None
+    if isinstance(algorithm, AutoThreshold):  # it chooses tau itself; small models send more
+        return []
+    if band is None or fit.publications < PUBLICATIONS_MIN:
+        return []
+    low, high = band
+    too_much = fit.sent_fraction > SENT_FRACTION_FACTOR * high and master.warm_up is None
+    too_little = fit.sent_fraction < low / SENT_FRACTION_FACTOR and waits_long
+    if not too_much and not too_little:
+        return []
+    wanted = f"{low:.2g}" if low == high else f"{low:.2g} to {high:.2g}"
+    return [
+        f"a publication sent {fit.sent_fraction:.2g} of all parameters, where {wanted} is wanted:"
+        f" take a {'larger' if too_much else 'smaller'} tau than {fit.tau:.2g}, which it was at"
+        " the end, or threshold='auto', which finds it at once"
+    ]
+
+
+def short_fit_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[str]:
+    """Return a warning if a worker sends each parameter less than once in the fit, on average."""
+    several = levels_of(algorithm_of(master.threshold)) > 1
+    needed = 1 / (fit.sent_fraction * (MULTILEVEL_SPEEDUP if several else 1.0))
+    if fit.publications >= needed:
+        return []
+    return [
+        f"a short fit: each worker published {fit.publications:.0f} times, and to share most of"
+        f" what it learns it needs {needed:.0f}; take fewer workers, more epochs or a smaller"
+        " batch_size_per_worker"
+    ]
+
+
+def threshold_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[str]:
+    """Return a warning that tau is too small for the size of the updates.
+
+    Return none for AutoThreshold, which adapts tau to the waiting updates.
+    """
+    if isinstance(algorithm_of(master.threshold), AutoThreshold):
+        return []
+    return [
+        f"what was learnt waited in residuals for {fit.waiting:,.0f} minibatches on average, of"
+        f" {fit.minibatches:,}: tau, {fit.tau:.2g} at the end, does not carry it; take"
+        " threshold='auto', a larger tau or levels=4"
+    ]

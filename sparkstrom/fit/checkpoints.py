@@ -1,0 +1,685 @@
+"""Save a fit in checkpoints, and decide what a later fit does with the newest one.
+
+``CheckpointListener`` writes checkpoints during a fit and at its end. ``ResumePoint`` is a
+checkpoint that was read. ``FitCheckpoints`` decides by the number of the fit: a program that is run
+again makes the same fits in the same order. A fit resumes from a checkpoint with its own number,
+starts with the parameters of an earlier fit's checkpoint, and is skipped if the newest checkpoint
+is of a later fit. In a stream, the micro-batch's id replaces the number, because Spark uses the
+same id when it repeats a micro-batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import (
+    CheckpointDamaged,
+    SparkstromError,
+    UsageError,
+    first_line,
+)
+from sparkstrom.base.identity import Position
+from sparkstrom.checkpoint.directory import CheckpointDirectory, open_checkpoint
+from sparkstrom.checkpoint.files import Checkpoint
+from sparkstrom.checkpoint.saved_model import check_same_model
+from sparkstrom.checkpoint.writer import (
+    CheckpointInterval,
+    CheckpointSchedule,
+    CheckpointWriter,
+    parse_checkpoint_every,
+)
+from sparkstrom.codec.messages import Phase
+from sparkstrom.fit.early_stopping_listener import Best, EarlyStoppingListener
+from sparkstrom.fit.events import FitListener
+from sparkstrom.models.base import Buffered, Flat, FlatModel
+from sparkstrom.observe.epoch_history import Epoch, EpochHistory
+from sparkstrom.observe.listener_events import CheckpointWritten
+from sparkstrom.options.gradient_sharing import ALL, ONE
+from sparkstrom.options.parameter_averaging import TrainingMaster
+from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
+from sparkstrom.runtime.fit_state import MasterControl, Progress, Snapshot
+from sparkstrom.runtime.optimizer_states import OptimizerStates, decode_optimizer_state
+
+EpochFigures = dict[str, Any]  # losses and metrics by epoch, from ``EpochHistory.report``
+EARLIER_RUN = -1  # commit number of a snapshot that an earlier run of the fit made
+
+# Keys of local properties of a thread, which Spark sets in a stream.
+STREAM_PROPERTY = "sql.streaming.queryId"
+BATCH_PROPERTY = "streaming.sql.batchId"
+STATE_ARRAY = "state"  # name of the array with the common optimizer state
+TRAIN_ANEW_HINT = "begin anew with another checkpoint_directory or resume=False"
+OPTIMIZER_STATE_TIMEOUT_S = 60.0  # for each worker's state; the controller gives up long before
+Say = Callable[[str], None]
+_directory_owners: dict[str, str] = {}  # directory -> the network of this program that uses it
+
+
+@dataclass(frozen=True, slots=True)
+class FitKey:
+    """Identifies a fit within its program; the same command makes the same keys again."""
+
+    number: int  # counts the network's fits, from 1
+    stream: str = ""  # id of the streaming query, if there is one
+    batch: int = -1  # id of its micro-batch
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointContent:
+    """The present state of a fit, from which a checkpoint is built."""
+
+    key: FitKey
+    spec: FitSpec
+    threshold: str  # repr of the threshold algorithm, for which encoder states are valid
+    snapshot: Snapshot  # parameters, buffers and the position of each partition
+    figures: EpochFigures
+    k: int  # parameters are multiples of 2^-k
+    states: OptimizerStates  # the common one is b"" if none could be copied
+    wanted: str = ONE  # the option checkpoint_updaters: one worker's states or all workers'
+    best: tuple[Best, Snapshot | None] | None = None  # with early stopping
+    epochs_done: int | None = None  # epochs of a finished fit; None if it is not finished
+    summaries: dict[str, Any] = field(default_factory=dict)  # of finished fits, by number
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """Where and how often to save a fit, and the parts of its checkpoints that do not change."""
+
+    directory: CheckpointDirectory
+    every: CheckpointInterval
+    key: FitKey
+    model: FlatModel
+    threshold: str  # repr of the threshold algorithm
+    k: int  # parameters are multiples of 2^-k
+    states: OptimizerStates  # with which the fit started
+    summaries: dict[str, Any]  # of finished fits, by number
+    updaters: str = ONE  # save the optimizer states of ONE worker or of ALL
+
+
+class CheckpointListener(FitListener):
+    """Writes checkpoints of one run while it trains and at its end.
+
+    Args:
+        config: What to save, where and how often.
+        master: The run's controller, which makes snapshots.
+        book: The figures of the run's epochs.
+        stopping: Has the best parameters so far.
+        notify: Called in the driver's main thread with an event for each written checkpoint.
+        say: Called with a message about each checkpoint that could not be written.
+    """
+
+    live_option = "checkpoint_directory"
+    is_user_requested = True  # False for copies that are only made to survive controller losses
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        master: MasterControl,
+        *,
+        book: EpochHistory,
+        stopping: EarlyStoppingListener,
+        notify: Callable[[CheckpointWritten], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._config, self._master, self._book, self._stopping = config, master, book, stopping
+        self._notify = notify
+        self._writer = CheckpointWriter(config.directory, say)
+        self._announced = 0  # number of checkpoints with which ``notify`` was called
+        self._spec: FitSpec | None = None
+        self._schedule: CheckpointSchedule | None = None  # from the start of training
+        self._epochs = book.epochs_resumed_from  # number of complete epochs
+        self._states = config.states
+
+    def on_fit_begin(self, spec: FitSpec) -> None:
+        """Remember the fit."""
+        self._spec = spec
+
+    def on_phase(self, phase: Phase) -> None:
+        """Start the schedule of checkpoints when training starts."""
+        if phase is Phase.RUNNING:
+            self._schedule = CheckpointSchedule(self._config.every, time.monotonic(), self._epochs)
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        """Count a complete epoch."""
+        self._epochs += 1
+
+    def on_progress(self, progress: Progress) -> None:
+        """Announce written checkpoints and start another one if it is due."""
+        self._announce_written()
+        self._save_if_due(progress)
+
+    def _save_if_due(self, progress: Progress) -> None:
+        """Take a snapshot and give it to the writer's thread, if a checkpoint is due."""
+        now, schedule = (time.monotonic(), self._epochs, progress.commits), self._schedule
+        if schedule is None or progress.phase is not Phase.RUNNING or not schedule.is_due(*now):
+            return
+        if self._writer.busy:  # slow storage gets fewer checkpoints
+            return
+        schedule.mark_written(*now)
+        snapshot = self._master.snapshot(updaters=True)
+        states = self._master.copy_optimizer_states(everybody=self._config.updaters == ALL)
+        make = partial(self._build, self._make_content(snapshot), states)
+        self._writer.offer(make, f"commit {snapshot.commit}")
+
+    def _build(self, fit: CheckpointContent, copies: Future[tuple[bytes, ...]]) -> Checkpoint:
+        """Wait for the workers' optimizer states and build the checkpoint.
+
+        This runs in the writer's thread.
+        """
+        workers = fit.spec.workers if self._config.updaters == ALL else 1
+        received = copies.result(OPTIMIZER_STATE_TIMEOUT_S * workers)
+        self._states = self._merge_copies(received, OptimizerStates(self._states.one))
+        return build_checkpoint(self._config.model, replace(fit, states=self._states))
+
+    def _merge_copies(self, copies: tuple[bytes, ...], before: OptimizerStates) -> OptimizerStates:
+        """Return the newly copied states, and the earlier ones of workers without a copy.
+
+        The first copy is of the worker that trained most; it is the common state.
+        """
+        if not copies:
+            return before
+        if self._config.updaters == ONE:
+            return OptimizerStates(copies[0])
+        return OptimizerStates(copies[0], {**before.own, **OptimizerStates.from_copies(copies).own})
+
+    def _make_content(self, snapshot: Snapshot) -> CheckpointContent:
+        """Return the content of a checkpoint with this snapshot and the newest copied states."""
+        assert self._spec is not None, "the fit has started"
+        config, stopping = self._config, self._stopping
+        epochs = {i: s.position.epoch for i, s in enumerate(snapshot.partitions) if s.rows}
+        return CheckpointContent(
+            config.key,
+            self._spec,
+            config.threshold,
+            snapshot,
+            self._book.report(epochs),
+            config.k,
+            self._states,
+            config.updaters,
+            best=None if stopping.best is None else (stopping.best, stopping.copy),
+            summaries=config.summaries,
+        )
+
+    def _announce_written(self) -> None:
+        """Call ``notify`` for the checkpoints written since the last call."""
+        for written in self._writer.written[self._announced :]:
+            self._announced += 1
+            self._notify(CheckpointWritten(written.path, float(self._epochs), written.seconds))
+
+    def discard(self) -> None:
+        """Stop writing, without a last checkpoint."""
+        self._writer.close(None)
+
+    def finish(self, delivered: Snapshot, epochs_done: int, summaries: dict[str, Any]) -> list[str]:
+        """Save a finished fit in a last checkpoint; return warnings.
+
+        Args:
+            delivered: Parameters and buffers that the fit delivers.
+            epochs_done: Number of epochs of the fit.
+            summaries: Summaries of all finished fits, by number.
+        """
+        fit = self._make_content(self._master.snapshot(updaters=True))
+        snapshot = replace(fit.snapshot, parameters=delivered.parameters, buffers=delivered.buffers)
+        fit = replace(fit, snapshot=snapshot, epochs_done=epochs_done, summaries=summaries)
+        return self._close(fit)
+
+    def save_interrupted(self) -> list[str]:
+        """Save an interrupted fit so that the same command continues it; return warnings.
+
+        Errors become warnings, because an exception would hide the interruption.
+        """
+        if self._schedule is None:
+            return self._close(None)
+        try:
+            snapshot = self._master.snapshot(updaters=True)
+        except SparkstromError as error:
+            where = self._config.directory.url
+            text = f"what was learnt since the last checkpoint is not saved in {where}: {error}"
+            return [*self._close(None), text]
+        return self._close(self._make_content(snapshot))
+
+    @property
+    def newest(self) -> str | None:
+        """Path of the newest checkpoint of this run; None if none was written."""
+        return self._writer.written[-1].path if self._writer.written else None
+
+    def close_failed(self) -> None:
+        """Finish the checkpoint that is being written; do not save the failed fit's state."""
+        self._writer.close(None)
+        self._announce_written()
+
+    def _close(self, fit: CheckpointContent | None) -> list[str]:
+        """Write a last checkpoint, unless ``fit`` is None, and end the writer; return warnings."""
+        last = None
+        if fit is not None:
+            # Workers without a fresh copy, as after an interrupt, keep their previous one.
+            self._states = self._merge_copies(self._master.optimizer_copies, self._states)
+            last = build_checkpoint(self._config.model, replace(fit, states=self._states))
+        self._writer.close(last)
+        self._announce_written()
+        unsaved = self._writer.unsaved_reason
+        return [*self._writer.warnings, *([unsaved] if unsaved else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """A checkpoint that was read and checked, from which a fit can resume."""
+
+    path: str
+    key: FitKey  # of the saved fit
+    epochs: int  # requested of the saved fit
+    epochs_done: int | None  # epochs of the saved fit; None if it was not finished
+    k: int  # parameters are multiples of 2^-k
+    parameters: Flat  # f32[n_params]
+    buffers: bytes
+    states: OptimizerStates
+    missing_states: tuple[int, ...]  # partitions whose own state could not be copied
+    threshold: str  # repr of the threshold algorithm
+    first_epoch: int  # epochs that were trained before the saved fit
+    minibatches_before: int  # minibatches that were trained before the saved fit
+    commit: int  # of the snapshot
+    starts: tuple[PartitionStart, ...]  # position and rows, by partition
+    figures: EpochFigures
+    best: tuple[Best, Snapshot | None] | None  # with early stopping
+    summaries: dict[str, Any]  # of finished fits, by number
+
+    @property
+    def minibatches(self) -> int:
+        """Number of the saved fit's minibatches that were trained."""
+        return sum(start.minibatches for start in self.starts)
+
+    @property
+    def trained(self) -> dict[int, int]:
+        """Number of completed epochs by partition, for partitions with rows."""
+        return {i: s.position.epoch for i, s in enumerate(self.starts) if s.rows}
+
+    def starts_for(self, workers: int) -> tuple[PartitionStart, ...]:
+        """Return the position from which each of ``workers`` workers continues.
+
+        If the number is unchanged, these are the saved positions. Otherwise rows are distributed
+        differently, and all start with the first epoch that some partition had not completed.
+        """
+        if workers == len(self.starts):
+            return self.starts
+        complete = min(self.trained.values(), default=0)
+        return (PartitionStart(Position(complete, 0)),) * workers
+
+    def figures_for(self, workers: int) -> EpochFigures:
+        """Return the figures of the epochs before ``starts_for(workers)``."""
+        parts = self.figures["parts"] if workers == len(self.starts) else []
+        return {"whole": self.figures["whole"], "parts": parts}
+
+
+class ResumeAction(enum.Enum):
+    """What a fit does with a checkpoint."""
+
+    RESUME = "resume"  # continue this fit from it
+    START_FROM = "start from"  # start with its parameters, because it is of an earlier fit
+    SKIP = "skip"  # deliver its result, because this fit was finished before
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeDecision:
+    """A checkpoint, and what a fit does with it."""
+
+    action: ResumeAction
+    checkpoint: ResumePoint
+
+
+@dataclass(slots=True)
+class FitCheckpoints:
+    """The checkpoints of one network, and the number of its fits so far.
+
+    The newest checkpoint is read at the first fit and after failed fits.
+    """
+
+    model: FlatModel
+    master: TrainingMaster  # the user's options
+    network: str  # id of the network in this program
+    fits: int = 0  # number of fits that are over
+    summaries: dict[str, Any] = field(default_factory=dict)  # of finished fits, by number, as JSON
+    _pending: ResumePoint | None = None  # was read, and not used by a fit yet
+    _restored: ResumePoint | None = None  # was read by ``restore``; None after a fit used it
+    _reads_newest: bool = True  # whether the next fit reads the newest checkpoint
+
+    @property
+    def directory(self) -> CheckpointDirectory | None:
+        """The user's directory for checkpoints; None if none are written."""
+        url = self.master.checkpoint_directory
+        return None if url is None else CheckpointDirectory(url, self.master.keep_last)
+
+    def restore(self, path: str, say: Say) -> ResumePoint:
+        """Read a checkpoint, return it, and use it for the next fit instead of the newest one.
+
+        ``say``: called with messages about damaged files. Raise UsageError if the checkpoint is of
+        another model.
+        """
+        self._pending = self._restored = read_resume_point(*open_checkpoint(path, say), self.model)
+        self._reads_newest = False
+        done = self._pending.epochs_done is not None
+        self.fits = self._pending.key.number - (0 if done else 1)
+        return self._pending
+
+    def find(self, key: FitKey, epochs: int, say: Say) -> ResumeDecision | None:
+        """Return what a fit does with the restored or newest checkpoint; None if none exists.
+
+        Args:
+            key: The fit's key.
+            epochs: Number of epochs requested of it.
+            say: Called with a message for the user.
+        """
+        if self._reads_newest:
+            self._pending = self._read_newest(say)
+            self._reads_newest = False  # stays True if reading fails
+        point = self._pending
+        if point is None:
+            return None
+        self.summaries = point.summaries
+        action = choose_resume_action(point, key, epochs)
+        if action is not ResumeAction.SKIP:
+            self._pending = None
+        say(RESUME_MESSAGES[action].format(**_message_fields(point, key)))
+        return ResumeDecision(action, point)
+
+    def _read_newest(self, say: Say) -> ResumePoint | None:
+        """Return the newest valid checkpoint; None if resume=False, or none exists."""
+        directory = self.directory
+        if directory is None:
+            return None
+        directory.check()
+        if not self.master.resume:
+            return None
+        self._claim_directory(directory.url)
+        found = directory.read_newest(say)
+        return None if found is None else read_resume_point(*found, self.model)
+
+    def _claim_directory(self, url: str) -> None:
+        """Reserve a directory for this network until the program ends.
+
+        Raise UsageError if another network of this program uses it, whose fits have the same
+        numbers.
+        """
+        if (
+            _directory_owners.setdefault(url.removeprefix("file://").rstrip("/"), self.network)
+            != self.network
+        ):
+            raise UsageError(
+                f"checkpoint_directory={url!r} is another network's of this program: a network"
+                " resumes its own fits only; give each its own directory, or resume=False to train"
+                " anew beside what is there"
+            )
+
+    def config(self, key: FitKey, k: int, states: OptimizerStates) -> CheckpointConfig | None:
+        """Return how to save a fit that is about to start; None if it is not saved."""
+        directory = self.directory
+        if directory is None:
+            return None
+        return self.config_in(directory, self.master.checkpoint_every, key, k, states)
+
+    def config_in(
+        self,
+        directory: CheckpointDirectory,
+        every: str,
+        key: FitKey,
+        k: int,
+        states: OptimizerStates,
+    ) -> CheckpointConfig:
+        """Return how to save a fit in ``directory`` at the interval ``every``."""
+        return CheckpointConfig(
+            directory=directory,
+            every=parse_checkpoint_every(every),
+            key=key,
+            model=self.model,
+            threshold=repr(self.master.threshold),
+            k=k,
+            states=states,
+            summaries=self.summaries,
+            updaters=self.master.checkpoint_updaters,
+        )
+
+    def record_summary(self, key: FitKey, summary: dict[str, Any]) -> None:
+        """Keep a finished fit's summary for a repeated run of the program, which skips the fit."""
+        earlier = {} if key.stream else self.summaries  # a stream has no end
+        self.summaries = {**earlier, str(key.number): summary}
+
+    def mark_over(self, number: int) -> None:
+        """Record that a fit was finished or interrupted: the next fit has the next number."""
+        self.fits, self._restored = max(self.fits, number), None
+
+    def mark_failed(self) -> None:
+        """Record that a fit failed: the next fit has its number and resumes from its checkpoint."""
+        if self.directory is None:
+            self._pending = self._restored
+        else:
+            self._reads_newest, self._pending = True, None
+
+    @contextmanager
+    def mark_failed_on_error(self) -> Iterator[None]:
+        """Call ``mark_failed`` if the block, which precedes the fit's run, raises."""
+        try:
+            yield
+        except BaseException:
+            self.mark_failed()
+            raise
+
+
+def make_fit_key(number: int, properties: Callable[[str], str | None]) -> FitKey:
+    """Return the key of a fit.
+
+    Args:
+        number: Counts the network's fits, from 1.
+        properties: Returns a local property of the calling thread in Spark, or None.
+    """
+    stream, batch = properties(STREAM_PROPERTY), properties(BATCH_PROPERTY)
+    if stream and batch:
+        return FitKey(number, stream, int(batch))
+    return FitKey(number)
+
+
+def build_checkpoint(model: FlatModel, fit: CheckpointContent) -> Checkpoint:
+    """Return the description and arrays to write to a checkpoint file."""
+    spec, snapshot = fit.spec, fit.snapshot
+    best, best_copy = fit.best or (None, None)
+    states = _state_arrays(fit.states)
+    description = {
+        "model": model.describe(),
+        "n_params": spec.n_params,
+        "k": fit.k,
+        "key": asdict(fit.key),
+        "epochs": spec.epochs,
+        "epochs_done": fit.epochs_done,
+        "first_epoch": spec.first_epoch,
+        "minibatches_before": spec.minibatches_before,
+        "commit": snapshot.commit,
+        "partitions": [[*s.position, s.rows, s.checksum, s.batches] for s in snapshot.partitions],
+        "threshold": fit.threshold,
+        "updaters": _describe_optimizer_states(fit),
+        "figures": fit.figures,
+        "best": None if best is None else asdict(best),
+        "summaries": fit.summaries,
+    }
+    arrays: dict[str, NDArray[Any]] = {
+        "parameters": snapshot.parameters,
+        "buffers": np.frombuffer(snapshot.buffers, np.uint8),
+        **{name: np.frombuffer(state, np.uint8) for name, state in states.items()},
+    }
+    if best_copy is not None:
+        arrays["best_parameters"] = best_copy.parameters
+        arrays["best_buffers"] = np.frombuffer(best_copy.buffers, np.uint8)
+    return Checkpoint(description, arrays)
+
+
+def _state_array_name(states: OptimizerStates, partition: int) -> str:
+    """Return the name of the array with a partition's state; equal states share one array."""
+    return STATE_ARRAY if states.own[partition] == states.one else f"{STATE_ARRAY}_of_{partition}"
+
+
+def _state_arrays(states: OptimizerStates) -> dict[str, bytes]:
+    """Return the distinct optimizer states by the names of their arrays."""
+    own = {_state_array_name(states, partition): state for partition, state in states.own.items()}
+    return own | {STATE_ARRAY: states.one}
+
+
+def _describe_optimizer_states(fit: CheckpointContent) -> dict[str, Any]:
+    """Return the name of each partition's array, and the partitions whose state is missing."""
+    own = {
+        str(partition): _state_array_name(fit.states, partition)
+        for partition in sorted(fit.states.own)
+    }
+    trains = [i for i, start in enumerate(fit.snapshot.partitions) if start.rows]
+    left_out = [i for i in trains if i not in fit.states.own] if fit.wanted == ALL else []
+    return {"wanted": fit.wanted, "own": own, "left_out": left_out}
+
+
+def read_resume_point(path: str, checkpoint: Checkpoint, model: FlatModel) -> ResumePoint:
+    """Convert a checkpoint file's content and check that it suits the model.
+
+    Raise UsageError if it is of another model or optimizer, and CheckpointDamaged if its
+    description has not the form that ``build_checkpoint`` makes.
+    """
+    try:
+        msgspec.convert(checkpoint.description, _Description)
+        EpochHistory().restore(checkpoint.description["figures"])
+        return _build_resume_point(path, checkpoint, model)
+    except SparkstromError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        why = f"its description does not fit ({type(error).__name__}: {first_line(error)})"
+        raise CheckpointDamaged(path, why) from error
+
+
+NonNegative = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+
+
+class _Description(msgspec.Struct):
+    """The types and ranges of a checkpoint's description."""
+
+    model: dict[str, Any]
+    key: FitKey
+    epochs: Positive
+    epochs_done: NonNegative | None
+    k: Annotated[int, msgspec.Meta(ge=-(2**10), le=2**10)]
+    first_epoch: NonNegative
+    minibatches_before: NonNegative
+    commit: Annotated[int, msgspec.Meta(ge=EARLIER_RUN)]
+    partitions: list[
+        tuple[NonNegative, NonNegative, Annotated[int, msgspec.Meta(ge=-1)], int, NonNegative]
+    ]
+    threshold: str
+    figures: dict[str, list[Any]]
+    best: Best | None
+    summaries: dict[str, Any]
+    updaters: dict[str, Any] | None = None
+
+
+def _build_resume_point(path: str, checkpoint: Checkpoint, model: FlatModel) -> ResumePoint:
+    """Make a ResumePoint of a checkpoint with a valid description, and check it with the model."""
+    said, arrays = checkpoint.description, checkpoint.arrays
+    check_same_model(model.describe(), said["model"], path)
+    parameters, buffers = arrays["parameters"], arrays["buffers"].tobytes()
+    if parameters.shape != (model.n_params,):
+        raise UsageError(
+            f"{path} holds {parameters.size:,} parameters, the model given has {model.n_params:,}:"
+            f" make it of the same code as then, or {TRAIN_ANEW_HINT}"
+        )
+    # Older checkpoints have one optimizer state for all workers.
+    updaters = said.get("updaters", {"own": {}, "left_out": []})
+    states = OptimizerStates(
+        arrays[STATE_ARRAY].tobytes(),
+        {int(index): arrays[name].tobytes() for index, name in updaters["own"].items()},
+    )
+    _check_states(path, model, parameters, states)
+    best = None
+    if said["best"] is not None:
+        best_copy = None
+        if "best_parameters" in arrays:
+            best_buffers = arrays["best_buffers"].tobytes()
+            best_copy = Snapshot(EARLIER_RUN, arrays["best_parameters"], best_buffers, ())
+        best = Best(**said["best"]), best_copy
+    return ResumePoint(
+        path=path,
+        key=FitKey(**said["key"]),
+        epochs=said["epochs"],
+        epochs_done=said["epochs_done"],
+        k=said["k"],
+        parameters=parameters,
+        buffers=buffers,
+        states=states,
+        missing_states=tuple(updaters["left_out"]),
+        threshold=said["threshold"],
+        first_epoch=said["first_epoch"],
+        minibatches_before=said["minibatches_before"],
+        commit=said["commit"],
+        starts=tuple(
+            PartitionStart(Position(epoch, batch), *rest)
+            for epoch, batch, *rest in said["partitions"]
+        ),
+        figures=said["figures"],
+        best=best,
+        summaries=said["summaries"],
+    )
+
+
+def _check_states(path: str, model: FlatModel, parameters: Flat, states: OptimizerStates) -> None:
+    """Load the optimizer states into a copy of the model. Raise UsageError if that fails."""
+    if not states.one:
+        return
+    tried = copy.deepcopy(model)
+    tried.bind(parameters.copy())
+    try:
+        for state in (states.one, *states.own.values()):
+            tried.load_updater_state(decode_optimizer_state(state))
+    except Exception as error:  # libraries raise anything for a state that is not theirs
+        raise UsageError(
+            f"{path} holds an optimizer's state that the model given does not take"
+            f" ({type(error).__name__}: {error}): give the optimizer of then, or {TRAIN_ANEW_HINT}"
+        ) from error
+
+
+def load_buffers(model: FlatModel, buffers: bytes) -> None:
+    """Load buffers into the model, if it has any."""
+    if isinstance(model, Buffered) and buffers:
+        model.load_buffers_bytes(buffers)
+
+
+def choose_resume_action(point: ResumePoint, key: FitKey, epochs: int) -> ResumeAction:
+    """Return what the fit ``key`` does with a checkpoint, as the module's docstring explains."""
+    if key.stream != point.key.stream:
+        return ResumeAction.START_FROM
+    here, there = (key.batch, point.key.batch) if key.stream else (key.number, point.key.number)
+    if here != there:
+        return ResumeAction.SKIP if here < there else ResumeAction.START_FROM
+    enough = point.epochs_done is not None and epochs <= point.epochs
+    return ResumeAction.SKIP if enough else ResumeAction.RESUME
+
+
+def _message_fields(point: ResumePoint, key: FitKey) -> Mapping[str, Any]:
+    """Return the values for the placeholders of RESUME_MESSAGES."""
+    complete = min(point.trained.values(), default=0)
+    return {
+        "path": point.path,
+        "fit": f"micro-batch {key.batch}" if key.stream else f"fit {key.number}",
+        "minibatches": f"{point.minibatches:,}",
+        "complete": complete,
+        "epochs": point.epochs,
+    }
+
+
+RESUME_MESSAGES = {
+    ResumeAction.RESUME: "sparkstrom resumes from {path}: it has {minibatches} minibatches of "
+    "{fit}, {complete} of {epochs} epochs are complete",
+    ResumeAction.START_FROM: "sparkstrom starts {fit} with the parameters of {path}",
+    ResumeAction.SKIP: "sparkstrom: {path} has the result of {fit}, which is not repeated; to"
+    " train anew, give another checkpoint_directory, or resume=False",
+}

@@ -1,0 +1,183 @@
+"""Stop a fit early and keep its best parameters.
+
+Each worker measures the held-out rows at the end of its own epoch. Workers are not synchronous, so
+an epoch's score combines measurements of slightly different parameters. When an epoch's score is
+the best so far, the driver copies its own replica and the model's buffers; these are the parameters
+that the fit delivers. The summary has the commit number of that copy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import shown
+from sparkstrom.codec.messages import Phase
+from sparkstrom.data.column_selection import LABEL, ColumnNames
+from sparkstrom.fit.events import FitListener
+from sparkstrom.models.base import FlatModel, Measured, RequiresLoss
+from sparkstrom.observe.early_stopping import (
+    LOSS,
+    EarlyStopper,
+    EarlyStopping,
+    TerminationCondition,
+)
+from sparkstrom.observe.epoch_history import Epoch
+from sparkstrom.runtime.fit_state import MasterControl, Progress, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best epoch of a fit, by the metric of its held-out rows."""
+
+    epoch: int  # counted from 1 over all fits of a network
+    metric: str
+    value: float
+    commit: int | None  # of the delivered parameters; None if the last ones are delivered
+
+
+class EarlyStoppingListener(FitListener):
+    """Applies the rule of early stopping: stops the fit and keeps the best parameters.
+
+    Args:
+        master: The fit's controller, which stops the fit and makes snapshots.
+        rule: The rule; None: never stop.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        master: MasterControl,
+        rule: EarlyStopping | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._master, self._rule = master, rule
+        self._clock, self._began = clock, clock()
+        self._minibatches = MinibatchLosses()
+        self.live_option = "early_stopping" if rule is not None else ""
+        self._judge = EarlyStopper(rule or EarlyStopping())
+        self._phase = Phase.GATHERING
+        self._stopping = False  # a stop was requested
+        self._is_copy_due = False  # an epoch was the best so far and is not copied yet
+        self.best: Best | None = None
+        self.copy: Snapshot | None = None  # of the best epoch, if the rule keeps its parameters
+
+    def resume(self, history: Sequence[Epoch], best: tuple[Best, Snapshot | None] | None) -> None:
+        """Continue after the epochs of a checkpoint, with the best epoch that it contains."""
+        for epoch in history:
+            self._judge.observe(epoch.epoch, epoch.validation)
+        if best is not None and self._rule is not None:
+            self.best, self.copy = best
+
+    def on_phase(self, phase: Phase) -> None:
+        """Remember the phase: only training is stopped."""
+        self._phase = phase
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        """Apply the rule to an epoch. Raise UsageError if no rows are held out to measure it."""
+        if self._rule is None or self._stopping:
+            return
+        if not epoch.held_weight and self._rule.needs_held_out:
+            raise UsageError(
+                f"early_stopping={self._rule!r} has nothing to judge by: validation holds no rows "
+                "out, or only rows of weight 0; give a larger fraction, or a column that is true "
+                "for some rows"
+            )
+        self._is_copy_due |= self._judge.observe(epoch.epoch, epoch.validation)
+        self._stop(self._judge.reason_to_stop(epoch.epoch))
+
+    def _stop(self, reason: str | None) -> None:
+        """Request a stop once, if a reason is given and the fit is training."""
+        if reason is not None and self._phase is Phase.RUNNING and not self._stopping:
+            self._stopping = True
+            self._master.request_stop(reason)
+
+    def on_progress(self, progress: Progress) -> None:
+        """Copy the parameters if an epoch became the best one; check the rule's conditions.
+
+        If several epochs ended since the last poll, one copy is made.
+        """
+        if self._is_copy_due and self._rule is not None:
+            self._is_copy_due = False
+            self._copy_best(self._rule)
+        if self._rule is not None and self._rule.conditions and not self._stopping:
+            self._check_conditions(self._rule.conditions, progress)
+
+    def _check_conditions(
+        self, conditions: Sequence[TerminationCondition], progress: Progress
+    ) -> None:
+        """Stop the fit if the elapsed time or a loss since the last poll meets a condition."""
+        losses, seconds = self._minibatches.update(progress), self._clock() - self._began
+        for condition in conditions:
+            if condition.after_seconds(seconds):
+                self._stop(f"early stopping: {condition} is met after {seconds:.0f} s")
+            for node, loss in losses.items():
+                if condition.after_minibatches(loss):
+                    self._stop(
+                        f"early stopping: {condition} is met on node {node}, loss {loss:.6g}"
+                    )
+
+    def _copy_best(self, rule: EarlyStopping) -> None:
+        """Record the best epoch, with a snapshot if the rule keeps its parameters."""
+        assert self._judge.epoch is not None, "an epoch was the best"
+        self.copy = self._master.snapshot() if rule.keep_best else None
+        commit = self.copy.commit if self.copy else None
+        self.best = Best(self._judge.epoch, rule.metric, self._judge.value, commit)
+
+
+class MinibatchLosses:
+    """Computes the mean losses of the newest minibatches from workers' counters."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, float]] = {}  # examples and sum of losses, by node
+
+    def update(self, progress: Progress) -> dict[int, float]:
+        """Return the mean loss over the examples reported since the last call, by node."""
+        losses: dict[int, float] = {}
+        for node, counters in progress.stats.items():
+            if counters.training is None:
+                continue
+            now = counters.training.examples, counters.training.loss_sum
+            before = self._seen.get(node, (0, 0.0))
+            self._seen[node] = now
+            if now[0] > before[0]:
+                losses[node] = (now[1] - before[1]) / (now[0] - before[0])
+        return losses
+
+
+def check_validation(
+    model: FlatModel,
+    validation: float | str | None,
+    rule: EarlyStopping | None,
+    label: ColumnNames | None = LABEL,
+) -> None:
+    """Raise UsageError if a rule needs held-out rows or labels and has none.
+
+    Raise it also if held-out rows are given and the model cannot be measured on them.
+    """
+    if rule is not None and not isinstance(rule, EarlyStopping):
+        raise UsageError(
+            f"early_stopping={shown(rule)}: must be None or a rule, such as"
+            " EarlyStopping(patience=5), or a list of termination conditions"
+        )
+    if rule is not None and rule.needs_held_out and not validation:
+        raise UsageError(
+            f"early_stopping={shown(rule)} needs rows that nobody trains on: give"
+            " validation=0.1, or the name of a boolean column"
+        )
+    if rule is not None and rule.metric != LOSS and label in (None, ()):
+        raise UsageError(
+            f"early_stopping={shown(rule)} with label={label!r}: {rule.metric} needs labels to"
+            " compare with; name the label column, or take metric='loss'"
+        )
+    if not validation or (rule is not None and rule.metric != LOSS):
+        return
+    if isinstance(model, RequiresLoss):
+        model.need_loss()
+    if not isinstance(model, Measured):
+        raise UsageError(
+            f"validation={shown(validation)}: a {type(model).__name__} has no loss(batch) -> (sum, "
+            "weight) to measure held-out rows with; give it one (sparkstrom.models.base.Measured)"
+        )

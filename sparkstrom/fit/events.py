@@ -1,0 +1,170 @@
+"""Events of a fit for its listeners: progress display, early stopping, checkpoints, summary.
+
+The driver's main thread polls the controller ten times a second and passes changes on as events.
+Listeners run in that thread and never in the controller's, so they may be slow or request a copy of
+the parameters. An exception that a listener raises ends the fit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sparkstrom.codec.messages import Phase
+from sparkstrom.observe.epoch_history import Epoch, EpochHistory
+from sparkstrom.observe.telemetry import WorkerCounters
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.runtime.fit_state import Outcome, Progress, WorkerLogLine
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedFit:
+    """The result of a fit that did not fail; it may have been stopped before its last epoch."""
+
+    spec: FitSpec
+    outcome: Outcome
+    reports: list[str]  # the tasks' results, as JSON
+    history: list[Epoch]  # without gaps, because tasks report all their epochs at the end
+
+    @property
+    def epochs_trained(self) -> int:
+        """Number of epochs of this fit; if it was stopped, those that some partition completed."""
+        if self.outcome.stop_reason is None:
+            return self.spec.epochs
+        return self.history[-1].epoch - self.spec.first_epoch if self.history else 0
+
+
+class FitListener:
+    """Base class of listeners: a method for each event, which does nothing unless overridden.
+
+    Events of one poll are dispatched in the order of these methods. ``on_fit_end`` is not called
+    for a fit that failed.
+    """
+
+    live_option = ""  # the user's option that needs events during the fit; "" if none does
+
+    def on_fit_begin(self, spec: FitSpec) -> None:
+        """Called after all checks, before controller and tasks start."""
+
+    def on_worker_says(self, line: WorkerLogLine) -> None:
+        """Called with a line that a worker's code printed, warned or logged."""
+
+    def on_note(self, text: str) -> None:
+        """Called with a note for the user, such as about a slow link or worker."""
+
+    def on_phase(self, phase: Phase) -> None:
+        """Called when the phase changes."""
+
+    def on_worker_change(self, training: frozenset[int]) -> None:
+        """Called when workers joined or left.
+
+        ``training``: the partitions that have rows and a worker now.
+        """
+
+    def on_counters(self, counters: Mapping[int, WorkerCounters]) -> None:
+        """Called when counters changed, with the counters of all nodes, including departed ones."""
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        """Called once per epoch when all training partitions have completed it.
+
+        Listeners with a ``live_option`` get epochs at once and miss an epoch whose figures arrive
+        after the next one's. All others get epochs in order; after such an epoch, they get it and
+        all later ones at the end of the fit.
+        """
+
+    def on_progress(self, progress: Progress) -> None:
+        """Called at every poll, even if nothing changed."""
+
+    def on_fit_end(self, end: FinishedFit) -> None:
+        """Called when the fit ended without failure and all its threads and tasks have ended."""
+
+
+class FitEvents:
+    """Compares polled progress with the previous one and dispatches the changes as events.
+
+    All listeners get an event before any listener gets the next.
+
+    Args:
+        spec: The fit.
+        listeners: Get the events.
+        book: The figures of the epochs before a resume; they are updated.
+    """
+
+    def __init__(
+        self, spec: FitSpec, listeners: Sequence[FitListener], book: EpochHistory | None = None
+    ) -> None:
+        self._spec, self._listeners = spec, listeners
+        self._book = book or EpochHistory(spec.first_epoch)
+        self._before: Progress | None = None  # at the previous poll
+        self._epoch_partitions: frozenset[int] = frozenset()  # that must complete an epoch
+        # Number of epochs that listeners with a ``live_option`` got, and that all others got.
+        self._epochs_dispatched = self._epochs_live = self._book.epochs_resumed_from
+        self._lines_dispatched = self._notes_dispatched = 0
+
+    @property
+    def epochs_complete(self) -> int:
+        """Number of epochs that all training partitions completed."""
+        return self._epochs_dispatched
+
+    def begin(self) -> None:
+        """Dispatch the start of the fit."""
+        for listener in self._listeners:
+            listener.on_fit_begin(self._spec)
+
+    def dispatch_output(self, now: Progress) -> None:
+        """Dispatch new worker output and notes; this is also called after a failure."""
+        lines, news = now.heard[self._lines_dispatched :], now.news[self._notes_dispatched :]
+        self._lines_dispatched, self._notes_dispatched = len(now.heard), len(now.news)
+        for listener in self._listeners:
+            for line in lines:
+                listener.on_worker_says(line)
+            for text in news:
+                listener.on_note(text)
+
+    def dispatch(self, now: Progress) -> None:
+        """Dispatch everything that changed since the last call."""
+        self.dispatch_output(now)
+        before, self._before = self._before, now
+        if before is None or now.phase is not before.phase:
+            for listener in self._listeners:
+                listener.on_phase(now.phase)
+        changed = before is None or now.training != before.training
+        if changed:
+            for listener in self._listeners:
+                listener.on_worker_change(now.training)
+        if now.training:  # at the end it is empty
+            changed |= self._epoch_partitions != now.training | now.evaluating
+            self._epoch_partitions = now.training | now.evaluating
+        counted = before is None or now.stats != before.stats
+        if counted:
+            self._book.add_counters(now.stats.values())
+            for listener in self._listeners:
+                listener.on_counters(now.stats)
+        if changed or counted:
+            self._dispatch_epochs()
+        for listener in self._listeners:
+            listener.on_progress(now)
+
+    def _dispatch_epochs(self) -> None:
+        """Dispatch the epochs that became complete; see ``FitListener.on_epoch``."""
+        for epoch in self._book.epochs_reported_by(self._epoch_partitions):
+            if epoch < self._epochs_dispatched:
+                continue
+            self._epochs_dispatched = epoch + 1
+            is_next = epoch == self._epochs_live
+            self._epochs_live += is_next
+            for listener in self._listeners:
+                if is_next or listener.live_option:
+                    listener.on_epoch(self._book.epoch(epoch))
+
+    def end(self, outcome: Outcome, reports: list[str]) -> None:
+        """Dispatch the last epochs and the end of a fit that did not fail."""
+        self._book.add_reports([json.loads(report)["epochs"] for report in reports])
+        end = FinishedFit(self._spec, outcome, reports, self._book.history())
+        for epoch in self._book.epochs_reported_by(self._epoch_partitions):
+            for listener in self._listeners:
+                if epoch >= self._epochs_live and not listener.live_option:
+                    listener.on_epoch(self._book.epoch(epoch))
+        for listener in self._listeners:
+            listener.on_fit_end(end)

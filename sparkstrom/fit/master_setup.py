@@ -1,0 +1,104 @@
+"""Make the plan, the limits and the media driver of the controller of a fit by gradient sharing."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.models.base import Buffered, FlatModel
+from sparkstrom.options.gradient_sharing import ALL, SharedTrainingMaster
+from sparkstrom.options.network import VoidConfiguration
+from sparkstrom.planning.memory import count_driver_edges
+from sparkstrom.protocol.common.events import OptimizerCopyRequest
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.master.members import CheckpointFiles, MasterLimits
+from sparkstrom.runtime.master_thread import MasterPlan
+from sparkstrom.runtime.node_thread import OpenTransport
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.transport.aeron.driver import DriverOptions
+from sparkstrom.worker.connectivity import port_bounds, transport_opener
+from sparkstrom.worker.training_job import longest_message_bytes, make_flow_limits
+
+
+def make_master_plan(
+    spec: FitSpec,
+    theta: Theta,
+    model: FlatModel,
+    chunk_bytes_max: int,
+    kept: CheckpointFiles,
+    join_stream: int | None = None,
+) -> MasterPlan:
+    """Return the controller's description of a fit.
+
+    Args:
+        spec: The fit.
+        theta: The controller's replica.
+        model: The model, whose buffers may have to be averaged.
+        chunk_bytes_max: Most bytes of payload in one frame.
+        kept: Files that workers kept in an earlier fit.
+        join_stream: Id of the stream for join messages; None: one that the controller chooses.
+    """
+    return MasterPlan(
+        spec,
+        message_bytes_max=longest_message_bytes(theta.n_params, len(theta.buffers)),
+        chunk_bytes_max=chunk_bytes_max,
+        kept=kept,
+        average=model.average_buffers if isinstance(model, Buffered) else None,
+        join_stream=join_stream,
+    )
+
+
+def driver_transport_opener(spec: FitSpec, void: VoidConfiguration, host: str) -> OpenTransport:
+    """Return a function that opens the driver program's transport, at address ``host``."""
+    options = DriverOptions(
+        host=host,
+        ports=port_bounds(void.controller_ports()),
+        edges=count_driver_edges(void.topology(spec.workers), spec.workers),
+        scratch=Path(tempfile.gettempdir()),
+        is_exclusive=True,
+    )
+    return transport_opener(f"{spec.job:016x}-driver", options)
+
+
+def controller_media_driver(
+    spec: FitSpec, void: VoidConfiguration, endpoint: Endpoint, scratch: Path
+) -> MediaDriverConfig:
+    """Return the media driver for a controller's task, at the endpoint that workers know."""
+    options = DriverOptions(
+        host=endpoint.host,
+        ports=(endpoint.port, endpoint.port),
+        edges=count_driver_edges(void.topology(spec.workers), spec.workers),
+        scratch=scratch,
+        is_exclusive=True,
+    )
+    return MediaDriverConfig(f"{spec.job:016x}-driver", options)
+
+
+def make_master_limits(master: SharedTrainingMaster, workers: int, n_params: int) -> MasterLimits:
+    """Return the controller's deadlines and sizes, which follow from the user's options."""
+    tree = master.void.topology(workers)
+    return MasterLimits(
+        lease_s=master.void.lease_s,
+        start_s=master.start_timeout,
+        workers_min=min(master.min_workers, workers),
+        release_s=master.void.lease_s,
+        log_bytes=master.void.log_bytes,
+        flow_limits=make_flow_limits(n_params),
+        fan_out=tree.fan_out,
+        depth=tree.depth_max,
+        last_copies=(
+            OptimizerCopyRequest(master.checkpoint_updaters == ALL)
+            if master.checkpoint_directory
+            else None
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MediaDriverConfig:
+    """Name and options of the media driver that a controller's task starts first."""
+
+    key: str  # the name by which the task's transport finds it
+    options: DriverOptions

@@ -1,0 +1,210 @@
+"""The state of a network between two fits: parameters, optimizer states and numbers of epochs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import shown
+from sparkstrom.encoding.grid import first_exponent, next_exponent
+from sparkstrom.fit.checkpoints import ResumePoint, load_buffers
+from sparkstrom.fit.events import FinishedFit
+from sparkstrom.fit.supervisor import FitCancelled
+from sparkstrom.models.base import Buffered, Flat, FlatModel
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.master.members import CheckpointFiles
+from sparkstrom.runtime.fit_state import Snapshot
+from sparkstrom.runtime.optimizer_states import OptimizerStates, pretrained_optimizer_states
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.worker.training_job import make_initial_theta
+
+if TYPE_CHECKING:
+    from sparkstrom.fit.session import FitParameters
+
+NO_STATES = OptimizerStates()
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkState:
+    """Parameters, and the state from which the next fit continues, as one immutable value.
+
+    The model holds its buffers itself.
+    """
+
+    parameters: Flat  # f32[n_params], read-only
+    k: int | None = None  # parameters are multiples of 2^-k; None: no fit has chosen k yet
+    kept: CheckpointFiles = field(default_factory=dict)  # files that workers kept on executors
+    states: OptimizerStates = NO_STATES  # optimizer states for the next fit
+    states_workers: int = 0  # number of workers of the fit that ``states`` come from
+    epochs: int = 0  # number of epochs trained so far
+    minibatches: int = 0  # number trained since the optimizers' first step
+
+    def __post_init__(self) -> None:
+        """Make the parameters read-only, so that a rollback restores the same values."""
+        parameters = self.parameters.view()
+        parameters.flags.writeable = False
+        object.__setattr__(self, "parameters", parameters)
+
+
+class NetworkStateHolder:
+    """Holds a network's present ``NetworkState``; every change replaces it as a whole."""
+
+    def __init__(self, model: FlatModel) -> None:
+        self._model = model
+        parameters = np.array(model.initial(), np.float32)
+        # An imported model may bring an optimizer state for all workers.
+        self._value = NetworkState(parameters, states=pretrained_optimizer_states(model))
+
+    @property
+    def parameters(self) -> Flat:
+        """The parameters, f32[n_params], read-only."""
+        return self._value.parameters
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs trained so far."""
+        return self._value.epochs
+
+    @property
+    def buffers(self) -> bytes:
+        """The model's present buffers."""
+        return self._model.buffers_bytes() if isinstance(self._model, Buffered) else b""
+
+    @property
+    def minibatches_before(self) -> int:
+        """Number of minibatches that the next fit's optimizer states have seen; 0 if none."""
+        value = self._value
+        return value.minibatches if value.kept or value.states.one else 0
+
+    def theta(self, multipliers: Mapping[str, int]) -> Theta:
+        """Return a replica of the parameters, rounded to the network's grid.
+
+        ``multipliers``: thresholds of layers in multiples of tau.
+        """
+        return make_initial_theta(self._model, self.parameters, self.grid_exponent(), multipliers)
+
+    def grid_exponent(self) -> int:
+        """Return k: parameters are rounded to multiples of 2^-k.
+
+        The first fit chooses it; later ones keep it unless the parameters need a coarser grid.
+        """
+        parameters, k = self._value.parameters, self._value.k
+        k = first_exponent(parameters) if k is None else next_exponent(parameters, k)
+        self._value = replace(self._value, k=k)
+        return k
+
+    @contextlib.contextmanager
+    def rollback_on_error(self) -> Iterator[None]:
+        """Restore the state if the block raises; not after KeyboardInterrupt or FitCancelled."""
+        before, buffers = self._value, self.buffers
+        try:
+            yield
+        except (KeyboardInterrupt, FitCancelled):
+            raise
+        except BaseException:
+            self._value = before
+            load_buffers(self._model, buffers)
+            raise
+
+    def take_resume_state(self, workers: int = 0) -> tuple[CheckpointFiles, OptimizerStates]:
+        """Return the files and optimizer states for the next fit, and remove them from the state.
+
+        If the number of workers changed, per-worker states no longer apply, and every worker gets
+        the common one.
+        """
+        kept, states = self._value.kept, self._value.states
+        self._value = replace(self._value, kept={}, states=NO_STATES)
+        if workers != self._value.states_workers:
+            states = OptimizerStates(states.one)
+        return kept, states
+
+    def assign(self, values: Flat, epochs: int | None = None) -> None:
+        """Replace the parameters, and drop files and optimizer states of earlier fits.
+
+        Args:
+            values: f32[n_params], or what NumPy converts to it.
+            epochs: Number of epochs that they were trained for; None: as many as before.
+
+        Raises:
+            UsageError: The values are no numbers, or not as many as the model has parameters.
+        """
+        try:
+            with np.errstate(over="ignore"):
+                values = np.asarray(values, np.float32)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise UsageError(
+                f"parameters={shown(values)}: give an array f32{list(self.parameters.shape)}"
+            ) from error
+        if values.shape != self.parameters.shape:
+            raise UsageError(
+                f"parameters of shape {values.shape}: this model has {self.parameters.shape}"
+            )
+        self._value = replace(
+            self._value,
+            parameters=np.ascontiguousarray(values).copy(),
+            kept={},
+            states=NO_STATES,
+            epochs=self.epochs if epochs is None else epochs,
+        )
+
+    def take_result(
+        self,
+        theta: FitParameters,
+        end: FinishedFit,
+        best: Snapshot | None,
+        states: OptimizerStates = NO_STATES,
+    ) -> None:
+        """Replace the state with the result of a finished fit.
+
+        Args:
+            theta: Parameters and buffers at the end.
+            end: The finished fit.
+            best: The snapshot of the best epoch, used instead of ``theta``; None: there is none.
+            states: Optimizer states at the end.
+        """
+        outcome = end.outcome
+        done = replace(
+            self._value,
+            minibatches=end.spec.minibatches_before + outcome.minibatches,
+            epochs=end.spec.first_epoch + end.epochs_trained,
+        )
+        if best is None or best.commit == outcome.commits:
+            done = replace(
+                done,
+                parameters=theta.to_host(),
+                kept=outcome.kept,
+                states=states,
+                states_workers=end.spec.workers,
+            )
+            self._replace_state(done, theta.buffers)
+        else:  # files and optimizer states belong to the last parameters, not to the best ones
+            self._replace_state(replace(done, parameters=best.parameters), best.buffers)
+
+    def keep_interrupted(self, theta: FitParameters, spec: FitSpec, epochs: int) -> None:
+        """Keep the driver's replica of a fit that the user interrupted after ``epochs`` epochs."""
+        done = spec.first_epoch + epochs
+        self._replace_state(
+            replace(self._value, parameters=theta.to_host(), epochs=done), theta.buffers
+        )
+
+    def load_checkpoint(self, checkpoint: ResumePoint) -> None:
+        """Replace the state with that of a checkpoint."""
+        saved = NetworkState(
+            checkpoint.parameters,
+            k=checkpoint.k,
+            states=checkpoint.states,
+            states_workers=len(checkpoint.starts),
+            epochs=checkpoint.first_epoch + (checkpoint.epochs_done or 0),
+            minibatches=checkpoint.minibatches_before + checkpoint.minibatches,
+        )
+        self._replace_state(saved, checkpoint.buffers)
+
+    def _replace_state(self, state: NetworkState, buffers: bytes) -> None:
+        """Replace the state and load the buffers into the model."""
+        self._value = state
+        load_buffers(self._model, buffers)

@@ -1,0 +1,528 @@
+"""Run one fit with its listeners, checkpoints and progress display, and assemble its summary.
+
+The path of a fit: ``SparkNetwork.fit`` or ``ParallelWrapper.fit`` checks the arguments and prepares
+the data. ``FitSession.run`` connects listeners and checkpoints to a ``FitRunner``. The runner opens
+the network, starts the tasks and runs a ``FitSupervisor``, which waits for their end and dispatches
+events to all listeners (``fit.events``). The strategy (``fit.strategy``) has everything that
+depends on whether workers share gradients or train in rounds.
+
+A controller in a Spark task can be lost with the task. The fit then continues with another runner,
+from the newest checkpoint or from a copy that the driver program keeps in a temporary directory.
+These copies are checkpoints, which contain each minibatch at most once. Without one, the fit starts
+again. The new network has another key, so it rejects messages of the old one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+from sparkstrom.base.errors import CheckpointDamaged, ControllerLost, SetupError, SparkstromError
+from sparkstrom.base.version import __version__
+from sparkstrom.checkpoint.directory import CheckpointDirectory, open_checkpoint
+from sparkstrom.fit.checkpoints import (
+    CheckpointConfig,
+    CheckpointListener,
+    FitCheckpoints,
+    FitKey,
+    ResumePoint,
+    read_resume_point,
+)
+from sparkstrom.fit.early_stopping_listener import EarlyStoppingListener
+from sparkstrom.fit.events import FitEvents, FitListener
+from sparkstrom.fit.listeners import ListenerThread, make_listener_thread
+from sparkstrom.fit.network_state import NetworkStateHolder
+from sparkstrom.fit.request import FitReporting, FitRequest
+from sparkstrom.fit.strategy import Strategy
+from sparkstrom.fit.summary import TrainingSummary, summarize, summary_to_json
+from sparkstrom.fit.supervisor import FitCancelled, FitJob, FitSupervisor
+from sparkstrom.models.base import Flat
+from sparkstrom.observe.early_stopping import LOSS
+from sparkstrom.observe.epoch_history import EpochHistory
+from sparkstrom.options.common import CommonOptions
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.master.members import CheckpointFiles
+from sparkstrom.runtime.fit_state import MasterControl, Progress, Snapshot
+from sparkstrom.runtime.optimizer_states import OptimizerStates, remove_encoder_state
+from sparkstrom.runtime.theta import Theta
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1  # between two checks for the next controller
+COPY_INTERVAL = "10 s"  # after a lost controller, at most this is trained again if copies are quick
+COPY_TIME_FACTOR = 20  # pause after a copy / time that it took, so copies take 5 % of the time
+
+RESUMED_FROM_COPY = (
+    "the controller was lost ({what}); the fit continues with another one from a copy of "
+    "{commit} commits: {again:,} minibatches are trained again, {kept:,} are not (loss {loss} of "
+    "controller_restarts={most})"
+)
+RESTARTED = (
+    "the controller was lost ({what}); the fit starts again with another one, because this "
+    "program has no copy yet: {again:,} minibatches are trained again (loss {loss} of "
+    "controller_restarts={most})"
+)
+RESTARTS_EXHAUSTED = "{lost} It was loss {loss} of this fit, and controller_restarts={most}"
+
+PARAMETERS_LOST = (
+    "network.parameters are those from before the fit: what was learnt went with the controller's "
+    "task, which had no TCP connection to this program to send it over, or was cancelled first"
+)
+
+
+class FitSession:
+    """One fit of a network, which ``run`` runs once; each lost controller needs another runner.
+
+    Args:
+        strategy: How workers combine their results.
+        checkpoints: The network's checkpoints.
+        request: The user's request.
+        reporting: Display, warnings and record of the fit.
+        state: The network's state, which becomes the result of the fit.
+        restart: Makes the next runner after a lost controller; None: controllers are never lost.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy[CommonOptions],
+        checkpoints: FitCheckpoints,
+        request: FitRequest,
+        reporting: FitReporting,
+        state: NetworkStateHolder,
+        restart: RestartRunner | None = None,
+    ) -> None:
+        self._strategy, self._checkpoints, self._reporting = strategy, checkpoints, reporting
+        self.state, self._make_next_runner = state, restart
+        self.request = self._first_request = request
+        self._changed, self._is_over = threading.Condition(), False  # another runner, or the end
+
+    @property
+    def say(self) -> Callable[[str], None]:
+        """Shows a line to the user."""
+        return self._reporting.progress.say
+
+    def make_spec(self, workers: int) -> FitSpec:
+        """Return the description of this fit that every process gets."""
+        request, state = self.request, self.state
+        point, rule = request.resume_from, request.early_stopping
+        return FitSpec(
+            workers=workers,
+            epochs=request.epochs,
+            n_params=self._checkpoints.model.n_params,
+            version=__version__,
+            job=secrets.randbits(63),
+            first_epoch=state.epochs,
+            minibatches_before=point.minibatches_before if point else state.minibatches_before,
+            fraction=request.columns.fraction,
+            metric=rule.metric if rule else LOSS,
+            starts=point.starts_for(workers) if point else (),
+        )
+
+    def take_resume_state(self, workers: int) -> tuple[CheckpointFiles, OptimizerStates]:
+        """Return the files and optimizer states with which the workers continue, and forget them.
+
+        The states contain no encoder state if the checkpoint is of another threshold algorithm.
+        """
+        files, states = self.state.take_resume_state(workers)
+        point = self.request.resume_from
+        same = point is None or point.threshold == repr(self._checkpoints.master.threshold)
+        return files, states if same else states.each(remove_encoder_state)
+
+    def run(self, runner: FitRunner, export_directory: str | None) -> TrainingSummary:
+        """Run the fit to completion, replace the network's state, and return the summary.
+
+        ``export_directory``: where the rows were exported, for the summary. Raise the error that
+        ended the fit. The network's state is then as before, unless the user interrupted the fit.
+        """
+        self._runner, progress = runner, self._reporting.progress
+        model, options = self._checkpoints.model, self._strategy.master
+        thread = make_listener_thread(
+            self.request, runner.spec, model, options, self._snapshot, progress
+        )
+        with tempfile.TemporaryDirectory(prefix="sparkstrom-copies-") as folder:
+            recovery = ControllerRecovery(
+                self._strategy, self._checkpoints, self._reporting, folder
+            )
+            return thread.run_fit(partial(self._run_all, thread, recovery, export_directory))
+
+    def _snapshot(self) -> Snapshot:
+        """Return a snapshot of the present run; if its controller is lost, wait for the next run.
+
+        Raise ControllerLost if no other run follows.
+        """
+        while True:
+            runner = self._runner
+            try:
+                return runner.master.snapshot()
+            except ControllerLost:
+                with self._changed:
+                    while self._runner is runner or not _can_answer(self._runner.master):
+                        if self._is_over:
+                            raise
+                        self._changed.wait(POLL_S)
+
+    def _switch_to(self, runner: FitRunner) -> None:
+        """Make a runner the present one and wake threads that wait for it."""
+        with self._changed:
+            self._runner = runner
+            self._changed.notify_all()
+
+    def _end(self) -> None:
+        """Record that no other runner follows and wake threads that wait for one."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def _run_all(
+        self, thread: ListenerThread, recovery: ControllerRecovery, export_directory: str | None
+    ) -> TrainingSummary:
+        """Run one runner after another until one completes; return the summary."""
+        with self.state.rollback_on_error(), contextlib.ExitStack() as stack:
+            stack.callback(self._end)
+            while True:
+                runner = self._runner
+                stopping = EarlyStoppingListener(runner.master, self.request.early_stopping)
+                self._resume(runner, stopping)
+                saving = self._checkpoint_listener(runner, stopping, thread, recovery)
+                try:
+                    return self._run_one(runner, stopping, thread, saving, export_directory)
+                except ControllerLost as lost:
+                    with self._checkpoints.mark_failed_on_error():
+                        request = recovery.next_request(lost, self.request, runner.master, saving)
+                        self._switch_to(self._restart(runner, request))
+
+    def _restart(self, runner: FitRunner, request: FitRequest) -> FitRunner:
+        """Return the runner that follows one whose controller was lost."""
+        before, self.request = self.request, request
+        spec, states = replace(runner.spec, job=secrets.randbits(63)), runner.states
+        if request.resume_from is not None and request.resume_from is not before.resume_from:
+            self.state.load_checkpoint(request.resume_from)
+            spec = self.make_spec(spec.workers)
+            _, states = self.take_resume_state(spec.workers)
+        assert self._make_next_runner is not None, "a controller in this process is never lost"
+        theta = self.state.theta(self._strategy.layer_multipliers)
+        return self._make_next_runner(spec, theta, states)
+
+    def _resume(self, runner: FitRunner, stopping: EarlyStoppingListener) -> None:
+        """Load the checkpoint's figures into the runner and early stopping, with warnings."""
+        point, workers = self.request.resume_from, runner.spec.workers
+        if point is None:
+            return
+        runner.book.restore(point.figures_for(workers))
+        stopping.resume(runner.book.history()[: runner.book.epochs_resumed_from], point.best)
+        if workers != len(point.starts):
+            complete = runner.spec.starts[0].position.epoch
+            self._reporting.warn(
+                f"{point.path} is of {len(point.starts)} workers and there are {workers} now:"
+                " rows are distributed differently, and all of epoch"
+                f" {complete + 1} is trained again"
+            )
+        if not point.states.one:
+            self._reporting.warn(
+                f"{point.path} has no optimizer's state, because no worker could lend one in"
+                " time: momentum and second moments begin anew"
+            )
+        if point.missing_states and point.states.one and workers == len(point.starts):
+            partitions = ", ".join(map(str, point.missing_states))
+            self._reporting.warn(
+                f"{point.path} has no optimizer's state of the workers of partitions {partitions},"
+                " which did not lend theirs in time: they go on with another one's"
+            )
+
+    def _checkpoint_listener(
+        self,
+        runner: FitRunner,
+        stopping: EarlyStoppingListener,
+        thread: ListenerThread,
+        recovery: ControllerRecovery,
+    ) -> CheckpointListener | None:
+        """Return the listener that writes the user's checkpoints, or else copies; None: neither."""
+        key, k = self.request.key, runner.theta.k
+        config = self._checkpoints.config(key, k, runner.states)
+        common: dict[str, Any] = {
+            "book": runner.book,
+            "stopping": stopping,
+            "notify": thread.notify,
+        }
+        if config is not None:
+            return CheckpointListener(config, runner.master, **common, say=self.say)
+        if not recovery.keeps_copies:
+            return None
+        config = recovery.config(key, k, runner.states)
+        return ControllerCopyListener(config, runner.master, **common, say=log.warning)
+
+    def _run_one(
+        self,
+        runner: FitRunner,
+        stopping: EarlyStoppingListener,
+        thread: ListenerThread,
+        saving: CheckpointListener | None,
+        export_directory: str | None,
+    ) -> TrainingSummary:
+        """Run one runner, update the network's state and checkpoints, and return the summary."""
+        reporting, state, key = self._reporting, self.state, self.request.key
+        others = [thread] if saving is None else [saving, thread]
+        try:
+            runner.run(reporting, stopping, *others)
+        except (KeyboardInterrupt, FitCancelled):
+            self._checkpoints.mark_over(key.number)
+            if not runner.master.has_final_parameters:
+                reporting.warn(PARAMETERS_LOST)
+                raise
+            state.keep_interrupted(runner.theta, runner.spec, runner.epochs_complete)
+            if saving is not None and saving.is_user_requested:
+                for warning in saving.save_interrupted():
+                    reporting.warn(warning)
+            raise
+        except BaseException as error:
+            if not isinstance(error, ControllerLost):
+                self._checkpoints.mark_failed()
+            if saving is not None:
+                saving.close_failed()
+            raise
+        end = reporting.record.finished()
+        state.take_result(runner.theta, end, stopping.copy, runner.states_after)
+        self._checkpoints.mark_over(key.number)
+        summary = self._summarize(runner, stopping, export_directory)
+        if saving is None:
+            return summary
+        if not saving.is_user_requested:
+            saving.discard()
+            return summary
+        return self._save_final(summary, saving)
+
+    def _save_final(self, summary: TrainingSummary, saving: CheckpointListener) -> TrainingSummary:
+        """Save the delivered parameters in a last checkpoint; return the completed summary."""
+        end, state, checkpoints = self._reporting.record.finished(), self.state, self._checkpoints
+        delivered = Snapshot(end.outcome.commits, state.parameters, state.buffers, ())
+        checkpoints.record_summary(self.request.key, summary_to_json(summary))
+        warnings = saving.finish(delivered, end.epochs_trained, checkpoints.summaries)
+        for warning in warnings:
+            self._reporting.warn(warning)
+        return replace(summary, checkpoint=saving.newest, warnings=[*summary.warnings, *warnings])
+
+    def _summarize(
+        self, runner: FitRunner, stopping: EarlyStoppingListener, export_directory: str | None
+    ) -> TrainingSummary:
+        """Return the summary of a completed run, and show accuracy warnings."""
+        reporting, model, strategy = self._reporting, self._checkpoints.model, self._strategy
+        end, slots = reporting.record.finished(), reporting.slots
+        spec, outcome = end.spec, end.outcome
+        warnings = strategy.accuracy_warnings(model, outcome, spec.minibatches_before)
+        for text in warnings:
+            self.say(f"sparkstrom warns: {text}")
+        summary = summarize(
+            reporting.record,
+            executors=0 if slots.is_dynamic else slots.executors,
+            warnings=[*reporting.warnings, *warnings],
+            master=strategy.master,
+            export_directory=export_directory,
+            best=stopping.best,
+            horizons=strategy.scaled_hyperparameters(model, outcome.rows),
+        )
+        stopped, limit, point = summary.stopped, self.request.epoch_limit, self._first_request
+        if limit is not None and stopped is None:
+            last = spec.first_epoch + spec.epochs
+            stopped = f"early stopping: {limit} is met in epoch {last}"
+        return replace(
+            summary,
+            epochs_resumed=runner.book.epochs_resumed_from,
+            stopped=stopped,
+            resumed_from=point.resume_from.path if point.resume_from else None,
+        )
+
+
+def _can_answer(master: MasterControl) -> bool:
+    """Return whether ``master.snapshot`` returns or raises at once."""
+    return master.is_reachable or master.finished.is_set()
+
+
+class FitRunner(Protocol):
+    """One run of a fit, on Spark's executors or on this machine."""
+
+    spec: FitSpec
+    book: EpochHistory  # figures of the epochs, which the run completes
+    states: OptimizerStates  # optimizer states with which the workers start
+
+    @property
+    def master(self) -> MasterControl:
+        """The controller."""
+        ...
+
+    @property
+    def theta(self) -> FitParameters:
+        """The trained parameters, during the run and afterwards."""
+        ...
+
+    @property
+    def epochs_complete(self) -> int:
+        """Number of epochs that all training partitions have completed so far."""
+        ...
+
+    @property
+    def states_after(self) -> OptimizerStates:
+        """The optimizer states with which the next fit continues."""
+        ...
+
+    def run(
+        self, reporting: FitReporting, stopping: EarlyStoppingListener, *others: FitListener
+    ) -> None:
+        """Run the fit to completion. Raise the error that ended it early."""
+        ...
+
+
+class BaseFitRunner:
+    """Base class of runners: runs a job under a supervisor that dispatches events."""
+
+    spec: FitSpec
+    book: EpochHistory
+    _events: FitEvents | None = None  # from the start of the run
+
+    @property
+    def epochs_complete(self) -> int:
+        """Number of epochs that all training partitions have completed so far."""
+        return self._events.epochs_complete if self._events is not None else 0
+
+    @property
+    def states_after(self) -> OptimizerStates:
+        """The optimizer states with which the next fit continues: none, unless overridden."""
+        return OptimizerStates()
+
+    def _supervise(self, master: MasterControl, job: FitJob, *listeners: FitListener) -> None:
+        """Run controller and job to completion. Raise the error that ended them early."""
+        self._events = FitEvents(self.spec, listeners, self.book)
+        FitSupervisor(master, job, self._events).run()
+
+
+class FitParameters(Protocol):
+    """The parameters and buffers that a fit has trained, on the driver."""
+
+    @property
+    def k(self) -> int:
+        """Exponent of the parameters' grid: in gradient sharing they are multiples of 2^-k."""
+
+    @property
+    def buffers(self) -> bytes:
+        """The model's buffers; b"" if it has none."""
+        ...
+
+    def to_host(self) -> Flat:
+        """Return a copy of the parameters, f32[n_params]."""
+        ...
+
+
+# (spec, theta, states) -> the next runner of a fit whose controller was lost
+RestartRunner = Callable[[FitSpec, Theta, OptimizerStates], FitRunner]
+
+
+@dataclass(slots=True)
+class ControllerRecovery:
+    """Decides how one fit continues after each loss of its controller."""
+
+    strategy: Strategy[CommonOptions]
+    checkpoints: FitCheckpoints
+    _reporting: FitReporting
+    folder: str  # directory for copies of a fit without checkpoints
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether the fit must be copied, to continue after the loss of its controller."""
+        return self.strategy.controller_restarts > 0 and self.strategy.has_controller_task
+
+    def config(self, key: FitKey, k: int, states: OptimizerStates) -> CheckpointConfig:
+        """Return how to copy a fit for which the user requests no checkpoints."""
+        directory = CheckpointDirectory(self.folder, 1)
+        return self.checkpoints.config_in(directory, COPY_INTERVAL, key, k, states)
+
+    def next_request(
+        self,
+        lost: ControllerLost,
+        request: FitRequest,
+        master: MasterControl,
+        saving: CheckpointListener | None,
+    ) -> FitRequest:
+        """Return the request with which the fit continues after a lost controller.
+
+        It resumes from the newest checkpoint or copy of the lost run; if none exists, the request
+        is unchanged.
+
+        Args:
+            lost: The error that ended the last run.
+            request: The request of the last run.
+            master: The lost controller.
+            saving: The listener that wrote checkpoints or copies of the last run.
+
+        Raises:
+            ControllerLost: The fit has lost more controllers than ``controller_restarts``.
+        """
+        record, most = self._reporting.record, self.strategy.controller_restarts
+        record.record_controller_loss(lost.what)
+        log.warning("the controller was lost: %s", lost.what)
+        loss = len(record.controller_losses)
+        if loss > most:
+            exhausted = RESTARTS_EXHAUSTED.format(lost=lost, loss=loss, most=most)
+            raise ControllerLost(exhausted if most else str(lost), lost.what) from lost
+        copy = self._newest_copy(saving)
+        point = copy or request.resume_from
+        kept = point.minibatches if point is not None else 0
+        self._reporting.warn(
+            (RESTARTED if copy is None else RESUMED_FROM_COPY).format(
+                what=lost.what,
+                commit=0 if copy is None else copy.commit,
+                again=max(0, master.progress.minibatches - kept),
+                kept=kept,
+                loss=loss,
+                most=most,
+            )
+        )
+        return request if copy is None else replace(request, resume_from=copy)
+
+    def _newest_copy(self, saving: CheckpointListener | None) -> ResumePoint | None:
+        """Return the newest checkpoint or copy of the last run; None if none exists or is valid."""
+        if saving is None or saving.newest is None:
+            return None
+        try:
+            path, checkpoint = open_checkpoint(saving.newest, self._reporting.progress.say)
+        except (CheckpointDamaged, SetupError) as error:
+            self._reporting.warn(f"the newest copy of this fit is not used: {error}")
+            return None
+        return read_resume_point(path, checkpoint, self.checkpoints.model)
+
+
+class ControllerCopyListener(CheckpointListener):
+    """Writes copies of a fit whose controller runs in a task, while that task is connected.
+
+    A copy that cannot be made is skipped.
+    """
+
+    live_option = ""  # no option of the user needs it
+    is_user_requested = False
+    _due_s = -math.inf  # no copy starts before
+    _timed = 0  # number of written copies that ``_due_s`` accounts for
+
+    def _announce_written(self) -> None:
+        """Do nothing, because the copies are deleted after the fit."""
+
+    def _save_if_due(self, progress: Progress) -> None:
+        """Make a copy if one is due. Raise the error of a copy only if the fit has failed."""
+        now_s = time.monotonic()
+        for written in self._writer.written[self._timed :]:
+            self._timed += 1
+            self._due_s = now_s + COPY_TIME_FACTOR * written.seconds
+        if now_s < self._due_s or not self._master.is_reachable:
+            return
+        try:
+            super()._save_if_due(progress)
+        except SparkstromError as error:
+            if self._master.failure is not None:
+                raise
+            log.warning("no copy of the controller's replica: %s", error)

@@ -1,0 +1,105 @@
+"""Training strategies: the differences between gradient sharing and training in rounds.
+
+A fit calls its strategy and never checks the class of the user's options. ``Strategy`` describes
+training in rounds, which has no controller and sends no thresholded updates. ``GradientSharing``
+overrides the differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.fit.accuracy_warnings import accuracy_warnings, scaled_hyperparameters
+from sparkstrom.fit.summary import HyperparameterChanges
+from sparkstrom.models.base import FlatModel
+from sparkstrom.options.common import CommonOptions
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.network import DRIVER, parse_controller
+from sparkstrom.runtime.fit_state import Outcome
+
+Master = TypeVar("Master", bound=CommonOptions, covariant=True)
+
+
+class Strategy(Generic[Master]):
+    """The strategy of training in rounds, and the base class of others; has the user's options."""
+
+    def __init__(self, master: Master) -> None:
+        self._master = master
+
+    @property
+    def master(self) -> Master:
+        """The user's options."""
+        return self._master
+
+    @property
+    def controller(self) -> str:
+        """The process that numbers updates, as in the option ``controller``."""
+        return DRIVER
+
+    @property
+    def has_controller_task(self) -> bool:
+        """Whether the controller runs in a Spark task, which takes a slot and can be lost."""
+        return parse_controller(self.controller).is_in_task
+
+    @property
+    def controller_restarts(self) -> int:
+        """Number of lost controllers after which a fit may continue."""
+        return 0
+
+    @property
+    def layer_multipliers(self) -> Mapping[str, int]:
+        """Thresholds of layers in multiples of tau, by name of the layer."""
+        return {}
+
+    def check_workers(self, workers: int) -> None:
+        """Raise UsageError if a fit with ``workers`` workers could not start."""
+
+    def scaled_hyperparameters(self, model: FlatModel, rows: list[int]) -> HyperparameterChanges:
+        """Return how momentum and schedules were rescaled; ``rows``: number by partition."""
+        return {}
+
+    def accuracy_warnings(
+        self, model: FlatModel, outcome: Outcome, minibatches_before: int
+    ) -> list[str]:
+        """Return and log warnings about likely reasons for a loss of accuracy."""
+        return []
+
+
+class GradientSharing(Strategy[SharedTrainingMaster]):
+    """Asynchronous training with thresholded updates, which a controller numbers."""
+
+    @property
+    def controller(self) -> str:
+        """The option ``controller``."""
+        return self.master.void.controller
+
+    @property
+    def controller_restarts(self) -> int:
+        """The option ``controller_restarts``."""
+        return self.master.void.controller_restarts
+
+    @property
+    def layer_multipliers(self) -> Mapping[str, int]:
+        """The option ``layer_multipliers``; {} if it is None."""
+        return self.master.layer_multipliers or {}
+
+    def check_workers(self, workers: int) -> None:
+        """Raise UsageError if fewer than ``min_workers`` workers can join."""
+        if self.master.min_workers > workers:
+            raise UsageError(
+                f"min_workers={self.master.min_workers}: the fit has {workers} workers, one for"
+                " each partition, and more cannot join: lower min_workers, or give more task slots"
+                " or partitions"
+            )
+
+    def scaled_hyperparameters(self, model: FlatModel, rows: list[int]) -> HyperparameterChanges:
+        """Return how momentum and schedules were rescaled because several workers train."""
+        return scaled_hyperparameters(self.master, model, rows)
+
+    def accuracy_warnings(
+        self, model: FlatModel, outcome: Outcome, minibatches_before: int
+    ) -> list[str]:
+        """Return and log warnings; see the function of this name."""
+        return accuracy_warnings(self.master, model, outcome, minibatches_before)

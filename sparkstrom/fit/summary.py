@@ -1,0 +1,597 @@
+"""The summary of a finished fit: compute its figures and warnings, and convert it to JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from sparkstrom.codec.messages import Phase
+from sparkstrom.fit.checkpoints import FitKey, ResumePoint
+from sparkstrom.fit.early_stopping_listener import Best
+from sparkstrom.fit.events import FinishedFit, FitListener
+from sparkstrom.observe.epoch_history import Epoch
+from sparkstrom.observe.listener_events import to_json_value
+from sparkstrom.observe.reporting.summary_rendering import short_text, summary_html, summary_text
+from sparkstrom.observe.telemetry import FitTotals, WorkerCounters, sum_link_bytes
+from sparkstrom.options.common import CommonOptions
+from sparkstrom.protocol.common.events import Ending
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.runtime.fit_state import Outcome
+
+# How momentum and schedules were adapted: "workers", and name -> change.
+HyperparameterChanges = dict[str, str | int]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSummary:
+    """The result of one ``fit``: times in seconds, masses as sums of absolute values."""
+
+    replicas_equal: bool  # all hashes are the same and no parameter left the exact range
+    hashes: dict[str, str]  # node id or "driver" -> SHA-256 of its parameters, as hex
+    bytes_sent: int  # sealed updates, counted once at their origin
+    # Bytes that Aeron sent over all interfaces, on each hop, with all headers; not those between
+    # processes of one host, unless they use loopback, nor Spark's own (rows, initial parameters).
+    bytes_wire: int
+    bytes_dense: int  # minibatches x 4 x n_params: dense float32 updates
+    seconds: float
+    phase_seconds: dict[str, float]
+    epochs: int  # trained, those before a resumed checkpoint included; fewer if it was stopped
+    workers: int
+    n_params: int
+    minibatches: int  # committed, each once
+    minibatches_expected: int
+    examples: int  # trained, as workers reported: with repetitions after a loss
+    rows: int  # that executors read: each is trained in every epoch or held out, none is dropped
+    rows_trained: int
+    rows_held_out: int
+    export_directory: str | None  # where exported rows are until network.close()
+    spilled_bytes: int  # rows beyond batch_memory_bytes, on the executors' scratch
+    updates: int  # committed
+    loss: float  # mean over the examples of each worker's last epoch
+    sent_fraction: float  # entries sent / (publications x n_params)
+    staleness: Counter[int] = field(repr=False)  # commits between seen and applied -> updates
+    # Number of minibatches of others that an update had not seen when it was committed, counted for
+    # each of its steps. About the number of workers, which is one round, is good.
+    staleness_minibatches: float  # mean over minibatches
+    staleness_minibatches_max: float
+    residual_minibatches: float  # mean time that updates wait in residuals, on top of that
+    residual_norm: float  # Euclidean, over all workers, at the end
+    mass_clipped: float
+    mass_scaled_away: float
+    mass_lost: float  # left by an earlier fit for a worker that never came
+    grants: int  # workers that continued what an earlier fit had left
+    # How momentum and schedules were rescaled: name -> change; and the number of workers.
+    horizons: HyperparameterChanges
+    tau: float  # mean of the workers' thresholds at the end
+    exactness_breaches: int
+    first_breach: int  # index of the first parameter that left the exact range, or -1
+    rejected_frames: int  # foreign or damaged, on the driver and all workers
+    departures: list[str] = field(repr=False)  # workers that left before the end, and why
+    warnings: list[str] = field(repr=False)
+    stopped: str | None  # why the fit ended before its last epoch, if it did
+    history: list[Epoch] = field(repr=False)  # loss and held-out metric of each epoch
+    resumed_from: str | None  # the checkpoint that it resumed from
+    minibatches_resumed: int  # of ``minibatches``: trained before that
+    checkpoint: str | None  # the newest that it wrote
+    best: Best | None  # with early stopping: the epoch whose parameters are delivered
+    worker_seconds: dict[str, dict[str, float]] = field(repr=False)  # by node and activity
+    encoding: dict[str, dict[str, float]] = field(repr=False)  # encoding_debug_mode: by node
+    batch_size_per_worker: int
+    effective_batch: int  # rows of a round: a minibatch of each worker that has rows
+    # Bytes that driver and workers sent, encrypted, on each hop and within hosts too:
+    # updates, commits, sums, snapshots, optimizer_states, control
+    bytes_by_kind: dict[str, int] = field(repr=False)
+    per_worker: list[WorkerFigures] = field(repr=False)
+    faults: list[Fault] = field(repr=False)  # survived failures
+    slow_links: list[str] = field(repr=False)  # that carried less than training could send
+    epochs_resumed: int = 0  # of ``epochs``: complete before the fit was resumed
+    # Messages that the controller ignored, by reason (stranger, late, early and so on), and
+    # "on_workers": all that workers ignored. Some are normal.
+    ignored_messages: dict[str, int] = field(repr=False, default_factory=dict)
+
+    @property
+    def staleness_mean(self) -> float:
+        """Mean of ``staleness`` over all updates, in commits."""
+        count = sum(self.staleness.values())
+        return sum(s * n for s, n in self.staleness.items()) / count if count else 0.0
+
+    @property
+    def staleness_max(self) -> int:
+        """Maximum of ``staleness``, in commits."""
+        return max(self.staleness, default=0)
+
+    def _values(self) -> dict[str, Any]:
+        """Return all fields by name, and the mean and maximum of the staleness."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        means = {"staleness_mean": self.staleness_mean, "staleness_max": self.staleness_max}
+        return values | means
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures by name as JSON values; NaN is None."""
+        return {name: to_json_value(value) for name, value in self._values().items()}
+
+    def __str__(self) -> str:
+        return summary_text(self.to_dict())
+
+    def _repr_html_(self) -> str:
+        """Return the summary as HTML for a notebook."""
+        return summary_html(self.to_dict())
+
+    def table(self, *, all: bool = False) -> str:
+        """Return the most important figures as text, one per line; with ``all`` every figure."""
+        return summary_text(self.to_dict(), whole=True) if all else short_text(self._values())
+
+
+def summarize(
+    record: FitRecord,
+    *,
+    executors: int,
+    warnings: list[str],
+    master: CommonOptions,
+    export_directory: str | None = None,
+    best: Best | None,
+    horizons: HyperparameterChanges,
+) -> TrainingSummary:
+    """Compute the summary of a finished fit.
+
+    Args:
+        record: Times and result of the fit.
+        executors: The application's number of executors; 0 if it is not fixed.
+        warnings: Warnings that the fit has shown already.
+        master: The user's options.
+        export_directory: Where the rows were exported.
+        best: The best epoch, if there was early stopping.
+        horizons: How momentum and schedules were adapted.
+    """
+    end = record.finished()
+    spec, outcome = end.spec, end.outcome
+    total = FitTotals.from_counters(outcome.stats.values())
+    overflows = outcome.overflows + total.training.overflows
+    rows_trained = sum(max(0, rows) for rows in outcome.rows)
+    return TrainingSummary(
+        replicas_equal=len(set(outcome.hashes.values())) == 1 and not overflows,
+        hashes=outcome.hashes,
+        bytes_sent=total.node.update_bytes,
+        bytes_wire=sum_link_bytes([outcome.wire, *total.links]),
+        bytes_dense=outcome.minibatches_trained * 4 * spec.n_params,
+        seconds=record.ended_s - record.began_s,
+        phase_seconds=phase_durations(outcome.phase_began_s, record),
+        epochs=end.epochs_trained,
+        workers=spec.workers,
+        n_params=spec.n_params,
+        minibatches=outcome.minibatches,
+        minibatches_expected=outcome.minibatches_expected,
+        examples=total.training.examples,
+        rows=rows_trained + total.training.rows_held_out,
+        rows_trained=rows_trained,
+        rows_held_out=total.training.rows_held_out,
+        export_directory=export_directory,
+        spilled_bytes=total.training.spilled_bytes,
+        updates=outcome.commits,
+        loss=mean_loss(total),
+        sent_fraction=total.training.hits / max(1.0, total.training.publications * spec.n_params),
+        staleness=outcome.staleness,
+        staleness_minibatches=outcome.staleness_minibatches,
+        staleness_minibatches_max=outcome.staleness_minibatches_max,
+        residual_minibatches=residual_delay(outcome, total),
+        residual_norm=(total.training.residual_square or 0.0) ** 0.5,
+        mass_clipped=total.training.mass_clipped,
+        mass_scaled_away=total.training.mass_scaled_away,
+        mass_lost=outcome.lost_mass + sum_dismissed_mass(end.reports),
+        grants=outcome.grants,
+        horizons=horizons,
+        tau=mean_tau(total),
+        exactness_breaches=overflows,
+        first_breach=outcome.first_overflow,
+        rejected_frames=outcome.traffic.foreign_frames + total.node.rejected,
+        departures=format_departures(outcome),
+        warnings=[*warnings, *summary_warnings(outcome, total, executors, overflows)],
+        stopped=outcome.stop_reason,
+        history=end.history,
+        resumed_from=None,
+        minibatches_resumed=outcome.minibatches_resumed,
+        checkpoint=None,
+        best=best,
+        worker_seconds=worker_durations(outcome) if master.collect_training_stats else {},
+        encoding=residual_figures(outcome),
+        batch_size_per_worker=master.batch_size_per_worker,
+        effective_batch=sum(rows > 0 for rows in outcome.rows) * master.batch_size_per_worker,
+        bytes_by_kind=sum_bytes_by_kind(outcome, total),
+        per_worker=collect_worker_figures(outcome, spec.n_params),
+        faults=collect_faults(outcome, record),
+        slow_links=list(outcome.slow_links),
+        ignored_messages=count_ignored_messages(outcome, total),
+    )
+
+
+@dataclass(slots=True)
+class FitRecord(FitListener):
+    """Records the times of a fit, from ``time.monotonic``, and its result."""
+
+    began_s: float = field(default_factory=time.monotonic)  # when ``fit`` was called
+    submitted_s: float = math.nan  # when the present run started
+    ended_s: float = math.nan  # when the last run ended
+    end: FinishedFit | None = None  # None until the fit has ended without failure
+    first_s: float = math.nan  # ``submitted_s`` of the first run; a lost controller causes another
+    controller_losses: list[tuple[float, str]] = field(default_factory=list)  # (time, controller)
+
+    def on_fit_begin(self, spec: FitSpec) -> None:
+        """Record the start of a run."""
+        self.submitted_s = time.monotonic()
+        if math.isnan(self.first_s):
+            self.first_s = self.submitted_s
+
+    @property
+    def origin_s(self) -> float:
+        """The time at which the first run started; times of faults are relative to it."""
+        return self.submitted_s if math.isnan(self.first_s) else self.first_s
+
+    def record_controller_loss(self, what: str) -> None:
+        """Record that a controller was lost now."""
+        self.controller_losses.append((time.monotonic(), what))
+
+    def on_fit_end(self, end: FinishedFit) -> None:
+        """Record the end and the result."""
+        self.end, self.ended_s = end, time.monotonic()
+
+    def finished(self) -> FinishedFit:
+        """Return the result of a fit that has ended without failure."""
+        assert self.end is not None, "the fit has ended without failure"
+        return self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A failure that the fit survived."""
+
+    what: str  # WORKER_LOST, CONTROLLER_LOST or DRIVER_REPLACED
+    host: str  # "" if unknown
+    reason: str
+    seconds: float | None  # since the first run started, as in the run log; None if unknown
+    node: int | None = None  # of a lost worker
+    partition: int | None = None  # of a lost worker
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFigures:
+    """The last reported figures of one worker; its replacement is another worker."""
+
+    node: int  # id in the protocol
+    partition: int  # -1 if its trainer never reported
+    host: str
+    steps: int
+    examples: int  # trained rows, with repetitions
+    loss: float  # mean over the examples of its last epoch; NaN if it finished none
+    sent_fraction: float  # entries sent / (publications x n_params)
+    bytes_sent: int  # of its own encrypted updates
+    tau: float  # its threshold at the end; NaN if it published nothing
+    seconds: dict[str, float]  # by activity, such as stepping, waiting and reading
+
+
+def summary_to_json(summary: TrainingSummary) -> dict[str, Any]:
+    """Return all fields as JSON values, for a checkpoint; see ``summary_from_json``."""
+    values = asdict(summary)
+    values["staleness"] = {str(commits): count for commits, count in summary.staleness.items()}
+    return values
+
+
+def summary_from_json(values: dict[str, Any]) -> TrainingSummary:
+    """Return the summary from the values that ``summary_to_json`` returned."""
+    staleness = Counter({int(commits): count for commits, count in values["staleness"].items()})
+    history = [Epoch(**epoch) for epoch in values["history"]]
+    best = None if values["best"] is None else Best(**values["best"])
+    records: dict[str, Any] = {
+        "staleness": staleness,
+        "history": history,
+        "best": best,
+        "per_worker": [WorkerFigures(**worker) for worker in values["per_worker"]],
+        "faults": [Fault(**fault) for fault in values["faults"]],
+    }
+    return TrainingSummary(**(values | records))
+
+
+def summary_of_skipped_fit(checkpoint: ResumePoint, key: FitKey) -> TrainingSummary:
+    """Return the summary of a skipped fit from a checkpoint; in a stream, of its last fit."""
+    summaries = checkpoint.summaries
+    number = str(key.number) if str(key.number) in summaries else max(summaries, key=int)
+    summary = summary_from_json(summaries[number])
+    return replace(summary, resumed_from=checkpoint.path, checkpoint=checkpoint.path)
+
+
+WORKER_LOST = "worker lost"
+CONTROLLER_LOST = "controller lost"
+DRIVER_REPLACED = "media driver replaced"
+ON_WORKERS = "on_workers"  # stands for the reasons for which workers ignored messages
+NORMAL_ENDINGS = (Ending.DONE, Ending.RELEASED, Ending.DISMISSED)
+
+
+def collect_worker_figures(outcome: Outcome, n_params: int) -> list[WorkerFigures]:
+    """Return the figures of all workers that reported, in order of node."""
+    return [
+        _make_worker_figures(node, counters, outcome.hosts.get(node, ""), n_params)
+        for node, counters in sorted(outcome.stats.items())
+    ]
+
+
+def _make_worker_figures(
+    node: int, counters: WorkerCounters, host: str, n_params: int
+) -> WorkerFigures:
+    """Return the figures of one worker from its last counters."""
+    total, training = FitTotals.from_counters([counters]), counters.training
+    return WorkerFigures(
+        node=node,
+        partition=training.partition if training is not None else -1,
+        host=host,
+        steps=training.steps if training is not None else 0,
+        examples=total.training.examples,
+        loss=mean_loss(total),
+        sent_fraction=total.training.hits / max(1.0, total.training.publications * n_params),
+        bytes_sent=total.node.update_bytes,
+        tau=mean_tau(total),
+        seconds=dict(training.seconds) if training is not None else {},
+    )
+
+
+def collect_faults(outcome: Outcome, record: FitRecord) -> list[Fault]:
+    """Return lost controllers, lost workers and replaced media drivers.
+
+    If a controller was lost, only the workers lost under the last controller are known.
+    """
+    began_s = record.origin_s
+    lost = [
+        Fault(CONTROLLER_LOST, "", what, at_s - began_s) for at_s, what in record.controller_losses
+    ]
+    lost += [
+        Fault(WORKER_LOST, d.host, d.reason, d.at_s - began_s, d.node, d.partition)
+        for d in outcome.departures
+        if d.ending not in NORMAL_ENDINGS
+    ]
+    hosts = {name: outcome.hosts.get(node, "") for node, name in _replaced_media_drivers(outcome)}
+    hosts |= dict.fromkeys(list(outcome.wire.drivers)[:-1], "the driver program")
+    replaced = [
+        Fault(DRIVER_REPLACED, host, f"{name} was gone or stood still", None)
+        for name, host in hosts.items()
+    ]
+    return lost + replaced
+
+
+def _replaced_media_drivers(outcome: Outcome) -> list[tuple[int, str]]:
+    """Return (node, name) of the media drivers that workers replaced: all but a worker's last."""
+    links_by_node = {
+        node: one.node.links for node, one in outcome.stats.items() if one.node is not None
+    }
+    return [
+        (node, name)
+        for node, links in links_by_node.items()
+        if links is not None
+        for name in list(links.drivers)[:-1]
+    ]
+
+
+def sum_bytes_by_kind(outcome: Outcome, total: FitTotals) -> dict[str, int]:
+    """Return the bytes that driver and workers sent, by kind of message, the largest first."""
+    by_kind = Counter(outcome.traffic.by_kind)
+    by_kind.update(total.node.by_kind)
+    return dict(by_kind.most_common())
+
+
+def count_ignored_messages(outcome: Outcome, total: FitTotals) -> dict[str, int]:
+    """Return the number of ignored messages by reason; workers report only their total."""
+    by_reason = Counter[str]()
+    for (_, reason), count in outcome.ignored.items():
+        by_reason[reason.name.lower()] += count
+    if total.node.ignored:
+        by_reason[ON_WORKERS] = total.node.ignored
+    return dict(by_reason.most_common())
+
+
+def sum_dismissed_mass(reports: Iterable[str]) -> float:
+    """Return the sum of the residual mass that dismissed workers had not sent.
+
+    ``reports``: the tasks' results, as JSON.
+    """
+    masses: Iterable[float] = (json.loads(report)["mass_dismissed"] for report in reports)
+    return sum(masses)
+
+
+def mean_loss(total: FitTotals) -> float:
+    """Return the mean loss over each worker's last complete epoch; NaN if none is complete."""
+    examples = total.training.last_examples
+    return total.training.last_loss_sum / examples if examples else float("nan")
+
+
+def residual_delay(outcome: Outcome, total: FitTotals) -> float:
+    """Return the mean time that updates wait in residuals, in minibatches of the fit."""
+    workers = sum(rows > 0 for rows in outcome.rows)
+    return total.residual_wait_minibatches(workers, outcome.minibatches_trained)
+
+
+def mean_tau(total: FitTotals) -> float:
+    """Return the mean of the workers' thresholds; NaN if no worker has published."""
+    return float("nan") if total.training.tau is None else total.training.tau
+
+
+def format_departures(outcome: Outcome) -> list[str]:
+    """Return a line for each worker that left before the end, with the reason."""
+    return [
+        f"node {d.node} (partition {d.partition} on {d.host}): {d.reason}"
+        for d in outcome.departures
+        if d.ending is not Ending.DONE
+    ]
+
+
+def residual_figures(outcome: Outcome) -> dict[str, dict[str, float]]:
+    """Return the residual statistics of ``encoding_debug_mode``, by node and name."""
+    return {
+        str(node): counters.training.residual.by_name()
+        for node, counters in outcome.stats.items()
+        if counters.training is not None and counters.training.residual is not None
+    }
+
+
+def phase_durations(began: dict[Phase, float], record: FitRecord) -> dict[str, float]:
+    """Return the seconds of each phase in order; they add up to the fit's total.
+
+    ``began``: the time at which each phase began.
+    """
+    ends = [
+        ("prepare", record.submitted_s),
+        ("start", began.get(Phase.RUNNING, record.submitted_s)),
+        ("train", began.get(Phase.DRAINING, record.ended_s)),
+        ("drain", began.get(Phase.AUDIT, record.ended_s)),
+        ("audit", began.get(Phase.DONE, record.ended_s)),
+        ("end", record.ended_s),
+    ]
+    out, before_s = {}, record.began_s
+    for name, end_s in ends:
+        out[name] = max(0.0, end_s - before_s)
+        before_s = max(before_s, end_s)
+    return out
+
+
+def worker_durations(outcome: Outcome) -> dict[str, dict[str, float]]:
+    """Return each worker's seconds by node and activity."""
+    return {
+        str(node): counters.training.seconds if counters.training is not None else {}
+        for node, counters in outcome.stats.items()
+    }
+
+
+def format_horizons(horizons: HyperparameterChanges) -> str:
+    """Return in one line how momentum and schedules were adapted."""
+    changes = [f"{name} {change}" for name, change in horizons.items() if name != "workers"]
+    return f"{horizons['workers']} workers: {', '.join(changes)}"
+
+
+SKEW_MAX = 1.5  # largest partition / smallest, above which the summary warns
+
+
+def summary_warnings(
+    outcome: Outcome, total: FitTotals, executors: int, overflows: int
+) -> list[str]:
+    """Return the warnings about a finished fit, the controller's notes first.
+
+    Args:
+        outcome: The result of the fit.
+        total: Sums of the workers' counters.
+        executors: The application's number of executors; 0 if it is not fixed.
+        overflows: How often a parameter left the exact range, on all nodes.
+    """
+    return [
+        *outcome.notes,
+        *skew_warnings(outcome.rows, len(outcome.executors), executors),
+        *_overflow_warning(overflows, outcome.first_overflow),
+        *_replica_warning(outcome.hashes),
+        *_fresh_optimizer_warning(total.training.fresh_updaters),
+        *_unmeasured_partition_warnings(outcome),
+        *_unchanged_parameters_warning(outcome.minibatches, total),
+        *_unknown_counter_warning(total.unknown),
+    ]
+
+
+def skew_warnings(rows: list[int], executors_used: int, executors: int) -> list[str]:
+    """Return warnings about empty or uneven partitions, and about executors without workers.
+
+    ``rows``: by partition.
+    """
+    out = []
+    empty = [i for i, count in enumerate(rows) if count == 0]
+    if empty:
+        out.append(
+            f"{len(empty)} of {len(rows)} partitions have no rows (first: {empty[0]}): their "
+            "workers had nothing to do; use fewer workers, or on Spark repartition='always'"
+        )
+    filled = [count for count in rows if count > 0]
+    if filled and max(filled) > SKEW_MAX * min(filled) and max(filled) - min(filled) > len(rows):
+        out.append(
+            f"partitions have between {min(filled):,} and {max(filled):,} rows: the largest one "
+            "decides how long an epoch takes; on Spark repartition='always' evens them out"
+        )
+    if executors_used < min(executors, len(rows)):
+        out.append(
+            f"workers ran on {executors_used} of {executors} executors: Spark gave the others no "
+            "task; workers_per_node=-1 uses every slot"
+        )
+    return out
+
+
+def _overflow_warning(overflows: int, first: int) -> list[str]:
+    """Return a warning if parameters left the exact range; ``first``: index of the first."""
+    if not overflows:
+        return []
+    return [
+        f"{overflows} times a parameter (first: index {first}) left the range in which sums are "
+        "exact: replicas may differ; the driver's parameters are delivered. Lower the learning "
+        "rate, or start another fit: it takes a coarser grid"
+    ]
+
+
+def _replica_warning(hashes: dict[str, str]) -> list[str]:
+    """Return a warning that names the nodes whose replica differs from the driver's."""
+    nodes = [f"node {node}" for node, digest in hashes.items() if digest != hashes["driver"]]
+    if not nodes:
+        return []
+    return [f"replicas differ from the driver's: {', '.join(nodes)}; please report this as a bug"]
+
+
+def _fresh_optimizer_warning(workers: int) -> list[str]:
+    """Return a warning if workers joined in mid-training without an optimizer state."""
+    if not workers:
+        return []
+    return [
+        f"{workers} workers joined in mid-training and started with a fresh optimizer state: no "
+        "worker sent them one within a lease; their momentum and second moments start at zero"
+    ]
+
+
+def _unmeasured_partition_warnings(outcome: Outcome) -> list[str]:
+    """Return warnings about partitions whose held-out rows were not measured in every epoch.
+
+    These have no rows to train on, and their worker left before the last epoch.
+    """
+    counters = [one.training for one in outcome.stats.values() if one.training is not None]
+    newest: dict[int, int] = {}  # last finished epoch by partition
+    for one in counters:
+        finished = one.epochs.finished if one.epochs is not None else -1
+        newest[one.partition] = max(newest.get(one.partition, -1), finished)
+    trained = [i for i, rows in enumerate(outcome.rows) if rows > 0]
+    complete = min((newest.get(partition, -1) for partition in trained), default=-1)
+    measured = {one.partition for one in counters if one.rows_held_out} - {*trained}
+    return [
+        f"partition {partition} has only held-out rows, and its worker was lost or gave up its task"
+        " slot: epochs after that were measured without them; choose held-out rows from every"
+        " partition, or on Spark use repartition='always'"
+        for partition in sorted(measured)
+        if newest[partition] < complete
+    ]
+
+
+def _unchanged_parameters_warning(minibatches: int, total: FitTotals) -> list[str]:
+    """Return a warning if a fit delivers the parameters with which it started."""
+    if not minibatches or total.training.hits:
+        return []
+    if not total.training.residual_square:
+        return [
+            "no minibatch changed a parameter: the fit delivers those it began with; does the step "
+            "compute with the parameters it is given, and is the learning rate above 0?"
+        ]
+    return [
+        "no worker sent anything: every change stayed below its threshold (at the end "
+        f"{mean_tau(total):.2e}), so the fit delivers the parameters it began with: train longer,"
+        " or lower a threshold that you have set"
+    ]
+
+
+def _unknown_counter_warning(names: Sequence[str]) -> list[str]:
+    """Return a warning that names the counters that this version does not know."""
+    if not names:
+        return []
+    return [
+        f"workers sent {len(names)} counters that this driver does not know, which are in no "
+        f"figure: {', '.join(names)}; please report this as a bug"
+    ]

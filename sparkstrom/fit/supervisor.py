@@ -1,0 +1,350 @@
+"""Supervise a fit: run its controller and its tasks until either finishes or fails.
+
+``FitSupervisor`` starts both, dispatches events to listeners, and cancels one when the other fails.
+``StartMonitor`` reports what the start of a fit waits for and ends a fit that cannot start.
+``find_cause`` extracts the cause from Spark's long error texts.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sparkstrom.base.errors import (
+    NetworkError,
+    SetupError,
+    SparkstromError,
+    TrainingError,
+    first_line,
+)
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.codec.messages import Phase
+from sparkstrom.fit.events import FitEvents, FitListener
+from sparkstrom.options.network import VoidConfiguration, master_name
+from sparkstrom.runtime.fit_state import MasterControl, Progress
+from sparkstrom.worker.connectivity import format_executor_ports
+
+if TYPE_CHECKING:
+    from sparkstrom.spark.jobs import SparkJob
+
+
+log = logging.getLogger(__name__)
+
+WAIT_MESSAGE_S = 10.0  # between two messages about what the start waits for
+SETUP_POLL_S = 0.5  # between two checks whether a host cannot take part
+
+MISSING_MODULE = "ModuleNotFoundError"
+SETUP_ERRORS = {  # error class by its name in a traceback
+    f"{refusal.__module__}.{refusal.__name__}: ": refusal for refusal in (SetupError, NetworkError)
+}
+MISSING_CODE_HINT = (
+    "Executors lack code that the model or the rows are made of: send it (spark-submit --py-files, "
+    "sc.addPyFile), install it there, or define it in the script or notebook itself"
+)
+BLOCKED_NETWORK_HINT = (
+    "If they heard nothing from the master: open UDP between executors and driver in both "
+    "directions, and name the network that both share (network_mask, controller_address)"
+)
+
+POLL_S = 0.1
+TASKS_END_S = 15.0  # that finished tasks may take to return
+CANCELS_MAX = 15  # within TASKS_END_S
+FAILURE_GRACE_S = 2.0  # a worker's own message may arrive after Spark reports its task
+ABORT_NOTICE_S = 0.5  # for the controller's message to workers that Spark did not end
+CONTROLLER_END_S = 90.0  # for a controller task to end after all other tasks have returned
+STAGE_FAILED = "has failed the maximum allowable number of times"  # Spark's text about a stage
+
+STAGE_ATTEMPTS_HINT = (
+    "When executors die Spark makes the rows that they had shuffled again, but not more often than"
+    " spark.stage.maxConsecutiveAttempts says, 4 times by default: find out why they die, and set"
+    " --conf spark.stage.maxConsecutiveAttempts=100"
+)
+
+CANCELLED_MESSAGE = (
+    "the job was cancelled: {}; network.parameters hold what was learnt until then, unless a"
+    " warning says otherwise"
+)
+
+CANCELLED_PATTERN = re.compile(
+    r"\bjob \d+ (was )?cancell?ed\b|OPERATION_CANCELED", re.IGNORECASE
+)  # Spark's texts
+
+
+class FitSupervisor:
+    """Runs a fit's controller and job to completion or failure, and dispatches events meanwhile."""
+
+    def __init__(self, master: MasterControl, job: FitJob, events: FitEvents) -> None:
+        self._master, self._job, self._events = master, job, events
+
+    def run(self) -> None:
+        """Run the fit. Raise the error that ended it early. Controller and job have ended then."""
+        self._events.begin()
+        self._master.start()
+        try:
+            self._job.start()
+            self._watch()
+            self._end()
+        except BaseException as error:
+            self._master.give_up(type(error).__name__)
+            cancel_job(self._job)
+            time.sleep(ABORT_NOTICE_S)
+            raise
+        finally:
+            self._master.end()
+        self._events.end(self._master.outcome(), self._job.reports)
+
+    def _watch(self) -> None:
+        """Wait until the controller has finished. Raise its failure, or the job's."""
+        while not self._master.finished.wait(POLL_S):
+            self._observe()
+            if not self._job.running:
+                self._handle_early_end()
+        if self._master.failure is not None:
+            self._events.dispatch_output(self._master.progress)
+            raise self._master.failure
+        self._observe()
+
+    def _observe(self) -> None:
+        """Dispatch the newest progress to the listeners."""
+        progress = self._master.progress
+        self._master.acknowledge(progress)
+        self._events.dispatch(progress)
+
+    def _handle_early_end(self) -> None:
+        """Raise the job's failure, unless the controller finishes after all."""
+        error = self._job.error
+        if error is not None and (cancelled := as_cancellation(error)) is not None:
+            raise cancelled
+        if self._master.finished.wait(FAILURE_GRACE_S):
+            return
+        if error is None:
+            self._wait_for_controller()
+            return
+        if isinstance(error, SparkstromError):
+            raise error
+        cause = find_cause(str(error))
+        if (setup_error := setup_error_in(cause)) is not None:
+            raise setup_error
+        remedy, what = self._find_remedy(cause), cause.removesuffix(".")
+        text = f"the Spark job failed: {what}" + (f". {remedy}" if remedy else "")
+        raise TrainingError(text, trace=str(error))
+
+    def _find_remedy(self, cause: str) -> str:
+        """Return a remedy for the cause of a job's failure; "" if none is known."""
+        if MISSING_MODULE in cause:
+            return MISSING_CODE_HINT
+        if killed := self._job.killed_for_memory():
+            return capitalize_sentence(killed[-1])
+        return STAGE_ATTEMPTS_HINT if STAGE_FAILED in cause else ""
+
+    def _wait_for_controller(self) -> None:
+        """Wait for a controller task to report its end after all other tasks have returned.
+
+        Raise TrainingError if it does not, or the controller is in this process and not finished.
+        """
+        until_s = time.monotonic() + CONTROLLER_END_S
+        while self._master.drains_after_tasks and time.monotonic() < until_s:
+            if self._master.finished.wait(POLL_S):
+                return
+        if not self._master.finished.is_set():
+            raise TrainingError("the Spark job ended before training was done")
+
+    def _end(self) -> None:
+        """Wait for the tasks to return and cancel those that do not; ignore their failures."""
+        if not self._job.wait(TASKS_END_S):
+            log.warning("some tasks did not return within %g s; ending them", TASKS_END_S)
+            cancel_job(self._job)
+
+
+class FitCancelled(TrainingError):
+    """The Spark job was cancelled, in Spark's UI or by ``cancelAllJobs``."""
+
+
+class FitJob(Protocol):
+    """The tasks of a fit: a Spark job, or processes on this machine."""
+
+    error: Exception | None  # why it failed; ``fit`` raises a SparkstromError unchanged
+
+    @property
+    def reports(self) -> list[Any]:
+        """The tasks' results, after all have returned."""
+        ...
+
+    def start(self) -> None:
+        """Start the tasks and return at once."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the job was started and has not ended."""
+        ...
+
+    def cancel(self) -> None:
+        """End the tasks that still run."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the job has ended, at most ``seconds``; return whether it has."""
+        ...
+
+    def killed_for_memory(self) -> list[str]:
+        """Return a message with a remedy for each task that was killed for its memory."""
+        ...
+
+
+def cancel_job(job: FitJob) -> None:
+    """Cancel the job repeatedly until it ends, for at most TASKS_END_S seconds.
+
+    Spark ignores a cancel for a job group that it has not registered yet.
+    """
+    for _ in range(CANCELS_MAX):
+        job.cancel()
+        if job.wait(TASKS_END_S / CANCELS_MAX):
+            return
+
+
+def as_cancellation(error: Exception) -> FitCancelled | None:
+    """Return FitCancelled if a job's error reports that it was cancelled, else None."""
+    if CANCELLED_PATTERN.search(str(error)):
+        return FitCancelled(CANCELLED_MESSAGE.format(find_cause(str(error))))
+    return None
+
+
+class StartMonitor(FitListener):
+    """Reports what the start of a fit waits for; ends the fit if it cannot start.
+
+    Args:
+        job: The Spark job.
+        say: Shows a line to the user.
+        controller: The controller's endpoint.
+        void: The network's options.
+    """
+
+    def __init__(
+        self,
+        job: SparkJob,
+        say: Callable[[str], None],
+        controller: Endpoint,
+        void: VoidConfiguration,
+    ) -> None:
+        self._job, self._say, self._controller, self._void = job, say, controller, void
+        self._master_name = master_name(void.controller)
+        self._due_s = time.monotonic() + WAIT_MESSAGE_S
+        self._setup_due_s = time.monotonic() + SETUP_POLL_S
+        self._failed = 0  # number of failed tasks at the last check
+        self._last_message = ""
+
+    def on_progress(self, progress: Progress) -> None:
+        """Raise NetworkError if a host is unreachable, SetupError if no worker can start."""
+        if progress.phase is not Phase.GATHERING:
+            return
+        if time.monotonic() > self._setup_due_s:
+            self._setup_due_s = time.monotonic() + SETUP_POLL_S
+            self._check_setup_errors(progress)
+        if time.monotonic() > self._due_s:
+            self._due_s = time.monotonic() + WAIT_MESSAGE_S
+            self._check_failed_tasks(progress)
+
+    def _check_setup_errors(self, progress: Progress) -> None:
+        """Raise NetworkError if a host is unreachable: another attempt there would fail, too."""
+        if progress.unresponsive_peers:
+            here, there, who = self._controller, progress.unresponsive_peers[0], self._master_name
+            raise NetworkError(
+                f"the {who} at {here} hears the executor at {there}, which does not hear the "
+                f"{who}: UDP from {here.host} to {there.host} is dropped; ask whoever has the "
+                "firewalls (or security groups) of both hosts to allow UDP from "
+                f"{here.host} to {there.host} {format_executor_ports(self._void, there.port)}"
+            )
+        _, failed = self._job.tasks()
+        if failed == self._failed:
+            return
+        self._failed = failed
+        errors = [setup_error_in(error) for error in self._job.task_errors()]
+        blocked = [str(each) for each in errors if isinstance(each, NetworkError)]
+        if blocked:
+            reach = _describe_reach(len(blocked), progress, self._master_name)
+            raise NetworkError(blocked[0] + reach)
+
+    def _check_failed_tasks(self, progress: Progress) -> None:
+        """Show how many workers joined. Raise SetupError if tasks failed before any joined."""
+        running, failed = self._job.tasks()
+        if failed and not progress.joined:
+            error = next(iter(self._job.task_errors()), "Spark does not say why")
+            if (setup_error := setup_error_in(error)) is not None:
+                raise setup_error
+            remedy = MISSING_CODE_HINT if MISSING_MODULE in error else BLOCKED_NETWORK_HINT
+            if killed := self._job.killed_for_memory():
+                remedy = capitalize_sentence(killed[-1])
+            raise SetupError(
+                f"{failed} tasks failed before any worker joined: {error}"
+                f" (more in the executors' logs: stderr in Spark's UI, `yarn logs`). {remedy}"
+            )
+        text = (
+            f"sparkstrom waits: {progress.workers} of {progress.partitions} workers joined"
+            + ("" if running is None else f", {running} tasks have a slot")
+            + ("; the job is queued behind others, or executors are missing" * (running == 0))
+        )
+        if text != self._last_message:  # the progress display shows the elapsed time anyway
+            self._last_message = text
+            self._say(text)
+
+
+def _describe_reach(hosts: int, progress: Progress, who: str) -> str:
+    """Return text about which of the hosts are the likely cause of an unreachable controller.
+
+    ``hosts``: number of hosts that report it; ``who``: the controller's name in messages.
+    """
+    others = f"; {hosts - 1} more say so" if hosts > 1 else ""
+    if not progress.joined:
+        return f"{others}; nobody has joined so far"
+    there = f"{progress.joined} of {progress.partitions} workers have joined"
+    return f"{others}; {there}, so it is not the {who}'s host"
+
+
+def capitalize_sentence(text: str) -> str:
+    """Return the text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def setup_error_in(cause: str) -> SetupError | None:
+    """Return the SetupError or NetworkError with which a task's error text begins, or None."""
+    for prefix, kind in SETUP_ERRORS.items():
+        if cause.startswith(prefix):
+            return kind(cause.removeprefix(prefix))
+    return None
+
+
+OWN_ERRORS = "sparkstrom."  # begins a line with an error of this package, which is not shortened
+PY4J_PREFIX = "An error occurred while calling "  # the cause is on the next line
+JAVA_CLASS = re.compile(r"^: (?:[\w.$]+: )?")
+EXECUTOR_LOST = "ExecutorLostFailure "  # after the names of job, stage and task
+RECENT_FAILURE = " Most recent failure reason:"  # the reason is on the next lines
+
+
+def find_cause(text: str) -> str:
+    """Return the cause from a Spark error: the line of the Python exception, if there is one.
+
+    A Python traceback comes before the first Java frame, with the exception in its last lines.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    java = next((i for i, line in enumerate(lines) if line.strip().startswith("at ")), len(lines))
+    text_lines = lines[:java]
+    if any("Traceback (most recent call last)" in line for line in text_lines):
+        frames = [i for i, line in enumerate(text_lines) if line.startswith('  File "')]
+        after = text_lines[frames[-1] + 1 :] if frames else text_lines[-1:]
+        return _shorten(next((line for line in after if not line.startswith(" ")), text_lines[-1]))
+    if len(text_lines) > 1 and text_lines[0].startswith(PY4J_PREFIX):
+        text_lines = [JAVA_CLASS.sub("", text_lines[1])]
+    if not text_lines:
+        return "no reason given"
+    line = text_lines[0]
+    if EXECUTOR_LOST in line:
+        line = line[line.find(EXECUTOR_LOST) :]
+    return _shorten(line.partition(RECENT_FAILURE)[0])
+
+
+def _shorten(line: str) -> str:
+    """Return the first line of a cause, shortened unless it is an error of this package."""
+    line = line.strip()
+    return line if line.startswith(OWN_ERRORS) else first_line(line)

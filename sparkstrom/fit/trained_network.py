@@ -1,0 +1,351 @@
+"""TrainedNetwork, the base class of SparkNetwork and ParallelWrapper, and checks before their fits.
+
+``dry_run_step`` finds a wrong shape, dtype, label or loss in about a second, while starting workers
+takes ten. ``restart_warnings`` concerns YARN's cluster mode, where the driver runs in the
+ApplicationMaster. If that dies, YARN starts another attempt, possibly on another node. With
+checkpoints this attempt resumes like any program that is run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any, TextIO, cast
+
+import numpy as np
+
+from sparkstrom.base.errors import UsageError, first_line
+from sparkstrom.base.option_types import COUNT_MAX, KEY, path_given, whole
+from sparkstrom.checkpoint.saved_model import check_local_path, save_model
+from sparkstrom.data.column_selection import ColumnSpec, check_validation_value
+from sparkstrom.data.row_blocks import Block, check_block
+from sparkstrom.fit.checkpoints import (
+    FitCheckpoints,
+    FitKey,
+    ResumeAction,
+    ResumeDecision,
+    ResumePoint,
+)
+from sparkstrom.fit.early_stopping_listener import check_validation
+from sparkstrom.fit.listeners import check_listeners, check_run_log
+from sparkstrom.fit.network_state import NetworkStateHolder
+from sparkstrom.fit.summary import TrainingSummary, summary_of_skipped_fit
+from sparkstrom.models.base import (
+    Buffered,
+    EpochAware,
+    Exporting,
+    Flat,
+    FlatModel,
+    Paced,
+    buffers_to_save,
+)
+from sparkstrom.models.output_interpretation import measure_batch
+from sparkstrom.observe.early_stopping import (
+    EarlyStopping,
+    TerminationCondition,
+    parse_early_stopping,
+)
+from sparkstrom.observe.progress_display import make_progress_display
+from sparkstrom.options.common import CommonOptions
+from sparkstrom.worker.training_job import PickleFunction
+
+EPOCHS = whole(1, COUNT_MAX, unit="epochs")
+
+
+class TrainedNetwork:
+    """A model with its trained parameters, which can be saved, restored and assigned.
+
+    Args:
+        model: The model.
+        checkpoints: The network's checkpoints.
+        progress: The user's option for the progress display.
+    """
+
+    def __init__(self, model: FlatModel, checkpoints: FitCheckpoints, progress: bool | str) -> None:
+        self._model, self._checkpoints, self._progress = model, checkpoints, progress
+        self._state = NetworkStateHolder(model)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._model!r}, {self._state.epochs} epochs trained)"
+
+    def _apply_decision(
+        self, decision: ResumeDecision | None, key: FitKey
+    ) -> tuple[TrainingSummary | None, ResumePoint | None]:
+        """Load the decision's checkpoint, if there is one.
+
+        Return (summary, None) if the fit ``key`` is already finished, else (None, checkpoint) with
+        the checkpoint that it resumes, or None.
+        """
+        if decision is None:
+            return None, None
+        self._state.load_checkpoint(decision.checkpoint)
+        if decision.action is ResumeAction.SKIP:
+            self._checkpoints.mark_over(key.number)
+            return summary_of_skipped_fit(decision.checkpoint, key), None
+        return None, decision.checkpoint if decision.action is ResumeAction.RESUME else None
+
+    @property
+    def parameters(self) -> Flat:
+        """A copy of the shared parameters, f32[n_params].
+
+        Assigning them is a warm start: files and optimizer states that workers kept for the next
+        fit belong to the former parameters and are not used.
+        """
+        return self._state.parameters.copy()
+
+    @parameters.setter
+    def parameters(self, values: Flat) -> None:
+        """Replace the parameters. Raise UsageError for another shape."""
+        self._state.assign(values)
+
+    @property
+    def checkpoint_directory(self) -> str | None:
+        """Directory or URL for checkpoints, from all sources of options; None: none are written."""
+        return self._checkpoints.master.checkpoint_directory
+
+    @property
+    def model(self) -> FlatModel:
+        """The model, with a copy of the shared parameters."""
+        self._model.bind(self.parameters)
+        return self._model
+
+    @property
+    def module(self) -> Any:
+        """The TorchModel's module with a copy of the shared parameters, and its buffers.
+
+        Raise UsageError if the model is no TorchModel.
+        """
+        model: Any = self.model
+        if not hasattr(model, "module"):
+            raise UsageError(
+                f"a {type(model).__name__} has no module: network.module is for a TorchModel; "
+                "network.model and network.parameters are there for every model"
+            )
+        return model.module
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save parameters, buffers and the model's description.
+
+        Args:
+            path: Local file to write, in NumPy's npz format. A JSON description is written beside
+                it, and for a TorchModel also ``path`` + ".pt", a state_dict for ``torch.load``.
+        """
+        model, target = self.model, check_local_path(path)
+        save_model(
+            target,
+            model.describe(),
+            self._state.parameters,
+            self._state.epochs,
+            buffers=buffers_to_save(model),
+            exported=model.exported() if isinstance(model, Exporting) else None,
+        )
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Load a checkpoint; the next ``fit`` resumes the saved fit if that was not finished.
+
+        Args:
+            path: A checkpoint file, or a directory whose newest complete checkpoint is used.
+
+        Raises:
+            UsageError: No checkpoint exists there, or it is of another model.
+        """
+        with closing(make_progress_display(self._progress)) as progress:
+            self._state.load_checkpoint(self._checkpoints.restore(path_given(path), progress.say))
+
+
+def parse_epochs(epochs: object) -> int:
+    """Return the number of epochs as an int. Raise UsageError if it is not valid."""
+    return int(EPOCHS[KEY].read("epochs", epochs))
+
+
+def check_fit_arguments(
+    model: FlatModel,
+    epochs: int,
+    chosen: ColumnSpec,
+    early_stopping: EarlyStopping | Sequence[TerminationCondition] | None,
+    listeners: Sequence[Any],
+    run_log: str | os.PathLike[str] | None,
+) -> EarlyStopping | None:
+    """Check the arguments of ``fit``; return the rule of early stopping, or None.
+
+    Raise UsageError for an invalid argument.
+    """
+    parse_epochs(epochs)
+    check_validation_value(chosen.validation)
+    rule: EarlyStopping | None = parse_early_stopping(early_stopping)
+    check_validation(model, chosen.validation, rule, chosen.label)
+    check_listeners(listeners)
+    check_run_log(run_log)
+    return rule
+
+
+ATTEMPT_KEY = "spark.app.attempt.id"  # set by Spark, in cluster mode only
+
+RESTART_MESSAGE = (
+    "this is attempt {attempt} of {application}, and it trains from the beginning: {reason}"
+)
+NO_DIRECTORY = (
+    "the one before saved nothing; give checkpoint_directory=... on a file system that every node"
+    " reaches, such as hdfs:///runs/7, and the next attempt goes on from the newest checkpoint"
+)
+RESUME_IS_OFF = (
+    "resume=False says so; without it, an attempt goes on from the newest checkpoint in {url}"
+)
+NO_CHECKPOINT = (
+    "there is no checkpoint in checkpoint_directory={url!r}: the one before ended before the first"
+    " was written (checkpoint_every={every!r})"
+)
+OTHER_NODE = (
+    ", or ran on another node, whose files this one does not see; give checkpoint_directory=... on"
+    " a file system that every node reaches, such as hdfs:///runs/7"
+)
+
+
+def restart_warnings(conf: Mapping[str, str], master: CommonOptions) -> list[str]:
+    """Return a warning if this is a later attempt of an application and resumes no checkpoint.
+
+    Args:
+        conf: Spark's configuration, which has the attempt's number.
+        master: The user's options.
+    """
+    attempt = conf.get(ATTEMPT_KEY, "")
+    if not attempt.isdecimal() or int(attempt) < 2:
+        return []
+    application = conf.get("spark.app.id", "the application")
+    return [
+        RESTART_MESSAGE.format(
+            attempt=attempt, application=application, reason=_restart_reason(master)
+        )
+    ]
+
+
+def _restart_reason(master: CommonOptions) -> str:
+    """Return the reason why a later attempt has no checkpoint to resume from, with a remedy."""
+    url = master.checkpoint_directory
+    if url is None:
+        return NO_DIRECTORY
+    if not master.resume:
+        return RESUME_IS_OFF.format(url=url)
+    is_local = "://" not in url or url.startswith("file://")
+    empty = NO_CHECKPOINT.format(url=url, every=master.checkpoint_every)
+    return empty + (OTHER_NODE if is_local else "")
+
+
+log = logging.getLogger(__name__)
+
+DRY_RUN_ROWS = 8  # if there are fewer, they are repeated
+PARAMETERS_MAX = 20_000_000  # larger models take long: parameters and optimizer state are copied
+BATCH_NORM_ERROR = "more than 1 value per channel"  # BatchNorm refuses a batch of one row
+
+
+def dry_run_step(
+    model: FlatModel,
+    parameters: Flat,
+    first: Callable[[], Iterable[Block]] | None,
+    pack: PickleFunction,
+    metric: str | None = None,
+) -> None:
+    """Train a copy of the model for one step on the first rows, to find errors before a fit starts.
+
+    This is skipped for large models, for classes of the user's own, and if ``first`` is None.
+    Errors other than UsageError are logged, because a worker would report them.
+
+    Args:
+        model: The model of the fit, which is not changed.
+        parameters: Its parameters, f32[n_params].
+        first: Returns the first blocks of rows; None if they are not available at once.
+        pack: Pickles the model, as for a worker.
+        metric: The metric that the fit measures on held-out rows; None if it measures none.
+
+    Raises:
+        UsageError: Rows, model and loss do not fit together.
+    """
+    if first is None or not _can_dry_run(model):
+        return
+    try:
+        with preserve_process_state():
+            block = next(iter(first()), None)
+            if block is not None and len(block.records):
+                _train_copy(model, parameters, block, pack, metric)
+    except UsageError as error:
+        if BATCH_NORM_ERROR not in str(error):
+            raise
+    except Exception as error:  # a worker reports it if it occurs there, too
+        log.info("the dry run before the fit was skipped: %s", first_line(error))
+
+
+def _can_dry_run(model: FlatModel) -> bool:
+    """Return whether the model is of a class of this package and small enough."""
+    is_known = type(model).__module__.startswith("sparkstrom.")
+    return is_known and model.n_params <= PARAMETERS_MAX
+
+
+def _train_copy(
+    model: FlatModel, parameters: Flat, block: Block, pack: PickleFunction, metric: str | None
+) -> None:
+    """Check the first rows of a block, and take one step with them on a copy of the model."""
+    copied: FlatModel = pickle.loads(pack(model))
+    block = block._replace(
+        records=block.records[:DRY_RUN_ROWS], numbers=block.numbers[:DRY_RUN_ROWS]
+    )
+    check_block(copied, block)
+    copied.bind(parameters.copy())
+    if isinstance(model, Buffered) and isinstance(copied, Buffered):
+        buffers = model.buffers_bytes()
+        if buffers:
+            copied.load_buffers_bytes(buffers)
+    batch = block.form.batch(np.resize(block.records, (DRY_RUN_ROWS, block.records.shape[1])))
+    if isinstance(copied, EpochAware):
+        copied.set_position(0, 0, 1)
+    if isinstance(copied, Paced):
+        copied.keep_pace(1, 0, 0)
+    copied.step(batch)
+    if metric is not None:
+        measure_batch(copied, batch, metric)
+
+
+class _MutedForThread:
+    """A text stream that drops text from the creating thread and forwards other threads' text."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        """Write the text unless this is the creating thread; return the number of characters."""
+        if threading.get_ident() == self._thread:
+            return len(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the stream's attribute."""
+        return getattr(self._stream, name)
+
+
+# Standard output, warning filters and random states belong to the whole process: two fits at the
+# same time, as in a cross-validation, would restore them in the wrong order.
+_process_state = threading.Lock()
+
+
+@contextlib.contextmanager
+def preserve_process_state() -> Iterator[None]:
+    """Restore random states and warning filters after the block; drop this thread's output."""
+    with _process_state, contextlib.ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())
+        if (torch := sys.modules.get("torch")) is not None:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        if sys.stdout is not None:  # it is None in a program that was started without one
+            muted = cast(TextIO, _MutedForThread(sys.stdout))
+            stack.enter_context(contextlib.redirect_stdout(muted))
+        stack.enter_context(np.errstate(all="ignore"))
+        yield

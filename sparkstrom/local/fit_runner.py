@@ -1,0 +1,345 @@
+"""Run one fit by gradient sharing with worker processes on this machine.
+
+The calling process has the controller. It and all workers share one Aeron media driver and exchange
+updates over IPC. Worker processes that die are replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sparkstrom.base.clock import SystemClock
+from sparkstrom.base.errors import SparkstromError
+from sparkstrom.codec.sealed_frames import KEY_BYTES, Seal
+from sparkstrom.encoding.backends import warm_up
+from sparkstrom.fit.early_stopping_listener import EarlyStoppingListener
+from sparkstrom.fit.events import FitListener
+from sparkstrom.fit.listeners import ProgressListener, ResidualLogListener
+from sparkstrom.fit.master_setup import make_master_limits, make_master_plan
+from sparkstrom.fit.request import FitReporting
+from sparkstrom.fit.session import BaseFitRunner
+from sparkstrom.local.data import RowFile, write_file
+from sparkstrom.local.worker_pool import (
+    HOST,
+    ActiveWorkers,
+    GradientSharingTask,
+    WorkerAnswer,
+    WorkerPool,
+    WorkerTask,
+    pickle_by_value,
+)
+from sparkstrom.models.base import FlatModel
+from sparkstrom.observe.epoch_history import EpochHistory
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.master.members import CheckpointFiles
+from sparkstrom.runtime.fit_state import MasterControl
+from sparkstrom.runtime.master_thread import MasterThread
+from sparkstrom.runtime.optimizer_states import OptimizerStates
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.transport.aeron.driver import DriverOptions
+from sparkstrom.transport.aeron.driver_directories import ProcessIdentity, identify_process
+from sparkstrom.worker.connectivity import (
+    ControllerRoute,
+    OpenTransport,
+    transport_opener,
+    warm_up_transport,
+)
+from sparkstrom.worker.task_environment import TaskEnvironment
+from sparkstrom.worker.training_job import TrainingJob, pack_parameters
+
+LOOPBACK = "127.0.0.1"  # only join messages use UDP
+EDGES_OVER_UDP = 2  # join messages and their answers are short
+EXECUTOR_NAME = "host"  # all workers count as tasks of one executor
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFitContext:
+    """The model, options and worker processes that all fits of one ParallelWrapper share."""
+
+    model: FlatModel
+    master: SharedTrainingMaster  # the user's options
+    name: str  # prefix of the files that workers keep for the next fit
+    pool: WorkerPool
+    scratch: Path  # the wrapper's scratch directory
+
+    def place(self, partition: int, attempt: int) -> TaskEnvironment:
+        """Return the environment of an attempt at a partition: host, scratch space and threads."""
+        return TaskEnvironment(
+            partition, attempt, HOST, EXECUTOR_NAME, self.scratch, self.pool.threads
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionedRows:
+    """The rows of one fit, partitioned into files, and the directory with all files of the fit."""
+
+    files: tuple[RowFile, ...]  # by partition
+    directory: Path  # deleted after the fit
+
+
+class LocalFitRunner(BaseFitRunner):
+    """One fit by gradient sharing on this machine: its controller, and ``run``, which trains.
+
+    Args:
+        context: Model, options and processes of the wrapper.
+        spec: The fit.
+        theta: The controller's replica of the parameters, which holds the result afterwards.
+        rows: The workers' rows.
+        files: Files that workers kept in an earlier fit.
+        states: Optimizer states with which workers start.
+    """
+
+    def __init__(
+        self,
+        context: LocalFitContext,
+        spec: FitSpec,
+        theta: Theta,
+        rows: PartitionedRows,
+        files: CheckpointFiles,
+        states: OptimizerStates,
+    ) -> None:
+        warm_up()
+        warm_up_transport()
+        spec = spec.with_epochs_closed()
+        self._context, self.spec, self.theta, self._rows = context, spec, theta, rows
+        self.states = states
+        self.book = EpochHistory(spec.first_epoch)
+        self._key = secrets.token_bytes(KEY_BYTES)
+        self._driver = LocalMediaDriver.for_this_process(spec.job, spec.workers)
+        options = context.master
+        self.master: MasterControl = MasterThread(
+            make_master_plan(spec, theta, context.model, options.void.max_chunk_size, files),
+            make_master_limits(options, spec.workers, theta.n_params),
+            theta,
+            open_transport=self._driver.opener(),
+            seal=Seal.from_fit_key(self._key, spec.job),
+            clock=SystemClock(),
+        )
+
+    def run(
+        self, reporting: FitReporting, stopping: EarlyStoppingListener, *others: FitListener
+    ) -> None:
+        """Run the fit to completion. Raise the error that ended it early."""
+        job = pickle_by_value(self._make_job())
+
+        def make_task(partition: int, attempt: int) -> WorkerTask:
+            place = self._context.place(partition, attempt)
+            return GradientSharingTask(job, place, self._rows.files[partition])
+
+        self._supervise(
+            self.master,
+            ProcessJob(self._context.pool, make_task),
+            stopping,
+            ProgressListener(reporting.progress),
+            ResidualLogListener(),
+            reporting.record,
+            *others,
+        )
+
+    def _make_job(self) -> LocalTrainingJob:
+        """Return the job for the workers, with large values written to files."""
+        context, directory, states = self._context, self._rows.directory, self.states
+        own = {  # per-worker states from a checkpoint
+            partition: FileHandle.of(state, directory / f"state-{partition}")
+            for partition, state in states.own.items()
+        }
+        return LocalTrainingJob(
+            spec=self.spec,
+            key=self._key,
+            model=context.model,
+            master=context.master,
+            k=self.theta.k,
+            layers=self.theta.layers,
+            endpoint=self.master.endpoint,
+            join_stream=self.master.join_stream,
+            network=context.name,
+            initial=FileHandle.of(pack_parameters(self.theta, states.one), directory / "initial"),
+            own_states=own,
+            driver=self._driver,
+        )
+
+
+MakeTask = Callable[[int, int], WorkerTask]  # (partition, attempt) -> task
+
+
+class ProcessJob:
+    """The tasks of one fit in worker processes, with the interface ``FitJob``.
+
+    A thread sends the tasks, collects reports and replaces processes that die, until each partition
+    has a report.
+    """
+
+    def __init__(self, pool: WorkerPool, make_task: MakeTask) -> None:
+        self._workers, self._make_task = ActiveWorkers(pool), make_task
+        self._missing = set[int]()  # partitions without a report
+        self._reports: dict[int, str] = {}
+        self.error: Exception | None = None
+        self._cancelled = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sparkstrom-processes", daemon=True)
+
+    @property
+    def reports(self) -> list[Any]:
+        """The partitions' reports as JSON, in order of partition."""
+        return [report for _, report in sorted(self._reports.items())]
+
+    def start(self) -> None:
+        """Start the thread that sends each worker its task."""
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread still runs."""
+        return self._thread.is_alive()
+
+    def cancel(self) -> None:
+        """Kill the worker processes that have not reported; returns before that is done."""
+        self._cancelled.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the job has ended, at most ``seconds``; return whether it has."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def killed_for_memory(self) -> list[str]:
+        """Return no messages: without a cluster manager, nothing reports such a kill."""
+        return []
+
+    def _run(self) -> None:
+        """Send every partition its task and handle answers until all have reported."""
+        try:
+            self._missing.update(self._workers.begin())
+            for partition in sorted(self._missing):
+                self._send_task(partition)
+            while self._missing and not self._cancelled.is_set():
+                for partition, answer in self._workers.answers(self._missing):
+                    self._handle_answer(partition, answer)
+        except SparkstromError as error:
+            self.error = error
+        finally:
+            self._workers.drop(self._missing)
+
+    def _send_task(self, partition: int) -> None:
+        """Send a partition's worker the task for its present attempt."""
+        task = self._make_task(partition, self._workers.attempts[partition])
+        self._workers.send(partition, task)
+
+    def _handle_answer(self, partition: int, answer: WorkerAnswer | None) -> None:
+        """Record a worker's report, or start another attempt; None means that its process died.
+
+        Raise the worker's error if another attempt cannot succeed, TrainingError after too many.
+        """
+        if answer is not None and not answer.failure:
+            self._reports[partition] = answer.report
+            self._missing.remove(partition)
+            return
+        if answer is None:
+            self._workers.replace(partition)
+        elif self._workers.count_failure(partition) or not answer.is_superseded:
+            raise answer.as_error(partition)
+        else:
+            self._workers.start_attempt(partition)
+        self._send_task(partition)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalMediaDriver:
+    """Name and options of the media driver that all processes of one fit share."""
+
+    job: int  # id of the fit
+    workers: int  # number of workers
+    owner: ProcessIdentity  # the calling process; the driver exits when it dies
+
+    @classmethod
+    def for_this_process(cls, job: int, workers: int) -> LocalMediaDriver:
+        """Return the media driver for a fit of this process, which is its owner."""
+        return cls(job, workers, identify_process(os.getpid()))
+
+    @property
+    def key(self) -> str:
+        """The name by which the fit's processes find the driver."""
+        return f"{self.job:016x}-host"
+
+    def options(self, *, is_exclusive: bool = False) -> DriverOptions:
+        """Return the driver's options.
+
+        ``is_exclusive``: whether closing the driver waits until it has exited, as the calling
+        process does.
+        """
+        return DriverOptions(
+            host=LOOPBACK,
+            edges=EDGES_OVER_UDP,
+            local_edges=self.workers,
+            scratch=Path(tempfile.gettempdir()),
+            watch=self.owner,
+            is_exclusive=is_exclusive,
+        )
+
+    def opener(self) -> OpenTransport:
+        """Return a function that opens the calling process's transport over this driver."""
+        return transport_opener(self.key, self.options(is_exclusive=True))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRoute(ControllerRoute):
+    """A worker's route to the controller: the media driver that both share."""
+
+    driver: LocalMediaDriver | None = None
+
+    def driver_key(self, place: TaskEnvironment) -> str:
+        """Return the shared driver's key, which is the same for all workers."""
+        assert self.driver is not None, "a local route has a media driver"
+        return self.driver.key
+
+    def driver_options(self, place: TaskEnvironment) -> DriverOptions:
+        """Return the shared driver's options, the same for all workers.
+
+        A worker that replaces a failed driver reuses that driver's port.
+        """
+        assert self.driver is not None, "a local route has a media driver"
+        return replace(self.driver.options(), port_preferred=self.endpoint.port)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTrainingJob(TrainingJob):
+    """A training job whose workers are processes on this machine."""
+
+    driver: LocalMediaDriver | None = None
+
+    @property
+    def controller_route(self) -> ControllerRoute:
+        """The workers' route to the controller, through the shared media driver."""
+        assert self.driver is not None, "a fit on one machine has one"
+        void, workers = self.master.void, self.spec.workers
+        edges = EDGES_OVER_UDP, workers
+        return LocalRoute(self.spec.job, self.endpoint, void, *edges, driver=self.driver)
+
+
+@dataclass(frozen=True)
+class FileHandle:
+    """A reference to a file with one large pickled value, sent to workers instead of the value."""
+
+    path: str
+
+    @classmethod
+    def of(cls, value: Any, path: Path) -> FileHandle:
+        """Write the value to a file and return a reference to it.
+
+        Raise SetupError if the disk is full.
+        """
+        write_file(path, pickle.dumps(value))
+        return cls(str(path))
+
+    @cached_property
+    def value(self) -> Any:
+        """The value, read from the file on first use."""
+        return pickle.loads(Path(self.path).read_bytes())

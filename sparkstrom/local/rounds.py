@@ -1,0 +1,466 @@
+"""Synchronous training with worker processes on one machine: the backend and its workers' tasks.
+
+In each round all workers start with the same parameters and train alone for some steps; then their
+results are averaged (``rounds``). All processes map one file of parameters: row 0 has the
+parameters with which a round starts, and row 1 + p the result of partition p. Buffers and optimizer
+states are files, too. A process that replaces another repeats the round from the same files, so
+nothing is lost or counted twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import mmap
+import pickle
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparkstrom.base.clock import SystemClock
+from sparkstrom.base.errors import TrainingError
+from sparkstrom.codec.states import decode_state_untrusted, encode_state
+from sparkstrom.data.row_blocks import Block
+from sparkstrom.local.data import RowFile, allocate_file, write_file
+from sparkstrom.local.fit_runner import LocalFitContext, PartitionedRows
+from sparkstrom.local.worker_pool import (
+    HOST,
+    ActiveWorkers,
+    WorkerTask,
+    pickle_by_value,
+    step_limit,
+)
+from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel, State
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.parameter_averaging import PER_WORKER
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.rounds.averaging import (
+    AveragingOptions,
+    RoundResults,
+    RoundState,
+    average_states,
+    load_state,
+    weighted_mean,
+)
+from sparkstrom.rounds.backend import EpochPlan, PartitionFacts, RoundOrder, RoundsBackend
+from sparkstrom.rounds.worker_round import (
+    HeldOutReport,
+    ReplicaReport,
+    RoundBatch,
+    RoundPace,
+    RoundReport,
+    RoundStart,
+    measure_held_out,
+    reporting,
+    train_and_report,
+)
+from sparkstrom.runtime.worker_output import WorkerOutput
+from sparkstrom.worker.task_environment import TaskEnvironment, load_batches, place_model
+
+log = logging.getLogger(__name__)
+
+PARAMETERS, BUFFERS, STATE = "parameters", "buffers", "updater"  # file names
+F32 = np.dtype("<f4")
+
+
+class LocalRounds(RoundsBackend):
+    """The worker processes of one fit in rounds; a process that dies is replaced.
+
+    The replacement repeats the task.
+    """
+
+    def __init__(
+        self,
+        context: LocalFitContext,
+        spec: FitSpec,
+        options: AveragingOptions,
+        rows: PartitionedRows,
+    ) -> None:
+        super().__init__()
+        self._context, self._spec, self._options, self._rows = context, spec, options, rows
+        self._directory = rows.directory
+        self._job = pickle_by_value(LocalRoundsJob(spec, context.model, context.master))
+        self._workers = ActiveWorkers(context.pool)
+        self._facts = dict[int, PartitionFacts]()  # by partition
+        # How processes were lost, by partition, until a report contains it.
+        self._lost_attempts = defaultdict[int, list[str]](list)
+        self._written = dict[Path, object]()  # the value that was last written to each file
+
+    @contextmanager
+    def open(self) -> Iterator[Sequence[PartitionFacts]]:
+        """Start the processes, have them read their rows, and yield the facts of all partitions.
+
+        The processes are killed if the block raises or the fit was aborted. Raise TrainingError if
+        another thread closes the wrapper.
+        """
+        n_params, done = self._spec.n_params, False
+        n_bytes = (1 + self._spec.workers) * n_params * F32.itemsize
+        with self._context.pool.translate_closing_errors():
+            allocate_file(self._directory / PARAMETERS, n_bytes)
+            self._shared = map_parameters(self._directory, n_params)
+            try:
+                self._read_rows(self._workers.begin())
+                yield list(self._facts.values())
+                done = not self._aborted.is_set()
+            finally:
+                if not done:  # a process may still work on a task
+                    self._workers.drop(range(self._spec.workers))
+
+    def train(self, order: RoundOrder, state: RoundState) -> RoundResults:
+        """Train one round in the processes and combine their results."""
+        self._write_start(state)
+        reports: list[RoundReport] = self._run_tasks_for_reports(
+            {
+                p: TrainRound(order.plan.epoch, batches, state.steps, order.pace, p in state.own)
+                for p in self._facts
+                if (batches := order.plan.batches(order.number, p))
+            }
+        )
+        trained = [report for report in reports if report.weight]
+        if not trained or any(report.error for report in reports):
+            return RoundResults(reports)
+        weights = [report.weight for report in trained]
+        rows = [self._shared[1 + report.partition] for report in trained]
+        takes_mean = self._options.accumulator is None
+        parameters = weighted_mean(rows, weights) if takes_mean else np.array(rows)
+        results = RoundResults(reports, parameters)
+        partitions = [report.partition for report in trained]
+        if self._options.save_updater == PER_WORKER:
+            results.own = {p: self._adopt_result_state(p) for p in partitions}
+        elif self._options.save_updater:
+            paths = [result_state_path(self._directory, p) for p in partitions]
+            states = [decode_state_untrusted(path.read_bytes()) for path in paths]
+            results.updater = average_states(states, weights, [one.steps for one in trained])
+        return results
+
+    def measure(self, plan: EpochPlan, state: RoundState) -> Sequence[HeldOutReport]:
+        """Measure the held-out rows in the processes that have some."""
+        self._write_start(state)
+        tasks = {p: MeasureHeldOut() for p, facts in self._facts.items() if facts.held_out}
+        return self._run_tasks_for_reports(tasks)
+
+    def end(self, state: RoundState) -> Sequence[ReplicaReport]:
+        """Close all workers; return hashes of the parameters that they read from the file."""
+        self._write_start(state)
+        return self._run_tasks_for_reports({p: EndRounds() for p in self._facts})
+
+    def _write_start(self, state: RoundState) -> None:
+        """Write the state with which a round starts to the files, as far as it has changed."""
+        self._shared[0] = state.parameters
+        if state.buffers:
+            self._write_if_changed(self._directory / BUFFERS, state.buffers)
+        self._write_if_changed(self._directory / STATE, state.updater)
+        for partition, own in state.own.items():
+            self._write_if_changed(own_state_path(self._directory, partition), own)
+
+    def _write_if_changed(self, path: Path, value: Any) -> None:
+        """Write bytes or an optimizer state to a file, unless it has this very object already."""
+        if self._written.get(path) is not value:
+            content = value if isinstance(value, bytes) else encode_state(load_state(value))
+            write_file(path, content)
+            self._written[path] = value
+
+    def _adopt_result_state(self, partition: int) -> StateFile:
+        """Make a worker's resulting optimizer state the one with which it starts the next round."""
+        path = own_state_path(self._directory, partition)
+        result_state_path(self._directory, partition).replace(path)
+        self._written[path] = state = StateFile(path)
+        return state
+
+    def _read_rows(self, partitions: Iterable[int]) -> None:
+        """Let the processes of these partitions read their rows.
+
+        Raise TrainingError if a replacement finds other rows than its predecessor.
+        """
+        tasks = {
+            p: BeginRounds(
+                self._job,
+                self._context.place(p, self._workers.attempts[p]),
+                self._rows.files[p],
+                str(self._directory),
+            )
+            for p in partitions
+        }
+        for partition, facts in self._run_tasks(tasks).items():
+            if self._facts.setdefault(partition, facts) != facts:
+                raise TrainingError(f"partition {partition} has other rows than before")
+
+    def _run_tasks_for_reports(self, tasks: Mapping[int, WorkerTask]) -> list[Any]:
+        """Run tasks, by partition; return their reports in order, with ``lost_attempts`` set."""
+        reports = self._run_tasks(tasks)
+        for partition, report in reports.items():
+            report.lost_attempts = self._lost_attempts.pop(partition, [])
+        return list(reports.values())
+
+    def _run_tasks(self, tasks: Mapping[int, WorkerTask]) -> dict[int, Any]:
+        """Run tasks, by partition; return their results in order of partition.
+
+        Raise a task's error, TrainingError if a partition's processes die too often, and
+        FitCancelled after ``abort``.
+        """
+        results = dict[int, Any]()
+        for partition, task in tasks.items():
+            self._workers.send(partition, task)
+        while missing := tasks.keys() - results.keys():
+            for partition, answer in self._workers.answers(missing):
+                if answer is None:
+                    how = self._workers.replace(partition)
+                    self._lost_attempts[partition].append(f"its process {how}")
+                    self._read_rows([partition])
+                    self._workers.send(partition, tasks[partition])
+                elif answer.failure:
+                    raise answer.as_error(partition)
+                else:
+                    results[partition] = answer.report
+            self.check_aborted()
+        return dict(sorted(results.items()))
+
+
+class RoundsThread:
+    """The thread that trains all rounds of a fit, with the interface ``FitJob``.
+
+    Args:
+        train: Trains all rounds and returns the workers' figures, which become ``reports``.
+        abort: Makes ``train`` end early.
+    """
+
+    def __init__(self, train: Callable[[], list[str]], abort: Callable[[], None]) -> None:
+        self._train, self.cancel = train, abort
+        self.reports: list[Any] = []
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="sparkstrom-rounds", daemon=True)
+
+    def _run(self) -> None:
+        """Train all rounds; keep an unexpected exception as the job's error."""
+        try:
+            self.reports = self._train()
+        except Exception as error:
+            log.exception("the thread of the rounds ends")
+            self.error = TrainingError(f"the rounds failed: {error!r}")
+            self.error.__cause__ = error
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread still runs."""
+        return self._thread.is_alive()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the thread has ended, at most ``seconds``; return whether it has."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def killed_for_memory(self) -> list[str]:
+        """Return no messages: without a cluster manager, nothing reports such a kill."""
+        return []
+
+
+class StateFile:
+    """An optimizer state in a file, which it maps: replacing the file does not change it."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def load(self) -> State:
+        """Decode the state and return it."""
+        return decode_state_untrusted(self._content[:])
+
+
+def map_parameters(directory: Path, n_params: int) -> Flat:
+    """Map the file of parameters, f32[1 + workers, n_params], which all processes share."""
+    return np.memmap(directory / PARAMETERS, F32, "r+").reshape(-1, n_params)
+
+
+def own_state_path(directory: Path, partition: int) -> Path:
+    """Return the file with the optimizer state with which only this partition starts a round."""
+    return directory / f"{STATE}-{partition}"
+
+
+def result_state_path(directory: Path, partition: int) -> Path:
+    """Return the file with a partition's optimizer state after a round."""
+    return directory / f"{STATE}-{partition}-result"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRoundsJob:
+    """The description of a fit that every worker process gets."""
+
+    spec: FitSpec
+    model: FlatModel
+    master: SharedTrainingMaster  # the user's options
+    rows: tuple[int, ...] = ()  # rows by partition; empty, because they are not counted before
+
+
+class RoundsWorker:
+    """One partition's rows and model in a worker process."""
+
+    def __init__(
+        self, job: LocalRoundsJob, place: TaskEnvironment, blocks: Iterator[Block], directory: Path
+    ) -> None:
+        place_model(job, place)
+        self._spec, self._model, self._partition = job.spec, job.model, place.partition
+        self._directory, self._step_s = directory, job.master.step_timeout
+        self._delay_s = job.master.debug_longer_iterations / 1000
+        self._batches = load_batches(job, place, blocks)
+        self._shared = map_parameters(directory, job.spec.n_params)
+        self._params = np.empty(job.spec.n_params, F32)
+        self._output = WorkerOutput(SystemClock())  # limits the printed lines of the whole fit
+
+    @property
+    def facts(self) -> PartitionFacts:
+        """The numbers of the partition's rows and minibatches, and the rows' checksum."""
+        batches = self._batches
+        return PartitionFacts(
+            self._partition,
+            batches.rows,
+            batches.held_out.rows,
+            batches.checksum,
+            batches.batches_per_epoch,
+            batches.spilled_bytes,
+            HOST,
+        )
+
+    def train(self, task: TrainRound) -> RoundReport:
+        """Train one round, write parameters and optimizer state to the shared files, and report."""
+        report = RoundReport(self._partition, HOST, executor=HOST)
+        with reporting(report, self._output):
+            step_limit.start_step(self._step_s)
+            state = self._read_state(own=task.has_own_state)
+            start = RoundStart(
+                self._load_parameters(), self._read_buffers(), state, task.steps_before, task.pace
+            )
+            batches = self._read_batches(task, report)
+            result = train_and_report(self._model, start, batches, report)
+        if report.error is None:
+            step_limit.start_step(self._step_s)
+            began_s = time.monotonic()
+            self._shared[1 + self._partition] = result.parameters
+            content = encode_state(result.updater)
+            write_file(result_state_path(self._directory, self._partition), content)
+            report.sent_bytes = result.parameters.nbytes
+            report.add_seconds("encoding", began_s)
+        return report
+
+    def measure(self) -> HeldOutReport:
+        """Measure the held-out rows with the shared parameters, and report the sums."""
+        report = HeldOutReport(self._partition, HOST)
+        with reporting(report, self._output):
+            measure_held_out(
+                self._model,
+                self._load_parameters(),
+                self._read_buffers(),
+                self._read_held_out(),
+                self._spec.metric,
+                report,
+            )
+        return report
+
+    def close(self) -> ReplicaReport:
+        """Release the rows, and report a hash of the shared parameters and buffers."""
+        self._model.bind(self._load_parameters())
+        buffers = self._read_buffers()
+        if isinstance(self._model, Buffered):
+            if buffers:
+                self._model.load_buffers_bytes(buffers)
+            buffers = self._model.buffers_bytes()
+        self._batches.close()
+        digest = hashlib.sha256(self._params.tobytes() + buffers).hexdigest()
+        return ReplicaReport(self._partition, HOST, digest=digest)
+
+    def _read_batches(self, task: TrainRound, report: RoundReport) -> Iterator[RoundBatch]:
+        """Yield the task's minibatches; start a time limit before each read and each step."""
+        for index in task.batches:
+            began_s = time.monotonic()
+            step_limit.start_step(self._step_s)
+            batch = self._batches.get(task.epoch, index)
+            report.add_seconds("reading", began_s)
+            step_limit.start_step(self._step_s)
+            time.sleep(self._delay_s)
+            yield RoundBatch(batch, self._batches.place(task.epoch, index))
+
+    def _read_held_out(self) -> Iterator[Batch]:
+        """Yield the held-out minibatches; start a time limit before each is measured."""
+        for batch in self._batches.held_out:
+            step_limit.start_step(self._step_s)
+            yield batch
+
+    def _load_parameters(self) -> Flat:
+        """Copy the parameters with which a round starts from the shared file, f32[n_params]."""
+        self._params[:] = self._shared[0]
+        return self._params
+
+    def _read_buffers(self) -> bytes:
+        """Return the buffers with which a round starts; b"" if the model has none."""
+        path = self._directory / BUFFERS
+        return path.read_bytes() if path.exists() else b""
+
+    def _read_state(self, *, own: bool) -> State:
+        """Return a round's initial optimizer state: the partition's own, or the common one."""
+        path = self._directory / STATE
+        if own:
+            path = own_state_path(self._directory, self._partition)
+        return decode_state_untrusted(path.read_bytes())
+
+
+_worker: list[RoundsWorker] = []  # the worker of this process, from BeginRounds to EndRounds
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRounds:
+    """Task: read the partition's rows and make a worker for the tasks that follow."""
+
+    job: bytes  # a pickled LocalRoundsJob
+    place: TaskEnvironment  # partition, attempt and resources of the worker
+    rows: RowFile
+    directory: str  # of the fit's shared files
+
+    def run(self) -> PartitionFacts:
+        """Make this process's worker and return the facts of its rows."""
+        _worker.clear()
+        job, directory = pickle.loads(self.job), Path(self.directory)
+        _worker.append(RoundsWorker(job, self.place, self.rows.blocks(), directory))
+        return _worker[0].facts
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRound:
+    """Task: train one round, starting from the shared parameters."""
+
+    epoch: int
+    batches: range  # indices of the minibatches in the epoch
+    steps_before: int  # steps of each worker before the round
+    pace: RoundPace
+    has_own_state: bool  # whether the optimizer continues with the partition's own state
+
+    def run(self) -> RoundReport:
+        """Train with this process's worker and return its report."""
+        return _worker[0].train(self)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureHeldOut:
+    """Task: measure the partition's held-out rows with the shared parameters."""
+
+    def run(self) -> HeldOutReport:
+        """Measure with this process's worker and return its report."""
+        return _worker[0].measure()
+
+
+@dataclass(frozen=True, slots=True)
+class EndRounds:
+    """Task: end the partition's training."""
+
+    def run(self) -> ReplicaReport:
+        """Close this process's worker and return its last report."""
+        return _worker.pop().close()

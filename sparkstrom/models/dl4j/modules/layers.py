@@ -1,0 +1,438 @@
+"""DL4J's activations, dropout and layers as torch modules, in DL4J's own shapes.
+
+Images are [rows, channels, height, width], or channels last if the layer says NHWC; sequences are
+[rows, features, steps]. Formulas are ND4J's if they differ from torch's. Dropout is applied to a
+layer's input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as fn
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.dl4j.configuration import (
+    LayerSpec,
+    TypedObject,
+    parse_activation,
+    parse_typed,
+    read_float,
+)
+from sparkstrom.models.dl4j.parameters import (
+    LOG_STD,
+    STATISTIC,
+    VARIANCE,
+    Arrays,
+    get_prelu_shape,
+    list_array_specs,
+)
+
+Tensor: TypeAlias = torch.Tensor
+
+
+class Dl4jActivation:
+    """An activation function by DL4J's name in lower case, with its options; can be pickled."""
+
+    def __init__(
+        self, spec: LayerSpec, field: str = "activationfn", default: str = "identity"
+    ) -> None:
+        parsed = parse_activation(spec.fields.get(field, spec.fields.get("activationfunction")))
+        parsed = parsed or TypedObject(default, {})
+        if parsed.kind not in ACTIVATIONS:
+            raise spec.unsupported(f"activation {parsed.kind}")
+        self.kind = parsed.kind
+        self._options = {
+            name: float(value) for name, value in parsed.fields.items() if _is_number(value)
+        }
+        self._is_precise = parsed.fields.get("precise") is True
+
+    def __call__(self, z: Tensor, training: bool) -> Tensor:
+        """Return the activations of z [rows, channels, ...].
+
+        ``training`` affects only RReLU: outside of training, DL4J's returns max(z, (l + u) / 2),
+        which is no leaky ReLU, and so does this one.
+        """
+        if self.kind == "rrelu":
+            low, high = self._options.get("l", 1 / 8), self._options.get("u", 1 / 3)
+            return fn.rrelu(z, low, high, True) if training else z.clamp(min=(low + high) / 2)
+        if self.kind == "gelu" and self._is_precise:
+            cubed = z + (0.044715 * z) ** 3  # libnd4j's formula
+            return z / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * cubed))
+        return ACTIVATIONS[self.kind](z, self._options)
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a JSON value is a number; a boolean is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _rational_tanh(z: Tensor, _: dict[str, float]) -> Tensor:
+    """Return ND4J's rational approximation of tanh."""
+    y = (2 / 3 * z).abs()
+    return 1.7159 * torch.sign(z) * (1 - 1 / (1 + y + y**2 + 1.41645 * y**4))
+
+
+def _relu(z: Tensor, options: dict[str, float]) -> Tensor:
+    """Return ReLU(z), with the options threshold, negativeslope and max of Keras' layer."""
+    if not options:
+        return fn.relu(z)
+    threshold, slope = options.get("threshold", 0.0), options.get("negativeslope", 0.0)
+    above = z.clamp(max=options["max"]) if options.get("max") else z
+    return torch.where(z >= threshold, above, slope * (z - threshold))
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor, dict[str, float]], Tensor]] = {
+    "identity": lambda z, _: z,
+    "relu": _relu,
+    "relu6": lambda z, _: fn.relu6(z),
+    "lrelu": lambda z, o: fn.leaky_relu(z, o.get("alpha", 0.01)),
+    "rrelu": lambda z, _: z,
+    "elu": lambda z, o: fn.elu(z, o.get("alpha", 1.0)),
+    "selu": lambda z, _: fn.selu(z),
+    "gelu": lambda z, _: z * torch.sigmoid(1.702 * z),
+    "mish": lambda z, _: fn.mish(z),
+    "swish": lambda z, _: fn.silu(z),
+    "sigmoid": lambda z, _: torch.sigmoid(z),
+    "hardsigmoid": lambda z, _: (0.2 * z + 0.5).clamp(0, 1),
+    "tanh": lambda z, _: torch.tanh(z),
+    "hardtanh": lambda z, _: fn.hardtanh(z),
+    "rationaltanh": _rational_tanh,
+    "rectifiedtanh": lambda z, _: torch.tanh(z).clamp(min=0),
+    "softmax": lambda z, _: torch.softmax(z, dim=1),
+    "softplus": lambda z, _: fn.softplus(z),
+    "softsign": lambda z, _: fn.softsign(z),
+    "cube": lambda z, _: z**3,
+    "thresholdedrelu": lambda z, o: fn.threshold(z, o.get("theta", 1.0), 0.0),
+}
+
+
+DROPOUT_KINDS = ("dropout", "spatialdropout", "gaussiandropout", "gaussiannoise", "alphadropout")
+SELU_ALPHA, SELU_LAMBDA = 1.6732632423543772, 1.0507009873554804  # Klambauer et al. 2017
+
+
+class InputDropout:
+    """The dropout or noise that is applied to a layer's input in training; can be pickled."""
+
+    def __init__(self, spec: LayerSpec) -> None:
+        parsed, self.kind, self._retain = _parse_dropout(spec), "", 1.0
+        if parsed is None or find_untrainable_dropout(spec) is not None:
+            return
+        self.kind, self._retain = parsed.kind, _get_dropout_rate(spec, parsed)
+        scale = read_float(spec.path, spec.label, parsed.fields, "lambda", SELU_LAMBDA)
+        self._dropped_value = -scale * read_float(
+            spec.path, spec.label, parsed.fields, "alpha", SELU_ALPHA
+        )
+
+    def __call__(self, x: Tensor, training: bool) -> Tensor:
+        """Return the input, with values dropped or noise added in training."""
+        if not training or not self.kind:
+            return x
+        if self.kind == "dropout":
+            return fn.dropout(x, 1 - self._retain)
+        if self.kind == "spatialdropout":
+            mask = torch.ones_like(x[(..., *[slice(0, 1)] * (x.ndim - 2))])
+            return x * fn.dropout(mask, 1 - self._retain)
+        if self.kind == "gaussiandropout":
+            return x * (1 + math.sqrt(self._retain / (1 - self._retain)) * torch.randn_like(x))
+        if self.kind == "alphadropout":  # preserves mean and variance of SELU's outputs
+            p, off = self._retain, self._dropped_value
+            gain = 1 / math.sqrt(p + off**2 * p * (1 - p))
+            mask = torch.rand_like(x) < p
+            return gain * torch.where(mask, x, off) - gain * (1 - p) * off
+        return x + self._retain * torch.randn_like(x)
+
+
+def find_untrainable_dropout(spec: LayerSpec) -> str | None:
+    """Return the description of a layer's dropout that cannot be trained with here, or None."""
+    parsed = _parse_dropout(spec)
+    if parsed is None:
+        return None
+    if _is_scheduled(parsed):
+        return f"dropout by schedule ({parsed.kind}) of {spec.label}"
+    if parsed.kind not in DROPOUT_KINDS:
+        return f"dropout {parsed.kind} of {spec.label}"
+    if parsed.kind != "gaussiannoise" and not 0 < _get_dropout_rate(spec, parsed) < 1:
+        return f"dropout {parsed.kind} of {_get_dropout_rate(spec, parsed):g} of {spec.label}"
+    return None
+
+
+def _parse_dropout(spec: LayerSpec) -> TypedObject | None:
+    """Return the layer's dropout; None if it has none, or one that changes nothing."""
+    parsed = parse_typed(spec.fields.get("idropout"))
+    if parsed is None:  # 0.9 and earlier wrote a number
+        p = spec.get_float("dropout", 0.0)
+        parsed = TypedObject("dropout", {"p": p}) if p else None
+    if parsed is None or (parsed.kind == "dropout" and not _is_scheduled(parsed)):
+        return None if parsed is None or _get_dropout_rate(spec, parsed) in (0.0, 1.0) else parsed
+    return parsed
+
+
+def _is_scheduled(parsed: TypedObject) -> bool:
+    """Return whether an option of the dropout follows a schedule."""
+    return any(name.endswith("schedule") and value for name, value in parsed.fields.items())
+
+
+def _get_dropout_rate(spec: LayerSpec, parsed: TypedObject) -> float:
+    """Return the probability to keep a value, or for noise its rate or standard deviation."""
+    name = {"gaussiandropout": "rate", "gaussiannoise": "stddev"}.get(parsed.kind, "p")
+    return read_float(spec.path, f"dropout of {spec.label}", parsed.fields, name, 0.0)
+
+
+CHANNELS_LAST = "nhwc"
+PER_POSITION_LOSSES = ("rnnlosslayer", "cnnlosslayer")  # a loss for each step or pixel
+
+
+class Dl4jLayer(nn.Module):  # type: ignore[misc]
+    """Base class of layers.
+
+    ``forward(x, rows)`` also gets the minibatch's number of rows, as a folded sequence has more.
+    """
+
+    def __init__(self, spec: LayerSpec, default: str = "identity") -> None:
+        super().__init__()
+        self.spec = spec
+        if "nwc" in (
+            spec.get_word("rnndataformat", "ncw"),
+            spec.get_word("timedistributedformat", "ncw"),
+        ):
+            raise spec.unsupported("sequences of the format NWC")
+        self.activation = Dl4jActivation(spec, default=default)
+        self.input_dropout = InputDropout(spec)
+
+    def forward(self, x: Tensor, rows: int) -> Tensor:
+        """Return the layer's output for input x."""
+        return self.activate(self.before_activation(x))
+
+    def before_activation(self, x: Tensor) -> Tensor:
+        """Return the values before the activation, from which the loss is computed."""
+        return x
+
+    def activate(self, z: Tensor) -> Tensor:
+        """Return the activations of z."""
+        return self.activation(z, self.training)
+
+    def map_arrays(self, arrays: Arrays) -> Arrays:
+        """Return DL4J's parameters, or state vectors, by the module's names and in its shapes."""
+        return {}
+
+    def _add_parameters(self, **arrays: tuple[int, ...]) -> None:
+        """Register a parameter of zeros for each name and shape."""
+        for name, shape in arrays.items():
+            parameter = nn.Parameter(torch.zeros(shape), requires_grad=not self.spec.frozen)
+            self.register_parameter(name, parameter)
+
+    def _refuse_softmax(self) -> None:
+        """Raise NotImported if the activation is softmax."""
+        if self.activation.kind == "softmax":
+            raise self.spec.unsupported(
+                "its softmax is over a dimension that depends on the version"
+            )
+
+
+class Dense(Dl4jLayer):
+    """DenseLayer, OutputLayer and RnnOutputLayer: x W + b, for sequences at each step."""
+
+    def __init__(self, spec: LayerSpec) -> None:
+        super().__init__(spec)
+        self._has_gain = any(piece.name == "g" for piece in list_array_specs(spec))
+        shapes = {piece.name: piece.shape for piece in list_array_specs(spec)}
+        self._add_parameters(weight=shapes["W"][::-1])
+        self._add_parameters(
+            **{n: shapes[k] for n, k in (("bias", "b"), ("gain", "g")) if k in shapes}
+        )
+
+    def before_activation(self, x: Tensor) -> Tensor:
+        """Return x W + b; images are flattened."""
+        x = self.input_dropout(x, self.training)
+        if x.ndim == 3:
+            return self._compute_linear(x.transpose(1, 2)).transpose(1, 2)
+        return self._compute_linear(x.flatten(1) if x.ndim > 3 else x)
+
+    def _compute_linear(self, x: Tensor) -> Tensor:
+        """Return x W + b over the last dimension, with layer normalization if there is a gain."""
+        if not self._has_gain:
+            return nn.functional.linear(x, self.weight, getattr(self, "bias", None))
+        z = layer_normalize(nn.functional.linear(x, self.weight)) * self.gain
+        return z + self.bias if hasattr(self, "bias") else z
+
+    def map_arrays(self, arrays: Arrays) -> Arrays:
+        """Return DL4J's arrays by the names of torch's Linear, W transposed."""
+        names = {"W": "weight", "b": "bias", "g": "gain"}
+        return {names[name]: array.T if name == "W" else array for name, array in arrays.items()}
+
+
+def layer_normalize(z: Tensor) -> Tensor:
+    """Return z with mean 0 and variance 1 in its last dimension; 0 where all values are equal."""
+    z = (z - z.mean(-1, keepdim=True)) / z.std(-1, keepdim=True, unbiased=False)
+    return torch.nan_to_num(z, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+class Embedding(Dl4jLayer):
+    """EmbeddingLayer, with one index per row, and EmbeddingSequenceLayer, with several."""
+
+    def __init__(self, spec: LayerSpec) -> None:
+        super().__init__(spec)
+        self._has_sequences = spec.kind == "embeddingsequencelayer"
+        if spec.get_word("outputformat", "ncw") != "ncw":
+            raise spec.unsupported("outputFormat NWC")
+        shapes = {piece.name: piece.shape for piece in list_array_specs(spec)}
+        self._add_parameters(weight=shapes["W"], **({"bias": shapes["b"]} if "b" in shapes else {}))
+
+    def before_activation(self, x: Tensor) -> Tensor:
+        """Return the vectors of the indices x: [rows, nOut], or [rows, nOut, steps]."""
+        values = x.reshape(len(x), -1)
+        out = self.weight[self._indices(values if self._has_sequences else values[:, 0])]
+        out = out + self.bias if hasattr(self, "bias") else out
+        return out.transpose(1, 2) if self._has_sequences else out
+
+    def _indices(self, values: Tensor) -> Tensor:
+        """Return integer indices. Raise UsageError naming one outside of [0, nIn)."""
+        index = values.long()
+        bad = torch.isnan(values) | (index < 0) | (index >= len(self.weight))
+        if bad.any():
+            at = torch.nonzero(bad)[0].tolist()
+            raise UsageError(
+                f"{self.spec.label}: index {values[tuple(at)].item():g} in row {at[0]} of a"
+                f" minibatch: must be 0 to {len(self.weight) - 1}"
+            )
+        return index
+
+    def map_arrays(self, arrays: Arrays) -> Arrays:
+        """Return DL4J's arrays by the module's names."""
+        return {{"W": "weight", "b": "bias"}[name]: array for name, array in arrays.items()}
+
+
+class BatchNormalization(nn.BatchNorm1d):  # type: ignore[misc]
+    """BatchNormalization over channels. As in DL4J, its option ``activation`` is ignored."""
+
+    def __init__(self, spec: LayerSpec) -> None:
+        locked = spec.get_bool("lockgammabeta", False)
+        decay = spec.get_float("decay", 0.9)
+        super().__init__(
+            spec.get_int("nout"), spec.get_float("eps", 1e-5), momentum=1 - decay, affine=not locked
+        )
+        constants = spec.get_float("gamma", 1.0), spec.get_float("beta", 0.0)
+        if locked and constants != (1.0, 0.0):
+            raise spec.unsupported(f"lockGammaBeta with gamma={constants[0]}, beta={constants[1]}")
+        self.spec = spec
+        self._channels_last = spec.get_word("cnn2dformat", "nchw") == CHANNELS_LAST
+        for parameter in self.parameters():
+            parameter.requires_grad_(not spec.frozen)
+
+    def forward(self, x: Tensor, rows: int = 0) -> Tensor:
+        """Return normalized x, which has its channels first or, if the layer says NHWC, last."""
+        if self._channels_last and x.ndim == 4:
+            return self._batch_normalize(x.movedim(-1, 1)).movedim(1, -1)
+        return self._batch_normalize(x)
+
+    def _batch_normalize(self, x: Tensor) -> Tensor:
+        """Return normalized x; update the variance with the biased one, not torch's."""
+        if not self.training:
+            return super().forward(x)
+        axes = [0, *range(2, x.ndim)]
+        with torch.no_grad():
+            self.running_mean.lerp_(x.mean(axes), self.momentum)
+            self.running_var.lerp_(x.var(axes, unbiased=False), self.momentum)
+        return torch.batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps, False)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Accept any rank; torch's check would refuse images."""
+
+    def map_arrays(self, arrays: Arrays) -> Arrays:
+        """Return DL4J's arrays by torch's names; log10 of std becomes the variance."""
+        names = {"gamma": "weight", "beta": "bias", "mean": "running_mean"}
+        made = {new: arrays[old] for old, new in names.items() if old in arrays}
+        if LOG_STD in arrays:
+            made["running_var"] = np.square(10.0 ** arrays[LOG_STD].astype(np.float64))
+        elif VARIANCE in arrays:
+            made["running_var"] = arrays[VARIANCE]
+        return made
+
+
+class ParameterlessLayer(Dl4jLayer):
+    """ActivationLayer, DropoutLayer, and loss layers without parameters."""
+
+    def __init__(self, spec: LayerSpec) -> None:
+        super().__init__(spec)
+        if spec.get_word("format", "nchw") == CHANNELS_LAST:
+            raise spec.unsupported("format NHWC")
+
+    def forward(self, x: Tensor, rows: int) -> Tensor:
+        """Return x after dropout (DropoutLayer), or the activations of x (all others)."""
+        if self.spec.kind == "dropoutlayer":
+            return self.input_dropout(x, self.training)
+        if x.ndim > 2 and self.spec.kind not in PER_POSITION_LOSSES:
+            self._refuse_softmax()
+        return self.activate(x)
+
+
+class PRelu(Dl4jLayer):
+    """PReLULayer: multiplies negative values by a learned slope."""
+
+    def __init__(self, spec: LayerSpec) -> None:
+        super().__init__(spec)
+        self._add_parameters(slopes=get_prelu_shape(spec))
+
+    def forward(self, x: Tensor, rows: int) -> Tensor:
+        """Return x with negative values multiplied by the slopes."""
+        x = self.input_dropout(x, self.training)
+        return torch.where(x < 0, x * self.slopes, x)
+
+    def map_arrays(self, arrays: Arrays) -> Arrays:
+        """Return DL4J's W as ``slopes``."""
+        return {"slopes": arrays["W"]} if arrays else {}
+
+
+class ElementWiseMultiplication(Dl4jLayer):
+    """ElementWiseMultiplicationLayer: x * w + b for each feature."""
+
+    def __init__(self, spec: LayerSpec) -> None:
+        super().__init__(spec)
+        width = (spec.get_int("nout"),)
+        self._add_parameters(weight=width, bias=width)
+
+    def before_activation(self, x: Tensor) -> Tensor:
+        """Return x * w + b."""
+        return self.input_dropout(x, self.training) * self.weight + self.bias
+
+    def map_arrays(self, arrays: Arrays) -> Arrays:
+        """Return DL4J's arrays by the module's names."""
+        return {{"W": "weight", "b": "bias"}[name]: array for name, array in arrays.items()}
+
+
+class ReshapePreprocessor(nn.Module):  # type: ignore[misc]
+    """Preprocessor that reshapes activations; a folded sequence has its first step's rows first."""
+
+    def __init__(self, spec: LayerSpec) -> None:
+        super().__init__()
+        self._kind = spec.kind
+        if spec.get_word("rnndataformat", "ncw") != "ncw":
+            raise spec.unsupported("rnnDataFormat NWC")
+        if spec.kind in ("feedforwardtocnnpreprocessor", "rnntocnnpreprocessor"):
+            size = [spec.get_int(name) for name in ("inputheight", "inputwidth", "numchannels")]
+            last = spec.get_word("format", "nchw") == CHANNELS_LAST
+            self._shape = size if last else [size[2], *size[:2]]
+
+    def forward(self, x: Tensor, rows: int) -> Tensor:
+        """Return the same values in the next layer's shape; ``rows`` is the minibatch's."""
+        match self._kind:
+            case "cnntofeedforwardpreprocessor":
+                return x.flatten(1)
+            case "feedforwardtocnnpreprocessor":
+                return x if x.ndim == 4 else x.reshape(-1, *self._shape)
+            case "rnntofeedforwardpreprocessor":
+                return x.permute(2, 0, 1).flatten(0, 1)
+            case "rnntocnnpreprocessor":
+                return x.permute(2, 0, 1).reshape(-1, *self._shape)
+        return x if x.ndim == 3 else x.flatten(1).unflatten(0, (-1, rows)).permute(1, 2, 0)
+
+
+def is_statistic(spec: LayerSpec, name: str) -> bool:
+    """Return whether DL4J's array of this name is a running statistic, not a parameter."""
+    return any(p.name == name and p.role == STATISTIC for p in list_array_specs(spec))

@@ -1,0 +1,315 @@
+"""Common parts of models on JAX: buffers, thread limits, pytrees by name, losses, checks of rows.
+
+JAX arrays cannot be changed in place, and the flat vector is NumPy memory that other workers'
+updates are added to between two steps: a step on JAX copies the vector once in each direction.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Columns, State, arrays_of, count_rows
+from sparkstrom.models.row_checks import (
+    FEATURES,
+    LABELS,
+    describe_error,
+    is_raised_by_user_code,
+    refuse_invalid_values,
+    refuse_non_finite,
+    refuse_unknown_classes,
+)
+
+Arrays = list[Any]
+
+
+def pack_buffers(arrays: Arrays) -> bytes:
+    """Return the little-endian bytes of the arrays, one after the other."""
+    return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+
+
+def unpack_buffers(templates: Arrays, data: bytes) -> Arrays:
+    """Return packed bytes as arrays like ``templates``; raise UsageError for another size."""
+    wanted = sum(array.nbytes for array in templates)
+    if len(data) != wanted:
+        raise UsageError(
+            f"{len(data)} bytes of buffers, this model has {wanted} (of {len(templates)} buffers):"
+            " they are not of an equal model"
+        )
+    arrays, offset = [], 0
+    for array in templates:
+        part = np.frombuffer(data, array.dtype, array.size, offset)
+        arrays.append(part.reshape(array.shape))
+        offset += array.nbytes
+    return arrays
+
+
+def average_buffers(
+    templates: Arrays, reports: list[bytes], weights: Sequence[float] | None = None
+) -> bytes:
+    """Return the mean of packed buffers, packed; of integer arrays the maximum.
+
+    Sums are in float64 and in the given order, so that equal reports give equal bytes.
+
+    Args:
+        templates: arrays with the buffers' dtypes and shapes.
+        reports: packed buffers of each worker.
+        weights: weight of each report; None: all count equally.
+    """
+    columns = [unpack_buffers(templates, report) for report in reports]
+    counts = [1.0] * len(reports) if weights is None else weights
+    return pack_buffers(
+        [_weighted_mean([column[i] for column in columns], counts) for i in range(len(templates))]
+    )
+
+
+def _weighted_mean(values: Arrays, weights: Sequence[float]) -> Any:
+    """Return the weighted mean of arrays, computed in float64; of integers the maximum."""
+    first = values[0]
+    if first.dtype.kind in "biu":
+        return np.maximum.reduce(values)
+    total = np.zeros(first.shape, np.float64)
+    for value, weight in zip(values, weights, strict=True):
+        total += value.astype(np.float64) * weight
+    return (total / sum(weights)).astype(first.dtype)
+
+
+try:
+    import jax as jax
+except ImportError as missing:
+    raise UsageError(
+        f"{missing}: models on JAX need it here and on every executor; do pip install"
+        " 'sparkstrom[jax]' or 'sparkstrom[keras]'"
+    ) from missing
+
+jnp = jax.numpy
+INT32_RANGE = np.iinfo(np.int32)
+TASK_CPUS = "OMP_NUM_THREADS"  # Spark sets it to spark.task.cpus in its Python workers
+
+
+def limit_to_task_cpus(threads: int | None = None) -> None:
+    """Limit XLA in a Spark task to ``threads``, or the task's CPUs, and select the CPU by default.
+
+    Do nothing outside of a Spark task. XLA reads ``NPROC`` and chooses the platform at the first
+    computation of a process, so later calls have no effect. ``JAX_PLATFORMS`` is respected.
+    """
+    cpus = threads or os.environ.get(TASK_CPUS)
+    if cpus is None:
+        return  # not in a Spark task
+    os.environ["NPROC"] = str(cpus)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if not jax.config.jax_platforms:
+        jax.config.update("jax_platforms", "cpu")
+
+
+def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """Return path and value of each leaf, like ``layers/0/kernel``, in ``ravel_pytree``'s order."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [("/".join(map(_key_name, path)) or "value", leaf) for path, leaf in leaves]
+
+
+def _key_name(key: Any) -> str:
+    """Return the text of one key in the path of a leaf."""
+    for field in ("key", "name", "idx"):  # of a mapping, an attribute, a sequence
+        if hasattr(key, field):
+            return str(getattr(key, field))
+    return str(key)
+
+
+def state_from_leaves(leaves: Iterable[tuple[str, Any]]) -> State:
+    """Return named JAX arrays as an optimizer state of NumPy copies and plain scalars."""
+    return {name: _to_numpy(leaf) for name, leaf in leaves}
+
+
+def _to_numpy(leaf: Any) -> Any:
+    """Return a JAX leaf as a NumPy array or a plain scalar."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
+        leaf = leaf.astype(jnp.float32)  # NumPy has no bfloat16; converting back is exact
+    return leaf.item() if leaf.ndim == 0 else np.array(leaf)
+
+
+def leaves_from_state(state: State, templates: list[tuple[str, Any]]) -> list[Any]:
+    """Return the state's values as JAX arrays, in the order of ``templates``.
+
+    Args:
+        state: result of ``state_from_leaves``.
+        templates: name and array, or its shape and dtype, of each leaf.
+
+    Raises:
+        UsageError: names or shapes differ.
+    """
+    if set(state) != {name for name, _ in templates}:
+        raise UsageError(
+            f"optimizer state has {sorted(state)}, this optimizer needs"
+            f" {sorted(name for name, _ in templates)}: it is of another model or optimizer"
+        )
+    return [_leaf_from_state(name, state[name], template) for name, template in templates]
+
+
+def _leaf_from_state(name: str, value: Any, template: Any) -> Any:
+    """Return a state's value as a JAX array like ``template``, or raise UsageError."""
+    if jnp.issubdtype(template.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(jnp.asarray(value, jnp.uint32))
+    if np.shape(value) != template.shape:
+        raise UsageError(
+            f"{name} of the optimizer state has shape {np.shape(value)}, this model needs"
+            f" {template.shape}"
+        )
+    return jnp.array(value, template.dtype)
+
+
+def count_traced_rows(columns: Any) -> int:
+    """Return the number of rows of columns inside of a traced function."""
+    return int(jax.tree_util.tree_leaves(columns)[0].shape[0])
+
+
+def reduce_to_row_losses(losses: Any, rows: int) -> Any:
+    """Return one loss per row, f32[rows]: the mean over all further dimensions."""
+    return losses.astype(jnp.float32).reshape(rows, -1).mean(axis=1)
+
+
+def mean_loss(losses: Any, rows: int, weights: Any) -> Any:
+    """Return sum(weight * loss) / sum(weight), or the plain mean if ``weights`` is None.
+
+    ``losses`` are one per row, [rows, ...], or their mean, which is returned unchanged. Raise
+    UsageError for a mean if the rows have weights.
+    """
+    if jnp.ndim(losses) == 0:
+        if weights is not None:
+            raise UsageError(
+                "the loss returns one number, but rows have weights: return one loss per row, as"
+                " optax's losses do"
+            )
+        return losses
+    row_losses = reduce_to_row_losses(losses, rows)
+    if weights is None:
+        return row_losses.mean()
+    total = weights.sum()
+    return (row_losses * weights).sum() / jnp.where(total > 0, total, 1.0)  # all weights 0: loss 0
+
+
+INTEGER_ERROR = "numpy.integer"  # part of optax's error for labels that are not integers
+INTEGER_REMEDY = (
+    "; labels are doubles, as Spark ML's are, and are converted only for losses whose name contains"
+    " integer_labels, such as optax's: in yours, call labels.astype(int), or cast the column,"
+    " df.withColumn('label', col('label').cast('int'))"
+)
+TRIAL_ROWS = 7  # an unlikely dimension of a model, so that rows are recognized in shapes
+
+
+class ShapeCheck:
+    """Checks rows before training: traces the model on their shapes, once for each kind of rows.
+
+    Args:
+        run: (features, labels) -> (outputs, losses); traced, never computed.
+        libraries: packages whose errors are explained; errors raised by user code are not.
+        takes_classes: whether the loss takes class indices, also as doubles.
+        ignored_label: the label that the loss ignores, or None.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Any, Any], tuple[Any, Any]],
+        *libraries: str,
+        takes_classes: bool = False,
+        ignored_label: int | None = None,
+    ) -> None:
+        self._run, self._libraries = run, libraries
+        self._takes_classes, self._ignored_label = takes_classes, ignored_label
+        self._checked_shapes: dict[Any, Any] = {}  # shapes and dtypes of rows -> those of outputs
+
+    def check(self, features: Columns, labels: Columns) -> None:
+        """Raise UsageError with row and value for rows that the model cannot train on."""
+        rows = count_rows(features)
+        for role, columns in ((FEATURES, features), (LABELS, labels)):
+            for array in arrays_of(columns):
+                if len(array) != rows:
+                    raise UsageError(f"{rows} rows of features, but {len(array)} of {role}")
+            refuse_non_finite(role, columns)
+            _refuse_beyond_int32(role, columns)
+        outputs = self._trace_outputs(features, labels)
+        if isinstance(labels, np.ndarray) and hasattr(outputs, "shape"):
+            _check_class_labels(labels, outputs.shape, self._takes_classes, self._ignored_label)
+
+    def _trace_outputs(self, features: Columns, labels: Columns) -> Any:
+        """Return the outputs' shapes for rows like these; raise UsageError if the model fails."""
+        kinds = [f"{a.dtype}{list(a.shape[1:])}" for a in arrays_of(features)]
+        try:
+            like = jax.tree_util.tree_map(_make_trial_rows, (features, labels))
+            leaves, tree = jax.tree_util.tree_flatten(like)
+            key = (*leaves, tree)
+            if key not in self._checked_shapes:
+                outputs, losses = jax.eval_shape(self._run, *like)
+                _check_loss_shape(losses)
+                self._checked_shapes[key] = outputs
+        except UsageError:
+            raise
+        except Exception as error:
+            if is_raised_by_user_code(error, *self._libraries):
+                raise
+            hint = (
+                INTEGER_REMEDY
+                if INTEGER_ERROR in str(error) and _has_floating_labels(labels)
+                else ""
+            )
+            raise UsageError(
+                f"the model cannot be trained on rows of {', '.join(kinds)}:"
+                f" {describe_error(error)}{hint}"
+            ) from error
+        return self._checked_shapes[key]
+
+
+def _make_trial_rows(array: Any) -> Any:
+    """Return the shape and dtype of ``TRIAL_ROWS`` rows like those of the array."""
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    return jax.ShapeDtypeStruct((TRIAL_ROWS, *array.shape[1:]), dtype)
+
+
+def _refuse_beyond_int32(role: str, columns: Columns) -> None:
+    """Raise BadValue for an integer that does not fit into 32 bits."""
+    for i, array in enumerate(arrays_of(columns)):
+        if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
+            fits = (array >= INT32_RANGE.min) & (array <= INT32_RANGE.max)
+            refuse_invalid_values(
+                role, columns, i, fits, "JAX computes with 32 bits; renumber such keys"
+            )
+
+
+def _check_loss_shape(losses: Any) -> None:
+    """Raise UsageError unless the losses are one per row or a scalar."""
+    rows = TRIAL_ROWS
+    if losses.shape and losses.shape[0] != rows:
+        raise UsageError(
+            f"the loss of {rows} rows has shape {list(losses.shape)}: return one loss per row, or"
+            " their mean"
+        )
+    if losses.shape == (rows, rows):
+        raise UsageError(
+            f"the loss of {rows} rows has shape {list(losses.shape)}, every output against every"
+            " label: outputs [rows, 1] and labels [rows] were broadcast; reshape one of them"
+        )
+
+
+def _has_floating_labels(labels: Columns) -> bool:
+    """Return whether one of the label arrays is floating."""
+    return any(array.dtype.kind == "f" for array in arrays_of(labels))
+
+
+def _check_class_labels(
+    labels: Any, outputs: tuple[int, ...], takes_classes: bool, ignored_label: int | None
+) -> None:
+    """Raise BadValue for a class label out of range, which JAX would clamp silently.
+
+    Labels [rows] of outputs [rows, several] are classes if they are integers, or if the loss takes
+    class indices (``takes_classes``), also as doubles.
+    """
+    has_classes = len(outputs) == 2 and outputs[1] > 1
+    are_classes = takes_classes or np.issubdtype(labels.dtype, np.integer)
+    if has_classes and labels.ndim == 1 and are_classes:
+        refuse_unknown_classes(labels, outputs[1], ignored_label)

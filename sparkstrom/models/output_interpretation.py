@@ -1,0 +1,260 @@
+"""Interpretation of model outputs: predictions in blocks, classes, probabilities, accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import KEY, one_of
+from sparkstrom.models.base import Batch, Columns, Measured, arrays_of, require_single_array
+
+PROBABILITIES, LOGITS, VALUES = OUTPUT_KINDS = ("probabilities", "logits", "values")
+OUTPUTS_OPTION = one_of(OUTPUT_KINDS)[KEY]  # the option ``outputs`` of all model classes
+BLOCK_ROWS = 256  # rows per prediction: bounds the memory of activations
+
+Outputs = NDArray[np.float32]  # [rows, outputs]
+
+
+def get_output_kind(model: object) -> str:
+    """Return the kind of the model's outputs; logits for a model that does not declare it."""
+    return model.outputs if isinstance(model, Measured) else LOGITS
+
+
+def has_label_per_output(model: object, outputs: NDArray[Any]) -> bool:
+    """Return whether each of several outputs is trained with its own label, 0 or 1."""
+    if not getattr(model, "per_label", False) or outputs.ndim < 2:
+        return False
+    return int(outputs.shape[label_axis(model, outputs)]) > 1
+
+
+def label_axis(model: object, outputs: NDArray[Any]) -> int:
+    """Return the axis of the outputs that holds the classes, or the labels of a row."""
+    return 1 if outputs.ndim == 2 else int(getattr(model, "class_axis", 1))
+
+
+def predict_flattened(model: Any, features: Columns) -> Outputs:
+    """Return the outputs as f32[rows, outputs], predicted in blocks."""
+    outputs = predict_keeping_shape(model, features)
+    return outputs.reshape(len(outputs), -1) if len(outputs) else np.zeros((0, 0), np.float32)
+
+
+def predict_keeping_shape(model: Any, features: Columns) -> NDArray[Any]:
+    """Return the outputs [rows, ...] in the model's own shape, predicted in blocks.
+
+    A row's output does not depend on the rows around it: a matrix product rounds differently for
+    another number of rows, so all blocks have the same length, and the last one is filled up with
+    copies of its first row. If the model returns a dict, the entry named like its output kind is
+    used. Raise UsageError for several outputs.
+    """
+    rows = len(arrays_of(features)[0])
+    pieces = []
+    for first in range(0, rows, BLOCK_ROWS):
+        count = min(BLOCK_ROWS, rows - first)
+        index = first + np.arange(BLOCK_ROWS)
+        index[count:] = first
+        outputs = model.predict(select_rows(features, index))
+        if isinstance(outputs, dict) and get_output_kind(model) in outputs:
+            outputs = outputs[get_output_kind(model)]
+        if not isinstance(outputs, np.ndarray):
+            raise UsageError(
+                f"the model returns {_describe_outputs(outputs)}: this needs one array of numbers;"
+                " of a dict it takes the entry that the model's option outputs= names (logits, "
+                "probabilities, values); or give the model one output"
+            )
+        pieces.append(outputs[:count])
+    return concatenate_outputs(pieces) if pieces else np.zeros((0, 0), np.float32)
+
+
+def concatenate_outputs(pieces: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Concatenate outputs [rows, ...] of consecutive rows, in the dtype of the first piece.
+
+    Raise UsageError if the shape of a row differs between pieces.
+    """
+    first = pieces[0]
+    for piece in pieces:
+        if piece.shape[1:] != first.shape[1:]:
+            raise UsageError(
+                f"the model returns {list(first.shape[1:])} for some rows and"
+                f" {list(piece.shape[1:])} for others: outputs must have one shape; pad or cut them"
+                " to a fixed length in the model, or predict rows of one length at a time"
+            )
+    return np.concatenate(pieces, dtype=first.dtype)
+
+
+def _describe_outputs(outputs: Any) -> str:
+    """Return the type of outputs, with the keys of a dict, for an error message."""
+    if isinstance(outputs, dict):
+        return f"a dict of {', '.join(map(str, outputs))}"
+    return f"a {type(outputs).__name__}"
+
+
+def select_rows(columns: Columns, index: NDArray[Any] | slice) -> Columns:
+    """Return the columns with only the rows that ``index`` selects."""
+    if isinstance(columns, np.ndarray):
+        return columns[index]
+    if isinstance(columns, dict):
+        return {name: array[index] for name, array in columns.items()}
+    return tuple(array[index] for array in columns)
+
+
+def iter_row_blocks(batch: Batch) -> Iterator[Batch]:
+    """Yield the batch in consecutive parts of at most ``BLOCK_ROWS`` rows, to bound memory."""
+    for first in range(0, batch.rows, BLOCK_ROWS):
+        part = slice(first, first + BLOCK_ROWS)
+        weights = None if batch.weights is None else batch.weights[part]
+        yield Batch(select_rows(batch.features, part), select_rows(batch.labels, part), weights)
+
+
+def count_classes(outputs: Outputs) -> int:
+    """Return the number of classes; one output stands for two, as that of class 1."""
+    return max(2, int(outputs.shape[1]))
+
+
+def argmax_classes(outputs: Outputs, kind: str = LOGITS) -> NDArray[np.int64]:
+    """Return the most likely class of each row, i64[rows]; the first of equally likely ones."""
+    if outputs.shape[1] == 1:
+        boundary = 0.5 if kind == PROBABILITIES else 0.0
+        return (outputs[:, 0] > boundary).astype(np.int64)
+    classes: NDArray[np.int64] = outputs.argmax(axis=1).astype(np.int64, copy=False)
+    return classes
+
+
+def flatten_positions(
+    model: object, outputs: NDArray[Any], labels: NDArray[Any]
+) -> tuple[Outputs, NDArray[Any]]:
+    """Return outputs [n, classes] and class indices [n], one for each row or position.
+
+    Sequences and images have a label for each position: outputs are [rows, classes, steps ...] or,
+    where the labels' shape shows it, [rows, steps ..., classes]. With a loss per label each output
+    is a position with two classes: [n, 1]. Raise UsageError for labels of another shape.
+    """
+    if has_label_per_output(model, outputs):
+        if labels.size != outputs.size:
+            raise UsageError(
+                f"labels of shape {labels.shape} against outputs of shape {outputs.shape}: the "
+                "model's loss is per label, so each output needs its own label, 0 or 1"
+            )
+        return outputs.reshape(-1, 1), labels.reshape(-1)
+    axis = _find_class_axis(model, outputs.shape, labels.shape)
+    if axis is None:
+        return outputs.reshape(len(outputs), -1), to_class_indices(labels)
+    classes = outputs.shape[axis]
+    rows_by_class = np.moveaxis(outputs, axis, -1).reshape(-1, classes)
+    if labels.shape == outputs.shape:
+        labels = np.moveaxis(labels, axis, -1).reshape(-1, classes)
+    return rows_by_class, to_class_indices(labels.reshape(len(rows_by_class), -1))
+
+
+def _find_class_axis(
+    model: object, outputs: tuple[int, ...], labels: tuple[int, ...]
+) -> int | None:
+    """Return the axis of the classes; None if each row has one label.
+
+    If both axes fit the labels' shape, the model's ``class_axis`` decides.
+    """
+    positions_by_axis = {1: outputs[2:], -1: outputs[1:-1]}
+    if len(outputs) < 3 or outputs[0] != labels[0]:
+        return None
+    axes = [
+        axis
+        for axis, positions in positions_by_axis.items()
+        if labels in (outputs, (outputs[0], *positions))
+    ]
+    model_axis = int(getattr(model, "class_axis", 1))
+    return model_axis if model_axis in axes else axes[0] if axes else None
+
+
+def to_class_indices(labels: Columns) -> NDArray[Any]:
+    """Return class indices [rows]; for labels with a share per class, the largest share.
+
+    Raise UsageError for several arrays, and for rows with several true labels.
+    """
+    array = require_single_array(labels, "labels")
+    has_classes = array.ndim > 1 and array.shape[1] > 1
+    if has_classes and ((array == 1).sum(axis=1) > 1).any():
+        row = int(((array == 1).sum(axis=1) > 1).argmax())
+        raise UsageError(
+            f"labels {array[row].tolist()} of one row: a row with several true labels has no class;"
+            " train with a loss per label, such as BCEWithLogitsLoss, binary_crossentropy or XENT,"
+            " whose accuracy is measured label by label, or use the metric loss"
+        )
+    classes: NDArray[Any] = array.argmax(axis=1) if has_classes else array.reshape(len(array))
+    return classes
+
+
+def mask_counted_labels(
+    model: object, labels: NDArray[Any], classes: NDArray[Any]
+) -> NDArray[np.bool_]:
+    """Return bool[n]: False where the model's loss ignores the class index."""
+    ignored = getattr(model, "ignored_label", None)
+    if ignored is None or labels.size != classes.size:  # a share per class: nothing is ignored
+        return np.ones(len(classes), np.bool_)
+    return np.asarray(classes != ignored)
+
+
+def measure_batch(model: Any, batch: Batch, metric: str) -> tuple[float, float]:
+    """Return (weighted sum, sum of weights) of a metric over the batch.
+
+    The metric "loss" sums weight x loss, "accuracy" the weights of correct rows.
+    """
+    if metric == "loss":
+        total, weight = model.loss(batch)
+        return float(total), float(weight)
+    outputs, labels = (
+        predict_keeping_shape(model, batch.features),
+        require_single_array(batch.labels, "labels"),
+    )
+    scores, classes = flatten_positions(model, outputs, labels)
+    counts = mask_counted_labels(model, labels, classes)
+    hits = (argmax_classes(scores, get_output_kind(model)) == classes) & counts
+    row_hits, row_counts = (
+        places.reshape(batch.rows, -1).mean(axis=1) for places in (hits, counts)
+    )
+    weights = np.ones(batch.rows) if batch.weights is None else batch.weights.astype(np.float64)
+    return float((weights * row_hits).sum()), float((weights * row_counts).sum())
+
+
+def compute_raw_scores(outputs: Outputs, kind: str) -> NDArray[np.float64]:
+    """Return f64[rows, classes]: probabilities, or logits minus their mean over the classes.
+
+    The largest entry of a row is its class. Logits are only defined up to a constant, so without
+    the subtraction they could not be compared between rows.
+    """
+    scores: NDArray[np.float64] = outputs.astype(np.float64)
+    if kind == PROBABILITIES:
+        return np.concatenate([1 - scores, scores], axis=1) if scores.shape[1] == 1 else scores
+    if scores.shape[1] == 1:
+        scores = np.concatenate([np.zeros_like(scores), scores], axis=1)
+    scores -= scores.mean(axis=1, keepdims=True)
+    return scores
+
+
+def compute_probabilities(outputs: Outputs, kind: str) -> NDArray[np.float64]:
+    """Return the probabilities f64[rows, classes]; each row sums to 1."""
+    raw = compute_raw_scores(outputs, kind)
+    if kind == PROBABILITIES:
+        return raw
+    raw -= raw.max(axis=1, keepdims=True)
+    np.exp(raw, out=raw)
+    raw /= raw.sum(axis=1, keepdims=True)
+    return raw
+
+
+def compute_class_score(outputs: Outputs, kind: str, index: int) -> NDArray[np.float32]:
+    """Return f32[rows]: the higher, the more likely class ``index`` is.
+
+    Raise UsageError if the model has no such class.
+    """
+    if not 0 <= index < count_classes(outputs):
+        raise UsageError(
+            f"class {index}: this model has the classes 0 to {count_classes(outputs) - 1}"
+        )
+    two_logits = kind != PROBABILITIES and count_classes(outputs) == 2
+    scores = (
+        compute_raw_scores(outputs, kind) if two_logits else compute_probabilities(outputs, kind)
+    )
+    return scores[:, index].astype(np.float32)

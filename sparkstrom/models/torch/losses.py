@@ -1,0 +1,210 @@
+"""Users' losses ``loss(output, target)`` on torch: checks, weights of rows, ignored labels."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import shown
+from sparkstrom.models.losses import loss_name
+from sparkstrom.models.output_interpretation import OUTPUTS_OPTION
+from sparkstrom.models.torch.parameters import WEIGHT_SUM_MIN
+from sparkstrom.models.torch.tensors import IGNORE_INDEX, Tensors
+
+Loss = Callable[..., torch.Tensor]
+MEAN_REDUCTIONS = ("mean", "batchmean")  # the latter sums a row's values, as for KLDivLoss
+LOGITS_LOSSES = ("crossentropy", "nll", "withlogits", "multilabelsoft")  # parts of names
+CLASS_INDEX_LOSSES = ("crossentropyloss", "crossentropy", "nllloss", "multimarginloss")
+PER_LABEL_LOSSES = ("withlogits", "bceloss", "binarycrossentropy", "multilabelsoft")
+
+
+def resolve_outputs(outputs: str | None, loss: Any) -> str:
+    """Return the kind of outputs: the option ``outputs``, or what the loss suggests."""
+    if outputs is None:
+        name = _normalized_name(loss)
+        if name in ("bceloss", "binarycrossentropy"):
+            return "probabilities"
+        of_classes = loss is None or any(word in name for word in LOGITS_LOSSES)
+        return "logits" if of_classes else "values"
+    return str(OUTPUTS_OPTION.read("outputs", outputs))
+
+
+def is_per_label(loss: Any) -> bool:
+    """Return whether the loss treats each output as a label that is true or false."""
+    declared = getattr(loss, "per_label", None)  # Dl4jLoss has it
+    return (
+        any(word in _normalized_name(loss) for word in PER_LABEL_LOSSES)
+        if declared is None
+        else bool(declared)
+    )
+
+
+def cast_class_labels(loss: Any, output: Tensors, target: Tensors) -> Tensors:
+    """Return the target as int64 if ``loss`` takes class indices, else unchanged.
+
+    Spark ML's labels are doubles. Raise UsageError for a class index that is not a whole number.
+    """
+    if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
+        return target
+    of_indices = is_torch_loss(loss) and _normalized_name(loss) in CLASS_INDEX_LOSSES
+    if not (of_indices and target.is_floating_point() and target.ndim == output.ndim - 1):
+        return target
+    indices = target.long()
+    if (wrong := indices != target).any():
+        raise UsageError(
+            f"a label is {target[wrong][0].item():g}: the loss {loss_name(loss)} takes classes,"
+            " which are whole numbers from 0; for other values use a loss of values, such as"
+            " MSELoss, or give shares [rows, classes]"
+        )
+    return indices
+
+
+def get_ignored_label(loss: Any) -> int | None:
+    """Return the label that the loss ignores (``ignore_index``), or None."""
+    label = getattr(loss, "ignore_index", None)  # attribute of a module
+    if label is None and (parameter := _signature_parameters(loss).get("ignore_index")) is not None:
+        label = parameter.default  # default of a function or partial
+    return label if isinstance(label, int) else None
+
+
+def _normalized_name(loss: Any) -> str:
+    """Return the loss's name in lower case, without underscores."""
+    return loss_name(loss).replace("_", "").lower()
+
+
+def is_torch_loss(loss: Any) -> bool:
+    """Return whether the loss is one of torch's own."""
+    loss = getattr(loss, "func", loss)  # a partial's function
+    module = getattr(loss, "__module__", None) or type(loss).__module__
+    return loss is not None and str(module).partition(".")[0] == "torch"
+
+
+def check_loss(loss: Any) -> None:
+    """Raise UsageError for a loss that is not a mean over rows, or that has parameters."""
+    if not callable(loss):
+        raise UsageError(f"loss is {shown(loss)}: pass a function loss(output, target)")
+    if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
+        raise UsageError(
+            f"loss {type(loss).__name__} has its own parameters, which would not be trained:"
+            " make it part of the module, and return the loss from its forward"
+        )
+    reduction = _get_reduction(loss)
+    if reduction not in (None, *MEAN_REDUCTIONS):
+        raise UsageError(
+            f"the loss has reduction={reduction!r}: it must be the mean over rows ('mean', or"
+            " 'batchmean' where it has that), so that a step does not depend on how many rows a"
+            " batch has"
+        )
+
+
+def compute_label_weights(
+    loss: Any, target: Tensors, template: torch.Tensor
+) -> torch.Tensor | None:
+    """Return the weight of each position of ``target`` in the loss's mean; None: all weigh 1.
+
+    ``CrossEntropyLoss`` and ``NLLLoss`` divide by the sum of the class weights of the positions
+    whose label is not ``ignore_index``. Labels that are probabilities weigh 1. ``template`` has
+    the dtype and device of the result.
+    """
+    options = _get_class_options(loss)
+    if options is None or not isinstance(target, torch.Tensor) or target.is_floating_point():
+        return None
+    weight, ignored = options
+    is_counted = target != ignored
+    if weight is None:
+        return is_counted.to(template.dtype)
+    labels = torch.where(is_counted, target, 0)
+    return weight.to(template.device, template.dtype)[labels] * is_counted
+
+
+def _get_class_options(loss: Any) -> tuple[torch.Tensor | None, int] | None:
+    """Return (class weights, ignored label) of a loss of class indices; else None."""
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+        return loss.weight, loss.ignore_index
+    keywords = loss.keywords if isinstance(loss, functools.partial) else {}
+    if getattr(loss, "func", loss) in (functional.cross_entropy, functional.nll_loss):
+        return keywords.get("weight"), keywords.get("ignore_index", IGNORE_INDEX)
+    return None
+
+
+def compute_weighted_loss(
+    loss: Loss, output: Tensors, target: Tensors, weights: torch.Tensor
+) -> torch.Tensor:
+    """Return sum(weight * loss of row) / sum(weight).
+
+    With weights of 1 this equals the unweighted loss, class weights and ignored labels included:
+    sum(weight * class weight * loss) / sum(weight * class weight) over positions. A loss with a
+    parameter ``weights`` gets them and returns that mean itself. Losses with a ``reduction`` are
+    called for each row's loss. Raise UsageError for any other.
+    """
+    if "weights" in _signature_parameters(loss):
+        return loss(output, target, weights=weights)
+    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
+        each = copy.copy(loss)
+        each.reduction = "none"
+        return _weighted_mean(loss, each(output, target), target, weights, loss.reduction)
+    if (reduction := _get_reduction(loss)) is not None:
+        return _weighted_mean(
+            loss, loss(output, target, reduction="none"), target, weights, reduction
+        )
+    raise UsageError(
+        "rows have weights, but the loss takes none: give it a parameter `weights` (f32[rows]) and"
+        " let it return sum(weights * losses) / sum(weights), or use a loss with `reduction`"
+    )
+
+
+def loss_to_float(loss: Any) -> float:
+    """Return the loss of a step as a float. Raise UsageError if it is not one number."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return float(loss.detach())
+    if isinstance(loss, Real) or (isinstance(loss, np.ndarray) and loss.ndim == 0):
+        return float(loss)
+    raise UsageError(f"step(module, optimizer, batch) returned {loss!r}: it must return the loss")
+
+
+def _weighted_mean(
+    loss: Any, losses: torch.Tensor, target: Tensors, weights: torch.Tensor, reduction: Any
+) -> torch.Tensor:
+    """Return the weighted mean of ``losses``, one or several per row.
+
+    ``reduction`` is the loss's own: "batchmean" sums a row's losses, "mean" averages them.
+    """
+    if losses.ndim == 0 or len(losses) != len(weights):
+        raise UsageError(
+            f"the loss makes {list(losses.shape)} values of {len(weights)} rows: with weights it"
+            " needs one for each row, or several [rows, ...]"
+        )
+    counts = compute_label_weights(loss, target, losses)
+    if counts is not None:  # the losses include the class weights already
+        each = weights.reshape(-1, *[1] * (losses.ndim - 1))
+        return (each * losses).sum() / (each * counts).sum().clamp_min(WEIGHT_SUM_MIN)
+    rows = losses.reshape(len(weights), -1)
+    each = rows.sum(dim=1) if reduction == "batchmean" else rows.mean(dim=1)
+    return (weights * each).sum() / weights.sum().clamp_min(WEIGHT_SUM_MIN)
+
+
+def _get_reduction(loss: Any) -> str | None:
+    """Return the loss's option ``reduction``, or None if it has none."""
+    if isinstance(loss, nn.Module):
+        return getattr(loss, "reduction", None)
+    parameter = _signature_parameters(loss).get("reduction")
+    return None if parameter is None else str(parameter.default)
+
+
+def _signature_parameters(loss: Any) -> dict[str, inspect.Parameter]:
+    """Return the parameters of the loss's signature; {} if it has none."""
+    function = loss.forward if isinstance(loss, nn.Module) else loss
+    try:
+        return dict(inspect.signature(function).parameters)
+    except ValueError:  # written in C, without a signature
+        return {}

@@ -1,0 +1,307 @@
+"""Events of a fit, the listener interface, and the run log that stores events as JSON lines.
+
+DL4J's ``TrainingListener`` and ``IterationListener`` run inside a worker. Here a listener runs on
+the driver beside the training, and its events cover all workers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from sparkstrom.base.safe_files import open_regular, open_to_append
+from sparkstrom.base.version import __version__
+from sparkstrom.observe.progress import ProgressFigures
+
+
+@dataclass(frozen=True, slots=True)
+class FitBegin:
+    """The fit has been checked and its workers are about to start."""
+
+    model: str  # name of the model's class
+    n_params: int  # number of parameters
+    workers: int  # workers wanted
+    epochs: int  # epochs of this fit
+    first_epoch: int  # number of epochs trained by earlier fits
+    options: dict[str, Any]  # options of the training master, as JSON values
+    resumed_from: str | None = None  # path of the checkpoint that the fit resumes
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """The state of training, sent when minibatches were committed since the last event.
+
+    The driver polls ten times a second, so one event covers many minibatches of all workers.
+    """
+
+    minibatches: int  # committed in this fit
+    minibatches_expected: int  # of the whole fit
+    epoch: float  # of this fit, mean over partitions
+    loss: float | None  # mean over each worker's last epoch; None: no step yet
+    examples: int  # trained so far
+    seconds: float  # since the fit began
+    updates: int  # committed so far
+    bytes_sent: int  # sealed updates, once at their origin
+    sent_fraction: float | None  # entries per parameter and publication
+    tau: float | None  # the workers' mean threshold
+    staleness: float  # mean number of the fit's minibatches that an update had not seen
+    waiting: float  # mean number of the fit's minibatches that learning waits in residuals
+    workers: int  # live workers
+    workers_wanted: int  # that the fit was started with
+    bytes_wire: int = 0  # bytes that left network interfaces, headers included
+    bytes_by_kind: dict[str, int] = field(default_factory=dict)  # passed to the transport, each hop
+    slow_links: tuple[str, ...] = ()  # descriptions of links found too slow so far
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChange:
+    """Workers have joined or left; a partition whose worker was replaced is in both sets."""
+
+    joined: frozenset[int]  # partitions with a new worker
+    left: frozenset[int]  # partitions whose worker is gone
+    training: frozenset[int]  # partitions that have a worker now
+    seconds: float  # since the fit began
+    reasons: tuple[str, ...] = ()  # why workers left, with partition and host
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSays:
+    """A line that a worker's code printed, warned or logged; cut, without control characters."""
+
+    partition: int  # the worker's partition
+    host: str  # its host
+    phase: str  # description of what the worker was doing
+    text: str  # the line
+    seconds: float  # since the fit began
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """All partitions have completed an epoch."""
+
+    epoch: int  # from 1 over all fits of a network
+    loss: float  # mean over examples, each under the parameters before its own step
+    validation: float | None  # loss or accuracy of held-out rows; None: no rows held out
+    examples: int  # rows trained, over all partitions
+    seconds: float  # since the fit began
+    copy: Callable[[], Any] = field(repr=False, compare=False)  # makes the result of ``snapshot``
+    # does the work of ``evaluate``
+    evaluator: Callable[..., Any] = field(repr=False, compare=False)
+
+    def snapshot(self) -> Any:
+        """Return a copy of the driver's replica as of now; nothing is copied before this call.
+
+        The copy has ``commit``, ``parameters`` (float32[n_params]) and ``buffers``.
+        """
+        return self.copy()
+
+    def evaluate(self, features: Any, labels: Any, metrics: Any = None) -> Any:
+        """Evaluate two arrays with ``snapshot()`` in this thread; see ``network.evaluate``."""
+        return self.evaluator(features, labels, metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    """A checkpoint has been written completely."""
+
+    path: str  # directory of the checkpoint
+    epochs: float  # epochs that all partitions had completed
+    write_seconds: float  # time to copy and write it
+    seconds: float = 0.0  # since the fit began
+
+
+@dataclass(frozen=True, slots=True)
+class FitEnd:
+    """The fit has ended, and all its threads and jobs have stopped."""
+
+    summary: Any  # TrainingSummary; None: the fit failed
+    error: str | None  # reason of the failure, in one line
+    seconds: float  # since the fit began
+
+
+Event = FitBegin | Iteration | WorkerChange | WorkerSays | EpochEnd | CheckpointWritten | FitEnd
+
+
+class TrainingListener:
+    """Base of listeners; any object with some of these methods is a listener, too."""
+
+    # True: an exception in a method ends the fit. False: it is logged once, and the listener
+    # receives no more events.
+    fails_fit = True
+
+    def on_fit_begin(self, event: FitBegin) -> None:
+        """Handle the begin of a fit, before the first worker starts."""
+
+    def on_iteration(self, event: Iteration) -> None:
+        """Handle progress of training."""
+
+    def on_worker_change(self, event: WorkerChange) -> None:
+        """Handle workers that joined or left."""
+
+    def on_worker_says(self, event: WorkerSays) -> None:
+        """Handle a line that a worker's code printed, warned or logged."""
+
+    def on_epoch(self, event: EpochEnd) -> None:
+        """Handle a complete epoch."""
+
+    def on_checkpoint(self, event: CheckpointWritten) -> None:
+        """Handle a written checkpoint."""
+
+    def on_fit_end(self, event: FitEnd) -> None:
+        """Handle the end of a fit, also of a failed one; the last event."""
+
+
+def iteration_from_progress(
+    figures: ProgressFigures, seconds: float, minibatches: tuple[int, int]
+) -> Iteration:
+    """Make an event of progress figures; ``minibatches``: committed and expected."""
+    return Iteration(
+        minibatches=minibatches[0],
+        minibatches_expected=minibatches[1],
+        epoch=figures.epoch,
+        loss=figures.loss,
+        examples=figures.examples,
+        seconds=seconds,
+        updates=figures.updates,
+        bytes_sent=figures.bytes_sent,
+        sent_fraction=figures.sent_fraction,
+        tau=figures.tau,
+        staleness=figures.staleness,
+        waiting=figures.waiting,
+        workers=figures.workers,
+        workers_wanted=figures.partitions,
+    )
+
+
+RUN_LOG_FORMAT = 1  # in the first line of each fit
+ITERATION_INTERVAL_S = 0.5  # minimum seconds between two lines of iterations
+EVENT_NAMES = {
+    FitBegin: "fit_begin",
+    Iteration: "iteration",
+    WorkerChange: "worker_change",
+    WorkerSays: "worker_says",
+    EpochEnd: "epoch",
+    CheckpointWritten: "checkpoint",
+    FitEnd: "fit_end",
+}
+
+
+class JsonLines(TrainingListener):
+    """Appends every event to the run log at ``path``, one JSON object per line.
+
+    Every line has ``event`` and ``time`` (UTC, ISO 8601); the first one of a fit also has
+    ``format`` and ``sparkstrom``. NaN and infinity are null. A file may hold several fits. A full
+    disk ends the log, not the fit.
+    """
+
+    fails_fit = False
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._file: TextIO | None = None
+        self._iteration_due_s = 0.0
+
+    def on_fit_begin(self, event: FitBegin) -> None:
+        """Open the log and write the first line; complete a line that a crash cut off."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open_to_append(self.path)
+        if _ends_mid_line(self.path):
+            self._file.write("\n")
+        self._iteration_due_s = 0.0
+        self._write(event, format=RUN_LOG_FORMAT, sparkstrom=__version__)
+
+    def on_iteration(self, event: Iteration) -> None:
+        """Write the state of training, at most once per interval."""
+        if event.seconds >= self._iteration_due_s:
+            self._iteration_due_s = event.seconds + ITERATION_INTERVAL_S
+            self._write(event)
+
+    def on_worker_change(self, event: WorkerChange) -> None:
+        """Write the workers that joined or left."""
+        self._write(event)
+
+    def on_worker_says(self, event: WorkerSays) -> None:
+        """Write the line."""
+        self._write(event)
+
+    def on_epoch(self, event: EpochEnd) -> None:
+        """Write the figures of the epoch."""
+        self._write(event)
+
+    def on_checkpoint(self, event: CheckpointWritten) -> None:
+        """Write where the checkpoint is."""
+        self._write(event)
+
+    def on_fit_end(self, event: FitEnd) -> None:
+        """Write the last line and close the log."""
+        self._write(event)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, event: Event, **more: Any) -> None:
+        """Append one line for an event, with more fields."""
+        if self._file is None:
+            return
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = {"event": EVENT_NAMES[type(event)], "time": now} | more | to_json_value(event)
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+
+
+def to_json_value(value: Any) -> Any:
+    """Convert a value to JSON types: dataclasses to objects, sets to sorted lists, NaN to None.
+
+    Fields that are functions are left out.
+    """
+    match value:
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            if hasattr(value, "to_dict"):
+                return to_json_value(value.to_dict())
+            named = {each.name: getattr(value, each.name) for each in fields(value)}
+            return {name: to_json_value(one) for name, one in named.items() if not callable(one)}
+        case Mapping():
+            return {str(key): to_json_value(one) for key, one in value.items()}
+        case set() | frozenset():
+            return sorted(to_json_value(one) for one in value)
+        case list() | tuple():
+            return [to_json_value(one) for one in value]
+        case float():
+            return value if math.isfinite(value) else None
+        case None | bool() | int() | str():
+            return value
+        case os.PathLike():
+            return os.fspath(value)
+        case _:
+            return float(value) if hasattr(value, "__float__") else str(value)
+
+
+def read_run_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Read the events of a run log; lines that a crash cut off are left out."""
+    with open_regular(path) as file:
+        lines = file.read().decode("utf-8").split("\n")
+    return [event for line in lines if (event := _parse_line(line)) is not None]
+
+
+def _parse_line(line: str) -> dict[str, Any] | None:
+    """Return the line's JSON object, or None."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _ends_mid_line(path: Path) -> bool:
+    """Return whether the file's last line has no line break."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"

@@ -1,1 +1,0 @@
-"""Listeners that come with the package, and what any listener may hear."""

@@ -1,0 +1,289 @@
+"""Read a run log as the history of its fits, whatever its lines hold.
+
+A driver program that is killed leaves a cut-off last line and a fit without an end. Lines that
+cannot be read are left out and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.safe_files import open_regular
+from sparkstrom.observe.listener_events import Iteration
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def as_number(value: Any) -> float | None:
+    """Return a finite number as a float, or None for any other JSON value."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def as_text(value: Any) -> str:
+    """Return a value as text ("" for None), with characters replaced that HTML cannot hold."""
+    if value is None:
+        return ""
+    text = str(value).encode("utf-8", "replace").decode("utf-8")
+    return "".join(c if c.isprintable() or c in "\n\t" else REPLACEMENT for c in text)
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """Return a JSON object, or an empty one for any other value."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a JSON array, or an empty one for any other value."""
+    return value if isinstance(value, list) else []
+
+
+# The numbers of each iteration's line, except its time.
+ITERATION_COLUMNS = tuple(
+    each.name
+    for each in fields(Iteration)
+    if each.type in ("int", "float", "float | None") and each.name != "seconds"
+)
+BYTE_KINDS_MAX = 16
+SECONDS_MAX = 1e9  # later times are damage: no fit lasts thirty years
+UNREADABLE_LINES_MAX = 1000  # a file that begins with so many is no run log
+REMEDY = "name a file that fit(..., run_log=...) wrote, or one of the directory sparkstrom-runs"
+
+Values = list[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPoint:
+    """The figures at the end of an epoch."""
+
+    seconds: float  # since the fit began
+    epoch: float | None  # number, from 1
+    loss: float | None  # None: not a number
+    validation: float | None  # held-out score
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChangePoint:
+    """A moment at which workers joined or left; partitions are text."""
+
+    seconds: float  # since the fit began
+    joined: tuple[str, ...]  # partitions with a new worker
+    left: tuple[str, ...]  # partitions whose worker is gone
+    training: int  # number of workers afterwards
+    reasons: tuple[str, ...]  # why workers left
+
+
+@dataclass(slots=True)
+class FitHistory:
+    """One fit of a run log; parts whose lines are missing are empty."""
+
+    begin: dict[str, Any] = field(default_factory=dict)  # the first line
+    seconds: list[float] = field(default_factory=list)  # time of each iteration, never descending
+    # values of each iteration, by name
+    columns: dict[str, Values] = field(
+        default_factory=lambda: {name: [] for name in ITERATION_COLUMNS}
+    )
+    kinds: dict[str, Values] = field(default_factory=dict)  # bytes by kind, at each iteration
+    epochs: list[EpochPoint] = field(default_factory=list)  # ends of epochs, in order
+    worker_changes: list[WorkerChangePoint] = field(default_factory=list)  # in order
+    checkpoints: list[tuple[float, str]] = field(default_factory=list)  # (seconds, path)
+    slow_links: dict[str, float] = field(default_factory=dict)  # description -> first reported at
+    diverged_s: float | None = None  # when the loss was first not finite
+    end: dict[str, Any] | None = None  # the last line; None: missing
+    newest: str = ""  # time of the newest line
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The summary in the fit's last event; empty if that is missing."""
+        return as_dict(as_dict(self.end).get("summary"))
+
+    @property
+    def error(self) -> str:
+        """The error in the fit's last event; "" if the fit did not fail or that is missing."""
+        return as_text(as_dict(self.end).get("error"))
+
+    @property
+    def last_s(self) -> float:
+        """The time of the latest known event, in seconds since the fit began."""
+        ended = _seconds_of_event(as_dict(self.end)) or 0.0
+        epochs = [one.seconds for one in self.epochs[-1:]]
+        changes = [one.seconds for one in self.worker_changes[-1:]]
+        return max([ended, *self.seconds[-1:], *epochs, *changes])
+
+    @property
+    def trained(self) -> tuple[list[float], dict[str, Values]]:
+        """Seconds and columns of the iterations, from the first with a committed minibatch."""
+        minibatches = self.columns["minibatches"]
+        first = next(
+            (i for i, count in enumerate(minibatches) if count is None or count > 0),
+            len(minibatches),
+        )
+        return self.seconds[first:], {name: all_[first:] for name, all_ in self.columns.items()}
+
+    def last(self, column: str) -> float | None:
+        """Return the newest known value of a column, or None."""
+        known = (one for one in reversed(self.columns[column]) if one is not None)
+        return next(known, None)
+
+
+@dataclass(slots=True)
+class RunHistory:
+    """The fits of one run log, in order, and its unreadable lines."""
+
+    path: Path  # the file
+    fits: list[FitHistory] = field(default_factory=list)  # in order
+    unreadable_lines: list[int] = field(default_factory=list)  # line numbers, from 1
+    is_torn: bool = False  # whether the last line is cut off
+
+
+def read_history(path: str | os.PathLike[str]) -> RunHistory:
+    """Read a run log; raise UsageError if the file is missing, empty or no run log."""
+    history = RunHistory(Path(path))
+    try:
+        for index, line in _non_empty_lines(history.path):
+            _add_line(history, index, line)
+    except OSError as error:
+        raise UsageError(f"{history.path} cannot be read ({error.strerror}); {REMEDY}") from error
+    if not history.fits:
+        is_empty = not history.unreadable_lines and not history.is_torn
+        why = "is empty" if is_empty else "has no whole line of a run log"
+        raise UsageError(f"{history.path} {why}: nothing to report; {REMEDY}")
+    return history
+
+
+def _non_empty_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the non-empty lines of a file with their numbers, from 1."""
+    with open_regular(path) as file:
+        for index, line in enumerate(file, 1):
+            if line.strip():
+                yield index, line
+
+
+def _add_line(history: RunHistory, index: int, line: bytes) -> None:
+    """Add one line of the file to the history, or count it as unreadable."""
+    event = _parse_object(line)
+    handler = EVENT_HANDLERS.get(as_text(event.get("event")))
+    if handler is None and "event" not in event:
+        if not line.endswith(b"\n"):
+            history.is_torn = True
+            return
+        history.unreadable_lines.append(index)
+        if len(history.unreadable_lines) >= UNREADABLE_LINES_MAX and not history.fits:
+            raise UsageError(
+                f"the first {UNREADABLE_LINES_MAX:,} lines of {history.path} are none of a run log;"
+                f" {REMEDY}"
+            )
+        return
+    is_new = as_text(event["event"]) == "fit_begin"
+    if is_new or not history.fits or history.fits[-1].end is not None:
+        history.fits.append(FitHistory())
+    fit = history.fits[-1]
+    fit.newest = as_text(event.get("time")) or fit.newest
+    if handler is not None:
+        handler(fit, event)
+
+
+def _parse_object(line: bytes) -> dict[str, Any]:
+    """Return a line's JSON object, or an empty one."""
+    try:
+        return as_dict(json.loads(line))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _seconds_of_event(event: dict[str, Any]) -> float | None:
+    """Return an event's seconds since the fit began, or None if they are implausible."""
+    seconds = as_number(event.get("seconds"))
+    return seconds if seconds is not None and 0 <= seconds <= SECONDS_MAX else None
+
+
+def _add_begin(fit: FitHistory, event: dict[str, Any]) -> None:
+    """Store the event that began the fit."""
+    fit.begin = event
+
+
+def _add_iteration(fit: FitHistory, event: dict[str, Any]) -> None:
+    """Append an iteration; note when the loss stopped being finite."""
+    seconds = _seconds_of_event(event)
+    if seconds is None or seconds < (fit.seconds[-1] if fit.seconds else 0.0):
+        return
+    fit.seconds.append(seconds)
+    for name, values in fit.columns.items():
+        values.append(as_number(event.get(name)))
+    _add_byte_kinds(fit, as_dict(event.get("bytes_by_kind")))
+    for link in as_list(event.get("slow_links")):
+        fit.slow_links.setdefault(as_text(link), seconds)
+    has_trained = (fit.columns["examples"][-1] or 0.0) > 0
+    if has_trained and fit.columns["loss"][-1] is None and fit.diverged_s is None:
+        fit.diverged_s = seconds
+
+
+def _add_byte_kinds(fit: FitHistory, by_kind: dict[str, Any]) -> None:
+    """Append the bytes by kind of the newest iteration."""
+    before = len(fit.seconds) - 1
+    for kind in by_kind:
+        if len(fit.kinds) < BYTE_KINDS_MAX:
+            fit.kinds.setdefault(kind, [None] * before)
+    for kind, values in fit.kinds.items():
+        values.append(as_number(by_kind.get(kind)))
+
+
+def _add_epoch(fit: FitHistory, event: dict[str, Any]) -> None:
+    """Append the end of an epoch; note when its loss was not finite."""
+    seconds = _seconds_of_event(event)
+    if seconds is None:
+        return
+    epoch, loss, held = (as_number(event.get(name)) for name in ("epoch", "loss", "validation"))
+    # Without examples the loss arrived too late, and is no sign of divergence.
+    is_known = as_number(event.get("examples")) != 0
+    if loss is None and is_known and fit.diverged_s is None:
+        fit.diverged_s = seconds
+    fit.epochs.append(EpochPoint(seconds, epoch, loss, held))
+
+
+def _add_worker_change(fit: FitHistory, event: dict[str, Any]) -> None:
+    """Append workers that joined or left."""
+    seconds = _seconds_of_event(event)
+    if seconds is None:
+        return
+    joined, left, reasons = (
+        tuple(as_text(one) for one in as_list(event.get(name)))
+        for name in ("joined", "left", "reasons")
+    )
+    fit.worker_changes.append(
+        WorkerChangePoint(seconds, joined, left, len(as_list(event.get("training"))), reasons)
+    )
+
+
+def _add_checkpoint(fit: FitHistory, event: dict[str, Any]) -> None:
+    """Append a written checkpoint."""
+    seconds = _seconds_of_event(event)
+    if seconds is not None:
+        fit.checkpoints.append((seconds, as_text(event.get("path"))))
+
+
+def _add_end(fit: FitHistory, event: dict[str, Any]) -> None:
+    """Store the event that ended the fit."""
+    fit.end = event
+
+
+EVENT_HANDLERS: dict[str, Callable[[FitHistory, dict[str, Any]], None]] = {
+    "fit_begin": _add_begin,
+    "iteration": _add_iteration,
+    "worker_change": _add_worker_change,
+    "epoch": _add_epoch,
+    "checkpoint": _add_checkpoint,
+    "fit_end": _add_end,
+}

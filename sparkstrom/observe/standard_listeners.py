@@ -1,0 +1,363 @@
+"""Listeners that come with the package: those of DL4J, and writers for TensorBoard and MLflow."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.base.option_types import COUNT_MAX, KEY, whole
+from sparkstrom.observe.listener_events import (
+    EpochEnd,
+    FitBegin,
+    FitEnd,
+    Iteration,
+    TrainingListener,
+    WorkerChange,
+)
+
+log = logging.getLogger("sparkstrom.listeners")
+
+WriteLine = Callable[[str], None]
+
+
+def log_or_print(text: str) -> None:
+    """Log a line at level INFO; where logging shows no such records, write it to stderr.
+
+    Without this, a program that has not configured logging would see nothing of its listeners.
+    """
+    if log.isEnabledFor(logging.INFO) and _has_handlers(log):
+        log.info("%s", text)
+        return
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a closed or missing stderr
+        bars = sys.modules.get("tqdm")  # its write keeps a progress bar below the line
+        if bars is not None:
+            bars.tqdm.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+def _has_handlers(logger: logging.Logger | None) -> bool:
+    """Return whether a record of ``logger`` reaches a handler that shows it."""
+    while logger is not None:
+        if any(not isinstance(each, logging.NullHandler) for each in logger.handlers):
+            return True
+        logger = logger.parent if logger.propagate else None
+    return False
+
+
+class IntervalTrigger:
+    """Decides whether a growing count has passed another multiple of ``every``.
+
+    Raises UsageError if ``every`` is less than 1.
+    """
+
+    def __init__(self, name: str, every: int) -> None:
+        every = whole(1, COUNT_MAX)[KEY].read(name, every)
+        self._every, self._next = every, every
+
+    def reset(self) -> None:
+        """Start again from a count of 0."""
+        self._next = self._every
+
+    def is_due(self, count: int) -> bool:
+        """Return whether the count has reached the next multiple; several at once count as one."""
+        if count < self._next:
+            return False
+        self._next = (count // self._every + 1) * self._every
+        return True
+
+
+class PeriodicListener(TrainingListener):
+    """Base of listeners that act once per ``frequency``; each fit counts from 0."""
+
+    def __init__(self, frequency: int) -> None:
+        self._due = IntervalTrigger("frequency", frequency)
+
+    def on_fit_begin(self, event: FitBegin) -> None:
+        """Count from 0 again."""
+        self._due.reset()
+
+
+class ScoreIterationListener(PeriodicListener):
+    """Logs the loss every ``frequency`` minibatches of the fit. DL4J: ``ScoreIterationListener``.
+
+    ``say`` receives each line; by default the line is logged to ``sparkstrom.listeners`` at level
+    INFO, or written to stderr if the program shows no such records.
+    """
+
+    def __init__(self, frequency: int = 100, say: WriteLine = log_or_print) -> None:
+        super().__init__(frequency)
+        self._say = say
+
+    def on_iteration(self, event: Iteration) -> None:
+        """Log the loss if it is due."""
+        if event.loss is not None and self._due.is_due(event.minibatches):
+            self._say(f"loss at minibatch {event.minibatches:,} is {event.loss:.6g}")
+
+
+class PerformanceListener(PeriodicListener):
+    """Logs throughput since its last line. DL4J: ``PerformanceListener``."""
+
+    def __init__(self, frequency: int = 100, say: WriteLine = log_or_print) -> None:
+        super().__init__(frequency)
+        self._say = say
+        self._last: Iteration | None = None
+
+    def on_fit_begin(self, event: FitBegin) -> None:
+        super().on_fit_begin(event)
+        self._last = None
+
+    def on_iteration(self, event: Iteration) -> None:
+        """Log the throughput since the last line, if it is due."""
+        if not self._due.is_due(event.minibatches):
+            return
+        last, self._last = self._last, event
+        since_s = event.seconds - (last.seconds if last else 0.0)
+        if since_s <= 0:
+            return
+        examples = event.examples - (last.examples if last else 0)
+        minibatches = event.minibatches - (last.minibatches if last else 0)
+        self._say(
+            f"minibatch {event.minibatches:,}: {examples / since_s:,.0f} examples/s,"
+            f" {minibatches / since_s:,.1f} minibatches/s, {event.bytes_sent / 1e6:.2f} MB sent,"
+            f" {event.workers} of {event.workers_wanted} workers"
+        )
+
+
+class TimeIterationListener(PeriodicListener):
+    """Logs the estimated remaining time of the fit. DL4J: ``TimeIterationListener``."""
+
+    def __init__(self, frequency: int = 100, say: WriteLine = log_or_print) -> None:
+        super().__init__(frequency)
+        self._say = say
+        self._first: Iteration | None = None
+
+    def on_fit_begin(self, event: FitBegin) -> None:
+        super().on_fit_begin(event)
+        self._first = None
+
+    def on_iteration(self, event: Iteration) -> None:
+        """Log the remaining time, if it is due."""
+        self._first = first = self._first or event  # starting workers does not count
+        done = event.minibatches - first.minibatches
+        if not done or not self._due.is_due(event.minibatches):
+            return
+        left_s = estimate_remaining_s(first, event)
+        self._say(f"remaining: {left_s / 60:.0f} min {left_s % 60:.0f} s")
+
+
+def estimate_remaining_s(first: Iteration, now: Iteration) -> float:
+    """Return the seconds to the fit's end at the pace since the earlier event ``first``."""
+    pace = (now.seconds - first.seconds) / (now.minibatches - first.minibatches)
+    return max(0.0, pace * (now.minibatches_expected - now.minibatches))
+
+
+class CollectScoresListener(PeriodicListener):
+    """Collects pairs (minibatches, loss) in ``scores``. DL4J: CollectScoresIterationListener."""
+
+    def __init__(self, frequency: int = 1) -> None:
+        super().__init__(frequency)
+        self.scores: list[tuple[int, float]] = []
+
+    def on_iteration(self, event: Iteration) -> None:
+        """Collect the loss, if it is due."""
+        if event.loss is not None and self._due.is_due(event.minibatches):
+            self.scores.append((event.minibatches, event.loss))
+
+
+class EvaluativeListener(PeriodicListener):
+    """Evaluates given rows every ``frequency`` epochs. DL4J: ``EvaluativeListener``.
+
+    It evaluates on the driver beside the training, with the parameters of that moment: give some
+    thousand rows, not all. ``results`` holds (epoch, evaluation); ``metrics`` are those of
+    ``network.evaluate``.
+    """
+
+    def __init__(
+        self,
+        features: Any,
+        labels: Any,
+        *,
+        frequency: int = 1,
+        metrics: Any = None,
+        say: WriteLine = log_or_print,
+    ) -> None:
+        """Create the listener.
+
+        Args:
+            features: rows to evaluate, as for ``network.evaluate``.
+            labels: their labels.
+            frequency: evaluate every so many epochs.
+            metrics: metrics, as for ``network.evaluate``.
+            say: receives each line of text.
+        """
+        super().__init__(frequency)
+        self._rows, self._metrics, self._say = (features, labels), metrics, say
+        self._epochs = 0
+        self.results: list[tuple[int, Any]] = []
+
+    def on_fit_begin(self, event: FitBegin) -> None:
+        super().on_fit_begin(event)
+        self._epochs = 0
+
+    def on_epoch(self, event: EpochEnd) -> None:
+        """Evaluate the rows, if it is due."""
+        self._epochs += 1
+        if not self._due.is_due(self._epochs):
+            return
+        found = event.evaluate(*self._rows, self._metrics)
+        self.results.append((event.epoch, found))
+        self._say(f"epoch {event.epoch}:\n{found.table()}")
+
+
+class WorkerChangeReporter(TrainingListener):
+    """Reports lost and replaced workers at once; part of every fit that shows progress."""
+
+    fails_fit = False
+
+    def __init__(self, say: WriteLine) -> None:
+        self._say = say
+        self._lost: set[int] = set()
+
+    def on_worker_change(self, event: WorkerChange) -> None:
+        """Report lost workers with reasons, and partitions that have a new worker."""
+        for reason in event.reasons:
+            self._say(f"sparkstrom lost a worker: {reason}")
+        lost = self._lost | event.left
+        for partition in sorted(event.joined & lost):
+            self._say(f"sparkstrom continues: partition {partition} has a new worker")
+        self._lost = lost - event.joined
+
+    def on_fit_end(self, event: FitEnd) -> None:
+        self._lost.clear()
+
+
+# Listeners for other tools import their library when they are made, so that a missing one is
+# reported before any work starts.
+SCALAR_INTERVAL_S = 1.0  # minimum seconds between two points of a curve
+
+
+class ScalarListener(TrainingListener):
+    """Base of listeners that log scalars by name, over minibatches or over epochs."""
+
+    def __init__(self) -> None:
+        self._due_s = 0.0
+        self._last: Iteration | None = None
+
+    def on_fit_begin(self, event: FitBegin) -> None:
+        self._due_s, self._last = 0.0, None
+
+    def on_iteration(self, event: Iteration) -> None:
+        """Log the figures of training, at most once per interval."""
+        if event.seconds < self._due_s:
+            return
+        self._due_s = event.seconds + SCALAR_INTERVAL_S
+        last, self._last = self._last, event
+        for name, value in iteration_scalars(event, last):
+            self._log_scalar(f"train/{name}", value, event.minibatches)
+
+    def on_epoch(self, event: EpochEnd) -> None:
+        """Log loss and validation score of the epoch."""
+        self._log_scalar("epoch/loss", event.loss, event.epoch)
+        if event.validation is not None:
+            self._log_scalar("epoch/validation", event.validation, event.epoch)
+
+    def _log_scalar(self, name: str, value: float, step: int) -> None:
+        """Log one value; ``step`` is a number of minibatches or of an epoch."""
+        raise NotImplementedError
+
+
+def iteration_scalars(event: Iteration, last: Iteration | None) -> Iterator[tuple[str, float]]:
+    """Yield the known figures of an event by name, and throughput since the ``last`` one."""
+    names = ("loss", "sent_fraction", "tau", "staleness", "bytes_sent", "workers")
+    for name in names:
+        if (value := getattr(event, name)) is not None:
+            yield name, float(value)
+    if last is not None and event.seconds > last.seconds:
+        pace = (event.examples - last.examples) / (event.seconds - last.seconds)
+        yield "examples_per_second", pace
+
+
+class TensorBoardListener(ScalarListener):
+    """Writes scalars to ``log_dir`` for TensorBoard; needs the package ``tensorboard``."""
+
+    def __init__(self, log_dir: str) -> None:
+        super().__init__()
+        self._writers = _import_required(
+            "tensorboard.summary.writer.event_file_writer", "tensorboard"
+        )
+        self._event_pb2 = _import_required("tensorboard.compat.proto.event_pb2", "tensorboard")
+        self._summary_pb2 = _import_required("tensorboard.compat.proto.summary_pb2", "tensorboard")
+        self._log_dir = log_dir
+        self._writer: Any = None
+
+    def on_fit_begin(self, event: FitBegin) -> None:
+        """Open an event file."""
+        super().on_fit_begin(event)
+        self._writer = self._writers.EventFileWriter(self._log_dir)
+
+    def on_fit_end(self, event: FitEnd) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _log_scalar(self, name: str, value: float, step: int) -> None:
+        if self._writer is None:
+            return
+        scalar = self._summary_pb2.Summary.Value(tag=name, simple_value=value)
+        summary = self._summary_pb2.Summary(value=[scalar])
+        point = self._event_pb2.Event(wall_time=time.time(), step=step, summary=summary)
+        self._writer.add_event(point)
+
+
+class MlflowListener(ScalarListener):
+    """Logs options and figures of each fit as a run of MLflow.
+
+    Needs the package ``mlflow`` or ``mlflow-skinny``. ``tracking_uri``: None means MLflow's own
+    environment variables. ``run_id`` is that of the newest fit's run.
+    """
+
+    def __init__(self, tracking_uri: str | None = None, experiment: str = "sparkstrom") -> None:
+        super().__init__()
+        mlflow = _import_required("mlflow", "mlflow-skinny")
+        self._client = mlflow.MlflowClient(tracking_uri=tracking_uri)
+        self._experiment = experiment
+        self.run_id: str | None = None
+
+    def on_fit_begin(self, event: FitBegin) -> None:
+        """Start a run and log the options."""
+        super().on_fit_begin(event)
+        known = self._client.get_experiment_by_name(self._experiment)
+        where = known.experiment_id if known else self._client.create_experiment(self._experiment)
+        self.run_id = self._client.create_run(where).info.run_id
+        facts = {"model": event.model, "n_params": event.n_params, "workers": event.workers}
+        for name, value in (facts | event.options).items():
+            self._client.log_param(self.run_id, name, str(value)[:500])
+
+    def on_fit_end(self, event: FitEnd) -> None:
+        """End the run as finished or failed."""
+        if self.run_id is not None:
+            status = "FINISHED" if event.error is None else "FAILED"
+            self._client.set_terminated(self.run_id, status=status)
+
+    def _log_scalar(self, name: str, value: float, step: int) -> None:
+        if self.run_id is not None:
+            self._client.log_metric(self.run_id, name, value, step=step)
+
+
+def _import_required(module: str, package: str) -> Any:
+    """Import a module; raise SetupError that names the package to install if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise SetupError(
+            f"this listener needs the package {package} on the driver: pip install {package}"
+            f" ({error})"
+        ) from error

@@ -1,0 +1,191 @@
+"""ParameterAveragingTrainingMaster: the options of training in rounds on Spark, with DL4J's names.
+
+The class only holds and checks values; ``SparkNetwork`` acts on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.option_types import (
+    COUNT_MAX,
+    Refused,
+    call_parser,
+    custom,
+    flag,
+    instance,
+    one_of,
+    whole,
+)
+from sparkstrom.models.base import Flat
+from sparkstrom.models.updaters import UPDATERS as OUTER
+from sparkstrom.models.updaters import Updater
+from sparkstrom.options.common import (
+    BALANCED_REASON,
+    KEPT_ROWS_REASON,
+    ONE_ROW_REASON,
+    CommonOptions,
+    option,
+    option_class,
+)
+from sparkstrom.options.gradient_sharing import ALL, ONE, SharedTrainingMaster
+
+PER_WORKER = "own"  # value of save_updater: each worker keeps its own optimizer state
+IF_COUNT_DIFFERS = "num_partitions_workers_differs"  # DL4J's word
+REPARTITION_CHOICES = ("always", "never", IF_COUNT_DIFFERS)
+PREFETCH_MAX = 10_000  # minibatches; all of them are in memory
+DEPTH_MAX = 64  # levels of sums; 2^64 workers
+STORAGE_LEVELS = (
+    *("DISK_ONLY", "DISK_ONLY_2", "DISK_ONLY_3", "MEMORY_AND_DISK", "MEMORY_AND_DISK_2"),
+    *("MEMORY_ONLY", "MEMORY_ONLY_2", "OFF_HEAP"),
+)
+
+# (before f32[n_params], after f32[workers, n_params], rows i64[workers]) -> f32[n_params], with
+# which the next round starts. ``after`` has the workers that trained in the round; it is read-only.
+Accumulator = Callable[[Flat, Flat, NDArray[np.int64]], Flat]
+
+_ACCUMULATOR = "must be None or a function (before, after, rows) -> parameters"
+
+
+def _check_accumulator(value: object) -> object:
+    """Return a function or None. Raise Refused for anything else."""
+    if value is not None and (isinstance(value, type) or not callable(value)):
+        raise Refused(_ACCUMULATOR)
+    return value
+
+
+# Types of options that ParallelWrapper has, too.
+ACCUMULATOR = custom(_check_accumulator, _ACCUMULATOR)
+OUTER_OPTIMIZER = instance(
+    tuple(OUTER.values()),
+    "must be None or an updater, such as Nesterov(0.7, 0.9)",
+    words=(None,),
+    parse=call_parser({made.__name__: made for made in OUTER.values()}, "Nesterov(0.7, 0.9)"),
+)
+
+# DL4J's names that have no meaning here -> the reason
+REFUSED: dict[str, str] = {
+    "rdd_data_set_num_examples": ONE_ROW_REASON,
+    "num_workers": "workers are workers_per_node x executors",
+    "storage_level_streams": KEPT_ROWS_REASON,
+    "repartition_strategy": BALANCED_REASON,
+    "training_hooks": "pass listeners to fit",
+    "void": "nothing goes by UDP here, so there is nothing to configure",
+    "threshold": "parameters are averaged as they are; thresholds are SharedTrainingMaster's",
+}
+# DL4J's names -> names of options
+ALIASES = {
+    "repartition_data": "repartition",
+    "prefetch_num_batches": "prefetch",
+    "worker_prefetch_num_batches": "prefetch",
+}
+
+
+@option_class(refused=REFUSED, aliases=ALIASES)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterAveragingTrainingMaster(CommonOptions):
+    """Synchronous training in rounds: workers train alone for some steps, then average parameters.
+
+    Each round is a Spark job, without UDP and without the Aeron library. DiLoCo is
+    ``outer=Nesterov(0.7, 0.9)`` with ``save_updater="own"`` and an ``averaging_frequency`` of some
+    hundreds. Raises UsageError if a value, name or combination is invalid.
+    """
+
+    averaging_frequency: int = option(
+        5,
+        whole(1, COUNT_MAX, unit="minibatches", remedy=", as a rule 5 to 10"),
+        "minibatches of each worker in a round",
+        when="Raise it to send fewer bytes and to run fewer Spark jobs; steps of milliseconds"
+        " need hundreds. Lower it if accuracy suffers, as with many workers or a large"
+        " learning rate.",
+    )
+    save_updater: bool | str = option(
+        True,
+        flag(words=(PER_WORKER,)),
+        'optimizer states: True averages them, too; False starts each round with new ones; "own"'
+        " keeps each worker's",
+        when='Use "own" for DiLoCo; every worker\'s state then passes through the driver'
+        " program in each round. Use False to send no optimizer states: with Adam, True"
+        " sends three times as many bytes as with SGD.",
+    )
+    outer: Updater | None = option(
+        None,
+        OUTER_OPTIMIZER,
+        "optimizer that steps from a round's initial parameters towards the mean; None: take the"
+        " mean itself, as DL4J does",
+        when='Use ``Nesterov(0.7, 0.9)`` with ``save_updater="own"`` for DiLoCo, if training'
+        " is long and rounds must be far apart.",
+    )
+    accumulator: Accumulator | None = option(
+        None,
+        ACCUMULATOR,
+        "function (before, after, rows) -> parameters that combines the workers' parameters of a"
+        " round; None: their mean",
+        when="Set it to combine parameters by another rule, such as a median. The driver"
+        " program then needs memory for the parameters of every worker.",
+    )
+    prefetch: int = option(
+        2,
+        whole(0, PREFETCH_MAX, unit="minibatches", remedy=" minibatches, as a rule 2"),
+        "minibatches to read ahead while others are trained on; 0: none",
+        when="Raise it if steps wait for rows. Set it to 0 to read without a thread of its own.",
+    )
+    aggregation_depth: int = option(
+        2,
+        whole(1, DEPTH_MAX, unit="levels", remedy=", as a rule 2"),
+        "levels at which results are summed: 1 in the driver program; 2 on executors, by slices of"
+        " the parameters; 3 or more: in groups of workers first, as RDD.treeAggregate does",
+        when="Raise it to 3 or more for very many workers. Use 1 only if the driver program"
+        " can add up the results of all workers.",
+    )
+    repartition: str = option(
+        "always",
+        one_of(REPARTITION_CHOICES),
+        '"always": rows are distributed evenly, at random by ``rng_seed``; "never": rows stay where'
+        ' they are; "num_partitions_workers_differs": as "always", unless each worker has one'
+        " partition already",
+        when='Use "never" if the rows are already distributed evenly and at random. Use'
+        ' "num_partitions_workers_differs" to shuffle only if the number of partitions'
+        " differs from the number of workers; Spark Connect does not have it.",
+    )
+    storage_level: str | None = option(
+        "MEMORY_AND_DISK",
+        one_of(STORAGE_LEVELS, words=(None,)),
+        "Spark's storage level of the rows between epochs; None: read them again",
+        when="Use a level on disk only if executors are short of memory. Use None to keep"
+        " nothing: Spark then computes or shuffles the rows again in each epoch.",
+    )
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    @property
+    def threshold(self) -> None:
+        """The threshold algorithm: None, because rounds do not encode updates."""
+
+    @property
+    def checkpoint_updaters(self) -> str:
+        """The optimizer states that a checkpoint contains: of ALL workers, or ONE for all."""
+        return ALL if self.save_updater == PER_WORKER else ONE
+
+
+TrainingMaster = SharedTrainingMaster | ParameterAveragingTrainingMaster
+
+
+def needs_repartitioning(repartition: str, data: Any, workers: int) -> bool:
+    """Return whether rows are redistributed before a fit.
+
+    Args:
+        repartition: The option of this name.
+        data: An RDD or a DataFrame.
+        workers: Number of workers.
+    """
+    if repartition != IF_COUNT_DIFFERS:
+        return repartition == "always"
+    rdd = data.rdd if hasattr(data, "rdd") else data
+    return bool(rdd.getNumPartitions() != workers)

@@ -1,0 +1,523 @@
+"""Estimate the memory that a fit needs, part by part, and compare it with Spark's configuration.
+
+``sparkstrom plan`` and the warnings of ``fit`` use the same estimates. All sizes are upper bounds.
+If an option bounds the size of a part, the part's name contains the option's name.
+
+YARN and Kubernetes kill containers that use more than heap plus overhead. Before a fit,
+``check_overhead`` compares the estimate with the configuration. After a container was killed,
+``ContainerMemory.explain`` includes what the cluster manager measured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sparkstrom.base.units import mib, parse_bytes
+from sparkstrom.models.base import Buffered, FlatModel
+from sparkstrom.options.common import ALL_SLOTS, CommonOptions
+from sparkstrom.options.gradient_sharing import ALL, SharedTrainingMaster
+from sparkstrom.options.network import parse_controller
+from sparkstrom.options.parameter_averaging import (
+    PER_WORKER,
+    ParameterAveragingTrainingMaster,
+    TrainingMaster,
+)
+from sparkstrom.protocol.common.topology import Topology
+from sparkstrom.transport.aeron.channel_settings import TERM_LENGTHS, required_log_bytes
+
+MIB = 1 << 20
+EDGES_PER_EXECUTOR = 8  # most executors run at most as many workers
+AERON_BYTES = 10 * MIB  # the media driver's process, without its logs
+PYTHON_BYTES = 140 * MIB  # of one worker: interpreter, numpy, llvmlite and pyarrow
+DRIVER_PYTHON_BYTES = 200 * MIB  # the same and pyspark
+LIBRARY_BYTES = {"dense": 0, "torch": 280 * MIB, "jax": 350 * MIB, "keras": 450 * MIB}
+OPTIMIZERS = {  # number of f32[n_params] vectors in an optimizer's state
+    "sgd": 0,
+    "nesterov": 1,
+    "momentum": 1,
+    "rmsprop": 1,
+    "adagrad": 1,
+    "adam": 2,
+    "adamw": 2,
+    "nadam": 2,
+    "amsgrad": 3,
+}
+BROADCAST_BYTES_PER_PARAM = 3  # in Spark's broadcast (``worker.training_job.pack_parameters``)
+F32_BYTES = 4
+# Number of f32[n_params] vectors at the end of a fit beside the optimizer's state: a copy of the
+# residual and its mass in float64. Encoding an update and copying a replica take less.
+FINAL_VECTORS = 5
+
+
+class MemoryPart(NamedTuple):
+    """One use of memory, with its size."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFootprint:
+    """The properties of a model on which a fit's memory depends."""
+
+    n_params: int
+    optimizer: str = "adam"  # one of OPTIMIZERS
+    library: str = "torch"  # one of LIBRARY_BYTES
+    buffers_bytes: int = 0  # running statistics of BatchNorm, for example
+
+
+@dataclass(frozen=True, slots=True)
+class PieceSizes:
+    """The sizes, in bytes, into which parameter averaging splits large arrays to send them."""
+
+    piece: int = 4 << 20  # part of a worker's result, sent to the task that sums it
+    part: int = 64 << 20  # part of a round's initial state, sent as one broadcast variable
+    direct: int = 1 << 20  # total results up to this size are summed in the driver program
+    collected: int = 64 << 20  # most bytes that one Spark job returns to the driver program
+    targets: int = 20_000  # most target partitions of one shuffle of rows
+    pieces_per_task: int = 1  # number of pieces of each worker that one task sums
+
+    @property
+    def bytes_per_target(self) -> int:
+        """Planned result bytes of one task; some tasks have several times as many by chance."""
+        return self.collected // 8
+
+
+def footprint_of_model(model: FlatModel) -> ModelFootprint:
+    """Return a model's memory-relevant properties; an unknown optimizer counts as Adam."""
+    kind = type(model).__module__.removeprefix("sparkstrom.models.").partition(".")[0]
+    described = model.describe().get("updater")
+    updater = described.get("name", "") if isinstance(described, dict) else ""
+    return ModelFootprint(
+        model.n_params,
+        updater if updater in OPTIMIZERS else "adam",
+        kind if kind in LIBRARY_BYTES else "dense",
+        len(model.buffers_bytes()) if isinstance(model, Buffered) else 0,
+    )
+
+
+def count_executor_edges(tree: Topology) -> tuple[int, int]:
+    """Return the largest number of (remote, local) neighbours of an executor's media driver.
+
+    In a mesh workers also have children, preferably on their own executor.
+    """
+    if tree.depth_max == 1:
+        return EDGES_PER_EXECUTOR, 0
+    return EDGES_PER_EXECUTOR + tree.fan_out, EDGES_PER_EXECUTOR
+
+
+def count_driver_edges(tree: Topology, workers: int) -> int:
+    """Return the largest number of neighbours of the driver program's media driver."""
+    return min(workers, tree.fan_out)
+
+
+def estimate_worker_parts(
+    footprint: ModelFootprint, master: SharedTrainingMaster
+) -> list[MemoryPart]:
+    """Return the most memory of one Python worker in gradient sharing, by part.
+
+    Every worker keeps a log of recent commits for nodes that missed some.
+    """
+    void, vector = master.void, F32_BYTES * footprint.n_params
+    is_local = master.train_on == "local"
+    trained = "local" if is_local else "residual and what a step changes"
+    return [
+        MemoryPart("Python, numpy, llvmlite, pyarrow", PYTHON_BYTES),
+        *(
+            [MemoryPart(footprint.library, size)]
+            if (size := LIBRARY_BYTES[footprint.library])
+            else []
+        ),
+        MemoryPart("theta", vector),
+        MemoryPart(trained, vector if is_local else 2 * vector),
+        MemoryPart("gradient", vector),
+        MemoryPart(f"state of {footprint.optimizer}", OPTIMIZERS[footprint.optimizer] * vector),
+        MemoryPart(
+            "kept for the next fit, at the end",
+            (FINAL_VECTORS + OPTIMIZERS[footprint.optimizer]) * vector,
+        ),
+        *([MemoryPart("buffers", 3 * footprint.buffers_bytes)] if footprint.buffers_bytes else []),
+        MemoryPart("rows (batch_memory_bytes)", master.batch_memory_bytes),
+        MemoryPart("recent commits (log_bytes)", void.log_bytes),
+        MemoryPart("others' updates and own ones (2 x window_bytes)", 2 * void.window_bytes),
+    ]
+
+
+def estimate_driver_parts(
+    footprint: ModelFootprint, master: SharedTrainingMaster, workers: int
+) -> list[MemoryPart]:
+    """Return the most memory of the driver program's Python in gradient sharing, by part."""
+    vector = F32_BYTES * footprint.n_params
+    return [
+        MemoryPart("Python, pyspark, numpy, llvmlite, pyarrow", DRIVER_PYTHON_BYTES),
+        *(
+            [MemoryPart(footprint.library, size)]
+            if (size := LIBRARY_BYTES[footprint.library])
+            else []
+        ),
+        MemoryPart("the model and the network's parameters", 2 * vector),
+        MemoryPart("theta", vector),
+        MemoryPart("a replica on its way, at the start and at the end", 3 * vector),
+        *([MemoryPart("buffers", 3 * footprint.buffers_bytes)] if footprint.buffers_bytes else []),
+        MemoryPart("recent commits (log_bytes)", master.void.log_bytes),
+        *estimate_checkpoint_parts(footprint, master, workers),
+    ]
+
+
+def estimate_checkpoint_parts(
+    footprint: ModelFootprint, master: TrainingMaster, workers: int
+) -> list[MemoryPart]:
+    """Return the driver program's memory for checkpoints, by part; [] if none are written.
+
+    While one checkpoint is assembled and written, the optimizer states of the next one arrive.
+    """
+    if master.checkpoint_directory is None:
+        return []
+    vector = F32_BYTES * footprint.n_params
+    copies = workers if master.checkpoint_updaters == ALL else 1
+    return [
+        MemoryPart("a checkpoint that is written", 3 * vector + 2 * footprint.buffers_bytes),
+        MemoryPart(
+            "optimizers' states in it", (2 * copies + 1) * OPTIMIZERS[footprint.optimizer] * vector
+        ),
+    ]
+
+
+def estimate_media_driver_parts(edges: int) -> list[MemoryPart]:
+    """Return the memory of a media driver for ``edges`` neighbours: its process and its logs."""
+    return [
+        MemoryPart("media driver", AERON_BYTES),
+        MemoryPart("its logs in shared memory", estimate_shared_memory(edges)),
+    ]
+
+
+def estimate_shared_memory(edges: int) -> int:
+    """Return the bytes in /dev/shm of a media driver for ``edges`` neighbours."""
+    return required_log_bytes(edges, *TERM_LENGTHS[0])
+
+
+def sum_parts(parts: Sequence[MemoryPart]) -> int:
+    """Return the sum of the parts, in bytes."""
+    return sum(part.bytes for part in parts)
+
+
+def estimate_executor_overhead(
+    footprint: ModelFootprint, master: SharedTrainingMaster, workers: int, workers_here: int
+) -> int:
+    """Return the bytes that an executor needs outside its heap: Python workers and media driver.
+
+    If the controller runs in a Spark task, any executor may run it, so each needs memory for it.
+    ``workers_here``: number of workers of the executor.
+    """
+    edges = sum(count_executor_edges(master.void.topology(workers)))
+    needed = sum_parts(estimate_media_driver_parts(edges))
+    needed += workers_here * sum_parts(estimate_worker_parts(footprint, master))
+    if parse_controller(master.void.controller).is_in_task:
+        needed += estimate_driver_overhead(footprint, master, workers)
+    return needed
+
+
+def estimate_driver_overhead(
+    footprint: ModelFootprint, master: SharedTrainingMaster, workers: int
+) -> int:
+    """Return the bytes that the driver needs outside its heap: Python and media driver."""
+    edges = count_driver_edges(master.void.topology(workers), workers)
+    return sum_parts(estimate_media_driver_parts(edges)) + sum_parts(
+        estimate_driver_parts(footprint, master, workers)
+    )
+
+
+# Parameter averaging does not use Aeron.
+SUM_COPIES = 3  # copies of a piece: as received, as an array, and in the float64 sum
+OUTER_VECTORS = 2  # the difference from the mean, and the outer optimizer's velocity
+
+
+def estimate_round_worker_parts(
+    footprint: ModelFootprint, master: ParameterAveragingTrainingMaster, workers: int
+) -> list[MemoryPart]:
+    """Return the most memory of one Python worker in parameter averaging, by part.
+
+    The maximum is reached during a round or while results are summed. Simultaneous fits each need
+    that much.
+    """
+    vector, state = F32_BYTES * footprint.n_params, OPTIMIZERS[footprint.optimizer]
+    sizes = PieceSizes()
+    return [
+        MemoryPart("Python, numpy, llvmlite, pyarrow", PYTHON_BYTES),
+        *(
+            [MemoryPart(footprint.library, size)]
+            if (size := LIBRARY_BYTES[footprint.library])
+            else []
+        ),
+        MemoryPart("parameters", vector),
+        MemoryPart("gradient, and what a step changes", 2 * vector),
+        MemoryPart(f"state of {footprint.optimizer}, as it came and in use", 2 * state * vector),
+        *([MemoryPart("buffers", 3 * footprint.buffers_bytes)] if footprint.buffers_bytes else []),
+        MemoryPart("rows (batch_memory_bytes)", master.batch_memory_bytes),
+        MemoryPart("a part of the parameters on its way", min(sizes.part, vector)),
+        MemoryPart(
+            "pieces of all workers, added up", SUM_COPIES * workers * min(sizes.piece, vector)
+        ),
+    ]
+
+
+def estimate_round_driver_parts(
+    footprint: ModelFootprint, master: ParameterAveragingTrainingMaster, workers: int
+) -> list[MemoryPart]:
+    """Return the most memory of the driver program's Python in parameter averaging, by part."""
+    vector, state = F32_BYTES * footprint.n_params, OPTIMIZERS[footprint.optimizer]
+    # Two of each state: the present one and the next one.
+    copies = {PER_WORKER: 2 * workers, True: 2, False: 0}[master.save_updater]
+    results = round_result_bytes(footprint, master, workers)
+    return [
+        MemoryPart("Python, pyspark, numpy, llvmlite, pyarrow", DRIVER_PYTHON_BYTES),
+        *(
+            [MemoryPart(footprint.library, size)]
+            if (size := LIBRARY_BYTES[footprint.library])
+            else []
+        ),
+        MemoryPart("the model and the network's parameters", 2 * vector),
+        MemoryPart("parameters of the round, and their mean", 2 * vector),
+        MemoryPart("a fresh optimizer's state", state * vector),
+        MemoryPart("optimizers' states (save_updater)", copies * state * vector),
+        *(
+            [MemoryPart("the outer step", OUTER_VECTORS * vector)]
+            if master.outer is not None
+            else []
+        ),
+        *(
+            [MemoryPart("every worker's parameters (accumulator)", workers * vector)]
+            if master.accumulator is not None
+            else []
+        ),
+        *(
+            [MemoryPart("buffers", (3 + workers) * footprint.buffers_bytes)]
+            if footprint.buffers_bytes
+            else []
+        ),
+        MemoryPart("results of one job", min(PieceSizes().collected, results)),
+        *estimate_checkpoint_parts(footprint, master, workers),
+    ]
+
+
+def round_sent_bytes(footprint: ModelFootprint, master: ParameterAveragingTrainingMaster) -> int:
+    """Return the bytes that each worker sends after a round: parameters and optimizer state."""
+    states = OPTIMIZERS[footprint.optimizer] if master.save_updater else 0
+    return (1 + states) * F32_BYTES * footprint.n_params
+
+
+def round_result_bytes(
+    footprint: ModelFootprint, master: ParameterAveragingTrainingMaster, workers: int
+) -> int:
+    """Return the bytes that the driver program receives per round.
+
+    Executors send the means; or every worker's result, if ``aggregation_depth`` is 1; or every
+    worker's parameters or optimizer state, if these are not averaged.
+    """
+    sent, vector = round_sent_bytes(footprint, master), F32_BYTES * footprint.n_params
+    if master.aggregation_depth == 1:
+        return workers * sent
+    vectors = 1 if master.accumulator is None else workers
+    states = workers if master.save_updater == PER_WORKER else 1
+    return vectors * vector + states * (sent - vector)
+
+
+def estimate_round_overhead(
+    footprint: ModelFootprint,
+    master: ParameterAveragingTrainingMaster,
+    workers: int,
+    workers_here: int,
+) -> int:
+    """Return the bytes that an executor needs outside its heap in parameter averaging.
+
+    ``workers_here``: number of workers of the executor.
+    """
+    return workers_here * sum_parts(estimate_round_worker_parts(footprint, master, workers))
+
+
+def round_broadcast_bytes(
+    footprint: ModelFootprint, master: ParameterAveragingTrainingMaster, workers: int
+) -> int:
+    """Return the bytes that are broadcast for each round, which every JVM's heap stores."""
+    copies = workers if master.save_updater == PER_WORKER else 1
+    vectors = 1 + copies * OPTIMIZERS[footprint.optimizer]
+    return vectors * F32_BYTES * footprint.n_params + footprint.buffers_bytes
+
+
+OVERHEAD_MIN, OVERHEAD_SHARE = "384", "0.10"  # Spark's defaults: least MiB, and share of the heap
+PEAK_MARGIN = 0.25  # of a killed container's size, which was measured before its peak
+
+# Messages of Spark's YarnAllocator (for both of YARN's checks) and ExecutorPodsLifecycleManager.
+YARN_KILL_PATTERN = re.compile(
+    r"exceeding (physical|virtual) memory limits\W+([\d.]+ ?[KMGT]?B) of ([\d.]+ ?[KMGT]?B)"
+)
+OOM_KILL_PATTERN = re.compile(r"possible container OOM|OOMKilled")
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerLayout:
+    """The memory configuration of one executor's container, in bytes."""
+
+    heap: int  # spark.executor.memory
+    overhead: int  # spark.executor.memoryOverhead
+    python: int  # spark.executor.pyspark.memory, which the container has in addition
+
+    @classmethod
+    def from_conf(cls, conf: Any) -> ContainerLayout:
+        """Return the layout that Spark requests; ``conf`` has ``get(key, default)``."""
+        heap = parse_bytes(conf.get("spark.executor.memory", "1g"))
+        least = parse_bytes(conf.get("spark.executor.minMemoryOverhead", OVERHEAD_MIN), unit=MIB)
+        share = float(conf.get("spark.executor.memoryOverheadFactor", OVERHEAD_SHARE))
+        said = conf.get("spark.executor.memoryOverhead")
+        overhead = parse_bytes(said, unit=MIB) if said else max(least, int(share * heap))
+        python = parse_bytes(conf.get("spark.executor.pyspark.memory", "0"), unit=MIB)
+        return cls(heap, overhead, python)
+
+    @property
+    def outside_heap(self) -> int:
+        """Bytes for everything outside the JVM's heap."""
+        return self.overhead + self.python
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRequirement:
+    """The memory that a fit is expected to use in every container outside the heap."""
+
+    workers: int  # number of workers of one executor
+    n_params: int
+    bytes: int
+    batch_memory_bytes: int  # the option
+    log_bytes: int | None = None  # the option; None for parameter averaging, which has no log
+
+    @property
+    def text(self) -> str:
+        """The workers and their parameters, as the subject of a message."""
+        aeron = "" if self.log_bytes is None else " and Aeron"
+        return f"{self.workers} workers of {self.n_params:,} parameters{aeron}"
+
+    @property
+    def reducing_options(self) -> str:
+        """The options that reduce the requirement, with their present values."""
+        rows = f"{self.batch_memory_bytes // MIB} MiB of each for rows (batch_memory_bytes)"
+        if self.log_bytes is None:
+            return rows
+        return f"{rows} and {self.log_bytes // MIB} MiB for recent commits (log_bytes)"
+
+
+def gradient_sharing_memory(
+    conf: Any, workers: int, footprint: ModelFootprint, master: SharedTrainingMaster
+) -> MemoryRequirement:
+    """Return the requirement of a fit by gradient sharing with ``workers`` workers in total."""
+    here = _workers_on_executor(conf, master)
+    needed = estimate_executor_overhead(footprint, master, workers, here)
+    rows, log = master.batch_memory_bytes, master.void.log_bytes
+    return MemoryRequirement(here, footprint.n_params, needed, rows, log)
+
+
+def rounds_memory(
+    conf: Any, workers: int, footprint: ModelFootprint, master: ParameterAveragingTrainingMaster
+) -> MemoryRequirement:
+    """Return the requirement of a fit in rounds with ``workers`` workers in total."""
+    here = _workers_on_executor(conf, master)
+    needed = estimate_round_overhead(footprint, master, workers, here)
+    return MemoryRequirement(here, footprint.n_params, needed, master.batch_memory_bytes)
+
+
+def _workers_on_executor(conf: Any, master: CommonOptions) -> int:
+    """Return the number of workers that Spark may start on one executor."""
+    slots = int(conf.get("spark.executor.cores", "1")) // int(conf.get("spark.task.cpus", "1"))
+    return max(1, slots if master.workers_per_node == ALL_SLOTS else master.workers_per_node)
+
+
+def check_overhead(conf: Mapping[str, str], requirement: MemoryRequirement) -> list[str]:
+    """Return a warning if the configured overhead is smaller than the requirement."""
+    if not conf.get("spark.master", "").startswith(("yarn", "k8s")):
+        return []
+    layout = ContainerLayout.from_conf(conf)
+    if layout.outside_heap >= requirement.bytes:
+        return []
+    return [
+        f"spark.executor.memoryOverhead is {layout.overhead // MIB} MiB; {requirement.text} need"
+        f" up to {mib(requirement.bytes)} MiB beside the heap, {requirement.reducing_options}: set"
+        f" --conf spark.executor.memoryOverhead={mib(requirement.bytes - layout.python)}m, or lower"
+        " these, or containers may be killed (`sparkstrom plan` lists the parts)"
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class KilledContainer:
+    """A container that was killed for its memory; sizes in bytes, 0 where unknown."""
+
+    text: str  # Spark's description
+    is_virtual: bool = False  # whether YARN's limit on virtual memory was exceeded
+    used_bytes: int = 0  # measured by the cluster manager
+    limit: int = 0  # of the container
+
+
+def parse_memory_kill(error: str) -> KilledContainer | None:
+    """Parse a failed task's or job's error; return None unless memory was the reason."""
+    if found := YARN_KILL_PATTERN.search(error):
+        kind, used, limit = found.groups()
+        text = f"YARN counted {used} of {limit} {kind} memory"
+        return KilledContainer(text, kind == "virtual", parse_bytes(used), parse_bytes(limit))
+    if found := OOM_KILL_PATTERN.search(error):
+        return KilledContainer(f"Spark says '{found.group()}'")
+    return None
+
+
+def sufficient_overhead(
+    killed: KilledContainer, layout: ContainerLayout, requirement: MemoryRequirement
+) -> int:
+    """Return the overhead to configure, in bytes: the requirement, or the measured use if larger.
+
+    PEAK_MARGIN is added to the measured use, because the cluster manager misses the peak.
+    """
+    container = layout.heap + layout.outside_heap
+    share = killed.used_bytes / killed.limit if killed.limit else 1.0
+    used = int((share + PEAK_MARGIN) * container) - layout.heap
+    return max(requirement.bytes, used) - layout.python
+
+
+def format_memory_kill(
+    killed: KilledContainer, layout: ContainerLayout, requirement: MemoryRequirement
+) -> str:
+    """Return the message about a killed container: what happened and what to set."""
+    wanted = mib(sufficient_overhead(killed, layout, requirement))
+    plan = requirement.text
+    if layout.outside_heap < requirement.bytes:
+        why = f"{plan} need up to {mib(requirement.bytes)} MiB (`sparkstrom plan` lists the parts)"
+    else:
+        why = (
+            f"that includes what {plan} need, {mib(requirement.bytes)} MiB, so the model itself"
+            " takes more: temporary arrays of a step, or memory that a library keeps"
+        )
+    remedy = f"set --conf spark.executor.memoryOverhead={wanted}m"
+    if killed.is_virtual:
+        remedy = f"set yarn.nodemanager.vmem-check-enabled=false on its nodes, or {remedy}"
+    return (
+        f"a container was killed for its memory ({killed.text}); beside the heap of "
+        f"{layout.heap // MIB} MiB it had {layout.outside_heap // MIB} MiB, and {why}: {remedy}"
+    )
+
+
+class ContainerMemory:
+    """Explains why a container was killed, from the configuration and a fit's requirement."""
+
+    def __init__(self, conf: Any, requirement: MemoryRequirement) -> None:
+        """Make an explainer; ``conf`` is Spark's configuration, with ``get(key, default)``."""
+        self._conf, self._requirement = conf, requirement
+
+    def explain(self, error: str) -> str:
+        """Return a message with a remedy if an error is about a container killed for its memory.
+
+        Return "" for all other errors.
+        """
+        killed = parse_memory_kill(error)
+        return (
+            format_memory_kill(killed, ContainerLayout.from_conf(self._conf), self._requirement)
+            if killed
+            else ""
+        )

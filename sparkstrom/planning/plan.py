@@ -1,0 +1,259 @@
+"""Compute the memory, shared memory, ports and Spark configuration of a fit, without a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.units import mib
+from sparkstrom.options.common import ALL_SLOTS, require_one_of, require_whole
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.network import PORTS_PER_HOST, VoidConfiguration, parse_controller
+from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
+from sparkstrom.planning.memory import (
+    BROADCAST_BYTES_PER_PARAM,
+    LIBRARY_BYTES,
+    OPTIMIZERS,
+    MemoryPart,
+    ModelFootprint,
+    count_driver_edges,
+    count_executor_edges,
+    estimate_driver_overhead,
+    estimate_driver_parts,
+    estimate_executor_overhead,
+    estimate_media_driver_parts,
+    estimate_round_driver_parts,
+    estimate_round_overhead,
+    estimate_round_worker_parts,
+    estimate_shared_memory,
+    estimate_worker_parts,
+    round_broadcast_bytes,
+    sum_parts,
+)
+
+UNICAST_PORT = 40_123  # DL4J's default, used by the samples in conf/
+MASTER_OPTIONS = ("batch_memory_bytes", "train_on", "checkpoint_updaters")
+NETWORK_OPTIONS = ("log_bytes", "window_bytes", "mesh_build_mode", "mesh_fan_out", "controller")
+AVERAGING_OPTIONS = ("batch_memory_bytes", "save_updater")
+FITS_PER_PORT = 2  # the previous fit's media driver keeps its port for some seconds
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlacement:
+    """The number of workers, in total and per executor, and of executors per host.
+
+    Raises UsageError for impossible numbers.
+    """
+
+    workers: int  # in total
+    per_executor: int = 1
+    executors_per_host: int = 1
+
+    def __post_init__(self) -> None:
+        require_whole("workers", self.workers, 1)
+        require_whole("workers_per_node", self.per_executor, 1)
+        require_whole("executors_per_host", self.executors_per_host, 1)
+        if self.per_executor > self.workers:
+            raise UsageError(
+                f"workers_per_node={self.per_executor}: there are {self.workers} workers in all; "
+                "an executor cannot have more"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPlan:
+    """The additional resources of a fit by gradient sharing; sizes in bytes."""
+
+    media_driver: list[MemoryPart]  # of one executor
+    shared_memory_executor: int  # in /dev/shm for one executor
+    shared_memory_host: int  # in /dev/shm for all executors of a host
+    shared_memory_driver: int  # in /dev/shm for the driver
+    ports: tuple[int, int]  # first and last UDP port, on every host
+
+
+@dataclass(frozen=True, slots=True)
+class FitPlan:
+    """The resources that a fit needs, by part and process; sizes in bytes."""
+
+    placement: WorkerPlacement
+    worker: list[MemoryPart]  # of one Python worker
+    driver: list[MemoryPart]  # of the driver program's Python process
+    executor_overhead: int  # outside an executor's heap
+    driver_overhead: int  # outside the driver's heap
+    heap: int  # in every JVM, for broadcast parameters
+    options: list[str]  # ``spark.sparkstrom.*`` settings that differ from the defaults
+    has_controller_task: bool = False  # whether the controller takes one more slot
+    network: NetworkPlan | None = None  # None for parameter averaging, which uses no UDP
+
+    @property
+    def executors(self) -> int:
+        """Number of executors."""
+        return -(
+            -(self.placement.workers + self.has_controller_task) // self.placement.per_executor
+        )
+
+    def conf(self) -> list[str]:
+        """Return the ``--conf`` arguments for spark-submit."""
+        workers = ALL_SLOTS if self.has_controller_task else self.placement.per_executor
+        lines = [
+            f"spark.executor.instances={self.executors}",
+            f"spark.executor.cores={self.placement.per_executor}",
+            f"spark.executor.memoryOverhead={mib(self.executor_overhead)}m",
+            f"spark.driver.memoryOverhead={mib(self.driver_overhead)}m",
+            f"spark.sparkstrom.workers_per_node={workers}",
+        ]
+        if self.network is not None:
+            first, last = self.network.ports
+            lines += [
+                f"spark.sparkstrom.unicast_port={first}",
+                f"spark.sparkstrom.port_range={first}-{last}",
+            ]
+        return [f"--conf {line}" for line in [*lines, *self.options]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan for JSON; sizes in bytes."""
+
+        def sizes(parts: list[MemoryPart]) -> dict[str, int]:
+            return {part.name: part.bytes for part in parts} | {"total": sum_parts(parts)}
+
+        network = self.network
+        return {
+            "workers": self.placement.workers,
+            "executors": self.executors,
+            "workers_per_executor": self.placement.per_executor,
+            "worker": sizes(self.worker),
+            **({"media_driver": sizes(network.media_driver)} if network else {}),
+            "driver": sizes(self.driver),
+            "executor_overhead_bytes": self.executor_overhead,
+            "driver_overhead_bytes": self.driver_overhead,
+            "heap_bytes": self.heap,
+            **(_network_to_dict(network) if network else {}),
+            "conf": self.conf(),
+        }
+
+
+def _network_to_dict(network: NetworkPlan) -> dict[str, Any]:
+    """Return the shared memory and the ports for JSON."""
+    return {
+        "shared_memory_bytes": {
+            "executor": network.shared_memory_executor,
+            "host": network.shared_memory_host,
+            "driver": network.shared_memory_driver,
+        },
+        "udp_ports": list(network.ports),
+    }
+
+
+def plan_fit(
+    footprint: ModelFootprint, placement: WorkerPlacement, master: SharedTrainingMaster
+) -> FitPlan:
+    """Return the plan of a fit by gradient sharing. Raise UsageError for invalid numbers."""
+    check_footprint(footprint)
+    tree = master.void.topology(placement.workers)
+    edges = sum(count_executor_edges(tree))
+    here = estimate_shared_memory(edges)
+    return FitPlan(
+        placement,
+        estimate_worker_parts(footprint, master),
+        estimate_driver_parts(footprint, master, placement.workers),
+        estimate_executor_overhead(footprint, master, placement.workers, placement.per_executor),
+        estimate_driver_overhead(footprint, master, placement.workers),
+        BROADCAST_BYTES_PER_PARAM * footprint.n_params + footprint.buffers_bytes,
+        format_changed_options(master, SharedTrainingMaster(), MASTER_OPTIONS)
+        + format_changed_options(master.void, VoidConfiguration(), NETWORK_OPTIONS),
+        parse_controller(master.void.controller).is_in_task,
+        NetworkPlan(
+            estimate_media_driver_parts(edges),
+            here,
+            placement.executors_per_host * here,
+            estimate_shared_memory(count_driver_edges(tree, placement.workers)),
+            _plan_ports(placement, master),
+        ),
+    )
+
+
+def plan_averaging(
+    footprint: ModelFootprint, placement: WorkerPlacement, master: ParameterAveragingTrainingMaster
+) -> FitPlan:
+    """Return the plan of a fit by parameter averaging. Raise UsageError for invalid numbers."""
+    check_footprint(footprint)
+    driver = estimate_round_driver_parts(footprint, master, placement.workers)
+    return FitPlan(
+        placement,
+        estimate_round_worker_parts(footprint, master, placement.workers),
+        driver,
+        estimate_round_overhead(footprint, master, placement.workers, placement.per_executor),
+        sum_parts(driver),
+        round_broadcast_bytes(footprint, master, placement.workers),
+        format_changed_options(master, ParameterAveragingTrainingMaster(), AVERAGING_OPTIONS),
+    )
+
+
+def check_footprint(footprint: ModelFootprint) -> None:
+    """Raise UsageError if the model's sizes or the names of optimizer and library are invalid."""
+    require_whole("params", footprint.n_params, 1)
+    require_whole("buffers", footprint.buffers_bytes, 0)
+    require_one_of("optimizer", footprint.optimizer, tuple(OPTIMIZERS))
+    require_one_of("library", footprint.library, tuple(LIBRARY_BYTES))
+
+
+def format_changed_options(options: Any, default: Any, names: tuple[str, ...]) -> list[str]:
+    """Return ``spark.sparkstrom.*`` settings for the named options that differ from ``default``."""
+    changed = [name for name in names if getattr(options, name) != getattr(default, name)]
+    return [f"spark.sparkstrom.{name}={getattr(options, name)}" for name in changed]
+
+
+def _plan_ports(placement: WorkerPlacement, master: SharedTrainingMaster) -> tuple[int, int]:
+    """Return the first and last UDP port that a host needs.
+
+    Each executor needs one port, and as many may still be in use by the previous fit. The driver
+    needs one more. Raise UsageError if they exceed 65535.
+    """
+    needed = FITS_PER_PORT * placement.executors_per_host + 1
+    first = master.void.unicast_port or UNICAST_PORT
+    last = first + max(needed, PORTS_PER_HOST) - 1
+    if last > 65_535:
+        raise UsageError(
+            f"unicast_port={first}: {needed} ports are wanted from there on, and the last is "
+            "65535; begin lower"
+        )
+    return first, last
+
+
+def format_plan(plan: FitPlan) -> str:
+    """Return the plan as text: tables of memory, totals, and Spark's configuration."""
+    network, hosts = plan.network, f", {plan.placement.executors_per_host} on a host"
+    use = "for the parameters" if network else "for a round"
+    lines = [
+        f"{plan.executors} executors of {plan.placement.per_executor} workers"
+        + (hosts if network else ""),
+        _format_size_line("beside an executor's heap", plan.executor_overhead),
+        _format_size_line("beside the driver's heap", plan.driver_overhead),
+        _format_size_line(f"of each heap, {use}", plan.heap),
+    ]
+    sections = [format_section("one Python worker", plan.worker)]
+    if network is not None:
+        sections.append(format_section("the media driver of an executor", network.media_driver))
+        shared, (first, last) = network.shared_memory_host, network.ports
+        lines += [
+            _format_size_line("/dev/shm of a host with executors", shared)
+            + f" (docker: --shm-size={mib(shared)}m)",
+            _format_size_line("/dev/shm of the driver's host", network.shared_memory_driver),
+            f"  {'UDP ports of every host':<33} {first}-{last}",
+        ]
+    sections.append(format_section("the driver program's Python", plan.driver))
+    conf = "\n".join(["Spark's configuration:", *plan.conf()])
+    return "\n\n".join([*sections, "\n".join(lines), conf])
+
+
+def _format_size_line(name: str, size: int) -> str:
+    """Return an indented line with a name and a size in MiB."""
+    return f"  {name:<33} {mib(size):>8,} MiB"
+
+
+def format_section(title: str, parts: list[MemoryPart]) -> str:
+    """Return one titled table of parts, with their total."""
+    width = 64
+    rows = [f"  {part.name:<{width}} {mib(part.bytes):>8,} MiB" for part in parts if part.bytes]
+    return "\n".join([title, *rows, f"  {'in all':<{width}} {mib(sum_parts(parts)):>8,} MiB"])

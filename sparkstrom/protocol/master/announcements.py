@@ -1,0 +1,213 @@
+"""Repeated and broadcast messages of the master: closed ids, the fit's state, and welcomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId
+from sparkstrom.codec.messages import Address, Disown, IdClosed, Join, LastSeqs, State, Welcome
+from sparkstrom.protocol.common.children import Children
+from sparkstrom.protocol.common.events import Effect, Ending
+from sparkstrom.protocol.master.members import Member, Members, send_to_process
+from sparkstrom.protocol.master.phases import Phases
+from sparkstrom.protocol.master.sequencer import Sequencer
+
+SPACING_S = 0.5  # between repeats of a notice
+LEASES = 2  # notices are repeated for so many leases; a node that hears nothing for one asks
+
+
+@dataclass(slots=True)
+class ClosedNotice:
+    """The repeated notice that one id is closed."""
+
+    join: Join  # the newest one under the closed id: where its process listens
+    parent: NodeId | None  # which may still have it as a child; None: unknown
+    edge: EdgeNo  # by which the parent has it
+    until_s: float  # the notice is repeated until then
+    next_s: float  # when it is sent next
+
+
+class ClosedNotices:
+    """Notices of closed ids, repeated for a while because any of them may be lost.
+
+    They go to the process that had the id, and to the parent that may still have it as a child.
+    """
+
+    def __init__(self, lease_s: float, members: Members, sequencer: Sequencer) -> None:
+        self._patience_s, self._members, self._sequencer = LEASES * lease_s, members, sequencer
+        self.by_node: dict[NodeId, ClosedNotice] = {}
+
+    def add(self, member: Member, parent: NodeId, now_s: float) -> None:
+        """Begin to notify a closed member and the parent under which it stood."""
+        assert member.order is not None, f"node {member.node} has stood nowhere"
+        self._record(member.node, member.join, parent, member.order.edge, now_s)
+
+    def notify_closed(self, node: NodeId, now_s: float) -> None:
+        """Notify the owner of a closed id again, because messages from it still arrive.
+
+        All earlier notices may have been lost. Do nothing if notices are still being sent, or if
+        the process has joined under a newer id.
+        """
+        join = self._members.closed_joins.get(node)
+        if join is not None and node not in self.by_node and not self._members.has_newer_join(join):
+            self._record(node, join, None, EdgeNo(0), now_s)
+
+    def _record(
+        self, node: NodeId, join: Join, parent: NodeId | None, edge: EdgeNo, now_s: float
+    ) -> None:
+        """Store a notice, to be repeated until the time for notices is over."""
+        until_s = now_s + self._patience_s
+        self.by_node[node] = ClosedNotice(join, parent, edge, until_s, now_s)
+
+    def drop(self, node: NodeId) -> None:
+        """Stop the notices about this id: its owner left on request and expects none."""
+        self.by_node.pop(node, None)
+
+    def resend_due(self, now_s: float) -> list[Effect]:
+        """Return the notices that are due now."""
+        effects: list[Effect] = []
+        for node, notice in list(self.by_node.items()):
+            if now_s >= notice.next_s:
+                effects += self._send_notice(node, notice, now_s)
+        return effects
+
+    def _send_notice(self, node: NodeId, notice: ClosedNotice, now_s: float) -> list[Effect]:
+        """Send a notice to the closed node and to its parent."""
+        notice.next_s = now_s + SPACING_S
+        if now_s > notice.until_s:
+            del self.by_node[node]
+        above = None if notice.parent is None else self._members.live.get(notice.parent)
+        disown = [above.send(Disown(node, notice.edge))] if above else []
+        return [*disown, send_to_process(notice.join, self.make_message(node, notice.join))]
+
+    def make_message(self, node: NodeId, join: Join) -> IdClosed:
+        """Return the message that informs the owner of a closed id, with what it may do next."""
+        partition, failed = self._members.partitions[join.partition], self._members.failed.get(node)
+        free = partition.owner is None and partition.last_owner == node and failed is None
+        ending = Ending.LEASE_OVER if free else Ending.SUPERSEDED
+        return IdClosed(
+            token=join.token,
+            count=join.count,
+            node=node,
+            seq=self._sequencer.closed[node],
+            reason=failed or ending.value,
+            free=free,
+        )
+
+
+BEATS_PER_LEASE = 8  # so that a few lost states do not look like a dead master
+
+
+class StateBroadcast:
+    """The state of the fit that is broadcast to every node.
+
+    A change of its figures is announced at once; a regular beat shows that the master lives.
+    """
+
+    def __init__(
+        self,
+        lease_s: float,
+        *,
+        members: Members,
+        sequencer: Sequencer,
+        phases: Phases,
+        notices: ClosedNotices,
+        children: Children,
+    ) -> None:
+        self._beat_s, self._members, self._sequencer = lease_s / BEATS_PER_LEASE, members, sequencer
+        self._phases, self._notices, self._children = phases, notices, children
+        self.slowest = 0  # steps of the slowest live, unfinished worker
+        self.training = 0  # live, unfinished workers with a replica
+        self.minibatches = 0  # committed in the whole fit
+        self.minibatches_expected = 0  # in the whole fit; an estimate until all rows are read
+        self._is_all_read = False
+        self.epochs = 0  # finished by every partition that has rows
+        self._beat = 0  # number of the last beat
+
+    def refresh(self) -> None:
+        """Recompute the figures, and announce at once if the training workers or their pace
+        changed.
+        """
+        slowest, training = self._members.slowest_steps(), self._members.count_training()
+        known = self.slowest, self.training
+        self.slowest = self.slowest if slowest is None else slowest
+        self.training = training
+        self.minibatches = self._members.partitions.minibatches
+        if not self._is_all_read:
+            partitions = self._members.partitions
+            self.minibatches_expected, self._is_all_read = partitions.minibatches_estimated()
+        self.epochs = self._members.partitions.epochs_finished
+        if known != (self.slowest, self.training):
+            self._children.announce_state()
+
+    def announce_if_due(self, now_s: float) -> None:
+        """Announce the state if a beat is due, so that every node hears that the master lives."""
+        beat = int(now_s / self._beat_s)
+        if beat > self._beat:
+            self._beat = beat
+            self._children.announce_state()
+
+    @property
+    def state(self) -> State:
+        """Return the state to broadcast; each parent fills in the fields for its child's edge."""
+        return State(
+            phase=self._phases.phase,
+            beat=self._beat,
+            head=self._sequencer.head,
+            final=self._phases.final,
+            slowest=self.slowest,
+            nodes=len(self._members.live),
+            training=self.training,
+            minibatches=self.minibatches,
+            minibatches_expected=self.minibatches_expected,
+            epochs=self.epochs,
+            wait_ms=0,
+            closed=list(self._notices.by_node),
+            stamp=0,
+            sent=CommitNo(0),
+            bytes_received=0,
+            bytes_forwarded=0,
+        )
+
+
+FIRST_STREAM = 1000  # first stream id of edges; the join stream has a lower one
+STREAMS_PER_EDGE = 4  # control and data, by UDP and inside one media driver
+
+
+class WelcomeFactory:
+    """Makes welcomes, each with an edge number and stream ids that no edge had before."""
+
+    def __init__(
+        self, chunks: int, members: Members, sequencer: Sequencer, broadcast: StateBroadcast
+    ) -> None:
+        self._chunks = chunks
+        self._members, self._sequencer, self._broadcast = members, sequencer, broadcast
+        self._edges = EdgeNo(0)  # the newest edge's number
+
+    def make(self, member: Member, parent: NodeId, host: str, port: int) -> Welcome:
+        """Return a welcome for ``member`` under ``parent``, which listens at ``host`` and
+        ``port``.
+        """
+        self._edges = EdgeNo(self._edges + 1)
+        stream = FIRST_STREAM + STREAMS_PER_EDGE * self._edges
+        position = self._members.partition_of(member).position
+        return Welcome(
+            token=member.join.token,
+            count=member.join.count,
+            request=member.join.request,
+            node=member.node,
+            parent=parent,
+            edge=self._edges,
+            up=Address(host, port, stream, stream + 1),
+            chunks=self._chunks,
+            closed=self._former_last_seqs(member),
+            epoch=position.epoch,
+            batch=position.batch,
+            steps=self._broadcast.slowest,
+            grants=list(self._members.checkpoints.grants_of(member.node)),
+        )
+
+    def _former_last_seqs(self, member: Member) -> LastSeqs:
+        """Return the member's former ids, each with the last seq that counts."""
+        closed = self._sequencer.closed
+        return [(node, closed[node]) for node in sorted(member.own_ids) if node in closed]

@@ -1,0 +1,116 @@
+"""Who a worker is to the master: the facts of its process, and the node ids that it was given.
+
+A process keeps its facts and gets a new id each time it returns after the master had closed the
+last one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparkstrom.base.identity import NodeId, Position, Seq
+from sparkstrom.codec.messages import Address, IdClosed, Join, JoinRefusal, LastSeqs, Welcome
+from sparkstrom.protocol.common.events import IgnoreReason, TimeoutReason
+from sparkstrom.protocol.worker.limits import LEVELS_ABOVE, NodeLimits, ProcessPause, Wait
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The constant facts with which a worker process joins; ``Join`` explains the fields."""
+
+    token: int
+    partition: int
+    attempt: int
+    rows: int
+    checksum: int
+    batches: int
+    host: str
+    executor: str
+    pid: int
+    version: str
+    whole: bool = (
+        False  # it starts with the replica of commit 0; sent with ``Attach``, not ``Join``
+    )
+    start: Position = Position(0, 0)  # where the fit begins: a later position means a successor
+
+
+class Membership:
+    """The ids of this process and the address where it listens for its parent."""
+
+    def __init__(self, identity: Identity, limits: NodeLimits, now_s: float) -> None:
+        self.identity, self._limits = identity, limits
+        self.node: NodeId | None = None  # None before the first welcome
+        self.ids: dict[NodeId, Seq | None] = {}  # all it had: closed at this seq, or None
+        self.count = 1  # rises with each return
+        self.request = 0  # rises with each asking
+        self.address: Address | None = None
+        self.alone = False  # the last request said that all edges are gone
+        self._began_s = now_s
+
+    @property
+    def id(self) -> NodeId:
+        """Return the present id; AssertionError before the first welcome."""
+        assert self.node is not None, "it has no id yet"
+        return self.node
+
+    def set_address(self, address: Address, *, alone: bool) -> None:
+        """Set the fresh streams on which the process listens; the next join is a new request."""
+        self.address, self.alone = address, alone or self.alone
+        self.request += 1
+
+    def make_join(self) -> Join:
+        """Return the message that requests a place, or another edge."""
+        assert self.address is not None, "who asks listens somewhere"
+        who = self.identity
+        return Join(
+            token=who.token,
+            count=self.count,
+            request=self.request,
+            partition=who.partition,
+            attempt=who.attempt,
+            rows=who.rows,
+            checksum=who.checksum,
+            batches=who.batches,
+            address=self.address,
+            host=who.host,
+            executor=who.executor,
+            pid=who.pid,
+            version=who.version,
+            alone=self.alone,
+        )
+
+    def mismatch_reason(self, message: Welcome | JoinRefusal | IdClosed) -> IgnoreReason | None:
+        """Return why this message does not answer the latest join; None if it does."""
+        if message.token != self.identity.token:
+            return IgnoreReason.FOR_ANOTHER
+        return None if message.count == self.count else IgnoreReason.LATE
+
+    def take_id(self, node: NodeId, closed: LastSeqs) -> dict[NodeId, Seq]:
+        """Take ``node`` as the present id; return the last seq that counts of each former id."""
+        assert node not in self.ids, "ids are never reused"
+        for former, seq in closed:
+            self.ids[former] = seq
+        self.ids[node] = None
+        self.node = node
+        return {former: seq for former, seq in self.ids.items() if seq is not None}
+
+    def is_closed(self, node: NodeId) -> bool:
+        """Return whether this id of the process is known to be closed."""
+        return self.ids.get(node) is not None
+
+    def close(self, node: NodeId, seq: Seq) -> None:
+        """Record that an id is closed; the next join requests a new one."""
+        assert not self.is_closed(node), "an id is closed once"
+        self.ids[node] = seq
+        self.count += 1
+
+    def shift_deadlines(self, pause: ProcessPause) -> None:
+        """Do not count a pause of the process as waiting."""
+        self._began_s = pause.shift(self._began_s)
+
+    def overdue_wait(self, now_s: float) -> Wait | None:
+        """Return the wait for a first place if it is overdue."""
+        limit_s = LEVELS_ABOVE * self._limits.stuck_s
+        if self.node is None and now_s - self._began_s > limit_s:
+            return Wait(self._began_s, limit_s, TimeoutReason.PLACE)
+        return None

@@ -1,0 +1,415 @@
+"""What a node knows at present about the fit, its own task, its trainer and the nodes below it.
+
+The records hold the newest statuses of the nodes below it in the tree, the state of the fit,
+whether its own task has ended, and the progress of its trainer.
+"""
+
+from __future__ import annotations
+
+from sparkstrom.base.identity import EdgeNo, NodeId, Position, Seq
+from sparkstrom.codec.messages import (
+    Activity,
+    AuditAnswer,
+    Direct,
+    LeaveNotice,
+    Phase,
+    ResendRequest,
+    State,
+    Status,
+    TrainingFailure,
+)
+from sparkstrom.protocol.common.children import Child, Children
+from sparkstrom.protocol.common.events import (
+    Command,
+    Directive,
+    Effect,
+    Ending,
+    Send,
+    TimeoutReason,
+)
+from sparkstrom.protocol.common.stages import (
+    DISMISSED,
+    ENDED,
+    INSTALLS,
+    TRAINING,
+    FarewellStage,
+    ReplicaStage,
+    Trigger,
+    next_stage,
+)
+from sparkstrom.protocol.worker.limits import NodeLimits, ProcessPause, Wait
+
+AUDIT_COST, COUNTERS_PER_COST = 6, 2  # a plain status, of about 30 bytes, costs 1
+COST_MAX = 600  # a report stays well below what a control stream takes
+
+
+class StatusTable:
+    """The newest status of a node and of every node below it, and which ones its parent still
+    needs.
+
+    Each change gets a higher stamp, which the parent acknowledges. Statuses are not summed on the
+    way up; a lost one is in the next report. Unchanged statuses are not repeated, so the size of a
+    report depends on the changes and not on the mesh.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[NodeId, Status] = {}  # the newest status of this node and all below
+        self._via: dict[NodeId, NodeId] = {}  # node -> child it is reached through, or itself
+        self._unheard: dict[NodeId, int] = {}  # pending node -> stamp, lowest stamp first
+        self._stamp = 0  # the highest one given
+
+    def update(self, status: Status, via: NodeId) -> bool:
+        """Store a status that came through the child ``via``; return False if the stored one is
+        newer.
+        """
+        known = self._known.get(status.node)
+        if known is not None and known.age >= status.age:
+            if known.age == status.age:  # one above it was moved, and took it along
+                self._via[status.node] = via
+            return False
+        self._known[status.node], self._via[status.node] = status, via
+        self._unheard.pop(status.node, None)
+        self._stamp += 1
+        self._unheard[status.node] = self._stamp
+        return True
+
+    def child_towards(self, node: NodeId) -> NodeId | None:
+        """Return the child through which ``node`` is reached, or None."""
+        return self._via.get(node)
+
+    def drop_subtree(self, child: NodeId) -> None:
+        """Drop all statuses that came through this child."""
+        for node in [n for n, via in self._via.items() if via == child]:
+            del self._known[node], self._via[node]
+            self._unheard.pop(node, None)
+
+    def on_ack(self, stamp: int) -> bool:
+        """Remove statuses up to ``stamp`` from the pending ones.
+
+        Return True if that removed any and others are still pending.
+        """
+        struck = False
+        while self._unheard:
+            node = next(iter(self._unheard))
+            if self._unheard[node] > stamp:
+                return struck
+            del self._unheard[node]
+            struck = True
+        return False
+
+    def resend_all(self) -> None:
+        """Mark every status as pending, for a new parent."""
+        self._unheard = {}
+        for node in self._known:
+            self._stamp += 1
+            self._unheard[node] = self._stamp
+
+    @property
+    def has_pending(self) -> bool:
+        """Return whether the parent lacks any status."""
+        return bool(self._unheard)
+
+    def next_report(self) -> tuple[int, list[Status]]:
+        """Return the oldest pending statuses that fit one report, and the stamp that it reaches."""
+        out: list[Status] = []
+        stamp, spent = self._stamp, 0
+        for node, at in self._unheard.items():
+            status = self._known[node]
+            price = 1 + len(status.stats or ()) // COUNTERS_PER_COST
+            price += AUDIT_COST if status.audit is not None else 0
+            if spent and spent + price > COST_MAX:
+                break
+            out.append(status)
+            stamp, spent = at, spent + price
+        return stamp, out
+
+
+class DirtyFlag:
+    """Flag that a status report is due: set by any component, cleared when a report is sent."""
+
+    __slots__ = ("is_set",)
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def set(self) -> None:
+        """Request a report with the next tick, instead of with the next lease renewal."""
+        self.is_set = True
+
+    def clear(self) -> None:
+        """Record that a report with all changes so far is being sent."""
+        self.is_set = False
+
+
+class Subtree:
+    """A worker's children and the newest status of every node below it.
+
+    Removing a child also removes the statuses that came through it.
+    """
+
+    def __init__(self, children: Children, statuses: StatusTable) -> None:
+        self.children, self.statuses = children, statuses
+
+    def drop(self, node: NodeId, edge: EdgeNo | None = None) -> list[Effect]:
+        """Remove a child and close its edge, unless it has a newer edge than ``edge``.
+
+        Without ``edge``, remove it in any case. Return no effects if nothing was removed.
+        """
+        effects = self.children.disown(node, edge)
+        if effects:
+            self.statuses.drop_subtree(node)
+        return effects
+
+    def drop_all(self) -> list[Effect]:
+        """Close the edges to all children; each notices the silence and joins again."""
+        effects: list[Effect] = []
+        for child in list(self.children.by_node):
+            effects += self.drop(child)
+        return effects
+
+    def request_resend_from_all(self) -> list[Effect]:
+        """Ask every node below to send its uncommitted updates again."""
+        return [Send(child, ResendRequest(None)) for child in self.children.by_node]
+
+    def child_towards(self, node: NodeId) -> Child | None:
+        """Return the child through which ``node`` is reached, or None if it is not below."""
+        via = self.statuses.child_towards(node)
+        return None if via is None else self.children.by_node.get(via)
+
+
+OVER = Phase.DONE
+FAREWELL_S = 5.0  # longest wait for children to hear of the end, or the master of a failure
+
+
+class FitView:
+    """The newest state of the fit, and when the master was last heard."""
+
+    def __init__(self, limits: NodeLimits, now_s: float) -> None:
+        self._limits = limits
+        self.state: State | None = None  # the newest one; None: none has come
+        self.done = False  # its phase is DONE
+        self.heard_s = now_s  # last sign that the master lives
+        self.steady_s = now_s  # since then such signs have come without a gap
+        self.farewell = FarewellStage.NEEDED
+        self._done_s: float | None = None  # when the fit was done and this node audited
+
+    def on_master_heard(self, now_s: float) -> None:
+        """Note that a message came from the master itself."""
+        self.heard_s = now_s
+
+    def on_new_edge(self, now_s: float) -> None:
+        """Discard earlier signs of life, so that only those over the new edge count."""
+        self.steady_s = now_s
+
+    def accept_state(self, state: State, now_s: float) -> bool:
+        """Store a state; return False if a newer one is here already."""
+        known = self.state
+        if known is not None and (state.phase, state.beat) < (known.phase, known.beat):
+            return False
+        if known is None or state.beat > known.beat:  # the master lives
+            if now_s - self.heard_s > self._limits.lease_s / 2:
+                self.steady_s = now_s
+            self.heard_s = now_s
+        self.state, self.done = state, state.phase is OVER
+        return True
+
+    @property
+    def slowest(self) -> int:
+        """Return the steps of the slowest worker in the newest state; 0 without a state."""
+        return 0 if self.state is None else self.state.slowest
+
+    def is_steady(self, since_s: float, now_s: float) -> bool:
+        """Return whether signs of the master have come for a lease without a gap, up to now."""
+        lease_s = self._limits.lease_s
+        lasting = now_s - max(since_s, self.steady_s) > lease_s
+        return lasting and now_s - self.heard_s <= lease_s / 2
+
+    @property
+    def may_end(self) -> bool:
+        """Return whether the task may end: no node below depends on this one."""
+        return self.farewell is DISMISSED
+
+    def begin_farewell_if_due(self, now_s: float, *, audited: bool, needed: bool) -> bool:
+        """Return True once, when the node should take leave of its parent.
+
+        While ``needed`` is true, a child may not know of the end yet; wait for it up to FAREWELL_S.
+        """
+        if not (self.done and audited):
+            return False
+        if self._done_s is None:
+            self._done_s = now_s
+            self.farewell = next_stage(self.farewell, Trigger.DONE)
+        if self.may_end or (needed and now_s - self._done_s <= FAREWELL_S):
+            return False
+        self.farewell = next_stage(self.farewell, Trigger.UNNEEDED)
+        return True
+
+    def shift_deadlines(self, pause: ProcessPause) -> None:
+        """Do not count a pause of the process as waiting."""
+        self.heard_s = pause.shift(self.heard_s)
+        if self._done_s is not None:
+            self._done_s = pause.shift(self._done_s)
+
+    def overdue_wait(self, now_s: float, *, joined: bool) -> Wait | None:
+        """Return the wait for the master if it has been silent for too long."""
+        silent_s = now_s - self.heard_s
+        if joined:
+            if silent_s > self._limits.master_silent_s:
+                return Wait(self.heard_s, self._limits.master_silent_s, TimeoutReason.MASTER)
+        elif silent_s > self._limits.join_s:
+            return Wait(self.heard_s, self._limits.join_s, TimeoutReason.ANSWER)
+        return None
+
+
+class TaskEnd:
+    """The end of the task, and messages about it that the master has not confirmed.
+
+    ``directive`` makes the trainer end or leave; None before that. A directive that ends the task
+    is final.
+    """
+
+    def __init__(self) -> None:
+        self.stage = TRAINING
+        self.directive: Directive | None = None
+        self._failed: TrainingFailure | None = None  # repeated until the master confirms it
+        self._failed_s = 0.0  # when training failed
+        self._leaving: LeaveNotice | None = None  # likewise
+        self._leaving_s = 0.0  # when the trainer left
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the final directive is set."""
+        return self.stage is ENDED
+
+    def end(self, directive: Directive) -> None:
+        """End the task with this directive, unless it has ended already."""
+        if not self.ended:
+            self.directive = directive
+        self.stage = next_stage(self.stage, Trigger.ENDED)
+
+    def release(self, reason: str) -> None:
+        """Make the trainer save its residual and leave, because the master requests the slot."""
+        if not self.ended:
+            self.directive = Directive(Command.RELEASE, reason)
+        self.stage = next_stage(self.stage, Trigger.RELEASED)
+
+    def on_trainer_left(self, leaving: LeaveNotice, now_s: float) -> None:
+        """Store the leave notice of a trainer that has saved its residual."""
+        self._leaving, self._leaving_s = leaving, now_s
+        self.stage = next_stage(self.stage, Trigger.LEFT)
+
+    def on_training_failed(self, failed: TrainingFailure, now_s: float) -> None:
+        """Store the report of an exception in training, or of a step that took too long."""
+        self._failed, self._failed_s = failed, now_s
+        self.stage = next_stage(self.stage, Trigger.FAILED)
+
+    @property
+    def unconfirmed_messages(self) -> tuple[Direct, ...]:
+        """Return the messages about the end that the master has not confirmed, to be repeated."""
+        if self.stage is TRAINING:
+            return ()
+        return tuple(word for word in (self._failed, self._leaving) if word is not None)
+
+    def directive_after_confirmation(self) -> Directive | None:
+        """Return the final directive after the confirmation; None if no message was sent."""
+        if self._failed is not None:
+            return Directive(Command.FAIL, self._failed.reason, cause=Ending.FAILED)
+        if self._leaving is not None:
+            return Directive(Command.END, self._leaving.reason, cause=Ending.RELEASED)
+        return None
+
+    def shift_deadlines(self, pause: ProcessPause) -> None:
+        """Do not count a pause of the process as waiting."""
+        self._failed_s = pause.shift(self._failed_s)
+        self._leaving_s = pause.shift(self._leaving_s)
+
+    def directive_if_unconfirmed_too_long(self, now_s: float) -> Directive | None:
+        """Return the final directive if the messages stay unconfirmed for too long."""
+        if self._failed is not None and now_s - self._failed_s > FAREWELL_S:
+            return Directive(Command.FAIL, self._failed.reason, cause=Ending.FAILED)
+        if self._leaving is not None and now_s - self._leaving_s > FAREWELL_S:
+            return Directive(Command.END, self._leaving.reason, cause=Ending.RELEASED)
+        return None
+
+
+STEPPING = Activity.STEPPING
+
+
+class TrainerView:
+    """The trainer's reports: its progress and present activity."""
+
+    def __init__(self, limits: NodeLimits, report_flag: DirtyFlag, now_s: float) -> None:
+        self._limits, self._report_flag = limits, report_flag
+        self.position = Position(0, 0)
+        self.steps = 0  # as the trainer counts them
+        self.trained = False  # it has taken a step, so others may copy its optimizer state
+        self._head_start = 0  # steps credited to it: nobody waits for those that it missed
+        self.activity = Activity.CATCHING_UP
+        self._active_s = now_s  # when it last reported anything or was given a replica
+        self.final: Seq | None = None  # seq of its last update; None: more may follow
+        self.audit: AuditAnswer | None = None  # None: not hashed yet
+        self.stats: dict[str, float] | None = None  # cumulative; None: none sampled yet
+
+    @property
+    def pace(self) -> int:
+        """Return the step count with the credited head start, for comparison with other workers."""
+        return self.steps + self._head_start
+
+    def steps_at_pace(self, pace: int) -> int:
+        """Return the trainer's own step count at which it reaches ``pace``."""
+        return pace - self._head_start
+
+    def start_from(self, position: Position, steps: int) -> None:
+        """Start at the position of the partition's previous owner."""
+        assert not self.trained, "who has trained goes on from where it is"
+        self.position, self.steps = position, steps
+
+    def credit_head_start(self, slowest: int) -> None:
+        """Count a worker that joins or returns as equal to the slowest one."""
+        self._head_start = max(self._head_start, slowest - self.steps)
+
+    def advance(self, position: Position, steps: int, now_s: float) -> None:
+        """Record a training step."""
+        self.position, self.steps = position, steps
+        self.trained, self._active_s = True, now_s
+        self._report_flag.set()
+
+    def set_activity(self, activity: Activity, now_s: float) -> None:
+        """Record what the trainer does now."""
+        self.activity, self._active_s = activity, now_s
+        self._report_flag.set()
+
+    def note_activity(self, now_s: float) -> None:
+        """Restart the deadline of a step: the trainer was sent a replica or has installed one."""
+        self._active_s = now_s
+
+    def set_final(self, last_seq: Seq) -> None:
+        """Record the last seq, after which the trainer publishes nothing."""
+        self.final = last_seq
+        self._report_flag.set()
+
+    def renumber_final(self, last_seq: Seq) -> None:
+        """Replace the last seq after the updates were renumbered under a new id."""
+        if self.final is not None:
+            self.final = last_seq
+
+    def set_audit(self, answer: AuditAnswer) -> None:
+        """Record the hash of the replica at the final commit."""
+        self.audit = answer
+        self._report_flag.set()
+
+    def set_counters(self, stats: dict[str, float]) -> None:
+        """Record cumulative counters for the master."""
+        self.stats = stats
+        self._report_flag.set()
+
+    def shift_deadlines(self, pause: ProcessPause) -> None:
+        """Do not count a pause of the process as waiting."""
+        self._active_s = pause.shift(self._active_s)
+
+    def overdue_wait(self, now_s: float, replica: ReplicaStage, *, paused: bool) -> Wait | None:
+        """Return the wait for a step, or for the install of a replica, if it is overdue."""
+        busy = replica in INSTALLS or (self.activity is STEPPING and not paused)
+        if busy and now_s - self._active_s > self._limits.step_s:
+            return Wait(self._active_s, self._limits.step_s, TimeoutReason.STEP)
+        return None

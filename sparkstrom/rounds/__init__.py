@@ -1,0 +1,1 @@
+"""Train in synchronous rounds, on any backend: parameter averaging and DiLoCo."""

@@ -1,0 +1,414 @@
+"""Combine the workers' results of a round into the state with which the next round starts.
+
+All workers start a round with the same parameters and train alone for some steps. The next round
+starts with their weighted mean, or with what an accumulator or an outer optimizer makes of the
+results. A worker's weight is the number of rows that it trained on, so one step of SGD per round
+equals one step of a single machine on all rows.
+
+Sums are float64 and depend on the order of their terms. Callers pass the workers in order of
+partition, so that repeated rounds give the same bits.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import traceback
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import TrainingError
+from sparkstrom.codec.states import decode_state_untrusted, encode_state
+from sparkstrom.models.base import Buffered, Flat, FlatModel, State, WeighedBuffers
+from sparkstrom.models.updaters import Updater
+from sparkstrom.options.parameter_averaging import PER_WORKER, Accumulator
+from sparkstrom.rounds.worker_round import RoundReport
+from sparkstrom.runtime.optimizer_states import (
+    OPTIMIZER_PREFIX,
+    PARTITION_KEY,
+    SCHEDULE_STEPS_KEY,
+    OptimizerStates,
+    decode_optimizer_state,
+    decode_schedule_steps,
+)
+
+CHECKED_AT_ONCE = 1 << 20  # parameters; bounds the temporary array of booleans
+OUTER_PREFIX = "outer/"  # precedes the names of the outer optimizer's values in a stored state
+NO_PARTITION = -1  # stored as the partition of a state that all workers share
+NOT_FINITE_AFTER = (
+    "{} is {} after round {}: training diverges or the data hold such values; lower the learning"
+    " rate, that of an outer step, too, clip gradients, or look at the features' scale"
+)
+ACCUMULATOR_RAISED = (
+    "accumulator raised {!r}: it is called with (before, after, rows) after each round, in the"
+    " calling process; its trace is below"
+)
+
+Sum = NDArray[np.float64]
+Scalar = float | int
+
+
+class AveragingOptions(Protocol):
+    """The options of rounds that ParameterAveragingTrainingMaster and ParallelWrapper share."""
+
+    @property
+    def averaging_frequency(self) -> int:
+        """Number of minibatches of each worker in a round."""
+        ...
+
+    @property
+    def save_updater(self) -> bool | str:
+        """True: average optimizer states; PER_WORKER: each worker keeps its own; False: neither."""
+        ...
+
+    @property
+    def outer(self) -> Updater | None:
+        """The outer optimizer, if there is one."""
+        ...
+
+    @property
+    def accumulator(self) -> Accumulator | None:
+        """The user's function that combines parameters; None: their mean."""
+        ...
+
+
+class StoredState(Protocol):
+    """An optimizer state outside this process's memory, such as in a file."""
+
+    def load(self) -> State:
+        """Read the state and return it."""
+        ...
+
+
+@dataclass(slots=True)
+class RoundResults:
+    """The results of one round, as a backend returns them."""
+
+    reports: Sequence[RoundReport]  # of the workers that had minibatches, in order of partition
+    # The weighted mean, f32[n_params]; f32[workers with weight, n_params] for an accumulator;
+    # None if a model failed or no row has a weight.
+    parameters: Flat | None = None
+    updater: State | None = None  # the averaged optimizer state, with save_updater=True
+    # With save_updater="own": each worker's optimizer state, by partition.
+    own: Mapping[int, State | StoredState] = field(default_factory=dict)
+    traffic: Counter[str] = field(default_factory=Counter)  # bytes over the network, by kind
+
+
+class RoundState:
+    """The state between two rounds: parameters f32[n_params], buffers and optimizer states.
+
+    Every round replaces arrays and never changes them, except for the outer optimizer's, so
+    snapshots may share them.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        options: AveragingOptions,
+        parameters: Flat,
+        states: OptimizerStates,
+        steps: int,
+    ) -> None:
+        """Make the state with which the first round of a fit starts.
+
+        Args:
+            model: The model.
+            options: How results are combined.
+            parameters: f32[n_params].
+            states: Optimizer states of an earlier fit, from which to continue.
+            steps: Number of steps of each worker before, unless ``states`` contain it.
+        """
+        self._model, self._save = model, options.save_updater
+        self._accumulator = options.accumulator
+        self.parameters = parameters
+        self.buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
+        self.fresh = fresh_state(copy.deepcopy(model), parameters)  # before the first step
+        self.updater = self.fresh  # with which workers without an ``own`` state start
+        self.own: dict[int, State | StoredState] = {}  # workers' own states, by partition
+        self.outer, self.steps, self.rounds = OuterStep(options.outer), steps, 0
+        if states.one:
+            self._resume_from(states)
+
+    def _resume_from(self, states: OptimizerStates) -> None:
+        """Load the states of an earlier fit, as far as the options use them."""
+        stored = decode_state_untrusted(states.one)
+        self.steps = decode_schedule_steps(states.one, self.steps)
+        outer = {
+            name.removeprefix(OUTER_PREFIX): value
+            for name, value in stored.items()
+            if name.startswith(OUTER_PREFIX)
+        }
+        if self.outer.updater is not None and set(outer) == set(self.outer.updater.init(0)):
+            self.outer.state = outer
+        if self._save:
+            self.updater = decode_optimizer_state(states.one)
+        if self._save == PER_WORKER:
+            # Files of older versions have a state of no partition.
+            self.own = {
+                index: decode_optimizer_state(state)
+                for index, state in states.own.items()
+                if index != NO_PARTITION
+            }
+
+    def advance(self, results: RoundResults) -> None:
+        """Replace the state with the combined results of a round.
+
+        Raise TrainingError if parameters are not finite, or the user's accumulator fails.
+        """
+        trained = [report for report in results.reports if report.weight]
+        combined = results.parameters
+        assert combined is not None, "a round without results changes nothing"
+        if self._accumulator is not None:
+            rows = [report.examples for report in trained]
+            combined = apply_accumulator(self._accumulator, self.parameters, combined, rows)
+        parameters = self.outer.step(self.parameters, combined)
+        check_finite(self._model, parameters, self.rounds + 1)
+        self.parameters = parameters
+        if any(report.buffers for report in trained) and isinstance(self._model, Buffered):
+            buffers = [report.buffers for report in trained]
+            self.buffers = average_buffers(self._model, buffers, [r.weight for r in trained])
+        if results.updater is not None:
+            self.updater = results.updater
+        self.own.update(results.own)
+        self.steps += max(report.steps for report in trained)
+        self.rounds += 1
+
+    def copy_states(self) -> OptimizerSnapshot:
+        """Return the present optimizer states, which later rounds do not change."""
+        outer = copy.deepcopy(self.outer.state)
+        return OptimizerSnapshot(self.updater, dict(self.own), outer, self.steps)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of parameters and buffers, as hexadecimal digits."""
+        return hashlib.sha256(self.parameters.tobytes() + self.buffers).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSnapshot:
+    """The optimizer states after one round."""
+
+    updater: State  # shared by all workers without an own state
+    own: Mapping[int, State | StoredState]  # workers' own states, by partition
+    outer: State  # the outer optimizer's; empty without one
+    steps: int  # of each worker so far
+
+    def encoded(self, *, everybody: bool = True) -> tuple[bytes, ...]:
+        """Return the encoded states for a checkpoint or a later fit.
+
+        The first one contains the outer optimizer's state, too. Without ``everybody`` it is the
+        only one.
+        """
+        more: State = {OUTER_PREFIX + name: value for name, value in self.outer.items()}
+        more[SCHEDULE_STEPS_KEY] = self.steps
+        if not self.own:
+            return (_encode(self.updater, NO_PARTITION, more),)
+        first, *others = sorted(self.own)
+        one = _encode(load_state(self.own[first]), first, more)
+        rest = others if everybody else []
+        return (one, *(_encode(load_state(self.own[index]), index, {}) for index in rest))
+
+
+class AveragedParameters:
+    """The parameters of a fit in rounds, with the interface ``fit.session.FitParameters``.
+
+    ``k``: exponent of the grid that gradient sharing would use for them.
+    """
+
+    def __init__(self, state: RoundState, k: int) -> None:
+        self._state, self.k = state, k
+
+    @property
+    def buffers(self) -> bytes:
+        """The model's buffers after the newest round."""
+        return self._state.buffers
+
+    def to_host(self) -> Flat:
+        """Return a copy of the parameters, f32[n_params]."""
+        return np.array(self._state.parameters)
+
+
+@dataclass(slots=True)
+class OuterStep:
+    """Computes the next round's parameters from a round's initial and combined parameters.
+
+    Without an ``updater`` they are the combined parameters. With one, the difference between
+    initial and combined parameters is its gradient: ``Nesterov(0.7, 0.9)`` is DiLoCo's outer
+    optimizer (Douillard et al. 2023).
+    """
+
+    updater: Updater | None = None  # the outer optimizer
+    state: State = field(default_factory=dict)  # the updater's; empty before its first step
+
+    def step(self, before: Flat, combined: Flat) -> Flat:
+        """Return the parameters of the next round, f32[n_params]; may overwrite ``combined``.
+
+        ``before``: the parameters with which the round started.
+        """
+        if self.updater is None:
+            return combined
+        if not self.state:
+            self.state = self.updater.init(before.size)
+        gradient = np.subtract(before, combined, out=combined)
+        moved = self.updater.update(gradient, self.state)
+        return np.add(moved, before, out=moved)
+
+
+class WeightedSum:
+    """Accumulates a weighted mean: the sum of weight x values, f64[n], and of the weights."""
+
+    def __init__(self, size: int) -> None:
+        self.total: Sum = np.zeros(size, np.float64)
+        self.weight = 0.0
+
+    def add(self, values: NDArray[Any], weight: float) -> None:
+        """Add one worker's values with its weight."""
+        self.total += values.astype(np.float64).ravel() * weight
+        self.weight += weight
+
+    def add_sum(self, total: Sum, weight: float) -> None:
+        """Add another sum: ``total`` of weight x values, and ``weight`` of the weights."""
+        self.total += total
+        self.weight += weight
+
+    def mean(self, dtype: Any = np.float32) -> NDArray[Any]:
+        """Return the mean, rounded once to ``dtype``. The weight must not be 0."""
+        assert self.weight > 0, "the sum has no weight, so it has no mean"
+        return (self.total / self.weight).astype(dtype)
+
+
+def is_averaged(value: Any) -> bool:
+    """Return whether a value of an optimizer's state is averaged: it is an array of floats."""
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
+
+
+def weighted_mean(vectors: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArray[Any]:
+    """Return the weighted mean of arrays of one shape, in the shape and dtype of the first."""
+    total = WeightedSum(vectors[0].size)
+    for values, weight in zip(vectors, weights, strict=True):
+        total.add(values, weight)
+    return total.mean(vectors[0].dtype).reshape(vectors[0].shape)
+
+
+def average_states(
+    states: Sequence[State], weights: Sequence[float], steps: Sequence[int]
+) -> State:
+    """Return the weighted mean of the workers' optimizer states.
+
+    Arrays of floats are averaged; ``merge_scalars`` merges all other values. A value that some
+    states lack is taken from the others. ``steps``: each worker's steps in the round.
+    """
+    arrays = [{k: v for k, v in state.items() if is_averaged(v)} for state in states]
+    scalars = [{k: v for k, v in state.items() if not is_averaged(v)} for state in states]
+    merged = merge_scalars(scalars, weights, steps)
+    for name in _all_names(arrays):
+        having = [(s[name], w) for s, w in zip(arrays, weights, strict=True) if name in s]
+        merged[name] = weighted_mean(*zip(*having, strict=True))
+    return merged
+
+
+def merge_scalars(
+    scalars: Sequence[State], weights: Sequence[float], steps: Sequence[int]
+) -> State:
+    """Merge the learning rates, counts and flags of the workers' optimizer states into one state.
+
+    Numbers come from the workers that took the most steps in the round. Many of torch's schedules
+    derive a rate from the previous one, so a mean of rates at different positions would stay wrong.
+    Arrays are merged by their maximum.
+    """
+    merged: State = {}
+    for name in _all_names(scalars):
+        having = [each for each in zip(scalars, weights, steps, strict=True) if name in each[0]]
+        most = max(taken for _, _, taken in having)
+        ahead = [(state[name], weight) for state, weight, taken in having if taken == most]
+        if isinstance(ahead[0][0], np.ndarray):
+            arrays: list[Any] = [state[name] for state, _, _ in having]
+            merged[name] = np.maximum.reduce(arrays)
+        else:
+            merged[name] = _merge_numbers(*zip(*ahead, strict=True))
+    return merged
+
+
+def _all_names(states: Sequence[State]) -> list[str]:
+    """Return the names that occur in any of the states, each once."""
+    return list(dict.fromkeys(name for state in states for name in state))
+
+
+def _merge_numbers(values: Sequence[Scalar], weights: Sequence[float]) -> Scalar:
+    """Return the common value; if they differ, the maximum of integers or the weighted mean."""
+    first = values[0]
+    if all(value == first for value in values):
+        return first
+    if all(float(value).is_integer() for value in values):
+        return max(values)
+    total = sum(float(v) * w for v, w in zip(values, weights, strict=True))
+    return total / sum(weights)
+
+
+def average_buffers(model: Buffered, buffers: list[bytes], weights: Sequence[float]) -> bytes:
+    """Return the average of the workers' buffers, weighted if the model supports weights."""
+    if isinstance(model, WeighedBuffers):
+        return model.weighed_buffers(buffers, weights)
+    return model.average_buffers(buffers)
+
+
+def apply_accumulator(
+    accumulator: Accumulator, before: Flat, after: Flat, rows: Sequence[int]
+) -> Flat:
+    """Call a user's accumulator; return the parameters of the next round, f32[n_params].
+
+    ``before``: f32[n_params]; ``after``: f32[workers, n_params]; ``rows``: trained by each worker.
+    Raise TrainingError if it raises, or returns another shape or values that are not finite.
+    """
+    after.flags.writeable = False
+    try:
+        # Copies on both sides: a user's function may change its argument or keep its result.
+        made = np.array(accumulator(before.copy(), after, np.array(rows, np.int64)), np.float32)
+    except Exception as error:  # a user's function may raise anything
+        trace = traceback.format_exc()
+        raise TrainingError(ACCUMULATOR_RAISED.format(error), trace=trace) from error
+    if made.shape != after.shape[1:] or not np.isfinite(made).all():
+        raise TrainingError(
+            f"accumulator returned {made.dtype.name}{list(made.shape)}, or values that are not"
+            f" finite: it must return f32[{after.shape[1]}], the parameters of the next round"
+        )
+    return made
+
+
+def check_finite(model: FlatModel, parameters: Flat, rounds: int) -> None:
+    """Raise TrainingError if a parameter is infinite or NaN after ``rounds`` rounds.
+
+    A finite loss does not exclude it, because a step computes its loss before it changes
+    parameters.
+    """
+    for first in range(0, parameters.size, CHECKED_AT_ONCE):
+        finite = np.isfinite(parameters[first : first + CHECKED_AT_ONCE])
+        if not finite.all():
+            index = first + int(finite.argmin())
+            layer, value = model.layer_of(index), parameters[index]
+            raise TrainingError(NOT_FINITE_AFTER.format(layer, value, rounds))
+
+
+def _encode(updater: State, partition: int, more: State) -> bytes:
+    """Encode one worker's optimizer state, its partition, and the values in ``more``."""
+    named = {OPTIMIZER_PREFIX + name: value for name, value in updater.items()}
+    return encode_state(named | more | {PARTITION_KEY: partition})
+
+
+def load_state(state: State | StoredState) -> State:
+    """Return the state itself, read first if it is a StoredState."""
+    return state if isinstance(state, dict) else state.load()
+
+
+def fresh_state(model: FlatModel, parameters: Flat) -> State:
+    """Return a copy of the state of the model's optimizer before its first step.
+
+    ``model`` must be a copy, because it is bound to other parameters.
+    """
+    model.bind(parameters.copy())
+    state = model.updater_state()
+    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in state.items()}

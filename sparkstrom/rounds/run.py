@@ -1,0 +1,184 @@
+"""Run a fit in rounds on any backend: divide epochs into rounds and train one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sparkstrom.base.errors import SparkstromError, UsageError
+from sparkstrom.base.identity import Position
+from sparkstrom.codec.messages import Phase
+from sparkstrom.fit.early_stopping_listener import EarlyStoppingListener
+from sparkstrom.fit.events import FitListener
+from sparkstrom.fit.listeners import ProgressListener
+from sparkstrom.fit.network_state import NetworkStateHolder
+from sparkstrom.fit.request import FitReporting
+from sparkstrom.fit.session import BaseFitRunner
+from sparkstrom.fit.supervisor import FitJob
+from sparkstrom.models.base import FlatModel
+from sparkstrom.observe.epoch_history import EpochHistory
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.master.membership import different_rows
+from sparkstrom.protocol.master.phases import NO_ROWS
+from sparkstrom.rounds.averaging import AveragedParameters, AveragingOptions, RoundState
+from sparkstrom.rounds.backend import EpochPlan, PartitionFacts, RoundOrder, RoundsBackend
+from sparkstrom.rounds.controller import RoundsControl
+from sparkstrom.rounds.worker_round import RoundPace, fit_length, raise_failure
+from sparkstrom.runtime.optimizer_states import OptimizerStates
+
+MakeJob = Callable[[Callable[[], list[str]]], FitJob]  # (train_all_rounds) -> its job
+
+
+class RoundsRun(BaseFitRunner):
+    """One fit in rounds: its parameters, controller and job, which ``run`` runs once.
+
+    Args:
+        spec: The fit.
+        model: The model that is trained.
+        options: How workers' results are combined.
+        network: Holds the parameters with which the first round starts.
+        states: The optimizer states with which the first round starts.
+        backend: The workers.
+        make_job: Returns the job whose thread calls the given function, which trains all rounds.
+        has_observer: Whether early stopping may end the fit.
+        keeps_states: Whether the next fit continues with the optimizer states.
+    """
+
+    def __init__(
+        self,
+        spec: FitSpec,
+        model: FlatModel,
+        options: AveragingOptions,
+        network: NetworkStateHolder,
+        states: OptimizerStates,
+        backend: RoundsBackend,
+        make_job: MakeJob,
+        *,
+        has_observer: bool,
+        keeps_states: bool = True,
+    ) -> None:
+        self.spec, self.states, self._keeps_states = spec, states, keeps_states
+        self.book = EpochHistory(spec.first_epoch)
+        steps = spec.minibatches_before // spec.workers
+        state = RoundState(model, options, network.parameters, states, steps)
+        self.theta = AveragedParameters(state, network.grid_exponent())
+        self.master = RoundsControl(spec, state, has_observer=has_observer, abort=backend.abort)
+        self._job = make_job(RoundsLoop(backend, self.master, options.averaging_frequency).run)
+
+    @property
+    def states_after(self) -> OptimizerStates:
+        """The optimizer states with which the next fit continues."""
+        if not self._keeps_states:
+            return OptimizerStates()
+        return OptimizerStates.from_copies(self.master.state.copy_states().encoded())
+
+    def run(
+        self, reporting: FitReporting, stopping: EarlyStoppingListener, *others: FitListener
+    ) -> None:
+        """Run the fit to completion. Raise the error that ended it early."""
+        display = ProgressListener(reporting.progress, worker_lines=reporting.shows_worker_output)
+        self._supervise(self.master, self._job, stopping, display, reporting.record, *others)
+
+
+class RoundsLoop:
+    """The loop that trains all rounds of one fit.
+
+    Args:
+        backend: The workers.
+        control: The fit's controller, which gets all results.
+        frequency: Minibatches of a worker in one round.
+    """
+
+    def __init__(self, backend: RoundsBackend, control: RoundsControl, frequency: int) -> None:
+        self._backend, self._control, self._frequency = backend, control, frequency
+        self._facts: Sequence[PartitionFacts] = ()  # by partition
+
+    def run(self) -> list[str]:
+        """Train all rounds in this thread. Return each worker's figures by epoch, as JSON.
+
+        A SparkstromError ends the fit: it is passed to the controller, and the list is empty. All
+        other exceptions are raised.
+        """
+        control = self._control
+        try:
+            with self._backend.open() as facts:
+                self._begin_training(facts)
+                for epoch in range(control.spec.epochs):
+                    if control.continues and self._is_incomplete(epoch):
+                        self._train_epoch(epoch)
+                if control.given_up:
+                    return []
+                control.enter_phase(Phase.DRAINING)
+                control.enter_phase(Phase.AUDIT)
+                replicas = self._backend.end(control.state)
+                control.record_output(replicas)
+            return control.finish({str(one.partition + 1): one.digest for one in replicas})
+        except SparkstromError as error:
+            control.fail(error)
+            return []
+
+    def _begin_training(self, facts: Sequence[PartitionFacts]) -> None:
+        """Check the workers' rows and enter the phase of training.
+
+        Raise UsageError if a resumed fit had other rows, or no partition has rows.
+        """
+        self._facts = sorted(facts, key=lambda one: one.partition)
+        for one in self._facts:
+            partition = self._control.partitions[one.partition]
+            if not partition.record_or_compare_rows(one.rows, one.checksum, one.batches):
+                raise UsageError(different_rows(partition, one.rows, one.batches, one.checksum))
+        if not any(one.rows for one in self._facts):
+            raise UsageError(NO_ROWS.format(len(self._facts)))
+        self._control.begin_training(self._facts)
+
+    def _is_incomplete(self, epoch: int) -> bool:
+        """Return whether some partition with rows has not completed this epoch."""
+        partitions = self._control.partitions
+        return any(p.rows and p.position.epoch <= epoch for p in partitions)
+
+    def _first_batch(self, epoch: int, index: int) -> int:
+        """Return the index of a worker's first minibatch of the epoch that is not trained yet."""
+        position = self._control.partitions[index].position
+        if position.epoch == epoch:
+            return position.batch
+        return 0 if position.epoch < epoch else self._facts[index].batches
+
+    def _train_epoch(self, epoch: int) -> None:
+        """Train the rest of an epoch in rounds, then measure the held-out rows.
+
+        Return early if a stop was requested. Raise the first error of a model.
+        """
+        control, workers = self._control, range(len(self._facts))
+        plan = EpochPlan(
+            epoch,
+            self._frequency,
+            firsts=tuple(self._first_batch(epoch, index) for index in workers),
+            ends=tuple(one.batches for one in self._facts),
+            held_out=any(one.held_out for one in self._facts),
+        )
+        for number in range(plan.rounds):
+            if not control.continues:
+                return
+            self._train_round(plan, number)
+        reports = self._backend.measure(plan, control.state) if plan.held_out else []
+        control.record_output(reports)
+        raise_failure(reports)
+        control.end_epoch(epoch, {one.partition: one for one in reports})
+
+    def _train_round(self, plan: EpochPlan, number: int) -> None:
+        """Train one round and pass its results to the controller. Raise a model's first error."""
+        spec, partitions = self._control.spec, self._control.partitions
+        batches = [plan.batches(number, one.partition) for one in self._facts]
+        counts = [len(each) for each in batches if each]
+        before = spec.minibatches_before + partitions.minibatches
+        length = fit_length(spec, partitions.minibatches_expected)
+        pace = RoundPace(before, len(counts), sum(counts), length)
+        results = self._backend.train(RoundOrder(plan, number, pace), self._control.state)
+        self._control.record_output(results.reports)
+        raise_failure(results.reports)
+        # A position stays in the epoch until ``end_epoch``, after its held-out rows are measured.
+        positions = {
+            one.partition: Position(plan.epoch, each.stop)
+            for one, each in zip(self._facts, batches, strict=True)
+            if one.rows
+        }
+        self._control.end_round(results, positions)

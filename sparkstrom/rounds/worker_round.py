@@ -1,0 +1,267 @@
+"""Train one worker for one round, or measure its held-out rows, and report the figures.
+
+Workers of all backends use these functions. The result of ``train_locally`` depends on its
+arguments only: it first loads all state into the model, so a repeated task computes the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from sparkstrom.base.clock import SystemClock
+from sparkstrom.base.errors import TrainingError, UsageError, format_reason
+from sparkstrom.models.base import (
+    Batch,
+    Buffered,
+    EpochAware,
+    FitLength,
+    FitLengthAware,
+    Flat,
+    FlatModel,
+    Paced,
+    State,
+)
+from sparkstrom.models.output_interpretation import measure_batch
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.runtime.worker_output import WorkerOutput, capture_output
+
+TRACE_CHARS_MAX = 8_000  # characters of a traceback in a report
+NOT_FINITE_LOSS = (
+    "the loss is {} in minibatch {} of its round: training diverges or the data hold such values; "
+    "lower the learning rate, clip gradients, or look at the features' scale"
+)
+
+
+class IncompleteInput(EOFError):
+    """A round's data did not arrive completely; the backend must run the task again."""
+
+
+class ModelFailure(NamedTuple):
+    """An exception that a user's code raised in a worker."""
+
+    reason: str  # the exception's type and message
+    trace: str  # the end of its traceback
+    is_usage: bool  # whether it is a UsageError
+
+
+@dataclass(slots=True)
+class WorkerReport:
+    """A worker's report on one task of a fit in rounds; subclasses add the task's results."""
+
+    partition: int
+    host: str = ""
+    activity: str = ""  # the worker's last activity, for messages
+    seconds: dict[str, float] = field(default_factory=dict)  # by activity
+    lines: list[tuple[str, str]] = field(default_factory=list)  # (activity, printed line)
+    skipped: int = 0  # printed lines beyond the limit
+    error: ModelFailure | None = None
+    lost_attempts: list[str] = field(default_factory=list)  # how failed attempts at it ended
+
+    def add_seconds(self, activity: str, since_s: float) -> None:
+        """Add the time since ``since_s``, a value of ``time.monotonic``, to an activity."""
+        spent = time.monotonic() - since_s
+        self.seconds[activity] = self.seconds.get(activity, 0.0) + spent
+
+
+@dataclass(slots=True)
+class RoundReport(WorkerReport):
+    """A worker's report on one round of training."""
+
+    activity: str = "reading parameters"
+    executor: str = ""  # id of the executor that ran the task
+    steps: int = 0
+    examples: int = 0  # rows in all of its minibatches
+    weight: float = 0.0  # sum of the rows' weights; if it is 0, its parameters do not count
+    loss_sum: float = 0.0  # examples x mean loss
+    sent_bytes: int = 0  # size of the results
+    buffers: bytes = b""  # the model's buffers after the round
+
+
+@dataclass(slots=True)
+class HeldOutReport(WorkerReport):
+    """A worker's report on its held-out rows at an epoch's end; total / weight is the metric."""
+
+    activity: str = "measuring"
+    total: float = 0.0  # sum of weight x loss, or of the weights of correct predictions
+    weight: float = 0.0  # sum of the weights
+
+
+@dataclass(slots=True)
+class ReplicaReport(WorkerReport):
+    """The last report of a worker that keeps its own copy of the parameters."""
+
+    digest: str = ""  # SHA-256 of parameters and buffers
+
+
+@contextmanager
+def reporting(report: WorkerReport, output: WorkerOutput | None = None) -> Iterator[None]:
+    """Record in the report the lines that the block prints, and an exception that it raises.
+
+    Only IncompleteInput is raised. Other exceptions come from the user's model, and a backend that
+    repeats the task would only get them again. ``output``: limits the lines of several tasks
+    together; None means a limit for this task alone.
+    """
+    output = output or WorkerOutput(SystemClock())
+    output.phase = lambda: report.activity
+    try:
+        with capture_output(output):
+            yield
+    except IncompleteInput:
+        raise
+    except Exception as error:  # a user's model may raise anything
+        trace = "".join(traceback.format_exception(error))[-TRACE_CHARS_MAX:]
+        report.error = ModelFailure(format_reason(error), trace, isinstance(error, UsageError))
+    if printed := output.take():
+        report.lines, report.skipped = printed.lines, printed.skipped
+
+
+def raise_failure(reports: Iterable[WorkerReport]) -> None:
+    """Raise the first model failure among the reports: a UsageError, or else a TrainingError."""
+    for report in reports:
+        if report.error is not None:
+            reason, trace, is_usage = report.error
+            if is_usage:
+                raise UsageError(reason)
+            raise TrainingError(reason, report.host, report.partition, trace, report.activity)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStart:
+    """The state from which a worker trains one round."""
+
+    parameters: Flat  # f32[n_params], owned by the worker and trained in place
+    buffers: bytes  # b"" if the model has none
+    updater: State  # the optimizer's; emptied once it is loaded into the model
+    steps_before: int  # steps of each worker in earlier rounds
+    pace: RoundPace | None = None  # None if this is the only worker
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPace:
+    """The position of the whole fit at the start of a round, in minibatches of all workers."""
+
+    before: int  # minibatches before the round, including those of earlier fits
+    workers: int  # number of workers that train in this round
+    minibatches: int  # of all these workers in this round
+    length: FitLength  # of the whole fit
+
+    def at(self, steps: int) -> int:
+        """Return the number of minibatches of the fit when each worker has taken ``steps`` steps.
+
+        The steps of this round are meant.
+        """
+        return self.before + min(self.workers * steps, max(0, self.minibatches - 1))
+
+
+class RoundBatch(NamedTuple):
+    """A minibatch and its position in the worker's epoch."""
+
+    batch: Batch
+    place: tuple[int, int, int]  # epoch, minibatch, minibatches in the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRoundResult:
+    """The results of one worker's round."""
+
+    parameters: Flat  # f32[n_params]
+    buffers: bytes
+    updater: State  # the optimizer's live state in the model, not a copy
+    weight: float  # sum of the trained rows' weights
+    steps: int
+    examples: int  # trained rows
+    loss_sum: float  # examples x mean loss
+
+
+def train_locally(
+    model: FlatModel, start: RoundStart, batches: Iterable[RoundBatch]
+) -> LocalRoundResult:
+    """Train on the minibatches and return the result. Raise TrainingError for a non-finite loss."""
+    model.bind(start.parameters)
+    if isinstance(model, Buffered) and start.buffers:
+        model.load_buffers_bytes(start.buffers)
+    if start.pace is not None and isinstance(model, FitLengthAware):
+        model.set_fit_length(start.pace.length)  # before the state: a schedule may depend on it
+    model.load_updater_state(start.updater)
+    start.updater.clear()  # the model has a copy; free this memory
+    weight, steps, examples, loss_sum = 0.0, 0, 0, 0.0
+    for batch, place in batches:
+        if isinstance(model, EpochAware):
+            model.set_position(*place)
+        _set_pace(model, start, steps)
+        loss = model.step(batch)
+        if not np.isfinite(loss):
+            raise TrainingError(NOT_FINITE_LOSS.format(loss, steps))
+        weight += sum_row_weights(batch)
+        steps += 1
+        examples += batch.rows
+        loss_sum += batch.rows * loss
+    buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
+    state = model.updater_state()
+    return LocalRoundResult(start.parameters, buffers, state, weight, steps, examples, loss_sum)
+
+
+def train_and_report(
+    model: FlatModel, start: RoundStart, batches: Iterable[RoundBatch], report: RoundReport
+) -> LocalRoundResult:
+    """Call ``train_locally``, return its result, and write its figures to ``report``."""
+    report.activity, began_s = "training", time.monotonic()
+    result = train_locally(model, start, batches)
+    report.add_seconds("stepping", began_s + report.seconds.get("reading", 0.0))
+    report.steps, report.examples = result.steps, result.examples
+    report.weight, report.loss_sum = result.weight, result.loss_sum
+    report.buffers = result.buffers
+    return result
+
+
+def _set_pace(model: FlatModel, start: RoundStart, steps: int) -> None:
+    """Tell a Paced model how many steps were taken before this one.
+
+    Its schedules then follow the whole fit's minibatches, or this worker's own steps if the model
+    counts those or trains alone. ``steps``: this worker's steps in this round so far.
+    """
+    if isinstance(model, Paced):
+        if start.pace is None or getattr(model, "counts_own_steps", False):
+            done = start.steps_before + steps
+        else:
+            done = start.pace.at(steps)
+        model.keep_pace(1, done, done)
+
+
+def fit_length(spec: FitSpec, minibatches: int) -> FitLength:
+    """Return the length of a fit; ``minibatches`` includes those before a resume."""
+    return FitLength(spec.epochs, minibatches, spec.first_epoch, spec.minibatches_before)
+
+
+def sum_row_weights(batch: Batch) -> float:
+    """Return the sum of the rows' weights, or the number of rows if they have none."""
+    if batch.weights is None:
+        return float(batch.rows)
+    return float(batch.weights.sum(dtype=np.float64))
+
+
+def measure_held_out(
+    model: FlatModel,
+    parameters: Flat,
+    buffers: bytes,
+    batches: Iterable[Batch],
+    metric: str,
+    report: HeldOutReport,
+) -> None:
+    """Measure held-out rows with these parameters, and write the sums to ``report``."""
+    began_s = time.monotonic()
+    model.bind(parameters)
+    if isinstance(model, Buffered) and buffers:
+        model.load_buffers_bytes(buffers)
+    figures = [measure_batch(model, batch, metric) for batch in batches]
+    sums, weights = zip(*figures, strict=True) if figures else ((), ())
+    report.total, report.weight = math.fsum(sums), math.fsum(weights)
+    report.add_seconds("measuring", began_s)

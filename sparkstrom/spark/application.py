@@ -1,0 +1,321 @@
+"""The interface ``Application``, through which fits use Spark, and prediction on top of it.
+
+``classic_application`` implements the interface with a SparkContext in this process, and
+``connect.application`` with DataFrames of a Spark Connect session. Other code depends on
+``Application`` alone. ``Predictor`` computes outputs and metrics with it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.data.column_selection import ColumnNames, ColumnSpec, features_to_arrays
+from sparkstrom.fit.evaluation import (
+    Evaluation,
+    MetricSpec,
+    evaluate_batch,
+    merge_evaluations,
+)
+from sparkstrom.fit.events import FitListener
+from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.strategy import Strategy
+from sparkstrom.models.base import Batch, Flat, FlatModel
+from sparkstrom.options.common import CommonOptions
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.parameter_averaging import (
+    ParameterAveragingTrainingMaster,
+    TrainingMaster,
+)
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark.data import partitioning
+from sparkstrom.spark.data.partitioning import PartitionedData
+from sparkstrom.spark.executor.inference import (
+    TrainedModel,
+    UdfInputs,
+    UdfShapes,
+    add_output_columns,
+    add_score_column,
+    check_can_score,
+    create_inference_udf,
+    predict_pairs,
+    predict_rows,
+    score_rdd,
+)
+from sparkstrom.spark.jobs import SparkJob
+from sparkstrom.worker.training_job import ParametersBroadcast, StateBroadcast
+
+if TYPE_CHECKING:  # importing some of these compiles kernels
+    from sparkstrom.protocol.master.members import CheckpointFiles
+    from sparkstrom.rounds.backend import RoundsBackend
+    from sparkstrom.rounds.run import MakeJob
+    from sparkstrom.spark.controller.messages import ControlEndpoint
+    from sparkstrom.spark.controller.placement import ControllerPlacer
+    from sparkstrom.worker.training_job import TrainingJob
+
+
+Notify = Callable[[str], None]  # shows the user a line
+
+
+SESSION_STOPPED = (
+    "the Spark session was stopped (spark.stop()): make a network with a new session; a network of"
+    " the stopped one still has its parameters (new.parameters = network.parameters, or"
+    " network.save and SparkNetwork.load)"
+)
+
+
+def require_active_session(application: Application) -> None:
+    """Raise UsageError if the Spark session was stopped."""
+    if application.is_stopped:
+        raise UsageError(SESSION_STOPPED)
+
+
+class Application(Protocol):
+    """One Spark application, as a driver program or a Spark Connect client sees it."""
+
+    @property
+    def name(self) -> str:
+        """Id of the application or session; broadcast values are valid within it."""
+        ...
+
+    @property
+    def live_conf(self) -> Any:
+        """Spark's configuration, read by ``get(key, default)``."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """Address of this program's machine that executors can reach."""
+        ...
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the session was stopped, so that Spark runs no more jobs."""
+        ...
+
+    def conf(self) -> Mapping[str, str]:
+        """Return a copy of the whole Spark configuration."""
+        ...
+
+    @property
+    def has_workers_output(self) -> bool:
+        """Whether this program's standard error already shows what tasks print."""
+        ...
+
+    def check(self, strategy: Strategy[CommonOptions]) -> None:
+        """Raise UsageError for options that this kind of application does not support."""
+
+    def check_data(self, data: Any) -> None:
+        """Raise UsageError for data that a fit or an evaluation cannot read here."""
+
+    def require_rdds(self, what: str, instead: str) -> None:
+        """Raise UsageError if this kind of application has no RDDs.
+
+        ``what`` names the feature that needs them and ``instead`` the alternative, for the message.
+        """
+
+    def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:
+        """Wait up to ``seconds`` for executors to register; return their task slots.
+
+        ``notify`` shows the user a line while this takes.
+        """
+        ...
+
+    def resolve_controller(
+        self, master: SharedTrainingMaster, slots: TaskSlots, notify: Notify
+    ) -> SharedTrainingMaster:
+        """Return the options with ``controller="auto"`` replaced by a concrete place."""
+        ...
+
+    def get_local_property(self, key: str) -> str | None:
+        """Return the Spark property ``key`` of this thread, or None."""
+        ...
+
+    def create_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
+        """Return an unstarted thread that may call Spark."""
+        ...
+
+    def cancel_jobs_on_interrupt(self) -> AbstractContextManager[None]:
+        """During the block, let Ctrl-C cancel Spark's jobs and raise KeyboardInterrupt."""
+        ...
+
+    def partition_data(
+        self, data: Any, columns: ColumnSpec, workers: int, master: TrainingMaster
+    ) -> PartitionedData:
+        """Distribute the rows of ``data`` over one partition per worker.
+
+        Args:
+            data: An RDD or DataFrame.
+            columns: Which columns of a DataFrame have features, labels and weights.
+            workers: Number of workers.
+            master: The user's options, which may also say to leave the rows where they are.
+        """
+        ...
+
+    def broadcast_parameters(
+        self, theta: Theta, workers: int, state: bytes
+    ) -> AbstractContextManager[ParametersBroadcast]:
+        """Return a context manager that sends the parameters to executors.
+
+        Its value is a handle of the parameters, valid inside the block.
+
+        Args:
+            theta: The parameters.
+            workers: Number of workers that read them.
+            state: One optimizer state for all workers, or empty.
+        """
+        ...
+
+    def broadcast_worker_states(
+        self, states: Mapping[int, bytes]
+    ) -> AbstractContextManager[dict[int, StateBroadcast]]:
+        """Return a context manager that sends each worker's own optimizer state to executors.
+
+        ``states`` has the states by partition. The manager's value has their handles by partition,
+        valid inside the block.
+        """
+        ...
+
+    def create_training_job(self, job: TrainingJob, data: PartitionedData, memory: Any) -> SparkJob:
+        """Return the unstarted Spark job of a shared-gradient fit, whose tasks are the workers.
+
+        ``memory`` is the executors' memory requirement, for messages about killed containers.
+        """
+        ...
+
+    def create_rounds_backend(
+        self,
+        spec: FitSpec,
+        model: FlatModel,
+        master: ParameterAveragingTrainingMaster,
+        data: PartitionedData,
+    ) -> tuple[RoundsBackend, MakeJob]:
+        """Return the backend that trains the rounds of a fit, and a function that makes its job.
+
+        The job's thread runs the rounds, each of which starts Spark jobs in turn.
+        """
+        ...
+
+    def executor_monitors(self, job: SparkJob, notify: Notify) -> list[FitListener]:
+        """Return listeners that watch the job's executors during a fit; ``notify`` shows a line."""
+        ...
+
+    def create_controller_placer(
+        self,
+        training: TrainingJob,
+        checkpoints: CheckpointFiles,
+        control: ControlEndpoint,
+        notify: Notify,
+    ) -> ControllerPlacer:
+        """Return an object whose ``run`` starts the controller in a Spark task.
+
+        Args:
+            training: The fit's job.
+            checkpoints: Files with residuals that workers of the last fit left, by executor.
+            control: The address at which the controller connects to this program.
+            notify: Shows the user a line.
+        """
+        ...
+
+    def get_control_addresses(self) -> tuple[str, str]:
+        """Return the address to bind for the controller's connection, and the one to connect to."""
+        ...
+
+    def broadcast_value(self, value: Any) -> Any:
+        """Send a value to executors; return a handle whose ``value`` it is, here and there."""
+        ...
+
+    def evaluate(
+        self, model: Any, metrics: MetricSpec, data: Any, columns: ColumnSpec
+    ) -> Evaluation:
+        """Return the metrics of a model over all rows of ``data``.
+
+        Args:
+            model: Handle of a ``TrainedModel``, from ``broadcast_value``.
+            metrics: The metrics to compute.
+            data: An RDD or DataFrame.
+            columns: Which columns of a DataFrame have features, labels and weights.
+        """
+        ...
+
+    def delete_worker_files(self, network: str) -> None:
+        """Delete the files that a network's workers left on executors.
+
+        ``network`` is the prefix of their names.
+        """
+
+
+class Predictor:
+    """Predicts and evaluates on executors or in this process, with a network's present parameters.
+
+    Args:
+        application: Runs the jobs.
+        current: Returns the model, bound to a copy of its parameters, and a second copy of
+            them.
+    """
+
+    def __init__(
+        self, application: Application, current: Callable[[], tuple[FlatModel, Flat]]
+    ) -> None:
+        """Keep the arguments; the model is broadcast only when executors need it."""
+        self._application, self._bind_current = application, current
+        self._name = secrets.token_hex()  # distinguishes models whose description is the same
+        self._broadcast: Any = None  # the newest, reused until the parameters change
+
+    def predict(
+        self, data: Any, features: ColumnNames, output: str | tuple[str, ...] | dict[str, str]
+    ) -> Any:
+        """Return the outputs for ``data``; see ``SparkNetwork.predict``."""
+        if partitioning.is_dataframe(data):
+            return add_output_columns(data, self._broadcast_model(), features, output)
+        if hasattr(data, "mapPartitionsWithIndex"):
+            return data.mapPartitionsWithIndex(partial(predict_rows, self._broadcast_model()))
+        model, _ = self._bind_current()
+        return model.predict(features_to_arrays(data))
+
+    def predict_with_keys(self, pairs: Any) -> Any:
+        """Return an RDD of (key, outputs), given one of (key, features).
+
+        Spark computes each partition of ``pairs`` only once.
+        """
+        return pairs.mapPartitionsWithIndex(partial(predict_pairs, self._broadcast_model()))
+
+    def udf(self, inputs: UdfInputs, shapes: UdfShapes, output: Any) -> Any:
+        """Return a function that computes outputs from columns; see ``SparkNetwork.udf``."""
+        return create_inference_udf(self._broadcast_model(), inputs, shapes, output)
+
+    def score(self, data: Any, columns: ColumnSpec, output: str, *, penalized: bool) -> Any:
+        """Return the loss of each row; see ``SparkNetwork.score_examples``."""
+        check_can_score(self._bind_current()[0], penalized)
+        if partitioning.is_dataframe(data):
+            return add_score_column(data, self._broadcast_model(), columns, output, penalized)
+        return score_rdd(
+            self._broadcast_model(), partitioning.create_source(data, columns), penalized
+        )
+
+    def evaluate(self, data: Any, metrics: MetricSpec, columns: ColumnSpec) -> Evaluation:
+        """Return metrics over a tuple of arrays, in this process, or over an RDD or DataFrame."""
+        if isinstance(data, tuple):
+            batch, (model, _) = Batch(*data), self._bind_current()
+            model.check(batch.features, batch.labels)
+            return merge_evaluations([evaluate_batch(model, metrics, batch)])
+        require_active_session(self._application)
+        self._application.check_data(data)
+        return self._application.evaluate(self._broadcast_model(), metrics, data, columns)
+
+    def _broadcast_model(self) -> Any:
+        """Return a handle by which tasks read the model with its present parameters.
+
+        The last handle is returned again if nothing has changed since.
+        """
+        require_active_session(self._application)
+        trained = TrainedModel.from_model(*self._bind_current(), self._name)
+        if self._broadcast is None or self._broadcast.value.digest != trained.digest:
+            self._broadcast = self._application.broadcast_value(trained)
+        return self._broadcast

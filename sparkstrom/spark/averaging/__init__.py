@@ -1,1 +1,0 @@
-"""Training in synchronous rounds, each a Spark job: parameter averaging, and DiLoCo."""

@@ -1,0 +1,252 @@
+"""The application of a SparkContext in this process, which offers all of Spark's features."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from sparkstrom.data.column_selection import ColumnSpec
+from sparkstrom.fit.evaluation import Evaluation, MetricSpec
+from sparkstrom.fit.events import FitListener
+from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.strategy import Strategy
+from sparkstrom.models.base import FlatModel
+from sparkstrom.observe.progress_display import captures_descriptors, is_in_notebook
+from sparkstrom.options.common import CommonOptions
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.parameter_averaging import (
+    ParameterAveragingTrainingMaster,
+    TrainingMaster,
+    needs_repartitioning,
+)
+from sparkstrom.planning.memory import (
+    ContainerMemory,
+    MemoryRequirement,
+    footprint_of_model,
+    rounds_memory,
+)
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.master.members import CheckpointFiles
+from sparkstrom.rounds.run import MakeJob
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark.application import Notify
+from sparkstrom.spark.cluster import (
+    await_slots,
+    driver_host,
+    get_slots,
+    is_context_stopped,
+    live_conf,
+)
+from sparkstrom.spark.controller.messages import ControlEndpoint
+from sparkstrom.spark.controller.placement import ClassicControllerPlacer
+from sparkstrom.spark.controller.reachability import resolve_controller
+from sparkstrom.spark.controller.server import get_control_addresses
+from sparkstrom.spark.data import partitioning
+from sparkstrom.spark.data.partitioning import PartitionedData, read_first_blocks
+from sparkstrom.spark.executor.entry_points import (
+    LazyPickle,
+    delete_worker_files,
+    redact_pickled_tasks,
+    run_training_task,
+)
+from sparkstrom.spark.executor.inference import evaluate_source
+from sparkstrom.spark.jobs import (
+    DecommissionMonitor,
+    MemoryMonitor,
+    SparkJob,
+    cancel_jobs_on_interrupt,
+)
+from sparkstrom.spark.rounds import rdd
+from sparkstrom.spark.rounds.rdd import RddRoundsBackend
+from sparkstrom.spark.rounds.tasks import SparkRoundsJob
+from sparkstrom.worker.training_job import (
+    ParametersBroadcast,
+    StateBroadcast,
+    TrainingJob,
+    broadcast_parameters,
+    broadcast_worker_states,
+)
+
+
+class ClassicApplication:
+    """Implements ``Application`` with a SparkContext.
+
+    Args:
+        context: An active SparkContext.
+    """
+
+    def __init__(self, context: Any) -> None:
+        """Use the context, and keep pickled tasks, which contain keys, out of the log."""
+        self._context = context
+        redact_pickled_tasks()
+
+    @property
+    def name(self) -> str:
+        """The application's id."""
+        return str(self._context.applicationId)
+
+    @property
+    def live_conf(self) -> Any:
+        """Spark's configuration, of which each ``get`` reads one key."""
+        return live_conf(self._context)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the SparkContext was stopped."""
+        return is_context_stopped(self._context)
+
+    @property
+    def host(self) -> str:
+        """The driver's address that executors can reach."""
+        return driver_host(self._context)
+
+    def conf(self) -> Mapping[str, str]:
+        """Return a copy of the whole Spark configuration."""
+        return dict(self._context.getConf().getAll())
+
+    @property
+    def has_workers_output(self) -> bool:
+        """Whether tasks write to the standard error of this program, as they do in local mode.
+
+        A notebook shows that output only if its kernel reads the file descriptor.
+        """
+        if not re.fullmatch(r"local(\[.*\])?", self._context.master):
+            return False
+        launched = getattr(self._context._gateway, "proc", None) is not None
+        return not is_in_notebook() or (launched and captures_descriptors(sys.stderr))
+
+    def check(self, strategy: Strategy[CommonOptions]) -> None:
+        """Accept all options: a SparkContext supports everything."""
+
+    def check_data(self, data: Any) -> None:
+        """Raise UsageError unless data is an RDD or a DataFrame."""
+        partitioning.check_data(data)
+
+    def require_rdds(self, what: str, instead: str) -> None:
+        """Do nothing: a SparkContext has RDDs."""
+
+    def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:
+        """Wait for executors to register; return the number of task slots."""
+        return await_slots(self._context, seconds, notify)
+
+    def resolve_controller(
+        self, master: SharedTrainingMaster, slots: TaskSlots, notify: Notify
+    ) -> SharedTrainingMaster:
+        """Return the options with ``controller="auto"`` replaced, after probing UDP.
+
+        The controller runs in this program if executors reach it by UDP, and else in a Spark task.
+        """
+        return resolve_controller(master, self._context, slots, notify)
+
+    def get_local_property(self, key: str) -> str | None:
+        """Return the Spark property ``key`` of this thread, or None."""
+        value: str | None = self._context.getLocalProperty(key)
+        return value
+
+    def create_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
+        """Return an unstarted thread that inherits this thread's Spark properties."""
+        from pyspark import InheritableThread  # closes its connection to the JVM
+
+        return InheritableThread(target=run, name=name)
+
+    def cancel_jobs_on_interrupt(self) -> AbstractContextManager[None]:
+        """Let Ctrl-C during the block cancel all Spark jobs and raise KeyboardInterrupt."""
+        return cancel_jobs_on_interrupt(self._context)
+
+    def partition_data(
+        self, data: Any, columns: ColumnSpec, workers: int, master: TrainingMaster
+    ) -> PartitionedData:
+        """Distribute the rows over one partition per worker, or leave them where they are.
+
+        The option ``repartition`` chooses.
+        """
+        seed, move = master.rng_seed, needs_repartitioning(master.repartition, data, workers)
+        source = partitioning.create_source(data, columns)
+        partitioned = partitioning.partition_source(source, workers, seed, move=move)
+        return partitioned._replace(first=partial(read_first_blocks, self._context, source))
+
+    def broadcast_parameters(
+        self, theta: Theta, workers: int, state: bytes
+    ) -> AbstractContextManager[ParametersBroadcast]:
+        """Return a context manager that broadcasts the parameters and one optimizer state.
+
+        The broadcast variables are destroyed when the block ends.
+        """
+        return broadcast_parameters(self._context, theta, workers, state)
+
+    def broadcast_worker_states(
+        self, states: Mapping[int, bytes]
+    ) -> AbstractContextManager[dict[int, StateBroadcast]]:
+        """Return a context manager that broadcasts each worker's own optimizer state.
+
+        The broadcast variables are destroyed when the block ends.
+        """
+        return broadcast_worker_states(self._context, states)
+
+    def create_training_job(
+        self, job: TrainingJob, data: PartitionedData, memory: MemoryRequirement
+    ) -> SparkJob:
+        """Return the unstarted job of a shared-gradient fit; each task trains one partition."""
+        run = partial(run_training_task, LazyPickle(job, job.controller_route), data.blocks)
+        runner = data.rdd.mapPartitionsWithIndex(run).collect
+        explanations = ContainerMemory(self.live_conf, memory)
+        return SparkJob(self._context, f"sparkstrom-{job.spec.job:016x}", runner, explanations)
+
+    def create_rounds_backend(
+        self,
+        spec: FitSpec,
+        model: FlatModel,
+        master: ParameterAveragingTrainingMaster,
+        data: PartitionedData,
+    ) -> tuple[RddRoundsBackend, MakeJob]:
+        """Return the backend that trains rounds by RDDs, and a function that makes its job."""
+        footprint = footprint_of_model(model)
+        requirement = rounds_memory(self.live_conf, spec.workers, footprint, master)
+        explanations = ContainerMemory(self.live_conf, requirement)
+        group = f"sparkstrom-{spec.job:016x}"
+
+        def make_job(run: Callable[[], list[str]]) -> SparkJob:
+            """Return an unstarted job whose thread executes ``run``, which trains all rounds."""
+            return SparkJob(self._context, group, run, explanations, "sparkstrom averaging")
+
+        job = SparkRoundsJob(spec, model, master, data.rows, rdd.SIZES)
+        return RddRoundsBackend(self._context, job, data), make_job
+
+    def executor_monitors(self, job: SparkJob, notify: Notify) -> list[FitListener]:
+        """Return monitors that warn of killed containers and move workers off leaving executors."""
+        return [MemoryMonitor(job, notify), DecommissionMonitor(job, notify)]
+
+    def create_controller_placer(
+        self,
+        training: TrainingJob,
+        checkpoints: CheckpointFiles,
+        control: ControlEndpoint,
+        notify: Notify,
+    ) -> ClassicControllerPlacer:
+        """Return a placer, which submits the controller's task with a preferred location."""
+        return ClassicControllerPlacer(self._context, training, checkpoints, control, notify)
+
+    def get_control_addresses(self) -> tuple[str, str]:
+        """Return the bind address and the host of Spark's driver."""
+        return get_control_addresses(self._context)
+
+    def broadcast_value(self, value: Any) -> Any:
+        """Return a broadcast variable of the value."""
+        return self._context.broadcast(value)
+
+    def evaluate(
+        self, model: Any, metrics: MetricSpec, data: Any, columns: ColumnSpec
+    ) -> Evaluation:
+        """Return metrics over an RDD or DataFrame. Raise UsageError naming a wrong row."""
+        return evaluate_source(model, metrics, partitioning.create_source(data, columns))
+
+    def delete_worker_files(self, network: str) -> None:
+        """Run a job that deletes a network's files on all executors."""
+        slots = get_slots(self._context).total
+        forget = partial(delete_worker_files, network)
+        self._context.parallelize(range(slots), slots).mapPartitions(forget).count()

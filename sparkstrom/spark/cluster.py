@@ -1,0 +1,451 @@
+"""Count task slots, check Spark's configuration, and wait for executors to register.
+
+A task slot is what one task needs on an executor: one core, or ``spark.task.cpus`` of them. A fit
+has one task per worker, all in one stage.
+
+With dynamic allocation a fit must assume a number of executors: Spark requests them until every
+task has a slot, and late workers join the running fit. A fit in rounds runs ordinary jobs with that
+many tasks; fewer executors only take longer.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.strategy import Strategy
+from sparkstrom.options.common import ALL_SLOTS, CommonOptions
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
+from sparkstrom.planning.memory import (
+    ModelFootprint,
+    check_overhead,
+    gradient_sharing_memory,
+    rounds_memory,
+)
+
+DYNAMIC_ALLOCATION_ENABLED = "spark.dynamicAllocation.enabled"
+INITIAL_EXECUTORS = "spark.dynamicAllocation.initialExecutors"
+EXECUTOR_INSTANCES = "spark.executor.instances"
+MIN_EXECUTORS, MAX_EXECUTORS = (
+    "spark.dynamicAllocation.minExecutors",
+    "spark.dynamicAllocation.maxExecutors",
+)
+MAX_STAGE_ATTEMPTS = "spark.stage.maxConsecutiveAttempts"
+DEFAULT_EXECUTORS = 2  # Spark's own default of spark.executor.instances
+STAGE_ATTEMPTS_LOW = 10  # below this, a few lost executors end a fit: warn
+
+EXECUTORS_UNSPECIFIED = (
+    "spark.dynamicAllocation.enabled=true, and no setting says how many executors a fit should"
+    " have: it counts on the registered ones, and on at least 2; for N of them set --conf"
+    " spark.dynamicAllocation.initialExecutors=N"
+)
+STAGE_ATTEMPTS_WARNING = (
+    "spark.stage.maxConsecutiveAttempts={attempts}: the {ordinal} executor that is removed"
+    " {when} ends the fit, because its shuffled rows must be computed again, and dynamic"
+    " allocation does remove executors: set --conf spark.stage.maxConsecutiveAttempts=100"
+)
+
+
+# Values of {when} in STAGE_ATTEMPTS_WARNING.
+DURING_FIT, DURING_ROUND = "while a fit trains", "during one round"
+# How each strategy uses executors that start late; see ``describe_allocation``.
+SHARED_FIT_NOTE = (
+    "executors that start late join during training, removed ones are replaced, and no executor"
+    " with a worker is idle"
+)
+ROUNDS_FIT_NOTE = (
+    "with fewer a round takes longer, executors that start late get tasks of the next round, and"
+    " Spark recomputes what a removed executor held"
+)
+
+
+def is_dynamic(conf: Any) -> bool:
+    """Return whether Spark adds and removes executors (dynamic allocation).
+
+    ``conf`` has a method ``get(key, default)``, such as a dictionary.
+    """
+    return bool(conf.get(DYNAMIC_ALLOCATION_ENABLED, "false").lower() == "true")
+
+
+def count_configured_executors(conf: Any) -> int | None:
+    """Return how many executors the configuration asks for, or None if it names no number.
+
+    minExecutors and maxExecutors do not count: they are limits for all kinds of jobs.
+    """
+    configured = max(int(conf.get(key, "0")) for key in (INITIAL_EXECUTORS, EXECUTOR_INSTANCES))
+    return configured or None
+
+
+def choose_executor_count(conf: Any, registered: int) -> int:
+    """Return how many executors a fit assumes with dynamic allocation: at least one.
+
+    It is the configured number, else the number of those ``registered`` now but at least Spark's
+    default, within Spark's limits.
+    """
+    count = count_configured_executors(conf) or max(registered, DEFAULT_EXECUTORS)
+    count = max(count, int(conf.get(MIN_EXECUTORS, "0")))
+    limit = int(conf.get(MAX_EXECUTORS, "0")) or count
+    return min(count, limit)
+
+
+def check_dynamic_allocation(conf: Mapping[str, str], when: str = DURING_FIT) -> list[str]:
+    """Return warnings about dynamic allocation; none if it is off.
+
+    ``when`` says in the message during what time Spark counts removed executors.
+    """
+    if not is_dynamic(conf):
+        return []
+    warnings = []
+    if count_configured_executors(conf) is None:
+        warnings.append(EXECUTORS_UNSPECIFIED)
+    has_shuffle_service = conf.get("spark.shuffle.service.enabled", "false").lower() == "true"
+    attempts = int(conf.get(MAX_STAGE_ATTEMPTS, "4"))
+    if attempts < STAGE_ATTEMPTS_LOW and not has_shuffle_service:
+        ordinal = {1: "first", 2: "second", 3: "third"}.get(attempts, f"{attempts}th")
+        warnings.append(
+            STAGE_ATTEMPTS_WARNING.format(attempts=attempts, ordinal=ordinal, when=when)
+        )
+    return warnings
+
+
+def describe_allocation(workers: int, slots: int, note: str) -> str:
+    """Return the notice that a fit with dynamic allocation prints.
+
+    Args:
+        workers: Number of workers.
+        slots: Number of task slots of one executor.
+        note: What the fit's strategy adds to the notice.
+    """
+    executors = -(-workers // slots)
+    return (
+        f"{DYNAMIC_ALLOCATION_ENABLED}=true: this fit has {workers} workers, for which Spark needs"
+        f" at least {executors} executors and requests the missing ones; {note}"
+    )
+
+
+def is_context_stopped(context: Any) -> bool:
+    """Return whether a SparkContext was stopped or its JVM is gone."""
+    if context._jsc is None:
+        return True
+    try:
+        return bool(context._jsc.sc().isStopped())
+    except Exception:  # Py4J's, or a refused connection: the JVM is gone
+        return True
+
+
+def get_slots(context: Any) -> TaskSlots:
+    """Return the number of executors and task slots of a SparkContext's application.
+
+    Configured numbers take precedence over registered executors, of which some may still be
+    starting. With dynamic allocation none may exist before the first job: Spark requests as many as
+    the fit has tasks for.
+    """
+    live = live_conf(context)
+    return compute_slots(
+        live,
+        context.master,
+        lambda: count_registered_executors(context),
+        lambda: int(context.defaultParallelism),
+    )
+
+
+def compute_slots(
+    conf: Any, master: str, registered: Callable[[], int], parallelism: Callable[[], int]
+) -> TaskSlots:
+    """Return the number of executors and task slots, from settings or from registered executors.
+
+    Args:
+        conf: Spark's configuration, with ``get(key, default)``.
+        master: The master URL.
+        registered: Returns the number of registered executors.
+        parallelism: Returns Spark's default parallelism, the number of all cores.
+
+    Raises:
+        SetupError: No executor is configured or registered.
+    """
+    cpus = int(conf.get("spark.task.cpus", "1"))
+    if local_match := re.fullmatch(r"local(\[(\d+|\*)(,\d+)?])?", master):
+        return TaskSlots(1, max(1, _parse_local_cores(local_match.group(2)) // cpus))
+    if cluster_match := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*]", master):
+        return TaskSlots(int(cluster_match.group(1)), max(1, int(cluster_match.group(2)) // cpus))
+    dynamic = is_dynamic(conf)
+    if dynamic:
+        executors = choose_executor_count(
+            conf, registered() if count_configured_executors(conf) is None else 0
+        )
+    else:
+        executors = int(conf.get("spark.executor.instances", "0")) or registered()
+    if executors < 1:
+        raise SetupError(
+            f"no executor has registered with {master}: start the application with executors "
+            "(--num-executors N, or workers in the standalone cluster) and try again"
+        )
+    cores = int(conf.get("spark.executor.cores", "0"))
+    if not cores:
+        cores = 1 if master.startswith(("yarn", "k8s")) else max(1, parallelism() // executors)
+    is_estimate = dynamic and count_configured_executors(conf) is None
+    return TaskSlots(executors, max(1, cores // cpus), is_dynamic=dynamic, is_estimate=is_estimate)
+
+
+def is_executor_count_configured(context: Any) -> bool:
+    """Return whether the master URL or the configuration says how many executors to expect.
+
+    With dynamic allocation this is True: executors start only when there is work.
+    """
+    conf = live_conf(context)
+    instances = int(conf.get("spark.executor.instances", "0"))
+    return is_dynamic(conf) or instances > 0 or context.master.startswith("local")
+
+
+def count_registered_executors(context: Any) -> int:
+    """Return how many executors are registered now, without the driver."""
+    return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1
+
+
+def _parse_local_cores(text: str | None) -> int:
+    """Return the number of cores in a master URL ``local[N]``.
+
+    ``text`` is N; "*" means all cores of this machine, and None, for ``local``, means one.
+    """
+    import os
+
+    if text is None:
+        return 1
+    return os.cpu_count() or 1 if text == "*" else int(text)
+
+
+def count_workers(slots: TaskSlots, strategy: Strategy[CommonOptions]) -> int:
+    """Return how many workers a fit has, as the option ``workers_per_node`` says.
+
+    A controller in a task of its own takes one of the slots. Raise UsageError if the workers cannot
+    all run at the same time.
+    """
+    master, free = strategy.master, slots.total - strategy.has_controller_task
+    workers = slots.executors * master.workers_per_node
+    if master.workers_per_node == ALL_SLOTS:
+        workers = max(1, free)
+    elif master.workers_per_node > slots.per_executor:
+        raise UsageError(
+            f"workers_per_node={master.workers_per_node}: an executor has {slots.per_executor} "
+            "task slots (spark.executor.cores / spark.task.cpus); all workers of a fit must run "
+            "at the same time: raise --executor-cores or lower workers_per_node"
+        )
+    if workers > free:
+        raise UsageError(
+            f"controller={strategy.controller!r} needs one slot more: {workers} workers and the "
+            f"controller's task must run at the same time, and there are {slots.total} task slots "
+            f"({slots.executors} executors of {slots.per_executor}); add an executor, raise "
+            "--executor-cores, or lower workers_per_node"
+        )
+    return workers
+
+
+def choose_resume_workers(slots: TaskSlots, workers: int, checkpoint_workers: int | None) -> int:
+    """Return how many workers a resumed fit has: the checkpoint's number if ours is an estimate.
+
+    With the same number of workers, every row is in the same partition as before.
+
+    Args:
+        slots: The executors, whose number may be an estimate.
+        workers: The number of workers without a checkpoint.
+        checkpoint_workers: The number in the checkpoint; None: the fit is not resumed.
+    """
+    return workers if checkpoint_workers is None or not slots.is_estimate else checkpoint_workers
+
+
+def live_conf(context: Any) -> Any:
+    """Return a SparkContext's configuration, to be read one key at a time.
+
+    ``getConf`` would copy all of it by several hundred calls into the JVM, which takes 0.05 s.
+    """
+    return context._conf
+
+
+def driver_host(context: Any) -> str:
+    """Return the address of Spark's driver from the configuration."""
+    return str(live_conf(context).get("spark.driver.host", "127.0.0.1"))
+
+
+def check_conf(
+    conf: Mapping[str, str], workers: int, demand: ModelFootprint, master: SharedTrainingMaster
+) -> list[str]:
+    """Check Spark's configuration for a shared-gradient fit and return warnings.
+
+    Every message names the key and the value to set.
+
+    Args:
+        conf: Spark's configuration.
+        workers: Number of workers.
+        demand: How much memory the model needs.
+        master: The user's options.
+
+    Raises:
+        UsageError: A setting cannot work.
+    """
+    need = gradient_sharing_memory(conf, workers, demand, master)
+    return check_scheduling(conf) + check_overhead(conf, need)
+
+
+def check_rounds_conf(
+    conf: Mapping[str, str],
+    workers: int,
+    demand: ModelFootprint,
+    master: ParameterAveragingTrainingMaster,
+) -> list[str]:
+    """Return warnings about Spark's configuration for a fit in rounds.
+
+    ``demand`` says how much memory the model needs.
+    """
+    warnings = check_dynamic_allocation(conf, DURING_ROUND) + check_task_retries(conf)
+    return warnings + check_overhead(conf, rounds_memory(conf, workers, demand, master))
+
+
+def check_scheduling(conf: Mapping[str, str]) -> list[str]:
+    """Check how Spark may start, repeat and remove tasks; return warnings.
+
+    Raise UsageError if speculation is on.
+    """
+    if conf.get("spark.speculation", "false").lower() == "true":
+        raise UsageError(
+            "spark.speculation=true would start a second copy of slow workers, which train the "
+            "same rows: set --conf spark.speculation=false"
+        )
+    return check_dynamic_allocation(conf) + check_task_retries(conf)
+
+
+def check_task_retries(conf: Mapping[str, str]) -> list[str]:
+    """Return a list with a warning if Spark never retries a failed task, else []."""
+    if conf.get("spark.task.maxFailures", "4") != "1":
+        return []
+    return ["spark.task.maxFailures=1: the first lost executor ends the fit; set it to 4"]
+
+
+KEY_UNENCRYPTED_WARNING = (
+    "Spark sends the key of this fit to its executors unencrypted: anyone who can read that "
+    "traffic can read and forge sparkstrom's; set --conf spark.authenticate=true --conf "
+    "spark.network.crypto.enabled=true, or spark.ssl.rpc.enabled=true (Spark 4), unless you trust "
+    "the network"
+)
+
+
+_warned_applications: set[str] = set()  # ids of applications that were warned about the key
+
+
+def check_key(conf: Mapping[str, str]) -> list[str]:
+    """Return a warning, once per application, if Spark sends the fit's key unencrypted.
+
+    The key encrypts all messages between workers.
+    """
+    application = conf.get("spark.app.id", "")
+    if is_key_encrypted(conf) or application in _warned_applications:
+        return []
+    _warned_applications.add(application)
+    return [KEY_UNENCRYPTED_WARNING]
+
+
+def is_key_encrypted(conf: Mapping[str, str]) -> bool:
+    """Return whether the fit's AES key is unreadable in the network.
+
+    Tasks contain the key. Spark encrypts them with TLS, or if connections are authenticated and
+    have a cipher. In local mode nothing leaves the machine.
+    """
+
+    def is_on(key: str) -> bool:
+        """Return whether a boolean setting is true."""
+        return conf.get(key, "false").lower() == "true"
+
+    ciphers = ("spark.network.crypto.enabled", "spark.authenticate.enableSaslEncryption")
+    encrypted = is_on("spark.authenticate") and any(map(is_on, ciphers))
+    local = conf.get("spark.master", "").startswith("local")
+    return local or encrypted or is_on("spark.ssl.rpc.enabled")
+
+
+REGISTRATION_POLL_S: Final = 0.1  # between two counts of executors
+FIRST_NOTICE_S: Final = 1.0  # the user is told of a wait of this length
+NOTICE_INTERVAL_S: Final = 5.0  # between two such notices
+REGISTRATION_QUIET_S: Final = 3.0  # no new executor for this long: assume that these are all
+REGISTRATION_INCOMPLETE_S: Final = 15.0  # the same while fewer than expected have registered
+
+
+_registered_applications: set[str] = set()  # ids of applications whose executors were awaited
+
+
+def await_slots(context: Any, seconds: float, notify: Callable[[str], None]) -> TaskSlots:
+    """Return the application's task slots once its executors have registered.
+
+    Wait only in an application's first fit, and only if the number of executors is not configured.
+    A standalone cluster's session, for example, is ready before its executors. The wait ends once
+    as many have registered as the application's cores allow, or none has for some time.
+
+    Args:
+        context: The SparkContext.
+        seconds: How long to wait for the first executor.
+        notify: Shows the user a line.
+
+    Raises:
+        SetupError: No executor has registered in time.
+    """
+    application = str(context.applicationId)
+    if is_executor_count_configured(context) or (
+        application in _registered_applications and count_registered_executors(context)
+    ):
+        return get_slots(context)
+    _await_registration(context, seconds, notify)
+    _registered_applications.add(application)
+    return get_slots(context)
+
+
+def _await_registration(context: Any, seconds: float, notify: Callable[[str], None]) -> None:
+    """Wait until the expected executors have registered, or none has for some time.
+
+    Raise SetupError if the first one has not registered after ``seconds``.
+    """
+    expected = estimate_executor_count(context)
+    start_s = changed_s = time.monotonic()
+    notice_s, count = start_s + FIRST_NOTICE_S, 0
+    while True:
+        now_s, registered = time.monotonic(), count_registered_executors(context)
+        if registered != count:
+            count, changed_s = registered, now_s
+        if expected is not None and count >= expected:
+            return
+        if count and now_s - changed_s > (
+            REGISTRATION_QUIET_S if expected is None else REGISTRATION_INCOMPLETE_S
+        ):
+            break
+        if not count and now_s - start_s > seconds:
+            raise SetupError(
+                f"no executor has registered with {context.master} within {seconds:g} s "
+                "(start_timeout): check the cluster's web page: are workers running, do they have "
+                "the cores and the memory of an executor (spark.executor.cores, "
+                "spark.executor.memory), or does another application hold them (spark.cores.max)?"
+            )
+        if now_s > notice_s:
+            notice_s = now_s + NOTICE_INTERVAL_S
+            wanted = "" if expected is None else f" of {expected}"
+            notify(f"sparkstrom waits: {count}{wanted} executors have registered")
+        time.sleep(REGISTRATION_POLL_S)
+    if expected is not None:
+        notify(
+            f"sparkstrom notes: {count} of {expected} executors have registered and no more for "
+            f"{REGISTRATION_INCOMPLETE_S:g} s: training starts with these"
+        )
+
+
+def estimate_executor_count(context: Any) -> int | None:
+    """Return how many executors will start if the cluster has room for them.
+
+    On YARN and Kubernetes it is Spark's default. Return None if no setting limits their number.
+    """
+    if context.master.startswith(("yarn", "k8s")):
+        return DEFAULT_EXECUTORS
+    conf = live_conf(context)
+    limit, cores = conf.get("spark.cores.max"), conf.get("spark.executor.cores")
+    if limit is None or cores is None:
+        return None
+    return max(1, int(limit) // int(cores))

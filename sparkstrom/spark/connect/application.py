@@ -1,0 +1,434 @@
+"""The application of a Spark Connect session: checks, executor discovery, evaluation and jobs.
+
+Options, data and features that need RDDs are rejected with a hint to an alternative. A client
+cannot list executors, so a job with one task per core reports them. Without executors that job
+would wait forever, so it is cancelled after ``start_timeout``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.data.arrow import read_batch_blocks
+from sparkstrom.data.column_selection import ColumnSpec, check_column_spec
+from sparkstrom.data.row_blocks import BlockReader
+from sparkstrom.fit.evaluation import Evaluation, MetricSpec, merge_evaluations_or_raise
+from sparkstrom.fit.events import FitListener
+from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.strategy import GradientSharing, Strategy
+from sparkstrom.fit.supervisor import FitJob, cancel_job
+from sparkstrom.models.base import FlatModel
+from sparkstrom.options.common import CommonOptions
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.network import AUTO, EXECUTOR, parse_controller
+from sparkstrom.options.parameter_averaging import (
+    IF_COUNT_DIFFERS,
+    ParameterAveragingTrainingMaster,
+    TrainingMaster,
+)
+from sparkstrom.options.resolution import local_ip
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.master.members import CheckpointFiles
+from sparkstrom.rounds.run import MakeJob
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark.application import Notify
+from sparkstrom.spark.cluster import (
+    FIRST_NOTICE_S,
+    NOTICE_INTERVAL_S,
+    REGISTRATION_POLL_S,
+    compute_slots,
+    count_workers,
+)
+from sparkstrom.spark.connect import dataframe_rounds
+from sparkstrom.spark.connect.controller_placement import ConnectControllerPlacer
+from sparkstrom.spark.connect.jobs import (
+    RESULT_SCHEMA,
+    ArrowBatches,
+    ConnectJob,
+    ValueUploader,
+    collect_later,
+    encode_results,
+    get_partition_id,
+    identify_executor,
+    run_rowless_task,
+    run_short_job,
+    run_training,
+)
+from sparkstrom.spark.connect.partitioning import (
+    WorkerDataFrame,
+    choose_batch_rows,
+    limit_batch_rows,
+    partition_dataframe,
+)
+from sparkstrom.spark.controller.messages import ControlEndpoint
+from sparkstrom.spark.data.columns import select_columns
+from sparkstrom.spark.data.partitioning import PartitionedData, check_data, is_dataframe
+from sparkstrom.spark.executor.entry_points import (
+    LazyPickle,
+    delete_worker_files,
+    redact_pickled_tasks,
+)
+from sparkstrom.spark.executor.inference import evaluate_partition
+from sparkstrom.spark.jobs import SparkJob
+from sparkstrom.spark.rounds.tasks import SparkRoundsJob
+from sparkstrom.worker.training_job import (
+    ParametersBroadcast,
+    StateBroadcast,
+    TrainingJob,
+    pack_parameters,
+)
+
+USE_CLASSIC_HINT = "or start the program with spark-submit, without .remote(...)"
+
+
+def check_options(strategy: Strategy[CommonOptions]) -> None:
+    """Raise UsageError for options that need RDDs or a choice of hosts."""
+    master = strategy.master
+    if master.rdd_training_approach == "export":
+        raise UsageError(
+            "rdd_training_approach='export' writes and reads by RDDs, which a Spark Connect session"
+            " does not have: leave it out (and write the DataFrame to Parquet yourself, where it is"
+            f" expensive to make), {USE_CLASSIC_HINT}"
+        )
+    if parse_controller(strategy.controller).host:
+        raise UsageError(
+            f"controller={strategy.controller!r}: a Spark Connect session cannot ask for a host;"
+            f" write controller='executor', {USE_CLASSIC_HINT}"
+        )
+    if master.repartition == IF_COUNT_DIFFERS:
+        raise UsageError(
+            f"repartition={IF_COUNT_DIFFERS!r} depends on the number of partitions, which Spark"
+            " Connect does not report: write repartition='always' or 'never',"
+            f" {USE_CLASSIC_HINT}"
+        )
+
+
+def check_dataframe(data: Any, session: Any) -> None:
+    """Raise UsageError unless data is a DataFrame of this session."""
+    if not is_dataframe(data):
+        if hasattr(data, "mapPartitions"):
+            raise UsageError(
+                "data is an RDD, which a Spark Connect session cannot take: pass a DataFrame with"
+                f" features=... and label=... columns, {USE_CLASSIC_HINT}"
+            )
+        check_data(data)
+    if data.sparkSession is not session:
+        raise UsageError(
+            "data is a DataFrame of another session than the network's: make both with one session"
+        )
+
+
+def unsupported_error(what: str, instead: str) -> UsageError:
+    """Return the error for a feature that Spark Connect does not support."""
+    return UsageError(f"{what} is not supported over Spark Connect: {instead}, {USE_CLASSIC_HINT}")
+
+
+WAITING_NOTICE = "sparkstrom waits: for executors of {}, which a job counts"
+NO_EXECUTORS = (
+    "no executor of {} has run a task within {:g} s (start_timeout): check the cluster's web page:"
+    " are executors running, does the cluster have the cores and the memory that they need, or do"
+    " other clients of this server, or another application, hold their slots? If the server's"
+    " spark.executor.instances and spark.executor.cores are set, no job has to count executors"
+)
+
+
+def discover_executors(
+    job: FitJob, server: str, seconds: float, notify: Callable[[str], None]
+) -> list[Any]:
+    """Run a job whose tasks yield their executors' names; return the names, one per task.
+
+    Args:
+        job: The job.
+        server: Description of the Spark Connect server, for messages.
+        seconds: How long the job may take.
+        notify: Shows the user a line while the job waits.
+
+    Raises:
+        SetupError: The job has not finished in time.
+    """
+    start_s = time.monotonic()
+    notice_s = start_s + FIRST_NOTICE_S
+    job.start()
+    try:
+        while not job.wait(REGISTRATION_POLL_S):
+            now_s = time.monotonic()
+            if now_s - start_s > seconds:
+                raise SetupError(NO_EXECUTORS.format(server, seconds))
+            if now_s > notice_s:
+                notice_s = now_s + NOTICE_INTERVAL_S
+                notify(WAITING_NOTICE.format(server))
+    except BaseException:
+        cancel_job(job)
+        raise
+    if job.error is not None:
+        raise job.error
+    return job.reports
+
+
+def run_evaluation_task(
+    model: Any, metrics: MetricSpec, blocks: BlockReader, batches: ArrowBatches
+) -> Iterator[Any]:
+    """Evaluate the model on one partition, on an executor; yield the encoded metrics."""
+    index = get_partition_id()
+    return encode_results(evaluate_partition(model, metrics, blocks, index, batches), index)
+
+
+def evaluate_dataframe(model: Any, metrics: MetricSpec, frame: Any, spec: ColumnSpec) -> Evaluation:
+    """Return a model's metrics over all rows of a DataFrame.
+
+    Raise UsageError, naming the row, if one does not suit the model.
+    """
+    check_column_spec(spec, dataframe=True)
+    columns, plan = select_columns(frame, spec)
+    run = partial(run_evaluation_task, model, metrics, partial(read_batch_blocks, plan))
+    return merge_evaluations_or_raise(
+        run_short_job(columns.mapInArrow(run, RESULT_SCHEMA), "evaluating")
+    )
+
+
+class ConnectApplication:
+    """Implements ``Application`` with a Spark Connect session.
+
+    Reading one configuration key is a request to the server, so all are read at once, once per fit.
+
+    Args:
+        session: The SparkSession, made with ``.remote(...)``.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session, self._uploads = session, ValueUploader(session)
+        redact_pickled_tasks()
+        self._slots: TaskSlots | None = None  # as counted for the newest fit
+
+    @property
+    def name(self) -> str:
+        """The session's id."""
+        return str(self._session.session_id)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the session was stopped."""
+        return bool(getattr(self._session, "is_stopped", False))  # Spark 3.5 has no is_stopped
+
+    @property
+    def live_conf(self) -> Any:
+        """A copy of Spark's configuration, requested again each time."""
+        return self.conf()
+
+    @property
+    def host(self) -> str:
+        """The address of this program's machine on its route to the server."""
+        return local_ip(os.environ) or _find_local_address(self._session.client.host)
+
+    def conf(self) -> Mapping[str, str]:
+        """Return a copy of the whole Spark configuration."""
+        return read_session_conf(self._session)
+
+    def check(self, strategy: Strategy[CommonOptions]) -> None:
+        """Raise UsageError for options that need RDDs or a choice of hosts."""
+        check_options(strategy)
+
+    @property
+    def has_workers_output(self) -> bool:
+        """False: tasks print on the server's machines."""
+        return False
+
+    def check_data(self, data: Any) -> None:
+        """Raise UsageError unless data is a DataFrame of this session."""
+        check_dataframe(data, self._session)
+
+    def require_rdds(self, what: str, instead: str) -> None:
+        """Raise UsageError in any case: Spark Connect has no RDDs."""
+        raise unsupported_error(what, instead)
+
+    def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:
+        """Return the number of task slots.
+
+        It is read from the configuration. If that has no number of executors, a job counts them.
+        """
+        conf = self.conf()
+        list_executors = cache(partial(self._list_executors, seconds, notify))
+        self._slots = compute_slots(
+            conf,
+            conf.get("spark.master", ""),
+            lambda: len(set(list_executors())),
+            lambda: len(list_executors()),
+        )
+        return self._slots
+
+    def _list_executors(self, seconds: float, notify: Notify) -> list[str]:
+        """Run a job with one task per core; return the name of each task's executor."""
+        run = partial(self._run_tasks, identify_executor, None, "counting executors")
+        job = ConnectJob(self._session, f"sparkstrom-{secrets.token_hex(8)}", run)
+        server = f"the Spark Connect server {self._session.client.host}"
+        return discover_executors(job, server, seconds, notify)
+
+    def resolve_controller(
+        self, master: SharedTrainingMaster, slots: TaskSlots, notify: Notify
+    ) -> SharedTrainingMaster:
+        """Return the options with "auto" replaced: the controller runs in a task on an executor.
+
+        A client need not be reachable by executors. Raise UsageError if the task slots do not
+        suffice for the workers and the controller.
+        """
+        if master.void.controller == AUTO:
+            void = replace(master.void, controller=EXECUTOR, controller_address=None)
+            master = replace(master, void=void)
+        count_workers(slots, GradientSharing(master))
+        return master
+
+    def get_local_property(self, key: str) -> str | None:
+        """Return None: Spark Connect has no local properties."""
+        return None
+
+    def create_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
+        """Return an unstarted thread; a thread that calls Spark Connect needs no preparation."""
+        return threading.Thread(target=run, name=name)
+
+    @contextlib.contextmanager
+    def cancel_jobs_on_interrupt(self) -> Iterator[None]:
+        """Let Ctrl-C during the block cancel the operations that this thread started.
+
+        Spark Connect finds them by a tag.
+        """
+        tag = f"sparkstrom-{secrets.token_hex(8)}"
+        self._session.addTag(tag)
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._session.interruptTag(tag)
+            raise
+        finally:
+            self._session.removeTag(tag)
+
+    def partition_data(
+        self, data: Any, columns: ColumnSpec, workers: int, master: TrainingMaster
+    ) -> PartitionedData:
+        """Distribute the rows over one partition per worker, or only count them.
+
+        The option ``repartition`` chooses.
+        """
+        move = master.repartition == "always"
+        with limit_batch_rows(self._session, choose_batch_rows(data)):
+            return partition_dataframe(data, columns, workers, seed=master.rng_seed, move=move)
+
+    @contextlib.contextmanager
+    def broadcast_parameters(
+        self, theta: Theta, workers: int, state: bytes
+    ) -> Iterator[ParametersBroadcast]:
+        """Upload the parameters ``theta`` and one optimizer state for all workers."""
+        yield self._uploads.upload(pack_parameters(theta, state))
+
+    @contextlib.contextmanager
+    def broadcast_worker_states(
+        self, states: Mapping[int, bytes]
+    ) -> Iterator[dict[int, StateBroadcast]]:
+        """Upload each worker's own optimizer state."""
+        yield {partition: self._uploads.upload(state) for partition, state in states.items()}
+
+    def create_training_job(
+        self, job: TrainingJob, data: PartitionedData, memory: Any
+    ) -> ConnectJob:
+        """Return the unstarted job of a shared-gradient fit; each task trains one partition."""
+        run = partial(run_training, LazyPickle(job, job.controller_route), data.blocks)
+        input_frame: WorkerDataFrame = data.rdd
+        task = input_frame.frame.mapInArrow(run, RESULT_SCHEMA)
+
+        def runner() -> list[Any]:
+            """Run the job, with limited Arrow batches, and return what its tasks yielded."""
+            with limit_batch_rows(self._session, input_frame.batch_rows):
+                return collect_later(task)()
+
+        return ConnectJob(self._session, f"sparkstrom-{job.spec.job:016x}", runner)
+
+    def create_rounds_backend(
+        self,
+        spec: FitSpec,
+        model: FlatModel,
+        master: ParameterAveragingTrainingMaster,
+        data: PartitionedData,
+    ) -> tuple[dataframe_rounds.DataFrameRoundsBackend, MakeJob]:
+        """Return the DataFrame backend of rounds, and a function that makes its job."""
+        job = SparkRoundsJob(spec, model, master, data.rows, dataframe_rounds.PAYLOAD_SIZES)
+        backend = dataframe_rounds.DataFrameRoundsBackend(self._session, job, data)
+        return backend, partial(ConnectJob, self._session, f"sparkstrom-{spec.job:016x}")
+
+    def executor_monitors(self, job: SparkJob, notify: Notify) -> list[FitListener]:
+        """Return []: Spark Connect does not report on executors."""
+        return []
+
+    def create_controller_placer(
+        self,
+        training: TrainingJob,
+        checkpoints: CheckpointFiles,
+        control: ControlEndpoint,
+        notify: Notify,
+    ) -> ConnectControllerPlacer:
+        """Return a placer, which starts the controller's task where it has cached a row."""
+        return ConnectControllerPlacer(self._session, training, checkpoints, control, notify)
+
+    def get_control_addresses(self) -> tuple[str, str]:
+        """Return this machine's address twice: the one to bind and the one to connect to."""
+        return self.host, self.host
+
+    def broadcast_value(self, value: Any) -> Any:
+        """Return a handle of ``value``, which contains a small value and uploads a large one."""
+        return self._uploads.upload(value)
+
+    def evaluate(
+        self, model: Any, metrics: MetricSpec, data: Any, columns: ColumnSpec
+    ) -> Evaluation:
+        """Return metrics over a DataFrame. Raise UsageError naming a row that does not fit."""
+        with limit_batch_rows(self._session, choose_batch_rows(data)):
+            return evaluate_dataframe(model, metrics, data, columns)
+
+    def delete_worker_files(self, network: str) -> None:
+        """Run a job that deletes a network's files on all executors."""
+        slots = self._slots.total if self._slots is not None else 1
+        self._run_tasks(partial(delete_worker_files, network), slots, "deleting workers' files")
+
+    def _run_tasks(self, task: Any, tasks: int | None, doing: str) -> list[Any]:
+        """Run a job of ``tasks`` tasks (None: Spark's default number); return all results."""
+        rows = self._session.range(0, tasks or 1 << 20, 1, tasks)
+        return run_short_job(rows.mapInArrow(partial(run_rowless_task, task), RESULT_SCHEMA), doing)
+
+
+def read_session_conf(session: Any) -> dict[str, str]:
+    """Return a session's whole configuration, also with Spark 3.5.
+
+    The session has a public method for this only since Spark 4.
+    """
+    conf = session.conf
+    if hasattr(type(conf), "getAll"):
+        return dict(conf.getAll)
+    from pyspark.sql.connect import proto
+
+    everything = proto.ConfigRequest.Operation(get_all=proto.ConfigRequest.GetAll())
+    return dict(session.client.config(everything).pairs)
+
+
+def _find_local_address(server: str) -> str:
+    """Return the address of this machine on its route to the server, without sending anything.
+
+    Raise UsageError if no route exists.
+    """
+    host = server.rpartition(":")[0] if server.count(":") == 1 else server
+    try:
+        family, kind, *_, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise UsageError(
+            f"no network route to the Spark Connect server {server!r}: {error}"
+        ) from None

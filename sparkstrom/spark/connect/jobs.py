@@ -1,0 +1,282 @@
+"""Jobs over Spark Connect: their task functions, encoded results, and uploaded values.
+
+Each task function calls the one that the jobs of a SparkContext run, too, and encodes its results.
+They are pickled and split into numbered rows, because Spark Connect sends results in messages of a
+few MiB, each with whole rows. This module imports none whose import compiles kernels.
+
+Spark Connect has no broadcast variables. Small values are part of each job that needs them. Large
+ones are artifacts of the session: files that are uploaded once and fetched once by each executor.
+Artifacts exist as long as their session, so one with the same content is reused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkstrom.base.errors import TrainingError
+from sparkstrom.data.row_blocks import BlockReader
+from sparkstrom.fit.master_setup import MediaDriverConfig
+from sparkstrom.fit.supervisor import find_cause, setup_error_in
+from sparkstrom.spark.controller.messages import ControlEndpoint, pack_message, unpack_message
+from sparkstrom.spark.controller.task import run_controller_task
+from sparkstrom.spark.executor.entry_points import (
+    LazyPickle,
+    get_task_context,
+    pickle_by_value,
+    run_training_task,
+)
+from sparkstrom.spark.jobs import RunningTask, SparkJob
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+ROW_BYTES_MAX = 1 << 20  # Spark Connect's messages have about 4 MiB, and at most 128 MiB
+RESULT_SCHEMA = "task long, number long, part binary"
+
+
+def encode_results(values: Iterable[Any], task: int) -> Iterator[pa.RecordBatch]:
+    """Yield the values of one task as record batches of ``RESULT_SCHEMA``.
+
+    Rows are numbered from 1. The number of a row is negative if its value continues in the next
+    row.
+    """
+    import pyarrow as pa
+
+    number = 0
+    for value in values:
+        content = pack_message(value)
+        begins = range(0, len(content), ROW_BYTES_MAX)
+        for begin in begins:
+            part = content[begin : begin + ROW_BYTES_MAX]
+            last = begin == begins[-1]
+            number += 1
+            columns = [
+                pa.array([task], pa.int64()),
+                pa.array([number if last else -number], pa.int64()),
+                pa.array([part], pa.binary()),
+            ]
+            yield pa.RecordBatch.from_arrays(columns, names=["task", "number", "part"])
+
+
+def decode_results(rows: Iterable[Any]) -> list[Any]:
+    """Return the values that ``encode_results`` encoded in all tasks, sorted by task."""
+    values, parts = [], []
+    for row in sorted(rows, key=lambda row: (row.task, abs(row.number))):
+        parts.append(bytes(row.part))
+        if row.number > 0:  # the last of its value
+            values.append(unpack_message(b"".join(parts)))
+            parts = []
+    return values
+
+
+ArrowBatches = Iterable["pa.RecordBatch"]
+
+
+def get_partition_id() -> int:
+    """Return the number of the partition that the running Spark task computes."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "runs in a Spark task only"
+    return context.partitionId()
+
+
+def run_rowless_task(
+    task: Callable[[Iterable[Any]], Iterator[Any]], batches: ArrowBatches
+) -> Iterator[Any]:
+    """Run ``task`` and yield its encoded results; rows are ignored: they only start the task."""
+    for _ in batches:
+        pass
+    return encode_results(task(()), get_partition_id())
+
+
+def run_training(job: LazyPickle, blocks: BlockReader, batches: ArrowBatches) -> Iterator[Any]:
+    """Train on one partition; yield the encoded results of ``run_training_task``."""
+    index = get_partition_id()
+    return encode_results(run_training_task(job, blocks, index, batches), index)
+
+
+def run_controller(
+    routes: tuple[ControlEndpoint, MediaDriverConfig],
+    process: str,
+    setup: LazyPickle,
+    batches: ArrowBatches,
+) -> Iterator[Any]:
+    """Run the controller, unless this executor is not ``process``; yield the encoded results.
+
+    Args:
+        routes: How to reach the driver program, and the media driver to start.
+        process: The requested executor.
+        setup: The pickled ``ControllerSetup``.
+        batches: The task's rows, which are ignored.
+    """
+    for _ in batches:
+        pass
+    return encode_results(
+        run_controller_task(routes, process, setup, get_partition_id(), ()), get_partition_id()
+    )
+
+
+def count_rows(batches: ArrowBatches) -> Iterator[Any]:
+    """Count the rows of a partition; yield the encoded number."""
+    return encode_results([sum(batch.num_rows for batch in batches)], get_partition_id())
+
+
+def identify_executor(items: Iterable[Any]) -> Iterator[str]:
+    """Yield the name of the executor that runs this task: its host and process."""
+    place = get_task_context()
+    yield f"{place.host}/{place.jvm}"
+
+
+@dataclass(slots=True)
+class ConnectJob(SparkJob):
+    """A job of a Spark Connect session, executed by its own thread and cancelled by its tag.
+
+    ``context`` is the session and ``group`` the tag. Spark Connect reports nothing about tasks.
+    """
+
+    def start(self) -> None:
+        """Submit the job from a new thread."""
+        self.thread = threading.Thread(target=self._run, name=f"{self.group}-job", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        """Run the job in this thread; keep its results or its error."""
+        try:
+            self.context.addTag(self.group)  # applies to this thread
+            self.reports = self.runner()
+        except Exception as error:  # the main thread decides what it means
+            self.error = error
+
+    def cancel(self) -> None:
+        """Cancel the job, if it still runs."""
+        if self.running:
+            self.context.interruptTag(self.group)
+
+    def tasks(self) -> tuple[int | None, int]:
+        """Return (None, 0): task counts are unknown."""
+        return None, 0
+
+    def task_errors(self) -> list[str]:
+        """Return []: Spark Connect does not report errors of single tasks."""
+        return []
+
+    def executors(self) -> set[str]:
+        """Return an empty set: Spark Connect does not report which executors run tasks."""
+        return set()
+
+    def running_tasks(self) -> list[RunningTask]:
+        """Return []: Spark Connect does not report which tasks run."""
+        return []
+
+    def stage_attempts(self) -> list[tuple[int, int, int]]:
+        """Return []: Spark Connect does not report stages."""
+        return []
+
+    def killed_for_memory(self) -> list[str]:
+        """Return []: Spark Connect does not report killed containers."""
+        return []
+
+
+def collect_later(frame: Any) -> Callable[[], list[Any]]:
+    """Return a function that runs the job of a frame and returns what the tasks yielded."""
+    return lambda: decode_results(frame.collect())
+
+
+def run_short_job(frame: Any, doing: str) -> list[Any]:
+    """Run a job in this thread and return what its tasks yielded; ``doing`` names it in errors.
+
+    Raise SetupError if a task cannot run on its machine, TrainingError for other failures.
+    """
+    from pyspark.errors import PySparkException
+
+    try:
+        return decode_results(frame.collect())
+    except PySparkException as error:
+        cause = find_cause(str(error))
+        if (refusal := setup_error_in(cause)) is not None:
+            raise refusal from None
+        raise TrainingError(f"{doing} failed: {cause}", trace=str(error)) from None
+
+
+INLINE_BYTES_MAX = 4 << 20  # larger values are uploaded; a job's plan may have 128 MiB
+CACHED_VALUES_MAX = 2  # per Python worker
+
+
+@dataclass(frozen=True, slots=True)
+class InlineValue:
+    """A handle of a small value, which it contains, also when it is pickled."""
+
+    value: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the value by ``pickle_by_value``, as classes of the user's script need it."""
+        return _unpickle_inline, (pickle_by_value(self.value),)
+
+
+def _unpickle_inline(content: bytes) -> InlineValue:
+    """Return the handle of a value that was pickled with it."""
+    return InlineValue(pickle.loads(content))
+
+
+class UploadedValue:
+    """A handle of a large value in an uploaded file, whose name alone is pickled.
+
+    Args:
+        name: Name of the file.
+        value: The value, in the program that uploaded it; None: read the file when needed.
+    """
+
+    def __init__(self, name: str, value: Any = None) -> None:
+        self.name, self._value = name, value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the file's name alone."""
+        return UploadedValue, (self.name,)
+
+    @property
+    def value(self) -> Any:
+        """The value, read from this machine's copy of the file if necessary."""
+        return self._value if self._value is not None else _read_uploaded(self.name)
+
+
+@lru_cache(CACHED_VALUES_MAX)
+def _read_uploaded(name: str) -> Any:
+    """Return the value in an uploaded file; a process caches the values that it read last."""
+    from pyspark import SparkFiles
+
+    return pickle.loads(Path(SparkFiles.get(name)).read_bytes())
+
+
+class ValueUploader:
+    """Creates handles by which executors of one session read values of this program."""
+
+    def __init__(self, session: Any) -> None:
+        self._session, self._uploaded = session, set[str]()
+
+    def upload(self, value: Any) -> InlineValue | UploadedValue:
+        """Return a handle whose ``value`` is ``value``, in this program and on executors.
+
+        A large value is uploaded unless this session already has one with the same content.
+        """
+        content = pickle_by_value(value)
+        if len(content) <= INLINE_BYTES_MAX:
+            return InlineValue(value)
+        name = f"sparkstrom-{hashlib.sha256(content).hexdigest()[:32]}.bin"
+        if name not in self._uploaded:
+            with tempfile.TemporaryDirectory(prefix="sparkstrom-") as folder:
+                path = os.path.join(folder, name)
+                Path(path).write_bytes(content)
+                self._session.addArtifacts(path, file=True)
+            self._uploaded.add(name)
+        return UploadedValue(name, value)

@@ -1,0 +1,274 @@
+"""Distribute a DataFrame over one partition per worker, without RDDs.
+
+Rows are assigned to workers by the same function as with a SparkContext (``distribute_rows``). They
+are pickled, split into pieces and shuffled by a key that Spark hashes to the worker's partition.
+Sorting after the shuffle makes Spark fetch a whole partition before a task sees its first row, and
+moves an end mark behind the last one. A worker whose input is truncated misses that mark.
+
+The module also overrides settings of the session for some time, such as the size of Arrow batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import pickle
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.data.arrow import read_batch_blocks
+from sparkstrom.data.column_selection import ColumnSpec, check_column_spec
+from sparkstrom.data.row_blocks import Block, BlockReader, ShuffleBlock, distribute_rows
+from sparkstrom.spark.connect.jobs import (
+    RESULT_SCHEMA,
+    ArrowBatches,
+    ConnectJob,
+    count_rows,
+    get_partition_id,
+    run_short_job,
+)
+from sparkstrom.spark.data.columns import select_columns
+from sparkstrom.spark.data.partitioning import (
+    ARROW_BATCH_ROWS_KEY,
+    FIRST_ELEMENTS,
+    PartitionedData,
+    choose_message_rows,
+    run_with_timeout,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PIECE_BYTES = 32 << 10  # maxRecordsPerBatch of them, at most a thousand, are in memory at once
+BATCH_ROWS_MAX = 1_000
+KEY_CANDIDATES_PER_WORKER = 20  # on top of log(workers): no partition stays without a key
+
+SHUFFLE_SCHEMA = (
+    "key long, worker long, source long, number long, piece long, pieces long, content binary"
+)
+SORT_COLUMNS = ("source", "number", "piece")
+END_MARK = (1 << 62, 0, 0)  # sorts after every source
+
+
+class WorkerDataFrame(NamedTuple):
+    """The DataFrame that a fit's tasks read, with one partition per worker."""
+
+    frame: Any
+    batch_rows: int  # limit for Arrow batches of the user's rows, which the same job reads
+
+
+def partition_dataframe(
+    frame: Any, spec: ColumnSpec, workers: int, *, seed: int, move: bool
+) -> PartitionedData:
+    """Shuffle the rows randomly over ``workers`` partitions, or keep them where they are.
+
+    With ``move`` False, partitions are only merged if they are more than ``workers``, and a job
+    counts the rows of each one.
+    """
+    check_column_spec(spec, dataframe=True)
+    selected, plan = select_columns(frame, spec)
+    blocks = partial(read_batch_blocks, plan)
+    rows_at_once = choose_batch_rows(frame)
+    first = partial(read_first_blocks, selected, blocks)
+    if move:
+        worker_frame = WorkerDataFrame(_shuffle_rows(selected, blocks, workers, seed), rows_at_once)
+        return PartitionedData(worker_frame, read_shuffled_blocks, workers, first=first)
+    kept = selected.coalesce(workers)
+    rows = tuple(run_short_job(kept.mapInArrow(count_rows, RESULT_SCHEMA), "counting rows"))
+    return PartitionedData(WorkerDataFrame(kept, rows_at_once), blocks, len(rows), rows, first)
+
+
+def read_first_blocks(frame: Any, blocks: BlockReader) -> Iterator[Block]:
+    """Yield some rows in this program, or none if the server cannot compute them soon.
+
+    Raise UsageError for a row that cannot be read.
+    """
+    group = f"sparkstrom-first-{secrets.token_hex(8)}"
+    runner = partial(_to_arrow_batches, frame.limit(FIRST_ELEMENTS))
+    return blocks(0, run_with_timeout(ConnectJob(frame.sparkSession, group, runner)))
+
+
+def _to_arrow_batches(frame: Any) -> list[Any]:
+    """Return a frame's rows as Arrow record batches in this program."""
+    batches: list[Any] = frame.toArrow().to_batches()  # fails in Spark 3.5: then no rows are read
+    return batches
+
+
+def _shuffle_rows(frame: Any, blocks: BlockReader, workers: int, seed: int) -> Any:
+    """Return a frame of pickled rows, shuffled to workers; the last row of each is an end mark."""
+    from pyspark.sql.connect import functions as sql
+
+    keys = find_partition_keys(frame.sparkSession, workers)
+    assigned = frame.mapInArrow(partial(write_shuffle_rows, blocks, keys, seed), SHUFFLE_SCHEMA)
+    ends = frame.sparkSession.range(0, workers, 1, 1)
+    key = sql.element_at(sql.array(*map(sql.lit, keys)), sql.col("id").cast("int") + 1)
+    marks = [
+        sql.lit(value).cast("long").alias(name)
+        for value, name in zip(END_MARK, SORT_COLUMNS, strict=True)
+    ]
+    ends = ends.select(
+        key.cast("long").alias("key"),
+        sql.col("id").alias("worker"),
+        *marks,
+        sql.lit(1).cast("long").alias("pieces"),
+        sql.lit(b"").alias("content"),
+    )
+    return assigned.union(ends).repartition(workers, "key").sortWithinPartitions(*SORT_COLUMNS)
+
+
+def find_partition_keys(session: Any, workers: int) -> list[int]:
+    """Return for each worker a number that Spark's hash assigns to the worker's partition.
+
+    Spark itself computes the hashes of some candidates. Raise SetupError if none suits a worker.
+    """
+    candidates = math.ceil(workers * (math.log(workers) + KEY_CANDIDATES_PER_WORKER))
+    partition = f"pmod(hash(id), {workers})"
+    rows = session.range(candidates).selectExpr("id", f"{partition} place").groupBy("place")
+    found = {row.place: row.key for row in rows.agg({"id": "min"}).toDF("place", "key").collect()}
+    missing = [worker for worker in range(workers) if worker not in found]
+    if missing:
+        raise SetupError(
+            f"Spark's hash sends none of {candidates} numbers to partition {missing[0]}"
+        )
+    return [found[worker] for worker in range(workers)]
+
+
+def write_shuffle_rows(
+    blocks: BlockReader, keys: list[int], seed: int, batches: ArrowBatches
+) -> Iterator[pa.RecordBatch]:
+    """Yield one source partition's rows, pickled, for all workers; runs on an executor.
+
+    ``keys`` has the number by which Spark shuffles a row to a worker, by worker.
+    """
+    source = get_partition_id()
+    for worker, shuffle_block in distribute_rows(blocks, len(keys), seed, source, batches):
+        content = pickle.dumps(shuffle_block, protocol=5)
+        pieces = range(0, len(content), PIECE_BYTES)
+        yield _create_batch(
+            [keys[worker]] * len(pieces),
+            [worker] * len(pieces),
+            [source] * len(pieces),
+            [shuffle_block.number] * len(pieces),
+            list(range(len(pieces))),
+            [len(pieces)] * len(pieces),
+            [content[begin : begin + PIECE_BYTES] for begin in pieces],
+        )
+
+
+def _create_batch(*columns: list[Any]) -> pa.RecordBatch:
+    """Return a record batch of ``SHUFFLE_SCHEMA``, from one list per column."""
+    import pyarrow as pa
+
+    numbers, content = columns[:-1], columns[-1]
+    arrays = [pa.array(column, pa.int64()) for column in numbers]
+    names = [field.split()[0] for field in SHUFFLE_SCHEMA.split(", ")]
+    return pa.RecordBatch.from_arrays([*arrays, pa.array(content, pa.binary())], names=names)
+
+
+def read_shuffled_blocks(partition: int, batches: Iterable[Any]) -> Iterator[Block]:
+    """Yield the blocks of rows that were shuffled to a worker.
+
+    Raise the error that a source found in its rows, and EOFError at the end if some are missing.
+    """
+    content: list[bytes] = []
+    expected: dict[int, int] = {}  # by source: the number of its next shuffle block
+    has_ended = False
+    for row in _iterate_rows(batches):
+        if row["worker"] != partition:
+            raise SetupError(
+                f"rows of worker {row['worker']} came to partition {partition}: this cluster's "
+                "Spark hashes rows differently in a shuffle; report this as a bug"
+            )
+        if (row["source"], row["number"], row["piece"]) == END_MARK:
+            has_ended = True
+            break
+        content.append(row["content"])
+        if len(content) < row["pieces"]:
+            continue
+        shuffle_block: ShuffleBlock = pickle.loads(b"".join(content))
+        content = []
+        if shuffle_block.number != expected.get(shuffle_block.source, 0):
+            break
+        expected[shuffle_block.source] = shuffle_block.number + 1
+        if shuffle_block.refusal is not None:
+            raise shuffle_block.refusal
+        if shuffle_block.block is not None and len(shuffle_block.block.records):
+            yield shuffle_block.block
+    if not has_ended:
+        raise EOFError(f"the rows of partition {partition} are incomplete: Spark recomputes them")
+
+
+def _iterate_rows(batches: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """Yield each row of the batches as a dictionary by column name."""
+    for batch in batches:
+        yield from batch.to_pylist()
+
+
+_SETTINGS_LOCK = threading.Lock()
+_holders: Counter[tuple[str, str]] = Counter()  # blocks that override a setting, by session and key
+_original_values: dict[tuple[str, str], str | None] = {}  # by session and key; None: was not set
+
+
+def choose_batch_rows(frame: Any) -> int:
+    """Return how many of the frame's rows an Arrow batch may have, given the size of its rows."""
+    return min(choose_message_rows(frame), BATCH_ROWS_MAX)
+
+
+def limit_batch_rows(session: Any, rows: int) -> AbstractContextManager[None]:
+    """Limit the rows of the session's Arrow batches during the block, so that they fit into memory.
+
+    Spark reads this setting when a stage starts. Other jobs of the session also get small batches,
+    which costs them little. A lower limit that the user has set stays.
+    """
+
+    def limit(current: str | None) -> str:
+        """Return the smaller one of ``rows`` and the present limit, of which 0 means none."""
+        return str(min(int(current), rows) if current is not None and int(current) > 0 else rows)
+
+    return _override_setting(session, ARROW_BATCH_ROWS_KEY, limit)
+
+
+@contextlib.contextmanager
+def override_settings(session: Any, settings: Mapping[str, str]) -> Iterator[None]:
+    """Give some settings of the session other values during the block, then restore them."""
+    with contextlib.ExitStack() as stack:
+        for key, value in settings.items():
+            stack.enter_context(_override_setting(session, key, partial(_constant, value)))
+        yield
+
+
+def _constant(value: str, current: str | None) -> str:
+    """Return ``value``, whatever the setting's current value is."""
+    return value
+
+
+@contextlib.contextmanager
+def _override_setting(session: Any, key: str, value: Callable[[str | None], str]) -> Iterator[None]:
+    """Override a setting during the block; the last one of concurrent blocks restores it.
+
+    ``value`` computes the new value from the current one, which is None if the setting has none.
+    """
+    setting = str(session.session_id), key
+    with _SETTINGS_LOCK:
+        current = session.conf.get(key, None)
+        if not _holders[setting]:
+            _original_values[setting] = current
+        _holders[setting] += 1
+        session.conf.set(key, value(current))
+    try:
+        yield
+    finally:
+        with _SETTINGS_LOCK:
+            _holders[setting] -= 1
+            if not _holders[setting]:
+                original = _original_values.pop(setting)
+                if original is None:
+                    session.conf.unset(key)
+                else:
+                    session.conf.set(key, original)

@@ -1,0 +1,176 @@
+"""Messages between the controller's task and the driver program.
+
+They are sent over an encrypted stream, if one exists, and in the task's result. Both ends run the
+same program and all data is authenticated, so messages are pickled Python objects.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from sparkstrom.base.errors import SparkstromError
+from sparkstrom.base.identity import Endpoint
+
+if TYPE_CHECKING:  # importing most of these compiles kernels
+    from sparkstrom.protocol.master.members import CheckpointFiles
+    from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
+    from sparkstrom.spark.jobs import SparkJob
+    from sparkstrom.worker.training_job import TrainingJob
+
+RESULT_PART_BYTES = 16 << 20  # of a result: Spark's limits apply to single rows
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerPlace:
+    """An executor that can host the controller."""
+
+    process: str  # host and JVM, which identify the executor's process
+    executor: str  # Spark's id
+    host: str  # name of the executor's machine
+    endpoint: Endpoint  # for the controller to bind there; was free when proposed
+    scratch: str  # directory for temporary files there
+
+    def __str__(self) -> str:
+        """Return the executor, host and endpoint as text for messages."""
+        return f"executor {self.executor} on {self.host}, {self.endpoint}"
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSetup:
+    """Everything that the controller's task needs, for one place only."""
+
+    job: TrainingJob  # with the place's endpoint
+    checkpoints: CheckpointFiles  # files that workers of the last fit left on executors
+    place: ControllerPlace  # the executor on which the controller must run
+
+
+@dataclass(frozen=True, slots=True)
+class ControlEndpoint:
+    """How the task reaches the driver program; sent apart from the pickled setup."""
+
+    server: Endpoint | None  # where the driver program listens for TCP; None: it does not
+    key: bytes = field(repr=False)  # the fit's secret, which authenticates both ends
+    token: bytes = b""  # of the UDP probe that asks whether the task has started; b"": none does
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerState:
+    """The controller's progress, sent repeatedly during a fit."""
+
+    progress: Progress  # of the fit
+    finished: bool  # whether training is over
+    failure: SparkstromError | None  # that ended it early
+    now_s: float  # when it was sent, on the controller's monotonic clock
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerResult:
+    """The result that the controller's task returns at the end of a fit."""
+
+    state: ControllerState  # the last one
+    outcome: Outcome | None  # None if the fit failed
+    snapshot: Snapshot  # final parameters
+    optimizer_copies: tuple[bytes, ...]  # encoded optimizer states of workers
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementMismatch:
+    """The task did nothing, because it started on another executor or was retried."""
+
+    place: str  # the process, or host, on which it started
+    is_retry: bool  # whether Spark had started the task before
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStop:
+    """Request for ``MasterControl.request_stop``."""
+
+    reason: str  # for the user
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Request for ``MasterControl.give_up``."""
+
+    reason: str  # for the error message
+
+
+@dataclass(frozen=True, slots=True)
+class GetSnapshot:
+    """Request for ``MasterControl.snapshot``; the response is a Snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetOptimizerStates:
+    """Request for ``MasterControl.copy_optimizer_states``; the response is its result."""
+
+    everybody: bool  # the argument of that method
+
+
+@dataclass(frozen=True, slots=True)
+class EndController:
+    """Request for ``MasterControl.end``: the task returns its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRequest:
+    """A numbered request. Sent again under the same number, it is executed only once."""
+
+    number: int  # unique within a fit
+    request: Any  # one of the above
+
+
+@dataclass(frozen=True, slots=True)
+class ControlResponse:
+    """The response to the ControlRequest of that number; an error is raised at the requester."""
+
+    number: int  # of the request
+    value: Any = field(repr=False)  # the result, or an exception
+
+
+def pack_message(message: Any) -> bytes:
+    """Serialize a message."""
+    return pickle.dumps(message, protocol=5)
+
+
+def unpack_message(content: bytes) -> Any:
+    """Deserialize a message. Only for data that was authenticated or that Spark delivered."""
+    return pickle.loads(content)
+
+
+def split_message(message: Any) -> Iterator[bytes]:
+    """Serialize a message as parts that fit into rows of a task's result."""
+    content = pack_message(message)
+    for begin in range(0, len(content), RESULT_PART_BYTES):
+        yield content[begin : begin + RESULT_PART_BYTES]
+
+
+def join_message(parts: Iterable[bytes]) -> Any:
+    """Deserialize a message from its parts, in order."""
+    return unpack_message(b"".join(parts))
+
+
+def shift_progress(progress: Progress, seconds: float) -> Progress:
+    """Add ``seconds`` to all times: converts the controller's clock to this process's."""
+    departures = tuple(replace(each, at_s=each.at_s + seconds) for each in progress.departures)
+    return replace(progress, departures=departures)
+
+
+def shift_outcome(outcome: Outcome, seconds: float) -> Outcome:
+    """Add ``seconds`` to all times: converts the controller's clock to this process's."""
+    return replace(
+        outcome,
+        phase_began_s={phase: at_s + seconds for phase, at_s in outcome.phase_began_s.items()},
+        departures=[replace(each, at_s=each.at_s + seconds) for each in outcome.departures],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedController:
+    """A running controller task."""
+
+    job: SparkJob  # that runs the task
+    place: ControllerPlace  # where it runs

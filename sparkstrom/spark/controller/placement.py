@@ -1,0 +1,241 @@
+"""Start the controller's task on an executor that can host it.
+
+Everything goes through Spark, so it works wherever Spark does: a short task reports the address and
+a free port of its executor, and the controller's own task is submitted with a preference for that
+executor. A task that starts elsewhere returns at once, and another short task proposes a place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sparkstrom.base.errors import SetupError, TrainingError
+from sparkstrom.fit.master_setup import MediaDriverConfig, controller_media_driver
+from sparkstrom.fit.supervisor import TASKS_END_S, WAIT_MESSAGE_S, find_cause, setup_error_in
+from sparkstrom.options.network import ControllerChoice, parse_controller
+from sparkstrom.protocol.master.members import CheckpointFiles
+from sparkstrom.spark.controller.messages import (
+    ControlEndpoint,
+    ControllerPlace,
+    ControllerSetup,
+    PlacedController,
+    PlacementMismatch,
+    join_message,
+)
+from sparkstrom.spark.controller.task import propose_place, run_controller_task
+from sparkstrom.spark.executor.entry_points import LazyPickle
+from sparkstrom.spark.jobs import SparkJob
+from sparkstrom.worker.training_job import TrainingJob
+
+PLACEMENT_TRIES = 20  # other tasks of the application may take the proposed slot
+PLACING_POLL_S = 0.02
+HOSTS_TRIED_MAX = 64  # executors that are searched for the host that the user named
+WAITING_NOTICE = (
+    "sparkstrom waits: the controller needs a task slot of its own (controller={!r}), and none is "
+    "free yet"
+)
+PLACEMENT_FAILED = (
+    "the controller's task started on another executor than requested, {tries} times: "
+    "other jobs of this application take its slot; run them before or after the fit"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An executor that was proposed, before the controller's task runs there."""
+
+    place: ControllerPlace  # where the controller would run
+    rows: Any  # one row that Spark prefers to process on that executor
+    token: bytes = b""  # of the probe that asks whether the task has started; b"": none does
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerPlacer(ABC):
+    """Finds an executor for the controller and starts its task there.
+
+    Subclasses submit tasks either by RDDs or by DataFrames.
+    """
+
+    context: Any  # a SparkContext, or a session of Spark Connect
+    training: TrainingJob  # without the controller's endpoint
+    checkpoints: CheckpointFiles  # residual files of the last fit
+    control: ControlEndpoint  # where the task connects to this program
+    notify: Callable[[str], None]  # shows the user what is awaited
+
+    def run(self) -> PlacedController:
+        """Start the controller's task and return where it runs.
+
+        Raise SetupError if no executor can host it and TrainingError if its task fails.
+        """
+        for _ in range(PLACEMENT_TRIES):
+            with self._propose() as candidate:
+                job = self._start(candidate)
+                try:
+                    self._wait_for_start(job, candidate)
+                    if job.running:
+                        return PlacedController(job, candidate.place)
+                    raise_job_error(job)
+                    if not isinstance(join_message(job.reports), PlacementMismatch):
+                        return PlacedController(job, candidate.place)
+                except BaseException:
+                    job.cancel()
+                    job.wait(TASKS_END_S)
+                    raise
+        raise SetupError(PLACEMENT_FAILED.format(tries=PLACEMENT_TRIES))
+
+    @abstractmethod
+    def _propose(self) -> AbstractContextManager[Candidate]:
+        """Let a short task propose its executor; yield a Candidate, valid during the block."""
+
+    @abstractmethod
+    def _make_controller_job(
+        self,
+        candidate: Candidate,
+        routes: tuple[ControlEndpoint, MediaDriverConfig],
+        setup: LazyPickle,
+    ) -> SparkJob:
+        """Return the job that runs ``run_controller_task`` on the candidate's row."""
+
+    @abstractmethod
+    def _wait_for_start(self, job: SparkJob, candidate: Candidate) -> None:
+        """Wait until the controller runs at the candidate's place, or its job has returned."""
+
+    @property
+    def _choice(self) -> ControllerChoice:
+        """The user's option for the place of the controller."""
+        return parse_controller(self.training.master.void.controller)
+
+    def _start(self, candidate: Candidate) -> SparkJob:
+        """Submit the controller's task for this place."""
+        place = candidate.place
+        training = replace(self.training, endpoint=place.endpoint)
+        media = controller_media_driver(
+            training.spec, training.master.void, place.endpoint, Path(place.scratch)
+        )
+        setup = LazyPickle(
+            ControllerSetup(training, self.checkpoints, place), training.controller_route
+        )
+        control = replace(self.control, token=candidate.token)
+        job = self._make_controller_job(candidate, (control, media), setup)
+        job.start()
+        return job
+
+    def _run_short_job(self, job: SparkJob) -> list[Any]:
+        """Run a job to its end, showing the user if it waits for a slot; return its results."""
+        job.start()
+        try:
+            self._wait_until(lambda: not job.running)
+        except BaseException:
+            job.cancel()
+            job.wait(TASKS_END_S)
+            raise
+        raise_job_error(job)
+        return job.reports
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        """Poll until ``condition`` returns True; notify the user repeatedly of the wait."""
+        due_s = time.monotonic() + WAIT_MESSAGE_S
+        while not condition():
+            if time.monotonic() > due_s:
+                due_s += WAIT_MESSAGE_S
+                self.notify(WAITING_NOTICE.format(self.training.master.void.controller))
+            time.sleep(PLACING_POLL_S)
+
+
+class ClassicControllerPlacer(ControllerPlacer):
+    """Places the controller with a SparkContext, by preferred locations."""
+
+    @contextlib.contextmanager
+    def _propose(self) -> Iterator[Candidate]:
+        """Find a place; yield it with an RDD of one row that Spark prefers to process there."""
+        place = self._find_place()
+        yield Candidate(
+            place, create_row_at(self.context, f"executor_{place.host}_{place.executor}")
+        )
+
+    def _make_controller_job(
+        self,
+        candidate: Candidate,
+        routes: tuple[ControlEndpoint, MediaDriverConfig],
+        setup: LazyPickle,
+    ) -> SparkJob:
+        """Return the job that runs the controller on the candidate's row."""
+        run = partial(run_controller_task, routes, candidate.place.process, setup)
+        return self._make_job("controller", candidate.rows.mapPartitionsWithIndex(run).collect)
+
+    def _wait_for_start(self, job: SparkJob, candidate: Candidate) -> None:
+        """Wait until the task runs, as Spark reports, or its job has ended."""
+        self._wait_until(lambda: not job.running or candidate.place.executor in job.executors())
+
+    def _make_job(self, name: str, runner: Callable[[], list[Any]]) -> SparkJob:
+        """Return an unstarted job whose group contains ``name``."""
+        group = f"sparkstrom-{self.training.spec.job:016x}-{name}"
+        return SparkJob(self.context, group, runner, description=f"sparkstrom {name}")
+
+    def _find_place(self) -> ControllerPlace:
+        """Return a place on any executor, or on the host that the user named."""
+        if not self._choice.host:
+            (place,) = self._propose_on(self.context.parallelize([0], 1))
+            assert isinstance(place, ControllerPlace), "every host suits"
+            return place
+        names = self._list_executors()
+        for name, host in names[:HOSTS_TRIED_MAX]:
+            (place,) = self._propose_on(create_row_at(self.context, f"executor_{host}_{name}"))
+            if isinstance(place, ControllerPlace):
+                return place
+        hosts = sorted({host for _, host in names})
+        raise SetupError(
+            f"controller={self.training.master.void.controller!r}: no executor of this application "
+            f"is on that machine; they are on {', '.join(hosts) or 'none'}. Name one of these, or "
+            "write controller='executor'"
+        )
+
+    def _propose_on(self, rows: Any) -> list[ControllerPlace | PlacementMismatch]:
+        """Run a task on these rows; return the place that it proposes."""
+        propose = partial(propose_place, self.training.master.void, self._choice)
+        return self._run_short_job(
+            self._make_job("controller's place", rows.mapPartitions(propose).collect)
+        )
+
+    def _list_executors(self) -> Sequence[tuple[str, str]]:
+        """Return (id, host) of all executors, those on the named host first."""
+        stored = self.context._jsc.sc().statusStore().executorList(True)
+        listed = [stored.apply(i) for i in range(stored.size())]
+        names = [(str(each.id()), str(each.hostPort()).rpartition(":")[0]) for each in listed]
+        local = [name for name in names if name[0] == "driver"]
+        others = [name for name in names if name[0] != "driver"]
+        return sorted(others or local, key=lambda name: name[1] != self._choice.host)
+
+
+def raise_job_error(job: SparkJob) -> None:
+    """Raise the error of a finished job, if it failed.
+
+    Raise SetupError if a task cannot run on its machine, and TrainingError for other failures.
+    """
+    if job.error is None:
+        return
+    cause = find_cause(str(job.error))
+    if (error := setup_error_in(cause)) is not None:
+        raise error
+    raise TrainingError(f"the controller's Spark job failed: {cause}", trace=str(job.error))
+
+
+def create_row_at(context: Any, location: str) -> Any:
+    """Return an RDD of one row with this preferred location, such as ``executor_HOST_ID``."""
+    from pyspark import RDD
+    from pyspark.serializers import CPickleSerializer
+
+    serializer: Any = CPickleSerializer()
+    jvm = context._jvm
+    row = jvm.scala.Tuple2(serializer.dumps(0), jvm.PythonUtils.toSeq([location]))
+    of_bytes = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
+    rdd = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([row]), of_bytes)
+    return RDD(rdd.toJavaRDD(), context, serializer)

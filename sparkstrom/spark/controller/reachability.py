@@ -1,0 +1,299 @@
+"""Probe by UDP whether executors reach the driver program; choose where the controller runs.
+
+The training option ``controller="auto"`` is resolved here to "driver" or "executor".
+
+The driver program echoes datagrams at an address and port that its media driver would use; a task
+on each executor sends some and waits for the echo. (A media driver is the Aeron process that sends
+and receives a host's datagrams.) A token identifies the probe, which takes
+milliseconds if UDP works and at most ``PROBE_TIMEOUT_S``. A controller in a task echoes as well,
+before it starts its media driver.
+
+The controller runs in the driver program if at least one executor reaches it: a host that does not
+has its own firewall, and its task reports that. Local mode and a driver inside the cluster need no
+probe.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from sparkstrom.base.errors import NetworkError, SetupError, UsageError
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.strategy import GradientSharing
+from sparkstrom.fit.supervisor import find_cause
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.network import AUTO, DRIVER, EXECUTOR
+from sparkstrom.options.resolution import local_ip
+from sparkstrom.spark.cluster import count_workers, driver_host, live_conf
+from sparkstrom.spark.jobs import SparkJob
+from sparkstrom.transport.aeron.driver_process import candidate_ports, no_free_port_message
+from sparkstrom.transport.bind_address import choose_address, list_interface_addresses
+from sparkstrom.worker.connectivity import check_driver_machine, choose_driver_address
+
+log = logging.getLogger(__name__)
+
+TOKEN_BYTES = 16
+RESEND_S, PROBE_TIMEOUT_S = 0.05, 2.0  # single datagrams may be lost
+ECHO_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ReachabilityProbe:
+    """What an executor's task needs to probe an echo server."""
+
+    endpoint: Endpoint  # the echo server's
+    token: bytes  # ``TOKEN_BYTES`` long
+    network_mask: str | None  # selects the executor's address to bind; None: any
+    ports: range | None  # that executors may bind; None: any
+    timeout_s: float = PROBE_TIMEOUT_S  # how long to wait for an echo
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """The result of one task's probe."""
+
+    host: str  # the executor's
+    heard: bool  # whether an echo arrived
+
+
+class UdpEchoServer:
+    """Echoes datagrams that carry the token back to their sender, until closed."""
+
+    def __init__(self, address: str, ports: range | None, token: bytes = b"") -> None:
+        """Bind a port and start. Raise SetupError if no port or address is available."""
+        port = next((port for port in candidate_ports(address, ports, None) if port), None)
+        if port is None:
+            raise SetupError(no_free_port_message(address, ports))
+        self.token = token or secrets.token_bytes(TOKEN_BYTES)
+        self.was_reached = threading.Event()  # set once a datagram was echoed
+        self._socket = _bind_socket(address, port)
+        self.endpoint = Endpoint(address, self._socket.getsockname()[1])
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sparkstrom-echo", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop and release the port."""
+        self._closing.set()
+        self._thread.join()
+        self._socket.close()
+
+    def _run(self) -> None:
+        """Echo datagrams with the token until closed."""
+        while not self._closing.is_set():
+            if not select.select([self._socket], [], [], ECHO_POLL_S)[0]:
+                continue
+            datagram, sender = self._socket.recvfrom(2 * TOKEN_BYTES)
+            if not secrets.compare_digest(datagram, self.token):
+                continue
+            try:
+                self._socket.sendto(datagram, sender)
+                self.was_reached.set()
+            except OSError as error:  # this machine's firewall; the prober reports the failure
+                log.info("cannot send an echo to %s: %s", sender[0], error)
+
+
+def probe_controller(probe: ReachabilityProbe, rows: Iterable[Any]) -> Iterator[ProbeResult]:
+    """Send datagrams to the echo server; yield whether an echo came back."""
+    from sparkstrom.worker.connectivity import local_address_towards
+
+    address = choose_address(
+        mask=probe.network_mask,
+        explicit=None,
+        addresses=list_interface_addresses(),
+        fallback=local_ip(os.environ) or local_address_towards(probe.endpoint),
+    )
+    port = next((port for port in candidate_ports(address, probe.ports, None) if port), 0)
+    with _bind_socket(address, port) as sock:
+        yield ProbeResult(socket.gethostname(), _receives_echo(sock, probe))
+
+
+def _receives_echo(sock: socket.socket, probe: ReachabilityProbe) -> bool:
+    """Send the token repeatedly; return whether an echo arrives before the timeout."""
+    end_s = time.monotonic() + probe.timeout_s
+    while (remaining_s := end_s - time.monotonic()) > 0:
+        try:
+            sock.sendto(probe.token, tuple(probe.endpoint))
+            if select.select([sock], [], [], min(RESEND_S, remaining_s))[0]:
+                datagram, sender = sock.recvfrom(2 * TOKEN_BYTES)
+                if datagram == probe.token and sender[1] == probe.endpoint.port:
+                    return True
+        except OSError:  # a firewall rejected it; the next datagram may pass
+            time.sleep(min(RESEND_S, remaining_s))
+    return False
+
+
+def _bind_socket(address: str, port: int) -> socket.socket:
+    """Return a UDP socket that is bound to the address and port."""
+    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind((address, port))
+    return sock
+
+
+PROBE_JOB_TIMEOUT_S = 8.0  # tasks that have no slot by then are not waited for
+CANCEL_TIMEOUT_S = 1.0
+HOSTS_LISTED_MAX = 4  # in a message
+MOVED_NOTICE = (
+    "sparkstrom: the controller moves to an executor (controller='auto'): {why}. There it takes "
+    "one task slot; controller='driver' keeps it here"
+)
+HOSTS_UNREACHABLE = (
+    "{hosts} get no answer by UDP from this program at {endpoint}; to keep the controller here, "
+    "allow UDP in both directions, or name the network that both share (network_mask, "
+    "controller_address)"
+)
+
+STAYS_WARNING = (
+    "sparkstrom warns: the controller stays in this program (controller='auto'), as other "
+    "executors reach it: {why}"
+)
+NO_SLOT_ERROR = "{why}. Or have the controller on an executor: {error}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReachabilityKey:
+    """Key of a cached result: the application, addresses and ports that were probed."""
+
+    application: str  # its id
+    network_mask: str | None  # the option that selects executors' addresses
+    controller_address: str | None  # the option that sets the controller's address
+    ports: tuple[range | None, range | None]  # of the controller, of executors
+
+
+@dataclass(frozen=True, slots=True)
+class ReachabilityResult:
+    """Where the controller should run, ``DRIVER`` or ``EXECUTOR``, and why."""
+
+    place: str  # ``DRIVER`` or ``EXECUTOR``
+    why: str = ""  # for DRIVER: the hosts that do not reach it; for EXECUTOR: why it must move
+
+
+_results: dict[ReachabilityKey, ReachabilityResult] = {}
+
+
+def resolve_controller(
+    master: SharedTrainingMaster, context: Any, slots: TaskSlots, notify: Callable[[str], None]
+) -> SharedTrainingMaster:
+    """Return ``master`` with ``controller="auto"`` replaced by "driver" or "executor".
+
+    The result is cached per application and addresses. Raise NetworkError if the controller cannot
+    run in the driver program and no slot is free for it elsewhere.
+    """
+    if master.void.controller != AUTO:
+        return master
+    void = master.void
+    ports = void.controller_ports(), void.executor_ports()
+    key = ReachabilityKey(
+        str(context.applicationId), void.network_mask, void.controller_address, ports
+    )
+    result = ReachabilityResult(DRIVER) if _is_driver_in_cluster(context) else _results.get(key)
+    is_new = result is None
+    if result is None:
+        result = _test_reachability(master, context, slots)
+        if result is None:
+            result = ReachabilityResult(DRIVER)  # unknown; the next network probes again
+        else:
+            _results[key] = result
+    address = void.controller_address if result.place == DRIVER else None
+    resolved = replace(
+        master, void=replace(void, controller=result.place, controller_address=address)
+    )
+    if result.place == EXECUTOR:
+        _require_slot(slots, resolved, result.why)
+    if is_new and result.why:
+        notify((MOVED_NOTICE if result.place == EXECUTOR else STAYS_WARNING).format(why=result.why))
+    return resolved
+
+
+def _require_slot(slots: TaskSlots, master: SharedTrainingMaster, why: str) -> None:
+    """Raise NetworkError with ``why`` if no task slot is free for the controller."""
+    try:
+        count_workers(slots, GradientSharing(master))
+    except UsageError as error:
+        raise NetworkError(NO_SLOT_ERROR.format(why=why, error=error)) from None
+
+
+def _is_driver_in_cluster(context: Any) -> bool:
+    """Return whether the driver program runs next to its executors."""
+    mode = str(live_conf(context).get("spark.submit.deployMode", "client"))
+    return str(context.master).startswith("local") or mode == "cluster"
+
+
+def _test_reachability(
+    master: SharedTrainingMaster, context: Any, slots: TaskSlots
+) -> ReachabilityResult | None:
+    """Probe from all executors; return None if too few answers came in time."""
+    try:
+        check_driver_machine(master.void, slots.total, driver_host(context))
+        address = choose_driver_address(master.void, driver_host(context))
+        with closing(UdpEchoServer(address, master.void.controller_ports())) as port:
+            answers = _run_probe_job(port, master, context, slots)
+            endpoint = port.endpoint
+    except SetupError as error:
+        return ReachabilityResult(EXECUTOR, str(error))
+    if answers is None:
+        return None
+    return choose_controller_place(answers, endpoint)
+
+
+def choose_controller_place(
+    answers: Sequence[ProbeResult], endpoint: Endpoint
+) -> ReachabilityResult:
+    """Choose where the controller runs: on an executor only if no host reaches the driver.
+
+    The returned reason names the hosts that do not reach it.
+    """
+    hearing = {each.host for each in answers if each.heard}
+    unreachable = sorted({each.host for each in answers} - hearing)
+    if not unreachable:
+        return ReachabilityResult(DRIVER)
+    hosts = ", ".join(unreachable[:HOSTS_LISTED_MAX]) + (
+        " and others" if len(unreachable) > HOSTS_LISTED_MAX else ""
+    )
+    why = HOSTS_UNREACHABLE.format(hosts=hosts, endpoint=endpoint)
+    return ReachabilityResult(DRIVER if hearing else EXECUTOR, why)
+
+
+def _run_probe_job(
+    port: UdpEchoServer, master: SharedTrainingMaster, context: Any, slots: TaskSlots
+) -> list[ProbeResult] | None:
+    """Run as many probing tasks as slots, which Spark spreads over all executors.
+
+    Return None if they have not finished in time.
+    """
+    void = master.void
+    probe = ReachabilityProbe(port.endpoint, port.token, void.network_mask, void.executor_ports())
+    runner = context.parallelize(range(slots.total), slots.total).mapPartitions(
+        partial(probe_controller, probe)
+    )
+    group = f"sparkstrom-reach-{time.monotonic_ns()}"
+    description = "sparkstrom: is this program reached by UDP?"
+    job = SparkJob(context, group, runner.collect, description=description)
+    job.start()
+    try:
+        done = job.wait(PROBE_JOB_TIMEOUT_S)
+    finally:
+        if job.running:
+            job.cancel()
+            job.wait(CANCEL_TIMEOUT_S)
+    if done and job.error is None:
+        return job.reports
+    why = (
+        find_cause(str(job.error))
+        if job.error is not None
+        else f"nothing within {PROBE_JOB_TIMEOUT_S:g} s"
+    )
+    log.warning("could not find out whether executors reach this program by UDP: %s", why)
+    return None

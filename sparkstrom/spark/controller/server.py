@@ -1,0 +1,307 @@
+"""The TCP server in the driver program to which the controller's task connects.
+
+The controller is the part of a fit that coordinates its workers; here it runs on an executor. The
+server listens on the address of Spark's driver, on a port of ``unicast_port`` or ``port_range`` if
+one is given. A client must prove that it has the fit's key, which only the task has; others are
+disconnected. If too many clients have not proved it yet, the oldest are disconnected first. A task
+that lost its connection opens another one, and the server repeats requests without a response.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkstrom.base.errors import SetupError, SparkstromError, WireError
+from sparkstrom.spark.controller.messages import (
+    ControllerState,
+    ControlRequest,
+    ControlResponse,
+    pack_message,
+    unpack_message,
+)
+from sparkstrom.transport.encrypted_stream import EncryptedStream
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+SILENCE_MAX_S = 15.0  # the task sends its state every second, so a silent connection is dead
+BACKLOG_MAX = 64  # connections that were not yet accepted
+UNAUTHENTICATED_MAX = 64  # at once; each has three seconds to prove the key
+LOG_INTERVAL_S = 60.0  # between two log lines about rejected connections of one host
+LOGGED_HOSTS_MAX = 64  # hosts beyond these share their log lines
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    """A TCP connection, from ``accept`` to its end."""
+
+    socket: socket.socket  # the accepted socket
+    host: str  # address of the client
+    is_authenticated: bool = False  # whether the client has proved the key
+
+    def shut_down(self) -> None:
+        """End the connection and wake all threads that read from it or write to it."""
+        with suppress(OSError):  # it has ended already
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass(slots=True)
+class RejectionLog:
+    """Decides which rejected connections to log: at most one per host and minute."""
+
+    suppressed: dict[str, int] = field(default_factory=dict)  # rejections not logged, by host
+    next_s: dict[str, float] = field(default_factory=dict)  # time of the next line, by host
+
+    def record(self, host: str, now_s: float) -> str | None:
+        """Count a rejection; return None if it should not be logged.
+
+        Otherwise return an ending for the log line, with the number of rejections since the last
+        one.
+        """
+        if host not in self.next_s and len(self.next_s) >= LOGGED_HOSTS_MAX:
+            host = "others"
+        if now_s < self.next_s.get(host, -math.inf):
+            self.suppressed[host] = self.suppressed.get(host, 0) + 1
+            return None
+        self.next_s[host] = now_s + LOG_INTERVAL_S
+        suppressed = self.suppressed.pop(host, 0)
+        return f" (and {suppressed:,} more since the last such line)" if suppressed else ""
+
+
+class ControlServer:
+    """Accepts the controller's connection and exchanges requests and responses over it.
+
+    Runs from its construction to ``close``. ``on_state`` receives each state, in a server's thread.
+    """
+
+    def __init__(
+        self,
+        key: bytes,
+        address: str,
+        ports: range | None,
+        on_state: Callable[[ControllerState], None],
+    ) -> None:
+        """Bind a port and start. Raise SetupError if none is free."""
+        self._key, self._on_state = key, on_state
+        self._listener = _open_listener(address, ports)
+        self.port: int = self._listener.getsockname()[1]
+        self._stream: EncryptedStream | None = None
+        self._lock = threading.Lock()  # guards the stream, sending and the fields below
+        self._unanswered: dict[int, tuple[ControlRequest, Future[Any]]] = {}
+        self._number = 0
+        self._closing = threading.Event()
+        self.was_connected = threading.Event()  # set once the task has connected
+        self.heard_s = math.inf  # when the last state arrived; inf before the first
+        self._connections: list[_Connection] = []  # oldest first
+        self._threads: set[threading.Thread] = set()
+        self._connections_lock = threading.Lock()
+        self._rejections = RejectionLog()
+        self._thread = threading.Thread(target=self._run, name="sparkstrom-control", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a connection exists now."""
+        return self._stream is not None
+
+    def ask(self, request: Any) -> Future[Any]:
+        """Send a request; return a future of its response, or of the error it contains."""
+        response: Future[Any] = Future()
+        with self._lock:
+            self._number += 1
+            message = ControlRequest(self._number, request)
+            self._unanswered[message.number] = message, response
+            self._send(message)
+        return response
+
+    def close(self) -> None:
+        """Close all connections and cancel requests without a response. Idempotent."""
+        self._closing.set()
+        with self._connections_lock:
+            for connection in self._connections:
+                connection.shut_down()
+        self._thread.join()
+        self._listener.close()
+        with self._lock:
+            for _, answer in self._unanswered.values():
+                answer.cancel()
+            self._unanswered.clear()
+
+    def _run(self) -> None:
+        """Accept connections until closed, each served by a thread of its own."""
+        while not self._closing.is_set():
+            try:
+                connection, peer = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:  # no descriptor is free, or the client has disconnected
+                self._report_accept_error(error)
+                self._closing.wait(POLL_S)
+                continue
+            self._make_room(UNAUTHENTICATED_MAX - 1)
+            self._start_connection(_Connection(connection, str(peer[0])))
+        for thread in list(self._threads):
+            thread.join()
+
+    def _make_room(self, limit: int) -> None:
+        """Disconnect unauthenticated connections, oldest first, until ``limit`` are left.
+
+        The host with the most connections is first, so that one host cannot displace others.
+        """
+        with self._connections_lock:
+            waiting = [
+                connection for connection in self._connections if not connection.is_authenticated
+            ]
+            while len(waiting) > limit:
+                (host, _), *_ = Counter(connection.host for connection in waiting).most_common(1)
+                oldest = next(connection for connection in waiting if connection.host == host)
+                waiting.remove(oldest)
+                self._connections.remove(oldest)
+                oldest.shut_down()
+
+    def _start_connection(self, connection: _Connection) -> None:
+        """Register a connection and start the thread that serves it."""
+        thread = threading.Thread(
+            target=self._serve_connection,
+            args=(connection,),
+            name="sparkstrom-control-connection",
+            daemon=True,
+        )
+        self._threads = {each for each in self._threads if each.is_alive()} | {thread}
+        with self._connections_lock:
+            self._connections.append(connection)
+            if self._closing.is_set():
+                connection.shut_down()
+        try:
+            thread.start()
+        except RuntimeError as error:  # no thread can be started now; the task reconnects
+            self._threads.discard(thread)
+            self._remove_connection(connection)
+            self._report_accept_error(error)
+
+    def _report_accept_error(self, error: Exception) -> None:
+        """Log a failed accept and disconnect one client to free its resources."""
+        with self._connections_lock:
+            waiting = sum(not connection.is_authenticated for connection in self._connections)
+        self._make_room(max(0, waiting - 1))  # to free one descriptor and thread
+        ending = self._count_rejection("", time.monotonic())
+        if ending is not None:
+            log.warning("cannot accept connections of the controller now: %s%s", error, ending)
+
+    def _serve_connection(self, connection: _Connection) -> None:
+        """Authenticate a connection and serve it until it ends."""
+        try:
+            connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream = EncryptedStream(connection.socket, self._key, is_opener=False)
+        except (OSError, WireError) as error:
+            self._remove_connection(connection)
+            ending = self._count_rejection(connection.host, time.monotonic())
+            if ending is not None and not self._closing.is_set():
+                log.warning(
+                    "rejected a connection from %s, not the controller: %s%s",
+                    connection.host,
+                    error,
+                    ending,
+                )
+            return
+        with closing(stream):
+            with self._connections_lock:
+                connection.is_authenticated = True
+            self._serve_stream(stream)
+        self._remove_connection(connection)
+
+    def _remove_connection(self, connection: _Connection) -> None:
+        """Close a connection and remove it from the list."""
+        with self._connections_lock, suppress(ValueError):  # removed by _make_room
+            self._connections.remove(connection)
+        connection.socket.close()
+
+    def _count_rejection(self, host: str, now_s: float) -> str | None:
+        """Count a rejection; return an ending for the log line, or None for no line."""
+        with self._connections_lock:
+            return self._rejections.record(host, now_s)
+
+    def _serve_stream(self, stream: EncryptedStream) -> None:
+        """Serve a connection until it ends or the task opens another one."""
+        with self._lock:
+            self._stream = stream
+            for message, _ in self._unanswered.values():
+                self._send(message)
+        self.heard_s = max(self.heard_s, time.monotonic())
+        self.was_connected.set()
+        start_s = time.monotonic()
+        try:
+            while self._stream is stream and not self._closing.is_set():
+                if stream.waits(POLL_S):
+                    self._handle_message(unpack_message(stream.receive()))
+                elif time.monotonic() - max(start_s, self.heard_s) > SILENCE_MAX_S:
+                    log.warning(
+                        "the connection to the controller: silent for %.0f s", SILENCE_MAX_S
+                    )
+                    break
+        except WireError as error:
+            log.warning("the connection to the controller: %s", error)
+        with self._lock:
+            if self._stream is stream:
+                self._stream = None
+
+    def _handle_message(self, message: ControllerState | ControlResponse) -> None:
+        """Pass a state to ``on_state``, or a response to the future of its request."""
+        if isinstance(message, ControllerState):
+            self.heard_s = time.monotonic()
+            self._on_state(message)
+            return
+        with self._lock:
+            _, response = self._unanswered.pop(message.number, (None, None))
+        if response is None:
+            return
+        if isinstance(message.value, SparkstromError):
+            response.set_exception(message.value)
+        else:
+            response.set_result(message.value)
+
+    def _send(self, message: ControlRequest) -> None:
+        """Send a request over the connection; without one it is sent after reconnecting."""
+        if self._stream is None:
+            return
+        try:
+            self._stream.send(pack_message(message))
+        except (
+            WireError
+        ) as error:  # the reading thread notices it, too, and the next connection resends
+            log.warning("the connection to the controller: %s", error)
+
+
+def _open_listener(address: str, ports: range | None) -> socket.socket:
+    """Listen on the first free port. Raise SetupError if none is free."""
+    last_error: OSError | None = None
+    for port in ports or (0,):
+        try:
+            family, *_, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+            listener = socket.create_server(where[:2], family=family, backlog=BACKLOG_MAX)
+        except OSError as error:
+            last_error = error
+            continue
+        listener.settimeout(POLL_S)
+        return listener
+    raise SetupError(
+        f"no TCP port of {address} is free for the controller's connection to this program: "
+        f"{last_error}; widen port_range, or set spark.driver.bindAddress to one of this machine"
+    )
+
+
+def get_control_addresses(context: Any) -> tuple[str, str]:
+    """Return the address to bind and the one for executors: those of Spark's driver."""
+    conf = context._conf
+    host = str(conf.get("spark.driver.host", "127.0.0.1"))
+    return str(conf.get("spark.driver.bindAddress", host)), host

@@ -1,0 +1,338 @@
+"""The controller's Spark task, which runs the master thread of a fit on an executor.
+
+The task runs the same master thread as the driver program would, with a replica of the parameters
+and a media driver (the Aeron process for its network traffic). The driver program controls it over
+a TCP connection if the task can open one. Without the connection the fit runs all the same, and
+everything is returned in the task's result.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkstrom.base.clock import SystemClock
+from sparkstrom.base.errors import SetupError, SparkstromError, WireError
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.encoding.backends import warm_up
+from sparkstrom.fit.master_setup import (
+    MediaDriverConfig,
+    controller_media_driver,
+    make_master_limits,
+    make_master_plan,
+)
+from sparkstrom.options.network import ControllerChoice
+from sparkstrom.options.resolution import local_ip
+from sparkstrom.runtime.master_thread import MasterThread
+from sparkstrom.spark.controller.messages import (
+    ControlEndpoint,
+    ControllerPlace,
+    ControllerResult,
+    ControllerSetup,
+    ControllerState,
+    ControlRequest,
+    ControlResponse,
+    EndController,
+    GetOptimizerStates,
+    GetSnapshot,
+    GiveUp,
+    PlacementMismatch,
+    RequestStop,
+    pack_message,
+    split_message,
+    unpack_message,
+)
+from sparkstrom.spark.controller.reachability import UdpEchoServer
+from sparkstrom.spark.executor.entry_points import LazyPickle, get_task_context, is_retry
+from sparkstrom.transport.aeron.driver import ensure_driver
+from sparkstrom.transport.aeron.driver_process import candidate_ports, no_free_port_message
+from sparkstrom.transport.bind_address import choose_address, list_interface_addresses
+from sparkstrom.transport.encrypted_stream import EncryptedStream
+from sparkstrom.worker.connectivity import (
+    require_library,
+    resolve_host,
+    transport_opener,
+    warm_up_transport,
+)
+from sparkstrom.worker.task_environment import read_executor_name
+from sparkstrom.worker.training_task import load_initial_theta
+
+if TYPE_CHECKING:
+    from sparkstrom.options.network import VoidConfiguration
+    from sparkstrom.runtime.master_thread import MasterThread
+
+
+log = logging.getLogger(__name__)
+
+STATE_INTERVAL_S = 0.2  # between two states that are sent
+HEARTBEAT_S = 1.0  # a state is sent this often even if nothing has changed
+SERVE_POLL_S = 0.05
+CONNECT_TIMEOUT_S, RECONNECT_S = 3.0, 5.0  # for one attempt, and between two attempts
+
+
+class DriverConnection:
+    """The task's connection to the driver program, which may be absent at any time."""
+
+    def __init__(self, endpoint: ControlEndpoint, clock: SystemClock) -> None:
+        """Prepare a connection to ``endpoint``; nothing is opened yet."""
+        self._server, self._key, self._clock = endpoint.server, endpoint.key, clock
+        self._stream: EncryptedStream | None = None
+        self._next_connect_s = self._next_state_s = self._beat_s = -1.0
+        self._sent: object = None  # the progress that was sent last
+        self._answered: dict[int, Any] = {}  # responses by number: repeated requests run only once
+        self._copies: dict[int, Future[tuple[bytes, ...]]] = {}
+        self.was_open = self.ended = False
+        self.finished_s = float("inf")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a connection exists now."""
+        return self._stream is not None
+
+    def state(self, master: MasterThread) -> ControllerState:
+        """Return the master's present state."""
+        finished = master.finished.is_set()
+        failure = master.failure if finished else None
+        return ControllerState(master.progress, finished, failure, self._clock.monotonic_s())
+
+    def serve(self, master: MasterThread) -> None:
+        """Exchange messages that are due, reconnecting if necessary, and wait a moment."""
+        if master.finished.is_set():
+            self.finished_s = min(self.finished_s, time.monotonic())
+        if self._stream is None:
+            self.connect()
+        if self._stream is None:
+            master.finished.wait(SERVE_POLL_S)
+            if master.finished.is_set():
+                time.sleep(SERVE_POLL_S)
+            return
+        try:
+            self._exchange(self._stream, master)
+        except WireError as error:
+            log.warning("the connection to the driver program: %s", error)
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = None
+
+    def connect(self) -> None:
+        """Try to connect, unless the last attempt was less than ``RECONNECT_S`` ago."""
+        now_s = time.monotonic()
+        if self._server is None or now_s < self._next_connect_s:
+            return
+        self._next_connect_s = now_s + RECONNECT_S
+        try:
+            connection = socket.create_connection(self._server, CONNECT_TIMEOUT_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._stream = EncryptedStream(connection, self._key, is_opener=True)
+        except (OSError, WireError) as error:
+            log.warning("no TCP connection to the driver program at %s: %s", self._server, error)
+            return
+        self.was_open, self._sent, self._beat_s = True, None, -1.0
+
+    def _exchange(self, stream: EncryptedStream, master: MasterThread) -> None:
+        """Handle incoming requests, and send responses and states that are due."""
+        while stream.waits(SERVE_POLL_S):
+            self._handle_request(unpack_message(stream.receive()), master)
+        for number in [n for n, copies in self._copies.items() if copies.done()]:
+            self._answered[number] = self._copies.pop(number).result()
+            stream.send(pack_message(ControlResponse(number, self._answered[number])))
+        now_s = time.monotonic()
+        has_changed = master.progress is not self._sent or master.finished.is_set()
+        if (has_changed and now_s >= self._next_state_s) or now_s >= self._beat_s:
+            self._sent = master.progress
+            self._next_state_s, self._beat_s = now_s + STATE_INTERVAL_S, now_s + HEARTBEAT_S
+            stream.send(pack_message(self.state(master)))
+
+    def _handle_request(self, message: ControlRequest, master: MasterThread) -> None:
+        """Execute a request, unless it was executed before, and send the response."""
+        assert self._stream is not None, "the request arrived on it"
+        if message.number in self._answered:
+            self._stream.send(
+                pack_message(ControlResponse(message.number, self._answered[message.number]))
+            )
+            return
+        if isinstance(message.request, GetOptimizerStates):
+            if message.number not in self._copies:
+                everybody = message.request.everybody
+                self._copies[message.number] = master.copy_optimizer_states(everybody=everybody)
+            return
+        answer = self._execute(message.request, master)
+        if not isinstance(
+            message.request, GetSnapshot
+        ):  # large; a repeated request may get a newer one
+            self._answered[message.number] = answer
+        self._stream.send(pack_message(ControlResponse(message.number, answer)))
+
+    def _execute(self, request: Any, master: MasterThread) -> Any:
+        """Execute a request and return its result, or an error to send back."""
+        handlers: dict[type, Callable[[Any], Any]] = {
+            RequestStop: lambda message: master.request_stop(message.reason),
+            GiveUp: lambda message: master.give_up(message.reason),
+            GetSnapshot: lambda message: _snapshot_or_error(master),
+            EndController: lambda message: self._mark_ended(),
+        }
+        return handlers[type(request)](request)
+
+    def _mark_ended(self) -> None:
+        """Record that the driver program ended the controller."""
+        self.ended = True
+
+
+def _snapshot_or_error(master: MasterThread) -> Any:
+    """Return the master's snapshot, or the error that prevents one."""
+    try:
+        return master.snapshot()
+    except SparkstromError as error:
+        return error
+
+
+WORKERS_LEAVE_S = 15.0  # for workers to leave a completed fit
+FAILURE_NOTICE_S = 8.0  # to notify the workers of a failed fit, who do not leave in order
+RECONNECT_MAX_S = 60.0  # for a driver program that lost its connection to collect the result
+
+
+class ControllerSession:
+    """One fit in the controller's task: the master thread, connected to the driver program."""
+
+    def __init__(self, setup: ControllerSetup, connection: DriverConnection) -> None:
+        """Create the master with its replica and media driver settings."""
+        warm_up()
+        warm_up_transport()
+        job, place = setup.job, setup.place
+        theta = load_initial_theta(job)
+        void = job.master.void
+        media = controller_media_driver(job.spec, void, place.endpoint, Path(place.scratch))
+        self.master = MasterThread(
+            make_master_plan(
+                job.spec, theta, job.model, void.max_chunk_size, setup.checkpoints, job.join_stream
+            ),
+            make_master_limits(job.master, job.spec.workers, job.spec.n_params),
+            theta,
+            open_transport=transport_opener(media.key, media.options),
+            seal=job.seal(),
+            clock=SystemClock(),
+        )
+        self._connection = connection
+
+    def run(self) -> ControllerResult:
+        """Run until the fit is over and all workers have left, or the driver program ends it."""
+        self.master.start()
+        try:
+            while not self._is_over():
+                self._connection.serve(self.master)
+        finally:
+            self.master.end()
+            self._connection.close()
+        state = self._connection.state(self.master)
+        has_succeeded = state.finished and state.failure is None
+        return ControllerResult(
+            state,
+            self.master.outcome() if has_succeeded else None,
+            self.master.snapshot(),
+            self.master.optimizer_copies,
+        )
+
+    def _is_over(self) -> bool:
+        """Return whether the task may end: on request, or once no worker or driver needs it."""
+        connection, master = self._connection, self.master
+        if connection.ended:
+            return True
+        if not master.finished.is_set():
+            return False
+        passed_s = time.monotonic() - connection.finished_s
+        if connection.is_open:
+            return passed_s > WORKERS_LEAVE_S + RECONNECT_MAX_S
+        if connection.was_open and passed_s < RECONNECT_MAX_S:  # it reconnects to end the fit
+            return False
+        if master.failure is not None:
+            return passed_s > FAILURE_NOTICE_S
+        return not master.is_needed or passed_s > WORKERS_LEAVE_S
+
+
+PROBE_WAIT_S = 300.0  # for the probing task, which may have to wait for a slot
+
+
+def propose_place(
+    void: VoidConfiguration, choice: ControllerChoice, items: Iterable[Any]
+) -> Iterator[ControllerPlace | PlacementMismatch]:
+    """Yield a place for the controller on this task's executor, or a mismatch with ``choice``.
+
+    Raise SetupError if this host has no suitable address or port.
+    """
+    place, executor, listed = get_task_context(), read_executor_name(), list_interface_addresses()
+    host = executor.host or place.host
+    if not choice.matches_host((host, place.host), listed):
+        yield PlacementMismatch(host, is_retry=False)
+        return
+    address = choose_address(
+        mask=void.network_mask,
+        explicit=choice.find_address(listed, void.network_mask),
+        addresses=listed,
+        fallback=local_ip(os.environ) or choice.resolve_address(listed) or resolve_host(host),
+    )
+    ports = choice.ports(void.controller_ports())
+    reversed_ports = ports and ports[::-1]  # workers' media drivers search from the start
+    port = next(candidate_ports(address, reversed_ports, None), None)
+    if not port:
+        raise SetupError(no_free_port_message(address, ports))
+    process = f"{place.host}/{place.jvm}"
+    endpoint = Endpoint(address, port)
+    yield ControllerPlace(process, executor.number, host, endpoint, str(place.scratch))
+
+
+def run_controller_task(
+    routes: tuple[ControlEndpoint, MediaDriverConfig],
+    process: str,
+    setup: LazyPickle,
+    index: int,
+    items: Iterable[Any],
+) -> Iterator[bytes]:
+    """Run the controller if this is the requested process; return its result in parts.
+
+    Args:
+        routes: how to reach the driver program, and the media driver to start.
+        process: the requested executor, as in ``ControllerPlace.process``.
+        setup: the pickled ``ControllerSetup``.
+        index: the task's partition.
+        items: the task's row.
+
+    Raises:
+        SetupError: this host has no Aeron library.
+    """
+    require_library()
+    place = get_task_context()
+    here = f"{place.host}/{place.jvm}"
+    if is_retry() or here != process:
+        return split_message(PlacementMismatch(here, is_retry()))
+    control, media = routes
+    await_probe(control.token, setup.route.endpoint)
+    with closing(ensure_driver(media.key, media.options)):
+        connection = DriverConnection(control, SystemClock())
+        connection.connect()  # unpickling may import and compile for a minute
+        controller_setup: ControllerSetup = pickle.loads(setup.job)
+
+        return split_message(ControllerSession(controller_setup, connection).run())
+
+
+def await_probe(token: bytes, endpoint: Endpoint) -> None:
+    """Answer the UDP probe that asks whether this task has started, if there is one.
+
+    The port is free again afterwards, for the media driver.
+    """
+    if not token:
+        return
+    port = range(endpoint.port, endpoint.port + 1)
+    with closing(UdpEchoServer(endpoint.host, port, token)) as echo:
+        echo.was_reached.wait(PROBE_WAIT_S)

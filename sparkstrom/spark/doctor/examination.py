@@ -1,0 +1,432 @@
+"""Examine a cluster for `sparkstrom doctor`: start Spark, run small jobs and collect findings.
+
+Spark is started with the configuration that spark-submit would use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sparkstrom.base.errors import SetupError, SparkstromError, UsageError
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.strategy import GradientSharing
+from sparkstrom.fit.supervisor import find_cause
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.resolution import resolve
+from sparkstrom.planning.memory import count_driver_edges, count_executor_edges
+from sparkstrom.spark.cluster import count_workers, driver_host, get_slots
+from sparkstrom.spark.doctor import host_facts
+from sparkstrom.spark.doctor.checks import (
+    Finding,
+    HostExpectations,
+    Report,
+    build_matrix,
+    check_configuration,
+    check_executors,
+    check_host,
+    check_java,
+    check_spark,
+    check_udp,
+    check_versions,
+    create_failure,
+    explain_job_failure,
+)
+from sparkstrom.spark.doctor.host_facts import (
+    HostFacts,
+    InspectionOptions,
+    InspectionTask,
+    ProbeResult,
+    ProbeTask,
+    WorkerVersions,
+    create_datagram_length,
+    identify_process,
+    inspect_executor,
+    inspect_host,
+    probe_from_executor,
+)
+from sparkstrom.transport.udp_probe import TOKEN_BYTES, ProbeGroup, UdpProbe
+from sparkstrom.worker.connectivity import choose_driver_address
+
+POLL_S = 0.1
+REGISTRATION_QUIET_S = 2.0  # without an expected number: wait until no more executors register
+
+CONF_OVERRIDES = {  # barrier jobs do not work with these; the user's values are checked before
+    "spark.dynamicAllocation.enabled": "false",
+    "spark.speculation": "false",
+}
+QUIET_LOGGING = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+
+Result = TypeVar("Result")
+
+
+def check_installation() -> Finding | None:
+    """Return a failure if Java or pyspark is missing on this machine."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    if java is None or not os.access(java, os.X_OK):
+        place = f"{java} (JAVA_HOME)" if home else "no java in PATH"
+        remedy = "install Java 17 or later (apt-get install openjdk-17-jre-headless), set JAVA_HOME"
+        return create_failure("java", "driver", f"not found: {place}", remedy)
+    if importlib.util.find_spec("pyspark") is None:
+        import findspark
+
+        try:
+            findspark.init()  # the cluster's own
+        except (ValueError, OSError, IndexError) as error:
+            remedy = "pip install 'sparkstrom[spark]', or set SPARK_HOME to the cluster's Spark"
+            return create_failure("spark", "driver", f"there is no pyspark ({error})", remedy)
+    return None
+
+
+class DoctorSession:
+    """A Spark application of `sparkstrom doctor`, configured as the user's job would be."""
+
+    def __init__(self, master: str | None, conf: Mapping[str, str]) -> None:
+        """Start Spark. Raise SetupError with Spark's message if that fails."""
+        from pyspark import SparkConf, SparkContext
+
+        given = SparkConf(loadDefaults=False).setAppName("sparkstrom doctor")
+        given.setAll([*conf.items(), *([("spark.master", master)] if master else [])])
+        try:
+            SparkContext._ensure_initialized(conf=given)
+            settings = SparkConf()  # includes spark-defaults.conf
+            settings.setAll(given.getAll())
+            settings.setIfMissing("spark.master", "local[*]")
+            self.conf = dict(settings.getAll())
+            settings.setAll([*CONF_OVERRIDES.items(), *QUIET_LOGGING.items()])
+            self.context: Any = SparkContext(conf=settings)
+        except Exception as error:  # py4j's, pyspark's, Java's
+            raise SetupError(f"Spark does not start: {find_cause(str(error))}") from error
+
+    def __enter__(self) -> DoctorSession:
+        """Return the session."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Stop Spark."""
+        with contextlib.suppress(Exception):  # py4j's, if it has already stopped
+            self.context.stop()
+
+    def java_version(self) -> str:
+        """Return the version of the driver's JVM."""
+        return str(self.context._jvm.java.lang.System.getProperty("java.version"))
+
+    def count_executors(self) -> int:
+        """Return how many executors are registered; in local mode 1, the driver."""
+        is_local = str(self.context.master).startswith("local[") or self.context.master == "local"
+        return int(self.context._jsc.sc().getExecutorMemoryStatus().size()) - (not is_local)
+
+    def await_executors(self, seconds: float) -> tuple[int, TaskSlots | None]:
+        """Wait up to ``seconds`` for the requested executors.
+
+        Return how many were requested, and the task slots of those that registered, or None.
+        """
+        end_s = time.monotonic() + seconds
+        changed_s, last_count = time.monotonic(), 0
+        wanted = 1
+        while time.monotonic() < end_s:
+            count = self.count_executors()
+            if count != last_count:
+                changed_s, last_count = time.monotonic(), count
+            try:
+                wanted = get_slots(self.context).executors
+            except SetupError:  # none has registered, and no setting says how many to expect
+                wanted = max(wanted, count)
+            is_known = self.context.master.startswith("local") or self._has_executor_count()
+            if count >= wanted and (
+                is_known or time.monotonic() - changed_s > REGISTRATION_QUIET_S
+            ):
+                break
+            time.sleep(POLL_S)
+        if last_count == 0:
+            return wanted, None
+        return wanted, TaskSlots(last_count, get_slots(self.context).per_executor)
+
+    def _has_executor_count(self) -> bool:
+        """Return whether the configuration says how many executors to expect."""
+        return "spark.executor.instances" in self.conf
+
+    def run_barrier_job(self, slots: int, task: Callable[..., Any], seconds: float) -> list[Any]:
+        """Run ``task`` in ``slots`` simultaneous tasks and return what they yield.
+
+        Raise SetupError with Spark's message if the job fails or takes longer than ``seconds``.
+        """
+        group = f"sparkstrom-doctor-{time.monotonic_ns()}"
+        results: list[Any] = []
+        errors: list[Exception] = []
+
+        def submit() -> None:
+            """Run the barrier stage in this thread; keep its results or its error."""
+            try:
+                self.context.setJobGroup(group, "sparkstrom doctor", interruptOnCancel=True)
+                rdd = self.context.parallelize(range(slots), slots).barrier()
+                results.extend(rdd.mapPartitions(task).collect())
+            except Exception as error:  # raised by the main thread
+                errors.append(error)
+
+        from pyspark import InheritableThread
+
+        thread = InheritableThread(target=submit, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if thread.is_alive():
+            self.context.cancelJobGroup(group)
+            thread.join(POLL_S)
+            raise SetupError(f"a job of {slots} short tasks was not done after {seconds:.0f} s")
+        if errors:
+            raise SetupError(find_cause(str(errors[0])))
+        return results
+
+
+def run_in_background(work: Callable[[], Result]) -> tuple[threading.Thread, list[Result]]:
+    """Start a thread; return it and the list that will hold the result."""
+    results: list[Result] = []
+    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
+    thread.start()
+    return thread, results
+
+
+DRIVER = "driver"
+JOB_TIMEOUT_S = 120.0  # of a small job: Python workers start, kernels may be compiled
+PROBE_S, PROBE_PER_PEER_S = 10.0, 1.0
+DISCARD_PORT = 9  # only to find a route: nothing is sent
+
+
+@dataclass(frozen=True, slots=True)
+class ExaminationOptions:
+    """The options with which the user called `sparkstrom doctor`."""
+
+    master: str | None  # Spark's master URL; None: the configured one
+    conf: Mapping[str, str]  # Spark's properties, as given to spark-submit
+    wait_s: float  # how long to wait for executors
+
+
+def examine(options: ExaminationOptions, notify: Callable[[str], None]) -> Report:
+    """Run all checks and return the report.
+
+    ``notify`` shows the user what is being done. Raise UsageError for options that no fit could
+    have.
+    """
+    resolve(
+        SharedTrainingMaster(), options.conf, os.environ
+    )  # check the options before anything is started
+    report = Report()
+    finding = check_installation()
+    if finding is not None:
+        report.add([finding])
+        return report
+    notify(f"starting Spark ({options.master or 'the default master'})")
+    try:
+        session = DoctorSession(options.master, options.conf)
+    except SetupError as error:
+        remedy = "see Spark's messages above; try the same master with spark-submit"
+        report.add([create_failure("spark", DRIVER, str(error), remedy)])
+        return report
+    try:
+        with session:
+            _Examination(session, options, report, notify).run()
+    except SparkstromError:
+        raise
+    except Exception as error:  # py4j's: no master answered, or the application was ended
+        problem = f"Spark stopped while it was examined: {find_cause(str(error))}"
+        remedy = (
+            f"check that {options.master or 'the default master'} is right and reachable from this"
+            " machine; try the same master with spark-submit"
+        )
+        report.add([create_failure("spark", DRIVER, problem, remedy)])
+    return report
+
+
+class _Examination:
+    """One run of all checks in a DoctorSession."""
+
+    def __init__(
+        self,
+        session: DoctorSession,
+        options: ExaminationOptions,
+        report: Report,
+        notify: Callable[[str], None],
+    ) -> None:
+        """Prepare checks that add their findings to ``report``."""
+        self._session, self._options, self._report, self._notify = session, options, report, notify
+        self._master = resolve(SharedTrainingMaster(), session.conf, os.environ)
+        self._slots = self._workers = 0
+
+    def run(self) -> None:
+        """Run the checks in order; stop if later ones could not work."""
+        self._report.add([check_java(DRIVER, self._session.java_version())])
+        self._report.add([check_spark(self._session.context.version)])
+        if not self._await_executors() or not self._compare_versions():
+            return
+        self._notify("inspecting every executor")
+        facts = self._inspect_hosts()
+        if facts:
+            self._report_hosts(facts)
+            self._probe_udp(facts)
+
+    def _await_executors(self) -> bool:
+        """Wait for executors and check the configuration; return whether to continue."""
+        self._notify(f"waiting for executors, at most {self._options.wait_s:.0f} s")
+        wanted, slots = self._session.await_executors(self._options.wait_s)
+        count = slots.executors if slots is not None else 0
+        self._report.add([check_executors(wanted, count, self._options.wait_s)])
+        if slots is None:
+            return False
+        try:
+            strategy = GradientSharing(self._master)
+            self._slots, self._workers = slots.total, count_workers(slots, strategy)
+            self._master.void.topology(self._workers)
+        except UsageError as error:
+            problem, _, remedy = str(error).rpartition(": ")
+            self._report.add([create_failure("configuration", DRIVER, problem or remedy, remedy)])
+            return False
+        self._report.add(check_configuration(self._session.conf, self._workers))
+        return True
+
+    def _run_barrier_job(
+        self, task: Callable[..., object], seconds: float = JOB_TIMEOUT_S
+    ) -> list[Any] | None:
+        """Run a barrier job; report a failure as a finding and return None."""
+        try:
+            return self._session.run_barrier_job(self._slots, task, seconds)
+        except SetupError as error:
+            driver_facts = WorkerVersions(*next(host_facts.collect_versions()))
+            self._report.add([explain_job_failure(str(error), driver_facts.python)])
+            return None
+
+    def _compare_versions(self) -> bool:
+        """Check the versions of all Python workers; return whether to continue."""
+        from pyspark import cloudpickle as untyped
+
+        cloudpickle: Any = untyped
+        cloudpickle.register_pickle_by_value(host_facts)
+        try:
+            answers = self._run_barrier_job(host_facts.collect_versions)
+        finally:
+            cloudpickle.unregister_pickle_by_value(host_facts)
+        if answers is None:
+            return False
+        driver_facts = WorkerVersions(*next(host_facts.collect_versions()))
+        return self._report.add(
+            check_versions(driver_facts, [WorkerVersions(*each) for each in answers])
+        )
+
+    def _inspect_hosts(self) -> list[HostFacts]:
+        """Return the facts of the driver, then of the executors; [] on failure."""
+        void = self._master.void
+        address = partial(choose_driver_address, void, driver_host(self._session.context))
+        edges = count_driver_edges(void.topology(self._workers), self._workers)
+        scratch = Path(tempfile.gettempdir())
+        driver_facts = inspect_host(
+            InspectionOptions(address, void.controller_ports(), edges, 0, scratch)
+        )
+        try:
+            controller = Endpoint(address(), DISCARD_PORT)
+        except SparkstromError:  # reported by the check of the media driver
+            controller = Endpoint("127.0.0.1", DISCARD_PORT)
+        executor_facts = self._run_barrier_job(
+            partial(inspect_executor, InspectionTask(void, self._workers, controller))
+        )
+        return (
+            [driver_facts, *sorted(executor_facts, key=identify_process)]
+            if executor_facts is not None
+            else []
+        )
+
+    def _report_hosts(self, all_facts: Sequence[HostFacts]) -> None:
+        """Add findings about every host."""
+        edges = sum(count_executor_edges(self._master.void.topology(self._workers)))
+        drivers_by_host = Counter(facts_of_process.host for facts_of_process in all_facts)
+        for name, facts_of_process in zip(name_processes(all_facts), all_facts, strict=True):
+            if facts_of_process.java and name != DRIVER:
+                self._report.add([check_java(name, facts_of_process.java)])
+            self._report.add(
+                check_host(
+                    name,
+                    facts_of_process,
+                    HostExpectations(edges, drivers_by_host[facts_of_process.host]),
+                )
+            )
+
+    def _probe_udp(self, facts: Sequence[HostFacts]) -> None:
+        """Probe UDP between all processes that have an address, and report findings."""
+        names = name_processes(facts)
+        reachable = [n for n, each in enumerate(facts) if each.media_driver.endpoint is not None]
+        endpoints = assign_distinct_ports(
+            [e for n in reachable if (e := facts[n].media_driver.endpoint) is not None]
+        )
+        if len(reachable) < 2 or reachable[0] != 0:
+            return
+        seconds = PROBE_S + PROBE_PER_PEER_S * len(reachable)
+        self._notify(f"probing UDP between {len(reachable)} processes, {seconds:.0f} s at most")
+        group = ProbeGroup(endpoints, secrets.token_bytes(TOKEN_BYTES), seconds)
+        places = {identify_process(facts[n]): place for place, n in enumerate(reachable) if n > 0}
+        results = self._run_probes(ProbeTask(group, places))
+        if results is None:
+            return
+        place_names = [names[n] for n in reachable]
+        heard = {place: received for place, received, error in results if not error}
+        self._report.matrix = build_matrix(place_names, heard)
+        for place, _, error in results:
+            if error:
+                problem, _, remedy = error.partition("; ")
+                self._report.add([create_failure("udp", place_names[place], problem, remedy)])
+        ports = {name: e.port for name, e in zip(place_names, endpoints, strict=True)}
+        self._report.add(check_udp(self._report.matrix, ports))
+
+    def _run_probes(self, task: ProbeTask) -> list[ProbeResult] | None:
+        """Probe from the driver as long as the executors' job runs; return all results."""
+        is_over = False
+        try:
+            with UdpProbe(
+                replace(task.group, seconds=JOB_TIMEOUT_S),
+                0,
+                create_datagram_length(task.group, 0),
+            ) as probe:
+                thread, heard = run_in_background(lambda: probe.run(stopped=lambda: is_over))
+                results = self._run_barrier_job(partial(probe_from_executor, task), JOB_TIMEOUT_S)
+                is_over = True
+                thread.join()
+        except SetupError as error:
+            return [(0, {}, str(error))]
+        return None if results is None else [(0, heard[0], ""), *results]
+
+
+def name_processes(facts: Sequence[HostFacts]) -> list[str]:
+    """Return short names: "driver", then hosts, numbered if they have several executors."""
+    names = [DRIVER]
+    executors = Counter(each.host for each in facts[1:])
+    seen: Counter[str] = Counter()
+    for each in facts[1:]:
+        seen[each.host] += 1
+        number = f" ({seen[each.host]})" if executors[each.host] > 1 else ""
+        names.append(f"{each.host}{number}")
+    return names
+
+
+def assign_distinct_ports(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+    """Replace duplicate endpoints by the next ports, as media drivers do.
+
+    Processes of one address find the same port free, but start their drivers one after another.
+    """
+    assigned: list[Endpoint] = []
+    for endpoint in endpoints:
+        distinct = endpoint
+        while distinct in assigned:
+            distinct = distinct._replace(port=distinct.port + 1)
+        assigned.append(distinct)
+    return tuple(assigned)

@@ -1,1 +1,0 @@
-"""What runs in the driver program: options, the network, one fit, its summary."""

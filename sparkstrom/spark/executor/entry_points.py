@@ -1,0 +1,153 @@
+"""Run training in a Spark task: entry points, the task's context, and pickling of its input.
+
+Nothing here imports a module with compiled kernels before the host has been checked. Unpickling a
+job would otherwise compile kernels for half a minute on a new host before a task could report that
+training cannot work there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import re
+import socket
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkstrom.data.row_blocks import BlockReader
+from sparkstrom.transport.aeron.driver_directories import find_executor_process
+from sparkstrom.worker.connectivity import (
+    ControllerRoute,
+    require_controller_reachable,
+    require_library,
+)
+from sparkstrom.worker.task_environment import TaskEnvironment, assigned_gpu
+
+if TYPE_CHECKING:
+    from sparkstrom.worker.training_job import TrainingJob
+
+# Loggers of py4j and Spark Connect that print every message to Spark at level DEBUG.
+SENDING_LOGGERS = ("py4j.clientserver", "py4j.java_gateway", "pyspark.sql.connect.logging")
+
+
+# Py4J sends bytes as a line of "j" and base64. Protobuf's text form quotes a pickled function.
+PICKLED_TASK = re.compile(
+    r"""(?: ^j | \\nj ) [A-Za-z0-9+/=]+ | \b command: \s* "(?: [^"\\] | \\. )*" """,
+    re.MULTILINE | re.VERBOSE,
+)
+
+
+class _RedactPickledTasks(logging.Filter):
+    """A logging filter that replaces pickled tasks in log records by a short note."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Redact the record in place; always return True."""
+        if record.levelno <= logging.DEBUG:
+            message = record.getMessage()
+            if PICKLED_TASK.search(message):
+                record.msg, record.args = PICKLED_TASK.sub("<pickled, not logged>", message), None
+        return True
+
+
+_redact_filter = _RedactPickledTasks()
+
+
+def redact_pickled_tasks() -> None:
+    """Keep pickled tasks, which contain keys, out of this program's log at any level."""
+    for name in SENDING_LOGGERS:
+        logging.getLogger(name).addFilter(_redact_filter)  # adding it again has no effect
+
+
+def pickle_by_value(value: Any) -> bytes:
+    """Return the pickle of a value, with the code of classes that the user's script defines."""
+    from pyspark import cloudpickle
+
+    untyped: Any = cloudpickle
+    content: bytes = untyped.dumps(value)
+    return content
+
+
+def get_task_context() -> TaskEnvironment:
+    """Return this task's partition, executor and resources, from Spark and the machine."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "runs in a Spark task only"
+    jvm = find_executor_process()
+    host = socket.gethostname()
+    directories = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")
+    return TaskEnvironment(
+        context.partitionId(),
+        context.taskAttemptId(),
+        host,
+        f"{jvm.pid}-{jvm.start_time}",
+        Path(directories[0]),
+        context.cpus(),
+        assigned_gpu(context.resources()),
+    )
+
+
+def is_retry() -> bool:
+    """Return whether Spark has started this task before."""
+    return count_retries() > 0
+
+
+def count_retries() -> int:
+    """Return how often Spark has started this task before."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "runs in a Spark task only"
+    return context.attemptNumber()
+
+
+def train_partition(
+    job: TrainingJob, blocks: BlockReader, index: int, items: Iterable[Any]
+) -> Iterator[str]:
+    """Train on the rows of one partition; yield the worker's report for the driver program."""
+    from sparkstrom.worker.training_task import (
+        run_training_task,
+    )  # compiles kernels when it is imported
+
+    yield run_training_task(job, get_task_context(), blocks(index, items))
+
+
+def delete_worker_files(network: str, rows: Iterable[Any]) -> Iterator[int]:
+    """Delete residual files that a network's workers left on this executor; yield their number."""
+    from sparkstrom.worker.training_task import (
+        delete_residuals,
+    )  # compiles kernels when it is imported
+
+    yield delete_residuals(get_task_context().scratch, network)
+
+
+@dataclass(frozen=True, slots=True)
+class LazyPickle:
+    """A job in a pickle of its own: a task can check its host before it unpickles the job.
+
+    ``job`` is the object on the driver and bytes on executors. It is pickled while Spark pickles
+    the task, so that Spark finds the broadcast variables in it.
+    """
+
+    job: Any  # TrainingJob or ControllerSetup; its pickle on executors
+    route: ControllerRoute  # how this executor reaches the controller
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the job now, with Spark's pickler."""
+        return LazyPickle, (pickle_by_value(self.job), self.route)
+
+
+def run_training_task(
+    job: LazyPickle, blocks: BlockReader, index: int, items: Iterable[Any]
+) -> Iterator[str]:
+    """Check that training can work on this host, then train on one partition.
+
+    Raise SetupError if this host has no Aeron library, NetworkError if UDP to or from the
+    controller is blocked.
+    """
+    require_library()
+    require_controller_reachable(job.route, get_task_context())
+    return train_partition(pickle.loads(job.job), blocks, index, items)

@@ -1,0 +1,336 @@
+"""The Spark job of a fit, handling of Ctrl-C, and listeners that monitor the job's executors.
+
+``SparkJob`` runs a job in a thread and reports on its tasks. ``cancel_jobs_on_interrupt`` replaces
+Spark's handler of Ctrl-C. ``MemoryMonitor`` warns about containers that were killed for their
+memory: Spark replaces them, so users would only see a lost worker. ``DecommissionMonitor`` moves
+workers off executors that are about to be removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkstrom.base.errors import TrainingError
+from sparkstrom.codec.messages import Phase
+from sparkstrom.fit.events import FinishedFit, FitListener
+from sparkstrom.fit.supervisor import find_cause
+from sparkstrom.planning.memory import ContainerMemory
+from sparkstrom.runtime.fit_state import Progress
+from sparkstrom.spark.cluster import live_conf
+
+
+@contextlib.contextmanager
+def translate_job_errors(doing: str) -> Iterator[None]:
+    """Turn an executor's error during the block into a TrainingError of one line.
+
+    ``doing`` says in the message what the job does. The stack traces of Java and Python are kept in
+    the error's ``trace``.
+    """
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        yield
+    except Py4JJavaError as error:
+        text = str(error)
+        raise TrainingError(f"{doing} failed: {find_cause(text)}", trace=text) from None
+
+
+PY4J_INTERRUPTED = "KeyboardInterrupt while sending command."  # message of Py4J's log record
+
+
+@contextlib.contextmanager
+def cancel_jobs_on_interrupt(context: Any) -> Iterator[None]:
+    """During the block, let Ctrl-C cancel all jobs of a SparkContext and raise KeyboardInterrupt.
+
+    A handler that the user installed is left in place. Py4J's traceback is kept out of the log.
+    """
+    # Spark's own handler calls the JVM from inside the signal handler. If that interrupts another
+    # call to the JVM, users see a RuntimeError about reentrant calls and 40 lines of Py4J.
+    original = signal.getsignal(signal.SIGINT)
+    logging.getLogger().addFilter(_is_not_py4j_interrupt)  # Py4J logs it by the root logger
+    replaced = threading.current_thread() is threading.main_thread() and _is_spark_handler(original)
+    if replaced:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        context.cancelAllJobs()  # as Spark's own handler does
+        raise
+    finally:
+        logging.getLogger().removeFilter(_is_not_py4j_interrupt)
+        if replaced:
+            signal.signal(signal.SIGINT, original)
+
+
+def _is_not_py4j_interrupt(record: logging.LogRecord) -> bool:
+    """Return False for the log record that Py4J writes on Ctrl-C; serves as a logging filter."""
+    return record.msg != PY4J_INTERRUPTED
+
+
+def _is_spark_handler(handler: Any) -> bool:
+    """Return whether a signal handler is pyspark's own."""
+    return getattr(handler, "__module__", "").startswith("pyspark.")
+
+
+TASK_RUNNING = "RUNNING"  # status of a task in Spark's status store
+TASKS_INSPECTED_MAX = 1000  # per stage: more would slow down each poll
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTask:
+    """One running attempt of a task."""
+
+    attempt: int  # Spark's taskAttemptId
+    partition: int  # that the task computes
+    executor: str  # Spark's id
+
+
+@dataclass(slots=True)
+class SparkJob:
+    """The Spark job of a fit, executed by its own thread."""
+
+    context: Any  # SparkContext
+    group: str  # Spark's job group, by which the job is cancelled
+    runner: Callable[[], list[Any]]  # runs the job and returns what its tasks yielded
+    memory: ContainerMemory | None = None  # explains containers killed for memory
+    description: str = "sparkstrom training"  # shown in Spark's UI
+    reports: list[Any] = field(default_factory=list)  # what the tasks returned, once all have
+    error: Exception | None = None  # that the job failed with
+    thread: threading.Thread | None = None  # None before ``start``
+
+    def start(self) -> None:
+        """Submit the job from a new thread."""
+        from pyspark import InheritableThread
+
+        self.thread = InheritableThread(target=self._run, name=f"{self.group}-job", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        """Run the job in this thread; keep its results or its error."""
+        try:
+            self.context.setJobGroup(self.group, self.description, interruptOnCancel=True)
+            self.reports = self.runner()
+        except Exception as error:  # the main thread decides what it means
+            self.error = error
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread still waits for the job's end."""
+        return self.thread is not None and self.thread.is_alive()
+
+    def cancel(self) -> None:
+        """Cancel all running stages of the job."""
+        self.context.cancelJobGroup(self.group)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait up to ``seconds`` for the job to end; return whether it has ended."""
+        assert self.thread is not None
+        self.thread.join(seconds)
+        return not self.thread.is_alive()
+
+    def tasks(self) -> tuple[int | None, int]:
+        """Return how many tasks run now (None: unknown), and how many have failed so far."""
+        stages = self._stages()
+        return sum(s.numActiveTasks for s in stages), sum(s.numFailedTasks for s in stages)
+
+    def task_errors(self) -> list[str]:
+        """Return the distinct errors of failed tasks, each in one line."""
+        errors = (task.errorMessage() for task in self._tasks())
+        return list(dict.fromkeys(find_cause(each.get()) for each in errors if each.isDefined()))
+
+    def executors(self) -> set[str]:
+        """Return the ids of executors that run the job's tasks now."""
+        return {str(task.executorId()) for task in self._tasks() if task.status() == TASK_RUNNING}
+
+    def running_tasks(self) -> list[RunningTask]:
+        """Return the tasks that run now."""
+        return [
+            RunningTask(int(task.taskId()), int(task.index()), str(task.executorId()))
+            for task in self._tasks()
+            if task.status() == TASK_RUNNING
+        ]
+
+    def _tasks(self) -> Iterator[Any]:
+        """Yield the records of the job's tasks in Spark's status store."""
+        store = self.context._jsc.sc().statusStore()
+        for stage in self._stages():
+            tasks = store.taskList(stage.stageId, stage.currentAttemptId, TASKS_INSPECTED_MAX)
+            yield from (tasks.apply(i) for i in range(tasks.size()))
+
+    def stage_attempts(self) -> list[tuple[int, int, int]]:
+        """Return (stage id, current attempt, failed tasks of that attempt) per stage."""
+        return [(s.stageId, s.currentAttemptId, s.numFailedTasks) for s in self._stages()]
+
+    def killed_for_memory(self) -> list[str]:
+        """Return, for each distinct reason why a container was killed for its memory, what to set.
+
+        Spark reports such containers in the error messages of their tasks.
+        """
+        if self.memory is None:
+            return []
+        store = self.context._jsc.sc().statusStore()
+        java, status = self.context._jvm.java.util.List, self.context._jvm.org.apache.spark.status
+        failed_status = java.of(status.api.v1.TaskStatus.FAILED)
+        remedies: dict[str, None] = {}
+        for stage, attempts, _ in self.stage_attempts():
+            for attempt in range(attempts + 1):
+                order = status.api.v1.TaskSorting.ID
+                tasks = store.taskList(stage, attempt, 0, TASKS_INSPECTED_MAX, order, failed_status)
+                for i in range(tasks.size()):
+                    error = tasks.apply(i).errorMessage()
+                    remedies[self.memory.explain(error.get() if error.isDefined() else "")] = None
+        return [text for text in remedies if text]
+
+    def _stages(self) -> list[Any]:
+        """Return the status of all stages of the job, except those that Spark has forgotten."""
+        tracker = self.context.statusTracker()
+        jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(self.group))
+        stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+        return [stage for stage in stages if stage is not None]
+
+
+MEMORY_POLL_S = 2.0  # a poll is several calls into the JVM
+
+
+class MemoryMonitor(FitListener):
+    """A listener that warns, once per cause, when a container was killed for its memory.
+
+    Args:
+        job: The fit's job.
+        warn: Shows a warning now and in the summary.
+    """
+
+    def __init__(self, job: SparkJob, warn: Callable[[str], None]) -> None:
+        self._job, self._warn = job, warn
+        self._due_s = 0.0  # time.monotonic() of the next poll
+        self._seen: list[tuple[int, int, int]] = []  # stage attempts at the last poll
+        self._reported: set[str] = set()  # warnings that were shown
+
+    def on_progress(self, progress: Progress) -> None:
+        """Poll the job from time to time; read its tasks' errors only if some have failed since."""
+        if time.monotonic() < self._due_s:
+            return
+        self._due_s = time.monotonic() + MEMORY_POLL_S
+        stages = self._job.stage_attempts()
+        if stages != self._seen and any(attempt or failed for _, attempt, failed in stages):
+            self._report_killed()
+        self._seen = stages
+
+    def on_fit_end(self, end: FinishedFit) -> None:
+        """Report containers that were killed since the last poll."""
+        if self._job.stage_attempts() != self._seen:
+            self._report_killed()
+
+    def _report_killed(self) -> None:
+        """Warn about killed containers, unless the same warning was shown before."""
+        for text in self._job.killed_for_memory():
+            if text not in self._reported:
+                self._reported.add(text)
+                self._warn(text)
+
+
+log = logging.getLogger(__name__)
+
+DECOMMISSION_ENABLED = "spark.decommission.enabled"
+DECOMMISSION_POLL_S = 1.0  # a poll is several calls into the JVM per executor
+WORKER_MOVED = (
+    "executor {executor} on {host} is being decommissioned: the worker of partition {partition} "
+    "stops there and restarts on another executor"
+)
+NO_FREE_SLOT = (
+    "executor {executor} on {host} is being decommissioned, and no other one has a free slot: its "
+    "workers continue until it is gone or a slot is free"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorState:
+    """An executor as Spark reports it."""
+
+    name: str  # Spark's id
+    host: str  # the host on which it runs
+    free_slots: int  # number of further tasks that it can run now
+    is_leaving: bool  # it is being decommissioned
+
+
+class DecommissionMonitor(FitListener):
+    """A listener that moves workers off executors that Spark is about to remove (decommission).
+
+    If ``spark.decommission.enabled`` is true, Spark is notified that an executor will disappear (by
+    a spot notice or ``SIGPWR``) and starts no new task there. This monitor kills each of the fit's
+    tasks there as soon as another executor has a free slot. Spark restarts the task, and the new
+    attempt takes over the partition. Updates that were committed before stay, so their rows are not
+    trained twice.
+
+    Args:
+        job: The fit's job.
+        warn: Shows a message now and in the summary.
+    """
+
+    def __init__(self, job: SparkJob, warn: Callable[[str], None]) -> None:
+        self._job, self._warn = job, warn
+        conf = live_conf(job.context)
+        self._enabled = str(conf.get(DECOMMISSION_ENABLED, "false")).lower() == "true"
+        self._due_s = 0.0  # time.monotonic() of the next poll
+        self._killed: set[int] = set()  # ids of task attempts
+        self._without_slot: set[str] = set()  # executors for which NO_FREE_SLOT was shown
+
+    def on_progress(self, progress: Progress) -> None:
+        """Poll the executors from time to time, while workers may still be replaced."""
+        is_training = progress.phase in (Phase.GATHERING, Phase.RUNNING)
+        if not self._enabled or not is_training or time.monotonic() < self._due_s:
+            return
+        self._due_s = time.monotonic() + DECOMMISSION_POLL_S
+        executors = list_executors(self._job.context)
+        leaving = {each.name: each for each in executors if each.is_leaving}
+        if leaving:
+            self._move_workers(
+                leaving, sum(each.free_slots for each in executors if not each.is_leaving)
+            )
+
+    def _move_workers(self, leaving: dict[str, ExecutorState], free_slots: int) -> None:
+        """Kill the fit's tasks on leaving executors, at most one for each free slot elsewhere.
+
+        Args:
+            leaving: Executors that will be removed, by Spark's id.
+            free_slots: Number of free task slots on the other executors.
+        """
+        for task in self._job.running_tasks():
+            executor = leaving.get(task.executor)
+            if executor is None or task.attempt in self._killed:
+                continue
+            fields = {"executor": executor.name, "host": executor.host, "partition": task.partition}
+            if free_slots <= 0:
+                if executor.name not in self._without_slot:
+                    self._without_slot.add(executor.name)
+                    self._warn(NO_FREE_SLOT.format(**fields))
+                continue
+            free_slots -= 1
+            self._killed.add(task.attempt)
+            text = WORKER_MOVED.format(**fields)
+            self._warn(text)
+            self._job.context._jsc.sc().killTaskAttempt(task.attempt, True, text)
+
+
+def list_executors(context: Any) -> list[ExecutorState]:
+    """Return the live executors of a SparkContext, without the driver."""
+    scala = context._jsc.sc()
+    scheduler, found = scala.taskScheduler(), scala.statusStore().executorList(True)
+    listed = [found.apply(i) for i in range(found.size())]
+    return [
+        ExecutorState(
+            str(each.id()),
+            str(each.hostPort()).rpartition(":")[0],
+            int(each.maxTasks()) - int(each.activeTasks()),
+            bool(scheduler.getExecutorDecommissionState(each.id()).isDefined()),
+        )
+        for each in listed
+        if each.id() != "driver"
+    ]

@@ -1,0 +1,395 @@
+"""The Params of the estimator and its model, their converters, and values of a tuning grid.
+
+Spark ML saves the grid of a CrossValidator or TrainValidationSplit as JSON, except values that are
+stages, which get directories of their own. So ``GridValue`` wraps models, training
+masters, early-stopping rules, listeners and tuples of columns as stages, and setting an estimator's
+Param unwraps them. A converter checks a Param's value and may convert it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pyspark.ml import Transformer
+from pyspark.ml.param import Param, Params
+from pyspark.ml.param.shared import (
+    HasFeaturesCol,
+    HasLabelCol,
+    HasPredictionCol,
+    HasProbabilityCol,
+    HasRawPredictionCol,
+    HasSeed,
+    HasValidationIndicatorCol,
+    HasWeightCol,
+)
+from pyspark.ml.util import (
+    DefaultParamsReader,
+    DefaultParamsWriter,
+    MLReadable,
+    MLReader,
+    MLWritable,
+    MLWriter,
+)
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import KEY, Metadata, flag, number, shown, text, whole
+from sparkstrom.data.column_selection import ColumnNames
+from sparkstrom.fit.listeners import check_listeners
+from sparkstrom.fit.trained_network import EPOCHS
+from sparkstrom.models.base import FlatModel, explain_invalid_model
+from sparkstrom.observe.early_stopping import EarlyStopping
+from sparkstrom.options.common import BATCH_SIZE
+from sparkstrom.options.parameter_averaging import TrainingMaster
+from sparkstrom.spark.strategies import strategy_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+VALUE_FOLDER = "value"  # next to the metadata: an estimator on which only this Param is set
+PARAM_KEY = "param"
+
+
+class GridValue(Transformer, MLWritable, MLReadable["GridValue"]):
+    """Wraps a value of a tuning grid that JSON cannot hold; has the attributes of ``value``.
+
+    ``name`` is the Param under which the value is saved. It is "featuresCol" for the columns of
+    any Param.
+    """
+
+    # The estimator's class, whose files can hold the value. Its module imports this one.
+    estimator_class: ClassVar[type[Any]]
+
+    def __init__(self, name: str, value: Any) -> None:
+        """Wrap the value of the Param ``name``."""
+        super().__init__()
+        self.name, self.value = name, value
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the attribute of the wrapped value."""
+        if name.startswith("_") or "value" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.value, name)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the wrapped value equals ``other``, wrapped or not."""
+        return bool(self.value == unwrap(other))
+
+    def __hash__(self) -> int:
+        """Return the hash of the Param's name, because the value may have none."""
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        """Return the wrapped value's text."""
+        return repr(self.value)
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        """Raise UsageError: a grid value transforms no data."""
+        raise UsageError(f"{self!r} is a value of a grid: it transforms no DataFrame")
+
+    def write(self) -> GridValueWriter:
+        """Return a writer of Spark ML's files."""
+        return GridValueWriter(self)
+
+    @classmethod
+    def read(cls) -> GridValueReader:
+        """Return a reader of the files that ``write`` makes."""
+        return GridValueReader()
+
+
+def unwrap(value: Any) -> Any:
+    """Return the wrapped value of a GridValue, and any other value as it is."""
+    return value.value if isinstance(value, GridValue) else value
+
+
+class GridValueWriter(MLWriter):
+    """Writes a GridValue as the files of an estimator on which only its Param is set."""
+
+    def __init__(self, instance: GridValue) -> None:
+        """Prepare to write ``instance``."""
+        super().__init__()
+        self._instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        """Write the value to ``path``. Raise UsageError for an option that cannot be written."""
+        one = self._instance
+        one.estimator_class()._set(**{one.name: one.value}).write().save(f"{path}/{VALUE_FOLDER}")
+        DefaultParamsWriter.saveMetadata(one, path, self.sc, extraMetadata={PARAM_KEY: one.name})
+
+
+class GridValueReader(MLReader[GridValue]):
+    """Reads what ``GridValueWriter`` wrote."""
+
+    def load(self, path: str) -> GridValue:
+        """Return the value in ``path``. Raise UsageError if files are missing or damaged."""
+        held: Any = DefaultParamsReader.loadParamsInstance(f"{path}/{VALUE_FOLDER}", self.sc)
+        name = DefaultParamsReader.loadMetadata(path, self.sc).get(PARAM_KEY)
+        if not (isinstance(name, str) and held.hasParam(name)):
+            raise UsageError(f"{path} names no Param of an estimator: {name!r}; save it again")
+        value = held.get_or_none(name)
+        return GridValue(name, () if value is None else value)  # listeners are in no file
+
+
+def _create_converter(name: str, declared: Metadata) -> Callable[[Any], Any]:
+    """Return a converter that checks a Param's value like the declared option."""
+    return lambda value: declared[KEY].read(name, value)
+
+
+SEED_OPTION = whole(-(2**63))  # Spark ML's default is a hash, which may be negative
+MULTI_COLUMN_PARAMS = ("featuresCol", "labelCol", "predictionCol")  # may name several columns
+
+# A ParamGridBuilder keeps what these converters return, and Spark ML saves it: values that JSON
+# cannot hold are wrapped as GridValue. ``OutputParams`` unwraps them when a Param is set.
+
+
+def convert_columns(value: Any, param: str = "featuresCol") -> Any:
+    """Check the value of a Param that names columns: a name, a list, or a tuple or dictionary.
+
+    Raise UsageError for anything else.
+    """
+    value = unwrap(value)
+    several = value.values() if isinstance(value, dict) else value
+    parts = list(several) if isinstance(value, tuple | dict) else [value]
+    for part in parts:
+        one = part if isinstance(part, list) else [part]
+        if not (one and parts and all(isinstance(name, str) for name in one)):
+            raise UsageError(
+                f"{param}={shown(value)}: give a column's name, a list of numeric columns that"
+                " stand side by side, or a tuple or dictionary of these for several arrays"
+            )
+    if isinstance(value, str):
+        value = str(value)  # NumPy's strings become Python's
+    return GridValue("featuresCol", value) if isinstance(value, tuple) else value
+
+
+def convert_label_columns(value: Any) -> Any:
+    """Check and return label columns; None means that the loss takes labels from the features."""
+    return None if value is None else convert_columns(value, "labelCol")
+
+
+def convert_output_columns(value: Any) -> Any:
+    """Check and return the columns for outputs: one, or one per output of the model."""
+    return convert_columns(value, "predictionCol")
+
+
+def convert_listeners(value: Any) -> Any:
+    """Check and wrap listeners. Raise UsageError for objects without a listener's method."""
+    value = unwrap(value)
+    check_listeners(value)
+    return GridValue("listeners", value)
+
+
+def convert_model(value: Any) -> Any:
+    """Check and wrap a model. Raise UsageError for anything but a FlatModel."""
+    value = unwrap(value)
+    if (why := explain_invalid_model(value)) is not None:
+        raise UsageError(why)
+    return GridValue("model", value)
+
+
+def convert_master(value: Any) -> Any:
+    """Check and wrap a training master. Raise UsageError for anything else."""
+    value = unwrap(value)
+    strategy_for(value)
+    return GridValue("master", value)
+
+
+def convert_early_stopping(value: Any) -> Any:
+    """Check and wrap an EarlyStopping or None. Raise UsageError for anything else."""
+    value = unwrap(value)
+    if not isinstance(value, EarlyStopping | None):
+        raise UsageError(f"earlyStopping={shown(value)}: must be None or EarlyStopping(patience=5)")
+    return None if value is None else GridValue("earlyStopping", value)
+
+
+def _create_column_param(name: str, doc: str) -> Param[str]:
+    """Return a Param for the name of one column; "" means none."""
+    declared = text("must be a column's name", words=("",))
+    return Param(Params._dummy(), name, doc, _create_converter(name, declared))
+
+
+class OutputParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol):
+    """The Params for the columns that a model reads and adds; an empty name adds no column."""
+
+    featuresCol: Param[Any] = Param(
+        Params._dummy(),
+        "featuresCol",
+        "what the model reads: columns as fit takes them",
+        convert_columns,
+    )
+    predictionCol: Param[Any] = Param(
+        Params._dummy(),
+        "predictionCol",
+        "prediction column; of several outputs, several",
+        convert_output_columns,
+    )
+
+    probabilityCol: Param[str] = _create_column_param(
+        "probabilityCol", "column of a probability per class"
+    )
+    rawPredictionCol: Param[str] = _create_column_param(
+        "rawPredictionCol", "column that ranks rows by class"
+    )
+
+    def set(self, param: Param[Any], value: Any) -> None:
+        """Set a Param to a value, as Spark ML's tuning does."""
+        super().set(param, value)
+        self._paramMap[param] = unwrap(self._paramMap[param])
+
+    def _set(self, **values: Any) -> Self:
+        """Set several Params by name to values, unwrapping each GridValue."""
+        super()._set(**values)
+        for param in map(self.getParam, values):
+            if param in self._paramMap:
+                self._paramMap[param] = unwrap(self._paramMap[param])
+        return self
+
+    def setFeaturesCol(self, value: ColumnNames) -> Self:
+        """Set the features: an array, vector or image column, or a list of number columns.
+
+        A tuple or dictionary of these is for a model with several inputs.
+        """
+        return self._set(featuresCol=value)
+
+    def setPredictionCol(self, value: str | tuple[str, ...] | dict[str, str]) -> Self:
+        """Set the column of the class as a double or of the value; several values form an array.
+
+        A tuple or dictionary names an array column for each output of a model with several outputs.
+        """
+        return self._set(predictionCol=value)
+
+    def setProbabilityCol(self, value: str) -> Self:
+        """Set the column of class probabilities, a vector; classes only."""
+        return self._set(probabilityCol=value)
+
+    def setRawPredictionCol(self, value: str) -> Self:
+        """Set the column of the vector that ranks classes; classes only."""
+        return self._set(rawPredictionCol=value)
+
+
+class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndicatorCol, HasSeed):
+    """The Params of the estimator: the columns to read, the model and the options of its fits."""
+
+    labelCol: Param[Any] = Param(
+        Params._dummy(),
+        "labelCol",
+        "what is learnt: columns as fit takes them",
+        convert_label_columns,
+    )
+    weightCol: Param[str] = _create_column_param("weightCol", "column of how much each row counts")
+    validationIndicatorCol: Param[str] = _create_column_param(
+        "validationIndicatorCol", "boolean column: true for rows to hold out"
+    )
+    seed: Param[int] = Param(
+        Params._dummy(),
+        "seed",
+        "random seed of the order of rows",
+        _create_converter("seed", SEED_OPTION),
+    )
+    model: Param[Any] = Param(
+        Params._dummy(), "model", "what is trained: a model of sparkstrom.models", convert_model
+    )
+    epochs: Param[int] = Param(
+        Params._dummy(),
+        "epochs",
+        "epochs to train, at least 1",
+        _create_converter("epochs", EPOCHS),
+    )
+    batchSize: Param[int] = Param(
+        Params._dummy(),
+        "batchSize",
+        "rows of a minibatch on one worker",
+        _create_converter("batchSize", BATCH_SIZE),
+    )
+    master: Param[Any] = Param(
+        Params._dummy(),
+        "master",
+        "how workers train and share: SharedTrainingMaster",
+        convert_master,
+    )
+    earlyStopping: Param[Any] = Param(
+        Params._dummy(),
+        "earlyStopping",
+        "when held-out rows end it: EarlyStopping",
+        convert_early_stopping,
+    )
+    listeners: Param[Any] = Param(
+        Params._dummy(), "listeners", "listeners of each fit; not saved", convert_listeners
+    )
+    validationFraction: Param[float] = Param(
+        Params._dummy(),
+        "validationFraction",
+        "share of rows held out",
+        _create_converter("validationFraction", number(least=0, below=1)),
+    )
+    verbose: Param[bool] = Param(
+        Params._dummy(), "verbose", "draw a line of progress", _create_converter("verbose", flag())
+    )
+
+    def copy(self, extra: dict[Param[Any], Any] | None = None) -> Self:
+        """Return a copy on which the Params of ``extra`` are set.
+
+        Values of this estimator's Params in ``extra`` are converted in place, as ParamGridBuilder
+        converts them. Spark ML passes the dicts of a grid here and saves these same dicts with a
+        tuned model; a user may have written them without ParamGridBuilder.
+        """
+        extra = {} if extra is None else extra
+        for param in extra:
+            if isinstance(param, Param) and self._testOwnParam(param.parent, param.name):
+                extra[param] = self.getParam(param.name).typeConverter(extra[param])
+        return super().copy(extra)
+
+    def setLabelCol(self, value: ColumnNames | None) -> Self:
+        """Set the label: a class index, a value or an array; a tuple or dictionary for several.
+
+        None is for a model whose loss takes its labels from the features.
+        """
+        return self._set(labelCol=value)
+
+    def setWeightCol(self, value: str) -> Self:
+        """Set the column of row weights."""
+        return self._set(weightCol=value)
+
+    def setValidationIndicatorCol(self, value: str) -> Self:
+        """Set the boolean column that is true for rows to hold out."""
+        return self._set(validationIndicatorCol=value)
+
+    def setSeed(self, value: int) -> Self:
+        """Set the seed of the rows' placement and order; the model has a seed of its own."""
+        return self._set(seed=value)
+
+    def setModel(self, value: FlatModel) -> Self:
+        """Set the model; each fit starts with fresh parameters."""
+        return self._set(model=value)
+
+    def setEpochs(self, value: int) -> Self:
+        """Set the number of epochs."""
+        return self._set(epochs=value)
+
+    def setBatchSize(self, value: int) -> Self:
+        """Set the rows of one worker's minibatch."""
+        return self._set(batchSize=value)
+
+    def setMaster(self, value: TrainingMaster) -> Self:
+        """Set the training master, which holds all other options."""
+        return self._set(master=value)
+
+    def setEarlyStopping(self, value: EarlyStopping | None) -> Self:
+        """Set the rule that ends training early; None trains all epochs."""
+        return self._set(earlyStopping=value)
+
+    def setListeners(self, value: Sequence[Any]) -> Self:
+        """Set the listeners of each fit; they are not saved."""
+        return self._set(listeners=value)
+
+    def setValidationFraction(self, value: float) -> Self:
+        """Set the share of rows to hold out, chosen by seed and content."""
+        return self._set(validationFraction=value)
+
+    def setVerbose(self, value: bool) -> Self:
+        """Set whether fits show a progress line."""
+        return self._set(verbose=value)
+
+    def get_or_none(self, name: str) -> Any:
+        """Return a Param's value, or None if it is unset or empty."""
+        return (self.getOrDefault(name) or None) if self.isDefined(name) else None

@@ -1,0 +1,321 @@
+"""Save and load estimators and their models: Spark ML's metadata, and files of sparkstrom.
+
+A saved model's directory holds ``metadata`` (Params, as for every stage) and ``model/model.npz``
+with its ``model.npz.json``, in the format of ``SparkNetwork.save``, which plain NumPy opens. If a
+model, such as a TorchModel, cannot be rebuilt from its description, its code is stored in
+``model.npz.pickle``, because ``PipelineModel.load`` cannot be given a model. An estimator has the
+same files, with initial parameters, if its model has code or such parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+
+from sparkstrom.base.errors import UsageError, first_line
+from sparkstrom.checkpoint.saved_model import load_model, save_model
+from sparkstrom.models.base import (
+    Exporting,
+    Flat,
+    FlatModel,
+    HasInitialValues,
+    buffers_to_save,
+    from_description,
+    is_self_contained,
+)
+from sparkstrom.options.resolution import from_json, to_json
+from sparkstrom.spark.executor.entry_points import pickle_by_value
+from sparkstrom.spark.executor.inference import TrainedModel
+from sparkstrom.spark.ml.params import MULTI_COLUMN_PARAMS
+
+MODEL_FOLDER, MODEL_FILE = "model", "model.npz"
+CODE_FILE = f"{MODEL_FILE}.pickle"
+METADATA_KEY, COLUMNS_KEY = (
+    "sparkstrom",
+    "columns",
+)  # our key in the metadata; column names that are no string
+OBJECT_PARAMS = (
+    "model",
+    "master",
+    "earlyStopping",
+)  # Params whose values need conversion to JSON
+DAMAGE_ERRORS = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(TypeError, ValueError, RecursionError),
+)
+UNSAVED_PARAMS = ("listeners",)  # objects of the running program
+
+
+def require_spark_context(reader_or_writer: Any) -> Any:
+    """Return the SparkContext of a reader or writer. Raise UsageError over Spark Connect."""
+    from pyspark.sql.utils import is_remote
+
+    if is_remote():
+        raise UsageError(
+            "files of estimators and their models are written and read by a SparkContext, which"
+            " Spark Connect does not have: save with network.save(path) and SparkNetwork.load, or"
+            " start the program with spark-submit, without .remote(...)"
+        )
+    return reader_or_writer.sc
+
+
+class EstimatorWriter(MLWriter):
+    """Writes an estimator with its untrained model."""
+
+    def __init__(self, instance: Any) -> None:
+        """Prepare to write ``instance``, a SparkstromEstimator."""
+        super().__init__()
+        self._instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        """Write the files. Raise UsageError for an option that cannot be written."""
+        estimator = self._instance
+        model = estimator.get_or_none("model")
+        description = model.describe() if model is not None else {}
+        has_files = bool(description) and (
+            isinstance(model, HasInitialValues) or not is_self_contained(description)
+        )
+        fields = {
+            "model": description or None,
+            "files": has_files,
+            "master": to_json(estimator.get_or_none("master")),
+            "earlyStopping": to_json(estimator.get_or_none("earlyStopping")),
+        }
+        _save_metadata(
+            estimator,
+            path,
+            require_spark_context(self),
+            fields,
+            skip=(*OBJECT_PARAMS, *UNSAVED_PARAMS),
+        )
+        if has_files:
+            _write_model(require_spark_context(self), path, model, model.initial(), epochs=0)
+
+
+class EstimatorReader(MLReader[Any]):
+    """Reads the files that ``EstimatorWriter`` wrote."""
+
+    def __init__(self, cls: type[Any]) -> None:
+        """Prepare to read an estimator of the class ``cls``."""
+        super().__init__()
+        self._cls = cls
+
+    def load(self, path: str) -> Any:
+        """Return the estimator. Raise UsageError for a model that cannot be rebuilt."""
+        with _explain_damage(path):
+            return self._load(path)
+
+    def _load(self, path: str) -> Any:
+        """Read the estimator, without translating errors."""
+        metadata = DefaultParamsReader.loadMetadata(path, require_spark_context(self))
+        estimator = self._cls()
+        estimator._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(estimator, metadata)
+        fields = dict(metadata[METADATA_KEY])
+        description, columns = fields.pop("model"), fields.pop(COLUMNS_KEY, {})
+        if fields.pop("files", False):
+            model, parameters, _ = _read_model(require_spark_context(self), path)
+            if isinstance(model, HasInitialValues):
+                model.start_from(parameters)
+            estimator.setModel(model)
+        elif description is not None:
+            estimator.setModel(from_description(description))
+        found = {name: from_json(value) for name, value in fields.items() if value is not None}
+        return estimator._set(**found, **_restore_columns(columns))
+
+
+class ModelWriter(MLWriter):
+    """Writes a trained model."""
+
+    def __init__(self, instance: Any) -> None:
+        """Prepare to write ``instance``, a SparkstromModel."""
+        super().__init__()
+        self._instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        """Write metadata and model files, on any file system that Hadoop supports."""
+        instance, trained = self._instance, self._instance.trained
+        _save_metadata(instance, path, require_spark_context(self), {"several": instance.several})
+        _write_model(
+            require_spark_context(self),
+            path,
+            trained.open(),
+            trained.parameters,
+            epochs=instance.epochs_trained,
+            exports=True,
+        )
+
+
+class ModelReader(MLReader[Any]):
+    """Reads the files that ``ModelWriter`` wrote. With ``model(...)``, no saved code is run."""
+
+    def __init__(self, cls: type[Any]) -> None:
+        """Prepare to read a trained model of the class ``cls``."""
+        super().__init__()
+        self._cls = cls
+        self._model: FlatModel | None = None
+
+    def model(self, model: FlatModel) -> ModelReader:
+        """Set a model for the saved parameters, so that the saved model's code is not unpickled."""
+        self._model = model
+        return self
+
+    def load(self, path: str) -> Any:
+        """Return the trained model. Raise UsageError if files are missing or do not match."""
+        with _explain_damage(path):
+            return self._load(path)
+
+    def _load(self, path: str) -> Any:
+        """Read the model, without translating errors."""
+        metadata = DefaultParamsReader.loadMetadata(path, require_spark_context(self))
+        model, parameters, epochs = _read_model(require_spark_context(self), path, self._model)
+        several = metadata[METADATA_KEY].get("several", False)
+        instance = self._cls(
+            TrainedModel.from_model(model, parameters), None, epochs, several=several
+        )
+        instance._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(instance, metadata)
+        return instance._set(**_restore_columns(metadata[METADATA_KEY].get(COLUMNS_KEY, {})))
+
+
+@contextlib.contextmanager
+def _explain_damage(path: str) -> Iterator[None]:
+    """During the block, convert errors from damaged metadata to a UsageError with the path."""
+    try:
+        yield
+    except UsageError as error:
+        if path in str(error):
+            raise
+        raise UsageError(f"{path}: {error}") from error
+    except DAMAGE_ERRORS as error:
+        raise UsageError(
+            f"{path} holds no stage that sparkstrom saved, or a damaged one"
+            f" ({type(error).__name__}: {first_line(error)}): save it again"
+        ) from error
+
+
+def _save_metadata(
+    instance: Any, path: str, context: Any, fields: dict[str, Any], skip: tuple[str, ...] = ()
+) -> None:
+    """Write Spark ML's metadata file: the Params except those of ``skip``, and ``fields``."""
+    stage = instance.copy()
+    column_params = {
+        name: stage.getOrDefault(name) for name in MULTI_COLUMN_PARAMS if stage.hasParam(name)
+    }
+    structured = {
+        name: value for name, value in column_params.items() if not isinstance(value, str)
+    }
+    for name in (*skip, *structured):
+        stage._paramMap.pop(stage.getParam(name), None)
+        stage._defaultParamMap.pop(stage.getParam(name), None)
+    columns = {name: [type(value).__name__, value] for name, value in structured.items()}
+    fields = fields | ({COLUMNS_KEY: columns} if columns else {})
+    DefaultParamsWriter.saveMetadata(stage, path, context, extraMetadata={METADATA_KEY: fields})
+
+
+def _write_model(
+    context: Any,
+    path: str,
+    model: FlatModel,
+    parameters: Flat,
+    epochs: int,
+    *,
+    exports: bool = False,
+) -> None:
+    """Write the model's files next to the metadata.
+
+    With ``exports``, also write a file in the format of the model's own library, if it has one.
+    """
+    description = model.describe()
+    with tempfile.TemporaryDirectory(prefix="sparkstrom-save-") as folder:
+        save_model(
+            Path(folder) / MODEL_FILE,
+            description,
+            parameters,
+            epochs,
+            buffers=buffers_to_save(model),
+            exported=model.exported() if exports and isinstance(model, Exporting) else None,
+        )
+        if not is_self_contained(description):
+            (Path(folder) / CODE_FILE).write_bytes(pickle_by_value(model))
+        for file in sorted(Path(folder).iterdir()):
+            _upload(context, file, f"{path}/{MODEL_FOLDER}/{file.name}")
+
+
+def _read_model(
+    context: Any, path: str, given: FlatModel | None = None
+) -> tuple[FlatModel, Flat, int]:
+    """Return model, parameters and epochs. ``given`` replaces the model in the files."""
+    with tempfile.TemporaryDirectory(prefix="sparkstrom-load-") as folder:
+        for name in (MODEL_FILE, f"{MODEL_FILE}.json"):
+            _download(context, f"{path}/{MODEL_FOLDER}/{name}", Path(folder) / name)
+        code = f"{path}/{MODEL_FOLDER}/{CODE_FILE}"
+        if given is None and not _is_self_describing(Path(folder) / f"{MODEL_FILE}.json"):
+            if not _exists(context, code):
+                return load_model(Path(folder) / MODEL_FILE)
+            _download(context, code, Path(folder) / CODE_FILE)
+            given = _unpickle_model((Path(folder) / CODE_FILE).read_bytes(), code)
+        return load_model(Path(folder) / MODEL_FILE, given)
+
+
+def _is_self_describing(description: Path) -> bool:
+    """Return whether a saved model's description suffices to rebuild it without its pickle."""
+    try:
+        model = json.loads(description.read_text("utf-8"))["model"]
+        return bool(is_self_contained(model))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return True  # load_model reports what is wrong with it
+
+
+def _unpickle_model(content: bytes, source: str) -> FlatModel:
+    """Return a model from its pickle. Raise UsageError if its dependencies are missing."""
+    try:
+        model: FlatModel = pickle.loads(content)
+    except Exception as error:  # whatever a user's __setstate__ or a missing module raises
+        raise UsageError(
+            f"{source} holds the code of a model, which cannot be opened here"
+            f" ({type(error).__name__}: {error}): install what it was saved with, or load the stage"
+            " by SparkstromModel.read().model(one_like_it).load(path)"
+        ) from error
+    return model
+
+
+def _restore_columns(columns: dict[str, Any]) -> dict[str, Any]:
+    """Return column names as the user gave them, with the tuples that JSON cannot hold."""
+    return {
+        name: tuple(value) if kind == "tuple" else value for name, (kind, value) in columns.items()
+    }
+
+
+def _upload(context: Any, source: Path, target: str) -> None:
+    """Copy a local file to any file system that Hadoop supports."""
+    system, path, make = _resolve_hadoop_path(context, target)
+    system.copyFromLocalFile(False, True, make(source.as_uri()), path)
+
+
+def _download(context: Any, source: str, target: Path) -> None:
+    """Copy a file from a Hadoop file system. Raise UsageError if it does not exist."""
+    system, path, make = _resolve_hadoop_path(context, source)
+    if not system.exists(path):
+        raise UsageError(f"{source} does not exist: this is not the directory of a saved model")
+    system.copyToLocalFile(False, path, make(target.as_uri()), True)  # True: no checksum beside
+
+
+def _exists(context: Any, name: str) -> bool:
+    """Return whether a file exists on its Hadoop file system."""
+    system, path, _ = _resolve_hadoop_path(context, name)
+    return bool(system.exists(path))
+
+
+def _resolve_hadoop_path(context: Any, name: str) -> tuple[Any, Any, Any]:
+    """Return the Hadoop file system and path of a URL, and the Java class of paths."""
+    make = context._jvm.org.apache.hadoop.fs.Path
+    path = make(name)
+    return path.getFileSystem(context._jsc.hadoopConfiguration()), path, make

@@ -1,0 +1,457 @@
+"""SparkNetwork, which trains a model on Spark executors and holds its parameters.
+
+``each_batch`` makes a function by which a streaming query trains a network on its micro-batches.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import shown
+from sparkstrom.checkpoint.saved_model import check_local_path, load_model
+from sparkstrom.data.column_selection import ColumnNames, ColumnSpec
+from sparkstrom.fit.checkpoints import FitCheckpoints, make_fit_key
+from sparkstrom.fit.evaluation import Evaluation, select_metrics
+from sparkstrom.fit.request import FitReporting, FitRequest, TaskSlots
+from sparkstrom.fit.session import FitSession
+from sparkstrom.fit.summary import FitRecord, TrainingSummary
+from sparkstrom.fit.trained_network import (
+    TrainedNetwork,
+    check_fit_arguments,
+    dry_run_step,
+    parse_epochs,
+    restart_warnings,
+)
+from sparkstrom.models.base import FlatModel
+from sparkstrom.observe.early_stopping import EarlyStopping, TerminationCondition, limit_epochs
+from sparkstrom.observe.progress_display import check_progress, make_progress_display
+from sparkstrom.options.common import require_flag
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.parameter_averaging import TrainingMaster
+from sparkstrom.options.resolution import resolve
+from sparkstrom.planning.memory import footprint_of_model
+from sparkstrom.spark.application import Application, Predictor, require_active_session
+from sparkstrom.spark.classic_application import ClassicApplication
+from sparkstrom.spark.cluster import choose_resume_workers, count_workers, describe_allocation
+from sparkstrom.spark.data.export import ExportCache
+from sparkstrom.spark.data.partitioning import HeldOutFrames, PartitionedData
+from sparkstrom.spark.dl4j_names import SparkLayerNames
+from sparkstrom.spark.executor.entry_points import pickle_by_value
+from sparkstrom.spark.strategies import FitContext, strategy_for
+from sparkstrom.worker.training_job import require_model, require_picklable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def is_connect_object(thing: Any) -> bool:
+    """Return whether ``thing`` is a session, DataFrame or other object of Spark Connect."""
+    return type(thing).__module__.startswith("pyspark.sql.connect")
+
+
+def make_application(spark: Any) -> Application:
+    """Return the application of a SparkSession, classic or of Spark Connect, or a SparkContext.
+
+    Raise UsageError for anything else.
+    """
+    if is_connect_object(spark):
+        from sparkstrom.spark.connect.application import ConnectApplication
+
+        return ConnectApplication(spark)
+    context = get_spark_context(spark)
+    if isinstance(context, type) or not callable(getattr(context, "getConf", None)):
+        raise UsageError(
+            f"spark={shown(spark)}: must be a SparkSession or SparkContext, such as"
+            " SparkSession.builder.getOrCreate()"
+        )
+    return ClassicApplication(context)
+
+
+def get_spark_context(spark: Any) -> Any:
+    """Return the SparkContext of a classic session, or a Spark Connect session itself.
+
+    The class is checked first, because Spark 3.5 raises no AttributeError if a session has no
+    context.
+    """
+    return spark if is_connect_object(spark) else getattr(spark, "sparkContext", spark)
+
+
+class SparkNetwork(SparkLayerNames, TrainedNetwork):
+    """Trains a model on Spark executors and holds its parameters from one fit to the next.
+
+    A ``with`` block closes it at its end.
+
+    Args:
+        spark: A SparkSession, classic or of Spark Connect, or a SparkContext.
+        model: The model to train.
+        master: How workers train: a SharedTrainingMaster, which is the default, or a
+            ParameterAveragingTrainingMaster.
+        progress: Whether or how to show progress: True (or "auto"), False, "bar", "plain" or
+            "notebook" (docs/progress.md).
+        keep: Whether workers keep files for the next fit, which ``close`` removes.
+
+    Raises:
+        UsageError: Options, configuration or session cannot work.
+    """
+
+    def __init__(
+        self,
+        spark: Any,
+        model: FlatModel,
+        master: TrainingMaster | None = None,
+        *,
+        progress: bool | str = True,
+        keep: bool = True,
+    ) -> None:
+        check_progress(progress)
+        keep = require_flag("keep", keep)
+        require_model(model, pickle_by_value)
+        self._application = application = make_application(spark)
+        self._tried_columns: set[str] = set()  # of fits whose first rows were tried
+        require_active_session(application)
+        given = strategy_for(SharedTrainingMaster() if master is None else master).master
+        self._conf = conf = application.conf()
+        self._strategy = strategy_for(resolve(given, conf, os.environ))
+        application.check(self._strategy)
+        self._may_have_files = False  # whether executors may have files of a fit
+        options, name = self._strategy.master, secrets.token_hex(8)
+        self._context = get_spark_context(spark)
+        self._exports = ExportCache(self._context, options.export_directory)
+        self._held_out = HeldOutFrames(application.check_data)
+        super().__init__(model, FitCheckpoints(model, options, name), progress)
+        self._fit_context = FitContext(application, model, options, name, keep)
+        self._predictor = Predictor(application, lambda: (self.model, self.parameters))
+
+    def fit(
+        self,
+        data: Any,
+        epochs: int = 1,
+        *,
+        features: ColumnNames = "features",
+        label: ColumnNames | None = "label",
+        weight: str | None = None,
+        validation: float | str | DataFrame | None = None,
+        early_stopping: EarlyStopping | Sequence[TerminationCondition] | None = None,
+        listeners: Sequence[Any] = (),
+        run_log: str | os.PathLike[str] | None = None,
+    ) -> TrainingSummary:
+        """Train for ``epochs`` epochs and return a summary.
+
+        Args:
+            data: A DataFrame, or an RDD of (features, label) or (features, label, weight).
+            epochs: Number of passes over the data.
+            features: A column of the DataFrame, a list of numeric columns that are put side by
+                side, or a tuple or dictionary of these for several arrays.
+            label: Likewise; None if the model's loss takes its labels from the features.
+            weight: Column with each row's weight.
+            validation: Rows to hold out: a fraction, chosen by seed and content; the name of a
+                boolean column; or a DataFrame of separate rows with the same columns.
+            early_stopping: Rule, or DL4J's termination conditions, by which the fit ends before
+                its last epoch and delivers the best parameters.
+            listeners: Objects that get the fit's events (docs/listeners.md).
+            run_log: File for the events as JSON lines; None: a new file in the directory
+                sparkstrom-runs; "": none.
+
+        Returns:
+            What happened: losses, times, warnings and more.
+
+        Raises:
+            UsageError: An argument is invalid or does not suit the data.
+            SetupError: The cluster or a host lacks something.
+            TrainingError: Training failed; the error has host, partition and traceback.
+        """
+        require_active_session(self._application)
+        record, options = FitRecord(), self._strategy.master
+        named = ColumnSpec(features, label, weight)
+        data, columns = self._held_out.unite(data, named, validation, options.repartition)
+        rule = check_fit_arguments(self._model, epochs, columns, early_stopping, listeners, run_log)
+        epochs, epoch_limit = limit_epochs(rule, parse_epochs(epochs))
+        # The model may have been changed since the network was made.
+        require_picklable(self._model, pickle_by_value)
+        self._application.check_data(data)
+        with closing(make_progress_display(self._progress)) as progress:
+            slots = self._application.await_slots(options.start_timeout, progress.say)
+            workers, warnings = self._prepare(slots, progress.say)
+            strategy = self._strategy
+            key = make_fit_key(self._checkpoints.fits + 1, self._application.get_local_property)
+            decision = self._checkpoints.find(key, epochs, progress.say)
+            if decision is None and key.number == 1:
+                warnings += restart_warnings(self._conf, options)
+            for warning in warnings:
+                progress.say(f"sparkstrom warns: {warning}")
+            finished, point = self._apply_decision(decision, key)
+            if finished is not None:
+                return finished
+            workers = choose_resume_workers(slots, workers, len(point.starts) if point else None)
+            if options.repartition == "always":  # else the data decide how many there are
+                strategy.check_workers(workers)
+            if slots.is_dynamic:
+                note = strategy.allocation_note
+                text = describe_allocation(workers, slots.per_executor, note)
+                progress.say(f"sparkstrom notes: {text}")
+            request = FitRequest(
+                epochs, columns, rule, tuple(listeners), run_log, key, point, epoch_limit
+            )
+            with self._application.cancel_jobs_on_interrupt():
+                with self._checkpoints.mark_failed_on_error():
+                    rows = self._partition(data, columns, workers)
+                    strategy.check_workers(rows.workers)
+                    self._try_first_rows(request, rows)
+                shows_output = not self._application.has_workers_output
+                reporting = FitReporting(
+                    progress, record, slots, warnings, shows_worker_output=shows_output
+                )
+                return self._train(request, rows, reporting)
+
+    def _try_first_rows(self, request: FitRequest, data: PartitionedData) -> None:
+        """Try one training step on the first rows in this program, to find errors early.
+
+        This is done once per set of columns, and not if workers train on GPUs.
+        """
+        columns = repr(request.columns)
+        if self._has_gpus() or columns in self._tried_columns:
+            return
+        parameters, metric = self._state.parameters, request.validation_metric
+        dry_run_step(self._model, parameters, data.first, pickle_by_value, metric)
+        self._tried_columns.add(columns)
+
+    def _has_gpus(self) -> bool:
+        """Return whether workers train on GPUs, which this program may not have."""
+        return self._conf.get("spark.task.resource.gpu.amount", "0") not in ("0", "")
+
+    def _prepare(self, slots: TaskSlots, say: Callable[[str], None]) -> tuple[int, list[str]]:
+        """Choose where the controller runs; return the number of workers and warnings.
+
+        Raise UsageError or SetupError if a fit cannot work with the options and configuration.
+        """
+        strategy = self._strategy = self._strategy.with_controller(self._application, slots, say)
+        workers, footprint = count_workers(slots, strategy), footprint_of_model(self._model)
+        return workers, strategy.check(self._application, self._conf, workers, footprint)
+
+    def _train(
+        self, request: FitRequest, data: PartitionedData, reporting: FitReporting
+    ) -> TrainingSummary:
+        """Run a fit with checked arguments and partitioned data; return its summary."""
+        strategy = self._strategy
+        context = self._fit_context.with_master(strategy.master)
+        session = FitSession(
+            strategy,
+            self._checkpoints,
+            request,
+            reporting,
+            self._state,
+            strategy.make_restart_runner(context, data),
+        )
+        spec = session.make_spec(data.workers)
+        runner = strategy.make_runner(context, session, spec, data)
+        self._may_have_files = strategy.leaves_files and context.keep
+        return session.run(runner, self._exports.directory)
+
+    def _partition(self, data: Any, columns: ColumnSpec, workers: int) -> PartitionedData:
+        """Return the data in one partition per worker.
+
+        The rows are exported to files first if the options say so.
+        """
+        options = self._strategy.master
+        master = self._held_out.adjust_master(options, data)
+        direct = partial(self._application.partition_data, data, columns, workers, master)
+        if options.rdd_training_approach == "export":
+            return self._exports.partition_data(data, columns, workers, direct)
+        return direct()
+
+    def predict(
+        self,
+        data: Any,
+        *,
+        features: ColumnNames = "features",
+        output: str | tuple[str, ...] | dict[str, str] = "prediction",
+    ) -> Any:
+        """Return the model's outputs with the present parameters.
+
+        Executors compute the outputs of an RDD or DataFrame when Spark runs it.
+
+        Args:
+            data: Features [rows, ...], or a tuple or dict of arrays for a model with several
+                inputs; an RDD of features; or a DataFrame.
+            features: Columns of the DataFrame, as in ``fit``.
+            output: Name of the new column, array<float>. A model with several outputs needs a
+                tuple or dictionary of names.
+
+        Returns:
+            f32[rows, outputs] for arrays; an RDD of f32[outputs], or of tuples or dictionaries of
+            these if the model has several outputs; or the DataFrame with the new columns.
+        """
+        return self._predictor.predict(data, features, output)
+
+    def udf(
+        self,
+        *,
+        inputs: tuple[str, ...] | int | None = None,
+        shapes: Sequence[Sequence[int]] | None = None,
+        output: str | tuple[str, ...] | dict[str, str] | None = None,
+    ) -> Any:
+        """Return a function of columns, for ``df.select(network.udf()("x"))`` (docs/serving.md).
+
+        It uses the present parameters and returns array<float>, or a struct with ``output``.
+
+        Args:
+            inputs: By default all columns, of numbers or arrays, form one array. Otherwise each
+                column is one input: their names for a model that takes a dictionary, or their
+                number for one that takes a tuple.
+            shapes: Shape of each input, without rows.
+            output: Names of the struct's fields, which a model with several outputs needs.
+        """
+        return self._predictor.udf(inputs, shapes, output)
+
+    def evaluate(
+        self,
+        data: Any,
+        metrics: str | Sequence[str] | None = None,
+        *,
+        features: ColumnNames = "features",
+        label: ColumnNames | None = "label",
+        weight: str | None = None,
+        positive: int = 1,
+    ) -> Evaluation:
+        """Measure how well the present parameters predict ``data`` (docs/evaluation.md).
+
+        Each executor computes counts and sums over its rows; the results are merged exactly.
+
+        Args:
+            data: Rows as in ``fit``, or two arrays.
+            metrics: Names among classification, regression, roc and loss; None means those that
+                suit the model.
+            features: Columns, as in ``fit``.
+            label: Likewise.
+            weight: Column with each row's weight in the loss.
+            positive: Index of the class for roc.
+
+        Returns:
+            The metrics.
+
+        Raises:
+            UsageError: An argument is invalid, or a row does not suit the model.
+        """
+        spec = select_metrics(self._model, metrics, positive)
+        return self._predictor.evaluate(data, spec, ColumnSpec(features, label, weight))
+
+    def score(
+        self,
+        data: Any,
+        *,
+        features: ColumnNames = "features",
+        label: ColumnNames | None = "label",
+        weight: str | None = None,
+    ) -> float:
+        """Return the model's own loss on ``data``, a weighted mean over rows (DL4J's score)."""
+        columns: dict[str, Any] = {"features": features, "label": label, "weight": weight}
+        return self.evaluate(data, "loss", **columns).loss
+
+    @property
+    def application(self) -> Application:
+        """The Spark application that trains the model."""
+        return self._application
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        spark: Any,
+        master: TrainingMaster | None = None,
+        *,
+        model: FlatModel | None = None,
+        progress: bool | str = True,
+    ) -> SparkNetwork:
+        """Return a network with the model and parameters that ``save`` wrote.
+
+        Args:
+            path: File that ``save`` wrote.
+            spark: As in the constructor.
+            master: Likewise.
+            model: A model like the saved one; needed if its code was not saved, as for TorchModel.
+            progress: As in the constructor.
+
+        Raises:
+            UsageError: The file or another argument cannot be used.
+        """
+        model, parameters, epochs = load_model(check_local_path(path), model)
+        network = cls(spark, model, master, progress=progress)
+        network._state.assign(parameters, epochs)
+        return network
+
+    def close(self) -> None:
+        """Remove the files that workers kept for the next fit, and exported rows. Idempotent.
+
+        After ``spark.stop()`` there is nothing to remove, and Spark is not called.
+        """
+        self._exports.close()
+        if not self._may_have_files:
+            return
+        if not self._application.is_stopped:  # executors, and what they keep, end with Spark
+            self._application.delete_worker_files(self._fit_context.network)
+        self._state.take_resume_state()
+        self._may_have_files = False
+
+    def __enter__(self) -> Self:
+        """Return the network."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close the network."""
+        self.close()
+
+
+OnSummary = Callable[[int, TrainingSummary], object]  # (micro-batch's number, summary of its fit)
+
+
+def each_batch(
+    network: SparkNetwork, on_summary: OnSummary | None = None, **fit: Any
+) -> Callable[[Any, int], None]:
+    """Return a function for ``foreachBatch`` that trains the network on each micro-batch.
+
+    It calls ``network.fit(frame, **fit)``, which continues from the previous micro-batch.
+    Micro-batches without rows are skipped. An error of a fit ends the query.
+
+    Args:
+        network: The network to train.
+        on_summary: Called with the micro-batch's number and the summary after each fit.
+        fit: Options of ``SparkNetwork.fit``.
+
+    Raises:
+        UsageError: ``fit`` contains a keyword that is not an option of ``SparkNetwork.fit``, or
+            another argument is invalid.
+    """
+    if not isinstance(network, SparkNetwork):
+        raise UsageError(f"network={network!r}: must be a SparkNetwork, made before the query")
+    network.application.require_rdds("each_batch(network)", "fit tables in a loop of your own")
+    if on_summary is not None and not callable(on_summary):
+        raise UsageError(f"on_summary={on_summary!r}: must be called with batch id and summary")
+    if "data" in fit:
+        raise UsageError("data=...: each micro-batch is the data; leave it out")
+    unknown = sorted(set(fit) - set(_get_fit_options()))
+    if unknown:
+        raise UsageError(
+            f"{unknown[0]}={fit[unknown[0]]!r}: fit has no such option; it has {_get_fit_options()}"
+        )
+
+    def fit_batch(frame: Any, batch: int) -> None:
+        """Train on one micro-batch, unless it has no rows."""
+        if frame.isEmpty():
+            return
+        summary = network.fit(frame, **fit)
+        if on_summary is not None:
+            on_summary(batch, summary)
+
+    return fit_batch
+
+
+def _get_fit_options() -> list[str]:
+    """Return the names of the options of ``SparkNetwork.fit``, without ``data``."""
+    return list(inspect.signature(SparkNetwork.fit).parameters)[2:]

@@ -1,0 +1,425 @@
+"""The rounds backend for Spark: one Spark job per round, whose tasks are the workers.
+
+``SparkRoundsBackend`` is the common base class of ``rounds.rdd.RddRoundsBackend``, for a
+SparkContext, and of ``connect.dataframe_rounds.DataFrameRoundsBackend``, for a Spark Connect
+session.
+
+One job sorts the minibatches of several rounds by round. Each round's job then reads only its own
+minibatches, trains, and sums the results. If an executor dies, Spark recomputes what was lost, with
+the same bits.
+
+Small results are summed in the driver program. Large ones are split into pieces: each executor sums
+some of them, and the driver program fetches the means in several jobs, so that no result, closure
+or broadcast variable holds a whole vector.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.data.row_blocks import BlockReader
+from sparkstrom.models.base import State
+from sparkstrom.options.parameter_averaging import PER_WORKER
+from sparkstrom.planning.memory import footprint_of_model, round_result_bytes, round_sent_bytes
+from sparkstrom.rounds.averaging import RoundResults, RoundState, load_state, merge_scalars
+from sparkstrom.rounds.backend import EpochPlan, PartitionFacts, RoundOrder, RoundsBackend
+from sparkstrom.rounds.worker_round import HeldOutReport
+from sparkstrom.spark.rounds.payload import (
+    ArrayPiece,
+    Metadata,
+    Payload,
+    PayloadParts,
+    SplitArray,
+    count_target_bytes,
+    group_by_load,
+    mean_pieces,
+    read_complete,
+    send_payload,
+    tree_levels,
+)
+from sparkstrom.spark.rounds.tasks import (
+    BUFFERS,
+    OPTIMIZER,
+    PARAMETERS,
+    MeanTask,
+    PackedJob,
+    RoundInput,
+    SparkRoundReport,
+    SparkRoundsJob,
+    StoredRounds,
+    SummingTask,
+    TrainingTask,
+    inspect_rows,
+    mark_fit_over,
+    measure_partition,
+    train_for_driver,
+    write_minibatches,
+)
+
+# Kinds of traffic, by which a summary lists the bytes that executors sent or received.
+UPLOADED, DOWNLOADED = "averages", "parameters"
+
+# A task function gets the number of its partition and that partition's records or rows. A target is
+# the number of the shuffle partition to which a record is sent.
+Records = Iterable[bytes]
+CollectedTask = Callable[[int, Records], Iterator[Any]]  # (partition, records) -> results
+WritingTask = Callable[[int, Any], Iterator[tuple[int, bytes]]]  # -> (target, record)
+RowsTask = Callable[[BlockReader, int, Iterable[Any]], Iterator[Any]]
+RowsWritingTask = Callable[[BlockReader, int, Iterable[Any]], Iterator[tuple[int, bytes]]]
+Fetch = Callable[[Sequence[int]], list[bytes]]  # consecutive partitions -> their results
+
+
+class RoundRecords(Protocol):
+    """Partitioned records (byte strings) on executors, computed only when results are requested."""
+
+    def collect(self, task: CollectedTask) -> list[Any]:
+        """Run ``task`` on every partition; return all that it yields."""
+        ...
+
+    def shuffle(self, task: WritingTask, targets: int) -> RoundRecords:
+        """Return the records that ``task`` yields, each in the target partition that it names.
+
+        The targets are numbered from 0 to ``targets`` - 1. Records of one target have no defined
+        order.
+        """
+        ...
+
+    def results(self, task: CollectedTask) -> AbstractContextManager[Fetch]:
+        """Return a context manager whose value is a function that fetches what ``task`` yields.
+
+        The function takes the numbers of consecutive partitions and returns their results. Each
+        partition is computed once, even if it is fetched in several calls.
+        """
+        ...
+
+
+class Minibatches(Protocol):
+    """The minibatches of consecutive rounds, stored on executors."""
+
+    def get_round_records(
+        self, number: int, start: RoundInput, *, measures: bool = False
+    ) -> RoundRecords:
+        """Return the records that one round reads, in one partition per worker.
+
+        A partition begins with those payloads of ``start`` that are sent as records, if any. The
+        minibatches follow. With ``measures``, the minibatches are held-out rows, and only the
+        parameters are sent.
+
+        Args:
+            number: The round, counted from 0 in its epoch, or the number after the last one for
+                the held-out rows.
+            start: The state from which the workers start.
+            measures: Whether the records are for measuring the held-out rows.
+        """
+        ...
+
+
+class SparkRoundsBackend(RoundsBackend):
+    """Runs the rounds of one fit as Spark jobs; subclasses use RDDs or DataFrames.
+
+    Args:
+        job: What all tasks of the fit need: options, model and sizes.
+    """
+
+    def __init__(self, job: SparkRoundsJob) -> None:
+        super().__init__()
+        self._job, self._packed_job = job, PackedJob.pack(job.without_accumulator())
+        self._facts: Sequence[PartitionFacts] = ()  # by partition; empty before ``open``
+        self._fresh: Payload | None = None  # optimizer state before the first step
+        self._cut: StoredRounds | None = None
+        self._minibatches: Minibatches | None = None  # of ``_cut``
+        self._open_cut = ExitStack()  # closing it deletes the stored minibatches
+
+    @abstractmethod
+    def keep_rows(self) -> AbstractContextManager[None]:
+        """Keep the rows available for all epochs until the block ends."""
+
+    @abstractmethod
+    def inspect(self, task: RowsTask) -> list[Any]:
+        """Run ``task`` on the rows of every partition; return all that it yields."""
+
+    @abstractmethod
+    def max_rounds_stored_at_once(self, facts: Sequence[PartitionFacts]) -> int:
+        """Return the most rounds whose minibatches one job stores."""
+
+    @abstractmethod
+    def store_minibatches(
+        self, cut: StoredRounds, task: RowsWritingTask
+    ) -> AbstractContextManager[Minibatches]:
+        """Run ``task`` on the rows; keep the minibatches that it yields until the block ends.
+
+        ``cut`` has the rounds to which these minibatches belong.
+        """
+
+    @abstractmethod
+    def send_parts(self, nbytes: int, parts: Iterator[bytes]) -> PayloadParts:
+        """Send a payload of ``nbytes`` bytes, given in parts, to executors; return its handle."""
+
+    @contextmanager
+    def open(self) -> Iterator[Sequence[PartitionFacts]]:
+        """Keep the rows available during the block; yield facts about each partition, in order.
+
+        Raise the UsageError or SetupError of a partition whose rows do not suit the model.
+        """
+        try:
+            with self.keep_rows(), self._open_cut, ExitStack() as stack:
+                stack.callback(self._destroy_fresh_state)
+                facts = []
+                for one in self.inspect(partial(inspect_rows, self._packed)):
+                    if not isinstance(one, PartitionFacts):
+                        raise one
+                    facts.append(one)
+                self._facts = sorted(facts, key=lambda one: one.partition)
+                yield self._facts
+        finally:
+            mark_fit_over(self._job.spec.job)
+
+    def train(self, order: RoundOrder, state: RoundState) -> RoundResults:
+        """Train one round from ``state``; return its results and how many bytes were sent."""
+        traffic = Counter[str]()
+        minibatches = self._minibatches_for(order.plan, order.number)
+        with ExitStack() as sent:
+            start = self._send_start(order, state, sent, traffic)
+            records = minibatches.get_round_records(order.number, start)
+            reports, arrays = fetch_results(records, self._packed, self._job, start)
+        traffic[UPLOADED] += sum(report.sent_bytes for report in reports)
+        return assemble_results(self._job, reports, arrays, traffic)
+
+    def measure(self, plan: EpochPlan, state: RoundState) -> Sequence[HeldOutReport]:
+        """Measure the held-out rows with the parameters of ``state``.
+
+        Return the workers' reports, sorted by partition.
+        """
+        minibatches = self._minibatches_for(plan, plan.rounds)
+        payload = self._send_parameters(state)
+        try:
+            start = RoundInput(state.steps, payload, payload)
+            records = minibatches.get_round_records(plan.rounds, start, measures=True)
+            found = records.collect(partial(measure_partition, self._packed, start))
+        finally:
+            payload.destroy()
+        return sorted(found, key=lambda one: one.partition)
+
+    @property
+    def _packed(self) -> PackedJob:
+        """The pickled job for the next tasks, with a current list of fits that have ended."""
+        return self._packed_job.with_ended_fits()
+
+    def _minibatches_for(self, plan: EpochPlan, number: int) -> Minibatches:
+        """Return stored minibatches that include those of round ``number``.
+
+        If ``number`` is ``plan.rounds``, the held-out rows are meant. If the minibatches stored so
+        far lack the round, delete them and store those of this round and the following ones.
+        """
+        cut = self._cut
+        if cut is None or cut.plan != plan or number not in cut.phases:
+            self._open_cut.close()
+            end = min(plan.rounds, number + self.max_rounds_stored_at_once(self._facts))
+            checksums = tuple(one.checksum for one in self._facts)
+            self._cut = cut = StoredRounds(plan, range(number, end), checksums)
+            task = partial(write_minibatches, self._packed, cut)
+            self._minibatches = self._open_cut.enter_context(self.store_minibatches(cut, task))
+        assert self._minibatches is not None, "it was just made"
+        return self._minibatches
+
+    def _send_start(
+        self, order: RoundOrder, state: RoundState, sent: ExitStack, traffic: Counter[str]
+    ) -> RoundInput:
+        """Send the state from which workers start a round; count the bytes in ``traffic``.
+
+        Closing ``sent`` destroys the payloads, except the initial optimizer state, which later
+        rounds may use, too.
+        """
+
+        def send(payload: Payload) -> Payload:
+            """Register a payload for its destruction, count its bytes, and return it."""
+            if payload is not self._fresh:  # the fresh state is sent once per fit
+                sent.callback(payload.destroy)
+                traffic[DOWNLOADED] += hosts * payload.nbytes
+            return payload
+
+        hosts = max(1, len({one.host for one in self._facts}))
+        parameters = send(self._send_parameters(state))
+        updater = send(self._send_optimizer_state(state))
+        own = {p: send(self._send_state(load_state(state.own[p]))) for p in sorted(state.own)}
+        return RoundInput(state.steps, parameters, updater, own, order.pace)
+
+    def _send_parameters(self, state: RoundState) -> Payload:
+        """Send the parameters and, if the model has any, its buffers; return the payload."""
+        arrays: dict[str, Any] = {PARAMETERS: state.parameters}
+        if state.buffers:
+            arrays[BUFFERS] = np.frombuffer(state.buffers, np.uint8)
+        return send_payload(self.send_parts, arrays, {}, self._job.sizes.part)
+
+    def _send_optimizer_state(self, state: RoundState) -> Payload:
+        """Send the optimizer state that workers have in common; return the payload.
+
+        The state before the first step is sent only once per fit.
+        """
+        if state.updater is not state.fresh:
+            return self._send_state(state.updater)
+        if self._fresh is None:
+            self._fresh = self._send_state(state.fresh)
+        return self._fresh
+
+    def _send_state(self, state: State) -> Payload:
+        """Send an optimizer state; return the payload.
+
+        Arrays are sent in parts, other values with the payload object itself.
+        """
+        arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+        plain = {name: value for name, value in state.items() if name not in arrays}
+        return send_payload(self.send_parts, arrays, plain, self._job.sizes.part)
+
+    def _destroy_fresh_state(self) -> None:
+        """Release the payload with the optimizer state before the first step, if it was sent."""
+        if self._fresh is not None:
+            self._fresh.destroy()
+
+
+Arrays = dict[str, NDArray[Any]]
+RoundOutput = tuple[list[SparkRoundReport], Arrays]  # reports sorted by worker; arrays by name
+
+
+def fetch_results(
+    records: RoundRecords, packed: PackedJob, job: SparkRoundsJob, start: RoundInput
+) -> RoundOutput:
+    """Train one round; return all workers' reports and, unless a model failed, the result arrays.
+
+    Small results are sent to the driver program, which computes the means. Larger ones are summed
+    by tasks on executors.
+    """
+    workers, sizes, footprint = job.spec.workers, job.sizes, footprint_of_model(job.model)
+    size = round_sent_bytes(footprint, job.master)
+    if workers * size <= sizes.direct:
+        found = records.collect(partial(train_for_driver, packed, start))
+        complete = read_complete(found, range(workers))
+        reports = read_reports(complete)
+        return reports, collect_arrays(reports, [mean_pieces(complete)])
+    targets_to_sum = -(-size // (sizes.piece * sizes.pieces_per_task))
+    results = round_result_bytes(footprint, job.master, workers)
+    targets = max(targets_to_sum, -(-results // sizes.bytes_per_target))
+    return _fetch_executor_sums(records, packed, job, start, targets)
+
+
+def _fetch_executor_sums(
+    records: RoundRecords, packed: PackedJob, job: SparkRoundsJob, start: RoundInput, targets: int
+) -> RoundOutput:
+    """Train one round whose results are collected on executors; return reports and arrays.
+
+    If ``aggregation_depth`` is at least 2, executors sum the pieces in a tree of this depth and
+    compute the means. Otherwise they only collect the pieces, and the driver program computes the
+    means.
+
+    Args:
+        records: The round's minibatches.
+        packed: The pickled ``job``.
+        job: Constant facts of the fit.
+        start: The state from which workers start.
+        targets: Number of partitions among which the pieces are divided. One more partition
+            gets the reports.
+    """
+    depth, workers = job.master.aggregation_depth, job.spec.workers
+    levels = [*tree_levels(workers, depth), 1]
+    task = TrainingTask(packed, start, levels[0], workers, targets)
+    summed, sources = records.shuffle(task, levels[0] * (targets + 1)), workers
+    for groups, following in itertools.pairwise(levels):
+        task_of_level = SummingTask(sources, groups, following, targets, job.piece_bytes)
+        summed, sources = summed.shuffle(task_of_level, following * (targets + 1)), groups
+    with summed.results(MeanTask(sources, depth > 1)) as fetch:
+        reports = read_reports(map(pickle.loads, fetch([targets])))
+        if any(report.error is not None for report in reports):
+            return reports, {}
+        expected = _list_arrays_to_fetch(reports, are_means=depth > 1)
+        loads = count_target_bytes(expected, targets, job.piece_bytes)
+        parts = (
+            map(pickle.loads, fetch(group))
+            for group in group_by_load(loads.tolist(), job.sizes.collected)
+        )
+        means = parts if depth > 1 else map(mean_pieces, parts)
+        return reports, collect_arrays(reports, means)
+
+
+def _list_arrays_to_fetch(
+    reports: Sequence[SparkRoundReport], *, are_means: bool
+) -> Iterable[SplitArray]:
+    """Return names and sizes of the arrays that the driver program will fetch.
+
+    With ``are_means``, each name occurs once; otherwise once for each worker that sends it.
+    """
+    arrays = [
+        SplitArray(name, math.prod(shape), np.dtype(dtype).itemsize)
+        for report in reports
+        if report.weight
+        for name, (shape, dtype) in report.shapes.items()
+    ]
+    return dict.fromkeys(arrays) if are_means else arrays
+
+
+def read_reports(records: Iterable[ArrayPiece | Metadata]) -> list[SparkRoundReport]:
+    """Return the workers' reports among the records, sorted by worker."""
+    found = [record.value for record in records if isinstance(record, Metadata)]
+    return sorted(found, key=lambda one: one.partition)
+
+
+def collect_arrays(
+    reports: Iterable[SparkRoundReport], parts: Iterable[Iterable[ArrayPiece | Metadata]]
+) -> Arrays:
+    """Assemble arrays from their pieces; return them by name.
+
+    ``reports`` have the shapes and dtypes. ``parts`` are lists of records, of which those that are
+    not pieces are ignored.
+    """
+    shapes = {name: shape for one in reports for name, shape in one.shapes.items()}
+    arrays: Arrays = {}
+    for record in itertools.chain.from_iterable(parts):
+        if isinstance(record, ArrayPiece):
+            if record.name not in arrays:
+                arrays[record.name] = np.empty(*shapes[record.name])
+            flat = arrays[record.name].reshape(-1)
+            flat[record.begin : record.begin + record.values.size] = record.values
+    return arrays
+
+
+def assemble_results(
+    job: SparkRoundsJob, reports: Sequence[SparkRoundReport], arrays: Arrays, traffic: Counter[str]
+) -> RoundResults:
+    """Return a round's results, built from the workers' reports and arrays.
+
+    Parameters are removed from ``arrays``, so that their memory is released early. After a failure
+    the results contain only the reports and ``traffic``, the bytes sent by kind.
+    """
+    results = RoundResults(reports, traffic=traffic)
+    trained = [report for report in reports if report.weight]
+    if not trained or any(report.error is not None for report in reports):
+        return results
+    if job.master.accumulator is None:
+        results.parameters = arrays.pop(PARAMETERS)
+    else:
+        results.parameters = np.empty((len(trained), job.spec.n_params), np.float32)
+        for row, report in zip(results.parameters, trained, strict=True):
+            row[:] = arrays.pop(f"{report.partition}/{PARAMETERS}")  # each is released at once
+    states: dict[str, State] = {}  # by owner: "", or a worker's number and a slash
+    for name, array in arrays.items():
+        owner, _, own_name = name.partition(OPTIMIZER)
+        states.setdefault(owner, {})[own_name] = array
+    if job.master.save_updater == PER_WORKER:
+        results.own = {
+            one.partition: {**one.scalars, **states.get(f"{one.partition}/", {})} for one in trained
+        }
+    elif job.master.save_updater:
+        weights, steps = [one.weight for one in trained], [one.steps for one in trained]
+        scalars = merge_scalars([one.scalars for one in trained], weights, steps)
+        results.updater = {**scalars, **states.get("", {})}
+    return results

@@ -1,0 +1,493 @@
+"""The tasks of a fit in rounds: inspect rows, write minibatches, train, sum results, evaluate.
+
+The RDD and DataFrame backends run the same functions. An error of the user's model is returned in
+the worker's report instead of raised, because Spark would only repeat a failed task.
+
+A job's tasks may run in Python processes that ran tasks of earlier jobs. Such a process keeps a few
+fits' unpickled models in a cache.
+"""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.data.packed_rows import RowFormat
+from sparkstrom.data.row_blocks import BlockReader
+from sparkstrom.data.row_store import Batches, prefetch
+from sparkstrom.models.base import FlatModel, State
+from sparkstrom.options.parameter_averaging import PER_WORKER, ParameterAveragingTrainingMaster
+from sparkstrom.options.resolution import replace_options
+from sparkstrom.planning.memory import PieceSizes
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.rounds.averaging import is_averaged
+from sparkstrom.rounds.backend import EpochPlan, PartitionFacts
+from sparkstrom.rounds.worker_round import (
+    HeldOutReport,
+    IncompleteInput,
+    LocalRoundResult,
+    RoundBatch,
+    RoundPace,
+    RoundReport,
+    RoundStart,
+    measure_held_out,
+    reporting,
+    train_and_report,
+)
+from sparkstrom.spark.executor.entry_points import count_retries, get_task_context, pickle_by_value
+from sparkstrom.spark.rounds.payload import (
+    PICKLE,
+    ArrayPiece,
+    EndOfStream,
+    Metadata,
+    Payload,
+    address_records,
+    group_of_source,
+    mean_pieces,
+    pack_record,
+    read_complete,
+    sources_of_group,
+    split_arrays,
+    sum_pieces,
+)
+from sparkstrom.worker.task_environment import (
+    TaskEnvironment,
+    freeze_garbage_collector,
+    load_batches,
+    place_model,
+)
+
+CACHED_JOBS_MAX = 4  # concurrent fits whose compiled models one Python worker keeps
+ENDED_FITS_MAX = 64  # ended fits that a job lists; a Python worker caches far fewer
+# Names of a round's arrays. Those of the optimizer state begin with OPTIMIZER.
+PARAMETERS, OPTIMIZER, BUFFERS = "parameters", "updater/", "buffers"
+
+
+@dataclass(frozen=True, slots=True)
+class SparkRoundsJob:
+    """What tasks need to know of a fit in rounds, and what stays the same in all its rounds."""
+
+    spec: FitSpec  # size, seed and epochs
+    model: FlatModel  # without its storage
+    master: ParameterAveragingTrainingMaster  # the user's options
+    rows: tuple[int, ...]  # by partition, if rows were not shuffled; else empty
+    sizes: PieceSizes  # limits of messages
+    accumulates: bool = False  # parameters are not averaged but sent by every worker
+
+    def without_accumulator(self) -> SparkRoundsJob:
+        """Return a copy for tasks, without the user's accumulator, which only the driver calls."""
+        accumulates = self.master.accumulator is not None
+        master = replace_options(self.master, accumulator=None) if accumulates else self.master
+        return replace(self, master=master, accumulates=accumulates)
+
+    @property
+    def piece_bytes(self) -> int:
+        """Maximum bytes of one piece of an array.
+
+        If the driver program computes the means, it receives corresponding pieces of all workers at
+        once, so pieces are smaller.
+        """
+        driver_sums = self.master.aggregation_depth == 1
+        share = max(1, self.sizes.bytes_per_target // self.spec.workers)
+        return min(self.sizes.piece, share) if driver_sums else self.sizes.piece
+
+
+@dataclass(frozen=True, slots=True)
+class PackedJob:
+    """A pickled ``SparkRoundsJob``, which each Python worker unpickles once."""
+
+    fit: int  # FitSpec.job
+    content: bytes = field(repr=False)  # the pickle
+    ended_fits: tuple[int, ...] = ()  # whose jobs Python workers may drop from their cache
+
+    @classmethod
+    def pack(cls, job: SparkRoundsJob) -> PackedJob:
+        """Pickle a job, including classes that the user's script defines."""
+        return cls(job.spec.job, pickle_by_value(job))
+
+    def with_ended_fits(self) -> PackedJob:
+        """Return a copy that lists the fits that have ended so far."""
+        return replace(self, ended_fits=tuple(_ended_fits))
+
+    def unpack(self) -> SparkRoundsJob:
+        """Return the job, unpickled unless it is in this process's cache.
+
+        Jobs of ended fits are removed from the cache.
+        """
+        _remove_cached(self.ended_fits)
+        if self.fit not in _cached_jobs:
+            _cached_jobs[self.fit] = pickle.loads(self.content)
+            _remove_cached([*_cached_jobs][:-CACHED_JOBS_MAX])
+        _cached_jobs.move_to_end(self.fit)
+        return _cached_jobs[self.fit]
+
+
+_cached_jobs: OrderedDict[int, SparkRoundsJob] = OrderedDict()  # by fit; last used last
+_ended_fits = deque[int](maxlen=ENDED_FITS_MAX)  # in the driver program
+
+
+def mark_fit_over(fit: int) -> None:
+    """Record in the driver program that a fit has ended, so that the next jobs list it.
+
+    Python workers drop listed fits from their caches.
+    """
+    _ended_fits.append(fit)
+
+
+def _remove_cached(fits: Iterable[int]) -> None:
+    """Drop fits from the cache and free the memory of their models.
+
+    Objects in reference cycles are freed only by the garbage collector, from which tasks exclude
+    all objects by ``gc.freeze``. So the objects are included for one collection.
+    """
+    removed = [fit for fit in fits if _cached_jobs.pop(fit, None) is not None]
+    if removed:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()  # again, see ``freeze_garbage_collector``
+
+
+@dataclass(frozen=True, slots=True)
+class RoundInput:
+    """The state from which all workers start a round."""
+
+    steps_before: int  # steps that each worker trained so far; part of the seed
+    parameters: Payload  # and buffers
+    updater: Payload  # the optimizer state of workers without one in ``own``
+    own: Mapping[int, Payload] = field(default_factory=dict)  # optimizer states, by worker
+    pace: RoundPace | None = None  # of models with schedules
+
+    def optimizer_state_of(self, worker: int) -> Payload:
+        """Return the payload with the optimizer state from which a worker starts."""
+        return self.own.get(worker, self.updater)
+
+    def payload_recipients(self, workers: int) -> list[tuple[Payload, list[int]]]:
+        """Return pairs of a payload and the workers that read it, the parameters first."""
+        everybody = range(workers)
+        sent = [(self.parameters, [*everybody])]
+        sent.append((self.updater, [worker for worker in everybody if worker not in self.own]))
+        return sent + [(self.own[worker], [worker]) for worker in sorted(self.own)]
+
+
+class RowPiece(NamedTuple):
+    """One minibatch on its way to the round that trains it.
+
+    The last piece of a round has no rows, but the number of minibatches.
+    """
+
+    number: int  # from 0
+    total: int = -1  # number of minibatches; only in the last piece
+    form: RowFormat | None = None  # only in the first piece
+    arrays: list[NDArray[Any]] | None = None  # the rows; None in the last piece
+    place: tuple[int, int, int] = (0, 0, 0)  # as ``Batches.place`` returns it
+
+
+@dataclass(slots=True)
+class SparkRoundReport(RoundReport):
+    """A worker's report of a round, with all that the driver needs to assemble its arrays."""
+
+    scalars: State = field(default_factory=dict)  # optimizer state without its arrays
+    shapes: dict[str, tuple[tuple[int, ...], str]] = field(
+        default_factory=dict
+    )  # (shape, dtype) by array name
+
+
+# How a report describes earlier attempts of the task, which count as lost.
+RETRIED = "Spark began its task again ({} times)"
+
+
+def inspect_rows(
+    packed: PackedJob, blocks: BlockReader, index: int, items: Iterable[Any]
+) -> Iterator[PartitionFacts | UsageError | SetupError]:
+    """Yield facts about a partition's rows, or the error if they do not suit the model.
+
+    Args:
+        packed: The pickled job.
+        blocks: Reads rows from ``items``.
+        index: The partition.
+        items: What Spark passes to the task.
+    """
+    job, place = packed.unpack(), get_task_context()
+    try:
+        batches = load_batches(job, place, blocks(index, items))
+    except (UsageError, SetupError) as error:
+        yield error
+        return
+    yield PartitionFacts(
+        index,
+        batches.rows,
+        batches.held_out.rows,
+        batches.checksum,
+        batches.batches_per_epoch,
+        batches.spilled_bytes,
+        place.host,
+    )
+    batches.close()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRounds:
+    """Consecutive rounds of an epoch, whose minibatches one job writes."""
+
+    plan: EpochPlan  # of the whole epoch
+    rounds: range  # numbered from 0 in each epoch
+    checksums: tuple[int, ...]  # of the rows, by worker
+
+    @property
+    def phases(self) -> range:
+        """Numbers of the phases: the rounds and, after an epoch's last one, the held-out rows."""
+        holds_out = self.plan.held_out and self.rounds.stop == self.plan.rounds
+        return range(self.rounds.start, self.rounds.stop + holds_out)
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return len(self.checksums)
+
+    @property
+    def targets(self) -> int:
+        """Number of shuffle partitions: one for each worker in each phase."""
+        return len(self.phases) * self.workers
+
+    def first_target(self, phase: int) -> int:
+        """Return the shuffle partition of worker 0 in a phase; other workers' partitions follow."""
+        return (phase - self.rounds.start) * self.workers
+
+
+def write_minibatches(
+    packed: PackedJob, cut: StoredRounds, blocks: BlockReader, index: int, items: Iterable[Any]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (target, pickled RowPiece) for a worker's minibatches in all phases of ``cut``.
+
+    The target is a shuffle partition. Raise SetupError if the rows are not those that
+    ``inspect_rows`` read.
+    """
+    batches = load_batches(packed.unpack(), get_task_context(), blocks(index, items))
+    try:
+        if batches.checksum != cut.checksums[index]:
+            raise SetupError(
+                f"partition {index} has other rows than when the fit began: the data change from"
+                " one evaluation to the next; persist them or write them to files first"
+            )
+        for phase in cut.phases:
+            is_round = phase in cut.rounds
+            pieces = (
+                split_round(batches, cut, phase, index) if is_round else split_held_out(batches)
+            )
+            for piece in pieces:
+                yield cut.first_target(phase) + index, pickle.dumps(piece, PICKLE)
+    finally:
+        batches.close()
+
+
+def split_round(batches: Batches, cut: StoredRounds, number: int, index: int) -> Iterator[RowPiece]:
+    """Yield a worker's minibatches of one round, then their total."""
+    epoch, wanted = cut.plan.epoch, cut.plan.batches(number, index)
+    for count, batch in enumerate(wanted):
+        form = None if count else batches.form
+        yield RowPiece(
+            count, -1, form, batches.stored_arrays(epoch, batch), batches.place(epoch, batch)
+        )
+    yield RowPiece(len(wanted), len(wanted))
+
+
+def split_held_out(batches: Batches) -> Iterator[RowPiece]:
+    """Yield a worker's held-out rows as minibatches, and finally how many they are."""
+    count = 0
+    for arrays in batches.held_out.stored_arrays():
+        yield RowPiece(count, -1, None if count else batches.form, arrays)
+        count += 1
+    yield RowPiece(count, count)
+
+
+def read_minibatches(records: Iterable[bytes]) -> Iterator[RoundBatch]:
+    """Yield a round's minibatches from pickled ``RowPiece`` records, in order.
+
+    Raise IncompleteInput if any is missing.
+    """
+    form, arrived, total = None, 0, -1
+    for content in records:
+        piece: RowPiece = pickle.loads(content)
+        if piece.number != arrived:  # one source writes all of them, in order
+            break
+        if piece.arrays is None:
+            total = piece.total
+            continue
+        form = piece.form or form
+        assert form is not None, "the first piece has it"
+        arrived += 1
+        yield RoundBatch(form.batch_from_arrays(piece.arrays), piece.place)
+    if arrived != total:
+        raise IncompleteInput(
+            f"{arrived} minibatches of a round arrived and not the rest: Spark has lost shuffle"
+            " files and makes them again"
+        )
+
+
+def train_round(
+    job: SparkRoundsJob, start: RoundInput, place: TaskEnvironment, records: Iterable[bytes]
+) -> Iterator[ArrayPiece | Metadata]:
+    """Train one worker's round; yield its report and the pieces of its results.
+
+    If the model raises an exception, the report has it and no pieces follow.
+    """
+    report = SparkRoundReport(place.partition, place.host, executor=f"{place.host}/{place.jvm}")
+    if retries := count_retries():
+        report.lost_attempts = [RETRIED.format(retries)]
+    pieces: Iterable[ArrayPiece] = ()
+    records = iter(records)
+    with reporting(report):
+        place_model(job, place, start.steps_before)  # the same seed if the task runs again
+        begin = read_start(start, report, records)
+        batches = prefetch_minibatches(job, records, report)
+        result = train_and_report(job.model, begin, batches, report)
+        pieces = split_results(job, result, report)
+    yield Metadata(place.partition, report)
+    if report.error is None and report.weight:
+        yield from pieces
+
+
+def read_start(start: RoundInput, report: SparkRoundReport, records: Iterator[bytes]) -> RoundStart:
+    """Return the state from which a worker starts a round.
+
+    It is unpacked from payloads, of which some parts may be the first ones of ``records``. The time
+    that this takes is added to the report.
+    """
+    began_s = time.monotonic()
+    arrays, updater = start.parameters.unpack(records), start.optimizer_state_of(report.partition)
+    state = {**updater.unpack(records), **updater.plain}
+    report.add_seconds("copying parameters", began_s)
+    buffers = arrays[BUFFERS].tobytes() if BUFFERS in arrays else b""
+    return RoundStart(arrays[PARAMETERS], buffers, state, start.steps_before, start.pace)
+
+
+def prefetch_minibatches(
+    job: SparkRoundsJob, records: Iterable[bytes], report: SparkRoundReport
+) -> Iterator[RoundBatch]:
+    """Yield a round's minibatches, which a thread reads ahead; report the time spent waiting."""
+    began_s = time.monotonic()
+    for batch in prefetch(read_minibatches(records), job.master.prefetch):
+        report.add_seconds("reading", began_s)
+        yield batch
+        began_s = time.monotonic()
+
+
+def split_results(
+    job: SparkRoundsJob, result: LocalRoundResult, report: SparkRoundReport
+) -> Iterator[ArrayPiece]:
+    """Return an iterator of the pieces of a worker's results; add their shapes to the report.
+
+    An array that must not be averaged with other workers' has the worker's number in its name.
+    """
+    number, master = f"{report.partition}/", job.master
+    state = result.updater if master.save_updater else {}
+    own = number if master.save_updater == PER_WORKER else ""
+    parameters = number + PARAMETERS if job.accumulates else PARAMETERS
+    arrays: dict[str, Any] = {parameters: result.parameters}
+    arrays |= {f"{own}{OPTIMIZER}{k}": v for k, v in state.items() if is_averaged(v)}
+    report.scalars = {k: v for k, v in state.items() if not is_averaged(v)}
+    report.shapes = {name: (array.shape, array.dtype.str) for name, array in arrays.items()}
+    if result.weight:
+        report.sent_bytes = sum(array.nbytes for array in arrays.values()) + len(result.buffers)
+    return split_arrays(report.partition, arrays.items(), result.weight, job.piece_bytes)
+
+
+def train_for_driver(
+    packed: PackedJob, start: RoundInput, index: int, records: Iterable[bytes]
+) -> Iterator[bytes]:
+    """Train one worker's round; yield serialized results, which the driver program averages."""
+    freeze_garbage_collector()
+    count = 0
+    for record in train_round(packed.unpack(), start, get_task_context(), records):
+        count += 1
+        yield pack_record(record)
+    yield pack_record(EndOfStream(index, count))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTask:
+    """A task function that trains one worker's round; tasks of the next stage sum the results.
+
+    Workers form ``groups``. In each group, one task per target sums some of the pieces, and another
+    one collects reports.
+    """
+
+    packed: PackedJob
+    start: RoundInput
+    groups: int  # number of groups of workers
+    workers: int  # number of workers
+    targets: int  # per group, without the one for reports
+
+    def __call__(self, index: int, records: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+        """Yield (target, serialized record) for worker ``index``."""
+        freeze_garbage_collector()
+        job = self.packed.unpack()
+        base = group_of_source(index, self.workers, self.groups) * (self.targets + 1)
+        results = train_round(job, self.start, get_task_context(), records)
+        yield from address_records(results, index, base, self.targets, job.piece_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class SummingTask:
+    """A task function on one level of a tree of sums.
+
+    A task sums those pieces that all sources of one group (workers, or groups of the level below)
+    sent to one target. The group is a source on the next level.
+    """
+
+    sources: int  # number of sources of this level
+    groups: int  # into which the sources are divided
+    next_groups: int  # into which the groups are divided
+    targets: int  # per group, without the one for reports
+    piece_bytes: int  # maximum size of a piece
+
+    def __call__(self, index: int, records: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+        """Yield (target, serialized record) for the sums of the pieces at one target of a group."""
+        group, target = divmod(index, self.targets + 1)
+        complete = read_complete(records, sources_of_group(group, self.sources, self.groups))
+        base = group_of_source(group, self.groups, self.next_groups) * (self.targets + 1)
+        reports = [Metadata(group, one.value) for one in complete if isinstance(one, Metadata)]
+        sums: list[ArrayPiece | Metadata] = [*reports, *sum_pieces(complete, group)]
+        for record in sums:
+            yield base + target, pack_record(record)
+        yield base + target, pack_record(EndOfStream(group, len(sums)))
+
+
+@dataclass(frozen=True, slots=True)
+class MeanTask:
+    """A task function on the last level: it computes means, or passes all pieces on unchanged."""
+
+    sources: int  # number of sources
+    makes_means: bool  # else the driver program computes them
+
+    def __call__(self, index: int, records: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the serialized records of one target, which the driver program fetches."""
+        complete = read_complete(records, range(self.sources))
+        if not self.makes_means:
+            yield from map(pack_record, complete)
+            return
+        yield from (pack_record(one) for one in complete if isinstance(one, Metadata))
+        yield from map(pack_record, mean_pieces(complete))
+
+
+def measure_partition(
+    packed: PackedJob, start: RoundInput, index: int, records: Iterable[bytes]
+) -> Iterator[HeldOutReport]:
+    """Measure the model's metric on one worker's held-out rows; yield the report."""
+    job, place = packed.unpack(), get_task_context()
+    report, records = HeldOutReport(index, place.host), iter(records)
+    with reporting(report):
+        arrays = start.parameters.unpack(records)
+        place_model(job, place, start.steps_before)
+        buffers = arrays[BUFFERS].tobytes() if BUFFERS in arrays else b""
+        batches = (batch for batch, _ in read_minibatches(records))
+        measure_held_out(job.model, arrays[PARAMETERS], buffers, batches, job.spec.metric, report)
+    yield report

@@ -1,0 +1,350 @@
+"""Training strategies on Spark: gradient sharing, and rounds (parameter averaging and DiLoCo).
+
+A strategy checks the configuration and makes the object that runs a fit. Each works with both kinds
+of application, a SparkContext and a Spark Connect session. ``strategy_for`` chooses the strategy by
+the user's options; no other code checks the class of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from sparkstrom.base.clock import SystemClock
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import shown
+from sparkstrom.codec.sealed_frames import KEY_BYTES, Seal
+from sparkstrom.encoding.backends import warm_up
+from sparkstrom.fit.early_stopping_listener import EarlyStoppingListener
+from sparkstrom.fit.events import FitListener
+from sparkstrom.fit.listeners import ProgressListener, ResidualLogListener
+from sparkstrom.fit.master_setup import (
+    driver_transport_opener,
+    make_master_limits,
+    make_master_plan,
+)
+from sparkstrom.fit.request import FitReporting, TaskSlots
+from sparkstrom.fit.session import BaseFitRunner, FitRunner, FitSession, RestartRunner
+from sparkstrom.fit.strategy import GradientSharing, Strategy
+from sparkstrom.fit.supervisor import StartMonitor
+from sparkstrom.models.base import FlatModel
+from sparkstrom.observe.epoch_history import EpochHistory
+from sparkstrom.options.common import CommonOptions
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.network import parse_controller
+from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
+from sparkstrom.planning.memory import ModelFootprint, footprint_of_model, gradient_sharing_memory
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.master.members import CheckpointFiles
+from sparkstrom.rounds.run import RoundsRun
+from sparkstrom.runtime.fit_state import MasterControl
+from sparkstrom.runtime.master_thread import MasterThread
+from sparkstrom.runtime.optimizer_states import OptimizerStates
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark.application import Application
+from sparkstrom.spark.cluster import (
+    ROUNDS_FIT_NOTE,
+    SHARED_FIT_NOTE,
+    check_conf,
+    check_key,
+    check_rounds_conf,
+)
+from sparkstrom.spark.controller.remote_master import RemoteMaster
+from sparkstrom.spark.data.partitioning import PartitionedData
+from sparkstrom.spark.jobs import SparkJob
+from sparkstrom.worker.connectivity import (
+    check_driver_machine,
+    choose_driver_address,
+    warm_up_transport,
+)
+from sparkstrom.worker.training_job import ParametersBroadcast, StateBroadcast, TrainingJob
+
+# Classes of the user's options, which DL4J calls training masters.
+Master = TypeVar("Master", bound=CommonOptions, covariant=True)
+OtherMaster = TypeVar("OtherMaster", bound=CommonOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class FitContext(Generic[Master]):
+    """What all fits of one network have in common: application, model and options."""
+
+    application: Application  # that runs the jobs
+    model: FlatModel
+    master: Master  # the user's options
+    network: str  # prefix of the files that workers keep on executors for the next fit
+    keep: bool  # whether workers keep state for the next fit
+
+    def with_master(self, master: OtherMaster) -> FitContext[OtherMaster]:
+        """Return a copy with other options, such as those with a resolved controller."""
+        return FitContext(self.application, self.model, master, self.network, self.keep)
+
+
+class SparkFitRunner(BaseFitRunner):
+    """Runs one fit with shared gradients: the controller, the Spark job and the listeners.
+
+    The controller is the process that coordinates the workers. It runs in this program, or in a
+    Spark task of its own.
+
+    Args:
+        context: What all fits of the network have in common.
+        spec: Number of workers, epochs and other facts of this fit.
+        theta: The driver's copy of the parameters, which the run updates.
+        data: The rows, in one partition per worker.
+        files: Files with residuals (gradients not sent yet) that workers of the last fit left.
+        states: Optimizer states that workers start with.
+    """
+
+    def __init__(
+        self,
+        context: FitContext[SharedTrainingMaster],
+        spec: FitSpec,
+        theta: Theta,
+        data: PartitionedData,
+        files: CheckpointFiles,
+        states: OptimizerStates,
+    ) -> None:
+        self._context, self.theta, self._data = context, theta, data
+        self.spec = spec = spec.with_epochs_closed()
+        self.states = states  # optimizer states that workers start with
+        self._key = secrets.token_bytes(KEY_BYTES)  # encrypts this fit's messages
+        self.book = EpochHistory(spec.first_epoch)  # losses and other figures per epoch
+        self._remote = self._make_remote_master(files)
+        self.master: MasterControl = self._remote or self._make_local_master(files)
+
+    @property
+    def epochs_complete(self) -> int:
+        """Number of complete epochs whose updates ``theta`` contains.
+
+        It is 0 if the final parameters did not arrive from the controller's task.
+        """
+        return super().epochs_complete if self.master.has_final_parameters else 0
+
+    def run(
+        self, reporting: FitReporting, stopping: EarlyStoppingListener, *others: FitListener
+    ) -> None:
+        """Run the fit to completion. Raise the error that ended it early.
+
+        ``others`` are listeners beside those that every fit has.
+        """
+        say = reporting.progress.say
+        application, states = self._context.application, self.states
+        with (
+            application.broadcast_parameters(self.theta, self.spec.workers, states.one) as initial,
+            application.broadcast_worker_states(states.own) as own,
+            self._run_controller_task(initial, own, [stopping, *others], say),
+        ):
+            job = self._make_spark_job(self._make_training_job(initial, own))
+            self._supervise(
+                self.master,
+                job,
+                StartMonitor(job, say, self.master.endpoint, self._context.master.void),
+                *application.executor_monitors(job, reporting.warn),
+                stopping,
+                ProgressListener(reporting.progress, worker_lines=reporting.shows_worker_output),
+                ResidualLogListener(),
+                reporting.record,
+                *others,
+            )
+
+    def _run_controller_task(
+        self,
+        initial: ParametersBroadcast,
+        own: Mapping[int, StateBroadcast],
+        listeners: Sequence[FitListener],
+        say: Callable[[str], None],
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager that runs the controller in a Spark task, if options say so.
+
+        Otherwise it does nothing.
+
+        Args:
+            initial: Handle of the parameters.
+            own: Handles of the workers' own optimizer states, by partition.
+            listeners: All listeners of the fit. Some need a connection to the controller.
+            say: Shows the user a line.
+        """
+        if self._remote is None:
+            return contextlib.nullcontext()
+        live_options = [each.live_option for each in listeners if each.live_option]
+        return self._remote.run_in_task(self._make_training_job(initial, own), live_options, say)
+
+    def _make_remote_master(self, files: CheckpointFiles) -> RemoteMaster | None:
+        """Return a proxy of a controller in a Spark task, or None if it runs in this program."""
+        context = self._context
+        if not parse_controller(context.master.void.controller).is_in_task:
+            return None
+        return RemoteMaster(context.application, self.theta, files, self.spec.workers)
+
+    def _make_local_master(self, files: CheckpointFiles) -> MasterThread:
+        """Return the controller, which runs in a thread of this program."""
+        warm_up()
+        warm_up_transport()
+        context, spec, theta = self._context, self.spec, self.theta
+        void = context.master.void
+        host = choose_driver_address(void, context.application.host)
+        return MasterThread(
+            make_master_plan(spec, theta, context.model, void.max_chunk_size, files),
+            make_master_limits(context.master, spec.workers, theta.n_params),
+            theta,
+            open_transport=driver_transport_opener(spec, void, host),
+            seal=Seal.from_fit_key(self._key, spec.job),
+            clock=SystemClock(),
+        )
+
+    def _make_training_job(
+        self, initial: ParametersBroadcast, own: Mapping[int, StateBroadcast]
+    ) -> TrainingJob:
+        """Return what each worker's task receives: options, model, and where the controller is.
+
+        ``initial`` is a handle of the parameters and ``own`` has handles of the workers' optimizer
+        states.
+        """
+        return TrainingJob(
+            spec=self.spec,
+            key=self._key,
+            model=self._context.model,
+            master=self._context.master,
+            k=self.theta.k,
+            layers=self.theta.layers,
+            endpoint=self.master.endpoint,
+            join_stream=self.master.join_stream,
+            is_controller_running=self._remote is None or self._remote.has_connected,
+            network=self._context.network,
+            rows=self._data.rows,
+            initial=initial,
+            own_states=own,
+            keep_residuals=self._context.keep,
+        )
+
+    def _make_spark_job(self, job: TrainingJob) -> SparkJob:
+        """Return the unstarted Spark job that runs the workers."""
+        context = self._context
+        footprint, conf = footprint_of_model(context.model), context.application.live_conf
+        need = gradient_sharing_memory(conf, job.spec.workers, footprint, context.master)
+        return context.application.create_training_job(job, self._data, need)
+
+
+class SparkGradientSharingStrategy(GradientSharing):
+    """Gradient sharing: workers are tasks of one Spark job and exchange updates over Aeron."""
+
+    allocation_note = SHARED_FIT_NOTE  # part of the notice about dynamic allocation
+    leaves_files = True  # workers keep files on executors for the next fit
+
+    def with_controller(
+        self, application: Application, slots: TaskSlots, say: Callable[[str], None]
+    ) -> SparkGradientSharingStrategy:
+        """Return a strategy in which ``controller="auto"`` is replaced by a concrete place."""
+        return SparkGradientSharingStrategy(application.resolve_controller(self.master, slots, say))
+
+    def check(
+        self,
+        application: Application,
+        conf: Mapping[str, str],
+        workers: int,
+        footprint: ModelFootprint,
+    ) -> list[str]:
+        """Check Spark's configuration and the driver's machine; return warnings.
+
+        Raise UsageError for settings with which a fit cannot work.
+
+        Args:
+            application: The application that will run the fit.
+            conf: Spark's configuration.
+            workers: Number of workers.
+            footprint: How much memory the model needs.
+        """
+        warnings = check_conf(conf, workers, footprint, self.master) + check_key(conf)
+        check_driver_machine(self.master.void, workers, application.host)
+        return warnings
+
+    def make_runner(
+        self,
+        context: FitContext[CommonOptions],
+        session: FitSession,
+        spec: FitSpec,
+        data: PartitionedData,
+    ) -> FitRunner:
+        """Return the object that runs a new fit, which starts from the session's present state."""
+        if not self.has_controller_task:
+            warm_up(say=session.say)
+        theta = session.state.theta(self.layer_multipliers)
+        files, states = session.take_resume_state(spec.workers)
+        own = context.with_master(self.master)
+        return SparkFitRunner(own, spec, theta, data, files, states)
+
+    def make_restart_runner(
+        self, context: FitContext[CommonOptions], data: PartitionedData
+    ) -> RestartRunner | None:
+        """Return a function that makes another runner after the controller's task was lost."""
+        own = context.with_master(self.master)
+        return lambda spec, theta, states: SparkFitRunner(own, spec, theta, data, {}, states)
+
+
+class SparkRoundsStrategy(Strategy[ParameterAveragingTrainingMaster]):
+    """Training in rounds: each round runs as Spark jobs, which train and average the results."""
+
+    allocation_note = ROUNDS_FIT_NOTE  # part of the notice about dynamic allocation
+    leaves_files = False  # workers keep nothing on executors after a round
+
+    def with_controller(
+        self, application: Application, slots: TaskSlots, say: Callable[[str], None]
+    ) -> SparkRoundsStrategy:
+        """Return this strategy unchanged: rounds have no controller."""
+        return self
+
+    def check(
+        self,
+        application: Application,
+        conf: Mapping[str, str],
+        workers: int,
+        footprint: ModelFootprint,
+    ) -> list[str]:
+        """Return warnings about Spark's configuration, with regard to the model's ``footprint``."""
+        return check_rounds_conf(conf, workers, footprint, self.master)
+
+    def make_runner(
+        self,
+        context: FitContext[CommonOptions],
+        session: FitSession,
+        spec: FitSpec,
+        data: PartitionedData,
+    ) -> FitRunner:
+        """Return the object that runs a new fit, which starts from the session's present state."""
+        _, states = session.take_resume_state(spec.workers)
+        model, application = context.model, context.application
+        backend, make_job = application.create_rounds_backend(spec, model, self.master, data)
+        return RoundsRun(
+            spec,
+            model,
+            self.master,
+            session.state,
+            states,
+            backend,
+            make_job,
+            has_observer=session.request.early_stopping is not None,
+            keeps_states=context.keep,
+        )
+
+    def make_restart_runner(
+        self, context: FitContext[CommonOptions], data: PartitionedData
+    ) -> RestartRunner | None:
+        """Return None: rounds have no controller to lose."""
+        return None
+
+
+SparkStrategy = SparkGradientSharingStrategy | SparkRoundsStrategy
+
+
+def strategy_for(master: object) -> SparkStrategy:
+    """Return the strategy for the user's options. Raise UsageError for other objects."""
+    if isinstance(master, SharedTrainingMaster):
+        return SparkGradientSharingStrategy(master)
+    if isinstance(master, ParameterAveragingTrainingMaster):
+        return SparkRoundsStrategy(master)
+    raise UsageError(
+        f"master={shown(master)}: must be a SharedTrainingMaster or a"
+        " ParameterAveragingTrainingMaster"
+    )

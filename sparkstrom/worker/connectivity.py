@@ -1,0 +1,279 @@
+"""The network of a worker process: its address, its transport, and whether UDP gets through."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from sparkstrom.base.errors import DriverLost, NetworkError, SetupError
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.options.network import VoidConfiguration, master_name, parse_controller
+from sparkstrom.options.resolution import local_ip
+from sparkstrom.planning.memory import count_driver_edges
+from sparkstrom.transport.aeron.driver import (
+    SHARED_MEMORY,
+    DriverOptions,
+    ensure_driver,
+    find_log_space,
+    is_driver_reachable,
+)
+from sparkstrom.transport.aeron.library import load_library
+from sparkstrom.transport.base import Transport
+from sparkstrom.transport.bind_address import choose_address, list_interface_addresses
+from sparkstrom.worker.task_environment import TaskEnvironment
+
+log = logging.getLogger(__name__)
+
+OpenTransport = Callable[[Endpoint | None], Transport]
+
+# a media driver may exit while it is joined; the next attempt starts another
+JOIN_ATTEMPTS: Final = 3
+
+
+def choose_driver_address(void: VoidConfiguration, spark_driver_host: str) -> str:
+    """Return the driver's address: option, network_mask, environment variable, or Spark's host."""
+    explicit = resolve_host(void.controller_address) if void.controller_address else None
+    return choose_address(
+        mask=void.network_mask,
+        explicit=explicit,
+        addresses=list_interface_addresses(),
+        fallback=local_ip(os.environ) or resolve_host(spark_driver_host),
+    )
+
+
+def choose_executor_address(void: VoidConfiguration, controller: Endpoint) -> str:
+    """Return an executor's address: network_mask, environment variable, or route to the driver."""
+    return choose_address(
+        mask=void.network_mask,
+        explicit=None,
+        addresses=list_interface_addresses(),
+        fallback=local_ip(os.environ) or local_address_towards(controller),
+    )
+
+
+def resolve_host(host: str) -> str:
+    """Return the IP address of a host name; Spark writes IPv6 addresses in brackets.
+
+    Raise SetupError if the name cannot be resolved on this machine.
+    """
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        return str(socket.getaddrinfo(bare, None, type=socket.SOCK_DGRAM)[0][4][0])
+    except OSError as error:
+        raise SetupError(
+            f"controller address {host!r} cannot be resolved on this machine: {error}; "
+            "write an IP address of the driver's machine"
+        ) from None
+
+
+def local_address_towards(controller: Endpoint) -> str:
+    """Return the local address from which datagrams to the controller would leave.
+
+    Raise NetworkError if there is no route.
+    """
+    children = socket.AF_INET6 if ":" in controller.host else socket.AF_INET
+    with socket.socket(children, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((controller.host, controller.port))
+        except OSError as error:
+            raise NetworkError(
+                f"there is no route from {socket.gethostname()} to the controller at {controller}: "
+                f"{error}; set network_mask to the network that driver and executors share"
+            ) from None
+        return str(probe.getsockname()[0])
+
+
+def exclude_controller_port(ports: range | None, host: str, controller: Endpoint) -> range | None:
+    """Return an executor's ports without the controller's, if both share this address."""
+    if ports is None or controller.host != host or controller.port not in ports:
+        return ports
+    index = ports.index(controller.port)
+    return max(ports[:index], ports[index + 1 :], key=len)
+
+
+def transport_opener(key: str, options: DriverOptions) -> OpenTransport:
+    """Return a function that opens a transport on the media driver named ``key``.
+
+    The function takes the endpoint that the transport had before, or None, and reuses its port if
+    possible.
+    """
+
+    def open_transport(before: Endpoint | None) -> Transport:
+        """Open a transport; repeat if the media driver exits meanwhile."""
+        chosen = options if before is None else replace(options, port_preferred=before.port)
+        for _ in range(1, JOIN_ATTEMPTS):
+            try:
+                return connect_transport(key, chosen)
+            except DriverLost as lost:
+                log.warning("the media driver exited while it was joined (%s)", lost)
+        return connect_transport(key, chosen)
+
+    return open_transport
+
+
+def port_bounds(ports: range | None) -> tuple[int, int] | None:
+    """Return the first and last port of a range; None without one."""
+    return (ports[0], ports[-1]) if ports is not None else None
+
+
+def connect_transport(key: str, options: DriverOptions) -> Transport:
+    """Return a transport on the media driver named ``key``, starting that driver if necessary."""
+    # imported late because it compiles kernels
+    from sparkstrom.transport.aeron.client import AeronTransport
+
+    return AeronTransport(ensure_driver(key, options))
+
+
+def require_library() -> None:
+    """Raise SetupError if this host has no Aeron library; cheap after the first call.
+
+    The message is one line with the host's name because Spark shows only the last line of an error.
+    """
+    try:
+        load_library()
+    except SetupError as error:
+        text = " ".join(str(error).split())
+        raise SetupError(f"on {socket.gethostname()}: {text}") from None
+
+
+def warm_up_transport() -> None:
+    """Load the transport's compiled kernels now, so that no lease expires during a compilation."""
+    import sparkstrom.transport.aeron.client  # noqa: F401
+
+
+ANSWER_TIMEOUT_S: Final = 4.0  # Aeron repeats its setup ten times a second, so half may be lost
+CONTROLLER_START_TIMEOUT_S: Final = 60.0
+REACHED_MARKER: Final = "answered"  # a file in the driver's directory: other tasks skip the probe
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerRoute:
+    """How a fit's executors reach its controller and configure their media drivers."""
+
+    job: int  # number of the fit, in the headers of its frames
+    endpoint: Endpoint  # of the controller
+    void: VoidConfiguration  # network options of the user
+    edges: int  # neighbours on other drivers, per executor
+    local_edges: int  # neighbours on the same driver, per executor
+    is_controller_running: bool = True  # the controller has a media driver already
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds to wait for an answer; longer while a controller in a task may be starting."""
+        return ANSWER_TIMEOUT_S if self.is_controller_running else CONTROLLER_START_TIMEOUT_S
+
+    def driver_key(self, environment: TaskEnvironment) -> str:
+        """Return the name of the media driver that this task's executor uses."""
+        return f"{self.job:016x}-{environment.jvm}"
+
+    def driver_options(self, environment: TaskEnvironment) -> DriverOptions:
+        """Return that media driver's options, which are equal for all tasks of an executor."""
+        address = choose_executor_address(self.void, self.endpoint)
+        return DriverOptions(
+            host=address,
+            ports=port_bounds(
+                exclude_controller_port(self.void.executor_ports(), address, self.endpoint)
+            ),
+            edges=self.edges,
+            local_edges=self.local_edges,
+            scratch=environment.scratch,
+        )
+
+
+def require_controller_reachable(route: ControllerRoute, environment: TaskEnvironment) -> None:
+    """Raise NetworkError within seconds unless UDP reaches the controller and comes back.
+
+    Spark sends tasks over TCP, so without this check a firewall, mask or route that blocks UDP
+    would show only as silence, after rows are read and kernels are compiled.
+    """
+    options = route.driver_options(environment)
+    if _is_same_host(route.endpoint, options.host):
+        return
+    for attempt in range(1, JOIN_ATTEMPTS + 1):
+        try:
+            own_endpoint = _probe_controller(route, environment, options)
+            break
+        except DriverLost:
+            if attempt == JOIN_ATTEMPTS:
+                raise
+            log.warning("the media driver exited while it was joined")
+    if own_endpoint is not None:
+        raise NetworkError(format_unreachable(route, own_endpoint, route.patience_s))
+
+
+def _is_same_host(controller: Endpoint, host: str) -> bool:
+    """Return whether the controller runs on this host, so that no probe is needed."""
+    return controller.host == host or ipaddress.ip_address(controller.host).is_loopback
+
+
+def _probe_controller(
+    route: ControllerRoute, environment: TaskEnvironment, options: DriverOptions
+) -> Endpoint | None:
+    """Probe the controller; return None if it answered, else this executor's endpoint."""
+    handle = ensure_driver(route.driver_key(environment), options)
+    marker = handle.directory / REACHED_MARKER
+    try:
+        if not marker.exists():
+            if not is_driver_reachable(handle, route.endpoint, route.patience_s):
+                return handle.endpoint
+            marker.touch()
+        return None
+    finally:
+        handle.close()
+
+
+def format_unreachable(route: ControllerRoute, own_endpoint: Endpoint, seconds: float) -> str:
+    """Return the error message for blocked UDP; one line because Spark shows only the last line."""
+    peer, void, own = route.endpoint, route.void, own_endpoint
+    peer_name = master_name(void.controller)
+    return (
+        f"UDP between the executor on {socket.gethostname()} at {own} and the {peer_name} at "
+        f"{peer} is dropped: no answer within {seconds:g} s; ask whoever has the firewalls (or "
+        f"security groups) of both hosts to allow UDP from {own.host} to {peer.host} port "
+        f"{peer.port}, and from {peer.host} to {own.host} "
+        f"{format_executor_ports(void, own.port)}, with the answers to both"
+        f"{_fixed_port_hint(void)}; or, where this is not the network they share, "
+        "name that by network_mask"
+    )
+
+
+def format_executor_ports(void: VoidConfiguration, port: int) -> str:
+    """Return the executors' ports as text: the configured range, or the one port in use."""
+    ports = void.executor_ports()
+    return f"port {port}" if ports is None else f"ports {ports[0]} to {ports[-1]}"
+
+
+def _fixed_port_hint(void: VoidConfiguration) -> str:
+    """Return advice to set ``unicast_port``, or "" if it is set."""
+    if void.unicast_port is not None:
+        return ""
+    return " (ports change with each fit: fix them by unicast_port=40123)"
+
+
+def check_driver_machine(
+    void: VoidConfiguration,
+    workers: int,
+    spark_driver_host: str,
+    shared_memory: Path = SHARED_MEMORY,
+    scratch: Path | None = None,
+) -> None:
+    """Raise SetupError if the driver's machine lacks the library, an address or shared memory.
+
+    Takes some milliseconds and runs before any job. Skipped if the controller runs in a Spark task.
+    """
+    if parse_controller(void.controller).is_in_task:
+        return
+    require_library()
+    address = choose_driver_address(void, spark_driver_host)
+    edges = count_driver_edges(void.topology(workers), workers)
+    scratch = scratch or Path(tempfile.gettempdir())
+    find_log_space(
+        DriverOptions(host=address, edges=edges, scratch=scratch, shared_memory=shared_memory)
+    )

@@ -1,0 +1,145 @@
+"""Where a training task runs, and the rows of its partition as minibatches."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from sparkstrom.data.row_blocks import Block, check_block
+from sparkstrom.data.row_store import Batches, RowStore
+from sparkstrom.models.base import FlatModel, Placeable, Share
+from sparkstrom.options.common import CommonOptions
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.transport.aeron.driver_directories import PROC_DIRECTORY, find_executor_process
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnvironment:
+    """The partition, executor and resources of one running task."""
+
+    partition: int  # number of the partition
+    attempt: int  # Spark's taskAttemptId
+    host: str  # of the executor, as Spark knows it
+    jvm: str  # name of the executor's process, unique on this host
+    scratch: Path  # directory for spilled rows and residual files
+    cpus: int = 1  # CPUs of the task
+    gpu: int | None = None  # index of the first GPU that Spark assigned to the task
+
+
+@cache
+def freeze_garbage_collector() -> None:
+    """Exclude everything that is imported by now from garbage collection, once per process.
+
+    Spark's daemon collects garbage after each task while the next one waits: 0.06 s with our
+    modules, 0.18 s with torch's, and more on a busy machine.
+    """
+    gc.freeze()
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorName:
+    """An executor's id and host as Spark knows them."""
+
+    number: str  # Spark's executor id; "driver" in local mode
+    host: str  # "" if unknown
+
+
+def read_executor_name(proc: Path = PROC_DIRECTORY) -> ExecutorName:
+    """Return the name of this process's executor, read from its command line."""
+    command = (proc / str(find_executor_process(proc=proc).pid) / "cmdline").read_text(
+        errors="replace"
+    )
+    words = command.split("\0")
+    said = dict(pairwise(words))
+    return ExecutorName(said.get("--executor-id", "driver"), said.get("--hostname", ""))
+
+
+def assigned_gpu(resources: Mapping[str, Any]) -> int | None:
+    """Return the index of the first GPU that Spark assigned to the task, or None."""
+    addresses = resources["gpu"].addresses if "gpu" in resources else []
+    if not addresses:
+        return None
+    if addresses[0].isdigit():
+        return int(addresses[0])
+    log.warning("Spark calls its GPU %r, which is no index: choose device= yourself", addresses[0])
+    return None
+
+
+class PartitionSpec(Protocol):
+    """The part of a job that determines which rows a worker trains on."""
+
+    @property
+    def spec(self) -> FitSpec:
+        """The partitions and positions of the fit."""
+
+    @property
+    def model(self) -> FlatModel:
+        """The model that the rows are checked against."""
+
+    @property
+    def master(self) -> CommonOptions:
+        """The options of training."""
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows per partition, if they were counted before because they stay where they are."""
+        ...
+
+
+def require_row_count(job: PartitionSpec, environment: TaskEnvironment, rows: int) -> None:
+    """Raise EOFError if a partition that was counted before has lost or gained rows."""
+    if job.rows and rows != job.rows[environment.partition]:
+        raise EOFError(
+            f"partition {environment.partition} has {rows} rows, "
+            f"{job.rows[environment.partition]} were counted before: Spark lost part of it and "
+            "makes it again, or the data change from one evaluation to the next; then persist them "
+            "or write them to files first"
+        )
+
+
+def load_batches(
+    job: PartitionSpec, environment: TaskEnvironment, blocks: Iterator[Block] | None
+) -> Batches:
+    """Return the partition's minibatches, checked against the model; ``None`` means no rows."""
+    master = job.master
+    store = RowStore(
+        master.batch_memory_bytes,
+        environment.scratch,
+        seed=master.rng_seed,
+        fraction=job.spec.fraction,
+    )
+    rows = 0
+    for block in blocks or ():
+        check_block(job.model, block)
+        store.add(block.form, block.records)
+        rows += len(block.records)
+    if blocks is not None:
+        require_row_count(job, environment, rows)
+    return Batches.from_store(
+        store.finish(),
+        batch_rows=master.batch_size_per_worker,
+        seed=master.rng_seed,
+        partition=environment.partition,
+        first_epoch=job.spec.first_epoch,
+    )
+
+
+def place_model(job: PartitionSpec, place: TaskEnvironment, *position: int) -> None:
+    """Give the model its share of CPUs and GPUs and its seed, if it is Placeable.
+
+    ``position`` within the fit makes the seed another one there.
+    """
+    if isinstance(job.model, Placeable):
+        chance = (job.master.rng_seed, place.partition, job.spec.first_epoch, *position)
+        seed = int(np.random.SeedSequence(chance).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        job.model.place(Share(place.cpus, place.gpu, seed))

@@ -1,0 +1,406 @@
+"""The training task: prepare this process, join the fit, train one partition and report.
+
+An exception is reported to the controller, which ends the whole fit, and then raised again, so that
+Spark's log has it too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import secrets
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, TypedDict
+
+import numpy as np
+
+from sparkstrom.base.clock import SystemClock
+from sparkstrom.base.errors import SetupError, UsageError, format_reason
+from sparkstrom.base.safe_files import check_npz, open_regular
+from sparkstrom.base.version import __version__
+from sparkstrom.codec.messages import ResidualCheckpoint
+from sparkstrom.data.row_blocks import Block
+from sparkstrom.data.row_store import Batches
+from sparkstrom.encoding.backends import Backend, host, on_device, warm_up
+from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding.thresholds import AUTO, algorithm_of
+from sparkstrom.models.base import (
+    DeviceModel,
+    FlatModel,
+    State,
+    zero_frozen_entries,
+)
+from sparkstrom.options.gradient_sharing import STALENESS_TARGET, SharedTrainingMaster
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Command, Ending
+from sparkstrom.protocol.worker.node import Identity, NodeLimits
+from sparkstrom.runtime.fit_state import READING_ROWS
+from sparkstrom.runtime.node_thread import JoinAddress, NodePlan, NodeThread, SnapshotSource
+from sparkstrom.runtime.optimizer_states import OptimizerStateServer, load_worker_state
+from sparkstrom.runtime.theta import Replica, Theta
+from sparkstrom.runtime.trainer import Trainer, TrainerOptions, no_output
+from sparkstrom.runtime.training_loop import TrainerInbox
+from sparkstrom.runtime.worker_output import WorkerOutput, capture_output
+from sparkstrom.worker.connectivity import transport_opener, warm_up_transport
+from sparkstrom.worker.task_environment import (
+    TaskEnvironment,
+    freeze_garbage_collector,
+    load_batches,
+    place_model,
+)
+from sparkstrom.worker.training_job import TrainingJob, make_flow_limits, unpack_parameters
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+MMAP_THRESHOLD_BYTES = 1 << 30  # larger arrays are returned to the system as usual
+MMAP_THRESHOLD_FALLBACK_BYTES = 32 << 20  # for C libraries that reject the other value
+TRIM_NEVER = (1 << 31) - 1  # bytes
+TRIM_THRESHOLD_AFTER_BYTES = 64 << 20  # twice the fallback, as the C library sets it by itself
+
+
+@contextmanager
+def retain_freed_memory() -> Iterator[None]:
+    """Keep memory that a training step frees inside the process during the block.
+
+    Steps allocate and free arrays as large as a layer: gradients and an optimizer's temporaries.
+    The C library returns such memory to the system, which clears it again page by page for the next
+    step: with 4.35 M parameters and torch's Adam that took 9 to 16 ms of 36 to 54 per step. On exit
+    free memory goes back to the system. Without ``mallopt`` (musl, macOS) nothing changes.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        yield
+        return
+    if not libc.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES):
+        libc.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_FALLBACK_BYTES)
+    libc.mallopt(M_TRIM_THRESHOLD, TRIM_NEVER)
+    try:
+        yield
+    finally:
+        libc.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_FALLBACK_BYTES)
+        libc.mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_AFTER_BYTES)
+        libc.malloc_trim(0)
+
+
+RESIDUAL_FILE_PREFIX = "sparkstrom-kept-"
+
+
+def save_residual(replica: Replica, directory: Path, network: str) -> ResidualCheckpoint:
+    """Write residual, threshold and optimizer state to an npz file, with a JSON description.
+
+    The file appears only when complete. Return its path and the residual's mass.
+    """
+    residual = replica.residual()
+    arrays = {"residual": residual}
+    scalars: dict[str, dict[str, float | int]] = {}
+    encoder = replica.encoder.state()
+    encoder.pop("residual", None)  # stored as an array of its own
+    for part, state in (("encoder", encoder), ("updater", replica.model.updater_state())):
+        scalars[part] = {}
+        for name, value in state.items():
+            if isinstance(value, np.ndarray):
+                arrays[f"{part}/{name}"] = value
+            else:
+                scalars[part][name] = value
+    path = directory / f"{RESIDUAL_FILE_PREFIX}{network}-{os.getpid()}-{secrets.token_hex(6)}.npz"
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("xb") as file:
+        np.savez(file, description=np.array(json.dumps(scalars)), **arrays)  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    return ResidualCheckpoint(str(path), float(np.abs(residual.astype(np.float64)).sum()))
+
+
+def restore_residual(replica: Replica, path: str) -> None:
+    """Add a saved residual to this replica, and remove its file so that it is added only once."""
+    with open_regular(path, follow=False) as opened:
+        check_npz(opened)
+        _load_residual(replica, opened)
+    Path(path).unlink()
+
+
+def _load_residual(replica: Replica, opened: IO[bytes]) -> None:
+    """Add the residual of an open file to the replica, and load its states."""
+    with np.load(opened, allow_pickle=False) as file:
+        scalars = json.loads(str(file["description"]))
+        states: dict[str, State] = {part: dict(values) for part, values in scalars.items()}
+        for name in file.files:
+            part, _, key = name.partition("/")
+            if key:
+                states[part][key] = file[name]
+        replica.add_residual(zero_frozen_entries(replica.model, file["residual"]))
+    replica.encoder.load_state(states["encoder"])
+    replica.model.load_updater_state(states["updater"])
+
+
+def delete_residuals(directory: Path, network: str) -> int:
+    """Remove the residual files of a network from this directory; return their number."""
+    files = list(directory.glob(f"{RESIDUAL_FILE_PREFIX}{network}-*"))
+    for file in files:
+        file.unlink(missing_ok=True)
+    return len(files)
+
+
+log = logging.getLogger(__name__)
+
+
+def choose_backend(model: FlatModel) -> Backend:
+    """Return the backend on the model's GPU, or the host's if there is no usable GPU.
+
+    A GPU that cannot be used costs copies in each step but no correctness, so it is a warning.
+    """
+    device = model.cuda_device if isinstance(model, DeviceModel) else None
+    if device is None:
+        return host()
+    try:
+        return on_device(device)
+    except SetupError as error:
+        log.warning("parameters stay on the host, and each step copies them: %s", error)
+        return host()
+
+
+TRACE_CHARS_MAX = 8_000
+FAILURE_TIMEOUT_S = 8.0  # limit of a failing task's wait for the controller to end the fit
+PUBLICATIONS_IN_FLIGHT_MAX = 1  # per worker; the next one is sent when this one has arrived
+
+
+def run_training_task(
+    job: TrainingJob, environment: TaskEnvironment, blocks: Iterator[Block]
+) -> str:
+    """Join the fit, train and leave; return a report as JSON.
+
+    The user's output is captured and sent to the driver. Raises whatever fails, after reporting it.
+    """
+    output = WorkerOutput(SystemClock())
+    with capture_output(output):
+        return _run_captured(job, environment, blocks, output)
+
+
+def _run_captured(
+    job: TrainingJob, environment: TaskEnvironment, blocks: Iterator[Block], output: WorkerOutput
+) -> str:
+    """Run the task; its output is captured by the caller."""
+    began_s = time.monotonic()
+    warm_up()
+    warm_up_transport()
+    freeze_garbage_collector()
+    failure: UsageError | SetupError | None = None
+    output.phase = lambda: READING_ROWS
+    try:
+        place_model(job, environment)
+        batches = load_batches(job, environment, blocks)
+    except (UsageError, SetupError) as error:  # other errors make Spark repeat the stage
+        failure = error
+        batches = load_batches(job, environment, None)
+    session = TrainingSession(job, environment, batches, output.take)
+    output.phase = session.channel.describe_activity
+    if failure is not None:
+        is_usage = isinstance(failure, UsageError)
+        session.report(failure, READING_ROWS if is_usage else "preparing")
+    session.thread.start()
+    try:
+        if failure is not None:
+            raise failure
+        with retain_freed_memory():
+            end = session.trainer.run()
+    except Exception as error:
+        if error is not failure:
+            session.report(error, session.channel.describe_activity())
+        session.wait_for_abort()
+        raise
+    finally:
+        session.thread.stop()
+        batches.close()
+    seconds = time.monotonic() - began_s
+    dismissed = session.replica.unsent_mass() if end.cause is Ending.DISMISSED else 0.0
+    report = {"partition": environment.partition, "ended": end.reason, "seconds": seconds}
+    report["mass_dismissed"] = dismissed
+    return json.dumps(report | {"epochs": session.trainer.epochs.report()})
+
+
+class TrainingSession:
+    """The node's thread, trainer and replica of one task."""
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        environment: TaskEnvironment,
+        batches: Batches,
+        read_output: Callable[[], ev.OutputPrinted | None] = no_output,
+    ) -> None:
+        """Create them; ``read_output`` returns what the user's code printed since its last call."""
+        self._job, self._environment = job, environment
+        theta = load_initial_theta(job, choose_backend(job.model))
+        self.replica = replica = make_replica(job, theta)
+        if state := job.initial_worker_state(environment.partition):
+            load_worker_state(replica, state)
+        inbox = TrainerInbox(job.master.void.window_bytes, theta.new_sum)
+        optimizer_server = OptimizerStateServer(SystemClock())
+        self.thread = NodeThread(
+            NodePlan(
+                make_identity(job, environment, batches),
+                make_node_limits(job),
+                JoinAddress(job.endpoint, job.join_stream),
+                message_bytes_max=job.message_bytes_max,
+                chunk_bytes_max=job.master.void.max_chunk_size,
+            ),
+            open_transport=self._make_transport_opener(),
+            seal=job.seal(),
+            inbox=inbox,
+            read_output=read_output,
+            snapshots=SnapshotSource(replica.chunk, theta.merge, optimizer_server),
+            clock=SystemClock(),
+        )
+        self.channel = self.thread.channel
+        self.trainer = Trainer(
+            self.channel,
+            replica,
+            batches,
+            make_trainer_options(job, environment.partition, environment.attempt),
+            save_residual=self._save_residual,
+            add_residuals=self._add_saved_residuals,
+            optimizer_server=optimizer_server,
+        )
+
+    def _make_transport_opener(self) -> Any:
+        """Return a function that opens a transport on this executor's media driver."""
+        route, environment = self._job.controller_route, self._environment
+        return transport_opener(route.driver_key(environment), route.driver_options(environment))
+
+    def report(self, error: Exception, doing: str) -> None:
+        """Report why training failed; before the thread starts, this replaces joining."""
+        trace = "".join(traceback.format_exception(error))[-TRACE_CHARS_MAX:]
+        self.channel.post(ev.TrainerFailed(format_reason(error), trace, doing))
+
+    def wait_for_abort(self) -> None:
+        """Wait until the controller has ended the fit after a failure, up to FAILURE_TIMEOUT_S."""
+        until_s = time.monotonic() + FAILURE_TIMEOUT_S
+        while time.monotonic() < until_s and self.thread.is_alive():
+            if self.channel.command.order in (Command.FAIL, Command.END):
+                return
+            time.sleep(0.05)
+
+    def _save_residual(self, replica: Replica) -> ResidualCheckpoint | None:
+        """Save the residual for the next fit, if that is enabled."""
+        if not self._job.keep_residuals:
+            return None
+        return save_residual(replica, self._environment.scratch, self._job.network)
+
+    def _add_saved_residuals(self, replica: Replica, paths: tuple[str, ...]) -> None:
+        """Add the residuals that earlier fits saved."""
+        for path in paths:
+            restore_residual(replica, path)
+
+
+def make_trainer_options(job: TrainingJob, partition: int = 0, attempt: int = 0) -> TrainerOptions:
+    """Return how long this worker trains and how often it publishes."""
+    master = job.master
+    return TrainerOptions(
+        job.spec.epochs,
+        None if isinstance(master.publish_every, str) else master.publish_every,
+        master.debug_longer_iterations,
+        show_residual=master.encoding_debug_mode,
+        metric=job.spec.metric,
+        partition=partition,
+        attempt=attempt,
+        minibatches_before=job.spec.minibatches_before if master.horizon == "fit" else None,
+        start=(job.spec.first_epoch, job.spec.minibatches_before),
+    )
+
+
+def load_initial_theta(job: TrainingJob, backend: Backend | None = None) -> Theta:
+    """Return the parameters and buffers that the fit starts with, if the job carries them."""
+    theta = Theta(job.spec.n_params, job.k, job.layers, backend)
+    if job.initial is not None:
+        values, theta.buffers = unpack_parameters(job.initial.value, job.spec.n_params, job.k)
+        theta.load(values)
+    return theta
+
+
+def make_replica(job: TrainingJob, theta: Theta) -> Replica:
+    """Return this worker's model, parameters and encoder, all on the backend of ``theta``."""
+    master = job.master
+    encoder = Encoder(
+        job.spec.n_params,
+        job.k,
+        algorithm_of(master.threshold),
+        master.residual_post_processor,
+        train_on=master.train_on,
+        aggregation=master.aggregation,
+        workers=job.spec.workers,
+        backend=theta.backend,
+        layer_of=job.model.layer_of,
+        warm_up=master.warm_up,
+        shake_frequency=master.shake_frequency,
+        layers=job.layers,
+    )
+    return Replica(job.model, theta, encoder, local=master.train_on == "local")
+
+
+def make_identity(job: TrainingJob, environment: TaskEnvironment, batches: Batches) -> Identity:
+    """Return what this process reports about itself when it joins."""
+    return Identity(
+        token=secrets.randbits(63),
+        partition=environment.partition,
+        attempt=environment.attempt,
+        rows=batches.rows,
+        checksum=batches.checksum,
+        batches=batches.batches_per_epoch,
+        host=environment.host,
+        executor=f"{environment.host}/{environment.jvm}",
+        pid=os.getpid(),
+        version=__version__,
+        start=job.spec.start_of(environment.partition),
+        whole=job.initial is not None,
+    )
+
+
+def make_node_limits(job: TrainingJob) -> NodeLimits:
+    """Return the node's deadlines and sizes, computed from the user's options."""
+    void = job.master.void
+    return NodeLimits(
+        lease_s=void.lease_s,
+        master_silent_s=(3 if job.tree.depth_max == 1 else 6) * void.lease_s,
+        step_s=job.master.step_timeout,
+        window_bytes=void.window_bytes,
+        log_bytes=void.log_bytes,
+        flow_limits=make_flow_limits(job.spec.n_params),
+        publications_max=PUBLICATIONS_IN_FLIGHT_MAX if job.master.publish_every == AUTO else None,
+        optimizer_wait_s=void.lease_s,
+        **staleness_limits(job.master),
+    )
+
+
+class StalenessLimits(TypedDict):
+    """Limits on how far workers may be apart; fields of ``NodeLimits``."""
+
+    max_lead: int | None  # steps ahead of the slowest worker; None: unlimited
+    max_staleness: int | None  # steps after that of the oldest uncommitted update
+    age_of_updates: int  # the limit in the fit's minibatches; each worker has its share
+    steps_each: int  # steps that one publication contains
+
+
+def staleness_limits(master: SharedTrainingMaster) -> StalenessLimits:
+    """Return the limits on workers' distance, in steps.
+
+    ``max_lead`` and ``max_staleness`` are converted to a worker's own steps, of which one
+    publication may contain several.
+    """
+    every = 1 if isinstance(master.publish_every, str) else master.publish_every
+    lead, rounds, age = master.max_lead, master.max_staleness, 0
+    if isinstance(lead, str):
+        lead = every
+    if isinstance(rounds, str):
+        rounds, age = 0, STALENESS_TARGET
+    return {
+        "max_lead": lead,
+        "max_staleness": None if rounds is None else rounds * every,
+        "age_of_updates": age,
+        "steps_each": every,
+    }

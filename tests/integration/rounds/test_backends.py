@@ -1,0 +1,60 @@
+"""Rounds on all backends: RDDs, DataFrames over Spark Connect, and processes of one machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.rounds import cases
+from tests.integration.rounds.cases import CASES, EDGES, OnOneMachine, OnSpark, run_case
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_000)]  # one client trains all its cases
+PROGRAM = Path(cases.__file__)
+
+
+@pytest.fixture(scope="module")
+def rdd(spark: Any) -> Any:
+    """Train a case by RDDs."""
+    parts = list(cases.split(cases.digits()))
+    rows = [list(zip(x, map(int, y), strict=True)) for x, y in parts]
+    numbers = spark.sparkContext.parallelize(range(len(rows)), len(rows))
+    backend = OnSpark(spark, numbers.flatMap(lambda index: rows[index]), parts)
+    return lambda name: run_case(backend, name)
+
+
+@pytest.fixture(scope="module")
+def dataframe(client: Any) -> Any:
+    """Train a case by DataFrames, all of them in one client."""
+    return client(PROGRAM, *CASES).__getitem__
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Any:
+    """Train a case in processes of this machine."""
+    return lambda name: run_case(OnOneMachine(cases.digits(), tmp_path), name)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("backend", ["processes", "rdd", "dataframe"])
+def test_each_backend_comes_to_what_one_process_comes_to(
+    request: pytest.FixtureRequest, backend: str, name: str
+) -> None:
+    """Parameter averaging, DiLoCo, an accumulator, frozen layers; also from a checkpoint."""
+    if name == "frozen":
+        pytest.importorskip("torch")
+    case, told = CASES[name], request.getfixturevalue(backend)(name)
+    assert told["off_by"] <= case.tolerance, told["text"]
+    assert told["moved_by"] > 0.001
+    assert told["equal"]
+    assert told["minibatches"][0] == told["minibatches"][1]
+    assert told["epochs"] == [1, 2]
+    if not case.resumes:
+        assert told["rounds"] == told["rounds_expected"]
+        assert told["examples"] == [EDGES[-1]] * 2
+    else:
+        assert 0 < told["rounds"] < told["rounds_expected"]
+        assert "enough" in told["said"]
+        assert "resumed from" in told["text"]
+        assert 0 < told["minibatches_resumed"] < told["minibatches"][0]

@@ -1,0 +1,50 @@
+"""Submitted by test_examples.py: runs example programs one after the other in one application.
+
+Each argument is one program's command line, which may begin with variables as in a shell. For each
+it prints a JSON object: its exit status and what it printed. All have the same session, so that an
+example's ``stop()`` does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import runpy
+import shlex
+import sys
+import traceback
+from itertools import takewhile
+from unittest.mock import patch
+
+from pyspark.sql import SparkSession
+
+
+def run(command: str) -> tuple[int, str]:
+    """The exit status of a program that is run as ``__main__``, and its standard output."""
+    words, printed = shlex.split(command), io.StringIO()
+    variables = dict(word.split("=", 1) for word in takewhile(lambda word: "=" in word, words))
+    sys.argv = words[len(variables) :]
+    with patch.dict(os.environ, variables), contextlib.redirect_stdout(printed):
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as end:
+            return int(end.code or 0), printed.getvalue()
+        except Exception:
+            traceback.print_exc(file=printed)
+            return 1, printed.getvalue()
+    return 0, printed.getvalue()
+
+
+def main() -> None:
+    session, stop = SparkSession.builder.getOrCreate(), SparkSession.stop
+    SparkSession.stop = lambda self: None
+    for command in sys.argv[1:]:
+        status, printed = run(command)
+        print(json.dumps({"command": command, "status": status, "printed": printed}), flush=True)
+    stop(session)
+
+
+if __name__ == "__main__":
+    main()

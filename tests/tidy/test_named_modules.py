@@ -1,0 +1,82 @@
+"""Modules that docstrings and comments name exist, and have what is named in them."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "sparkstrom"
+NAMED = re.compile(r"``(?:sparkstrom\.)?([a-z_]\w*(?:\.\w+)+)(?:\(.*?\))?``")
+# Packages of others that modules of ours are called like; what is in those is not ours to know.
+THEIRS = {"torch", "keras", "jax", "lightning", "spark"}
+FILES = (".json", ".npz", ".pickle", ".pt", ".py")
+
+
+@cache
+def places() -> dict[str, list[Path]]:
+    """Modules and packages by their own name, without what is above them."""
+    found: dict[str, list[Path]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        place = path.parent if path.stem == "__init__" else path
+        found.setdefault(place.stem, []).append(place)
+    return found
+
+
+@cache
+def words_of(module: Path) -> set[str]:
+    """Identifiers in a module, or in what a package offers."""
+    file = module / "__init__.py" if module.is_dir() else module
+    return set(re.findall(r"\w+", file.read_text()))
+
+
+def is_there(place: Path, rest: list[str]) -> bool:
+    """Whether a module has these names in it, or a package these modules."""
+    if not rest:
+        return True
+    if place.is_dir():
+        for next_place in (place / rest[0], place / f"{rest[0]}.py"):
+            if next_place.exists():
+                return is_there(next_place, rest[1:])
+    return set(rest) <= words_of(place)
+
+
+def missing(text: str) -> list[str]:
+    """Dotted names whose first part is a module of ours, and that lead nowhere."""
+    lost = []
+    for name in NAMED.findall(text):
+        first, *rest = name.split(".")
+        is_ours = first not in THEIRS and not name.endswith(FILES)
+        candidates = places().get(first, []) if is_ours else []
+        if candidates and not any(is_there(place, rest) for place in candidates):
+            lost.append(name)
+    return lost
+
+
+def prose_of(file: Path) -> Iterator[tuple[int, str]]:
+    """Comments and texts, docstrings among them, with their lines."""
+    for token in tokenize.generate_tokens(io.StringIO(file.read_text()).readline):
+        if token.type in (tokenize.COMMENT, tokenize.STRING):
+            yield token.start[0], token.string
+
+
+def test_modules_that_prose_names_are_there() -> None:
+    lost = [
+        f"{file.relative_to(ROOT)}:{line}: {name}"
+        for file in sorted(PACKAGE.rglob("*.py"))
+        for line, text in prose_of(file)
+        for name in missing(text)
+    ]
+    assert lost == []
+
+
+def test_names_that_lead_nowhere_are_found() -> None:
+    assert missing("See ``transport.contract.Sender`` and ``executor.AGE``.") == [
+        "transport.contract.Sender",
+        "executor.AGE",
+    ]
+    assert missing("``runtime.theta.install``, ``units.mib``, ``np.zeros``, ``torch.nn``") == []

@@ -1,0 +1,90 @@
+"""docs/options.md is what its generator writes, and says of each option when to change it."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import KEY
+from sparkstrom.local.options import WrapperOptions
+from sparkstrom.local.parallel_wrapper import ParallelWrapper
+from sparkstrom.options.common import DOC, WHEN, options_in
+from sparkstrom.options.resolution import ENVIRONMENT_PREFIX, NESTED, OPTION_CLASSES, PREFIX
+
+DOCS = Path(__file__).parents[2] / "docs"
+OPTIONS = [
+    pytest.param(owner, option, id=f"{owner.__name__}.{option.name}")
+    for owner in (*OPTION_CLASSES, WrapperOptions)
+    for option in options_in(owner)
+]
+
+
+def load_generator() -> Any:
+    spec = importlib.util.spec_from_file_location("option_pages", DOCS / "option_pages.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+option_pages = load_generator()
+
+
+def test_the_page_is_what_the_generator_writes() -> None:
+    written = (DOCS / "options.md").read_text()
+    assert written == option_pages.page(), "run: python docs/option_pages.py > docs/options.md"
+
+
+@pytest.mark.parametrize(("owner", "option"), OPTIONS)
+def test_an_option_says_when_to_change_it(owner: type, option: Any) -> None:
+    when, page = option.metadata[WHEN], option_pages.page()
+    assert when[:1].isupper() or when.startswith('"')
+    assert when.endswith((".", ")."))
+    assert f"**When to change it:** {option_pages.to_markdown(when)}" in page
+    assert not option.metadata[DOC].endswith(".")
+    assert f"### `{option.name}`" in page
+    if owner is not WrapperOptions and option.name not in option_pages.IN_CODE_ONLY:
+        assert f"`{PREFIX}{option.name}`" in page
+        assert f"`{ENVIRONMENT_PREFIX}{option.name.upper()}`" in page
+
+
+@pytest.mark.parametrize(("owner", "option"), OPTIONS)
+def test_an_option_describes_its_valid_values(owner: type, option: Any) -> None:
+    values = option.metadata[KEY].values
+    assert values
+    assert not values.startswith(("must", "is ", "such as"))
+
+
+@pytest.mark.parametrize(("owner", "option"), OPTIONS)
+def test_help_has_the_same_texts(owner: type, option: Any) -> None:
+    if owner is WrapperOptions and option.name == "progress":
+        return  # the docstring refers to SparkNetwork's
+    shown = ParallelWrapper if owner is WrapperOptions else owner
+    documented = " ".join((shown.__doc__ or "").split())
+    assert f"{option.name}: {option.metadata[DOC]}. {option.metadata[WHEN]}" in documented
+
+
+def test_the_wrappers_declarations_match_its_constructor() -> None:
+    parameters = inspect.signature(ParallelWrapper).parameters
+    for option in options_in(WrapperOptions):
+        if option.name != "progress":  # one of **options
+            assert parameters[option.name].default == option.default
+
+
+def test_an_option_without_a_key_has_no_text_form() -> None:
+    kinds = {
+        option.name: option.metadata[KEY]
+        for owner in OPTION_CLASSES
+        for option in options_in(owner)
+        if option.name in option_pages.IN_CODE_ONLY and option.name != NESTED
+    }
+    assert kinds
+    for name, kind in kinds.items():
+        with pytest.raises(UsageError):
+            kind.read(name, kind.from_text(name, "median"))

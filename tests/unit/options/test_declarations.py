@@ -1,0 +1,55 @@
+"""Each option is declared once, and everything that is said about it comes from there."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.option_types import KEY
+from sparkstrom.options.common import DOC, LOCAL, LOCAL_ROUNDS, CommonOptions, options_in
+from sparkstrom.options.resolution import NESTED, OPTION_CLASSES
+
+OPTIONS = [
+    pytest.param(cls, option, id=f"{cls.__name__}.{option.name}")
+    for cls in OPTION_CLASSES
+    for option in options_in(cls)
+]
+
+
+def text_of(value: Any) -> str:
+    """Return a value as Spark's configuration has it."""
+    return (
+        value if isinstance(value, str) else repr(value).lower() if value is None else repr(value)
+    )
+
+
+@pytest.mark.parametrize("cls", OPTION_CLASSES)
+def test_every_parameter_of_a_constructor_is_declared(cls: Any) -> None:
+    names = [each.name for each in dataclasses.fields(cls) if each.init]
+    assert [each.name for each in options_in(cls)] == names
+
+
+@pytest.mark.parametrize(("cls", "option"), OPTIONS)
+def test_a_declaration_is_complete_and_in_the_docstring(cls: Any, option: Any) -> None:
+    assert option.metadata[KEY].wanted
+    assert option.metadata[LOCAL] or not option.metadata[LOCAL_ROUNDS]
+    documented = " ".join(cls.__doc__.split())
+    assert f"{option.name}: {' '.join(option.metadata[DOC].split())}" in documented
+
+
+@pytest.mark.parametrize(("cls", "option"), OPTIONS)
+def test_a_default_is_valid_and_its_text_form_is_read_as_it(cls: Any, option: Any) -> None:
+    kind = option.metadata[KEY]
+    assert kind.read(option.name, option.default) == option.default
+    if option.name != NESTED:  # it has options of its own
+        read = kind.read(option.name, kind.from_text(option.name, text_of(option.default)))
+        assert read == option.default
+
+
+@pytest.mark.parametrize("cls", OPTION_CLASSES)
+def test_common_options_are_declared_in_one_place(cls: Any) -> None:
+    if issubclass(cls, CommonOptions):
+        again = {each.name for each in options_in(CommonOptions)} & set(cls.__annotations__)
+        assert again <= {"repartition"}  # averaging has one more choice

@@ -1,0 +1,182 @@
+"""The arithmetic of averaging: means by rows, states, and the outer step."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import TrainingError
+from sparkstrom.models import Adam, DenseNetwork, Nesterov, Sgd
+from sparkstrom.models.base import Batch
+from sparkstrom.rounds.averaging import (
+    OuterStep,
+    WeightedSum,
+    average_states,
+    fresh_state,
+    weighted_mean,
+)
+from sparkstrom.rounds.worker_round import RoundBatch, RoundStart, train_locally
+
+
+def rows_of(count, seed=0, weighted=False):
+    chance = np.random.default_rng(seed)
+    features = chance.normal(size=(count, 6)).astype(np.float32)
+    labels = chance.integers(0, 3, count)
+    weights = chance.uniform(0.1, 3, count).astype(np.float32) if weighted else None
+    return Batch(features, labels, weights)
+
+
+def part_of(batch, first, end):
+    weights = None if batch.weights is None else batch.weights[first:end]
+    return Batch(batch.features[first:end], batch.labels[first:end], weights)
+
+
+def beginning_for(model, parameters):
+    return RoundStart(parameters.copy(), b"", fresh_state(copy.deepcopy(model), parameters), 0)
+
+
+def test_a_mean_counts_by_weight_and_equal_values_stay_as_they_are() -> None:
+    a, b = np.array([1, 2], np.float32), np.array([4, 8], np.float32)
+    assert weighted_mean([a, b], [1, 2]).tolist() == [3, 6]
+    odd = np.random.default_rng(0).normal(size=100).astype(np.float32)
+    assert (weighted_mean([odd] * 7, [31, 32, 32, 5, 17, 32, 1]) == odd).all()
+
+
+def test_sums_of_sums_are_the_same_mean() -> None:
+    parts = [rows_of(5, seed).features.ravel() for seed in range(6)]
+    one, two, whole = WeightedSum(30), WeightedSum(30), WeightedSum(30)
+    for i, part in enumerate(parts):
+        (one if i < 3 else two).add(part, i + 1)
+    whole.add_sum(one.total, one.weight)
+    whole.add_sum(two.total, two.weight)
+    assert np.allclose(whole.mean(), weighted_mean(parts, range(1, 7)), rtol=1e-7)
+    assert whole.weight == 21
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_round_of_one_step_of_sgd_is_the_step_of_one_machine(weighted) -> None:
+    """Also where shares differ, and rows have weights."""
+    model = DenseNetwork([6, 8, 3], updater=Sgd(0.3), seed=2)
+    began, union = model.initial(), rows_of(47, weighted=weighted)
+    cuts = [0, 16, 32, 47]
+    alone = [
+        train_locally(
+            copy.deepcopy(model),
+            beginning_for(model, began),
+            [RoundBatch(part_of(union, first, end), (0, 0, 1))],
+        )
+        for first, end in itertools.pairwise(cuts)
+    ]
+    mean = weighted_mean([one.parameters for one in alone], [one.weight for one in alone])
+    together = began.copy()
+    model.bind(together)
+    loss = model.step(union)
+    assert np.abs(OuterStep().step(began, mean) - together).max() < 1e-6
+    if not weighted:
+        assert sum(one.loss_sum for one in alone) / 47 == pytest.approx(loss, rel=1e-6)
+
+
+def test_a_round_is_a_function_of_what_goes_in() -> None:
+    """The same model object after other rounds: nothing of them is left."""
+    model = DenseNetwork([6, 8, 3], updater=Adam(), seed=2)
+    turns = [RoundBatch(rows_of(8, seed), (0, seed, 3)) for seed in range(3)]
+    first = train_locally(model, beginning_for(model, model.initial()), turns)
+    kept = first.parameters.copy(), {k: np.copy(v) for k, v in first.updater.items()}
+    train_locally(model, beginning_for(model, model.initial() + 1), turns[:1])
+    again = train_locally(model, beginning_for(model, model.initial()), turns)
+    assert (again.parameters == kept[0]).all()
+    assert all((again.updater[name] == kept[1][name]).all() for name in kept[1])
+    assert (again.steps, again.examples, again.weight) == (3, 24, 24.0)
+
+
+def test_a_loss_that_is_no_number_names_its_minibatch() -> None:
+    model = DenseNetwork([6, 8, 3], updater=Sgd(1e30), seed=2)
+    turns = [RoundBatch(rows_of(8, seed), (0, seed, 9)) for seed in range(9)]
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(TrainingError, match=r"the loss is nan in minibatch \d of its round"),
+    ):
+        train_locally(model, beginning_for(model, model.initial()), turns)
+
+
+def test_states_average_arrays_and_agree_on_the_rest() -> None:
+    one = {"mean": np.array([0, 2], np.float32), "steps": 5, "rate": 0.1, "flag": True}
+    two = {"mean": np.array([3, 2], np.float32), "steps": 4, "rate": 0.1, "flag": True}
+    made = average_states([one, two], [1.0, 2.0], [3, 3])
+    assert made["mean"].tolist() == [2, 2]
+    assert made["mean"].dtype == np.float32
+    assert (made["steps"], made["rate"], made["flag"]) == (5, 0.1, True)
+    assert average_states([{"rate": 0.5}, {"rate": 1.25}], [1.0, 2.0], [1, 1]) == {"rate": 1.0}
+    assert average_states([{"rate": 0.5}, {"rate": 1.25}], [1.0, 2.0], [2, 1]) == {"rate": 0.5}
+    counts = [{"seen": np.array([1, 9])}, {"seen": np.array([3, 2])}]
+    assert average_states(counts, [1, 1], [2, 1])["seen"].tolist() == [3, 9]
+    late = average_states([{}, {"mean": np.array([3.0])}], [1, 1], [2, 1])  # not reached yet
+    assert late["mean"].tolist() == [3.0]
+
+
+def test_a_schedule_that_goes_on_from_its_last_rate_keeps_its_rates() -> None:
+    """torch's schedulers multiply the rate that they find: a mean of two places would stay."""
+    torch = pytest.importorskip("torch", reason="torch is not here")
+    torch_model = pytest.importorskip("sparkstrom.models.torch")
+
+    def scheduler(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.1)
+
+    def model():
+        torch.manual_seed(0)
+        module, loss = torch.nn.Linear(6, 3), torch.nn.CrossEntropyLoss()
+        return torch_model.TorchModel(
+            module,
+            loss,
+            lambda p: torch.optim.SGD(p, lr=0.1),
+            scheduler=scheduler,
+            scheduler_interval="step",
+        )
+
+    alone = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    steps_alone, workers = scheduler(alone), [model(), model()]
+    state = fresh_state(copy.deepcopy(workers[0]), workers[0].initial())
+    for number in range(3):
+        done = []
+        for worker, count in zip(workers, (4, 3), strict=True):
+            turns = [RoundBatch(rows_of(8, seed), (0, seed, count)) for seed in range(count)]
+            own = {k: np.copy(v) if isinstance(v, np.ndarray) else v for k, v in state.items()}
+            begun = RoundStart(worker.initial(), b"", own, 4 * number)
+            done.append(train_locally(worker, begun, turns))
+        weights, taken = [one.weight for one in done], [one.steps for one in done]
+        state = average_states([one.updater for one in done], weights, taken)
+        for _ in range(4):
+            alone.step()
+            steps_alone.step()
+        assert state["groups/0/lr"] == alone.param_groups[0]["lr"]
+
+
+def test_what_no_mean_is_made_of_is_of_those_who_took_the_most_steps() -> None:
+    """Where a schedule stands, and the rate that it has come to, belong together."""
+    short, most, also = {"at": 9, "rate": 0.5}, {"at": 7, "rate": 0.1}, {"at": 7, "rate": 0.2}
+    made = average_states([short, most, also], [98.0, 1.0, 1.0], [2, 4, 4])
+    assert made == {"at": 7, "rate": pytest.approx(0.15)}
+    assert average_states([{"only": 5}, most], [1, 1], [2, 4]) == {"only": 5, **most}
+
+
+def test_the_outer_step_is_diloco_s() -> None:
+    """As in algorithm 1 of the paper, with Nesterov's momentum: two rounds by hand."""
+    began = np.array([1.0, -2.0], np.float32)
+    outer, velocity = OuterStep(Nesterov(0.7, 0.9)), np.zeros(2)
+    common = began.astype(np.float64)
+    for mean in ([0.5, -1.0], [0.25, -1.5]):
+        drift = common - mean
+        velocity = 0.9 * velocity + drift
+        expected = common - 0.7 * (drift + 0.9 * velocity)
+        made = outer.step(common.astype(np.float32), np.array(mean, np.float32))
+        assert np.allclose(made, expected, atol=1e-6)
+        common = expected
+
+
+def test_an_outer_step_of_one_is_the_mean() -> None:
+    began, mean = rows_of(4).features, rows_of(4, 1).features
+    assert np.allclose(OuterStep(Sgd(1.0)).step(began, mean.copy()), mean, atol=1e-6)
+    assert (OuterStep().step(began, mean) == mean).all()

@@ -1,0 +1,117 @@
+"""What the main thread gets of a fit in rounds: checkpoints of one moment, and a barrier."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom import ParameterAveragingTrainingMaster
+from sparkstrom.checkpoint.directory import CheckpointDirectory
+from sparkstrom.checkpoint.writer import parse_checkpoint_every
+from sparkstrom.codec.messages import Phase
+from sparkstrom.codec.states import decode_state_untrusted
+from sparkstrom.fit.checkpoints import (
+    CheckpointConfig,
+    CheckpointListener,
+    FitKey,
+    read_resume_point,
+)
+from sparkstrom.models import DenseNetwork, Nesterov
+from sparkstrom.observe.epoch_history import EpochHistory
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.rounds.averaging import RoundResults, RoundState
+from sparkstrom.rounds.backend import PartitionFacts
+from sparkstrom.rounds.controller import EpochBarrier, RoundsControl
+from sparkstrom.rounds.worker_round import RoundReport
+from sparkstrom.runtime.optimizer_states import OptimizerStates
+
+
+class Advancing(RoundsControl):
+    """One round further, with another snapshot, whenever somebody wants optimizers' states."""
+
+    def train_round(self) -> None:
+        n_params = self.spec.n_params
+        values: Any = {"velocity": np.full(n_params, self.state.rounds + 1.0, np.float32)}
+        results = RoundResults([RoundReport(0, steps=1, weight=1.0)], values["velocity"].copy())
+        if self.saves == "own":
+            results.own = {0: values}
+        else:
+            results.updater = values
+        self.end_round(results, {})
+
+    saves: Any = True
+
+    def copy_optimizer_states(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
+        self.train_round()
+        self.snapshot()
+        return super().copy_optimizer_states(everybody=everybody)
+
+
+@pytest.mark.parametrize("save_updater", [True, "own"])
+def test_a_checkpoint_has_the_states_of_its_own_round(tmp_path: Path, save_updater: Any) -> None:
+    """Whatever rounds end and whoever takes snapshots meanwhile; of the outer step, too."""
+    model, outer = DenseNetwork([6, 5, 3], updater=Nesterov(0.1), seed=1), Nesterov(0.7, 0.9)
+    master = ParameterAveragingTrainingMaster(save_updater=save_updater, outer=outer)
+    spec = FitSpec(1, 1, model.n_params, "test")
+    state = RoundState(model, master, model.initial(), OptimizerStates(), 0)
+    control = Advancing(spec, state, has_observer=False, abort=lambda: None)
+    control.saves = save_updater
+    control.begin_training([PartitionFacts(0, 10, 0, 1, 10, 0, "h")])
+    directory = CheckpointDirectory(str(tmp_path), 9)
+    due, updaters = parse_checkpoint_every("1 updates"), master.checkpoint_updaters
+    kept = CheckpointConfig(
+        directory, due, FitKey(1), model, "None", 20, OptimizerStates(), {}, updaters
+    )
+    watch: Any = SimpleNamespace(best=None, copy=None)
+    keeper = CheckpointListener(
+        kept, control, book=EpochHistory(), stopping=watch, notify=print, say=print
+    )
+    keeper.on_fit_begin(spec)
+    keeper.on_phase(Phase.RUNNING)
+    control.train_round()
+    velocity = state.outer.state["velocity"].copy()
+    keeper.on_progress(control.progress)
+    keeper.close_failed()  # once it is written
+    found = read_resume_point(*directory.read_newest(pytest.fail), model)
+    stored = decode_state_untrusted(found.states.one)
+    assert (found.commit, stored["round/steps"], stored["updater/velocity"][0]) == (1, 1, 1.0)
+    assert (stored["outer/velocity"] == velocity).all()
+    assert state.rounds == 2
+
+
+class Waiting:
+    """A thread that waits at the first epoch's end."""
+
+    def __init__(self, barrier: EpochBarrier) -> None:
+        self._thread = threading.Thread(target=barrier.wait, args=(1,), daemon=True)
+        self._thread.start()
+
+    def has_passed(self, within_s: float = 10.0) -> bool:
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+
+def test_rounds_wait_until_an_epoch_is_handled_not_only_received() -> None:
+    barrier = EpochBarrier(has_observer=True)
+    rounds = Waiting(barrier)
+    for epochs in (0, 0, 0, 1):  # progress from before the epoch's end counts for nothing
+        barrier.acknowledge(epochs)
+        assert not rounds.has_passed(0.05)
+    barrier.acknowledge(1)
+    assert rounds.has_passed()
+
+
+def test_nobody_waits_without_an_observer_or_for_a_fit_that_was_given_up() -> None:
+    assert Waiting(EpochBarrier(has_observer=False)).has_passed()
+    barrier = EpochBarrier(has_observer=True)
+    rounds = Waiting(barrier)
+    assert not rounds.has_passed(0.05)
+    barrier.open()
+    assert rounds.has_passed()
+    assert Waiting(barrier).has_passed()
