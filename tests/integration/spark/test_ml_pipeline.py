@@ -259,5 +259,5 @@ def test_what_is_missing_is_named(spark, frame, tmp_path):
         SparkstromEstimator(model=MODEL, labelCol="digit", master=master).fit(frame)
     assert not (tmp_path / "checkpoints").exists()
     estimator.save(str(tmp_path / "no model"))
-    with pytest.raises(UsageError, match="no directory of a saved model"):
+    with pytest.raises(UsageError, match="this is not the directory of a saved model"):
         SparkstromModel.load(str(tmp_path / "no model"))

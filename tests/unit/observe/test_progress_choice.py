@@ -68,7 +68,10 @@ def test_without_tqdm_a_terminal_gets_plain_lines(
         ("notebook", NotebookBar),
     ],
 )
-def test_who_asks_for_one_gets_it_anywhere(asked: bool | str, kind: type) -> None:
+def test_who_asks_for_one_gets_it_anywhere(
+    asked: bool | str, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_choice, "_is_installed", lambda package: True)
     check_progress(asked)
     assert type(make_progress_display(asked)) is kind
 
