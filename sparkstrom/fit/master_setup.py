@@ -1,4 +1,4 @@
-"""Make the plan, the limits and the media driver of the controller of a fit by gradient sharing."""
+"""Set up the controller of a fit by gradient sharing: its plan, limits and media driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's request for one fit, the fit's means to report to the user, and task slots."""
+"""The checked arguments of one fit, its progress output and run log, and its task slots."""
 
 from __future__ import annotations
 

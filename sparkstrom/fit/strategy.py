@@ -1,7 +1,7 @@
 """Training strategies: the differences between gradient sharing and training in rounds.
 
 A fit calls its strategy and never checks the class of the user's options. ``Strategy`` describes
-training in rounds, which has no controller and sends no thresholded updates. ``GradientSharing``
+training in rounds, without a network controller or thresholded updates. ``GradientSharing``
 overrides the differences.
 """
 

@@ -317,7 +317,7 @@ class CommonOptions:
             "such as '5 min', '2 epochs' or '500 updates'",
             accepts='a number and a unit: "s", "min", "h", "epochs" or "updates"',
         ),
-        'interval of checkpoints: "5 min", "2 epochs" or "500 updates" (of rounds: rounds)',
+        'checkpoint interval: "5 min", "2 epochs" or "500 updates" (in averaging: rounds)',
         when="Shorten it to lose less progress if the driver program fails. Lengthen it if"
         " checkpoints are large: each has the parameters and an optimizer state.",
     )
@@ -331,7 +331,7 @@ class CommonOptions:
     resume: bool = option(
         True,
         flag(),
-        "continue from the newest checkpoint; False: train anew, beside the existing ones",
+        "continue from the newest checkpoint; ``False``: start over and keep the old ones",
         when="Set it to False to train from the beginning without deleting the existing"
         " checkpoints.",
     )

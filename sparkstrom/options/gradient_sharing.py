@@ -180,7 +180,7 @@ class SharedTrainingMaster(CommonOptions):
     shake_frequency: int = option(
         0,
         whole(0, COUNT_MAX, unit="publications", remedy=" publications, as a rule 100"),
-        "publications between two that use a third of the threshold; 0: none",
+        "every n-th publication uses a third of the threshold; 0: none",
         when="Set it, for example to 100, if changes that stay below the threshold for long"
         " should be sent from time to time.",
         local_rounds=False,
@@ -234,8 +234,8 @@ class SharedTrainingMaster(CommonOptions):
             remedy=" rounds, or 'auto', or None for any number",
             words=(AUTO, None),
         ),
-        'rounds that the other workers\' updates may be late; "auto": 24 / workers - 1; None:'
-        " any number",
+        'how late other workers\' updates may be, in rounds (one round: one step of every worker);'
+        ' "auto": 24 / workers - 1; None: any number',
         when="Lower it if messages take longer than steps and training with many workers is"
         " unstable. Raise it, or use None, to wait less for updates if the task tolerates"
         " later ones.",
@@ -244,7 +244,7 @@ class SharedTrainingMaster(CommonOptions):
     min_workers: int = option(
         1,
         whole(1, WORKERS_MAX, unit="workers"),
-        "workers that must have joined after ``start_timeout`` seconds",
+        "workers that must join within ``start_timeout`` seconds",
         when="Raise it if a fit should fail rather than start with only a few of its workers."
         " Workers that come later join it.",
         local_rounds=False,
@@ -259,7 +259,7 @@ class SharedTrainingMaster(CommonOptions):
     checkpoint_updaters: str = option(
         ONE,
         one_of(CHECKPOINT_UPDATERS),
-        'optimizer states in a checkpoint: "one" worker\'s, for all, or those of "all" workers',
+        'optimizer states in a checkpoint: of "one" worker, restored to all, or of "all"',
         when='Use "all" if the rows of the workers differ much, or if momentum lasts long.'
         " Every worker's state then passes through the driver's link at each checkpoint"
         " and is in each file.",

@@ -200,7 +200,7 @@ class VoidConfiguration:
     controller_restarts: int = option(
         3,
         whole(0, COUNT_MAX, unit="restarts", remedy="; as a rule 3"),
-        "how often a fit whose controller task died continues with a new one, from a copy that the"
+        "how many lost controller tasks a fit survives, each time resuming from a copy that the"
         " driver program keeps; 0: the fit ends, and no copies are made",
         when="Raise it if executors are often taken away during a fit. Set it to 0 if the"
         " driver program has no room for the copies.",
@@ -249,9 +249,8 @@ class VoidConfiguration:
     window_bytes: int = option(
         8 << 20,
         whole(1, BYTES_MAX, unit="bytes"),
-        "bytes of other workers' updates that wait for a step before they are summed; if"
-        " ``publish_every`` is a number, also bytes of uncommitted own updates before the worker"
-        " waits",
+        "bytes of other workers' updates that may queue for a step before they are summed; if"
+        " ``publish_every`` is a number, also of own uncommitted updates before the worker waits",
         when="Lower it if memory is short: each worker needs up to twice this. Raise it if"
         " ``publish_every`` is a number and workers wait for commits of their own updates.",
         local_rounds=False,

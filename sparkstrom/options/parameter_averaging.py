@@ -100,8 +100,8 @@ class ParameterAveragingTrainingMaster(CommonOptions):
         5,
         whole(1, COUNT_MAX, unit="minibatches", remedy=", as a rule 5 to 10"),
         "minibatches of each worker in a round",
-        when="Raise it to send fewer bytes and to run fewer Spark jobs; steps of milliseconds"
-        " need hundreds. Lower it if accuracy suffers, as with many workers or a large"
+        when="Raise it to send fewer bytes and run fewer Spark jobs: to hundreds if steps take"
+        " milliseconds. Lower it if accuracy suffers, as with many workers or a large"
         " learning rate.",
     )
     save_updater: bool | str = option(
@@ -138,8 +138,8 @@ class ParameterAveragingTrainingMaster(CommonOptions):
     aggregation_depth: int = option(
         2,
         whole(1, DEPTH_MAX, unit="levels", remedy=", as a rule 2"),
-        "levels at which results are summed: 1 in the driver program; 2 on executors, by slices of"
-        " the parameters; 3 or more: in groups of workers first, as RDD.treeAggregate does",
+        "levels at which results are summed. 1: in the driver program; 2: on executors, by slices"
+        " of the parameters; 3 or more: in groups of workers first, as RDD.treeAggregate does",
         when="Raise it to 3 or more for very many workers. Use 1 only if the driver program"
         " can add up the results of all workers.",
     )

@@ -114,7 +114,7 @@ def result_group(summary: Figures) -> FigureGroup:
     rows = [("loss", _format_loss(as_number(summary.get("loss")))), *_held_out_rows(summary)]
     rows += _best_epoch_rows(summary)
     if summary.get("replicas_equal") is True:
-        rows.append(("replicas", "equal by all bits, on the driver and all workers"))
+        rows.append(("replicas", "bit-identical, on the driver and all workers"))
     elif summary.get("replicas_equal") is False:
         rows.append(("replicas", "NOT equal: see the warnings"))
     rows += [(name, as_text(summary.get(key))) for name, key in ENDING_ROWS if summary.get(key)]

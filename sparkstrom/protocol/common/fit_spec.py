@@ -1,4 +1,4 @@
-"""The specification of a fit, equal for the driver, the master and all workers."""
+"""``FitSpec``: the facts of one fit that the driver, the master and all workers share."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from sparkstrom.observe.early_stopping import LOSS
 
 @dataclass(frozen=True, slots=True)
 class PartitionStart:
-    """A partition's position before this fit, and the number and checksum of its rows then."""
+    """Where a fit that resumes from a checkpoint starts in one partition.
 
-    position: Position  # of rounds' it may be behind an epoch's last minibatch: not measured yet
-    rows: int = -1  # unknown: whatever the first attempt reads
+    ``rows`` and ``checksum`` describe the partition's rows when the checkpoint was written. A fit
+    that finds other rows fails.
+    """
+
+    # First minibatch to train. After a fit in rounds it may lie behind the last minibatch of an
+    # epoch whose held-out rows were not measured yet.
+    position: Position
+    rows: int = -1  # -1: unknown; any number of rows is accepted
     checksum: int = 0
     batches: int = 0  # minibatches per epoch
 
@@ -32,29 +38,27 @@ class PartitionStart:
 
 @dataclass(frozen=True, slots=True)
 class FitSpec:
-    """The facts of one fit. The driver builds it once, once it has counted its data; nothing
-    changes it.
-    """
+    """The facts of one fit. The driver creates it after counting its data; it never changes."""
 
-    workers: int  # one for each partition of the rows
-    epochs: int
-    n_params: int
-    version: str  # of sparkstrom, on the driver
-    job: int = 0  # u63, random: names the fit's frames, processes and Spark job
-    first_epoch: int = 0  # epochs of earlier fits: shuffling goes on from there
-    minibatches_before: int = 0  # in earlier fits whose updaters' states go on: schedules do, too
-    fraction: float = 0.0  # of the rows is held out, by chance
-    metric: str = LOSS  # of held-out rows
-    starts: tuple[PartitionStart, ...] = ()  # by partition; (): all begin at their first minibatch
+    workers: int  # number of workers, one for each partition
+    epochs: int  # number of epochs to train
+    n_params: int  # number of parameters
+    version: str  # sparkstrom's version on the driver
+    job: int = 0  # random u63 that identifies the fit in frames, process names and Spark's job
+    first_epoch: int = 0  # epochs trained by earlier fits; the order of rows depends on it
+    minibatches_before: int = 0  # trained by earlier fits; learning-rate schedules continue there
+    fraction: float = 0.0  # fraction of the rows that is held out at random
+    metric: str = LOSS  # metric that is computed on held-out rows
+    starts: tuple[PartitionStart, ...] = ()  # by partition; (): all start at their first minibatch
 
     def start_of(self, partition: int) -> Position:
-        """Return the position at which this fit begins with a partition."""
+        """Return the position of a partition's first minibatch in this fit."""
         return self.starts[partition].position if self.starts else Position(0, 0)
 
     def with_epochs_closed(self) -> FitSpec:
-        """Return the same fit for gradient sharing, where an epoch is over with its last minibatch.
+        """Return the same fit for gradient sharing, where the last minibatch completes an epoch.
 
-        Fits in rounds measure the epoch afterwards, and a checkpoint may have been written in
-        between.
+        In rounds, an epoch is complete only when its held-out rows are measured; a checkpoint may
+        have been written before.
         """
         return replace(self, starts=tuple(start.with_epoch_closed for start in self.starts))

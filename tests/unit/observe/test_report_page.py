@@ -71,7 +71,7 @@ def test_a_fit_that_is_done_has_all_plots_its_faults_and_its_figures() -> None:
     assert "another worker trains partition" in made.said
     assert "media driver replaced" in made.said
     assert "batch_size_per_worker" in made.said
-    assert "equal by all bits" in made.said
+    assert "bit-identical" in made.said
     assert {"script", "img", "iframe", "object"}.isdisjoint(made.tags)
 
 
