@@ -171,8 +171,8 @@ def open_checkpoint(path: str | os.PathLike[str], report: WriteLine) -> tuple[st
         newest = CheckpointDirectory(address).read_newest(report)
         if newest is None:
             raise UsageError(
-                f"{address!r} has no checkpoint: name a file that is one (checkpoint-NNNNNN.npz),"
-                " or the checkpoint_directory of an earlier fit"
+                f"{address!r} contains no checkpoint: name a checkpoint file"
+                " (checkpoint-NNNNNN.npz), or the checkpoint_directory of an earlier fit"
             )
         return newest
     folder = open_folder(parent or ("/" if address.startswith("/") else "."))

@@ -376,7 +376,7 @@ def read_untrusted_checkpoint(file: IO[bytes], path: str) -> Checkpoint:
     except Exception as error:  # its digest is right: made by another program, or by a bug
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a false offset
             raise
-        raise CheckpointDamaged(path, f"it is no checkpoint ({error!r})") from None
+        raise CheckpointDamaged(path, f"it is not a checkpoint ({error!r})") from None
 
 
 def verify_digest(file: IO[bytes], path: str) -> None:

@@ -148,12 +148,12 @@ def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, F
                 parameters = file["parameters"]
                 buffers = file["buffers"].tobytes() if "buffers" in file.files else b""
     except READ_ERRORS as error:
-        raise UsageError(f"{path} is no saved model ({error}); save() writes NAME and NAME.json"
+        raise UsageError(f"{path} is not a saved model ({error}); save() writes NAME and NAME.json"
                          ) from None  # fmt: skip
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise UsageError(
             f"{description_path(path)} does not say format {FORMAT}, which this version of "
-            "sparkstrom reads: it is no description of a model, or of a newer version's"
+            "sparkstrom reads: it does not describe a model, or a newer version wrote it"
         )
     _check_description(description_path(path), description)
     if model is None:

@@ -173,7 +173,7 @@ class CheckpointWriter:
                 return ""
             if not self.written:
                 return f"no checkpoint is saved in {self._directory.url}: {why}"
-            return f"what was learnt after {self.written[-1].path} is not saved: {why}"
+            return f"what was learned after {self.written[-1].path} is not saved: {why}"
 
     def _wait_until_idle(self, end_s: float) -> bool:
         """Wait until no checkpoint is being written; return False if ``end_s`` comes first."""

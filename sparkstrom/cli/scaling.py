@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     step_s = _parse_flag("step", args.step, parse_duration)
     if args.measure is None and None in (n_params, step_s):
         missing = "--params" if n_params is None else "--step"
-        raise UsageError(f"{missing} is not given: give it, or --measure with a script that has it")
+        raise UsageError(f"{missing} is required, or --measure with a script that defines it")
     inputs = ScalingInputs(
         n_params=1 if n_params is None else n_params,  # until it is measured
         step_s=1.0 if step_s is None else step_s,

@@ -84,7 +84,7 @@ def layers_of(
     if missing := sorted(multipliers.keys() - used):
         shown = ", ".join(names[:NAMES_SHOWN]) + (" ..." if len(names) > NAMES_SHOWN else "")
         raise UsageError(
-            f"layer_multipliers names {missing[0]!r}, which is no layer of this model: {shown}"
+            f"layer_multipliers names {missing[0]!r}, which is not a layer of this model: {shown}"
         )
     return Layers(tuple(stops), tuple(found))
 

@@ -112,16 +112,15 @@ def horizon_warnings(master: SharedTrainingMaster, model: FlatModel, rows: list[
         return []
     if not isinstance(model, Paced):
         return [
-            f"a {type(model).__name__} counts each worker's own steps: momentum and schedules that"
-            " were tuned on one machine last too long on several; give it keep_pace"
-            " (sparkstrom.models.base.Paced), or say horizon='worker'"
+            f"a {type(model).__name__} counts each worker's own steps, so momentum and schedules"
+            " that were tuned on one machine last too long on several; implement keep_pace"
+            " (sparkstrom.models.base.Paced), or set horizon='worker'"
         ]
     if UNINSPECTABLE in adapted:
         return [
-            f"the optimizer has parts that cannot be looked into ({adapted[UNINSPECTABLE]}):"
-            " momentum inside counts each worker's own steps; build it with"
-            " optax.inject_hyperparams, or lower the momentum m to m ** workers yourself and say"
-            " horizon='worker'"
+            f"parts of the optimizer cannot be inspected ({adapted[UNINSPECTABLE]}): momentum"
+            " inside counts each worker's own steps; build it with optax.inject_hyperparams, or"
+            " lower the momentum m to m ** workers yourself and set horizon='worker'"
         ]
     return []
 
@@ -138,8 +137,9 @@ def momentum_warnings(
         acting = max(momenta, default=0.0) ** (1 / k)
         if acting > MOMENTUM_MAX:
             return [
-                f"{name} {max(momenta):g} counts each worker's own steps: on {k} workers it acts"
-                f" like {acting:.3g} on one machine; say horizon='fit', which makes it {change}"
+                f"{name} {max(momenta):g} counts each worker's own steps, so on {k} workers it acts"
+                f" like {acting:.3g} on one machine; set horizon='fit', which changes it to"
+                f" {change}"
             ]
     return []
 
@@ -150,18 +150,18 @@ def staleness_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list
     if k < 2 or fit.staleness <= max(STALENESS_MAX, STALENESS_ROUNDS_MAX * k):
         return []
     if master.max_staleness != AUTO:
-        remedy = f"max_staleness='auto' bounds it (it was {master.max_staleness})"
+        remedy = f"set max_staleness='auto' (it was {master.max_staleness})"
     elif isinstance(publish_every, int) and publish_every > 1:
-        remedy = f"publish_every='auto' holds back less (it was {publish_every})"
+        remedy = f"set publish_every='auto' (it was {publish_every})"
     else:
         remedy = (
-            "steps are short beside a message: a larger batch_size_per_worker, fewer workers or"
-            " max_lead=1 bring it down"
+            "steps are short compared with messages; use a larger batch_size_per_worker, fewer"
+            " workers or max_lead=1"
         )
     return [
-        "when an update was committed, its worker had not seen the others' last"
-        f" {fit.staleness:.0f} minibatches, {fit.staleness / k:.1f} rounds of {k} workers;"
-        f" beyond {max(STALENESS_MAX, STALENESS_ROUNDS_MAX * k):.0f} accuracy suffers: {remedy}"
+        f"updates were late: {fit.staleness:.0f} minibatches of the other workers on average,"
+        f" {fit.staleness / k:.1f} rounds of {k} workers; above"
+        f" {max(STALENESS_MAX, STALENESS_ROUNDS_MAX * k):.0f} accuracy suffers: {remedy}"
     ]
 
 
@@ -183,12 +183,12 @@ def clipping_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[
     """Return a warning if tau is so small that residuals grow until they are clipped."""
     if fit.clipped_share <= CLIPPED_MAX:
         return []
-    remedy = "take threshold='auto', a larger tau or levels=4"
+    remedy = "use threshold='auto', a larger tau or levels=4"
     if isinstance(algorithm_of(master.threshold), AutoThreshold):
-        remedy = "clip less, as by residual_post_processor=ResidualClipping(20.0)"
+        remedy = "clip less, as with residual_post_processor=ResidualClipping(20.0)"
     return [
-        f"{fit.clipped_share:.0%} of what was learnt was lost by clipping residuals: tau,"
-        f" {fit.tau:.2g} at the end, is too small to carry it; {remedy}"
+        f"residual clipping discarded {fit.clipped_share:.0%} of what was learned: tau"
+        f" ({fit.tau:.2g} at the end) is too small; {remedy}"
     ]
 
 
@@ -212,9 +212,9 @@ def sent_fraction_warnings(
         return []
     wanted = f"{low:.2g}" if low == high else f"{low:.2g} to {high:.2g}"
     return [
-        f"a publication sent {fit.sent_fraction:.2g} of all parameters, where {wanted} is wanted:"
-        f" take a {'larger' if too_much else 'smaller'} tau than {fit.tau:.2g}, which it was at"
-        " the end, or threshold='auto', which finds it at once"
+        f"a publication sent {fit.sent_fraction:.2g} of all parameters instead of {wanted}: use a"
+        f" {'larger' if too_much else 'smaller'} tau (it was {fit.tau:.2g} at the end), or"
+        " threshold='auto', which finds it"
     ]
 
 
@@ -225,9 +225,9 @@ def short_fit_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list
     if fit.publications >= needed:
         return []
     return [
-        f"a short fit: each worker published {fit.publications:.0f} times, and to share most of"
-        f" what it learns it needs {needed:.0f}; take fewer workers, more epochs or a smaller"
-        " batch_size_per_worker"
+        f"this fit was too short for {fit.workers} workers: each sent {fit.publications:.0f}"
+        f" updates (aim for {needed:.0f}), so most of what they learned was never shared; train"
+        " longer, use fewer workers, or reduce batch_size_per_worker"
     ]
 
 
@@ -239,7 +239,7 @@ def threshold_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list
     if isinstance(algorithm_of(master.threshold), AutoThreshold):
         return []
     return [
-        f"what was learnt waited in residuals for {fit.waiting:,.0f} minibatches on average, of"
-        f" {fit.minibatches:,}: tau, {fit.tau:.2g} at the end, does not carry it; take"
-        " threshold='auto', a larger tau or levels=4"
+        f"changes waited in residuals for {fit.waiting:,.0f} of {fit.minibatches:,} minibatches on"
+        f" average: tau ({fit.tau:.2g} at the end) is too small; use threshold='auto', a larger"
+        " tau or levels=4"
     ]

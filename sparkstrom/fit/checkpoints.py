@@ -244,7 +244,7 @@ class CheckpointListener(FitListener):
             snapshot = self._master.snapshot(updaters=True)
         except SparkstromError as error:
             where = self._config.directory.url
-            text = f"what was learnt since the last checkpoint is not saved in {where}: {error}"
+            text = f"what was learned since the last checkpoint is not saved in {where}: {error}"
             return [*self._close(None), text]
         return self._close(self._make_content(snapshot))
 

@@ -81,9 +81,9 @@ class EarlyStoppingListener(FitListener):
             return
         if not epoch.held_weight and self._rule.needs_held_out:
             raise UsageError(
-                f"early_stopping={self._rule!r} has nothing to judge by: validation holds no rows "
-                "out, or only rows of weight 0; give a larger fraction, or a column that is true "
-                "for some rows"
+                f"early_stopping={self._rule!r} has no held-out rows to measure: validation "
+                "selects none, or only rows of weight 0; give a larger fraction, or a column that "
+                "is true for some rows"
             )
         self._is_copy_due |= self._judge.observe(epoch.epoch, epoch.validation)
         self._stop(self._judge.reason_to_stop(epoch.epoch))
@@ -164,7 +164,7 @@ def check_validation(
         )
     if rule is not None and rule.needs_held_out and not validation:
         raise UsageError(
-            f"early_stopping={shown(rule)} needs rows that nobody trains on: give"
+            f"early_stopping={shown(rule)} needs held-out rows: pass"
             " validation=0.1, or the name of a boolean column"
         )
     if rule is not None and rule.metric != LOSS and label in (None, ()):

@@ -188,7 +188,7 @@ def describe_phase(progress: Progress) -> str:
     if progress.phase is Phase.GATHERING and not here:
         return f"starting {wanted} Python worker{'s' * (wanted > 1)}"
     if progress.phase is Phase.GATHERING and here < wanted:
-        return f"{here} of {wanted} workers are ready"
+        return f"{here} of {wanted} workers ready"
     if progress.phase is Phase.GATHERING or not progress.copied:
         return "copying parameters"
     return "training" if progress.minibatches else "taking the first steps"

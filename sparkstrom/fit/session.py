@@ -74,8 +74,8 @@ RESTARTED = (
 RESTARTS_EXHAUSTED = "{lost} It was loss {loss} of this fit, and controller_restarts={most}"
 
 PARAMETERS_LOST = (
-    "network.parameters are those from before the fit: what was learnt went with the controller's "
-    "task, which had no TCP connection to this program to send it over, or was cancelled first"
+    "network.parameters are those from before the fit: the controller's task could not send newer "
+    "ones, because it had no TCP connection to this program or was cancelled first"
 )
 
 
@@ -222,20 +222,20 @@ class FitSession:
         if workers != len(point.starts):
             complete = runner.spec.starts[0].position.epoch
             self._reporting.warn(
-                f"{point.path} is of {len(point.starts)} workers and there are {workers} now:"
+                f"{point.path} was written by {len(point.starts)} workers, now there are {workers}:"
                 " rows are distributed differently, and all of epoch"
                 f" {complete + 1} is trained again"
             )
         if not point.states.one:
             self._reporting.warn(
-                f"{point.path} has no optimizer's state, because no worker could lend one in"
-                " time: momentum and second moments begin anew"
+                f"{point.path} has no optimizer state, because no worker sent one in time:"
+                " momentum and second moments start at zero"
             )
         if point.missing_states and point.states.one and workers == len(point.starts):
             partitions = ", ".join(map(str, point.missing_states))
             self._reporting.warn(
-                f"{point.path} has no optimizer's state of the workers of partitions {partitions},"
-                " which did not lend theirs in time: they go on with another one's"
+                f"{point.path} has no optimizer state of the workers of partitions {partitions},"
+                " which did not send theirs in time: they continue with another worker's"
             )
 
     def _checkpoint_listener(

@@ -577,12 +577,12 @@ def _unchanged_parameters_warning(minibatches: int, total: FitTotals) -> list[st
         return []
     if not total.training.residual_square:
         return [
-            "no minibatch changed a parameter: the fit delivers those it began with; does the step "
-            "compute with the parameters it is given, and is the learning rate above 0?"
+            "no minibatch changed a parameter, so the fit returns the initial ones; check that the "
+            "step works on the bound parameters and that the learning rate is above 0"
         ]
     return [
         "no worker sent anything: every change stayed below its threshold (at the end "
-        f"{mean_tau(total):.2e}), so the fit delivers the parameters it began with: train longer,"
+        f"{mean_tau(total):.2e}), so the fit returns the initial parameters: train longer,"
         " or lower a threshold that you have set"
     ]
 
@@ -592,6 +592,6 @@ def _unknown_counter_warning(names: Sequence[str]) -> list[str]:
     if not names:
         return []
     return [
-        f"workers sent {len(names)} counters that this driver does not know, which are in no "
-        f"figure: {', '.join(names)}; please report this as a bug"
+        f"workers sent {len(names)} counters that this driver does not know and does not "
+        f"report: {', '.join(names)}; please report this as a bug"
     ]

@@ -64,7 +64,7 @@ STAGE_ATTEMPTS_HINT = (
 )
 
 CANCELLED_MESSAGE = (
-    "the job was cancelled: {}; network.parameters hold what was learnt until then, unless a"
+    "the job was cancelled: {}; network.parameters hold what was learned until then, unless a"
     " warning says otherwise"
 )
 
@@ -252,8 +252,8 @@ class StartMonitor(FitListener):
             here, there, who = self._controller, progress.unresponsive_peers[0], self._master_name
             raise NetworkError(
                 f"the {who} at {here} hears the executor at {there}, which does not hear the "
-                f"{who}: UDP from {here.host} to {there.host} is dropped; ask whoever has the "
-                "firewalls (or security groups) of both hosts to allow UDP from "
+                f"{who}: UDP from {here.host} to {there.host} is dropped; in the firewalls (or "
+                "security groups) of both hosts, allow UDP from "
                 f"{here.host} to {there.host} {format_executor_ports(self._void, there.port)}"
             )
         _, failed = self._job.tasks()

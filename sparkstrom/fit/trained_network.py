@@ -193,18 +193,18 @@ RESTART_MESSAGE = (
     "this is attempt {attempt} of {application}, and it trains from the beginning: {reason}"
 )
 NO_DIRECTORY = (
-    "the one before saved nothing; give checkpoint_directory=... on a file system that every node"
-    " reaches, such as hdfs:///runs/7, and the next attempt goes on from the newest checkpoint"
+    "the last attempt saved nothing; set checkpoint_directory=... on a file system that every node"
+    " reaches, such as hdfs:///runs/7, and the next attempt resumes from the newest checkpoint"
 )
 RESUME_IS_OFF = (
-    "resume=False says so; without it, an attempt goes on from the newest checkpoint in {url}"
+    "resume=False is set; without it, an attempt resumes from the newest checkpoint in {url}"
 )
 NO_CHECKPOINT = (
-    "there is no checkpoint in checkpoint_directory={url!r}: the one before ended before the first"
-    " was written (checkpoint_every={every!r})"
+    "there is no checkpoint in checkpoint_directory={url!r}: the last attempt ended before"
+    " the first was written (checkpoint_every={every!r})"
 )
 OTHER_NODE = (
-    ", or ran on another node, whose files this one does not see; give checkpoint_directory=... on"
+    ", or ran on another node, whose files this one does not see; set checkpoint_directory=... on"
     " a file system that every node reaches, such as hdfs:///runs/7"
 )
 

@@ -238,8 +238,8 @@ def _report_damage(data: Any, batches: Iterable[Any]) -> Iterator[Any]:
         yield from batches
     except (OSError, pa.ArrowException) as error:
         raise UsageError(
-            f"data={shorten_value(data)} cannot be read on: {first_line(error)}; check the file, or"
-            " write it again"
+            f"data={shorten_value(data)} cannot be read to the end: {first_line(error)}; check the"
+            " file, or write it again"
         ) from error
 
 
@@ -417,7 +417,7 @@ def _iter_rows(data: Any) -> Iterable[Any]:
     ):  # a map-style Dataset
         return (data[i] for i in range(len(data)))
     raise UsageError(
-        f"rows cannot be drawn from a {type(data).__module__}.{type(data).__name__}: pass"
+        f"rows cannot be read from a {type(data).__module__}.{type(data).__name__}: pass"
         " (features, labels) as arrays, an Arrow table, paths of Parquet files, a Dataset of torch"
         " or an iterable of (features, label)"
     )

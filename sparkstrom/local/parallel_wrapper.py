@@ -177,7 +177,7 @@ class ParallelWrapper(TrainedNetwork):
             TrainingError: Training failed; the error has the partition and the worker's traceback.
         """
         if not self._closing.alive:
-            raise UsageError("this ParallelWrapper is closed: make another one")
+            raise UsageError("this ParallelWrapper is closed: create another one")
         record = FitRecord()
         held = validation if holds_rows(validation) else None
         chosen = ColumnSpec(features, label, weight, validation if held is None else HELD_OUT)
@@ -218,7 +218,7 @@ class ParallelWrapper(TrainedNetwork):
         if os.getpid() != self._owner:
             raise UsageError(
                 f"this ParallelWrapper was made in process {self._owner}, and this one was forked"
-                " from it: make another one here"
+                " from it: create another one here"
             )
         if not self._training.acquire(blocking=False):
             raise UsageError(

@@ -42,7 +42,7 @@ LOG_TAIL_BYTES = 2000  # of a dead worker's output, in the error
 EXIT_TIMEOUT_S = 5.0  # for an idle process to exit
 THREAD_LIMIT_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 CLOSED_MESSAGE = (
-    "this ParallelWrapper was closed while it trained; what was learnt in this fit is lost"
+    "this ParallelWrapper was closed while it trained; what was learned in this fit is lost"
 )
 FAILURES_MAX = 4  # of one partition; Spark's default for tasks (spark.task.maxFailures)
 POLL_S = 0.1

@@ -215,8 +215,8 @@ def _plan_ports(placement: WorkerPlacement, master: SharedTrainingMaster) -> tup
     last = first + max(needed, PORTS_PER_HOST) - 1
     if last > 65_535:
         raise UsageError(
-            f"unicast_port={first}: {needed} ports are wanted from there on, and the last is "
-            "65535; begin lower"
+            f"unicast_port={first}: a host needs {needed} ports from there on, but the last port "
+            "is 65535; choose a lower one"
         )
     return first, last
 

@@ -557,11 +557,12 @@ def measure_script(path: Path, density: float) -> StepMeasurement:
     lacking = [name for name in ("model", "batch") if name not in variables]
     if lacking:
         raise UsageError(
-            f"--measure {path}: it leaves no {' and no '.join(lacking)}; name {SCRIPT_REQUIREMENTS}"
+            f"--measure {path}: it defines no {' and no '.join(lacking)}; name"
+            f" {SCRIPT_REQUIREMENTS}"
         )
     model, batch = variables["model"], variables["batch"]
     if (why := explain_invalid_model(model)) is not None:
-        raise UsageError(f"--measure {path} leaves no model: {why}")
+        raise UsageError(f"--measure {path} defines no model: {why}")
     if not isinstance(batch, tuple) or len(batch) not in (2, 3):
         kind = type(batch).__name__
         raise UsageError(

@@ -226,7 +226,7 @@ class ParallelInference:
         if os.getpid() != self._owner:
             raise UsageError(
                 f"this ParallelInference was made in process {self._owner}, and this one was forked"
-                " from it: make another one here"
+                " from it: create another one here"
             )
 
     @contextmanager
@@ -329,13 +329,13 @@ class ModelPool:
         handover.put(model)
 
 
-CLOSED_TEXT = "this ParallelInference is closed: make another one"
+CLOSED_TEXT = "this ParallelInference is closed: create another one"
 
 
 def raise_queue_full(limit: int) -> NoReturn:
     """Raise QueueFull because ``limit`` requests are waiting."""
     raise QueueFull(
-        f"queue_limit={limit}: so many requests wait, and this one is refused: try again later, or "
+        f"queue_limit={limit}: the queue is full, so this request is refused: try again later, or "
         "set more workers, a larger batch_limit or a longer queue"
     )
 

@@ -64,7 +64,7 @@ def _check_own_address(address: str, addresses: Sequence[InterfaceAddress]) -> s
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError as error:
-        raise UsageError(f"{address!r} is no IP address: {error}") from None
+        raise UsageError(f"{address!r} is not an IP address: {error}") from None
     # Every address in 127.0.0.0/8 is this host, though only 127.0.0.1 is addresses.
     if parsed.is_loopback or any(
         ipaddress.ip_address(entry.address) == parsed for entry in addresses

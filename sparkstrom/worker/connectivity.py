@@ -235,12 +235,12 @@ def format_unreachable(route: ControllerRoute, own_endpoint: Endpoint, seconds: 
     peer_name = master_name(void.controller)
     return (
         f"UDP between the executor on {socket.gethostname()} at {own} and the {peer_name} at "
-        f"{peer} is dropped: no answer within {seconds:g} s; ask whoever has the firewalls (or "
-        f"security groups) of both hosts to allow UDP from {own.host} to {peer.host} port "
+        f"{peer} is dropped: no answer within {seconds:g} s; in the firewalls (or security "
+        f"groups) of both hosts, allow UDP from {own.host} to {peer.host} port "
         f"{peer.port}, and from {peer.host} to {own.host} "
         f"{format_executor_ports(void, own.port)}, with the answers to both"
-        f"{_fixed_port_hint(void)}; or, where this is not the network they share, "
-        "name that by network_mask"
+        f"{_fixed_port_hint(void)}; or, if this is not the network they share, "
+        "set network_mask to that network"
     )
 
 

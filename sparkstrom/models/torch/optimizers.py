@@ -69,10 +69,10 @@ def refuse_instances(optimizer: Any, scheduler: Any, groups: Any) -> None:
     """Raise UsageError, with the code to write, for an object passed instead of its factory."""
     if isinstance(optimizer, Optimizer):
         raise UsageError(
-            f"pass optimizer={_format_factory(optimizer, optimizer.defaults)}, with `import"
-            f" functools`, instead of the {type(optimizer).__name__} itself: each worker makes one"
-            " of the parameters that it trains"
-            + ("; groups= makes its groups" if len(optimizer.param_groups) > 1 else "")
+            f"optimizer must be a factory, not an instance of {type(optimizer).__name__}, because"
+            " each worker builds its own: pass"
+            f" {_format_factory(optimizer, optimizer.defaults)} (import functools)"
+            + (", and groups= for its groups" if len(optimizer.param_groups) > 1 else "")
         )
     if not callable(optimizer):
         raise UsageError(
@@ -81,9 +81,9 @@ def refuse_instances(optimizer: Any, scheduler: Any, groups: Any) -> None:
         )
     if isinstance(scheduler, LRScheduler):
         raise UsageError(
-            f"pass scheduler={_format_factory(scheduler, vars(scheduler))}, with `import"
-            f" functools`, instead of the {type(scheduler).__name__} itself: each worker makes one"
-            " of its optimizer"
+            f"scheduler must be a factory, not an instance of {type(scheduler).__name__}, because"
+            " each worker builds its own: pass"
+            f" {_format_factory(scheduler, vars(scheduler))} (import functools)"
         )
     if groups is not None and not callable(groups):
         raise UsageError(

@@ -182,8 +182,8 @@ def _add_line(history: RunHistory, index: int, line: bytes) -> None:
         history.unreadable_lines.append(index)
         if len(history.unreadable_lines) >= UNREADABLE_LINES_MAX and not history.fits:
             raise UsageError(
-                f"the first {UNREADABLE_LINES_MAX:,} lines of {history.path} are none of a run log;"
-                f" {REMEDY}"
+                f"the first {UNREADABLE_LINES_MAX:,} lines of {history.path} are not from a run"
+                f" log; {REMEDY}"
             )
         return
     is_new = as_text(event["event"]) == "fit_begin"

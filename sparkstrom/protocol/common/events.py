@@ -72,12 +72,11 @@ class TimeoutReason(enum.Enum):
         "network between this executor and it is down"
     )
     PLACE = (
-        "no place in the mesh for {silent:.0f} s, although the master answers: those above it do "
-        "not get their replicas; look at their logs"
+        "no place in the mesh for {silent:.0f} s, although the master answers: nodes above it have "
+        "no replica yet; look at their logs"
     )
     PARENT = (
-        "the node that it stands under has had no replica for it for {silent:.0f} s, although it "
-        "answers"
+        "its parent in the mesh has had no replica for it for {silent:.0f} s, although it answers"
     )
     SNAPSHOT = (
         "catching up made no progress for {silent:.0f} s: no part of the replica arrived, or each "
@@ -91,7 +90,7 @@ class TimeoutReason(enum.Enum):
     )
     UPDATES = (
         "the updates of the others did not arrive for {silent:.0f} s, although the master answers: "
-        "look at the link of this executor and at that of the node it stands under"
+        "look at the links of this executor and of its parent in the mesh"
     )
     STEP = "one training step took longer than {silent:.0f} s: raise step_timeout if that is normal"
 
@@ -101,11 +100,11 @@ class WorkerShortage(enum.Enum):
 
     AT_START = (
         "{} workers joined within {:.0f} s, min_workers is {} (of {} partitions): lower "
-        "min_workers, raise start_timeout, take fewer workers, or give an application of Spark's "
+        "min_workers, raise start_timeout, use fewer workers, or give a Spark application "
         "more task slots (--num-executors, --executor-cores)"
     )
     LATER = (
-        "partition {} has been without a worker for {:.0f} s: nobody has started another one; on "
+        "partition {} has been without a worker for {:.0f} s: no replacement has started; on "
         "Spark see the executors' state in its UI (lost, out of memory, no free slot?)"
     )
 

@@ -159,7 +159,7 @@ STAYS_WARNING = (
     "sparkstrom warns: the controller stays in this program (controller='auto'), as other "
     "executors reach it: {why}"
 )
-NO_SLOT_ERROR = "{why}. Or have the controller on an executor: {error}"
+NO_SLOT_ERROR = "{why}. Or run the controller on an executor: {error}"
 
 
 @dataclass(frozen=True, slots=True)

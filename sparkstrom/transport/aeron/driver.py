@@ -608,7 +608,7 @@ class _Deadline:
         """Do the client's work and sleep briefly; raise SetupError once the time is over."""
         if not self._do_work() or time.monotonic() > self._end_s:
             raise SetupError(
-                f"the media driver does not hear itself at {self._uri} within "
+                f"the media driver does not receive its own datagrams at {self._uri} within "
                 f"{SELF_TEST_TIMEOUT_S:g} s: is UDP to the host's own address filtered, or the "
                 "machine overloaded?"
             )
@@ -633,6 +633,6 @@ def _check_layout(
     )
     if not agrees:
         raise SetupError(
-            f"{aeron.path} ({aeron.version}) lays out frames or structs otherwise than sparkstrom "
-            "reads them: use the pinned library (`sparkstrom fetch-aeron`)"
+            f"{aeron.path} ({aeron.version}) has another layout of frames or structs than "
+            "sparkstrom reads: use the pinned library (`sparkstrom fetch-aeron`)"
         )

@@ -41,7 +41,7 @@ def test_a_full_disk_costs_checkpoints_and_is_told_once(mounted: Mounted) -> Non
     assert "update 1 not written" in said[0]
     assert "(No space left on device): training continues" in said[0]
     assert writer.unsaved_reason == (
-        f"what was learnt after {path}/checkpoint-000002.npz is not saved: "
+        f"what was learned after {path}/checkpoint-000002.npz is not saved: "
         "the end of the fit could not be written (No space left on device)"
     )
     newest = CheckpointDirectory(path).read_newest(said.append)

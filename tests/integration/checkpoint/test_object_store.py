@@ -89,7 +89,7 @@ def test_a_store_that_is_away_for_a_while_costs_checkpoints(s3: TcpDoor) -> None
     assert "update 1 not written to s3://bucket/run/1 (" in said[0]
     assert "written again, after 2 that failed" in said[1]
     assert writer.unsaved_reason.startswith(
-        f"what was learnt after {URL}/checkpoint-000002.npz is not saved: the end of the fit"
+        f"what was learned after {URL}/checkpoint-000002.npz is not saved: the end of the fit"
     )
     with pytest.raises(SetupError, match="wait until the store is back"):
         directory.read_newest(pytest.fail)
@@ -149,7 +149,7 @@ def test_a_store_that_answers_slowly_is_not_waited_for(s3: TcpDoor) -> None:
     assert writer.busy
     writer.close(numbered(3), timeout_s=0.2)
     assert writer.unsaved_reason.startswith(
-        f"what was learnt after {URL}/checkpoint-000001.npz is not saved: writing update 2 takes"
+        f"what was learned after {URL}/checkpoint-000001.npz is not saved: writing update 2 takes"
     )
     s3.delay_s = 0.0
     wait_for(writer)

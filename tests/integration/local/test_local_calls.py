@@ -110,5 +110,5 @@ def test_evaluate_takes_what_fit_takes(wrapper: Callable[..., ParallelWrapper]) 
         assert made.evaluate(data).classification.accuracy == found
     with pytest.raises(UsageError, match="there are no rows to evaluate"):
         made.evaluate((FEATURES[:0], LABELS[:0]))
-    with pytest.raises(UsageError, match="rows cannot be drawn from"):
+    with pytest.raises(UsageError, match="rows cannot be read from"):
         made.evaluate(3)

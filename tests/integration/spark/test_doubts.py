@@ -48,7 +48,7 @@ def test_momentum_of_own_steps_and_a_tau_that_is_too_small(spark, make_network, 
     network.close()
     momentum, clipping = summary.warnings
     assert "on 4 workers it acts like 0.974 on one machine" in momentum
-    assert "lost by clipping residuals: tau, 1e-05 at the end" in clipping
+    assert "of what was learned: tau (1e-05 at the end)" in clipping
     assert [text for text in caplog.messages if text in summary.warnings] == summary.warnings
 
 

@@ -272,7 +272,7 @@ def test_paths_are_taken_from_where_the_program_stands(
 
 
 def test_where_there_is_no_checkpoint_the_call_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"has no checkpoint: name a file"):
+    with pytest.raises(UsageError, match=r"contains no checkpoint: name a checkpoint file"):
         open_checkpoint(tmp_path, silent)
     for missing in (tmp_path / "x.npz", "memory://nothing/x.npz"):
         with pytest.raises(UsageError, match=r"there is no checkpoint '.*x.npz'"):

@@ -154,7 +154,7 @@ def test_what_somebody_else_has_made_is_damaged(name: str, content: bytes) -> No
             about = {"format": 1, "sparkstrom": "0.1.0", "description": {}}
             npz.writestr("description.json", json.dumps(about))
         npz.comment = DIGEST_MARK + b"0" * DIGEST_CHARS
-    with pytest.raises(CheckpointDamaged, match="it is no checkpoint"):
+    with pytest.raises(CheckpointDamaged, match="it is not a checkpoint"):
         read(resealed(file.getvalue()))
 
 
@@ -166,7 +166,7 @@ def test_a_packed_member_of_great_length_is_not_unpacked() -> None:
         with npz.open("theta.npy", "w") as member:
             np.lib.format.write_array(member, np.zeros(1_000_000), allow_pickle=False)
         npz.comment = DIGEST_MARK + b"0" * DIGEST_CHARS
-    with pytest.raises(CheckpointDamaged, match="it is no checkpoint"):
+    with pytest.raises(CheckpointDamaged, match="it is not a checkpoint"):
         read(resealed(file.getvalue()))
 
 

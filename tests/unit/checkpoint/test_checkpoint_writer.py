@@ -144,7 +144,7 @@ def test_what_is_not_saved_at_the_end_is_said(bench: Bench) -> None:
     bench.store.error = READ_ONLY
     bench.writer.close(numbered(2))
     assert bench.writer.unsaved_reason == (
-        f"what was learnt after {bench.store.url}/checkpoint-000001.npz is not saved: "
+        f"what was learned after {bench.store.url}/checkpoint-000001.npz is not saved: "
         "the end of the fit could not be written (Read-only file system)"
     )
 

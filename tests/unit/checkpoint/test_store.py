@@ -67,17 +67,17 @@ def test_two_files_of_different_models_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no saved model"):
+    with pytest.raises(UsageError, match="is not a saved model"):
         load_model(tmp_path / "nothing.npz")
     save(tmp_path / "model.npz")
     for content in (b"", b"no zip", (tmp_path / "model.npz").read_bytes()[:100]):
         (tmp_path / "broken.npz").write_bytes(content)
         description_path(tmp_path / "broken.npz").write_text("{}")
-        with pytest.raises(UsageError, match="is no saved model"):
+        with pytest.raises(UsageError, match="is not a saved model"):
             load_model(tmp_path / "broken.npz")
     np.save(tmp_path / "array.npy", np.zeros(15, np.float32))
     description_path(tmp_path / "array.npy").write_text("{}")
-    with pytest.raises(UsageError, match="is no saved model"):
+    with pytest.raises(UsageError, match="is not a saved model"):
         load_model(tmp_path / "array.npy")
 
 
@@ -92,14 +92,14 @@ def test_a_description_that_is_none_is_refused(tmp_path: Path, text: str) -> Non
 def test_an_npz_of_something_else_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "model.npz")
     np.savez(tmp_path / "model.npz", other=np.zeros(15, np.float32))
-    with pytest.raises(UsageError, match="is no saved model"):
+    with pytest.raises(UsageError, match="is not a saved model"):
         load_model(tmp_path / "model.npz")
 
 
 def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
     save(tmp_path / "model.npz")
     np.savez(tmp_path / "model.npz", parameters=np.array([object()]))
-    with pytest.raises(UsageError, match="is no saved model"):
+    with pytest.raises(UsageError, match="is not a saved model"):
         load_model(tmp_path / "model.npz")
 
 

@@ -86,8 +86,8 @@ def test_a_script_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
     ("script", "words"),
     [
         (None, "there is no such file"),
-        ("x = 1", "it leaves no model and no batch"),
-        (SCRIPT + "model = 3", "leaves no model: model=3: pass"),
+        ("x = 1", "it defines no model and no batch"),
+        (SCRIPT + "model = 3", "defines no model: model=3: pass"),
         (SCRIPT + "batch = batch[0]", "`batch` is a ndarray"),
         (SCRIPT + "batch = batch[0][:, :5], batch[1]", "5"),
         (SCRIPT + "batch = batch[0][:0], batch[1][:0]", "`batch` has no rows"),
@@ -164,7 +164,7 @@ def test_what_cannot_be_is_refused(
 def test_the_work_has_to_be_given(capsys: pytest.CaptureFixture[str], flag: str) -> None:
     at = ASKED.index(flag)
     assert main(ASKED[:at] + ASKED[at + 2 :]) == 2
-    assert f"{flag} is not given" in capsys.readouterr().err
+    assert f"{flag} is required" in capsys.readouterr().err
 
 
 def test_a_script_imports_what_lies_beside_it_and_may_leave_tensors(

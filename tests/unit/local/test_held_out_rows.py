@@ -101,7 +101,7 @@ def test_a_fraction_and_a_columns_name_are_no_rows(value: Any) -> None:
             arrays(0, 9),
             np.array(0.5),
             ColumnSpec(),
-            "validation: rows cannot be drawn from a numpy",
+            "validation: rows cannot be read from a numpy",
         ),
         (arrays(0, 9), ["ab"], ColumnSpec(), "validation: data=.*there is no ab"),
     ],

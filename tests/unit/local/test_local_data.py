@@ -169,7 +169,7 @@ def damaged(directory: Path) -> Path:
 @pytest.mark.parametrize("opened", [str, parquet.ParquetFile, dataset.dataset])
 def test_a_file_that_is_damaged_inside_is_named(opened: Any, tmp_path: Path) -> None:
     data = opened(damaged(tmp_path))
-    with pytest.raises(UsageError, match=r"data=.* cannot be read on: "):
+    with pytest.raises(UsageError, match=r"data=.* cannot be read to the end: "):
         rows_of(data, TABLE)
 
 
@@ -212,7 +212,7 @@ def test_dealt_rows_are_all_there_once_and_the_same_again(tmp_path: Path) -> Non
         (
             7,
             ColumnSpec(),
-            "rows cannot be drawn from a builtins.int: pass .features, labels. as arrays",
+            "rows cannot be read from a builtins.int: pass .features, labels. as arrays",
         ),
         ((X, Y[:9]), ColumnSpec(), r"have \[50, 9\] rows: all need the same number"),
         ((X, Y, -W), ColumnSpec(), r"row 0 of the data has weight"),

@@ -83,7 +83,7 @@ def test_modules(module: Any, why: str) -> None:
         ({"loss": nn.Bilinear(1, 1, 1)}, "loss Bilinear has its own parameters"),
         (
             {"optimizer": optim.SGD([torch.ones(1)], lr=1)},
-            r"^pass optimizer=functools.partial\(torch.optim.SGD, lr=1\), with",
+            r"own: pass functools.partial\(torch.optim.SGD, lr=1\) \(import functools\)",
         ),
         ({"optimizer": lambda params: 7}, "returned a int"),
         ({"optimizer": partial(optim.SGD, lr=-1)}, "rejects these parameters: .*-1"),

@@ -78,12 +78,12 @@ def test_a_long_fit_fills_no_log(clock: Clock) -> None:
 def test_another_phase_is_told_at_once(clock: Clock) -> None:
     stream = io.StringIO()
     shown = PlainTextDisplay(stream)
-    for phase in ("starting 4 Python workers", "3 of 4 workers are ready", "copying parameters"):
+    for phase in ("starting 4 Python workers", "3 of 4 workers ready", "copying parameters"):
         shown.show(line(phase=phase, epoch=0.0))
         shown.show(line(phase=phase, epoch=0.0))
     assert stream.getvalue().splitlines() == [
         "sparkstrom: starting 4 Python workers  0 s",
-        "sparkstrom: 3 of 4 workers are ready  0 s",
+        "sparkstrom: 3 of 4 workers ready  0 s",
         "sparkstrom: copying parameters  0 s",
     ]
 

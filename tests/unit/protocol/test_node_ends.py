@@ -349,4 +349,4 @@ def test_a_parent_without_a_replica_has_a_deadline(node: Any, make: Any) -> None
         node.alive()
         assert node.order is Command.WAIT
         node.tick(1.0)
-    assert failed_with(node).startswith("the node that it stands under has had no replica for it")
+    assert failed_with(node).startswith("its parent in the mesh has had no replica for it")

@@ -112,7 +112,7 @@ def test_the_models_own_words_arrive(watch: Watch, mode: InferenceMode) -> None:
 def test_a_full_queue_refuses_at_once(watch: Watch, mode: InferenceMode) -> None:
     held = HeldUp(watch, queue_limit=2, inference_mode=mode)
     waiting = [held.inference.submit(rows(1)) for _ in range(2)]
-    with pytest.raises(QueueFull, match="queue_limit=2: so many requests wait"):
+    with pytest.raises(QueueFull, match="queue_limit=2: the queue is full"):
         held.inference.output(rows(1))
     held.go_on()
     assert [one.result(DEADLINE_S)[0, 0] for one in waiting] == [1, 1]

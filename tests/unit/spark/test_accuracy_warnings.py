@@ -85,9 +85,9 @@ def test_the_momentum_of_a_model_that_cannot_say_is_not_guessed() -> None:
 @pytest.mark.parametrize(
     ("options", "remedy"),
     [
-        ({"max_staleness": None}, "max_staleness='auto' bounds it (it was None)"),
-        ({"max_staleness": 2}, "max_staleness='auto' bounds it (it was 2)"),
-        ({"publish_every": 4}, "publish_every='auto' holds back less (it was 4)"),
+        ({"max_staleness": None}, "set max_staleness='auto' (it was None)"),
+        ({"max_staleness": 2}, "set max_staleness='auto' (it was 2)"),
+        ({"publish_every": 4}, "set publish_every='auto' (it was 4)"),
         ({"publish_every": 1}, "a larger batch_size_per_worker, fewer workers or max_lead=1"),
         ({}, "a larger batch_size_per_worker, fewer workers or max_lead=1"),
     ],
@@ -96,7 +96,8 @@ def test_staleness_beyond_what_was_harmless(options: Any, remedy: str) -> None:
     master = SharedTrainingMaster(**options)
     assert staleness_warnings(master, replace(HEALTHY, staleness=30.0)) == []
     (text,) = staleness_warnings(master, replace(HEALTHY, staleness=30.4))
-    assert "last 30 minibatches, 7.6 rounds of 4 workers; beyond 30 accuracy suffers" in text
+    assert "late: 30 minibatches of the other workers on average, 7.6 rounds of 4 workers" in text
+    assert "above 30 accuracy suffers" in text
     assert remedy in text
 
 
@@ -113,9 +114,9 @@ def test_a_worker_alone_has_nobody_to_be_late_for() -> None:
 def test_what_clipping_took() -> None:
     assert density_warnings(AUTO, replace(HEALTHY, clipped_share=0.1)) == []
     (text,) = density_warnings(AUTO, replace(HEALTHY, clipped_share=0.52, sent_fraction=0.9))
-    assert "52% of what was learnt was lost by clipping" in text
-    assert "tau, 0.0008 at the end" in text
-    assert "clip less, as by residual_post_processor=" in text  # the threshold is "auto" already
+    assert "residual clipping discarded 52% of what was learned" in text
+    assert "tau (0.0008 at the end)" in text
+    assert "clip less, as with residual_post_processor=" in text  # the threshold is "auto" already
     fixed = SharedTrainingMaster(threshold=FixedThreshold(1e-3))
     (text,) = density_warnings(fixed, replace(HEALTHY, clipped_share=0.52, sent_fraction=0.9))
     assert "threshold='auto'" in text
@@ -148,7 +149,7 @@ def test_too_much_is_sent(threshold: Any, most: float) -> None:
     assert density_warnings(master, replace(HEALTHY, sent_fraction=most)) == []
     (text,) = density_warnings(master, above)
     assert f"sent {1.01 * most:.2g} of all parameters" in text
-    assert "a larger tau than 0.0008" in text
+    assert "a larger tau (it was 0.0008 at the end)" in text
     assert (
         density_warnings(master, replace(above, publications=9.9)) == []
     )  # it had no time to rise
@@ -160,13 +161,13 @@ def test_too_little_is_sent_and_learning_waits() -> None:
     master = SharedTrainingMaster(threshold=TargetSparsityThreshold(1.0))
     below, enough = replace(WAITS, sent_fraction=1.9e-4), 1e9
     (text,) = density_warnings(master, below)
-    assert "sent 0.00019 of all parameters, where 0.001 is wanted: take a smaller tau" in text
+    assert "sent 0.00019 of all parameters instead of 0.001: use a smaller tau" in text
     assert (
         density_warnings(master, replace(below, waiting=960)) == []
     )  # all that there was left soon
     at_bound = replace(below, sent_fraction=2e-4, publications=enough)
     (text,) = density_warnings(master, at_bound)
-    assert "wanted" not in text
+    assert "instead of" not in text
 
 
 def test_the_wish_of_somebody_elses_threshold_is_not_known() -> None:
@@ -190,7 +191,7 @@ def test_a_threshold_of_a_users_own_that_says_what_it_aims_at_is_held_to_it() ->
 
     master = SharedTrainingMaster(threshold=Aimed())
     (text,) = density_warnings(master, replace(HEALTHY, sent_fraction=0.9))
-    assert "sent 0.9 of all parameters, where 0.001 to 0.01 is wanted" in text
+    assert "sent 0.9 of all parameters instead of 0.001 to 0.01" in text
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -208,10 +209,10 @@ def test_each_threshold_says_what_it_aims_at(algorithm: Any) -> None:
 def test_too_few_steps_for_the_density(threshold: Any, needed: int) -> None:
     master = SharedTrainingMaster(threshold=threshold)
     (text,) = density_warnings(master, replace(WAITS, publications=needed - 1))
-    assert f"published {needed - 1} times, and to share most" in text
-    assert f"it needs {needed}; take fewer workers, more epochs" in text
+    assert f"each sent {needed - 1} updates (aim for {needed})" in text
+    assert "train longer, use fewer workers, or reduce" in text
     enough = density_warnings(master, replace(WAITS, publications=needed))
-    assert not any("published" in text for text in enough)
+    assert not any("too short" in text for text in enough)
     assert density_warnings(master, replace(WAITS, publications=9, waiting=960)) == []
 
 
@@ -219,8 +220,8 @@ def test_a_tau_that_does_not_carry_what_is_learnt() -> None:
     adaptive = SharedTrainingMaster(threshold=AdaptiveThreshold())
     assert density_warnings(adaptive, replace(WAITS, waiting=960)) == []
     (text,) = density_warnings(adaptive, WAITS)
-    assert "waited in residuals for 961 minibatches on average, of 1,920: tau, 0.0008" in text
-    assert "take threshold='auto'" in text
+    assert "waited in residuals for 961 of 1,920 minibatches on average: tau (0.0008" in text
+    assert "use threshold='auto'" in text
     assert density_warnings(AUTO, WAITS) == []
 
 
@@ -255,7 +256,7 @@ def test_all_are_told_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     )
     with caplog.at_level(logging.WARNING, module.__name__):
         found = accuracy_warnings(WORKER, model, late, 0)
-    assert [text.split()[0] for text in found] == ["momentum", "when", "75%"]
+    assert [text.split()[0] for text in found] == ["momentum", "updates", "residual"]
     assert caplog.messages == found
 
 

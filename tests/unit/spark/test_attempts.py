@@ -21,13 +21,13 @@ def test_only_a_later_attempt_says_that_it_begins_anew() -> None:
 
 
 def test_the_reason_comes_with_what_to_do() -> None:
-    assert "saved nothing; give checkpoint_directory=... on" in said()
-    assert "resume=False says so" in said(checkpoint_directory="hdfs:///7", resume=False)
+    assert "saved nothing; set checkpoint_directory=... on" in said()
+    assert "resume=False is set" in said(checkpoint_directory="hdfs:///7", resume=False)
 
 
 def test_only_a_path_of_one_node_may_have_been_left_on_another() -> None:
     for url, may in {"hdfs:///runs/7": False, "/runs/7": True, "file:///runs/7": True}.items():
         warning = said(checkpoint_directory=url, checkpoint_every="2 min")
-        assert f"{url!r}: the one before ended before the first was written" in warning
+        assert f"{url!r}: the last attempt ended before the first was written" in warning
         assert "checkpoint_every='2 min'" in warning
         assert ("ran on another node" in warning) == may

@@ -85,7 +85,7 @@ def test_a_rule_without_held_out_rows_is_refused() -> None:
     made = Bench(EarlyStopping(patience=2))
     for log in made.logs:
         log.add(PartitionEpoch(0, 1.0, 2, 0.0, 0.0))
-    with pytest.raises(UsageError, match=r"nothing to judge by: validation holds no rows out"):
+    with pytest.raises(UsageError, match=r"no held-out rows to measure: validation selects none"):
         made.look()
     without = Bench(None)
     without.logs = made.logs
@@ -156,7 +156,7 @@ class Unmeasured:
 @pytest.mark.parametrize(
     ("model", "validation", "rule", "reason"),
     [
-        (DenseNetwork([2, 2]), None, EarlyStopping(), "needs rows that nobody trains on"),
+        (DenseNetwork([2, 2]), None, EarlyStopping(), "needs held-out rows"),
         (DenseNetwork([2, 2]), 0.1, 3, "early_stopping=3: must be None or a rule"),
         (Unmeasured(), 0.1, None, r"a Unmeasured has no loss\(batch\)"),
     ],

@@ -155,7 +155,7 @@ def test_one_that_is_given_by_hand_is_the_next_fits(
 
 
 def test_where_there_is_none_the_name_is_said(tmp_path: Path, model: FlatModel) -> None:
-    with pytest.raises(UsageError, match="has no checkpoint"):
+    with pytest.raises(UsageError, match="contains no checkpoint"):
         checkpoints(model, None).restore(str(tmp_path), pytest.fail)
 
 

@@ -39,7 +39,7 @@ def test_where_momentum_counts_own_steps_it_is_said() -> None:
     assert said.startswith("a object counts each worker's own steps")
     opaque = Opaque([2, 2])
     (said,) = horizon_warnings(FIT, opaque, [5, 5])
-    assert "cannot be looked into (PjitFunction)" in said
+    assert "cannot be inspected (PjitFunction)" in said
     assert horizon_warnings(WORKER, object(), [5, 5]) == []  # type: ignore[arg-type]
     assert horizon_warnings(FIT, MOVING, [5, 5]) == []
     assert horizon_warnings(FIT, object(), [5, 0]) == []  # type: ignore[arg-type]

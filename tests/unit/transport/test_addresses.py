@@ -82,7 +82,7 @@ def test_an_address_of_another_host_is_refused(explicit: str | None, fallback: s
 
 
 def test_a_name_is_no_address() -> None:
-    with pytest.raises(UsageError, match="'localhost' is no IP address"):
+    with pytest.raises(UsageError, match="'localhost' is not an IP address"):
         choose_address(None, "localhost", HOST)
 
 
