@@ -13,22 +13,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the sub-command ``doctor`` with its arguments."""
     parser = subparsers.add_parser(
         "doctor",
-        help="check on the executors whether training would work, and name remedies",
-        description="Starts a Spark session, runs small jobs on every executor and reports "
-        "problems with remedies. Exit code 1: training would fail; 2: wrong arguments.",
+        help="check whether training would work on a cluster",
+        description="Start a Spark session, run small jobs on every executor, and report problems "
+        "with remedies. Exit code 1: training would fail; 2: wrong arguments.",
     )
-    parser.add_argument("--master", help="Spark's master URL (default: as spark-submit has it)")
+    parser.add_argument("--master", help="Spark's master URL (default: spark-submit's)")
     parser.add_argument(
         "--conf",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="as spark-submit's; also spark.sparkstrom.* (may be repeated)",
+        help="as for spark-submit, including spark.sparkstrom.*; repeatable",
     )
     parser.add_argument(
-        "--wait", type=float, default=60.0, metavar="S", help="for executors (default: %(default)s)"
+        "--wait",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds to wait for executors (default: %(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:

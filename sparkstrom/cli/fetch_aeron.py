@@ -9,11 +9,13 @@ from pathlib import Path
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command ``fetch-aeron`` with its arguments."""
     parser = subparsers.add_parser(
-        "fetch-aeron", help="download the pinned, hash-checked Aeron library into this environment"
+        "fetch-aeron",
+        help="download the Aeron library into this environment (CPython 3.11)",
+        description="Download the pinned Aeron library and check its hash.",
     )
-    parser.add_argument("--wheel", type=Path, help="a pyaeron wheel that is already here")
+    parser.add_argument("--wheel", type=Path, help="a pyaeron wheel that you have already")
     parser.add_argument(
-        "--target", type=Path, help="the file to write (default: where it is found)"
+        "--target", type=Path, help="the file to write (default: where sparkstrom looks for it)"
     )
 
 

@@ -66,9 +66,9 @@ def _load_commands() -> dict[str, ModuleType]:
 
 
 def _build_parser(commands: dict[str, ModuleType]) -> argparse.ArgumentParser:
-    """Return an argument parser with all sub-commands."""
+    """Return an argument parser with all sub-commands; those without a help text are hidden."""
     parser = argparse.ArgumentParser(
-        prog="sparkstrom", description="Asynchronous training on Spark executors."
+        prog="sparkstrom", description="Train neural networks on the executors of a Spark cluster."
     )
     parser.add_argument("--version", action="version", version=f"sparkstrom {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -26,37 +26,44 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the sub-command ``plan`` with its arguments."""
     parser = subparsers.add_parser(
         "plan",
-        help="memory, shared memory and ports that a fit will take, with the lines to set",
-        description="Sizes are written as Spark writes them, such as 512m or 2g.",
+        help="compute the memory and ports of a fit, with the --conf lines to set",
+        description="Compute the memory, shared memory and UDP ports of a fit. Write sizes as for"
+        " Spark, such as 512m or 2g.",
     )
     add = parser.add_argument
     add("--params", required=True, metavar="N", help="parameters of the model, such as 25e6")
-    add("--workers", type=int, required=True, metavar="N", help="workers of the fit")
-    add("--workers-per-node", type=int, default=1, metavar="N", help="of an executor (default: 1)")
-    add("--executors-per-host", type=int, metavar="N", help="(default: 1)")
-    add("--optimizer", default="adam", help="such as sgd, momentum, adam (default: %(default)s)")
+    add("--workers", type=int, required=True, metavar="N", help="number of workers")
+    add(
+        "--workers-per-node",
+        type=int,
+        default=1,
+        metavar="N",
+        help="workers per executor (default: 1)",
+    )
+    add("--executors-per-host", type=int, metavar="N", help="executors per host (default: 1)")
+    add("--optimizer", default="adam", help="sgd, momentum, adam, ... (default: %(default)s)")
     add("--library", default="torch", help="dense, torch, jax or keras (default: %(default)s)")
-    add("--buffers", default="0", metavar="SIZE", help="of BatchNorm and the like (default: 0)")
-    add("--batch-memory", default="512m", metavar="SIZE", help="batch_memory_bytes")
+    add("--buffers", default="0", metavar="SIZE", help="running statistics (default: 0)")
+    add("--batch-memory", default="512m", metavar="SIZE", help="batch_memory_bytes (default: 512m)")
     add(
         "--averaging",
         choices=[*SAVE_UPDATER_VALUES],
-        help="of ParameterAveragingTrainingMaster, with optimizers' states so (save_updater)",
+        help="plan rounds of ParameterAveragingTrainingMaster with this save_updater",
     )
-    add("--outer", action="store_true", help="with --averaging: with an outer step")
+    add("--outer", action="store_true", help="with --averaging: use an outer optimizer")
     add("--log", metavar="SIZE", help="log_bytes (default: 64m)")
     add("--window", metavar="SIZE", help="window_bytes (default: 8m)")
     add("--train-on", help="local or replica (default: local)")
     add(
         "--checkpoints",
         choices=["one", "all"],
-        help="with the optimizer states of these",
+        help="write checkpoints with the optimizer states of one or all workers",
     )
     add("--mesh", help="plain, mesh or auto (default: auto)")
     add("--fan-out", type=int, metavar="N", help="mesh_fan_out (default: 8)")
     add("--controller", help="driver, executor or auto, which counts as driver (default: auto)")
     add("--port", type=int, metavar="N", help="first UDP port (default: 40123)")
-    add("--json", action="store_true", help="one JSON document on stdout")
+    add("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:

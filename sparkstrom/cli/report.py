@@ -11,18 +11,18 @@ from sparkstrom.base.errors import UsageError
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command ``report`` with its arguments."""
-    parser = subparsers.add_parser("report", help="a run log as one HTML page with plots")
+    parser = subparsers.add_parser("report", help="turn a run log into one HTML page with plots")
     parser.add_argument(
         "log",
         nargs="?",
         type=Path,
-        help="a run log, or a directory, whose newest log is used (default: $SPARKSTROM_RUNS, or "
+        help="a run log, or a directory with its newest log (default: $SPARKSTROM_RUNS, or "
         "sparkstrom-runs)",
     )
     parser.add_argument(
-        "-o", "--output", type=Path, help="the page (default: beside the log, ending in .html)"
+        "-o", "--output", type=Path, help="the page to write (default: beside the log, as .html)"
     )
-    parser.add_argument("--fit", type=int, metavar="N", help="only the fit N of the log, from 1")
+    parser.add_argument("--fit", type=int, metavar="N", help="only fit N of the log, from 1")
 
 
 def run(args: argparse.Namespace) -> int:

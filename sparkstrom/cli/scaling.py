@@ -25,27 +25,40 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the sub-command ``scaling`` with its arguments."""
     parser = subparsers.add_parser(
         "scaling",
-        help="time per step, efficiency and staleness of 2, 4, ... workers, and how many pay",
-        description="The formula is docs/scaling.md. Times as 300ms or 0.3s, rates as 1gbit.",
+        help="estimate how far training scales, compared with a dense all-reduce",
+        description="Estimate time per step, efficiency and staleness by number of workers"
+        " (formula: docs/scaling.md). Write times as 300ms or 0.3s, rates as 1gbit.",
     )
     add = parser.add_argument
     add("--params", metavar="N", help="parameters of the model, such as 25e6")
-    add("--step", metavar="TIME", help="of one worker alone for one minibatch, such as 300ms")
-    add("--density", default="1e-3", help="entries of an update per parameter (%(default)s)")
-    add("--link", default="1gbit", metavar="RATE", help="of each host, each way (%(default)s)")
+    add("--step", metavar="TIME", help="time of one worker for one minibatch, such as 300ms")
+    add("--density", default="1e-3", help="fraction of parameters in an update (%(default)s)")
+    add(
+        "--link",
+        default="1gbit",
+        metavar="RATE",
+        help="rate of each host's link, each way (%(default)s)",
+    )
     add("--latency", default="0.2ms", metavar="TIME", help="one way (%(default)s)")
-    add("--workers", default="2..64", help="2..64, or 2,4,8 (default: %(default)s)")
-    add("--fan-out", type=int, default=8, metavar="N", help="of a mesh (%(default)s)")
-    add("--spread", type=float, default=0.0, help="of step times: standard deviation over mean")
-    add("--encoding", default=None, metavar="TIME", help="of an update (default: by parameters)")
+    add("--workers", default="2..64", help="a range, or a list such as 2,4,8 (%(default)s)")
+    add("--fan-out", type=int, default=8, metavar="N", help="mesh_fan_out (%(default)s)")
+    add(
+        "--spread", type=float, default=0.0, help="standard deviation of step times over their mean"
+    )
+    add(
+        "--encoding",
+        default=None,
+        metavar="TIME",
+        help="time to encode an update (default: from --params)",
+    )
     add(
         "--measure",
         type=Path,
         metavar="SCRIPT.py",
-        help="a script that leaves `model` and `batch`, (features, labels): parameters, step and "
-        "encoding are measured with them",
+        help="measure parameters, step and encoding with the `model` and `batch` (features, "
+        "labels) that this script defines",
     )
-    add("--json", action="store_true", help="one JSON document on stdout, with all numbers")
+    add("--json", action="store_true", help="print one JSON document with all figures")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -53,7 +53,7 @@ class ReplicaKind(enum.StrEnum):
 class RunSize:
     """The size and options of a run: counts, bytes, steps and virtual seconds.
 
-    Most field names are also flags of ``sparkstrom simulate``.
+    Most field names are also flags of ``python -m sparkstrom.simulation``.
     """
 
     nodes: int = 4  # workers
@@ -164,7 +164,7 @@ class RunSize:
 class Faults:
     """Probabilities per message, and how often each fault happens in a run.
 
-    The field names are also flags of ``sparkstrom simulate``.
+    The field names are also flags of ``python -m sparkstrom.simulation``.
     """
 
     loss: float = 0.05  # share of direct and repeated control messages that are lost; data never is

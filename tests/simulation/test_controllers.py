@@ -19,7 +19,7 @@ def test_each_minibatch_is_delivered_once(mode: str, nodes: int, seeds: range, d
     died = 0
     for result in play_seeds(seeds, nodes, mode, {"controller_dies": dies}, CORES):
         repeat = f"--nodes {nodes} --mode {mode} --controller-dies {dies} --seeds {result.seed}"
-        assert result.violations == [], f"sparkstrom simulate {repeat}"
+        assert result.violations == [], f"python -m sparkstrom.simulation {repeat}"
         died += result.faults.get("controllers", 0)
     assert died > len(seeds) / 2
 

@@ -37,7 +37,9 @@ ENDPOINT = {"through": TransportMode.ENDPOINT}
 def test_a_fit_through_endpoints_keeps_the_invariants(mode: str, nodes: int) -> None:
     seen: set[str] = set()
     for result in play_seeds(range(24), nodes, mode, ENDPOINT, CORES):
-        repeat = f"sparkstrom simulate --mode {mode} --nodes {nodes} --seeds {result.seed}"
+        repeat = (
+            f"python -m sparkstrom.simulation --mode {mode} --nodes {nodes} --seeds {result.seed}"
+        )
         assert result.violations == [], f"{repeat} --through endpoint"
         seen |= set(result.faults)
     assert seen >= {"lost", "repeated", "late", "recordings", "edge deaths", "cut off"}

@@ -27,7 +27,7 @@ def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
 @pytest.mark.parametrize(("mode", "nodes", "seeds"), MODES)
 def test_a_fit_makes_good_use_of_its_links(mode: str, nodes: int, seeds: range) -> None:
     for seed in seeds:
-        repeat = f"sparkstrom simulate --mode {mode} --nodes {nodes} --seeds {seed}"
+        repeat = f"python -m sparkstrom.simulation --mode {mode} --nodes {nodes} --seeds {seed}"
         assert play_seed(seed, nodes, mode, {}).violations == [], repeat
 
 

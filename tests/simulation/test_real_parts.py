@@ -66,7 +66,9 @@ KINDS: dict[str, tuple[ModelFactory, tuple[str, ...]]] = {  # and what must be i
 @pytest.mark.parametrize(("mode", "nodes"), [("plain", 4), ("mesh", 12)])
 def test_a_fit_of_real_replicas_keeps_the_invariants(mode: str, nodes: int) -> None:
     for result in play_seeds(range(24), nodes, mode, {"replicas": ReplicaKind.REAL}, CORES):
-        repeat = f"sparkstrom simulate --mode {mode} --nodes {nodes} --seeds {result.seed}"
+        repeat = (
+            f"python -m sparkstrom.simulation --mode {mode} --nodes {nodes} --seeds {result.seed}"
+        )
         assert result.violations == [], f"{repeat} --replicas real"
 
 

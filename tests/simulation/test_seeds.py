@@ -19,7 +19,7 @@ MESH = [range(50), pytest.param(range(50, 200), marks=pytest.mark.slow)]
 @pytest.mark.parametrize(("nodes", "seeds"), PLAIN)
 def test_a_fit_keeps_the_invariants(nodes: int, seeds: range) -> None:
     for result in play_seeds(seeds, nodes, "plain", {}, CORES):
-        repeat = f"sparkstrom simulate --nodes {nodes} --seeds {result.seed}"
+        repeat = f"python -m sparkstrom.simulation --nodes {nodes} --seeds {result.seed}"
         assert result.violations == [], repeat
 
 
@@ -27,7 +27,7 @@ def test_a_fit_keeps_the_invariants(nodes: int, seeds: range) -> None:
 def test_a_mesh_keeps_the_invariants_and_sees_every_kind_of_fault(seeds: range) -> None:
     seen: set[str] = set()
     for result in play_seeds(seeds, 12, "mesh", {}, CORES):
-        repeat = f"sparkstrom simulate --mode mesh --nodes 12 --seeds {result.seed}"
+        repeat = f"python -m sparkstrom.simulation --mode mesh --nodes 12 --seeds {result.seed}"
         assert result.violations == [], repeat
         seen |= set(result.faults)
     assert seen >= {

@@ -1,4 +1,4 @@
-"""`sparkstrom simulate`: its lines, its exit code, and the command that repeats a failure."""
+"""`python -m sparkstrom.simulation`: its output, exit code, and command to repeat a failure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import pytest
 from sparkstrom.cli.main import main
 from sparkstrom.protocol.master.members import ResidualCheckpoints
 from sparkstrom.simulation import runner as shrinking
+from sparkstrom.simulation.__main__ import main as simulate
 from sparkstrom.simulation.links import DeliveryChecker
 
+REPEAT = "to repeat: python -m sparkstrom.simulation "
+REPEAT_SHRUNK = "to repeat the shrunk one: python -m sparkstrom.simulation "
 CALM = ["--calm", "--nodes", "2", "--jobs", "1"]
 
 
 def test_one_json_line_per_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--seeds", "3:6", "--mode", "plain", "--json", *CALM]) == 0
+    assert simulate(["--seeds", "3:6", "--mode", "plain", "--json", *CALM]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["seed"] for line in lines] == [3, 4, 5]
     assert all(set(line) == {"seed", "violations", "updates", "faults"} for line in lines)
@@ -23,17 +26,17 @@ def test_one_json_line_per_seed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_one_seed_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--seeds", "7", *CALM]) == 0
+    assert simulate(["--seeds", "7", *CALM]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("seed 7: ok (")
     assert out[1] == "1 seeds, 0 with violations"
 
 
 def test_seeds_on_several_cores_come_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["simulate", "--seeds", "0:20", "--nodes", "2", "--json"]
-    assert main([*given, "--jobs", "2"]) == 0
+    given = ["--seeds", "0:20", "--nodes", "2", "--json"]
+    assert simulate([*given, "--jobs", "2"]) == 0
     on_two = capsys.readouterr().out
-    assert main([*given, "--jobs", "1"]) == 0
+    assert simulate([*given, "--jobs", "1"]) == 0
     assert capsys.readouterr().out == on_two
 
 
@@ -42,26 +45,26 @@ def test_a_violation_gives_exit_code_1_and_the_command_that_repeats_it(
 ) -> None:
     monkeypatch.setattr(ResidualCheckpoints, "record", lambda self, executor, owner, kept: None)
     monkeypatch.setattr(shrinking, "SHRINK_S", 1.0)
-    given = ["simulate", "--seeds", "0:2", "--epochs", "1", "--json", *CALM]
-    assert main(given) == 1
+    given = ["--seeds", "0:2", "--epochs", "1", "--json", *CALM]
+    assert simulate(given) == 1
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 2
     assert json.loads(out.splitlines()[0])["violations"]
-    repeat = next(line for line in err.splitlines() if line.startswith("to repeat: sparkstrom "))
+    repeat = next(line for line in err.splitlines() if line.startswith(REPEAT))
     assert "--nodes 2 --seeds 0 --mode plain --calm --epochs 1 --transcript" in repeat
-    assert main(repeat.removeprefix("to repeat: sparkstrom ").split()) == 1
+    assert simulate(repeat.removeprefix(REPEAT).split()) == 1
 
 
 def test_an_exception_inside_a_run_is_a_violation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ResidualCheckpoints, "record", lambda self: None)
-    assert main(["simulate", "--seeds", "0", "--json", *CALM]) == 1
+    assert simulate(["--seeds", "0", "--json", *CALM]) == 1
     assert "TypeError" in json.loads(capsys.readouterr().out)["violations"][0]
 
 
 def test_a_transcript_tells_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--seeds", "1", "--crashes", "2", "--transcript", *CALM]) == 0
+    assert simulate(["--seeds", "1", "--crashes", "2", "--transcript", *CALM]) == 0
     err = capsys.readouterr().err
     assert "crash p" in err
     assert "complete" in err
@@ -86,7 +89,7 @@ def test_a_transcript_tells_what_happened(capsys: pytest.CaptureFixture[str]) ->
 def test_what_makes_no_sense_is_refused(
     given: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simulate", *given]) == 2
+    assert simulate([*given]) == 2
     assert words in capsys.readouterr().err
 
 
@@ -95,16 +98,16 @@ def test_a_bad_seed_is_shrunk_and_told_as_a_story(
 ) -> None:
     """What has nothing to do with the bug is gone; the shrunk run repeats by its own command."""
     monkeypatch.setattr(ResidualCheckpoints, "record", lambda self, executor, owner, kept: None)
-    given = ["simulate", "--seeds", "0", "--mode", "mesh", "--nodes", "4", "--jobs", "1"]
-    assert main([*given, "--loss", "0.1", "--stop", "0", "--failure", "0"]) == 1
+    given = ["--seeds", "0", "--mode", "mesh", "--nodes", "4", "--jobs", "1"]
+    assert simulate([*given, "--loss", "0.1", "--stop", "0", "--failure", "0"]) == 1
     err = capsys.readouterr().err.splitlines()
-    repeat = next(line for line in err if line.startswith("to repeat the shrunk one: sparkstrom "))
+    repeat = next(line for line in err if line.startswith(REPEAT_SHRUNK))
     assert "--nodes 1 " in repeat
     assert "--loss" not in repeat
     assert "crash" not in repeat
     assert any("training begins" in line for line in err)
-    command = repeat.removeprefix("to repeat the shrunk one: sparkstrom ").split()
-    assert main([*command, "--no-shrink"]) == 1
+    command = repeat.removeprefix(REPEAT_SHRUNK).split()
+    assert simulate([*command, "--no-shrink"]) == 1
     shrunk = next(line for line in err if line.startswith("seed 0, shrunk: "))
     assert shrunk.replace(", shrunk", "") in capsys.readouterr().err.splitlines()
 
@@ -114,9 +117,9 @@ def test_json_is_not_shrunk_unless_asked(
 ) -> None:
     monkeypatch.setattr(ResidualCheckpoints, "record", lambda self, executor, owner, kept: None)
     monkeypatch.setattr(shrinking, "SHRINK_S", 1.0)
-    assert main(["simulate", "--seeds", "0", "--json", *CALM]) == 1
+    assert simulate(["--seeds", "0", "--json", *CALM]) == 1
     assert "shrunk" not in capsys.readouterr().err
-    assert main(["simulate", "--seeds", "0", "--json", "--shrink", *CALM]) == 1
+    assert simulate(["--seeds", "0", "--json", "--shrink", *CALM]) == 1
     assert "shrunk" in capsys.readouterr().err
 
 
@@ -124,11 +127,21 @@ def test_what_messages_go_through_is_chosen_and_repeated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = ["--through", "endpoint", "--replicas", "real"]
-    given = ["simulate", "--seeds", "0", "--json", *chosen, *CALM]
-    assert main([*given, "--repeat", "0.5"]) == 0
+    given = ["--seeds", "0", "--json", *chosen, *CALM]
+    assert simulate([*given, "--repeat", "0.5"]) == 0
     assert json.loads(capsys.readouterr().out)["faults"].keys() >= {"repeated", "recordings"}
     monkeypatch.setattr(
         DeliveryChecker, "at_end", lambda self, ends, recordings: self.violation("I7: x")
     )
-    assert main(given) == 1
+    assert simulate(given) == 1
     assert " --through endpoint --replicas real" in capsys.readouterr().err
+
+
+def test_the_sub_command_of_earlier_versions_still_works(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["simulate", "--seeds", "7", *CALM]) == 0
+    assert capsys.readouterr().out.startswith("seed 7: ok (")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "simulat" not in capsys.readouterr().out
