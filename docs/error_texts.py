@@ -1,7 +1,7 @@
 """Error texts: what the package says to people when it raises, ends a fit or warns.
 
 Read from the source. ``…`` stands for what is filled in. The site shows the texts that each entry
-of troubleshooting.md is about; ``tests/tidy/test_troubleshooting.py`` holds that each has an entry.
+of troubleshooting.md is about; ``tests/tidy/test_troubleshooting.py`` checks that these exist.
 """
 
 from __future__ import annotations
@@ -233,18 +233,16 @@ class Entry:
     heading: str  # as it is written
     quoted: tuple[str, ...]  # in it, how texts begin, with … for what is filled in
     patterns: tuple[str, ...]  # regular expressions, searched for in texts
-    classes: tuple[str, ...]  # of errors that are about it whatever they say
 
     def covers(self, told: Told) -> bool:
-        found = any(re.search(pattern, told.text) for pattern in self.patterns)
-        return found or told.kind in self.classes
+        return any(re.search(pattern, told.text) for pattern in self.patterns)
 
 
 def entries(page: str) -> list[Entry]:
     """Entries of the page: its headings of level three.
 
     A heading has the beginning of a text in backticks. Below it more texts are named by
-    ``<!-- covers: a regular expression -->``, or all of a class by ``<!-- covers class: Name -->``.
+    ``<!-- covers: a regular expression -->``.
     """
     out = []
     for part in re.split(r"^### ", page, flags=re.MULTILINE)[1:]:
@@ -252,10 +250,8 @@ def entries(page: str) -> list[Entry]:
         body = re.split(r"^## ", body, maxsplit=1, flags=re.MULTILINE)[0]
         quoted = tuple(re.findall(r"`([^`]+)`", heading))
         named = re.findall(r"^<!-- covers: (.*?) -->$", body, flags=re.MULTILINE)
-        classes = re.findall(r"^<!-- covers class: (.*?) -->$", body, flags=re.MULTILINE)
-        begins = [pattern_of(text) for text in quoted if text not in error_classes()]
-        patterns = (*begins, *named)
-        out.append(Entry(heading.strip(), quoted, patterns, tuple(classes)))
+        patterns = (*(pattern_of(text) for text in quoted), *named)
+        out.append(Entry(heading.strip(), quoted, patterns))
     return out
 
 

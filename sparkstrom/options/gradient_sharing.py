@@ -198,8 +198,7 @@ class SharedTrainingMaster(CommonOptions):
         one_of(tuple(AGGREGATIONS)),
         'weight of an update: 1 for "sum", 1 / workers for "mean", 1 / sqrt(workers) for "sqrt"',
         when='Try "sqrt" or "mean" if the sum of all workers\' steps is too large for the task.'
-        ' In measurements, "sqrt" helped some tasks and harmed others'
-        " (docs/convergence.md).",
+        ' In measurements, "sqrt" helped some tasks and harmed others.',
         local_rounds=False,
     )
     horizon: str = option(
