@@ -327,7 +327,7 @@ class Encoder:
         self.scale = 1.0
         self.set_workers(workers)
         limits = grid.tau_limits(k, _largest_multiple(layers, levels_max))
-        self._policy = tau_policy(threshold, limits, warm_up, shake_frequency)
+        self._policy = tau_policy(threshold, limits, n_params, warm_up, shake_frequency)
         self._backend = backend
         self._residual = create_residual(train_on, n_params, backend, layers)
         space = Workspace.allocate(n_params, backend.memory, layers, levels_max=levels_max)

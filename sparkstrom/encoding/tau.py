@@ -15,7 +15,12 @@ from typing import NamedTuple, Protocol
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import COUNT_MAX, check_options, number, whole
 from sparkstrom.encoding.forms import EncoderState
-from sparkstrom.encoding.thresholds import FractionAlgorithm, ThresholdAlgorithm, ThresholdState
+from sparkstrom.encoding.thresholds import (
+    FractionAlgorithm,
+    ThresholdAlgorithm,
+    ThresholdState,
+    small_model_fraction,
+)
 
 SHAKE_DIVISOR = 3.0  # DL4J 1.0.0-beta, EncodingHandler: a third of the threshold
 
@@ -145,10 +150,10 @@ class TauSource(TauStage, Protocol):
         """Restore state returned by ``state``."""
 
 
-def tau_source(algorithm: ThresholdAlgorithm) -> TauSource:
+def tau_source(algorithm: ThresholdAlgorithm, n_params: int) -> TauSource:
     """Return the stage for an algorithm: sampling if it chooses a fraction, else feedback."""
     if isinstance(algorithm, FractionAlgorithm):
-        return SampledTau(algorithm)
+        return SampledTau(algorithm, n_params)
     return FeedbackTau(algorithm)
 
 
@@ -186,14 +191,16 @@ class SampledTau:
     The wanted fraction follows the speed of the link.
     """
 
-    def __init__(self, algorithm: FractionAlgorithm) -> None:
-        """Start with the largest fraction that ``algorithm`` allows."""
+    def __init__(self, algorithm: FractionAlgorithm, n_params: int) -> None:
+        """Start with the largest fraction that ``algorithm`` allows for so many parameters."""
         self._algorithm = algorithm
         self._wanted = algorithm.sent_fraction_max
+        self._least = small_model_fraction(algorithm, n_params)
 
     def next_tau(self, state: ThresholdState, upcoming: NextPublication) -> PublicationTarget:
         """Choose, from a sample of residuals, the tau that the target fraction reach."""
-        fraction = self._wanted if upcoming.fraction is None else upcoming.fraction
+        asked = self._wanted if upcoming.fraction is None else upcoming.fraction
+        fraction = max(asked, self._least)
         found = sample_tau(upcoming, fraction, state, self._algorithm)
         return PublicationTarget(found, wanted=fraction, is_coarse=True)
 
@@ -337,15 +344,16 @@ class TauPolicy:
 def tau_policy(
     threshold: ThresholdAlgorithm,
     limits: tuple[float, float],
+    n_params: int,
     warm_up: WarmUp | None = None,
     shake_frequency: int = 0,
 ) -> TauPolicy:
     """Build a policy from its stages: algorithm, limits, warm-up, shake-ups.
 
-    ``limits`` are the smallest and largest tau (parameter units). ``shake_frequency`` 0: no shake-
-    ups.
+    ``limits`` are the smallest and largest tau (parameter units), ``n_params`` the model's number
+    of parameters. ``shake_frequency`` 0: no shake-ups.
     """
-    source = tau_source(threshold)
+    source = tau_source(threshold, n_params)
     stage: TauStage = ClampedTau(source, *limits)
     if warm_up is not None:
         stage = WarmUpTau(stage, warm_up)

@@ -80,6 +80,25 @@ class HasTargetFractions(Protocol):
         """The smallest and largest fraction of all parameters that a message should hold."""
 
 
+@runtime_checkable
+class SendsSomeEntries(Protocol):
+    """A threshold that sends at least some entries of a small model, whatever its fractions are."""
+
+    @property
+    def entries_min(self) -> int:
+        """The smallest number of entries to send per message, if half of the model has so many."""
+
+
+def small_model_fraction(threshold: ThresholdAlgorithm, n_params: int) -> float:
+    """Return the smallest fraction to send for a model of this size: at most 1/2, 0 for any.
+
+    With 1/2, tau is the median of the residuals. With more it would be nearly the smallest one, of
+    which no message could hold enough multiples.
+    """
+    entries = threshold.entries_min if isinstance(threshold, SendsSomeEntries) else 0
+    return min(entries / n_params, 0.5)
+
+
 def levels_of(threshold: ThresholdAlgorithm) -> int:
     """Return the number of step sizes of a threshold: 1 unless it is ``Leveled``."""
     return threshold.levels if isinstance(threshold, Leveled) else 1
@@ -105,8 +124,9 @@ class AutoThreshold:
     """Send as much as the link has room for: tau is what the chosen fraction of residuals reach.
 
     The fraction starts at its maximum and follows the link between both bounds. The defaults come
-    from measurements: accuracy did not improve above 1e-2 and fell below 1e-3. ``threshold="auto"``
-    means this algorithm.
+    from measurements: accuracy did not improve above 1e-2 and fell below 1e-3. A model of less than
+    a few thousand parameters sends at least 32 of them, or half. ``threshold="auto"`` means this
+    algorithm.
 
     Args:
         sent_fraction_min: smallest fraction of all parameters to send per message.
@@ -126,6 +146,11 @@ class AutoThreshold:
         """Raise UsageError if an option is out of range."""
         check_options(self)
         _check_band(self.sent_fraction_min, self.sent_fraction_max)
+
+    @property
+    def entries_min(self) -> int:
+        """A message of fewer entries is hardly smaller, because of its headers."""
+        return 32
 
     @property
     def wanted_fractions(self) -> tuple[float, float]:

@@ -28,6 +28,7 @@ from sparkstrom.encoding.thresholds import (
 )
 
 LIMITS = (1e-6, 10.0)
+N = 1_000_000  # parameters
 
 
 def nothing_there(fraction: float) -> None:
@@ -71,7 +72,7 @@ def test_a_steered_threshold_is_sampled_where_the_fraction_is_laid_down() -> Non
 
 
 def test_a_sampled_threshold_wants_most_first_and_leaves_ties_to_chance() -> None:
-    stage = SampledTau(AutoThreshold(0.1, 0.5))
+    stage = SampledTau(AutoThreshold(0.1, 0.5), N)
     first = stage.next_tau({}, ahead())
     assert first == PublicationTarget({"tau": 2e-3}, wanted=0.5, is_coarse=True)
     stage.follow_link(round_s=100.0, step_s=0.01)
@@ -80,15 +81,22 @@ def test_a_sampled_threshold_wants_most_first_and_leaves_ties_to_chance() -> Non
 
 
 def test_what_is_wanted_is_remembered_within_the_bounds_of_who_goes_on() -> None:
-    slow = SampledTau(AutoThreshold(0.01, 0.5))
+    slow = SampledTau(AutoThreshold(0.01, 0.5), N)
     slow.follow_link(round_s=100.0, step_s=0.01)
     for bounds, wanted in (((0.01, 0.5), 0.1), ((0.2, 0.5), 0.2), ((0.01, 0.05), 0.05)):
-        stage = SampledTau(AutoThreshold(*bounds))
+        stage = SampledTau(AutoThreshold(*bounds), N)
         stage.load_state(slow.state())
         assert stage.state() == {"wanted": wanted}
-    fresh = SampledTau(AutoThreshold(0.01, 0.5))
+    fresh = SampledTau(AutoThreshold(0.01, 0.5), N)
     fresh.load_state({})  # of an encoder with another threshold
     assert fresh.state() == {"wanted": 0.5}
+
+
+@pytest.mark.parametrize(("n_params", "wanted"), [(5, 0.5), (320, 0.1), (N, 0.01)])
+def test_a_small_model_sends_at_least_32_entries_or_half(n_params: int, wanted: float) -> None:
+    stage = SampledTau(AutoThreshold(0.001, 0.01), n_params)
+    assert stage.next_tau({}, ahead()).wanted == wanted
+    assert stage.next_tau({}, ahead(fraction=0.75)).wanted == 0.75  # a warm-up may send more
 
 
 def test_where_all_residuals_are_0_the_last_tau_stays() -> None:
@@ -138,7 +146,7 @@ def test_nothing_is_shaken_before_its_time() -> None:
 
 
 def test_a_policy_wraps_only_what_is_asked_for_and_keeps_the_state() -> None:
-    policy = tau_policy(AdaptiveThreshold(0.5, 0.1, 0.2, 0.5), LIMITS, WarmUp(1), 3)
+    policy = tau_policy(AdaptiveThreshold(0.5, 0.1, 0.2, 0.5), LIMITS, N, WarmUp(1), 3)
     assert math.isnan(policy.tau)
     taus = []
     for sent in (0.25, 0.9, 0.9, 0.9, 0.15):
@@ -159,7 +167,7 @@ def test_a_policy_wraps_only_what_is_asked_for_and_keeps_the_state() -> None:
 @pytest.mark.parametrize("cut", [0, 1, 3])
 def test_a_policy_goes_on_where_another_stopped(threshold: Any, cut: int) -> None:
     def fresh() -> Any:
-        return tau_policy(threshold, LIMITS, WarmUp(1), 2)
+        return tau_policy(threshold, LIMITS, N, WarmUp(1), 2)
 
     def go_on(policy: Any, count: int) -> list[PublicationTarget]:
         made = []
