@@ -25,7 +25,7 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.events import FitEvents, FitListener
 from sparkstrom.options.network import VoidConfiguration, master_name
 from sparkstrom.runtime.fit_state import MasterControl, Progress
-from sparkstrom.worker.connectivity import format_executor_ports
+from sparkstrom.worker.network_setup import format_executor_ports
 
 if TYPE_CHECKING:
     from sparkstrom.spark.jobs import SparkJob

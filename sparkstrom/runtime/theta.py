@@ -34,7 +34,7 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Encoded, Form
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.layers import Layers
-from sparkstrom.encoding.sums import Hits, Total
+from sparkstrom.encoding.update_sum import Hits, Total
 from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel
 from sparkstrom.models.output_interpretation import measure_batch
 from sparkstrom.protocol.common.events import ApplyMergedRange, InstallSnapshot, SendMerged

@@ -33,7 +33,7 @@ from sparkstrom.protocol.common.children import FlowLimits
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.common.topology import Topology
 from sparkstrom.runtime.theta import CHUNK_PARAMS, Theta
-from sparkstrom.worker.connectivity import ControllerRoute
+from sparkstrom.worker.network_setup import ControllerRoute
 
 BLOCK_SIZE_OPTION = "spark.broadcast.blockSize"
 BLOCKS_PER_WORKER = 4  # executors that start together read different ones

@@ -47,7 +47,7 @@ from sparkstrom.runtime.theta import Replica, Theta
 from sparkstrom.runtime.trainer import Trainer, TrainerOptions, no_output
 from sparkstrom.runtime.training_loop import TrainerInbox
 from sparkstrom.runtime.worker_output import WorkerOutput, capture_output
-from sparkstrom.worker.connectivity import transport_opener, warm_up_transport
+from sparkstrom.worker.network_setup import transport_opener, warm_up_transport
 from sparkstrom.worker.task_environment import (
     TaskEnvironment,
     freeze_garbage_collector,

@@ -22,7 +22,7 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.residual import ResidualClipping
-from sparkstrom.encoding.sums import Total
+from sparkstrom.encoding.update_sum import Total
 from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import (
     AdaptiveThreshold,

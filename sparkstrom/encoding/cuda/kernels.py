@@ -22,7 +22,7 @@ from sparkstrom.encoding.cuda.levels import (
     shift_codes,
 )
 from sparkstrom.encoding.cuda.scan import bitmap_count, bitmap_decode, scan_local, scan_replica
-from sparkstrom.encoding.cuda.steps import (
+from sparkstrom.encoding.cuda.parameter_kernels import (
     add_quanta,
     add_quanta_both,
     apply_hits,

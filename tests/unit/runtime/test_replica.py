@@ -12,7 +12,7 @@ import pytest
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.messages import BUFFERS, Chunk, Commit, MergedRange, Payload, Update
 from sparkstrom.encoding.encoder import Encoder
-from sparkstrom.encoding.sums import Total
+from sparkstrom.encoding.update_sum import Total
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models.base import Batch, Flat
 from sparkstrom.protocol.common.events import ApplyMergedRange, InstallSnapshot, SendMerged
