@@ -461,7 +461,7 @@ class Replica:
         """Return a copy of what was learned and not sent, f32[n_params] on the host."""
         return self.theta.residual(self.encoder)
 
-    def unsent_mass(self) -> float:
+    def uncommitted_mass(self) -> float:
         """Return the L1 norm of what was learned and is not committed, in parameter units."""
         adding = [each for each in self._pending if each.payload is not None]
         quanta = sum(int(np.abs(self._decode(each)[1].astype(np.int64)).sum()) for each in adding)

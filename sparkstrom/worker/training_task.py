@@ -218,7 +218,7 @@ def _run_captured(
         session.thread.stop()
         batches.close()
     seconds = time.monotonic() - began_s
-    dismissed = session.replica.unsent_mass() if end.cause is Ending.DISMISSED else 0.0
+    dismissed = session.replica.uncommitted_mass() if end.cause is Ending.DISMISSED else 0.0
     report = {"partition": environment.partition, "ended": end.reason, "seconds": seconds}
     report["mass_dismissed"] = dismissed
     return json.dumps(report | {"epochs": session.trainer.epochs.report()})

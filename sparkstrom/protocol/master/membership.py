@@ -16,9 +16,9 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import Leases
 from sparkstrom.protocol.common.events import Effect, Ending, IgnoredMessages, IgnoreReason
 from sparkstrom.protocol.master.announcements import ClosedNotices
-from sparkstrom.protocol.master.staleness import CommitOrder
 from sparkstrom.protocol.master.members import Member, Members, Partition, send_to_process
 from sparkstrom.protocol.master.phases import Phases
+from sparkstrom.protocol.master.staleness import CommitOrder
 from sparkstrom.protocol.master.tree_placement import Placement
 
 

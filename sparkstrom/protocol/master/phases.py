@@ -197,10 +197,10 @@ class VacantPartitions:
             text = shortage.value.format(at, waited_s)
             return [ev.Abort(text, partition=at, kind=ev.Failure.SETUP, lack=shortage)]
         if min(waited_s, now_s - self._released_s) > self._patience_s:
-            self._request_one_slot(longest.index, now_s)
+            self._ask_finished_worker_to_leave(longest.index, now_s)
         return []
 
-    def _request_one_slot(self, waiting: int, now_s: float) -> None:
+    def _ask_finished_worker_to_leave(self, waiting: int, now_s: float) -> None:
         """Request one finished worker to give up its task slot.
 
         Spark takes a while to use a free slot, so the next worker is asked only if that did not

@@ -379,7 +379,7 @@ class TrainerView:
         self.activity, self._active_s = activity, now_s
         self._report_flag.set()
 
-    def note_activity(self, now_s: float) -> None:
+    def restart_step_deadline(self, now_s: float) -> None:
         """Restart the deadline of a step: the trainer was sent a replica or has installed one."""
         self._active_s = now_s
 

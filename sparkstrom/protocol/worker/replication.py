@@ -307,7 +307,7 @@ class Replication:
         if self.stage is not ReplicaStage.EMPTY:
             return []
         self._advance_stage(Trigger.BEGUN)
-        self._trainer.note_activity(now_s)
+        self._trainer.restart_step_deadline(now_s)
         return [ev.UseInitialReplica()]
 
     def on_snapshot_required(self, behind: SnapshotRequired, now_s: float) -> list[Effect]:
@@ -360,7 +360,7 @@ class Replication:
         self.fetch = None
         self._advance_stage(Trigger.COMPLETED)
         self._report_flag.set()
-        self._trainer.note_activity(now_s)
+        self._trainer.restart_step_deadline(now_s)
         return [
             ev.InstallSnapshot(fetch.chunks, fetch.held, self._in_flight.uncommitted, self.received)
         ]
@@ -374,7 +374,7 @@ class Replication:
         self._advance_stage(Trigger.INSTALLED)
         self.paused, self.has_replica = False, True
         self.history.whole = self.stage is ReplicaStage.FOLLOWING
-        self._trainer.note_activity(now_s)
+        self._trainer.restart_step_deadline(now_s)
 
     def shift_deadlines(self, pause: ProcessPause) -> None:
         """Do not count a pause of the process as waiting."""
