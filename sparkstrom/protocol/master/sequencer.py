@@ -1,4 +1,4 @@
-"""Assigns commit numbers: each origin's updates once, in the origin's own order."""
+"""Assign commit numbers to updates: each update once, and each origin's updates in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from sparkstrom.protocol.common.history import History, Log
 
 
 class Sequencer:
-    """The order of commits, and the last numbered seq of each id, open or closed."""
+    """The order of commits, and the last numbered seq of each id, open or closed.
+
+    A seq is the number that an origin gave its own update.
+    """
 
     def __init__(self, log_bytes: int, ignored: IgnoredMessages) -> None:
         self._ignored = ignored
@@ -21,8 +24,8 @@ class Sequencer:
         self.last: dict[NodeId, Seq] = {}  # open id -> its newest committed seq
         self.closed: dict[NodeId, Seq] = {}  # closed id -> the last seq that counts
         self.frozen = False  # True from the audit on: nothing is numbered
-        self.staleness: Counter[int] = Counter()  # commits of others unseen by an update -> updates
-        # Open id -> its commits that it may not have seen.
+        self.staleness: Counter[int] = Counter()  # commits that an update missed -> updates
+        # Open id -> its own commits that it may not have seen.
         self._own: dict[NodeId, deque[CommitNo]] = {}
 
     @property
@@ -38,7 +41,7 @@ class Sequencer:
         self._own[node] = deque()
 
     def close(self, node: NodeId) -> Seq:
-        """Number no further update of this id; return its last seq."""
+        """Stop numbering updates of this id; return its last seq."""
         self.closed[node] = self.last.pop(node)
         del self._own[node]
         return self.closed[node]
@@ -76,8 +79,9 @@ class Sequencer:
         return committed
 
     def _count_unseen(self, update: Update) -> int:
-        """Return how many commits of others the origin had not seen; its own it has always
-        applied.
+        """Return how many commits of other origins the update's origin had not seen.
+
+        Its own commits do not count, because it applied them when it made them.
         """
         own = self._own[update.origin]
         while own and own[0] <= update.seen:
