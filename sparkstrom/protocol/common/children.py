@@ -1,4 +1,8 @@
-"""Serve a node's children: their edges, their leases, and the commits that each still lacks."""
+"""Serve a node's children: their edges, their leases, and the commits that each still lacks.
+
+An edge is the connection of two neighbours in the tree. A commit is an update that the master has
+numbered. A lease is the time of silence after which a node counts as gone.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +60,7 @@ from sparkstrom.protocol.common.stages import (
 class Leases:
     """Records when each node was last heard from, and finds nodes that are silent for a lease.
 
-    Spark ends Python workers with SIGKILL, so a node may vanish without a message. A *lease* is the
-    time of silence after which a node counts as gone.
+    Spark ends Python workers with SIGKILL, so a node may vanish without a message.
     """
 
     def __init__(self, lease_s: float, now_s: float) -> None:
@@ -461,7 +464,7 @@ class Children:
         return queued / link.rate - QUEUE_S
 
     def tick(self, state: State, now_s: float) -> list[Effect]:
-        """Serve all children, and send the state to those that are due to get it."""
+        """Serve all children, and send the fit's state to those that are due to get it."""
         out = self.feed_all(now_s)
         head = self._history.log.head if self._history.whole else 0
         self.needs_fast_tick, waits_s = False, -1.0
@@ -497,7 +500,7 @@ class Children:
             )
 
     def announce_state(self) -> None:
-        """Mark the state as due for every child, so that the next tick sends it."""
+        """Mark the fit's state as due for every child, so that the next tick sends it."""
         for child in self.by_node.values():
             child.state_due = True
 

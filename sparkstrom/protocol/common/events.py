@@ -223,7 +223,7 @@ class TrainerDrained(msgspec.Struct, frozen=True):
 
 
 class ReplicaHashed(msgspec.Struct, frozen=True):
-    """The replica was hashed for the audit."""
+    """The replica was hashed for the audit, the final comparison of all replicas."""
 
     commit: CommitNo  # the audited commit
     digest: str  # SHA-256 in hex
@@ -362,7 +362,7 @@ class ApplyMergedRange(msgspec.Struct, frozen=True):
 
 
 class InstallSnapshot(msgspec.Struct, frozen=True):
-    """Instruction to replace the replica by a snapshot and the node's own updates.
+    """Instruction to replace the replica with a snapshot plus the node's own updates.
 
     To each chunk, the held commits that the chunk lacks are added, and then ``own``. Afterwards the
     replica is at ``commit`` plus the node's own uncommitted updates.
@@ -375,7 +375,7 @@ class InstallSnapshot(msgspec.Struct, frozen=True):
 
 
 class UseInitialReplica(msgspec.Struct, frozen=True):
-    """Instruction to start from the replica of commit 0 that came with the task; no snapshot."""
+    """Instruction to start from the replica of commit 0, which came with the task."""
 
 
 class IdAssigned(msgspec.Struct, frozen=True):
@@ -436,14 +436,14 @@ class HashReplica(msgspec.Struct, frozen=True):
 
 
 class ReportCounters(msgspec.Struct, frozen=True):
-    """Instruction to record a worker's counters for the summary and the progress line."""
+    """Instruction to record a worker's counters for the summary and the progress display."""
 
     node: NodeId
     counters: WorkerCounters
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Instruction to log a sentence for the user, as about a departure, a refusal or a loss."""
+    """Instruction to log a sentence for the user: a departure, a refusal or a loss."""
 
     text: str
     departure: bool = False  # True: ``Members.departures`` lists it, too

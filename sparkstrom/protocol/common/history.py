@@ -1,8 +1,8 @@
 """The log of recent commits, from which a node serves its children.
 
-The master numbers every update, so what a child lacks is one range of numbers in a bounded log, not
-a set. If single commits would cost more than their sum, the sum is sent. A child that needs more
-than the log still holds fetches a snapshot.
+A commit is an update that the master has numbered, so what a child lacks is one range of numbers in
+a bounded log, not a set. If single commits would cost more than their sum, the sum is sent. A child
+that needs more than the log still holds fetches a snapshot.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def count_entries(entry: Entry) -> int:
 
 
 class Log:
-    """The newest commits without a gap, bounded in bytes: the oldest are dropped first.
+    """The newest commits without a gap, limited in bytes: the oldest are dropped first.
 
     The newest entry is always kept, whatever its size. An entry is one commit or a sum of several;
     a child can continue only at the boundary of an entry.
@@ -66,7 +66,7 @@ class Log:
         return self._end
 
     def append(self, entry: Entry) -> None:
-        """Append the next entry, and drop the oldest ones beyond the bound."""
+        """Append the next entry, and drop the oldest entries beyond ``bytes_max``."""
         assert preceding_commit(entry) == self.head, "a log has no gaps"
         self._entries[self.head] = entry, self._end
         self._end += entry_bytes(entry)
@@ -108,7 +108,7 @@ class History:
 
     @property
     def base(self) -> CommitNo:
-        """Return the commit that all chunks of a snapshot would contain if it began now."""
+        """Return the commit that all chunks of a snapshot would contain if taken now."""
         return max(self.applied, self.log.base, self.merged)
 
     def append(self, entry: Entry) -> None:
@@ -126,7 +126,7 @@ class History:
         self.applied, self.whole = base, False
 
     def last_seqs_at(self, base: CommitNo) -> LastSeqs:
-        """Return every origin's newest seq at ``base``, by subtracting the log entries after it."""
+        """Return every origin's newest seq at ``base``, by undoing the log entries after that."""
         last = dict(self.last)
         for entry in self.log.entries_after(base):
             assert isinstance(entry, Commit), "a copy never begins before a sum"

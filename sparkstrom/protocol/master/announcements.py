@@ -1,4 +1,8 @@
-"""Make the master's messages to nodes: notices of closed ids, the fit's state, and welcomes."""
+"""Make the master's messages to nodes: notices of closed ids, the fit's state, and welcomes.
+
+An id is closed when its worker is silent, leaves or is replaced. A welcome gives a worker its id
+and its place in the tree.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,7 @@ class ClosedNotices:
         self._record(member.node, member.join, parent, member.order.edge, now_s)
 
     def notify_closed(self, node: NodeId, now_s: float) -> None:
-        """Begin notices to the process of a closed id again, because messages from it still arrive.
+        """Notify the process of a closed id again, because messages from it still arrive.
 
         All earlier notices may have been lost. Do nothing if notices are still being sent, or if
         the process has joined under a newer id.
@@ -81,7 +85,7 @@ class ClosedNotices:
         return [*disown, send_to_process(notice.join, self.make_message(node, notice.join))]
 
     def make_message(self, node: NodeId, join: Join) -> IdClosed:
-        """Return the message that an id is closed, and whether its process may return."""
+        """Return the message to a process that its id is closed, and whether it may return."""
         partition, failed = self._members.partitions[join.partition], self._members.failed.get(node)
         free = partition.owner is None and partition.last_owner == node and failed is None
         ending = Ending.LEASE_OVER if free else Ending.SUPERSEDED

@@ -1,4 +1,8 @@
-"""Records that the master keeps: partitions, residual checkpoints and members, and its limits."""
+"""Records that the master keeps: partitions, residual checkpoints and members, and its limits.
+
+A residual checkpoint is a file with changes that a worker learned and did not send; a worker of the
+next fit takes them over. A position (epoch, batch) says how far a partition is trained.
+"""
 
 from __future__ import annotations
 
@@ -367,7 +371,7 @@ class Members:
         return {node: join.host for node, join in (self.closed_joins | living).items()}
 
     def slowest_steps(self) -> int | None:
-        """Return the steps of the slowest worker that is training; None if none is training."""
+        """Return the number of steps of the slowest worker that is training; None if none is."""
         return min((m.steps for m in self.live.values() if m.is_training), default=None)
 
     def count_training(self) -> int:

@@ -1,8 +1,8 @@
 """Assign members their places in the tree, and suspect members that have gone silent.
 
-The tree changes at once, and the nodes follow. A node is sent its place only once its parent's own
-place is confirmed, so that no cycle ever exists. The place is sent repeatedly until the parent
-confirms the edge.
+A place determines a member's parent; an edge is the connection to that parent. The tree changes at
+once, and the nodes follow. A node is sent its place only once its parent's own place is confirmed,
+so that no cycle ever exists. The place is sent repeatedly until the parent confirms the edge.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Assign commit numbers to updates: each update once, and each origin's updates in order."""
+"""Assign commit numbers to updates: each update once, and each origin's updates in order.
+
+The origin of an update is the worker that made it; a seq is the origin's own number for the update.
+A commit is an update with the master's number.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,7 @@ from sparkstrom.protocol.common.history import History, Log
 
 
 class Sequencer:
-    """The order of commits, and the last numbered seq of each id, open or closed.
-
-    A seq is the number that an origin gave its own update.
-    """
+    """The order of commits, and the last numbered seq of each id, open or closed."""
 
     def __init__(self, log_bytes: int, ignored: IgnoredMessages) -> None:
         self._ignored = ignored

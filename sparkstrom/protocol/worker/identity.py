@@ -1,7 +1,7 @@
 """A worker's identity for the master: constant facts about its process, and its node ids.
 
-A process gets a new id each time it returns after the master closed its last id; the facts stay the
-same.
+The master closes an id when its worker is silent, leaves or is replaced. A process that returns
+after that gets a new id; the facts stay the same.
 """
 
 from __future__ import annotations

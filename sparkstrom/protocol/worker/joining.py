@@ -1,8 +1,8 @@
 """Join a fit: get an id and a place from the master, and come back after the id was closed.
 
-The node asks the master for a place; the answer names an id, a parent and an edge. Over that edge
-the node tells the parent how current its replica is, and the parent continues from there. A node
-that the master moves gets a new place without asking.
+The node asks the master for a place; the answer names an id, a parent and an edge, which is the
+connection to that parent. Over the edge the node tells the parent how current its replica is, and
+the parent continues from there. A node that the master moves gets a new place without asking.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Manage a node's edge to its parent, and keep its own updates until they are committed."""
+"""Manage a node's edge to its parent, and keep its own updates until they are committed.
+
+An edge is the connection of two neighbours in the tree. An update is committed when the master has
+numbered it.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +145,7 @@ class InFlight:
         self.progress_s = pause.shift(self.progress_s)
 
     def _restart_timer(self, now_s: float) -> None:
-        """Restart the time after which the oldest update counts as lost, from its initial value."""
+        """Restart the timer after which the oldest update counts as lost, at its initial value."""
         self._retry_s = max(RETRY_LEAST_S, ROUNDS * self.round_s)
         self._deadline_s = now_s + self._retry_s
         self.progress_s = now_s

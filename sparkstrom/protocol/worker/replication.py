@@ -1,4 +1,8 @@
-"""Follow the commits in order, fetch snapshots, and relay the messages of children."""
+"""Follow the commits in order, fetch snapshots, and relay the messages of children.
+
+A commit is an update that the master has numbered. A replica is at a commit if it contains all
+commits up to that number.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +57,9 @@ class SnapshotFetch:
     """A snapshot that is being fetched, chunk by chunk, from the parent's live replica.
 
     Each chunk names the newest commit in its bytes; later commits are held in the node's log until
-    all chunks have arrived. A chunk is valid only while the log holds every commit after the
-    chunk's, and the log does not have these as part of a sum that begins earlier; otherwise the
-    chunk is requested again. No timer is needed: a requested chunk arrives, or its stream is gone.
+    all chunks have arrived. A chunk stays valid only while the log can continue from the chunk's
+    commit: chunks that are older than the log, or whose commit lies inside a sum in the log, are
+    requested again. No timer is needed: a requested chunk arrives, or its stream is gone.
 
     Progress means to hold more chunks than ever before; chunks that expire as fast as they arrive
     are no progress. ``before`` is the fetch that this one replaces, if any.
@@ -139,7 +143,7 @@ ASK_SPACING_S = 1.0  # between requests: commits that are under way show the sam
 
 
 class Replication:
-    """Tracks the commits that a node has received and its trainer has applied, and snapshots.
+    """The commits that a node has received and that its trainer has applied, and its snapshots.
 
     Everything received is also appended to the node's log, from which its children are served.
     """
