@@ -1,4 +1,8 @@
-"""Connect a worker process: choose addresses, open a transport, and check that UDP gets through."""
+"""Connect a worker process: choose addresses, open a transport, and check that UDP gets through.
+
+"The driver" without "media" is the program that calls ``fit``; Aeron's process, which sends and
+receives for all workers of an executor, is the media driver.
+"""
 
 from __future__ import annotations
 

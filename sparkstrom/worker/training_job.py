@@ -120,7 +120,7 @@ def make_initial_theta(
 def broadcast_parameters(
     context: Any, theta: Theta, workers: int, state: bytes = b""
 ) -> Iterator[ParametersBroadcast]:
-    """Broadcast theta, and optionally one optimizer state for all workers, during the block.
+    """Broadcast the parameters, and optionally one optimizer state for all workers.
 
     The broadcast variable is destroyed when the block ends, even if an exception ends it.
     """

@@ -277,7 +277,11 @@ class TrainingSession:
         return transport_opener(route.driver_key(environment), route.driver_options(environment))
 
     def report(self, error: Exception, doing: str) -> None:
-        """Report why training failed. Before the node's thread starts, this replaces joining."""
+        """Report why training failed.
+
+        If the node's thread has not started yet, the node later reports the error instead of
+        joining.
+        """
         trace = "".join(traceback.format_exception(error))[-TRACE_CHARS_MAX:]
         self.channel.post(ev.TrainerFailed(format_reason(error), trace, doing))
 
