@@ -76,7 +76,10 @@ class EarlyStoppingListener(FitListener):
         self._phase = phase
 
     def on_epoch(self, epoch: Epoch) -> None:
-        """Apply the rule to an epoch. Raise UsageError if the rule lacks held-out rows."""
+        """Apply the rule to an epoch.
+
+        Raise UsageError if the rule needs held-out rows and there are none.
+        """
         if self._rule is None or self._stopping:
             return
         if not epoch.held_weight and self._rule.needs_held_out:

@@ -81,7 +81,7 @@ class FitListener:
 
 
 class FitEvents:
-    """Compares polled progress with the previous one and dispatches the changes as events.
+    """Compares each polled progress with the previous one, and dispatches changes as events.
 
     All listeners get an event before any listener gets the next one.
 

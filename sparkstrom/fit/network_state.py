@@ -52,7 +52,7 @@ class NetworkState:
 
 
 class NetworkStateHolder:
-    """Holds a network's present ``NetworkState``; each change replaces it with another one."""
+    """Holds a network's present ``NetworkState``; each change replaces the state as a whole."""
 
     def __init__(self, model: FlatModel) -> None:
         self._model = model

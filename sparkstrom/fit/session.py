@@ -108,7 +108,7 @@ class FitSession:
 
     @property
     def say(self) -> Callable[[str], None]:
-        """Shows a line to the user."""
+        """The function that shows a line to the user."""
         return self._reporting.progress.say
 
     def make_spec(self, workers: int) -> FitSpec:
@@ -453,8 +453,8 @@ class ControllerRecovery:
     ) -> FitRequest:
         """Return the request with which the fit continues after a lost controller.
 
-        The request resumes from the newest checkpoint or copy of the lost run; if none exists, it
-        is unchanged.
+        The request resumes from the newest checkpoint or copy of the lost run; if there is neither,
+        the request is unchanged.
 
         Args:
             lost: The error that ended the last run.

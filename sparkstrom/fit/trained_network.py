@@ -337,10 +337,7 @@ _process_state = threading.Lock()
 
 @contextlib.contextmanager
 def preserve_process_state() -> Iterator[None]:
-    """During the block, drop this thread's output; afterwards restore random states and filters.
-
-    The filters are those of Python's warnings.
-    """
+    """Drop this thread's output in the block; restore random states and warning filters after."""
     with _process_state, contextlib.ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
