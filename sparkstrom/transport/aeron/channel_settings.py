@@ -1,9 +1,10 @@
 """Choose the sizes of logs, windows and socket buffers for this machine, and write channel URIs.
 
-Every stream needs one log (three terms) at its sender's driver and one at its receiver's; a local
-stream needs only one. Sizes follow the free space, so that a full shared-memory file system is an
-error before training. The receive windows of all streams share one socket buffer: the sum of the
-windows must fit into it, or the kernel drops datagrams whenever all peers send at once.
+A log is the file that buffers a stream; it has three equal parts, the terms. Every stream needs one
+log at its sender's driver and one at its receiver's; a local stream needs only one. Sizes follow
+the free space, so that a full shared-memory file system is an error before training. The receive
+windows of all streams share one socket buffer: the sum of the windows must fit into it, or the
+kernel drops datagrams whenever all peers send at once.
 
 Aeron ignores URI keys that it does not know, so all URIs are written here. They contain neither
 socket buffers nor windows, because all users of an endpoint must agree on those; the driver's
@@ -55,7 +56,7 @@ class BufferSizes:
 
     @property
     def data_frame_bytes_max(self) -> int:
-        """Length of the longest data frame; a longer one would waste much of a term at its end."""
+        """Length of the longest data frame; a longer one would waste much space at a term's end."""
         return self.data_term // 16
 
     @property
@@ -73,7 +74,7 @@ class LogDirectory:
 
 
 def log_file_bytes(term: int) -> int:
-    """Return the size in bytes of the log file behind one publication or image."""
+    """Return the size in bytes of the log file at the sender or at a receiver of a stream."""
     return 3 * term + LOG_METADATA_BYTES
 
 

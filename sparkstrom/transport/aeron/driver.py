@@ -1,8 +1,9 @@
 """Start, join and test the C media driver that the workers of one executor and job share.
 
-``ensure_driver`` takes the start lock of the driver's key, then joins the living driver or starts
-one, and from then on holds a shared lock on the driver. The driver runs in its own process. It
-exits when nobody has held that shared lock for some seconds, or when the executor has exited.
+In this package, a driver is always Aeron's media driver. ``ensure_driver`` takes the start lock of
+the driver's key, then joins the living driver or starts one, and from then on holds a shared lock
+on the driver. The driver runs in its own process. It exits when nobody has held that shared lock
+for some seconds, or when the executor has exited.
 """
 
 from __future__ import annotations

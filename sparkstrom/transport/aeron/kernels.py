@@ -1,10 +1,10 @@
-"""Numba kernels that poll and offer through Aeron's C functions, without the GIL.
+"""Numba kernels that receive and send frames through Aeron's C functions, without the GIL.
 
-Aeron passes each fragment to ``on_fragment``, a C callback compiled by Numba, which assembles
-frames and copies complete ones into the caller's buffer. If that is full it returns ABORT, and
-Aeron delivers the same fragment again at the next poll. No Python runs per fragment or frame. C
-functions are passed as integer addresses at run time, so that the compiled code can be cached on
-disk.
+Aeron splits long frames into fragments. It passes each one to ``on_fragment``, a C callback
+compiled by Numba, which assembles frames and copies complete ones into the caller's buffer. If the
+buffer is full, the callback returns ABORT, and Aeron delivers the same fragment again at the next
+poll. No Python runs per fragment or frame. C functions are passed as integer addresses at run time,
+so that the compiled code can be cached on disk.
 
 The caller owns all memory. ``inbox`` i64[INBOX_FIELDS] describes it to ``on_fragment``:
 
@@ -268,7 +268,7 @@ def on_publication_closed(clientd: int) -> None:
 def poll_subscriptions(
     functions: Any, receivers: Any, first: int, inbox: Any, inbox_address: int, wait_ns: int
 ) -> int:
-    """Poll all subscriptions in turn until frames have arrived, the wait is over, or a wake.
+    """Poll all subscriptions in turn until frames arrive, the wait is over, or INBOX_WAKE is set.
 
     functions  i64[4]                  in   addresses: controlled poll, on_fragment, clock, usleep
     receivers  i64[n, RECEIVER_FIELDS] in
