@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan_averaging(args: argparse.Namespace) -> int:
-    """Print the plan of a fit by parameter averaging; return 0. Raise UsageError like ``run``."""
+    """Print the plan of a parameter-averaging fit; return 0. Raise UsageError like ``run``."""
     from sparkstrom.models.updaters import Nesterov
     from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
     from sparkstrom.planning.memory import ModelFootprint

@@ -241,7 +241,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """The id of the process."""
         return self._process.pid
 
     @property

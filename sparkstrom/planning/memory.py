@@ -173,7 +173,7 @@ def estimate_checkpoint_parts(
 ) -> list[MemoryPart]:
     """Return the driver program's memory for checkpoints, by part; [] if none are written.
 
-    Optimizer states are counted twice: those for the next checkpoint arrive while one is written.
+    While a checkpoint is assembled and written, the optimizer states for the next one arrive.
     """
     if master.checkpoint_directory is None:
         return []
@@ -315,7 +315,7 @@ def round_result_bytes(
     """Return how many bytes the driver program receives per round.
 
     Executors send the means. If ``aggregation_depth`` is 1, they send every worker's result
-    instead. Parameters or optimizer states that are not averaged are sent by every worker, too.
+    instead. If parameters or optimizer states are not averaged, they send every worker's.
     """
     sent, vector = round_sent_bytes(footprint, master), F32_BYTES * footprint.n_params
     if master.aggregation_depth == 1:
@@ -435,7 +435,7 @@ def _workers_on_executor(conf: Any, master: CommonOptions) -> int:
 def check_overhead(conf: Mapping[str, str], requirement: MemoryRequirement) -> list[str]:
     """Return a list with a warning if the configured overhead is too small, else [].
 
-    Only YARN and Kubernetes limit a container's memory.
+    The check is only for YARN and Kubernetes, which kill containers that use too much memory.
     """
     if not conf.get("spark.master", "").startswith(("yarn", "k8s")):
         return []

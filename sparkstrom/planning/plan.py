@@ -176,7 +176,7 @@ def plan_fit(
 def plan_averaging(
     footprint: ModelFootprint, placement: WorkerPlacement, master: ParameterAveragingTrainingMaster
 ) -> FitPlan:
-    """Return the plan of a fit by parameter averaging. Raise UsageError for invalid numbers."""
+    """Return the plan of a parameter-averaging fit. Raise UsageError for invalid numbers."""
     check_footprint(footprint)
     driver = estimate_round_driver_parts(footprint, master, placement.workers)
     return FitPlan(

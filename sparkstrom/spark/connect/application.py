@@ -225,9 +225,9 @@ class ConnectApplication:
 
     @property
     def host(self) -> str:
-        """Address of this program's machine, as the Spark Connect server sees it.
+        """Address of this program's machine on its route to the Spark Connect server.
 
-        This is the source address of packets to the server, unless the environment sets another.
+        The environment can set another address.
         """
         return local_ip(os.environ) or _find_local_address(self._session.client.host)
 

@@ -79,7 +79,7 @@ CONNECTED_NOTICE = "progress arrives from the controller over TCP"
 
 
 class ControllerHost(Protocol):
-    """The operations of a Spark application that a remote master uses."""
+    """The operations of ``Application`` that a remote master needs."""
 
     def create_controller_placer(
         self,

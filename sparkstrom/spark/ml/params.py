@@ -232,7 +232,7 @@ class OutputParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPr
     )
 
     def set(self, param: Param[Any], value: Any) -> None:
-        """Set a Param to a value, as Spark ML's tuning does."""
+        """Set a Param, unwrapping a GridValue. Spark ML's tuning calls this method."""
         super().set(param, value)
         self._paramMap[param] = unwrap(self._paramMap[param])
 
