@@ -1,1 +1,1 @@
-"""The ``sparkstrom`` command and its sub-commands."""
+"""The command-line program ``sparkstrom`` and its sub-commands, one module for each."""

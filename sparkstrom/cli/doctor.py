@@ -57,7 +57,7 @@ def _print_progress(text: str) -> None:
 
 
 def parse_conf(settings: list[str]) -> dict[str, str]:
-    """Parse settings KEY=VALUE as spark-submit does; raise UsageError for anything else."""
+    """Parse settings KEY=VALUE like spark-submit. Raise UsageError for any other form."""
     conf = {}
     for text in settings:
         key, equals, value = text.partition("=")

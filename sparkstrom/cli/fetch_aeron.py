@@ -1,4 +1,4 @@
-"""The command `sparkstrom fetch-aeron`: install the pinned Aeron library in this environment."""
+"""The command `sparkstrom fetch-aeron`: install Aeron's C library, in a fixed version."""
 
 from __future__ import annotations
 

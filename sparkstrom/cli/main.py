@@ -1,7 +1,7 @@
-"""The ``sparkstrom`` command, which runs the sub-command that its arguments name.
+"""Run the ``sparkstrom`` command: parse its arguments and call the named sub-command.
 
 Every other module of this package is a sub-command. It defines ``add_parser(subparsers)`` and
-``run(args)``, which returns the exit code. All of them are imported even for ``--help``, so heavy
+``run(args)``, which returns the exit code. All modules are imported even for ``--help``, so heavy
 imports belong inside ``run``.
 """
 
@@ -20,16 +20,16 @@ import sparkstrom.cli
 from sparkstrom.base.errors import SparkstromError
 from sparkstrom.base.version import __version__
 
-EXIT_USAGE_ERROR = 2  # argparse's exit code for wrong arguments
+EXIT_USAGE_ERROR = 2  # also argparse's exit code for wrong arguments
 STDOUT_DESCRIPTOR = 1
-EXIT_BROKEN_PIPE = 141  # exit code of a program that SIGPIPE ended, as shells report it
+EXIT_BROKEN_PIPE = 141  # what shells report for a program that was killed by SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one sub-command and return its exit code.
 
-    ``argv``: the arguments; None means ``sys.argv[1:]``. A SparkstromError is printed, and the exit
-    code is 2.
+    ``argv`` contains the arguments; None means ``sys.argv[1:]``. After a SparkstromError, its
+    message is printed and the exit code is 2.
     """
     commands = _load_commands()
     args = _build_parser(commands).parse_args(argv)
@@ -56,7 +56,7 @@ def _is_stdout_closed() -> bool:
 
 
 def _load_commands() -> dict[str, ModuleType]:
-    """Import and return the modules of all sub-commands, by the commands' names."""
+    """Import the modules of all sub-commands; return them by the sub-commands' names."""
     names = sorted(module.name for module in pkgutil.iter_modules(sparkstrom.cli.__path__))
     return {
         name.replace("_", "-"): importlib.import_module(f"sparkstrom.cli.{name}")
@@ -66,7 +66,7 @@ def _load_commands() -> dict[str, ModuleType]:
 
 
 def _build_parser(commands: dict[str, ModuleType]) -> argparse.ArgumentParser:
-    """Return an argument parser with all sub-commands; those without a help text are hidden."""
+    """Return an argument parser for all sub-commands. One without a help text is hidden."""
     parser = argparse.ArgumentParser(
         prog="sparkstrom", description="Train neural networks on the executors of a Spark cluster."
     )

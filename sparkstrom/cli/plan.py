@@ -1,4 +1,4 @@
-"""The command `sparkstrom plan`: compute the memory, shared memory and ports that a fit needs."""
+"""The command `sparkstrom plan`: compute the memory and UDP ports that a fit needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.units import parse_bytes, parse_count
 
-SHARING_DEFAULTS = {  # defaults of the flags that --averaging excludes
+SHARING_DEFAULTS = {  # defaults of the flags that cannot be combined with --averaging
     "executors_per_host": 1,
     "log": "64m",
     "window": "8m",
@@ -18,7 +18,7 @@ SHARING_DEFAULTS = {  # defaults of the flags that --averaging excludes
     "controller": "auto",
     "port": None,
 }
-# Values of --averaging -> values of the option save_updater
+# Maps values of --averaging to values of the option save_updater.
 SAVE_UPDATER_VALUES: dict[str, bool | str] = {"averaged": True, "new": False, "own": "own"}
 
 
@@ -67,7 +67,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan of a fit; return 0. Raise UsageError for impossible values."""
+    """Print the plan of a fit; return 0. Raise UsageError for invalid values."""
     from sparkstrom.options.gradient_sharing import SharedTrainingMaster
     from sparkstrom.options.network import VoidConfiguration
     from sparkstrom.planning.memory import ModelFootprint
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan_averaging(args: argparse.Namespace) -> int:
-    """Print the plan of a fit by parameter averaging; return 0. Raise UsageError as ``run``."""
+    """Print the plan of a parameter-averaging fit; return 0. Raise UsageError like ``run``."""
     from sparkstrom.models.updaters import Nesterov
     from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
     from sparkstrom.planning.memory import ModelFootprint
@@ -132,7 +132,7 @@ def _plan_averaging(args: argparse.Namespace) -> int:
 
 
 def parse_parameter_count(text: str) -> int:
-    """Parse a number of parameters, such as 25e6; raise UsageError for anything else."""
+    """Parse a number of parameters, such as 25e6. Raise UsageError if it is invalid."""
     try:
         return parse_count(text)
     except ValueError:
@@ -142,7 +142,7 @@ def parse_parameter_count(text: str) -> int:
 
 
 def parse_size(flag: str, text: str) -> int:
-    """Parse a size, such as 512m, to bytes; raise UsageError that names the flag."""
+    """Parse a size, such as 512m, to bytes. Raise UsageError, naming ``flag``, if it is invalid."""
     try:
         return parse_bytes(text)
     except ValueError:

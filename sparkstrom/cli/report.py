@@ -1,4 +1,4 @@
-"""The command `sparkstrom report`: write a run log as one HTML page."""
+"""The command `sparkstrom report`: turn the log of a training run into an HTML page with plots."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and print its path; return 0. Raise UsageError with a remedy on failure."""
+    """Write the page and print its path; return 0.
+
+    Raise UsageError if the log cannot be read or the page cannot be written.
+    """
     from sparkstrom.fit.listeners import RUN_LOG_DIRECTORY, RUNS_VARIABLE
     from sparkstrom.observe.reporting.report_page import render_report
     from sparkstrom.observe.reporting.run_log_reader import read_history
@@ -48,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def newest_log(directory: Path) -> Path:
-    """Return the most recently modified run log of a directory; raise UsageError if it has none."""
+    """Return the most recently modified run log in a directory. Raise UsageError if it has none."""
     logs = list(directory.glob("*.jsonl"))
     if not logs:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The command `sparkstrom scaling`: predict how many workers pay off, from a few numbers."""
+"""The command `sparkstrom scaling`: predict how training speed grows with the number of workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparkstrom.planning.scaling import ScalingInputs
 
 T = TypeVar("T")
-WORKERS_MAX = 100_000  # largest number of workers to predict
+WORKERS_MAX = 100_000  # largest number of workers for which to predict
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -94,9 +94,10 @@ def run(args: argparse.Namespace) -> int:
 def _fill_in_measurements(
     inputs: ScalingInputs, script: Path, n_params: int | None, step_s: float | None
 ) -> ScalingInputs:
-    """Return the inputs with values that were not given replaced by those of a script's model.
+    """Return the inputs, with values that the user did not give measured on a script's model.
 
-    ``n_params`` and ``step_s`` are None if they were not given. The script's output goes to stderr.
+    ``n_params`` and ``step_s`` are None if the user did not give them. The script's output goes to
+    stderr.
     """
     from sparkstrom.planning.scaling import measure_script
 
@@ -111,7 +112,10 @@ def _fill_in_measurements(
 
 
 def _parse_flag(flag: str, text: str | None, parse: Callable[[str], T]) -> Any:
-    """Return ``parse(text)``, or None for None; raise UsageError with the flag for ValueError."""
+    """Return ``parse(text)``, or None if ``text`` is None.
+
+    If ``parse`` raises ValueError, raise UsageError with a message that names the flag.
+    """
     try:
         return None if text is None else parse(text)
     except ValueError as error:
@@ -119,7 +123,7 @@ def _parse_flag(flag: str, text: str | None, parse: Callable[[str], T]) -> Any:
 
 
 def _parse_density(text: str) -> float:
-    """Parse a density; raise ValueError unless 0 < density <= 1."""
+    """Parse a density. Raise ValueError unless 0 < density <= 1."""
     try:
         density = float(text)
     except ValueError:
@@ -130,7 +134,7 @@ def _parse_density(text: str) -> float:
 
 
 def _parse_worker_counts(text: str) -> list[int]:
-    """Parse 2..64 (all numbers from 2 to 64) or 2,4,8; raise ValueError for anything else."""
+    """Parse 2..64 (all numbers from 2 to 64) or 2,4,8. Raise ValueError for any other form."""
     first, dots, last = text.partition("..")
     try:
         ends = [parse_count(number) for number in ([first, last] if dots else text.split(","))]

@@ -1,1 +1,1 @@
-"""One machine, without Spark and without a JVM: processes in place of tasks, the rest the same."""
+"""Train with worker processes on one machine, without Spark or a JVM: see ``ParallelWrapper``."""

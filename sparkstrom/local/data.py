@@ -1,20 +1,20 @@
-"""Read the data of ``ParallelWrapper.fit`` into blocks of rows, and share them through files.
+"""Read the data of ``ParallelWrapper.fit`` into blocks of rows, and pass them to workers in files.
 
 ``read_data_blocks`` accepts:
 
     (features, labels), (features, labels, weights)   NumPy arrays, or torch tensors
     pyarrow Table, RecordBatch, RecordBatchReader,
     pyarrow Dataset, ParquetFile                      with columns, like a Spark DataFrame
-    pandas DataFrame                                  the same
+    pandas DataFrame                                  with columns
     a path, or a list of paths                        Parquet files, or directories of them
     a torch Dataset, an iterable                      rows (features, label) or (..., weight)
 
-All data are read once per fit, in the calling process, some MiB at a time. The columns of tables
-are checked against the user's column names before anything is read.
+All data are read once per fit, in the calling process, a few MiB at a time. A table's schema is
+checked against the user's column names before any rows are read.
 
-``partition_rows`` distributes rows at random by seed, as before a shuffle on Spark
-(``row_blocks.distribute_rows``), and writes one file per worker, which the worker maps into memory.
-A worker that replaces another reads the same file, which is still in the page cache.
+``partition_rows`` distributes rows at random by a seed, with the same function as on Spark
+(``row_blocks.distribute_rows``). It writes one file per worker, which the worker maps into memory.
+If a worker is replaced, its replacement reads the same file, which is still in the page cache.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-DATA_NAME, HELD_OUT_NAME = "the data", "the held-out data"  # in messages: "row 17 of the data"
+DATA_NAME, HELD_OUT_NAME = "the data", "the held-out data"  # for messages: "row 17 of the data"
 
 
 def read_data_blocks(data: Any, chosen: ColumnSpec, where: str = DATA_NAME) -> Iterator[Block]:
     """Return an iterator over all rows in blocks; rows are numbered from 0.
 
     Args:
-        data: Of a kind that this module's docstring lists.
-        chosen: Names of the columns, if the data have columns.
-        where: Names the data in error messages.
+        data: The data, of a kind that this module's docstring lists.
+        chosen: Names of the columns to read, if the data have columns.
+        where: What to call the data in error messages.
 
     Raises:
-        UsageError: The data are of another kind, or a column is missing or unusable.
+        UsageError: The data are of another kind, or a column is missing or cannot be used.
     """
     source = _open_arrow_source(data, chosen)
     check_column_spec(chosen, source is not None, "this kind of data")
@@ -95,7 +95,7 @@ def read_data_blocks(data: Any, chosen: ColumnSpec, where: str = DATA_NAME) -> I
 
 
 def holds_rows(validation: Any) -> bool:
-    """Return whether ``validation`` holds rows, and is not a fraction or the name of a column."""
+    """Return whether ``validation`` is data, not a fraction or the name of a column."""
     if isinstance(validation, str | bytes) or is_real(validation) or is_truth(validation):
         return False
     readable = ("__iter__", "__getitem__", "__fspath__", "schema", "schema_arrow")
@@ -103,9 +103,9 @@ def holds_rows(validation: Any) -> bool:
 
 
 def read_blocks_with_held_out(data: Any, held: Any, chosen: ColumnSpec) -> Iterator[Block]:
-    """Return an iterator over the blocks of ``data`` and then of ``held``, marked as held out.
+    """Return an iterator over the blocks of ``data``, then of ``held``, marked as held out.
 
-    Raise UsageError if both are one iterator, or their arrays differ.
+    Raise UsageError if both are the same iterator, or if their arrays have different formats.
     """
     if held is data and hasattr(data, "__next__"):
         raise UsageError(
@@ -124,7 +124,7 @@ def read_blocks_with_held_out(data: Any, held: Any, chosen: ColumnSpec) -> Itera
 
 
 def _chain_blocks(blocks: Iterator[Block], others: Iterator[Block]) -> Iterator[Block]:
-    """Yield training blocks, then held-out ones, with a column that marks held-out rows."""
+    """Yield training blocks, then held-out blocks, with a column that marks held-out rows."""
     form: RowFormat | None = None
     for block in blocks:
         form = form or block.form
@@ -136,7 +136,7 @@ def _chain_blocks(blocks: Iterator[Block], others: Iterator[Block]) -> Iterator[
 
 
 def _mark_held_out(block: Block, *, is_held: bool) -> Block:
-    """Return a copy of the block with one more column, which marks its rows as held out or not."""
+    """Return a copy of the block with an additional column that says whether rows are held out."""
     form, flag = block.form, Leaf(HELD_OUT, (), "|u1", "|u1")
     marks = np.full((len(block.records), 1), is_held, np.uint8)
     marked = form._replace(leaves=(*form.leaves, flag), has_held_out_flag=True)
@@ -144,7 +144,7 @@ def _mark_held_out(block: Block, *, is_held: bool) -> Block:
 
 
 def _check_same_format(mine: RowFormat, theirs: RowFormat) -> None:
-    """Raise UsageError if held-out rows differ from the data in their arrays, shapes or dtypes."""
+    """Raise UsageError if held-out rows have other arrays, shapes or dtypes than the data."""
     kinds = [
         (form.features, form.labels, form.has_weights, len(form.leaves)) for form in (mine, theirs)
     ]
@@ -163,7 +163,7 @@ def _check_same_format(mine: RowFormat, theirs: RowFormat) -> None:
 
 
 def _open_arrow_source(data: Any, chosen: ColumnSpec) -> tuple[Any, Any] | None:
-    """Return a table's schema, and a function (column names) -> its record batches.
+    """Return a table's schema, and a function from column names to the table's record batches.
 
     Return None if ``data`` is not a table.
     """
@@ -194,10 +194,10 @@ def _open_arrow_source(data: Any, chosen: ColumnSpec) -> tuple[Any, Any] | None:
 
 
 def _pandas_to_arrow(frame: pd.DataFrame, chosen: ColumnSpec) -> pa.Table:
-    """Return a DataFrame as an Arrow table with all its columns.
+    """Return a DataFrame as an Arrow table with columns of the same names.
 
-    Columns that were not chosen become nulls, because they may hold objects that Arrow cannot
-    store.
+    Columns that were not chosen become nulls, because they may contain objects that Arrow cannot
+    represent.
     """
     import pyarrow as pa
 
@@ -215,7 +215,7 @@ def _pandas_to_arrow(frame: pd.DataFrame, chosen: ColumnSpec) -> pa.Table:
 
 
 def _to_arrow_column(column: pd.Series[Any], name: str) -> Any:
-    """Convert one pandas column to Arrow. Raise UsageError if it holds no numbers."""
+    """Convert one pandas column to Arrow. Raise UsageError if Arrow cannot represent it."""
     import pyarrow as pa
 
     try:
@@ -228,9 +228,9 @@ def _to_arrow_column(column: pd.Series[Any], name: str) -> Any:
 
 
 def _report_damage(data: Any, batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield the record batches. Raise UsageError that names ``data`` if a file is damaged.
+    """Yield the record batches. Raise UsageError if a file is damaged; the message names ``data``.
 
-    Opening a file reads only its footer, so damaged pages are found here.
+    Opening a file reads only its footer, so other damage is found only now.
     """
     import pyarrow as pa
 
@@ -244,7 +244,7 @@ def _report_damage(data: Any, batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _is_paths(data: Any) -> bool:
-    """Return whether ``data`` is a list of paths that is not empty."""
+    """Return whether ``data`` is a non-empty list of paths."""
     return (
         isinstance(data, list)
         and bool(data)
@@ -253,7 +253,7 @@ def _is_paths(data: Any) -> bool:
 
 
 def _open_parquet(paths: Any) -> tuple[Any, Any]:
-    """Return the schema and batch reader of Parquet files, as ``_open_arrow_source`` does."""
+    """Return the schema and reading function of Parquet files, like ``_open_arrow_source``."""
     import pyarrow as pa
     from pyarrow import dataset
 
@@ -270,10 +270,10 @@ def _open_parquet(paths: Any) -> tuple[Any, Any]:
 def plan_arrow_read(
     schema: pa.Schema, batches: Callable[[list[str]], Iterable[pa.RecordBatch]], chosen: ColumnSpec
 ) -> tuple[ArrowReadPlan, Iterable[pa.RecordBatch]]:
-    """Return how to read the chosen columns of a table, and its record batches with only these.
+    """Return how to read the chosen columns of a table, and record batches of these columns.
 
-    ``batches`` returns the table's record batches for a list of column names. Raise UsageError that
-    names a column which is missing, ambiguous or of an unusable type.
+    ``batches`` returns the table's record batches for a list of column names. Raise UsageError if a
+    column is missing, ambiguous or of an unsuitable type; the message names the column.
     """
     used: dict[str, int] = {}  # column name -> index
     sources = [
@@ -284,7 +284,7 @@ def plan_arrow_read(
 
 
 def _check_column(schema: pa.Schema, role: str, name: str, side_by_side: bool) -> None:
-    """Raise UsageError unless the table has one column ``name``, of a type that suits the role."""
+    """Raise UsageError unless the table has exactly one column ``name``, of a suitable type."""
     if schema.names.count(name) != 1:
         raise UsageError(
             f"there is no column {name!r} for {role}, or more than one; the table has"
@@ -296,7 +296,7 @@ def _check_column(schema: pa.Schema, role: str, name: str, side_by_side: bool) -
 def _check_column_type(role: str, name: str, kind: pa.DataType, *, side_by_side: bool) -> None:
     """Raise UsageError unless the Arrow type ``kind`` suits the column's role, such as label.
 
-    ``side_by_side``: the column is one of several that form one array.
+    ``side_by_side`` is True if the column is one of several that are combined into one array.
     """
     import pyarrow as pa
 
@@ -341,9 +341,9 @@ def _is_arrays(data: Any) -> bool:
 
 
 def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat, Records]]:
-    """Yield the rows of arrays, packed as records in blocks of about BLOCK_BYTES.
+    """Yield the rows of arrays, packed as records, in pieces of about BLOCK_BYTES.
 
-    Raise UsageError if the arrays differ in length, are not numeric or have invalid weights.
+    Raise UsageError if arrays differ in length or are not numeric, or if weights are invalid.
     """
     features = split_columns(data[0])
     no_labels = np.zeros((len(features[1][0]), 0), np.float32)  # like rows without a label
@@ -377,10 +377,10 @@ def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat,
 
 
 def _to_sliceable(value: Any, *, is_label: bool) -> NDArray[Any]:
-    """Return a NumPy array as it is; convert any other value with ``as_array``.
+    """Return a NumPy array unchanged; convert any other value with ``as_array``.
 
-    A large NumPy array is converted later, slice by slice, to save memory. Raise TypeError or
-    ValueError if the dtype is not numeric.
+    A NumPy array is converted later, slice by slice, to save memory. Raise TypeError or ValueError
+    if the dtype is not numeric.
     """
     if not isinstance(value, np.ndarray):
         return as_array(value, is_label=is_label)
@@ -389,7 +389,7 @@ def _to_sliceable(value: Any, *, is_label: bool) -> NDArray[Any]:
 
 
 def _check_weights(weights: NDArray[Any], where: str) -> None:
-    """Raise UsageError unless weights are one-dimensional, finite and at least 0."""
+    """Raise UsageError unless the weights are one-dimensional, finite and at least 0."""
     wrong = ~((weights >= 0) & (weights < np.inf)) if weights.ndim == 1 else np.ones(1, bool)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
@@ -397,7 +397,10 @@ def _check_weights(weights: NDArray[Any], where: str) -> None:
 
 
 def _iter_rows(data: Any) -> Iterable[Any]:
-    """Return an iterable over the rows of a torch Dataset or an iterable; else raise UsageError."""
+    """Return an iterable over the rows of a torch Dataset or any iterable.
+
+    Raise UsageError if rows cannot be read from ``data``.
+    """
     if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
         raise UsageError(
             f"a {type(data).__name__} was given as data: pass its dataset; workers make"
@@ -433,7 +436,7 @@ def _rows_to_numpy(rows: Iterable[Any]) -> Iterator[Any]:
 
 
 def _columns_to_numpy(value: Any) -> Any:
-    """Convert the tensors in a feature or label, which may be a dict or tuple of several."""
+    """Convert the tensors in a feature or label, which may be a dictionary or tuple of tensors."""
     if isinstance(value, dict):
         return {name: _to_numpy(one) for name, one in value.items()}
     if isinstance(value, tuple):
@@ -455,8 +458,8 @@ def write_file(path: Path, content: bytes) -> None:
 def allocate_file(path: Path, n_bytes: int) -> None:
     """Create a file of ``n_bytes`` zeros with its disk space reserved.
 
-    A process that maps a file without reserved space into memory is killed (SIGBUS) when it writes
-    to a page that does not fit on the disk. Raise SetupError if the disk is full.
+    Without reserved space, a process that maps the file into memory is killed (SIGBUS) when it
+    writes to a page for which the disk has no room. Raise SetupError if the disk is full.
     """
     with _report_full_disk(path, n_bytes), path.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, n_bytes)
@@ -464,7 +467,7 @@ def allocate_file(path: Path, n_bytes: int) -> None:
 
 @contextmanager
 def _report_full_disk(path: Path, n_bytes: int) -> Iterator[None]:
-    """Turn an OSError of the block into a SetupError with the file's path, size and a remedy."""
+    """Convert an OSError in the block to a SetupError with the file's path, size and a remedy."""
     try:
         yield
     except FileNotFoundError:  # its directory was deleted; the disk is not full
@@ -476,24 +479,24 @@ def _report_full_disk(path: Path, n_bytes: int) -> Iterator[None]:
         ) from error
 
 
-PREFIX = "sparkstrom-local-"  # of the names of scratch directories
+PREFIX = "sparkstrom-local-"  # prefix of the names of scratch directories
 LOCK = "lock"  # name of the lock file in a scratch directory
 
 
 class ScratchDirectory:
     """The scratch directory of one ParallelWrapper, inside the temporary directory.
 
-    It exists from construction until ``remove``. This process holds a lock in it, which the kernel
-    releases when the process dies; then another process may delete the directory.
+    The directory exists from construction until ``remove``. This process locks a file in it. If
+    the process dies, the kernel releases the lock, and another process may delete the directory.
     """
 
     def __init__(self) -> None:
         self.path = Path()
         while not self._try_create():
-            pass  # rare: before it was locked, another wrapper deleted it as an abandoned one
+            pass  # rare: another wrapper took it for abandoned and deleted it before it was locked
 
     def _try_create(self) -> bool:
-        """Create a directory and lock it; return False if another wrapper deletes it meanwhile."""
+        """Create and lock a directory; return False if another wrapper deleted it meanwhile."""
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._descriptor = open_lock(self.path / LOCK)
         try:
@@ -514,7 +517,7 @@ class ScratchDirectory:
 def remove_abandoned() -> None:
     """Delete the scratch directories that killed programs of this user left behind.
 
-    A directory without a lock file may belong to something else and stays.
+    Directories without a lock file are not deleted, because they may belong to something else.
     """
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # deleted meanwhile, or without a lock file
@@ -537,22 +540,22 @@ NO_DATA = (
 
 
 class RowSpan(NamedTuple):
-    """The location of some rows in a file: their records, followed by their row numbers."""
+    """The location of some rows in a file: the rows' records, followed by their row numbers."""
 
     form: RowFormat  # layout of a record
-    offset: int  # of the first record in the file, in bytes
+    offset: int  # offset of the first record in the file, in bytes
     rows: int  # number of rows
-    where: str  # names the data in messages
+    where: str  # what to call the data in messages
 
 
 class RowFile(NamedTuple):
-    """A reference to the file with one worker's rows, sent to the worker instead of the rows."""
+    """A reference to the file with one worker's rows. It is sent to the worker, not the rows."""
 
     path: str
-    spans: tuple[RowSpan, ...]  # of all blocks, in the order of writing
+    spans: tuple[RowSpan, ...]  # where each block is, in the order of writing
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the worker's rows in blocks, mapped from the file, in the order of writing."""
+        """Yield the worker's rows in blocks, in the order of writing, mapped from the file."""
         if not self.spans:
             return
         content = np.memmap(self.path, np.uint8, "r")
@@ -568,8 +571,8 @@ def partition_rows(
 ) -> tuple[RowFile, ...]:
     """Distribute rows at random over the workers; return each worker's file in ``directory``.
 
-    The same data and seed always give the same distribution. Raise UsageError if the data have no
-    rows or their formats differ, SetupError if the disk is full.
+    The same data, seed and number of workers always give the same distribution. Raise UsageError if
+    there are no rows or rows have different formats, and SetupError if the disk is full.
     """
     spans: list[list[RowSpan]] = [[] for _ in range(workers)]
     paths = [directory / f"rows-{worker}" for worker in range(workers)]
@@ -586,7 +589,7 @@ def partition_rows(
 
 
 def _append_block(file: IO[bytes], block: Block, directory: Path) -> RowSpan:
-    """Append a block to a worker's file and return its location.
+    """Append a block to a worker's file and return the block's location.
 
     Raise SetupError if the disk is full.
     """

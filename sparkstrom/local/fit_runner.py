@@ -1,7 +1,7 @@
-"""Run one fit by gradient sharing with worker processes on this machine.
+"""Run one gradient-sharing fit with worker processes on this machine.
 
-The calling process has the controller. It and all workers share one Aeron media driver and exchange
-updates over IPC. Worker processes that die are replaced.
+The controller, which coordinates the workers, runs in the calling process. All processes share one
+Aeron media driver and exchange updates over shared memory. Worker processes that die are replaced.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from sparkstrom.worker.network_setup import (
 from sparkstrom.worker.task_environment import TaskEnvironment
 from sparkstrom.worker.training_job import TrainingJob, pack_parameters
 
-LOOPBACK = "127.0.0.1"  # only join messages use UDP
-EDGES_OVER_UDP = 2  # join messages and their answers are short
+LOOPBACK = "127.0.0.1"  # address for UDP, which only the messages for joining the fit use
+EDGES_OVER_UDP = 2  # number of neighbours for which UDP buffers are sized; join messages are short
 EXECUTOR_NAME = "host"  # all workers count as tasks of one executor
 
 
@@ -69,11 +69,14 @@ class LocalFitContext:
     model: FlatModel
     master: SharedTrainingMaster  # the user's options
     name: str  # prefix of the files that workers keep for the next fit
-    pool: WorkerPool
+    pool: WorkerPool  # the worker processes
     scratch: Path  # the wrapper's scratch directory
 
     def place(self, partition: int, attempt: int) -> TaskEnvironment:
-        """Return the environment of an attempt at a partition: host, scratch space and threads."""
+        """Return the environment for training a partition: host, scratch directory and threads.
+
+        ``attempt`` counts how often the partition's worker was restarted in this fit.
+        """
         return TaskEnvironment(
             partition, attempt, HOST, EXECUTOR_NAME, self.scratch, self.pool.threads
         )
@@ -81,21 +84,21 @@ class LocalFitContext:
 
 @dataclass(frozen=True, slots=True)
 class PartitionedRows:
-    """The rows of one fit, partitioned into files, and the directory with all files of the fit."""
+    """The rows of one fit in one file per worker, and the directory with all files of the fit."""
 
     files: tuple[RowFile, ...]  # by partition
-    directory: Path  # deleted after the fit
+    directory: Path  # the fit's directory, which is deleted after the fit
 
 
 class LocalFitRunner(BaseFitRunner):
-    """One fit by gradient sharing on this machine: its controller, and ``run``, which trains.
+    """Runs one gradient-sharing fit on this machine: its controller and its worker processes.
 
     Args:
         context: Model, options and processes of the wrapper.
-        spec: The fit.
-        theta: The controller's replica of the parameters, which holds the result afterwards.
+        spec: Number of workers, epochs and other facts of the fit.
+        theta: The controller's replica of the parameters. After the fit it contains the result.
         rows: The workers' rows.
-        files: Files that workers kept in an earlier fit.
+        files: Files with residuals that workers kept in an earlier fit.
         states: Optimizer states with which workers start.
     """
 
@@ -129,7 +132,10 @@ class LocalFitRunner(BaseFitRunner):
     def run(
         self, reporting: FitReporting, stopping: EarlyStoppingListener, *others: FitListener
     ) -> None:
-        """Run the fit to completion. Raise the error that ended it early."""
+        """Run the fit to its end, or raise the error that ended it early.
+
+        ``others`` are listeners in addition to those of every fit.
+        """
         job = pickle_by_value(self._make_job())
 
         def make_task(partition: int, attempt: int) -> WorkerTask:
@@ -147,7 +153,7 @@ class LocalFitRunner(BaseFitRunner):
         )
 
     def _make_job(self) -> LocalTrainingJob:
-        """Return the job for the workers, with large values written to files."""
+        """Return the job that is sent to the workers; large values are written to files."""
         context, directory, states = self._context, self._rows.directory, self.states
         own = {  # per-worker states from a checkpoint
             partition: FileHandle.of(state, directory / f"state-{partition}")
@@ -173,10 +179,10 @@ MakeTask = Callable[[int, int], WorkerTask]  # (partition, attempt) -> task
 
 
 class ProcessJob:
-    """The tasks of one fit in worker processes, with the interface ``FitJob``.
+    """Runs the tasks of one fit in worker processes. Implements the interface ``FitJob``.
 
-    A thread sends the tasks, collects reports and replaces processes that die, until each partition
-    has a report.
+    A thread sends the tasks, collects reports and replaces processes that die, until it has a
+    report for each partition.
     """
 
     def __init__(self, pool: WorkerPool, make_task: MakeTask) -> None:
@@ -189,7 +195,7 @@ class ProcessJob:
 
     @property
     def reports(self) -> list[Any]:
-        """The partitions' reports as JSON, in order of partition."""
+        """The workers' reports as JSON, in order of partition."""
         return [report for _, report in sorted(self._reports.items())]
 
     def start(self) -> None:
@@ -198,24 +204,24 @@ class ProcessJob:
 
     @property
     def running(self) -> bool:
-        """Whether the thread still runs."""
+        """Whether the job's thread is still running."""
         return self._thread.is_alive()
 
     def cancel(self) -> None:
-        """Kill the worker processes that have not reported; returns before that is done."""
+        """Request that worker processes without a report be killed. Does not wait for that."""
         self._cancelled.set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the job has ended, at most ``seconds``; return whether it has."""
+        """Wait up to ``seconds`` for the job to end; return whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def killed_for_memory(self) -> list[str]:
-        """Return no messages: without a cluster manager, nothing reports such a kill."""
+        """Return []: only a cluster manager would report processes killed for their memory."""
         return []
 
     def _run(self) -> None:
-        """Send every partition its task and handle answers until all have reported."""
+        """Send each worker its task, and handle answers until all workers have reported."""
         try:
             self._missing.update(self._workers.begin())
             for partition in sorted(self._missing):
@@ -229,14 +235,15 @@ class ProcessJob:
             self._workers.drop(self._missing)
 
     def _send_task(self, partition: int) -> None:
-        """Send a partition's worker the task for its present attempt."""
+        """Send a partition's worker the task for its current attempt."""
         task = self._make_task(partition, self._workers.attempts[partition])
         self._workers.send(partition, task)
 
     def _handle_answer(self, partition: int, answer: WorkerAnswer | None) -> None:
-        """Record a worker's report, or start another attempt; None means that its process died.
+        """Record a worker's report, or start another attempt if the task failed.
 
-        Raise the worker's error if another attempt cannot succeed, TrainingError after too many.
+        ``answer`` is None if the worker's process died. Raise the worker's error if another attempt
+        cannot succeed, and TrainingError after too many attempts.
         """
         if answer is not None and not answer.failure:
             self._reports[partition] = answer.report
@@ -253,27 +260,27 @@ class ProcessJob:
 
 @dataclass(frozen=True, slots=True)
 class LocalMediaDriver:
-    """Name and options of the media driver that all processes of one fit share."""
+    """The name and options of the media driver that all processes of one fit share."""
 
     job: int  # id of the fit
     workers: int  # number of workers
-    owner: ProcessIdentity  # the calling process; the driver exits when it dies
+    owner: ProcessIdentity  # the calling process; the media driver exits when this process dies
 
     @classmethod
     def for_this_process(cls, job: int, workers: int) -> LocalMediaDriver:
-        """Return the media driver for a fit of this process, which is its owner."""
+        """Return the media driver for a fit in this process, with this process as the owner."""
         return cls(job, workers, identify_process(os.getpid()))
 
     @property
     def key(self) -> str:
-        """The name by which the fit's processes find the driver."""
+        """The name by which the fit's processes find the media driver."""
         return f"{self.job:016x}-host"
 
     def options(self, *, is_exclusive: bool = False) -> DriverOptions:
-        """Return the driver's options.
+        """Return the media driver's options.
 
-        ``is_exclusive``: whether closing the driver waits until it has exited, as the calling
-        process does.
+        ``is_exclusive`` says whether closing the media driver waits until it has exited. Only the
+        calling process waits.
         """
         return DriverOptions(
             host=LOOPBACK,
@@ -285,25 +292,25 @@ class LocalMediaDriver:
         )
 
     def opener(self) -> OpenTransport:
-        """Return a function that opens the calling process's transport over this driver."""
+        """Return a function that opens the calling process's transport over this media driver."""
         return transport_opener(self.key, self.options(is_exclusive=True))
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRoute(ControllerRoute):
-    """A worker's route to the controller: the media driver that both share."""
+    """A worker's route to the controller, through the media driver that both share."""
 
     driver: LocalMediaDriver | None = None
 
     def driver_key(self, place: TaskEnvironment) -> str:
-        """Return the shared driver's key, which is the same for all workers."""
+        """Return the key of the shared media driver, which is the same for all workers."""
         assert self.driver is not None, "a local route has a media driver"
         return self.driver.key
 
     def driver_options(self, place: TaskEnvironment) -> DriverOptions:
-        """Return the shared driver's options, the same for all workers.
+        """Return the options of the shared media driver, which are the same for all workers.
 
-        A worker that replaces a failed driver reuses that driver's port.
+        If the media driver fails, the worker that restarts it prefers the former port.
         """
         assert self.driver is not None, "a local route has a media driver"
         return replace(self.driver.options(), port_preferred=self.endpoint.port)
@@ -311,7 +318,7 @@ class LocalRoute(ControllerRoute):
 
 @dataclass(frozen=True, slots=True)
 class LocalTrainingJob(TrainingJob):
-    """A training job whose workers are processes on this machine."""
+    """What worker processes on this machine need for a fit."""
 
     driver: LocalMediaDriver | None = None
 
@@ -326,7 +333,7 @@ class LocalTrainingJob(TrainingJob):
 
 @dataclass(frozen=True)
 class FileHandle:
-    """A reference to a file with one large pickled value, sent to workers instead of the value."""
+    """A reference to a file with one large pickled value. It is sent to workers, not the value."""
 
     path: str
 
@@ -341,5 +348,5 @@ class FileHandle:
 
     @cached_property
     def value(self) -> Any:
-        """The value, read from the file on first use."""
+        """The value, read from the file at the first access."""
         return pickle.loads(Path(self.path).read_bytes())

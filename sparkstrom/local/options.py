@@ -1,4 +1,7 @@
-"""The options of ``ParallelWrapper``: training modes, checks, and reasons to refuse options."""
+"""Define the options of ``ParallelWrapper``, and combine them with those of SharedTrainingMaster.
+
+DL4J's options that have no meaning here are listed with the reason, for error messages.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +47,15 @@ AVERAGES = flag(words=(None,))
 
 
 class TrainingMode(enum.Enum):
-    """The way in which workers share what they learn; the names are DL4J's."""
+    """The way in which workers share what they learn. The names are DL4J's."""
 
-    SHARED_GRADIENTS = "SHARED_GRADIENTS"  # thresholded updates, asynchronously
-    AVERAGING = "AVERAGING"  # parameters, every averaging_frequency minibatches, synchronously
-    CUSTOM = "CUSTOM"  # the same rounds, combined by the user's accumulator
+    SHARED_GRADIENTS = "SHARED_GRADIENTS"  # asynchronously send thresholded updates
+    AVERAGING = "AVERAGING"  # average parameters every averaging_frequency minibatches
+    CUSTOM = "CUSTOM"  # like AVERAGING, but the user's accumulator combines the parameters
 
 
 _NO_RDD = "there is no RDD: rows are read once per fit and distributed to the workers at random"
-# Options of DL4J and SharedTrainingMaster that ParallelWrapper does not have, with the reason.
+# Options of DL4J and SharedTrainingMaster that ParallelWrapper does not have, and why.
 REFUSED: dict[str, str] = {
     **MASTER_REFUSED,
     "workers_per_node": "workers=N sets the number of processes",
@@ -78,9 +81,9 @@ REFUSED: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RoundOptions:
-    """The options of training in rounds: their length, and how parameters are combined."""
+    """The options of round-based training: a round's length, and how parameters are combined."""
 
-    averaging_frequency: int  # minibatches of a worker in a round
+    averaging_frequency: int  # number of minibatches that each worker trains in a round
     save_updater: bool | str  # True: average optimizer states; "own": each worker keeps its own
     outer: Updater | None = None  # optimizer that steps towards the combined parameters
     accumulator: Accumulator | None = None  # combines the workers' parameters; None: their mean
@@ -92,16 +95,16 @@ def resolve_options(
     rounds: RoundOptions | None,
     env: Mapping[str, str],
 ) -> SharedTrainingMaster:
-    """Return the options of all fits; those that were not given come from the environment.
+    """Return the options of all fits. Options that were not given come from the environment.
 
     Args:
         given: The user's options by name, without ParallelWrapper's own parameters.
         mode: The training mode.
-        rounds: The options of rounds; None for gradient sharing.
+        rounds: The options of round-based training; None for gradient sharing.
         env: The environment variables.
 
     Raises:
-        UsageError: An option is unknown, or has no meaning here or in this training mode.
+        UsageError: An option is unknown, or has no meaning on one machine or in this training mode.
     """
     network = {each.name for each in options_in(VoidConfiguration) if each.metadata[LOCAL]}
     known = [*options_in(SharedTrainingMaster), *options_in(VoidConfiguration)]
@@ -129,7 +132,7 @@ def resolve_options(
 
 
 def parse_training_mode(value: object) -> TrainingMode:
-    """Return the TrainingMode that ``value`` is or names. Raise UsageError for any other value."""
+    """Return ``value`` as a TrainingMode. Raise UsageError unless it is one or its name."""
     names = [mode.value for mode in TrainingMode]
     text = value.value if isinstance(value, TrainingMode) else value
     require(
@@ -142,7 +145,7 @@ def parse_training_mode(value: object) -> TrainingMode:
 
 
 def _check_progress(value: Any) -> bool | str:
-    """Return a value of ``progress=``. Raise UsageError if it is invalid."""
+    """Return a value of the option ``progress``. Raise UsageError if it is invalid."""
     check_progress(value)
     return value if isinstance(value, str) else bool(value)
 
@@ -153,7 +156,7 @@ _PROGRESS = ", ".join(f'"{mode}"' for mode in PROGRESS_MODES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrapperOptions:
-    """The parameters of ``ParallelWrapper`` itself, beside those of SharedTrainingMaster."""
+    """The declarations of ParallelWrapper's own parameters, for its checks and documentation."""
 
     workers: int | None = option(
         None,
@@ -225,10 +228,10 @@ def resolve_round_options(
     accumulator: Accumulator | None,
     outer: Updater | None = None,
 ) -> RoundOptions | None:
-    """Check the options of rounds; return them with defaults in place of None.
+    """Check the options of round-based training; return them, with defaults in place of None.
 
     Return None for gradient sharing, which has no rounds. Raise UsageError for an invalid value, or
-    an option that has no meaning in this mode.
+    an option that has no meaning in this training mode.
     """
     given = {
         "averaging_frequency": frequency,

@@ -1,4 +1,4 @@
-"""ParallelWrapper: train a model with several processes on one machine, without Spark."""
+"""Define ParallelWrapper, which trains a model with several processes on one machine."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ from sparkstrom.worker.training_job import require_model, require_picklable
 
 
 class ParallelWrapper(TrainedNetwork):
-    """Train a model with several worker processes on this machine.
+    """Trains a model with several worker processes on this machine, without Spark.
 
-    The processes start with the first fit and live until ``close``, the end of a ``with`` block, or
-    the end of this process. The parameters stay here from one fit to the next.
+    The processes start with the first fit and run until ``close``, the end of a ``with`` block, or
+    the end of this process. The wrapper keeps the parameters from one fit to the next.
 
     Args:
-        model: The network, as ``SparkNetwork`` accepts it.
+        model: The model to train, as for ``SparkNetwork``.
         workers: number of processes; None: one per CPU core that this process may use. Lower it if
             a library already uses several cores in a step, or to leave cores to other programs. Use
             1 for a model on a GPU, because GPUs are not distributed to workers.
@@ -159,11 +159,12 @@ class ParallelWrapper(TrainedNetwork):
                 (features, label) or (features, label, weight), which is read once.
             epochs: Number of passes over the data.
             features: Names of the feature columns, if the data have columns.
-            label: Names of the label columns; None if the model has its own loss.
+            label: Names of the label columns; None if the model's loss takes its labels from the
+                features.
             weight: Name of the column with each row's weight.
             validation: A fraction of the rows to hold out, the name of a boolean column, or
-                separate rows of the same kinds as ``data``. A file must be a ``Path``, because a
-                string names a column.
+                separate rows in any form that ``data`` can have. A file must be a ``Path``, because
+                a string names a column.
             early_stopping: When to stop before the last epoch, as in ``SparkNetwork.fit``.
             listeners: Listeners, as in ``SparkNetwork.fit``.
             run_log: File for a log of the run, as in ``SparkNetwork.fit``.
@@ -174,7 +175,8 @@ class ParallelWrapper(TrainedNetwork):
         Raises:
             UsageError: An argument is invalid or does not suit the data.
             SetupError: This machine lacks something, such as disk space or the Aeron library.
-            TrainingError: Training failed; the error has the partition and the worker's traceback.
+            TrainingError: Training failed; the error contains the partition and the worker's
+                traceback.
         """
         if not self._closing.alive:
             raise UsageError("this ParallelWrapper is closed: create another one")
@@ -210,10 +212,10 @@ class ParallelWrapper(TrainedNetwork):
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Allow only one fit at a time. Raise UsageError for a second one, or in a forked process.
+        """Allow only one fit at a time. Raise UsageError for a second fit, or in a forked process.
 
-        A forked process inherits the sockets to the workers, so messages of both processes would be
-        mixed.
+        A forked process inherits the sockets to the workers, so the messages of both processes
+        would be mixed up.
         """
         if os.getpid() != self._owner:
             raise UsageError(
@@ -234,7 +236,7 @@ class ParallelWrapper(TrainedNetwork):
     def _partitioned(
         self, data: Any, held: Any, chosen: ColumnSpec, workers: int
     ) -> Iterator[PartitionedRows]:
-        """Partition the rows into files of a new directory, which is deleted after the block."""
+        """Partition the rows into files in a new directory, which is deleted after the block."""
         scratch, pool = self._context.scratch, self._context.pool
         directory = Path(tempfile.mkdtemp(prefix="fit-", dir=scratch))
         try:
@@ -259,7 +261,7 @@ class ParallelWrapper(TrainedNetwork):
     ) -> TrainingSummary:
         """Run one fit on partitioned rows and return its summary.
 
-        ``theta``: the controller's replica for gradient sharing; None: train in rounds.
+        ``theta`` is the controller's replica for gradient sharing; None for round-based training.
         """
         session = FitSession(self._strategy, self._checkpoints, request, reporting, self._state)
         spec = session.make_spec(len(rows.files))
@@ -300,11 +302,12 @@ class ParallelWrapper(TrainedNetwork):
         weight: str | None = None,
         positive: int = 1,
     ) -> Evaluation:
-        """Measure how well the trained parameters predict ``data``, in this process.
+        """Evaluate the model with its current parameters on ``data``, in this process.
 
         Args:
-            data: Rows, of the same kinds as in ``fit``.
-            metrics: Names of metrics; None means those that suit the model.
+            data: Rows in a form that ``fit`` accepts.
+            metrics: Names of metrics, as in ``SparkNetwork.evaluate``; None selects those that suit
+                the model.
             features: Names of the feature columns, if the data have columns.
             label: Names of the label columns.
             weight: Name of the column with each row's weight.
@@ -333,8 +336,8 @@ class ParallelWrapper(TrainedNetwork):
 
         Args:
             path: File that ``save`` wrote, of a ParallelWrapper or a SparkNetwork.
-            model: A model like the saved one; needed if the file does not contain the model's
-                code, as for TorchModel.
+            model: A model like the saved one. It is required if the file does not contain the
+                model's code, as for TorchModel.
             **given: Arguments of ``ParallelWrapper``.
 
         Raises:
@@ -357,8 +360,8 @@ class ParallelWrapper(TrainedNetwork):
     def close(self) -> None:
         """End the worker processes and delete the files they kept for the next fit. Idempotent.
 
-        A fit that runs in another thread ends with a TrainingError. In a forked process this does
-        nothing.
+        A fit that is running in another thread ends with a TrainingError. In a forked process,
+        nothing is ended or deleted.
         """
         self._state.take_resume_state()
         self._closing()

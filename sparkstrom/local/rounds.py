@@ -1,10 +1,10 @@
-"""Synchronous training with worker processes on one machine: the backend and its workers' tasks.
+"""Run round-based training with worker processes on one machine.
 
-In each round all workers start with the same parameters and train alone for some steps; then their
-results are averaged (``rounds``). All processes map one file of parameters: row 0 has the
-parameters with which a round starts, and row 1 + p the result of partition p. Buffers and optimizer
-states are files, too. A process that replaces another repeats the round from the same files, so
-nothing is lost or counted twice.
+In each round, all workers start with the same parameters and train independently for some steps;
+then their results are averaged (``rounds``). All processes map the same file of parameters: row 0
+contains the parameters with which a round starts, and row 1 + p the result of partition p. Buffers
+and optimizer states are files, too. If a process is replaced, its replacement repeats the round
+from the same files, so nothing is lost or counted twice.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ F32 = np.dtype("<f4")
 
 
 class LocalRounds(RoundsBackend):
-    """The worker processes of one fit in rounds; a process that dies is replaced.
+    """Runs the rounds of one fit in worker processes.
 
-    The replacement repeats the task.
+    A process that dies is replaced, and its replacement repeats the task.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class LocalRounds(RoundsBackend):
         self._job = pickle_by_value(LocalRoundsJob(spec, context.model, context.master))
         self._workers = ActiveWorkers(context.pool)
         self._facts = dict[int, PartitionFacts]()  # by partition
-        # How processes were lost, by partition, until a report contains it.
+        # How processes were lost, by partition, until the next report includes it.
         self._lost_attempts = defaultdict[int, list[str]](list)
-        self._written = dict[Path, object]()  # the value that was last written to each file
+        self._written = dict[Path, object]()  # the object that was last written to each file
 
     @contextmanager
     def open(self) -> Iterator[Sequence[PartitionFacts]]:
-        """Start the processes, have them read their rows, and yield the facts of all partitions.
+        """Start the processes, make them read their rows, and yield facts about all partitions.
 
-        The processes are killed if the block raises or the fit was aborted. Raise TrainingError if
-        another thread closes the wrapper.
+        The processes are killed if the block raises an exception or the fit was aborted. Raise
+        TrainingError if another thread closes the wrapper.
         """
         n_params, done = self._spec.n_params, False
         n_bytes = (1 + self._spec.workers) * n_params * F32.itemsize
@@ -141,18 +141,18 @@ class LocalRounds(RoundsBackend):
         return results
 
     def measure(self, plan: EpochPlan, state: RoundState) -> Sequence[HeldOutReport]:
-        """Measure the held-out rows in the processes that have some."""
+        """Evaluate the model on the held-out rows, in the processes that have any."""
         self._write_start(state)
         tasks = {p: MeasureHeldOut() for p, facts in self._facts.items() if facts.held_out}
         return self._run_tasks_for_reports(tasks)
 
     def end(self, state: RoundState) -> Sequence[ReplicaReport]:
-        """Close all workers; return hashes of the parameters that they read from the file."""
+        """Close all workers; return their reports with hashes of the parameters that they read."""
         self._write_start(state)
         return self._run_tasks_for_reports({p: EndRounds() for p in self._facts})
 
     def _write_start(self, state: RoundState) -> None:
-        """Write the state with which a round starts to the files, as far as it has changed."""
+        """Write the state with which a round starts to the shared files, unless unchanged."""
         self._shared[0] = state.parameters
         if state.buffers:
             self._write_if_changed(self._directory / BUFFERS, state.buffers)
@@ -161,23 +161,26 @@ class LocalRounds(RoundsBackend):
             self._write_if_changed(own_state_path(self._directory, partition), own)
 
     def _write_if_changed(self, path: Path, value: Any) -> None:
-        """Write bytes or an optimizer state to a file, unless it has this very object already."""
+        """Write bytes or an optimizer state to a file, unless it was the last object written."""
         if self._written.get(path) is not value:
             content = value if isinstance(value, bytes) else encode_state(load_state(value))
             write_file(path, content)
             self._written[path] = value
 
     def _adopt_result_state(self, partition: int) -> StateFile:
-        """Make a worker's resulting optimizer state the one with which it starts the next round."""
+        """Let a worker start the next round with the optimizer state that it ended this one with.
+
+        Return a handle of that state.
+        """
         path = own_state_path(self._directory, partition)
         result_state_path(self._directory, partition).replace(path)
         self._written[path] = state = StateFile(path)
         return state
 
     def _read_rows(self, partitions: Iterable[int]) -> None:
-        """Let the processes of these partitions read their rows.
+        """Make the processes of these partitions read their rows.
 
-        Raise TrainingError if a replacement finds other rows than its predecessor.
+        Raise TrainingError if a replacement process finds other rows than its predecessor did.
         """
         tasks = {
             p: BeginRounds(
@@ -193,14 +196,14 @@ class LocalRounds(RoundsBackend):
                 raise TrainingError(f"partition {partition} has other rows than before")
 
     def _run_tasks_for_reports(self, tasks: Mapping[int, WorkerTask]) -> list[Any]:
-        """Run tasks, by partition; return their reports in order, with ``lost_attempts`` set."""
+        """Run one task per partition; return the reports in order, with ``lost_attempts`` set."""
         reports = self._run_tasks(tasks)
         for partition, report in reports.items():
             report.lost_attempts = self._lost_attempts.pop(partition, [])
         return list(reports.values())
 
     def _run_tasks(self, tasks: Mapping[int, WorkerTask]) -> dict[int, Any]:
-        """Run tasks, by partition; return their results in order of partition.
+        """Run one task per partition; return the results in order of partition.
 
         Raise a task's error, TrainingError if a partition's processes die too often, and
         FitCancelled after ``abort``.
@@ -224,10 +227,10 @@ class LocalRounds(RoundsBackend):
 
 
 class RoundsThread:
-    """The thread that trains all rounds of a fit, with the interface ``FitJob``.
+    """Trains all rounds of a fit in a thread. Implements the interface ``FitJob``.
 
     Args:
-        train: Trains all rounds and returns the workers' figures, which become ``reports``.
+        train: Trains all rounds and returns the workers' reports.
         abort: Makes ``train`` end early.
     """
 
@@ -238,7 +241,7 @@ class RoundsThread:
         self._thread = threading.Thread(target=self._run, name="sparkstrom-rounds", daemon=True)
 
     def _run(self) -> None:
-        """Train all rounds; keep an unexpected exception as the job's error."""
+        """Train all rounds; store an unexpected exception as the job's error."""
         try:
             self.reports = self._train()
         except Exception as error:
@@ -252,21 +255,21 @@ class RoundsThread:
 
     @property
     def running(self) -> bool:
-        """Whether the thread still runs."""
+        """Whether the thread is still running."""
         return self._thread.is_alive()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the thread has ended, at most ``seconds``; return whether it has."""
+        """Wait up to ``seconds`` for the thread to end; return whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def killed_for_memory(self) -> list[str]:
-        """Return no messages: without a cluster manager, nothing reports such a kill."""
+        """Return []: only a cluster manager would report processes killed for their memory."""
         return []
 
 
 class StateFile:
-    """An optimizer state in a file, which it maps: replacing the file does not change it."""
+    """An optimizer state in a memory-mapped file. It stays the same if the file is replaced."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -278,12 +281,12 @@ class StateFile:
 
 
 def map_parameters(directory: Path, n_params: int) -> Flat:
-    """Map the file of parameters, f32[1 + workers, n_params], which all processes share."""
+    """Map the parameters that all processes share, f32[1 + workers, n_params], from their file."""
     return np.memmap(directory / PARAMETERS, F32, "r+").reshape(-1, n_params)
 
 
 def own_state_path(directory: Path, partition: int) -> Path:
-    """Return the file with the optimizer state with which only this partition starts a round."""
+    """Return the file with the optimizer state from which only this partition starts a round."""
     return directory / f"{STATE}-{partition}"
 
 
@@ -294,16 +297,16 @@ def result_state_path(directory: Path, partition: int) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class LocalRoundsJob:
-    """The description of a fit that every worker process gets."""
+    """The description of a fit that every worker process receives."""
 
     spec: FitSpec
     model: FlatModel
     master: SharedTrainingMaster  # the user's options
-    rows: tuple[int, ...] = ()  # rows by partition; empty, because they are not counted before
+    rows: tuple[int, ...] = ()  # number of rows by partition; empty: not counted in advance
 
 
 class RoundsWorker:
-    """One partition's rows and model in a worker process."""
+    """Trains and evaluates one partition in a worker process, with its rows and a model."""
 
     def __init__(
         self, job: LocalRoundsJob, place: TaskEnvironment, blocks: Iterator[Block], directory: Path
@@ -319,7 +322,7 @@ class RoundsWorker:
 
     @property
     def facts(self) -> PartitionFacts:
-        """The numbers of the partition's rows and minibatches, and the rows' checksum."""
+        """How many rows and minibatches the partition has, and the rows' checksum."""
         batches = self._batches
         return PartitionFacts(
             self._partition,
@@ -332,7 +335,10 @@ class RoundsWorker:
         )
 
     def train(self, task: TrainRound) -> RoundReport:
-        """Train one round, write parameters and optimizer state to the shared files, and report."""
+        """Train one round, write the results to the shared files, and return a report.
+
+        The results are the parameters and the optimizer state.
+        """
         report = RoundReport(self._partition, HOST, executor=HOST)
         with reporting(report, self._output):
             step_limit.start_step(self._step_s)
@@ -353,7 +359,7 @@ class RoundsWorker:
         return report
 
     def measure(self) -> HeldOutReport:
-        """Measure the held-out rows with the shared parameters, and report the sums."""
+        """Evaluate the shared parameters on the held-out rows; return a report with the sums."""
         report = HeldOutReport(self._partition, HOST)
         with reporting(report, self._output):
             measure_held_out(
@@ -367,7 +373,7 @@ class RoundsWorker:
         return report
 
     def close(self) -> ReplicaReport:
-        """Release the rows, and report a hash of the shared parameters and buffers."""
+        """Release the rows; return a report with a hash of the shared parameters and buffers."""
         self._model.bind(self._load_parameters())
         buffers = self._read_buffers()
         if isinstance(self._model, Buffered):
@@ -379,7 +385,7 @@ class RoundsWorker:
         return ReplicaReport(self._partition, HOST, digest=digest)
 
     def _read_batches(self, task: TrainRound, report: RoundReport) -> Iterator[RoundBatch]:
-        """Yield the task's minibatches; start a time limit before each read and each step."""
+        """Yield the task's minibatches; restart the time limit before each read and each step."""
         for index in task.batches:
             began_s = time.monotonic()
             step_limit.start_step(self._step_s)
@@ -390,23 +396,23 @@ class RoundsWorker:
             yield RoundBatch(batch, self._batches.place(task.epoch, index))
 
     def _read_held_out(self) -> Iterator[Batch]:
-        """Yield the held-out minibatches; start a time limit before each is measured."""
+        """Yield the held-out minibatches; restart the time limit before each of them."""
         for batch in self._batches.held_out:
             step_limit.start_step(self._step_s)
             yield batch
 
     def _load_parameters(self) -> Flat:
-        """Copy the parameters with which a round starts from the shared file, f32[n_params]."""
+        """Copy and return a round's initial parameters from the shared file, f32[n_params]."""
         self._params[:] = self._shared[0]
         return self._params
 
     def _read_buffers(self) -> bytes:
-        """Return the buffers with which a round starts; b"" if the model has none."""
+        """Return a round's initial buffers; b"" if the model has none."""
         path = self._directory / BUFFERS
         return path.read_bytes() if path.exists() else b""
 
     def _read_state(self, *, own: bool) -> State:
-        """Return a round's initial optimizer state: the partition's own, or the common one."""
+        """Return a round's initial optimizer state: the partition's own, or the common state."""
         path = self._directory / STATE
         if own:
             path = own_state_path(self._directory, self._partition)
@@ -418,15 +424,15 @@ _worker: list[RoundsWorker] = []  # the worker of this process, from BeginRounds
 
 @dataclass(frozen=True, slots=True)
 class BeginRounds:
-    """Task: read the partition's rows and make a worker for the tasks that follow."""
+    """Task: read the partition's rows and create a worker for the tasks that follow."""
 
     job: bytes  # a pickled LocalRoundsJob
     place: TaskEnvironment  # partition, attempt and resources of the worker
     rows: RowFile
-    directory: str  # of the fit's shared files
+    directory: str  # directory of the fit's shared files
 
     def run(self) -> PartitionFacts:
-        """Make this process's worker and return the facts of its rows."""
+        """Create this process's worker and return facts about its rows."""
         _worker.clear()
         job, directory = pickle.loads(self.job), Path(self.directory)
         _worker.append(RoundsWorker(job, self.place, self.rows.blocks(), directory))
@@ -439,7 +445,7 @@ class TrainRound:
 
     epoch: int
     batches: range  # indices of the minibatches in the epoch
-    steps_before: int  # steps of each worker before the round
+    steps_before: int  # number of steps that each worker trained before the round
     pace: RoundPace
     has_own_state: bool  # whether the optimizer continues with the partition's own state
 
@@ -450,16 +456,16 @@ class TrainRound:
 
 @dataclass(frozen=True, slots=True)
 class MeasureHeldOut:
-    """Task: measure the partition's held-out rows with the shared parameters."""
+    """Task: evaluate the shared parameters on the partition's held-out rows."""
 
     def run(self) -> HeldOutReport:
-        """Measure with this process's worker and return its report."""
+        """Evaluate with this process's worker and return its report."""
         return _worker[0].measure()
 
 
 @dataclass(frozen=True, slots=True)
 class EndRounds:
-    """Task: end the partition's training."""
+    """Task: end training on the partition."""
 
     def run(self) -> ReplicaReport:
         """Close this process's worker and return its last report."""

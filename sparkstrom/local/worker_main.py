@@ -1,8 +1,9 @@
 """The main program of a worker process: run tasks until the calling process closes the socket.
 
-Only ``worker_pool`` starts it, as ``python -m sparkstrom.local.worker_main SOCKET MEMORY``, with
-two descriptors: one end of a socket pair, and the memory of the heartbeat counter. The process
-exits as soon as the calling process's end of the socket closes, even in the middle of a step.
+Only ``worker_pool`` starts this program, as ``python -m sparkstrom.local.worker_main SOCKET
+MEMORY``. The arguments are file descriptors: one end of a socket pair, and the memory of the
+heartbeat counter. The process exits as soon as the calling process's end of the socket closes, even
+in the middle of a training step.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from sparkstrom.local.worker_pool import (
 )
 from sparkstrom.protocol.common.events import TimeoutReason
 
-EXIT_ORPHANED, EXIT_STUCK = 3, 4  # exit status: the caller is gone; a step exceeds its limit
+EXIT_ORPHANED, EXIT_STUCK = 3, 4  # exit status: the caller is gone; a step exceeded its time limit
 
 
 class AnswerChannel:
-    """Sends answers to the calling process, for the training and the monitoring thread."""
+    """Sends answers to the calling process. Used by the training and the monitoring thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._lock = connection, threading.Lock()
 
     def send(self, answer: WorkerAnswer) -> None:
-        """End the time limit on the running step and send a task's answer."""
+        """Send a task's answer; the time limit on its last step no longer applies."""
         step_limit.end_step()
         with self._lock:
             self._connection.send(answer)
 
     def exit_if_stuck(self) -> None:
-        """If a training step exceeds its time limit, send an answer with this reason and exit."""
+        """If a training step exceeds its time limit, send an answer that says so and exit."""
         if not step_limit.check_overdue():
             return
         with self._lock:
@@ -57,7 +58,7 @@ class AnswerChannel:
 def main(arguments: list[str]) -> int:
     """Run tasks until the calling process closes the socket; return exit status 0.
 
-    ``arguments``: descriptors of the socket and of the heartbeat memory.
+    ``arguments`` are the file descriptors of the socket and of the heartbeat memory.
     """
     descriptor, memory = map(int, arguments)
     with Connection(descriptor) as connection:
@@ -85,7 +86,7 @@ def run_task(task: WorkerTask) -> WorkerAnswer:
 def _monitor(descriptor: int, heartbeats: HeartbeatSender, answers: AnswerChannel) -> None:
     """Send heartbeats and check for overdue steps; exit when the calling process is gone.
 
-    It runs in a separate thread, because the main thread reads no socket during a step.
+    This runs in a separate thread, because the main thread does not read the socket during a step.
     """
     poller = select.poll()
     poller.register(descriptor, 0)  # poll() reports a closed socket even for an empty event mask

@@ -1,9 +1,9 @@
 """Start, monitor and replace the worker processes of a ParallelWrapper, and send them tasks.
 
 Each worker process increments a heartbeat counter in shared memory, which the calling process
-polls. A suspended process (SIGSTOP, a debugger, a machine that only swaps) keeps its socket open,
-so only the counter shows that it does no work. A separate thread increments the counter, so that
-training steps may take as long as necessary. That thread also checks the time limit on steps.
+polls. A suspended process (SIGSTOP, a debugger, a thrashing machine) keeps its socket open, so only
+the counter shows that it is not running. In the worker, a separate thread increments the counter,
+so that a training step may take as long as necessary. That thread also checks steps' time limit.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from sparkstrom.worker.task_environment import TaskEnvironment
 
 log = logging.getLogger(__name__)
 
-HOST = "localhost"  # names the host in messages
+HOST = "localhost"  # name of the host in messages
 WORKER_MODULE = "sparkstrom.local.worker_main"
-LOG_TAIL_BYTES = 2000  # of a dead worker's output, in the error
-EXIT_TIMEOUT_S = 5.0  # for an idle process to exit
+LOG_TAIL_BYTES = 2000  # how much of a dead worker's output the error contains
+EXIT_TIMEOUT_S = 5.0  # how long an idle process may take to exit
 THREAD_LIMIT_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 CLOSED_MESSAGE = (
     "this ParallelWrapper was closed while it trained; what was learned in this fit is lost"
 )
-FAILURES_MAX = 4  # of one partition; Spark's default for tasks (spark.task.maxFailures)
+FAILURES_MAX = 4  # failures of one partition that end the fit, like Spark's spark.task.maxFailures
 POLL_S = 0.1
 DIED_TOO_OFTEN = "the process of worker {} has died {} times; the last one {}"
 COUNTER_BYTES = 8  # u64, little endian
 HEARTBEAT_S = 0.2  # between two heartbeats
-FIRST_HEARTBEAT_S = 60.0  # until the first heartbeat: the interpreter starts and imports modules
-TRACE_CHARS_MAX = 8_000  # characters of a stack in an error
+FIRST_HEARTBEAT_S = 60.0  # limit for the first heartbeat: the interpreter must import modules
+TRACE_CHARS_MAX = 8_000  # maximum length of a stack trace in an error
 
 
 class WorkerPool:
-    """The worker processes of one ParallelWrapper, which outlive its fits.
+    """The worker processes of one ParallelWrapper. They continue from one fit to the next.
 
-    A process starts when it is first requested. A dead one is replaced at the next request.
+    A process starts when it is first requested. A dead process is replaced at the next request.
     """
 
     def __init__(self, workers: int, scratch: Path, lease_s: float) -> None:
@@ -64,13 +64,13 @@ class WorkerPool:
 
         Args:
             workers: Number of processes.
-            scratch: Directory for their logs.
+            scratch: Directory for the processes' logs.
             lease_s: Seconds without a heartbeat after which a process counts as unresponsive.
         """
         self._slots: list[WorkerProcess | None] = [None] * workers
         self._lease_s = lease_s
         self._scratch, self._threads = scratch, max(1, count_cores() // workers)
-        self._started = 0  # number of processes that were started so far
+        self._started = 0  # number of processes started so far
         self.is_closed = False
 
     def __len__(self) -> int:
@@ -82,9 +82,9 @@ class WorkerPool:
         return self._threads
 
     def get_or_start(self, index: int) -> WorkerProcess:
-        """Return the process at an index, starting one if none is alive.
+        """Return the process at an index; start a process if none is alive.
 
-        Raise SetupError if it cannot be started, TrainingError if the pool is closed.
+        Raise SetupError if a process cannot be started, and TrainingError if the pool is closed.
         """
         self.check_open()
         process = self._slots[index]
@@ -108,7 +108,7 @@ class WorkerPool:
         return [each.pid for each in self._slots if each is not None and each.is_alive]
 
     def drop(self, index: int) -> None:
-        """Kill the process at an index, if one exists."""
+        """Kill the process at an index, if there is one."""
         process, self._slots[index] = self._slots[index], None
         if process is not None:
             process.kill()
@@ -120,7 +120,7 @@ class WorkerPool:
 
     @contextmanager
     def translate_closing_errors(self) -> Iterator[None]:
-        """Replace an OSError or ValueError of the block by TrainingError if the pool is closed."""
+        """Convert an OSError or ValueError in the block to TrainingError if the pool is closed."""
         try:
             yield
         except (OSError, ValueError) as error:  # from closed sockets or deleted files
@@ -140,13 +140,13 @@ class WorkerPool:
 
 
 class ActiveWorkers:
-    """The worker processes of one fit, one for each partition, with their failures and attempts."""
+    """The worker processes of one fit, one per partition. Counts their failures and attempts."""
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
         self._processes: dict[int, WorkerProcess] = {}
         self._failures = Counter[int]()
-        self.attempts = Counter[int]()  # number of the present attempt, from 0, by partition
+        self.attempts = Counter[int]()  # number of the current attempt, from 0, by partition
 
     def begin(self) -> range:
         """Start the processes that are not running; return all partitions.
@@ -159,14 +159,14 @@ class ActiveWorkers:
         return partitions
 
     def send(self, partition: int, task: WorkerTask) -> None:
-        """Send a task to a partition's worker; if it is dead, ``answers`` yields None for it."""
+        """Send a task to a partition's worker. If it is dead, ``answers`` will report that."""
         with self._pool.translate_closing_errors():
             self._processes[partition].send(task)
 
     def answers(self, partitions: Collection[int]) -> Iterator[tuple[int, WorkerAnswer | None]]:
-        """Yield (partition, answer) for answers of these partitions; wait at most POLL_S seconds.
+        """Wait up to POLL_S seconds; yield (partition, answer) for answers of these partitions.
 
-        None instead of an answer means that the partition's process must be replaced.
+        None in place of an answer means that the partition's process must be replaced.
         """
         waited = {self._processes[partition].connection: partition for partition in partitions}
         with self._pool.translate_closing_errors():
@@ -178,14 +178,15 @@ class ActiveWorkers:
                     yield partition, None
 
     def count_failure(self, partition: int) -> bool:
-        """Count a failure of the partition; return whether it may have no further attempt."""
+        """Count a failure of the partition; return True if it has failed too often."""
         self._failures[partition] += 1
         return self._failures[partition] >= FAILURES_MAX
 
     def replace(self, partition: int) -> str:
-        """Replace a partition's process and begin another attempt; return how the old one ended.
+        """Replace a partition's process and begin another attempt.
 
-        Raise TrainingError if the partition's processes have died too often.
+        Return how the old process ended, as text. Raise TrainingError if the partition's processes
+        have died too often.
         """
         process = self._processes[partition]
         with self._pool.translate_closing_errors():
@@ -198,7 +199,7 @@ class ActiveWorkers:
         return how
 
     def start_attempt(self, partition: int) -> None:
-        """Count another attempt at a partition, in the same process if that is alive."""
+        """Begin another attempt at a partition, in the same process if it is alive."""
         self.attempts[partition] += 1
         self._processes[partition] = self._pool.get_or_start(partition)
 
@@ -211,19 +212,19 @@ class ActiveWorkers:
 class WorkerProcess:
     """One worker process, started by the constructor.
 
-    It inherits only the heartbeat memory and one end of a socket pair.
+    The process inherits only the heartbeat memory and one end of a socket pair.
     """
 
     def __init__(self, log: Path, threads: int, lease_s: float) -> None:
         """Start the process.
 
         Args:
-            log: File for its stdout and stderr.
-            threads: Threads that its numeric libraries may use.
-            lease_s: Seconds without a heartbeat after which it counts as unresponsive.
+            log: File for the process's stdout and stderr.
+            threads: Number of threads that its numeric libraries may use.
+            lease_s: Seconds without a heartbeat after which the process counts as unresponsive.
         """
         self._log, self._heartbeats = log, HeartbeatMonitor(lease_s)
-        self._is_stuck = False  # it was suspended in the middle of a message
+        self._is_stuck = False  # whether it was suspended in the middle of a message
         ours, theirs = socket.socketpair()
         with ours, theirs, log.open("wb") as output:
             descriptors = theirs.fileno(), self._heartbeats.descriptor
@@ -240,17 +241,17 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """The id of the process."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process has not ended."""
+        """Whether the process has not yet ended."""
         return self._process.poll() is None
 
     @property
     def is_unresponsive(self) -> bool:
-        """Whether the process is alive but sends no heartbeat, or is blocked in mid-message."""
+        """Whether the process sends no heartbeats, or was suspended in the middle of a message."""
         return self._is_stuck or self._heartbeats.is_silent()
 
     def send(self, task: WorkerTask) -> None:
@@ -264,9 +265,9 @@ class WorkerProcess:
             pass  # ``receive`` reports it
 
     def receive(self) -> WorkerAnswer | None:
-        """Return the next answer; None if the process died, or was suspended in mid-message.
+        """Return the next answer; None if the process died or was suspended in mid-message.
 
-        Call it when ``connection`` is readable.
+        Call this only when ``connection`` is readable.
         """
         try:
             answer: WorkerAnswer = self.connection.recv()
@@ -278,9 +279,9 @@ class WorkerProcess:
         return answer
 
     def collect_exit(self, *, was_unresponsive: bool) -> tuple[str, str]:
-        """Wait until the process ends, killing it if it was unresponsive.
+        """Wait until the process ends; kill it first if it was unresponsive.
 
-        Return how it ended, as text, and the last bytes of its log.
+        Return how the process ended, as text, and the last part of its log.
         """
         if was_unresponsive:
             self._process.kill()
@@ -302,7 +303,7 @@ class WorkerProcess:
     def close(self) -> None:
         """Let an idle process exit, or kill it after EXIT_TIMEOUT_S; release its resources.
 
-        Idempotent.
+        Calling this again has no effect.
         """
         self.connection.close()
         try:
@@ -312,7 +313,7 @@ class WorkerProcess:
         self.kill()
 
     def _set_socket_timeout(self, seconds: float) -> None:
-        """Set the timeout after which a send or receive in mid-message fails."""
+        """Set the timeout after which a send or receive that has begun fails."""
         limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))  # a timeval
         with socket.fromfd(self.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as copy:
             for name in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
@@ -320,9 +321,9 @@ class WorkerProcess:
 
 
 def pickle_by_value(value: Any) -> bytes:
-    """Pickle a value together with the code that a script or notebook defines for it.
+    """Pickle a value, including the code of classes that the user's script or notebook defines.
 
-    ``pickle.loads`` unpacks it in a worker. Raise SetupError if cloudpickle is not installed.
+    A worker unpickles it with ``pickle.loads``. Raise SetupError if cloudpickle is not installed.
     """
     try:
         import cloudpickle
@@ -339,7 +340,7 @@ class WorkerTask(Protocol):
     """A task that the calling process sends to a worker process."""
 
     def run(self) -> Any:
-        """Do the work and return a report, which is pickled."""
+        """Do the work and return a report, which must be picklable."""
         ...
 
 
@@ -347,9 +348,9 @@ class WorkerAnswer(NamedTuple):
     """The result of a task: its report, or the error that ended it."""
 
     report: Any  # the value that the task returned
-    failure: str = ""  # message of the task's error; "" if it succeeded
+    failure: str = ""  # message of the task's error; "" if the task succeeded
     trace: str = ""  # traceback of the error
-    is_superseded: bool = False  # the fit no longer accepts this attempt, but another may join
+    is_superseded: bool = False  # whether the fit rejects this attempt but may accept another
     kind: str = ""  # name of the error's class
     host: str = HOST
 
@@ -368,8 +369,8 @@ class GradientSharingTask:
     """Task: train one partition by gradient sharing, as a Spark task does."""
 
     job: bytes  # a pickled LocalTrainingJob
-    place: TaskEnvironment
-    rows: RowFile
+    place: TaskEnvironment  # partition, attempt and resources of the worker
+    rows: RowFile  # the partition's rows
 
     def run(self) -> str:
         """Join the fit, train, leave, and return the report as JSON."""
@@ -390,14 +391,14 @@ class HeartbeatMonitor:
 
     @property
     def limit_s(self) -> float:
-        """Longest time without a heartbeat, in seconds; longer until the first one."""
+        """Maximum number of seconds without a heartbeat; it is larger until the first one."""
         return self._lease_s if self._count else max(self._lease_s, FIRST_HEARTBEAT_S)
 
     def is_silent(self) -> bool:
         """Poll the counter; return True if it has not changed for longer than ``limit_s``.
 
-        If the calling process itself was suspended, the counter has changed by the next poll, so no
-        worker is reported by mistake.
+        If the calling process itself was suspended, the counter has changed by its next poll, so a
+        worker is not considered silent by mistake.
         """
         count, now_s = int.from_bytes(self._memory, "little"), time.monotonic()
         if count != self._count:
@@ -425,16 +426,16 @@ class HeartbeatSender:
 
 
 class RunningStep:
-    """One running training step and its time limit; compared by identity."""
+    """One running training step and its time limit. Steps are compared by identity."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
 
 class StepLimit:
-    """The time limit on training steps: one thread starts steps, another polls for overdue ones.
+    """Limits the time of training steps: one thread starts steps, another polls for overdue steps.
 
-    A hanging step cannot report itself, but the heartbeat thread still runs and polls.
+    A step that hangs cannot report this itself, but the heartbeat thread still runs and polls.
     """
 
     def __init__(self, poll_s: float) -> None:
@@ -445,12 +446,12 @@ class StepLimit:
 
     @property
     def seconds(self) -> float:
-        """The time limit of the running step; infinity if no step runs."""
+        """The running step's time limit in seconds; infinity if no step is running."""
         step = self._step
         return math.inf if step is None else step.seconds
 
     def start_step(self, seconds: float) -> None:
-        """Start a step that may take ``seconds``; it replaces the running one."""
+        """Start a step that may take ``seconds``. This ends the running step, if any."""
         self._step = RunningStep(seconds)
 
     def end_step(self) -> None:
@@ -460,7 +461,7 @@ class StepLimit:
     def check_overdue(self) -> bool:
         """Return True if the running step exceeds its limit. Call it every ``poll_s`` seconds.
 
-        Time is counted in calls, so it does not pass while the whole process is suspended.
+        Time is measured in calls, so that it does not pass while the whole process is suspended.
         """
         step = self._step
         self._polls = self._polls + 1 if step is self._seen else 0
@@ -473,11 +474,11 @@ class StepLimit:
         return self._step is self._seen
 
 
-step_limit = StepLimit(HEARTBEAT_S)  # for this process's steps; only worker processes poll it
+step_limit = StepLimit(HEARTBEAT_S)  # limit on this process's steps, polled in worker processes
 
 
 def format_main_thread_stack() -> str:
-    """Return the main thread's current stack, formatted like a traceback."""
+    """Return the main thread's current stack as text, formatted like a traceback."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "".join(traceback.format_stack(frame))[-TRACE_CHARS_MAX:] if frame else ""
 
@@ -488,7 +489,10 @@ def count_cores() -> int:
 
 
 def _worker_environment(threads: int) -> dict[str, str]:
-    """Return a worker's environment variables: this process's, import path and thread limits."""
+    """Return a worker's environment: this process's variables, its import path, thread limits.
+
+    The limits apply only to variables that this process does not set.
+    """
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     limits = {name: str(threads) for name in THREAD_LIMIT_VARIABLES}
     return limits | os.environ | {"PYTHONPATH": path}

@@ -1,1 +1,1 @@
-"""The options of the training masters: declarations, checks, and where their values come from."""
+"""Declare and check the options of the training masters, and read them from configuration."""

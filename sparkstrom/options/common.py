@@ -1,14 +1,14 @@
-"""Declare options as dataclass fields, and the options that all training masters have in common.
+"""Define how options are declared, and the options that all training masters have in common.
 
-Each option is declared once, by ``option``: its default, its type with range, unit and text form
-(``base.option_types``), its documentation, and where it has a meaning. Constructors, checks,
-``spark.sparkstrom.*``, the environment, ParallelWrapper, help() and the documentation site use
-that declaration.
+Each option is declared once, as a dataclass field made by ``option``. The declaration contains the
+default, the type with range, unit and text form (``base.option_types``), the documentation, and
+whether ParallelWrapper has the option. Constructors, checks, ``spark.sparkstrom.*``, the
+environment, ParallelWrapper, help() and the documentation site all use this declaration.
 
 A value given to the constructor takes precedence over ``spark.sparkstrom.*`` and the environment,
-even if it equals the default. So ``given`` records the names that were passed, and
-``resolution.resolve`` fills only the others. An unknown name, or one of DL4J's that has no
-meaning here, raises UsageError with an explanation instead of Python's TypeError.
+even if it equals the default. Therefore ``given`` records the names that were passed, and
+``resolution.resolve`` fills in only the others. An unknown name, or a DL4J name that has no meaning
+here, raises UsageError with an explanation instead of Python's TypeError.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sparkstrom.base.option_types import (
 from sparkstrom.checkpoint.writer import parse_checkpoint_every
 from sparkstrom.data.row_store import MEMORY_MIN_BYTES
 
-# Keys of a field's metadata.
+# Keys of a field's metadata; see the arguments of ``option``.
 DOC, WHEN, LOCAL, LOCAL_ROUNDS = "doc", "when", "local", "local_rounds"
 WIDTH = 96  # columns of a generated docstring
 
@@ -62,12 +62,12 @@ def option(
     """Return a dataclass field that declares an option.
 
     Args:
-        default: Its value if none is given; immutable.
-        kind: Type, range, unit and text form, from ``base.option_types``.
-        doc: Its meaning, for the constructor's docstring and docs/options.md.
-        when: Why to change it, in sentences, for the same places.
-        local: Whether ParallelWrapper has it.
-        local_rounds: Whether ParallelWrapper also has it for training in rounds.
+        default: The option's value if none is given; it must be immutable.
+        kind: The option's type, range, unit and text form, from ``base.option_types``.
+        doc: What the option means, for the class's docstring and docs/options.md.
+        when: When to change the option, in whole sentences, for the same places.
+        local: Whether ParallelWrapper has the option.
+        local_rounds: Whether ParallelWrapper also has the option for round-based training.
         hash: Whether the value is part of the dataclass's hash; None: yes.
     """
     metadata = {**kind, DOC: doc, WHEN: when, LOCAL: local, LOCAL_ROUNDS: local and local_rounds}
@@ -75,17 +75,17 @@ def option(
 
 
 def given_field() -> Any:
-    """Return the dataclass field ``given``: the names of the options that the caller passed."""
+    """Return a dataclass field for ``given``, the names of the options that the caller passed."""
     return field(init=False, repr=False, compare=False)
 
 
 def options_in(cls: Any) -> Iterator[Field[Any]]:
-    """Return an iterator over the options that a class declares, in order."""
+    """Return an iterator over the options that a class or its instance declares, in order."""
     return (each for each in fields(cls) if DOC in each.metadata)
 
 
 def describe(declared: Field[Any], width: int = WIDTH) -> str:
-    """Return the wrapped lines for an option in a docstring: its meaning and when to change it."""
+    """Return an option's wrapped lines for a docstring: its meaning, and when to change it."""
     text = f"{declared.name}: {declared.metadata[DOC]}. {declared.metadata[WHEN]}"
     return textwrap.fill(text, width, subsequent_indent="    ", break_on_hyphens=False)
 
@@ -98,13 +98,13 @@ def option_class(
 ) -> Callable[[type[Options]], type[Options]]:
     """Return a decorator for a frozen dataclass with a field ``given`` made by ``given_field``.
 
-    The decorated class's constructor records the given names and accepts aliases. The decorator
-    adds the documentation of the options to the class's docstring.
+    The decorated class's constructor accepts aliases and records which options were given. The
+    decorator also adds the documentation of the options to the class's docstring.
 
     Args:
-        refused: DL4J's names that have no meaning here -> the reason.
-        aliases: DL4J's names for options of this class -> the option's name.
-        owner: The name of the class in messages; "" means its own.
+        refused: Maps DL4J's names that have no meaning here to the reason.
+        aliases: Maps DL4J's names for options of this class to the options' names.
+        owner: What to call the class in messages; "" means the class's own name.
     """
 
     def decorate(cls: type[Options]) -> type[Options]:
@@ -137,7 +137,7 @@ def _resolve_aliases(
 ) -> dict[str, Any]:
     """Return the keyword arguments with aliases replaced by the options' names.
 
-    Raise UsageError for an unknown or refused name, or one that is given twice.
+    Raise UsageError for an unknown or refused name, or if an option is given twice.
     """
     values: dict[str, Any] = {}
     for keyword, value in keywords.items():
@@ -159,7 +159,8 @@ def unknown_option_message(
 ) -> str:
     """Return the message that ``owner`` has no option ``name``, with the reason or a close match.
 
-    ``names`` are the options that it has; for ``refused`` and ``aliases`` see ``option_class``.
+    ``names`` are the options that ``owner`` has. For ``refused`` and ``aliases``, see
+    ``option_class``.
     """
     snake = to_snake_case(name)
     if snake in refused:
@@ -170,12 +171,12 @@ def unknown_option_message(
 
 
 def to_snake_case(name: str) -> str:
-    """Convert a camelCase name of DL4J's: evaluateROC becomes evaluate_roc."""
+    """Convert a camelCase name, as in DL4J, to snake_case: evaluateROC becomes evaluate_roc."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def require(holds: bool, option: str, value: object, reason: str) -> None:
-    """Raise UsageError with the option, its value and the reason, unless ``holds`` is true."""
+    """Raise UsageError unless ``holds`` is True; the message has option, value and reason."""
     if not holds:
         raise UsageError(f"{option}={shown(value)}: {reason}")
 
@@ -186,12 +187,12 @@ def require_one_of(option: str, value: object, choices: tuple[str, ...]) -> None
 
 
 def require_whole(option: str, value: object, least: int, remedy: str = "") -> int:
-    """Return ``value`` as an int. Raise UsageError unless it is whole and at least ``least``."""
+    """Return ``value`` as an int. Raise UsageError unless it is a whole number >= ``least``."""
     return int(option_types.whole(least, remedy=remedy)[option_types.KEY].read(option, value))
 
 
 def require_seconds(option: str, value: object, remedy: str = "") -> float:
-    """Return ``value``. Raise UsageError unless it is a finite number of seconds above 0."""
+    """Return ``value`` as a float. Raise UsageError unless it is a finite number above 0."""
     return float(option_types.seconds(remedy, least=0.0)[option_types.KEY].read(option, value))
 
 
@@ -200,9 +201,9 @@ def require_flag(option: str, value: object) -> bool:
     return bool(option_types.flag()[option_types.KEY].read(option, value))
 
 
-ALL_SLOTS = -1  # DL4J's number for "all task slots"
-WORKERS_MAX = 2**16  # of one executor or host; more processes than Linux starts
-ROWS_MAX = 2**31 - 1  # of one minibatch
+ALL_SLOTS = -1  # value of workers_per_node, as in DL4J: all task slots of an executor
+WORKERS_MAX = 2**16  # number of workers on one executor or host; Linux starts fewer processes
+ROWS_MAX = 2**31 - 1  # number of rows in one minibatch
 APPROACHES = ("direct", "export")
 REPARTITIONS = ("always", "never")
 
@@ -212,7 +213,7 @@ KEPT_ROWS_REASON = "a worker keeps its own rows for all epochs: see batch_memory
 
 _WORKERS_PER_NODE = "must be a whole number of at least 1, or -1 for all task slots"
 
-# Types that Spark ML's Params and other signatures share.
+# Types of options that Spark ML's Params and other signatures also use.
 BATCH_SIZE = whole(1, ROWS_MAX, unit="rows", remedy=", as a rule 32")
 
 
@@ -224,7 +225,7 @@ def _check_workers_per_node(value: object) -> int:
 
 
 def _check_interval(value: object) -> str:
-    """Return an interval of checkpoints as it was given. Raise UsageError if it is invalid."""
+    """Return a checkpoint interval as it was given. Raise UsageError if it is invalid."""
     parse_checkpoint_every(value)
     return str(value)
 
@@ -344,7 +345,7 @@ class CommonOptions:
     given: frozenset[str] = given_field()
 
     def check(self) -> None:
-        """Check all options. Raise UsageError naming the ones that are invalid or conflict."""
+        """Raise UsageError if an option is invalid or conflicts with another option."""
         check_options(self)
         exports = self.export_directory is None or self.rdd_training_approach == "export"
         hint = "nothing is exported unless rdd_training_approach='export'"

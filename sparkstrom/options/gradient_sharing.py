@@ -1,6 +1,6 @@
-"""SharedTrainingMaster: the options of training by gradient sharing, with DL4J's names.
+"""Define SharedTrainingMaster, the options of gradient-sharing training, named as in DL4J.
 
-The class only holds and checks values; ``SparkNetwork`` acts on them.
+The class only stores and checks the options; ``SparkNetwork`` acts on them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ONE, ALL = CHECKPOINT_UPDATERS = ("one", "all")
 
 _NO_GC = "Python frees an array when its last user is done; there is no collector to call"
 
-# DL4J's names that have no meaning here -> the reason
+# Maps DL4J's names that have no meaning here to the reason.
 REFUSED: dict[str, str] = {
     **dl4j_names.REFUSED,
     "rdd_data_set_num_examples": ONE_ROW_REASON,
@@ -66,7 +66,7 @@ REFUSED: dict[str, str] = {
     "controller_address": "it belongs to VoidConfiguration(controller_address=...)",
     "controller": "it belongs to VoidConfiguration(controller=...)",
 }
-# DL4J's names -> names of options
+# Maps DL4J's names to names of options.
 ALIASES = {
     **dl4j_names.ALIASES,
     "void_configuration": "void",
@@ -82,12 +82,12 @@ _parse_algorithm = call_parser(_CLASSES, "AdaptiveThreshold(1e-3)", f"; or {AUTO
 
 
 def _parse_threshold(key: str, text: str) -> object:
-    """Parse AUTO or a threshold algorithm; ``key`` names the option in errors."""
+    """Parse AUTO or a threshold algorithm; ``key`` is the option's name for messages."""
     return AUTO if text.lower() == AUTO else _parse_algorithm(key, text)
 
 
 def _parse_multipliers(key: str, text: str) -> object:
-    """Parse a dictionary of layer multipliers. Raise UsageError if it is no Python literal."""
+    """Parse a dictionary of layer multipliers. Raise UsageError if it is not a Python literal."""
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):
@@ -95,7 +95,10 @@ def _parse_multipliers(key: str, text: str) -> object:
 
 
 def _check_multipliers(value: object) -> dict[str, int] | None:
-    """Return layer multipliers as a dictionary, or None. Raise Refused or UsageError."""
+    """Return layer multipliers as a dictionary, or None.
+
+    Raise Refused or UsageError if they are invalid.
+    """
     if value is None:
         return None
     if not (isinstance(value, Mapping) and all(isinstance(layer, str) for layer in value)):
@@ -110,9 +113,10 @@ def _check_multipliers(value: object) -> dict[str, int] | None:
 @option_class(refused=REFUSED, aliases=ALIASES)
 @dataclass(frozen=True, slots=True)
 class SharedTrainingMaster(CommonOptions):
-    """Asynchronous training with shared, thresholded updates (Strom 2015; DL4J's namesake).
+    """Options of gradient-sharing training: workers asynchronously exchange thresholded updates.
 
-    Raises UsageError if a value, name or combination is invalid.
+    The method is that of Strom (2015) and of DL4J's class of this name. The constructor raises
+    UsageError if a value, name or combination is invalid.
     """
 
     void: VoidConfiguration = option(
@@ -147,7 +151,8 @@ class SharedTrainingMaster(CommonOptions):
     residual_post_processor: ResidualClipping | None = option(
         ResidualClipping(5.0, 5),
         instance((ResidualClipping,), _CLIPPING, words=(None,), parse=_parse_call),
-        "post-processor of what was learned and not sent; None: it stays as it is",
+        "post-processor of the residual, which is what a worker learned and has not sent; None: the"
+        " residual is not changed",
         when="Use ``ResidualClipping(1, 1)`` from 16 workers on if the learning rate is near"
         " the largest that one process tolerates. Clip less, as with"
         " ``ResidualClipping(20.0)``, if a warning says that clipping loses much of what"
@@ -172,7 +177,7 @@ class SharedTrainingMaster(CommonOptions):
             words=(None,),
             parse=_parse_call,
         ),
-        "sends more in the first publications; None: no more than in all others",
+        "sends more in each worker's first updates; None: no more than in all others",
         when="Set it if early gradients are large and change quickly, so that they would"
         " arrive late. It raises the number of bytes at the beginning of a fit.",
         local_rounds=False,
@@ -180,7 +185,7 @@ class SharedTrainingMaster(CommonOptions):
     shake_frequency: int = option(
         0,
         whole(0, COUNT_MAX, unit="publications", remedy=" publications, as a rule 100"),
-        "every n-th publication uses a third of the threshold; 0: none",
+        "every n-th update of a worker (publication) uses a third of the threshold; 0: none",
         when="Set it, for example to 100, if changes that stay below the threshold for long"
         " should be sent from time to time.",
         local_rounds=False,
@@ -188,7 +193,8 @@ class SharedTrainingMaster(CommonOptions):
     publish_every: int | str = option(
         AUTO,
         whole(1, COUNT_MAX, unit="steps", remedy=", or 'auto'", words=(AUTO,)),
-        'steps from one publication to the next; "auto": publish when the last one is committed',
+        "training steps from one update of a worker to its next (publication);"
+        ' "auto": publish when the last update is committed',
         when='With "auto" the slowest link sets the pace. Set a number, such as 4, to send'
         " fewer bytes; what a worker learns meanwhile waits in its residual.",
         local_rounds=False,
@@ -267,7 +273,7 @@ class SharedTrainingMaster(CommonOptions):
     encoding_debug_mode: bool = option(
         False,
         flag(),
-        "log the residual's size and percentiles now and then",
+        "log the residual's size and percentiles from time to time",
         when="Set it to True to examine how much of what it learns each worker holds back.",
         local_rounds=False,
     )
@@ -291,5 +297,6 @@ class SharedTrainingMaster(CommonOptions):
         )
 
 
-# In minibatches of the fit: stability depends on these, not on a worker's own steps.
+# How late updates may be with max_staleness="auto", in minibatches of the whole fit: stability
+# depends on these, not on a worker's own steps.
 STALENESS_TARGET = 24

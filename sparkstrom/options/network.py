@@ -1,6 +1,6 @@
-"""VoidConfiguration: addresses, ports and deadlines of the workers' network, with DL4J's name.
+"""Define VoidConfiguration, the options of the network between the workers, named as in DL4J.
 
-``ControllerChoice`` is the parsed option ``controller``.
+``ControllerChoice`` is the parsed value of the option ``controller``.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from sparkstrom.transport.bind_address import InterfaceAddress
 
 AUTO, DRIVER, EXECUTOR = CONTROLLER_CHOICES = ("auto", "driver", "executor")
 PORT_MAX = 65535
-PORTS_PER_HOST = 64  # ports from unicast_port on: enough for the executors of a host
-FAN_OUT_MAX = 65536  # children of a node
-DEPTH_MAX = 1024  # levels of a mesh; an update passes through a node on each
+PORTS_PER_HOST = 64  # number of ports from unicast_port on, enough for the executors of a host
+FAN_OUT_MAX = 65536  # number of children of a node
+DEPTH_MAX = 1024  # number of levels of a mesh; an update passes through a node on each level
 CHUNK_BYTES_MAX = 16 << 20  # Aeron's longest message
-CHUNK_BYTES_MIN = 1024  # in smaller frames, headers and seals outweigh the content
+CHUNK_BYTES_MIN = 1024  # in smaller frames, headers and encryption take more room than content
 
 MESH_BUILD_MODES = ("plain", "mesh", "auto")
-AUTO_PLAIN_WORKERS = 32  # most workers to each of which the driver itself sends every update
+AUTO_PLAIN_WORKERS = 32  # with more workers than this, "auto" builds a mesh
 
 _NO_MULTICAST = "there is no multicast; every edge is unicast to the neighbour's own port"
 _NO_SHARDS = "DL4J reserved it and never used it; the master in the driver is the only authority"
 _NO_V1 = "it chose between DL4J's first server's algorithms, which do not exist here"
 _NO_TIMEOUT = "DL4J never used it; see lease_s, and the master's start_timeout and step_timeout"
 
-# DL4J's names that have no meaning here -> the reason
+# Maps DL4J's names that have no meaning here to the reason.
 REFUSED: dict[str, str] = {
     "stream_id": "stream ids are agreed edge by edge; jobs are told apart by their own key",
     "unicast_controller_port": "unicast_port is the controller's port",
@@ -99,7 +99,7 @@ def _check_port_range(value: object) -> tuple[int, int] | None:
 
 
 def _parse_port_range(key: str, text: str) -> tuple[int, int]:
-    """Parse FIRST-LAST. Raise UsageError that names the option ``key`` for anything else."""
+    """Parse a port range FIRST-LAST. Raise UsageError, naming the option ``key``, if invalid."""
     first, dash, last = text.partition("-")
     if not (dash and first.strip().isdecimal() and last.strip().isdecimal()):
         raise UsageError(f"{key}={text!r}: is not a range of ports; write 40123-40186")
@@ -125,11 +125,11 @@ def _check_network_mask(value: object) -> str | None:
 @option_class(refused=REFUSED, aliases={})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoidConfiguration:
-    """Addresses, ports and deadlines of the network between the workers (DL4J's name).
+    """Options of the network between the workers: addresses, ports, topology and time limits.
 
-    Every option has a default that works on one machine and on most clusters. ``network_mask`` is
-    for hosts with several interfaces, the ports are for firewalls. Raises UsageError if a value,
-    name or combination is invalid.
+    The class has DL4J's name. The defaults work on one machine and on most clusters.
+    ``network_mask`` is for hosts with several network interfaces, the ports are for firewalls. The
+    constructor raises UsageError if a value, name or combination is invalid.
     """
 
     unicast_port: int | None = option(
@@ -279,7 +279,7 @@ class VoidConfiguration:
     def executor_ports(self) -> range | None:
         """Return the UDP ports that an executor tries to bind, in order.
 
-        None: one that the system picks.
+        None means a port that the system picks.
         """
         if self.port_range is not None:
             return range(self.port_range[0], self.port_range[1] + 1)
@@ -290,14 +290,17 @@ class VoidConfiguration:
     def controller_ports(self) -> range | None:
         """Return the UDP ports that the controller tries to bind, in order.
 
-        None: one that the system picks.
+        None means a port that the system picks.
         """
         if self.unicast_port is None:
             return self.executor_ports()
         return range(self.unicast_port, self.unicast_port + 1)
 
     def topology(self, workers: int) -> Topology:
-        """Return an empty tree for the workers. Raise UsageError if it has too few places."""
+        """Return the tree, still empty, in which a fit's workers will be connected.
+
+        Raise UsageError if the options do not give it enough places for ``workers``.
+        """
         mode = self.mesh_build_mode
         if mode == "auto":
             mode = "mesh" if workers > AUTO_PLAIN_WORKERS else "plain"
@@ -329,19 +332,22 @@ class VoidConfiguration:
 
 @dataclass(frozen=True, slots=True)
 class ControllerChoice:
-    """The process that runs the controller of a fit: a word, or a host that has executors."""
+    """Where to run the controller of a fit: one of CONTROLLER_CHOICES, or a host with executors."""
 
     word: str  # one of CONTROLLER_CHOICES; "" if a host is named
-    host: str = ""  # name or address of the host
-    port: int | None = None  # UDP port, if one is named
+    host: str = ""  # name or address of the host; "" if none is named
+    port: int | None = None  # UDP port; None if none is named
 
     @property
     def is_in_task(self) -> bool:
-        """Whether the controller always runs in a Spark task, which takes a slot."""
+        """Whether the controller certainly runs in a Spark task, which takes a task slot."""
         return self.word not in (AUTO, DRIVER)
 
     def matches_host(self, names: Iterable[str], addresses: Sequence[InterfaceAddress]) -> bool:
-        """Return whether a machine with these names and addresses is the chosen host."""
+        """Return whether a machine with these names and addresses is the chosen host.
+
+        If no host was chosen, any machine matches.
+        """
         if not self.host or self.host in names:
             return True
         return self.find_address(addresses) is not None or bool(_resolve_host(self.host, addresses))
@@ -349,10 +355,11 @@ class ControllerChoice:
     def find_address(
         self, addresses: Sequence[InterfaceAddress], mask: str | None = None
     ) -> str | None:
-        """Return which of a machine's addresses the host was given as; None if it is a name.
+        """Return that of a machine's addresses which the user gave as the host, or None.
 
-        Return None also if that address is outside the network ``mask``: it then only identifies
-        the machine, and the mask selects another of its addresses.
+        The result is None if the host is a name, not an address. It is also None if the address is
+        outside the network ``mask``: the address then only identifies the machine, and the mask
+        selects another address.
         """
         inside = (
             each.address for each in addresses if mask is None or _is_in_network(mask, each.address)
@@ -360,7 +367,7 @@ class ControllerChoice:
         return next((each for each in inside if _is_same_address(each, self.host)), None)
 
     def resolve_address(self, addresses: Sequence[InterfaceAddress]) -> str | None:
-        """Return the first of these addresses to which the host's name resolves; None: none.
+        """Return the first of these addresses to which the host's name resolves, or None.
 
         Loopback addresses do not count, because other machines cannot reach them.
         """
@@ -368,7 +375,7 @@ class ControllerChoice:
         return next((each for each in found if not ipaddress.ip_address(each).is_loopback), None)
 
     def ports(self, default: range | None) -> range | None:
-        """Return the UDP ports to try: the chosen port, or else ``default``."""
+        """Return the UDP ports to try: the chosen port, or ``default`` if none was chosen."""
         return default if self.port is None else range(self.port, self.port + 1)
 
 
@@ -402,12 +409,15 @@ def parse_controller(text: object) -> ControllerChoice:
 
 
 def master_name(text: object) -> str:
-    """Return how messages name the controller's process; ``text``: the option ``controller``."""
+    """Return what messages call the controller's process, "controller" or "driver".
+
+    ``text`` is the value of the option ``controller``.
+    """
     return "controller" if parse_controller(text).is_in_task else "driver"
 
 
 def _is_same_address(address: str, text: str) -> bool:
-    """Return whether ``text`` is another spelling of an IP address, and not a name."""
+    """Return whether ``text`` is the same IP address, possibly spelled differently."""
     try:
         return ipaddress.ip_address(address) == ipaddress.ip_address(text)
     except ValueError:
@@ -420,7 +430,7 @@ def _is_in_network(mask: str, address: str) -> bool:
 
 
 def _resolve_host(host: str, addresses: Sequence[InterfaceAddress]) -> list[str]:
-    """Return those of the addresses to which a host name resolves."""
+    """Return those of ``addresses`` to which a host name resolves."""
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(host, None)}
     except OSError:

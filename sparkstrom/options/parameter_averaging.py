@@ -1,6 +1,6 @@
-"""ParameterAveragingTrainingMaster: the options of training in rounds on Spark, with DL4J's names.
+"""Define ParameterAveragingTrainingMaster, the options of round-based training on Spark.
 
-The class only holds and checks values; ``SparkNetwork`` acts on them.
+Options are named as in DL4J. The class only stores and checks them; ``SparkNetwork`` acts on them.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ from sparkstrom.options.common import (
 from sparkstrom.options.gradient_sharing import ALL, ONE, SharedTrainingMaster
 
 PER_WORKER = "own"  # value of save_updater: each worker keeps its own optimizer state
-IF_COUNT_DIFFERS = "num_partitions_workers_differs"  # DL4J's word
+IF_COUNT_DIFFERS = "num_partitions_workers_differs"  # value of repartition, as in DL4J
 REPARTITION_CHOICES = ("always", "never", IF_COUNT_DIFFERS)
-PREFETCH_MAX = 10_000  # minibatches; all of them are in memory
-DEPTH_MAX = 64  # levels of sums; 2^64 workers
+PREFETCH_MAX = 10_000  # number of minibatches, all of which are in memory
+DEPTH_MAX = 64  # number of levels on which results are summed, enough for 2^64 workers
 STORAGE_LEVELS = (
     *("DISK_ONLY", "DISK_ONLY_2", "DISK_ONLY_3", "MEMORY_AND_DISK", "MEMORY_AND_DISK_2"),
     *("MEMORY_ONLY", "MEMORY_ONLY_2", "OFF_HEAP"),
 )
 
-# (before f32[n_params], after f32[workers, n_params], rows i64[workers]) -> f32[n_params], with
-# which the next round starts. ``after`` has the workers that trained in the round; it is read-only.
+# Called with (before f32[n_params], after f32[workers, n_params], rows i64[workers]); returns the
+# parameters f32[n_params] with which the next round starts. ``after`` is read-only and contains the
+# parameters of the workers that trained in the round.
 Accumulator = Callable[[Flat, Flat, NDArray[np.int64]], Flat]
 
 _ACCUMULATOR = "must be None or a function (before, after, rows) -> parameters"
@@ -59,7 +60,7 @@ def _check_accumulator(value: object) -> object:
     return value
 
 
-# Types of options that ParallelWrapper has, too.
+# Types of options that ParallelWrapper also has.
 ACCUMULATOR = custom(_check_accumulator, _ACCUMULATOR)
 OUTER_OPTIMIZER = instance(
     tuple(OUTER.values()),
@@ -68,7 +69,7 @@ OUTER_OPTIMIZER = instance(
     parse=call_parser({made.__name__: made for made in OUTER.values()}, "Nesterov(0.7, 0.9)"),
 )
 
-# DL4J's names that have no meaning here -> the reason
+# Maps DL4J's names that have no meaning here to the reason.
 REFUSED: dict[str, str] = {
     "rdd_data_set_num_examples": ONE_ROW_REASON,
     "num_workers": "workers are workers_per_node x executors",
@@ -78,7 +79,7 @@ REFUSED: dict[str, str] = {
     "void": "nothing goes by UDP here, so there is nothing to configure",
     "threshold": "parameters are averaged as they are; thresholds are SharedTrainingMaster's",
 }
-# DL4J's names -> names of options
+# Maps DL4J's names to names of options.
 ALIASES = {
     "repartition_data": "repartition",
     "prefetch_num_batches": "prefetch",
@@ -89,11 +90,11 @@ ALIASES = {
 @option_class(refused=REFUSED, aliases=ALIASES)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterAveragingTrainingMaster(CommonOptions):
-    """Synchronous training in rounds: workers train alone for some steps, then average parameters.
+    """Options of round-based training: workers train alone for some steps, then average parameters.
 
-    Each round is a Spark job, without UDP and without the Aeron library. DiLoCo is
-    ``outer=Nesterov(0.7, 0.9)`` with ``save_updater="own"`` and an ``averaging_frequency`` of some
-    hundreds. Raises UsageError if a value, name or combination is invalid.
+    Each round is a Spark job, and neither UDP nor the Aeron library is needed. For DiLoCo, set
+    ``outer=Nesterov(0.7, 0.9)``, ``save_updater="own"`` and an ``averaging_frequency`` of some
+    hundreds. The constructor raises UsageError if a value, name or combination is invalid.
     """
 
     averaging_frequency: int = option(
@@ -156,7 +157,7 @@ class ParameterAveragingTrainingMaster(CommonOptions):
     storage_level: str | None = option(
         "MEMORY_AND_DISK",
         one_of(STORAGE_LEVELS, words=(None,)),
-        "Spark's storage level of the rows between epochs; None: read them again",
+        "Spark's storage level for the rows between epochs; None: they are read again",
         when="Use a level on disk only if executors are short of memory. Use None to keep"
         " nothing: Spark then computes or shuffles the rows again in each epoch.",
     )
@@ -166,11 +167,11 @@ class ParameterAveragingTrainingMaster(CommonOptions):
 
     @property
     def threshold(self) -> None:
-        """The threshold algorithm: None, because rounds do not encode updates."""
+        """The threshold algorithm: None, because round-based training does not encode updates."""
 
     @property
     def checkpoint_updaters(self) -> str:
-        """The optimizer states that a checkpoint contains: of ALL workers, or ONE for all."""
+        """Which optimizer states a checkpoint contains: those of ALL workers, or ONE for all."""
         return ALL if self.save_updater == PER_WORKER else ONE
 
 
@@ -178,10 +179,10 @@ TrainingMaster = SharedTrainingMaster | ParameterAveragingTrainingMaster
 
 
 def needs_repartitioning(repartition: str, data: Any, workers: int) -> bool:
-    """Return whether rows are redistributed before a fit.
+    """Return whether to redistribute rows before a fit.
 
     Args:
-        repartition: The option of this name.
+        repartition: The value of the option of this name.
         data: An RDD or a DataFrame.
         workers: Number of workers.
     """

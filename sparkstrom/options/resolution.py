@@ -1,14 +1,14 @@
-"""Fill in missing options from Spark's configuration and the environment.
+"""Fill in missing options from Spark's configuration and the environment; save options as JSON.
 
-A value given to the constructor comes first, then ``spark.sparkstrom.*``, then the environment,
-then the default. An option has one name everywhere: the keyword ``lease_s`` is
+A value given to the constructor takes precedence, then ``spark.sparkstrom.*``, then the
+environment, then the default. An option has the same name everywhere: the keyword ``lease_s`` is
 ``spark.sparkstrom.lease_s`` and ``SPARKSTROM_LEASE_S``. Values are written as in Python, such as
-``AdaptiveThreshold(1e-3)``, but words need no quotes, ``none`` is None and a port range is
-``40123-40186``.
+``AdaptiveThreshold(1e-3)``, but words need no quotes, ``none`` means None and a port range is
+written ``40123-40186``.
 
-``to_json`` and ``from_json`` save the options of an estimator. They accept only the classes in
-CLASSES. Of an option class, only the given options are written, so ``spark.sparkstrom.*`` fills
-in the others wherever the file is loaded.
+``to_json`` and ``from_json`` save and load the options of an estimator. They accept only the
+classes in CLASSES. Of an option class, only the given options are saved, so that
+``spark.sparkstrom.*`` fills in the others wherever the file is loaded.
 """
 
 from __future__ import annotations
@@ -35,22 +35,24 @@ ENVIRONMENT_PREFIX = "SPARKSTROM_"
 LOCAL_IP = ("SPARKSTROM_LOCAL_IP", "DL4J_VOID_IP")  # the second is DL4J's name for it
 
 OPTION_CLASSES = (SharedTrainingMaster, ParameterAveragingTrainingMaster, VoidConfiguration)
-NESTED = "void"  # the option of SharedTrainingMaster whose value has options of its own
+NESTED = "void"  # the option of SharedTrainingMaster whose value contains further options
 
 Master = TypeVar("Master", bound=CommonOptions)
 Options = TypeVar("Options", bound=CommonOptions | VoidConfiguration)
 
 
 def resolve(master: Master, conf: Mapping[str, str], env: Mapping[str, str]) -> Master:
-    """Return the options with those that were not given read from configuration and environment.
+    """Return a copy of the options in which configuration and environment replace defaults.
+
+    Options that the user gave stay as they are.
 
     Args:
         master: The options that the user passed.
         conf: Spark's configuration; keys that do not start with ``spark.sparkstrom.`` are ignored.
-        env: The driver's environment.
+        env: The driver program's environment variables.
 
     Raises:
-        UsageError: An unknown key, or an invalid value: the result is checked as a whole.
+        UsageError: A key is unknown, or the resulting options are invalid.
     """
     names = [each.name for cls in OPTION_CLASSES for each in options_in(cls) if each.name != NESTED]
     for key in conf:
@@ -65,7 +67,7 @@ def resolve(master: Master, conf: Mapping[str, str], env: Mapping[str, str]) -> 
 def local_ip(env: Mapping[str, str]) -> str | None:
     """Return the address that the environment tells this process to bind, if any.
 
-    Raise UsageError if DL4J's variable and ours name different addresses.
+    Raise UsageError if the variables in LOCAL_IP name different addresses.
     """
     named = {variable: env[variable] for variable in LOCAL_IP if env.get(variable)}
     if len(set(named.values())) > 1:
@@ -75,7 +77,7 @@ def local_ip(env: Mapping[str, str]) -> str | None:
 
 
 def _fill_options(options: Options, conf: Mapping[str, str], env: Mapping[str, str]) -> Options:
-    """Return a copy with all options, also nested ones, that were not given filled in."""
+    """Return a copy in which options that were not given, also nested ones, are filled in."""
     values: dict[str, Any] = {}
     for option in options_in(options):
         if option.name == NESTED:
@@ -108,7 +110,7 @@ CLASS_KEY = "class"
 
 
 def to_json(value: Any) -> Any:
-    """Convert options to dictionaries, lists and scalars, for JSON.
+    """Convert an option's value to dictionaries, lists and scalars, for JSON.
 
     Raise UsageError for a value of a class that cannot be saved.
     """
@@ -129,7 +131,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return the value that ``to_json`` converted; lists become tuples.
+    """Return the value that was converted by ``to_json``; lists become tuples.
 
     Raise UsageError for an unknown class.
     """
@@ -146,12 +148,15 @@ def from_json(value: Any) -> Any:
 
 
 def given_fields(value: Any) -> list[str]:
-    """Return the names of the fields that were given; all fields if the class records none."""
+    """Return the names of the fields that were given to the constructor.
+
+    If the class does not record these, return the names of all fields.
+    """
     names = [field.name for field in fields(value) if field.init]
     known = getattr(value, "given", names)
     return [name for name in names if name in known]
 
 
 def replace_options(master: Master, **changes: Any) -> Master:
-    """Return a copy with changed options; options that were not given remain not given."""
+    """Return a copy with changed options. Other options that were not given remain not given."""
     return type(master)(**{name: getattr(master, name) for name in given_fields(master)} | changes)

@@ -1,1 +1,1 @@
-"""Estimate the resources that a fit needs, and its speed with more workers, before it runs."""
+"""Estimate, before a fit runs, the resources that it needs and its speed with more workers."""

@@ -1,11 +1,11 @@
 """Estimate the memory that a fit needs, part by part, and compare it with Spark's configuration.
 
 ``sparkstrom plan`` and the warnings of ``fit`` use the same estimates. All sizes are upper bounds.
-If an option bounds the size of a part, the part's name contains the option's name.
+If an option limits the size of a part, the part's name contains the option's name.
 
-YARN and Kubernetes kill containers that use more than heap plus overhead. Before a fit,
+YARN and Kubernetes kill containers that use more memory than heap plus overhead. Before a fit,
 ``check_overhead`` compares the estimate with the configuration. After a container was killed,
-``ContainerMemory.explain`` includes what the cluster manager measured.
+``ContainerMemory.explain`` says what to set, also considering what the cluster manager measured.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from sparkstrom.protocol.common.topology import Topology
 from sparkstrom.transport.aeron.channel_settings import TERM_LENGTHS, required_log_bytes
 
 MIB = 1 << 20
-EDGES_PER_EXECUTOR = 8  # most executors run at most as many workers
-AERON_BYTES = 10 * MIB  # the media driver's process, without its logs
-PYTHON_BYTES = 140 * MIB  # of one worker: interpreter, numpy, llvmlite and pyarrow
-DRIVER_PYTHON_BYTES = 200 * MIB  # the same and pyspark
+EDGES_PER_EXECUTOR = 8  # number of workers' connections to assume; few executors have more workers
+AERON_BYTES = 10 * MIB  # Aeron's media driver process, without its logs
+PYTHON_BYTES = 140 * MIB  # one worker's interpreter, numpy, llvmlite and pyarrow
+DRIVER_PYTHON_BYTES = 200 * MIB  # the same with pyspark
 LIBRARY_BYTES = {"dense": 0, "torch": 280 * MIB, "jax": 350 * MIB, "keras": 450 * MIB}
 OPTIMIZERS = {  # number of f32[n_params] vectors in an optimizer's state
     "sgd": 0,
@@ -45,49 +45,49 @@ OPTIMIZERS = {  # number of f32[n_params] vectors in an optimizer's state
     "nadam": 2,
     "amsgrad": 3,
 }
-BROADCAST_BYTES_PER_PARAM = 3  # in Spark's broadcast (``worker.training_job.pack_parameters``)
+BROADCAST_BYTES_PER_PARAM = 3  # as packed for a broadcast (``worker.training_job.pack_parameters``)
 F32_BYTES = 4
-# Number of f32[n_params] vectors at the end of a fit beside the optimizer's state: a copy of the
-# residual and its mass in float64. Encoding an update and copying a replica take less.
+# Number of f32[n_params] vectors at the end of a fit, in addition to the optimizer's state: a copy
+# of the residual, and its mass in float64. Encoding an update or copying a replica needs less.
 FINAL_VECTORS = 5
 
 
 class MemoryPart(NamedTuple):
-    """One use of memory, with its size."""
+    """One part of a process's memory, with its size."""
 
-    name: str
+    name: str  # what the memory is used for
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFootprint:
-    """The properties of a model on which a fit's memory depends."""
+    """The properties of a model that determine how much memory a fit needs."""
 
-    n_params: int
-    optimizer: str = "adam"  # one of OPTIMIZERS
-    library: str = "torch"  # one of LIBRARY_BYTES
-    buffers_bytes: int = 0  # running statistics of BatchNorm, for example
+    n_params: int  # number of parameters
+    optimizer: str = "adam"  # a key of OPTIMIZERS
+    library: str = "torch"  # a key of LIBRARY_BYTES
+    buffers_bytes: int = 0  # size of other state, such as running statistics of BatchNorm
 
 
 @dataclass(frozen=True, slots=True)
 class PieceSizes:
-    """The sizes, in bytes, into which parameter averaging splits large arrays to send them."""
+    """The size limits, in bytes, by which parameter averaging splits large arrays for sending."""
 
-    piece: int = 4 << 20  # part of a worker's result, sent to the task that sums it
-    part: int = 64 << 20  # part of a round's initial state, sent as one broadcast variable
-    direct: int = 1 << 20  # total results up to this size are summed in the driver program
-    collected: int = 64 << 20  # most bytes that one Spark job returns to the driver program
-    targets: int = 20_000  # most target partitions of one shuffle of rows
+    piece: int = 4 << 20  # a piece of a worker's result, sent to the task that sums it
+    part: int = 64 << 20  # a part of a round's initial state, sent as one broadcast variable
+    direct: int = 1 << 20  # results of this total size or less are summed in the driver program
+    collected: int = 64 << 20  # what one Spark job may return to the driver program
+    targets: int = 20_000  # number of target partitions of one shuffle of rows
     pieces_per_task: int = 1  # number of pieces of each worker that one task sums
 
     @property
     def bytes_per_target(self) -> int:
-        """Planned result bytes of one task; some tasks have several times as many by chance."""
+        """Bytes of results that one task should handle; by chance, some get several times more."""
         return self.collected // 8
 
 
 def footprint_of_model(model: FlatModel) -> ModelFootprint:
-    """Return a model's memory-relevant properties; an unknown optimizer counts as Adam."""
+    """Return the ModelFootprint of a model. An unknown optimizer counts as Adam."""
     kind = type(model).__module__.removeprefix("sparkstrom.models.").partition(".")[0]
     described = model.describe().get("updater")
     updater = described.get("name", "") if isinstance(described, dict) else ""
@@ -100,9 +100,10 @@ def footprint_of_model(model: FlatModel) -> ModelFootprint:
 
 
 def count_executor_edges(tree: Topology) -> tuple[int, int]:
-    """Return the largest number of (remote, local) neighbours of an executor's media driver.
+    """Return how many neighbours to expect for an executor's media driver: (remote, local).
 
-    In a mesh workers also have children, preferably on their own executor.
+    Neighbours are connected workers or the controller. A local pair uses the same media driver. In
+    a mesh, workers also have children, preferably on their own executor.
     """
     if tree.depth_max == 1:
         return EDGES_PER_EXECUTOR, 0
@@ -110,16 +111,16 @@ def count_executor_edges(tree: Topology) -> tuple[int, int]:
 
 
 def count_driver_edges(tree: Topology, workers: int) -> int:
-    """Return the largest number of neighbours of the driver program's media driver."""
+    """Return the maximum number of neighbours of the driver program's media driver."""
     return min(workers, tree.fan_out)
 
 
 def estimate_worker_parts(
     footprint: ModelFootprint, master: SharedTrainingMaster
 ) -> list[MemoryPart]:
-    """Return the most memory of one Python worker in gradient sharing, by part.
+    """Return the maximum memory of one Python worker in gradient sharing, by part.
 
-    Every worker keeps a log of recent commits for nodes that missed some.
+    This includes the log of recent commits that every worker keeps for nodes that missed some.
     """
     void, vector = master.void, F32_BYTES * footprint.n_params
     is_local = master.train_on == "local"
@@ -149,7 +150,7 @@ def estimate_worker_parts(
 def estimate_driver_parts(
     footprint: ModelFootprint, master: SharedTrainingMaster, workers: int
 ) -> list[MemoryPart]:
-    """Return the most memory of the driver program's Python in gradient sharing, by part."""
+    """Return the maximum memory of the driver program's Python in gradient sharing, by part."""
     vector = F32_BYTES * footprint.n_params
     return [
         MemoryPart("Python, pyspark, numpy, llvmlite, pyarrow", DRIVER_PYTHON_BYTES),
@@ -172,7 +173,7 @@ def estimate_checkpoint_parts(
 ) -> list[MemoryPart]:
     """Return the driver program's memory for checkpoints, by part; [] if none are written.
 
-    While one checkpoint is assembled and written, the optimizer states of the next one arrive.
+    While a checkpoint is assembled and written, the optimizer states for the next one arrive.
     """
     if master.checkpoint_directory is None:
         return []
@@ -195,12 +196,12 @@ def estimate_media_driver_parts(edges: int) -> list[MemoryPart]:
 
 
 def estimate_shared_memory(edges: int) -> int:
-    """Return the bytes in /dev/shm of a media driver for ``edges`` neighbours."""
+    """Return how many bytes in /dev/shm a media driver for ``edges`` neighbours needs."""
     return required_log_bytes(edges, *TERM_LENGTHS[0])
 
 
 def sum_parts(parts: Sequence[MemoryPart]) -> int:
-    """Return the sum of the parts, in bytes."""
+    """Return the total size of the parts in bytes."""
     return sum(part.bytes for part in parts)
 
 
@@ -209,8 +210,8 @@ def estimate_executor_overhead(
 ) -> int:
     """Return the bytes that an executor needs outside its heap: Python workers and media driver.
 
-    If the controller runs in a Spark task, any executor may run it, so each needs memory for it.
-    ``workers_here``: number of workers of the executor.
+    If the controller runs in a Spark task, any executor may run it, so memory for the controller is
+    included. ``workers`` is the total number of workers, ``workers_here`` that of the executor.
     """
     edges = sum(count_executor_edges(master.void.topology(workers)))
     needed = sum_parts(estimate_media_driver_parts(edges))
@@ -232,16 +233,15 @@ def estimate_driver_overhead(
 
 # Parameter averaging does not use Aeron.
 SUM_COPIES = 3  # copies of a piece: as received, as an array, and in the float64 sum
-OUTER_VECTORS = 2  # the difference from the mean, and the outer optimizer's velocity
+OUTER_VECTORS = 2  # vectors of an outer optimizer: difference from the mean, and velocity
 
 
 def estimate_round_worker_parts(
     footprint: ModelFootprint, master: ParameterAveragingTrainingMaster, workers: int
 ) -> list[MemoryPart]:
-    """Return the most memory of one Python worker in parameter averaging, by part.
+    """Return the maximum memory of one Python worker in parameter averaging, by part.
 
-    The maximum is reached during a round or while results are summed. Simultaneous fits each need
-    that much.
+    It covers both training a round and summing results. Simultaneous fits need this much each.
     """
     vector, state = F32_BYTES * footprint.n_params, OPTIMIZERS[footprint.optimizer]
     sizes = PieceSizes()
@@ -267,7 +267,7 @@ def estimate_round_worker_parts(
 def estimate_round_driver_parts(
     footprint: ModelFootprint, master: ParameterAveragingTrainingMaster, workers: int
 ) -> list[MemoryPart]:
-    """Return the most memory of the driver program's Python in parameter averaging, by part."""
+    """Return the maximum memory of the driver program's Python in parameter averaging, by part."""
     vector, state = F32_BYTES * footprint.n_params, OPTIMIZERS[footprint.optimizer]
     # Two of each state: the present one and the next one.
     copies = {PER_WORKER: 2 * workers, True: 2, False: 0}[master.save_updater]
@@ -312,10 +312,10 @@ def round_sent_bytes(footprint: ModelFootprint, master: ParameterAveragingTraini
 def round_result_bytes(
     footprint: ModelFootprint, master: ParameterAveragingTrainingMaster, workers: int
 ) -> int:
-    """Return the bytes that the driver program receives per round.
+    """Return how many bytes the driver program receives per round.
 
-    Executors send the means; or every worker's result, if ``aggregation_depth`` is 1; or every
-    worker's parameters or optimizer state, if these are not averaged.
+    Executors send the means. If ``aggregation_depth`` is 1, they send every worker's result
+    instead. If parameters or optimizer states are not averaged, they send every worker's.
     """
     sent, vector = round_sent_bytes(footprint, master), F32_BYTES * footprint.n_params
     if master.aggregation_depth == 1:
@@ -333,7 +333,7 @@ def estimate_round_overhead(
 ) -> int:
     """Return the bytes that an executor needs outside its heap in parameter averaging.
 
-    ``workers_here``: number of workers of the executor.
+    ``workers`` is the total number of workers, ``workers_here`` that of the executor.
     """
     return workers_here * sum_parts(estimate_round_worker_parts(footprint, master, workers))
 
@@ -341,14 +341,14 @@ def estimate_round_overhead(
 def round_broadcast_bytes(
     footprint: ModelFootprint, master: ParameterAveragingTrainingMaster, workers: int
 ) -> int:
-    """Return the bytes that are broadcast for each round, which every JVM's heap stores."""
+    """Return how many bytes are broadcast for each round; every JVM stores them in its heap."""
     copies = workers if master.save_updater == PER_WORKER else 1
     vectors = 1 + copies * OPTIMIZERS[footprint.optimizer]
     return vectors * F32_BYTES * footprint.n_params + footprint.buffers_bytes
 
 
-OVERHEAD_MIN, OVERHEAD_SHARE = "384", "0.10"  # Spark's defaults: least MiB, and share of the heap
-PEAK_MARGIN = 0.25  # of a killed container's size, which was measured before its peak
+OVERHEAD_MIN, OVERHEAD_SHARE = "384", "0.10"  # Spark's defaults: minimum MiB, and share of the heap
+PEAK_MARGIN = 0.25  # share of a container's size to add, as its use was measured before the peak
 
 # Messages of Spark's YarnAllocator (for both of YARN's checks) and ExecutorPodsLifecycleManager.
 YARN_KILL_PATTERN = re.compile(
@@ -363,11 +363,11 @@ class ContainerLayout:
 
     heap: int  # spark.executor.memory
     overhead: int  # spark.executor.memoryOverhead
-    python: int  # spark.executor.pyspark.memory, which the container has in addition
+    python: int  # spark.executor.pyspark.memory, which is added to the container's size
 
     @classmethod
     def from_conf(cls, conf: Any) -> ContainerLayout:
-        """Return the layout that Spark requests; ``conf`` has ``get(key, default)``."""
+        """Return the layout that Spark requests. ``conf`` has a method ``get(key, default)``."""
         heap = parse_bytes(conf.get("spark.executor.memory", "1g"))
         least = parse_bytes(conf.get("spark.executor.minMemoryOverhead", OVERHEAD_MIN), unit=MIB)
         share = float(conf.get("spark.executor.memoryOverheadFactor", OVERHEAD_SHARE))
@@ -378,29 +378,29 @@ class ContainerLayout:
 
     @property
     def outside_heap(self) -> int:
-        """Bytes for everything outside the JVM's heap."""
+        """Number of bytes for everything outside the JVM's heap."""
         return self.overhead + self.python
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRequirement:
-    """The memory that a fit is expected to use in every container outside the heap."""
+    """The memory that a fit is expected to use outside the heap, in every executor's container."""
 
     workers: int  # number of workers of one executor
-    n_params: int
-    bytes: int
-    batch_memory_bytes: int  # the option
-    log_bytes: int | None = None  # the option; None for parameter averaging, which has no log
+    n_params: int  # number of parameters
+    bytes: int  # required memory
+    batch_memory_bytes: int  # value of this option
+    log_bytes: int | None = None  # value of this option; None in parameter averaging: no log
 
     @property
     def text(self) -> str:
-        """The workers and their parameters, as the subject of a message."""
+        """What needs the memory, as the subject of a message: so many workers of this size."""
         aeron = "" if self.log_bytes is None else " and Aeron"
         return f"{self.workers} workers of {self.n_params:,} parameters{aeron}"
 
     @property
     def reducing_options(self) -> str:
-        """The options that reduce the requirement, with their present values."""
+        """The options that can reduce the requirement, with their current values, as text."""
         rows = f"{self.batch_memory_bytes // MIB} MiB of each for rows (batch_memory_bytes)"
         if self.log_bytes is None:
             return rows
@@ -410,7 +410,7 @@ class MemoryRequirement:
 def gradient_sharing_memory(
     conf: Any, workers: int, footprint: ModelFootprint, master: SharedTrainingMaster
 ) -> MemoryRequirement:
-    """Return the requirement of a fit by gradient sharing with ``workers`` workers in total."""
+    """Return the requirement of a gradient-sharing fit with ``workers`` workers in total."""
     here = _workers_on_executor(conf, master)
     needed = estimate_executor_overhead(footprint, master, workers, here)
     rows, log = master.batch_memory_bytes, master.void.log_bytes
@@ -420,7 +420,7 @@ def gradient_sharing_memory(
 def rounds_memory(
     conf: Any, workers: int, footprint: ModelFootprint, master: ParameterAveragingTrainingMaster
 ) -> MemoryRequirement:
-    """Return the requirement of a fit in rounds with ``workers`` workers in total."""
+    """Return the requirement of a round-based fit with ``workers`` workers in total."""
     here = _workers_on_executor(conf, master)
     needed = estimate_round_overhead(footprint, master, workers, here)
     return MemoryRequirement(here, footprint.n_params, needed, master.batch_memory_bytes)
@@ -433,7 +433,10 @@ def _workers_on_executor(conf: Any, master: CommonOptions) -> int:
 
 
 def check_overhead(conf: Mapping[str, str], requirement: MemoryRequirement) -> list[str]:
-    """Return a warning if the configured overhead is smaller than the requirement."""
+    """Return a list with a warning if the configured overhead is too small, else [].
+
+    The check is only for YARN and Kubernetes, which kill containers that use too much memory.
+    """
     if not conf.get("spark.master", "").startswith(("yarn", "k8s")):
         return []
     layout = ContainerLayout.from_conf(conf)
@@ -449,16 +452,19 @@ def check_overhead(conf: Mapping[str, str], requirement: MemoryRequirement) -> l
 
 @dataclass(frozen=True, slots=True)
 class KilledContainer:
-    """A container that was killed for its memory; sizes in bytes, 0 where unknown."""
+    """A container that was killed for using too much memory. Sizes are in bytes, 0 if unknown."""
 
-    text: str  # Spark's description
+    text: str  # description of the event, for messages
     is_virtual: bool = False  # whether YARN's limit on virtual memory was exceeded
-    used_bytes: int = 0  # measured by the cluster manager
-    limit: int = 0  # of the container
+    used_bytes: int = 0  # memory use that the cluster manager measured
+    limit: int = 0  # memory limit of the container
 
 
 def parse_memory_kill(error: str) -> KilledContainer | None:
-    """Parse a failed task's or job's error; return None unless memory was the reason."""
+    """Parse the error of a failed task or job.
+
+    Return None unless a container was killed for using too much memory.
+    """
     if found := YARN_KILL_PATTERN.search(error):
         kind, used, limit = found.groups()
         text = f"YARN counted {used} of {limit} {kind} memory"
@@ -473,7 +479,7 @@ def sufficient_overhead(
 ) -> int:
     """Return the overhead to configure, in bytes: the requirement, or the measured use if larger.
 
-    PEAK_MARGIN is added to the measured use, because the cluster manager misses the peak.
+    A margin is added to the measured use, because the cluster manager does not see the peak.
     """
     container = layout.heap + layout.outside_heap
     share = killed.used_bytes / killed.limit if killed.limit else 1.0
@@ -507,11 +513,11 @@ class ContainerMemory:
     """Explains why a container was killed, from the configuration and a fit's requirement."""
 
     def __init__(self, conf: Any, requirement: MemoryRequirement) -> None:
-        """Make an explainer; ``conf`` is Spark's configuration, with ``get(key, default)``."""
+        """Store the arguments. ``conf`` is Spark's configuration, with ``get(key, default)``."""
         self._conf, self._requirement = conf, requirement
 
     def explain(self, error: str) -> str:
-        """Return a message with a remedy if an error is about a container killed for its memory.
+        """Return a message with a remedy if a container was killed for using too much memory.
 
         Return "" for all other errors.
         """

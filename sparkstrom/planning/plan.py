@@ -1,4 +1,4 @@
-"""Compute the memory, shared memory, ports and Spark configuration of a fit, without a cluster."""
+"""Compute the memory, UDP ports and Spark configuration that a fit needs, without a cluster."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ UNICAST_PORT = 40_123  # DL4J's default, used by the samples in conf/
 MASTER_OPTIONS = ("batch_memory_bytes", "train_on", "checkpoint_updaters")
 NETWORK_OPTIONS = ("log_bytes", "window_bytes", "mesh_build_mode", "mesh_fan_out", "controller")
 AVERAGING_OPTIONS = ("batch_memory_bytes", "save_updater")
-FITS_PER_PORT = 2  # the previous fit's media driver keeps its port for some seconds
+FITS_PER_PORT = 2  # ports per executor: the previous fit's media driver keeps one for some seconds
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlacement:
     """The number of workers, in total and per executor, and of executors per host.
 
-    Raises UsageError for impossible numbers.
+    The constructor raises UsageError for invalid numbers.
     """
 
-    workers: int  # in total
-    per_executor: int = 1
+    workers: int  # total number of workers
+    per_executor: int = 1  # number of workers per executor
     executors_per_host: int = 1
 
     def __post_init__(self) -> None:
@@ -63,27 +63,27 @@ class WorkerPlacement:
 
 @dataclass(frozen=True, slots=True)
 class NetworkPlan:
-    """The additional resources of a fit by gradient sharing; sizes in bytes."""
+    """The resources that only a gradient-sharing fit needs, for its network. Sizes are in bytes."""
 
-    media_driver: list[MemoryPart]  # of one executor
-    shared_memory_executor: int  # in /dev/shm for one executor
-    shared_memory_host: int  # in /dev/shm for all executors of a host
-    shared_memory_driver: int  # in /dev/shm for the driver
-    ports: tuple[int, int]  # first and last UDP port, on every host
+    media_driver: list[MemoryPart]  # memory of an executor's media driver
+    shared_memory_executor: int  # space in /dev/shm for one executor
+    shared_memory_host: int  # space in /dev/shm for all executors of a host
+    shared_memory_driver: int  # space in /dev/shm for the driver
+    ports: tuple[int, int]  # first and last UDP port, the same on every host
 
 
 @dataclass(frozen=True, slots=True)
 class FitPlan:
-    """The resources that a fit needs, by part and process; sizes in bytes."""
+    """The resources that a fit needs, by process and part. Sizes are in bytes."""
 
     placement: WorkerPlacement
-    worker: list[MemoryPart]  # of one Python worker
-    driver: list[MemoryPart]  # of the driver program's Python process
-    executor_overhead: int  # outside an executor's heap
-    driver_overhead: int  # outside the driver's heap
-    heap: int  # in every JVM, for broadcast parameters
+    worker: list[MemoryPart]  # memory of one Python worker
+    driver: list[MemoryPart]  # memory of the driver program's Python process
+    executor_overhead: int  # memory outside an executor's heap
+    driver_overhead: int  # memory outside the driver's heap
+    heap: int  # space for broadcast parameters in the heap of every JVM
     options: list[str]  # ``spark.sparkstrom.*`` settings that differ from the defaults
-    has_controller_task: bool = False  # whether the controller takes one more slot
+    has_controller_task: bool = False  # whether the controller takes an additional task slot
     network: NetworkPlan | None = None  # None for parameter averaging, which uses no UDP
 
     @property
@@ -112,7 +112,7 @@ class FitPlan:
         return [f"--conf {line}" for line in [*lines, *self.options]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan for JSON; sizes in bytes."""
+        """Return the plan as a dictionary for JSON, with sizes in bytes."""
 
         def sizes(parts: list[MemoryPart]) -> dict[str, int]:
             return {part.name: part.bytes for part in parts} | {"total": sum_parts(parts)}
@@ -134,7 +134,7 @@ class FitPlan:
 
 
 def _network_to_dict(network: NetworkPlan) -> dict[str, Any]:
-    """Return the shared memory and the ports for JSON."""
+    """Return the shared memory and the ports as a dictionary for JSON."""
     return {
         "shared_memory_bytes": {
             "executor": network.shared_memory_executor,
@@ -148,7 +148,7 @@ def _network_to_dict(network: NetworkPlan) -> dict[str, Any]:
 def plan_fit(
     footprint: ModelFootprint, placement: WorkerPlacement, master: SharedTrainingMaster
 ) -> FitPlan:
-    """Return the plan of a fit by gradient sharing. Raise UsageError for invalid numbers."""
+    """Return the plan of a gradient-sharing fit. Raise UsageError for invalid numbers."""
     check_footprint(footprint)
     tree = master.void.topology(placement.workers)
     edges = sum(count_executor_edges(tree))
@@ -176,7 +176,7 @@ def plan_fit(
 def plan_averaging(
     footprint: ModelFootprint, placement: WorkerPlacement, master: ParameterAveragingTrainingMaster
 ) -> FitPlan:
-    """Return the plan of a fit by parameter averaging. Raise UsageError for invalid numbers."""
+    """Return the plan of a parameter-averaging fit. Raise UsageError for invalid numbers."""
     check_footprint(footprint)
     driver = estimate_round_driver_parts(footprint, master, placement.workers)
     return FitPlan(
@@ -191,7 +191,7 @@ def plan_averaging(
 
 
 def check_footprint(footprint: ModelFootprint) -> None:
-    """Raise UsageError if the model's sizes or the names of optimizer and library are invalid."""
+    """Raise UsageError if the model's sizes or its optimizer's or library's name are invalid."""
     require_whole("params", footprint.n_params, 1)
     require_whole("buffers", footprint.buffers_bytes, 0)
     require_one_of("optimizer", footprint.optimizer, tuple(OPTIMIZERS))
@@ -199,7 +199,10 @@ def check_footprint(footprint: ModelFootprint) -> None:
 
 
 def format_changed_options(options: Any, default: Any, names: tuple[str, ...]) -> list[str]:
-    """Return ``spark.sparkstrom.*`` settings for the named options that differ from ``default``."""
+    """Return ``spark.sparkstrom.*`` settings for those options that differ from ``default``.
+
+    ``names`` are the names of the options to compare.
+    """
     changed = [name for name in names if getattr(options, name) != getattr(default, name)]
     return [f"spark.sparkstrom.{name}={getattr(options, name)}" for name in changed]
 
@@ -207,8 +210,8 @@ def format_changed_options(options: Any, default: Any, names: tuple[str, ...]) -
 def _plan_ports(placement: WorkerPlacement, master: SharedTrainingMaster) -> tuple[int, int]:
     """Return the first and last UDP port that a host needs.
 
-    Each executor needs one port, and as many may still be in use by the previous fit. The driver
-    needs one more. Raise UsageError if they exceed 65535.
+    Each executor needs one port, and the previous fit may still be using as many. The driver needs
+    another port. Raise UsageError if the last port would be above 65535.
     """
     needed = FITS_PER_PORT * placement.executors_per_host + 1
     first = master.void.unicast_port or UNICAST_PORT
@@ -222,7 +225,7 @@ def _plan_ports(placement: WorkerPlacement, master: SharedTrainingMaster) -> tup
 
 
 def format_plan(plan: FitPlan) -> str:
-    """Return the plan as text: tables of memory, totals, and Spark's configuration."""
+    """Return the plan as text: tables of memory parts, totals, and Spark's configuration."""
     network, hosts = plan.network, f", {plan.placement.executors_per_host} on a host"
     use = "for the parameters" if network else "for a round"
     lines = [
@@ -253,7 +256,7 @@ def _format_size_line(name: str, size: int) -> str:
 
 
 def format_section(title: str, parts: list[MemoryPart]) -> str:
-    """Return one titled table of parts, with their total."""
+    """Return a table of memory parts as text, with a title and the total."""
     width = 64
     rows = [f"  {part.name:<{width}} {mib(part.bytes):>8,} MiB" for part in parts if part.bytes]
     return "\n".join([title, *rows, f"  {'in all':<{width}} {mib(sum_parts(parts)):>8,} MiB"])

@@ -1,1 +1,1 @@
-"""Predictions with one trained model for many threads; the model can be replaced meanwhile."""
+"""Serve predictions of a trained model to many threads; the model can be replaced meanwhile."""

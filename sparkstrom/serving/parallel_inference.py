@@ -1,4 +1,4 @@
-"""ParallelInference: predictions of one trained model for many threads (as DL4J's class)."""
+"""Define ParallelInference, which serves one trained model to many threads, like DL4J's class."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from sparkstrom.options.common import option_class, require_seconds
 log = logging.getLogger(__name__)
 
 WORKERS_MAX = 1024
-ROWS_MAX = 2**31 - 1  # rows of one batch
-PADDING_ROWS = 32  # smaller batches are padded to a power of two, larger ones to a multiple of this
+ROWS_MAX = 2**31 - 1  # maximum value of batch_limit
+PADDING_ROWS = 32  # smaller batches are padded to a power of two, others to a multiple of this
 
 
 class InferenceMode(enum.Enum):
     """How requests are grouped, and which thread runs the model."""
 
-    SEQUENTIAL = "sequential"  # one at a time, by a worker thread
-    BATCHED = "batched"  # all that wait together, by a worker thread
-    INPLACE = "inplace"  # one at a time, by the calling thread
+    SEQUENTIAL = "sequential"  # one request at a time, in a worker thread
+    BATCHED = "batched"  # waiting requests together, in a worker thread
+    INPLACE = "inplace"  # one request at a time, in the calling thread
 
 
 REFUSED = {
@@ -61,7 +61,7 @@ class ServingOptions:
     """Options of ``ParallelInference``, named as in DL4J's builder.
 
     Raises:
-        UsageError: a value is out of range, or an option is unknown.
+        UsageError: A value is out of range, or an option is unknown.
     """
 
     workers: int = field(default=2, metadata=whole(1, WORKERS_MAX, unit="threads"))
@@ -85,18 +85,20 @@ class ServingOptions:
 class ParallelInference:
     """Predicts with one trained model for any number of threads.
 
-    As a context manager it closes itself.
+    Used in a ``with`` statement, the object is closed when the block ends.
 
     Args:
-        model: a trained network (SparkNetwork, ParallelWrapper), or a model of sparkstrom.models.
-        parameters: float32[n_params] to use instead of the network's or the model's initial ones.
-        workers: instances of the model, and threads that run them.
-        batch_limit: maximum rows of one batch.
-        queue_limit: maximum waiting requests.
-        inference_mode: see ``InferenceMode``.
+        model: A trained network (SparkNetwork or ParallelWrapper), or a model of
+            sparkstrom.models.
+        parameters: float32[n_params]. None means the network's parameters, or the model's initial
+            parameters.
+        workers: Number of instances of the model, each run by its own thread.
+        batch_limit: Maximum number of rows in one batch.
+        queue_limit: Maximum number of waiting requests.
+        inference_mode: How requests are grouped; see ``InferenceMode``.
 
     Raises:
-        UsageError: a value is out of range, or ``model`` is no model.
+        UsageError: A value is out of range, or ``model`` is not a model.
     """
 
     def __init__(self, model: Any, *, parameters: Flat | None = None, **options: Any) -> None:
@@ -120,15 +122,15 @@ class ParallelInference:
         """Return the model's outputs for features [rows, ...]. Thread-safe.
 
         Args:
-            features: an array, or a tuple or dict of arrays for a model of several inputs.
+            features: An array, or a tuple or dictionary of arrays for a model with several inputs.
 
         Returns:
             The outputs, one per row.
 
         Raises:
-            QueueFull: ``queue_limit`` requests are waiting already.
-            UsageError: called after ``close``, or with invalid features.
-            Exception: whatever the model raises for these features.
+            QueueFull: ``queue_limit`` requests are already waiting.
+            UsageError: This object is closed, or the features are invalid.
+            Exception: Any exception that the model raises for these features.
         """
         if self._mode is not InferenceMode.INPLACE:
             return self.submit(features).result()
@@ -137,10 +139,10 @@ class ParallelInference:
             return self._answer_inline(request)
 
     def submit(self, features: Any) -> Future[Any]:
-        """Start a prediction and return its future, which also holds the model's exception.
+        """Request a prediction; return a future of the outputs, or of the model's exception.
 
-        Features and errors are those of ``output``. With INPLACE the future is complete when this
-        returns.
+        ``features`` and other errors are as for ``output``. In the mode INPLACE, the future is
+        already complete.
         """
         request = InferenceRequest.from_features(features_to_arrays(features))
         if self._mode is not InferenceMode.INPLACE:
@@ -157,15 +159,15 @@ class ParallelInference:
     def update_model(self, model: Any, *, parameters: Flat | None = None) -> None:
         """Replace the model, or its parameters.
 
-        Running requests are answered by the former model, waiting ones by the new one; none is lost
-        or mixed. Requests made after this returns use the new model.
+        The former model answers running requests, and the new model answers waiting and later
+        requests. No request is lost, and no request gets outputs of both models.
 
         Args:
-            model: as in the constructor.
-            parameters: as in the constructor.
+            model: As in the constructor.
+            parameters: As in the constructor.
 
         Raises:
-            UsageError: called after ``close``, or with an object that is no model.
+            UsageError: This object is closed, or ``model`` is not a model.
         """
         self._check_process()
         if self._closed:
@@ -174,14 +176,15 @@ class ParallelInference:
             self._pool = ModelPool(model, parameters, self._workers)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Refuse further requests, answer those that wait, and end the threads. Idempotent.
+        """Refuse further requests, answer waiting requests, and end the threads. Idempotent.
 
         Args:
-            timeout: maximum seconds to wait; None: as long as the model takes.
+            timeout: Maximum number of seconds to wait; None: as long as the model takes.
 
         Returns:
-            False if a call of the model has not returned in time. Waiting requests then fail with
-            UsageError; the running ones are answered if the call returns.
+            True if all threads have ended, False if a call of the model has not returned in time.
+            Waiting requests then fail with UsageError, and running requests are answered when the
+            call returns.
         """
         if timeout is not None:
             timeout = require_seconds("timeout", timeout)
@@ -213,7 +216,10 @@ class ParallelInference:
         self.close()
 
     def _run_worker(self, worker: int) -> None:
-        """Answer batches with instance ``worker`` until the queue is closed; a thread's body."""
+        """Answer requests with the model instance ``worker`` until the queue is closed and empty.
+
+        Each worker thread runs this.
+        """
         while requests := self._waiting.take(self._rows_max):
             active = [
                 request for request in requests if request.answer.set_running_or_notify_cancel()
@@ -231,7 +237,7 @@ class ParallelInference:
 
     @contextmanager
     def _inline_slot(self) -> Iterator[None]:
-        """Count an INPLACE request within the context; raise QueueFull if too many run."""
+        """During the block, count an INPLACE request; raise QueueFull if there are too many."""
         self._check_process()
         if self._closed:
             raise UsageError(CLOSED_TEXT)
@@ -254,15 +260,16 @@ class ParallelInference:
 class ModelPool:
     """Instances of one model that share one copy of its parameters.
 
-    An instance is used by one thread at a time.
+    Each instance is used by one thread at a time.
 
     Args:
-        trained: a network or a model.
-        parameters: float32[n_params] to use instead of its own.
-        instances: number of copies of the model.
+        trained: A network or a model.
+        parameters: float32[n_params]. None means the network's parameters, or the model's initial
+            parameters.
+        instances: Number of instances.
 
     Raises:
-        UsageError: ``trained`` is no model, or the parameters have another shape.
+        UsageError: ``trained`` is not a model, or the parameters have the wrong shape or dtype.
     """
 
     def __init__(self, trained: Any, parameters: Flat | None, instances: int) -> None:
@@ -294,7 +301,7 @@ class ModelPool:
 
     @contextmanager
     def borrow(self) -> Iterator[FlatModel]:
-        """Give this thread an instance for the context; threads wait in order of arrival."""
+        """Reserve an instance for this thread during the block; first come, first served."""
         model = self._acquire()
         try:
             yield model
@@ -302,7 +309,7 @@ class ModelPool:
             self._release(model)
 
     def _acquire(self) -> FlatModel:
-        """Take and return a free instance, or wait for one."""
+        """Return a free instance, which is no longer free; wait for one if necessary."""
         with self._lock:
             if self._free:
                 return self._free.pop()
@@ -333,7 +340,7 @@ CLOSED_TEXT = "this ParallelInference is closed: create another one"
 
 
 def raise_queue_full(limit: int) -> NoReturn:
-    """Raise QueueFull because ``limit`` requests are waiting."""
+    """Raise QueueFull with a message that ``queue_limit``, which is ``limit``, is reached."""
     raise QueueFull(
         f"queue_limit={limit}: the queue is full, so this request is refused: try again later, or "
         "set more workers, a larger batch_limit or a longer queue"
@@ -345,20 +352,20 @@ class InferenceRequest:
     """One request for predictions.
 
     Attributes:
-        features: array [rows, ...], or tuple or dict of arrays.
-        rows: number of rows.
-        kind: equal for requests whose rows can be concatenated.
-        answer: future of the model's outputs.
+        features: An array [rows, ...], or a tuple or dictionary of arrays.
+        rows: Number of rows.
+        kind: Requests with equal kinds can be concatenated into one batch.
+        answer: Future of the model's outputs.
     """
 
     features: Columns
     rows: int
-    kind: object  # equal for requests whose rows can be concatenated
+    kind: object  # names, shapes and dtypes of the features
     answer: Future[Any] = field(default_factory=Future)
 
     @classmethod
     def from_features(cls, features: Columns) -> InferenceRequest:
-        """Make a request. Raise UsageError for no rows, or arrays of different lengths."""
+        """Return a new request. Raise UsageError for no rows, or arrays of different lengths."""
         arrays = arrays_of(features)
         if any(array.ndim == 0 for array in arrays):
             raise UsageError("features are a single number: give an array [rows, ...]")
@@ -372,7 +379,7 @@ class InferenceRequest:
 
 
 class RequestQueue:
-    """A bounded, thread-safe queue of requests, from which several are taken as one batch."""
+    """A bounded, thread-safe queue of requests, which are taken from it in batches."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -385,7 +392,7 @@ class RequestQueue:
         return len(self._waiting)
 
     def put(self, request: InferenceRequest) -> None:
-        """Append a request; raise QueueFull if the queue is full, UsageError after ``close``."""
+        """Append a request. Raise QueueFull if the queue is full, UsageError if it is closed."""
         with self._changed:
             if self._closed:
                 raise UsageError(CLOSED_TEXT)
@@ -397,17 +404,17 @@ class RequestQueue:
             self._changed.notify()
 
     def _drop_cancelled(self) -> None:
-        """Remove cancelled requests, and wake threads that wait for them."""
+        """Remove cancelled requests, and wake threads that are waiting for them."""
         cancelled = {request for request in self._waiting if request.answer.cancelled()}
         for request in cancelled:
             request.answer.set_running_or_notify_cancel()  # wakes ``concurrent.futures.wait``
         self._waiting = deque(request for request in self._waiting if request not in cancelled)
 
     def take(self, rows_max: int) -> list[InferenceRequest]:
-        """Wait for requests; take and return a batch, or [] once the queue is closed and empty.
+        """Wait for requests, then take and return a batch; return [] if closed and empty.
 
-        The batch is the oldest request and others of its kind, with at most ``rows_max`` rows in
-        all; a larger request is a batch by itself.
+        The batch consists of the oldest request and others of the same kind, with at most
+        ``rows_max`` rows in total. A larger request is a batch by itself.
         """
         with self._changed:
             while not self._waiting:
@@ -437,16 +444,16 @@ class RequestQueue:
             return taken
 
     def close(self) -> None:
-        """Refuse further requests; waiting ones can still be taken."""
+        """Refuse further requests. Waiting requests can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
 def _answer_requests(model: FlatModel, requests: Sequence[InferenceRequest]) -> None:
-    """Run the model and complete the futures of a batch of requests.
+    """Run the model on a batch of requests and complete their futures.
 
-    If the model fails for the batch, run each request alone, so that only some of them fail.
+    If the model fails for the batch, each request is run alone, so that only invalid requests fail.
     """
     try:
         answers = predict_requests(model, requests)
@@ -462,10 +469,10 @@ def _answer_requests(model: FlatModel, requests: Sequence[InferenceRequest]) -> 
 
 
 def _complete_future(put: Callable[[Any], None], answer: Any) -> None:
-    """Complete a future: call its ``set_result`` or ``set_exception`` with ``answer``.
+    """Complete a future: ``put`` is its method ``set_result`` or ``set_exception``.
 
-    The future's callbacks run in this thread. Future logs their ordinary exceptions. SystemExit and
-    KeyboardInterrupt are logged here, or they would end this thread.
+    The future's callbacks run in this thread. The future itself logs their ordinary exceptions.
+    SystemExit and KeyboardInterrupt are logged here, because they would end this thread.
     """
     try:
         put(answer)
@@ -476,8 +483,8 @@ def _complete_future(put: Callable[[Any], None], answer: Any) -> None:
 def predict_requests(model: FlatModel, requests: Sequence[InferenceRequest]) -> list[Any]:
     """Run the model once on the rows of all requests; return the outputs of each request.
 
-    The batch is padded with copies of its last row, so that a library that compiles for each number
-    of rows does so for few. Raise UsageError if the model returns another number of rows.
+    The batch is padded with copies of its last row. So a library that compiles code for each number
+    of rows compiles only a few times. Raise UsageError if the model returns another number of rows.
     """
     rows = sum(request.rows for request in requests)
     padded_rows = _count_padded_rows(rows)
@@ -496,7 +503,7 @@ def predict_requests(model: FlatModel, requests: Sequence[InferenceRequest]) -> 
 
 
 def _count_padded_rows(rows: int) -> int:
-    """Return the number of rows after padding; see ``PADDING_ROWS``."""
+    """Return the number of rows to pad a batch to; see ``PADDING_ROWS``."""
     if rows < PADDING_ROWS:
         return 1 << (rows - 1).bit_length()
     return -(-rows // PADDING_ROWS) * PADDING_ROWS
@@ -518,7 +525,7 @@ def _concatenate_padded(arrays: Sequence[NDArray[Any]], padding: int) -> NDArray
 
 
 def _slice_outputs(outputs: Any, rows: slice) -> Any:
-    """Return copies of a range of rows of each output."""
+    """Return a copy of a range of rows of each output."""
     if isinstance(outputs, dict):
         return {name: array[rows].copy() for name, array in outputs.items()}
     if isinstance(outputs, tuple | list):

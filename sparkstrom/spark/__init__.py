@@ -1,1 +1,1 @@
-"""Training on Spark. Importing this package imports no pyspark: its modules do so when needed."""
+"""Train on Spark. Importing this package does not import pyspark; its modules do when needed."""

@@ -1,8 +1,8 @@
-"""The interface ``Application``, through which fits use Spark, and prediction on top of it.
+"""Define ``Application``, the interface to Spark that fits use, and ``Predictor``, built on it.
 
 ``classic_application`` implements the interface with a SparkContext in this process, and
-``connect.application`` with DataFrames of a Spark Connect session. Other code depends on
-``Application`` alone. ``Predictor`` computes outputs and metrics with it.
+``connect.application`` with DataFrames of a Spark Connect session. Other code depends only on
+``Application``. ``Predictor`` uses an application to compute outputs and metrics.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:  # importing some of these compiles kernels
     from sparkstrom.worker.training_job import TrainingJob
 
 
-Notify = Callable[[str], None]  # shows the user a line
+Notify = Callable[[str], None]  # shows the user one line of text
 
 
 SESSION_STOPPED = (
@@ -81,17 +81,17 @@ class Application(Protocol):
 
     @property
     def name(self) -> str:
-        """Id of the application or session; broadcast values are valid within it."""
+        """Id of the application or session. Broadcast values are valid only within it."""
         ...
 
     @property
     def live_conf(self) -> Any:
-        """Spark's configuration, read by ``get(key, default)``."""
+        """Spark's configuration. Its ``get(key, default)`` reads a single key."""
         ...
 
     @property
     def host(self) -> str:
-        """Address of this program's machine that executors can reach."""
+        """Address at which executors can reach this program's machine."""
         ...
 
     @property
@@ -109,28 +109,28 @@ class Application(Protocol):
         ...
 
     def check(self, strategy: Strategy[CommonOptions]) -> None:
-        """Raise UsageError for options that this kind of application does not support."""
+        """Raise UsageError if the options include one that this kind of application lacks."""
 
     def check_data(self, data: Any) -> None:
-        """Raise UsageError for data that a fit or an evaluation cannot read here."""
+        """Raise UsageError if a fit or evaluation in this application cannot read ``data``."""
 
     def require_rdds(self, what: str, instead: str) -> None:
         """Raise UsageError if this kind of application has no RDDs.
 
-        ``what`` names the feature that needs them and ``instead`` the alternative, for the message.
+        For the message, ``what`` names the feature that needs RDDs, and ``instead`` an alternative.
         """
 
     def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:
         """Wait up to ``seconds`` for executors to register; return their task slots.
 
-        ``notify`` shows the user a line while this takes.
+        During a longer wait, ``notify`` shows the user a line of text.
         """
         ...
 
     def resolve_controller(
         self, master: SharedTrainingMaster, slots: TaskSlots, notify: Notify
     ) -> SharedTrainingMaster:
-        """Return the options with ``controller="auto"`` replaced by a concrete place."""
+        """Return the options with ``controller="auto"`` replaced by "driver" or "executor"."""
         ...
 
     def get_local_property(self, key: str) -> str | None:
@@ -138,7 +138,7 @@ class Application(Protocol):
         ...
 
     def create_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
-        """Return an unstarted thread that may call Spark."""
+        """Return an unstarted thread that executes ``run``, which may call Spark."""
         ...
 
     def cancel_jobs_on_interrupt(self) -> AbstractContextManager[None]:
@@ -148,26 +148,26 @@ class Application(Protocol):
     def partition_data(
         self, data: Any, columns: ColumnSpec, workers: int, master: TrainingMaster
     ) -> PartitionedData:
-        """Distribute the rows of ``data`` over one partition per worker.
+        """Return the rows of ``data``, distributed over one partition per worker.
 
         Args:
             data: An RDD or DataFrame.
-            columns: Which columns of a DataFrame have features, labels and weights.
+            columns: Which columns of a DataFrame contain features, labels and weights.
             workers: Number of workers.
-            master: The user's options, which may also say to leave the rows where they are.
+            master: The user's options. Its ``repartition`` may keep the existing partitions.
         """
         ...
 
     def broadcast_parameters(
         self, theta: Theta, workers: int, state: bytes
     ) -> AbstractContextManager[ParametersBroadcast]:
-        """Return a context manager that sends the parameters to executors.
+        """Return a context manager that makes the initial parameters available on executors.
 
-        Its value is a handle of the parameters, valid inside the block.
+        Its value is a handle for reading the parameters there, valid inside the block.
 
         Args:
             theta: The parameters.
-            workers: Number of workers that read them.
+            workers: Number of workers that read the parameters.
             state: One optimizer state for all workers, or empty.
         """
         ...
@@ -175,15 +175,15 @@ class Application(Protocol):
     def broadcast_worker_states(
         self, states: Mapping[int, bytes]
     ) -> AbstractContextManager[dict[int, StateBroadcast]]:
-        """Return a context manager that sends each worker's own optimizer state to executors.
+        """Return a context manager that makes each worker's own optimizer state available to it.
 
-        ``states`` has the states by partition. The manager's value has their handles by partition,
-        valid inside the block.
+        ``states`` maps a partition to its worker's state. The context manager's value maps the
+        partition to a handle of that state, valid inside the block.
         """
         ...
 
     def create_training_job(self, job: TrainingJob, data: PartitionedData, memory: Any) -> SparkJob:
-        """Return the unstarted Spark job of a shared-gradient fit, whose tasks are the workers.
+        """Return the unstarted Spark job of a gradient-sharing fit; its tasks are the workers.
 
         ``memory`` is the executors' memory requirement, for messages about killed containers.
         """
@@ -196,14 +196,14 @@ class Application(Protocol):
         master: ParameterAveragingTrainingMaster,
         data: PartitionedData,
     ) -> tuple[RoundsBackend, MakeJob]:
-        """Return the backend that trains the rounds of a fit, and a function that makes its job.
+        """Return the backend of a round-based fit, and a function that creates the fit's job.
 
-        The job's thread runs the rounds, each of which starts Spark jobs in turn.
+        The job's thread runs all rounds; each round starts its own Spark jobs.
         """
         ...
 
     def executor_monitors(self, job: SparkJob, notify: Notify) -> list[FitListener]:
-        """Return listeners that watch the job's executors during a fit; ``notify`` shows a line."""
+        """Return listeners that watch the job's executors and report problems by ``notify``."""
         ...
 
     def create_controller_placer(
@@ -216,19 +216,19 @@ class Application(Protocol):
         """Return an object whose ``run`` starts the controller in a Spark task.
 
         Args:
-            training: The fit's job.
+            training: What the workers' tasks receive.
             checkpoints: Files with residuals that workers of the last fit left, by executor.
             control: The address at which the controller connects to this program.
-            notify: Shows the user a line.
+            notify: Shows the user a line of text.
         """
         ...
 
     def get_control_addresses(self) -> tuple[str, str]:
-        """Return the address to bind for the controller's connection, and the one to connect to."""
+        """Return the address this program listens on, and the one the controller connects to."""
         ...
 
     def broadcast_value(self, value: Any) -> Any:
-        """Send a value to executors; return a handle whose ``value`` it is, here and there."""
+        """Send a value to executors; return a handle with it in ``value``, here and there."""
         ...
 
     def evaluate(
@@ -240,33 +240,33 @@ class Application(Protocol):
             model: Handle of a ``TrainedModel``, from ``broadcast_value``.
             metrics: The metrics to compute.
             data: An RDD or DataFrame.
-            columns: Which columns of a DataFrame have features, labels and weights.
+            columns: Which columns of a DataFrame contain features, labels and weights.
         """
         ...
 
     def delete_worker_files(self, network: str) -> None:
         """Delete the files that a network's workers left on executors.
 
-        ``network`` is the prefix of their names.
+        ``network`` is the prefix of the files' names.
         """
 
 
 class Predictor:
-    """Predicts and evaluates on executors or in this process, with a network's present parameters.
+    """Predicts and evaluates with a network's current parameters, on executors or in this process.
 
     Args:
-        application: Runs the jobs.
-        current: Returns the model, bound to a copy of its parameters, and a second copy of
-            them.
+        application: Runs the Spark jobs.
+        current: Returns the model, bound to a copy of its parameters, and a second copy of the
+            parameters.
     """
 
     def __init__(
         self, application: Application, current: Callable[[], tuple[FlatModel, Flat]]
     ) -> None:
-        """Keep the arguments; the model is broadcast only when executors need it."""
+        """Store the arguments. The model is broadcast later, once executors need it."""
         self._application, self._bind_current = application, current
         self._name = secrets.token_hex()  # distinguishes models whose description is the same
-        self._broadcast: Any = None  # the newest, reused until the parameters change
+        self._broadcast: Any = None  # newest broadcast model, reused until the parameters change
 
     def predict(
         self, data: Any, features: ColumnNames, output: str | tuple[str, ...] | dict[str, str]
@@ -287,7 +287,7 @@ class Predictor:
         return pairs.mapPartitionsWithIndex(partial(predict_pairs, self._broadcast_model()))
 
     def udf(self, inputs: UdfInputs, shapes: UdfShapes, output: Any) -> Any:
-        """Return a function that computes outputs from columns; see ``SparkNetwork.udf``."""
+        """Return a Spark function that computes outputs from columns; see ``SparkNetwork.udf``."""
         return create_inference_udf(self._broadcast_model(), inputs, shapes, output)
 
     def score(self, data: Any, columns: ColumnSpec, output: str, *, penalized: bool) -> Any:
@@ -300,7 +300,7 @@ class Predictor:
         )
 
     def evaluate(self, data: Any, metrics: MetricSpec, columns: ColumnSpec) -> Evaluation:
-        """Return metrics over a tuple of arrays, in this process, or over an RDD or DataFrame."""
+        """Return metrics over ``data``: a tuple of arrays (in this process), RDD or DataFrame."""
         if isinstance(data, tuple):
             batch, (model, _) = Batch(*data), self._bind_current()
             model.check(batch.features, batch.labels)
@@ -310,9 +310,9 @@ class Predictor:
         return self._application.evaluate(self._broadcast_model(), metrics, data, columns)
 
     def _broadcast_model(self) -> Any:
-        """Return a handle by which tasks read the model with its present parameters.
+        """Return a handle from which tasks read the model with its current parameters.
 
-        The last handle is returned again if nothing has changed since.
+        If the model and parameters are unchanged, the previous handle is returned again.
         """
         require_active_session(self._application)
         trained = TrainedModel.from_model(*self._bind_current(), self._name)

@@ -1,4 +1,7 @@
-"""The application of a SparkContext in this process, which offers all of Spark's features."""
+"""Access to a classic Spark application through the SparkContext in this process.
+
+Unlike Spark Connect (``connect.application``), a SparkContext offers every feature of Spark.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ class ClassicApplication:
     """
 
     def __init__(self, context: Any) -> None:
-        """Use the context, and keep pickled tasks, which contain keys, out of the log."""
+        """Store the context, and keep pickled tasks, which contain keys, out of the log."""
         self._context = context
         redact_pickled_tasks()
 
@@ -92,7 +95,7 @@ class ClassicApplication:
 
     @property
     def live_conf(self) -> Any:
-        """Spark's configuration, of which each ``get`` reads one key."""
+        """Spark's configuration. Its ``get(key, default)`` reads a single key."""
         return live_conf(self._context)
 
     @property
@@ -102,7 +105,7 @@ class ClassicApplication:
 
     @property
     def host(self) -> str:
-        """The driver's address that executors can reach."""
+        """Address of Spark's driver, as executors reach it."""
         return driver_host(self._context)
 
     def conf(self) -> Mapping[str, str]:
@@ -124,7 +127,7 @@ class ClassicApplication:
         """Accept all options: a SparkContext supports everything."""
 
     def check_data(self, data: Any) -> None:
-        """Raise UsageError unless data is an RDD or a DataFrame."""
+        """Raise UsageError unless ``data`` is an RDD or a DataFrame."""
         partitioning.check_data(data)
 
     def require_rdds(self, what: str, instead: str) -> None:
@@ -137,9 +140,10 @@ class ClassicApplication:
     def resolve_controller(
         self, master: SharedTrainingMaster, slots: TaskSlots, notify: Notify
     ) -> SharedTrainingMaster:
-        """Return the options with ``controller="auto"`` replaced, after probing UDP.
+        """Return the options with ``controller="auto"`` replaced, after a probe by UDP.
 
-        The controller runs in this program if executors reach it by UDP, and else in a Spark task.
+        The controller will run in this program if executors reach this program by UDP, and in a
+        Spark task otherwise.
         """
         return resolve_controller(master, self._context, slots, notify)
 
@@ -155,15 +159,15 @@ class ClassicApplication:
         return InheritableThread(target=run, name=name)
 
     def cancel_jobs_on_interrupt(self) -> AbstractContextManager[None]:
-        """Let Ctrl-C during the block cancel all Spark jobs and raise KeyboardInterrupt."""
+        """During the block, let Ctrl-C cancel all Spark jobs and raise KeyboardInterrupt."""
         return cancel_jobs_on_interrupt(self._context)
 
     def partition_data(
         self, data: Any, columns: ColumnSpec, workers: int, master: TrainingMaster
     ) -> PartitionedData:
-        """Distribute the rows over one partition per worker, or leave them where they are.
+        """Return the rows, distributed over one partition per worker or left where they are.
 
-        The option ``repartition`` chooses.
+        The option ``repartition`` decides whether rows are redistributed.
         """
         seed, move = master.rng_seed, needs_repartitioning(master.repartition, data, workers)
         source = partitioning.create_source(data, columns)
@@ -191,7 +195,7 @@ class ClassicApplication:
     def create_training_job(
         self, job: TrainingJob, data: PartitionedData, memory: MemoryRequirement
     ) -> SparkJob:
-        """Return the unstarted job of a shared-gradient fit; each task trains one partition."""
+        """Return the unstarted job of a gradient-sharing fit; each task trains one partition."""
         run = partial(run_training_task, LazyPickle(job, job.controller_route), data.blocks)
         runner = data.rdd.mapPartitionsWithIndex(run).collect
         explanations = ContainerMemory(self.live_conf, memory)
@@ -204,21 +208,24 @@ class ClassicApplication:
         master: ParameterAveragingTrainingMaster,
         data: PartitionedData,
     ) -> tuple[RddRoundsBackend, MakeJob]:
-        """Return the backend that trains rounds by RDDs, and a function that makes its job."""
+        """Return the backend that trains rounds with RDDs, and a function that creates its job."""
         footprint = footprint_of_model(model)
         requirement = rounds_memory(self.live_conf, spec.workers, footprint, master)
         explanations = ContainerMemory(self.live_conf, requirement)
         group = f"sparkstrom-{spec.job:016x}"
 
         def make_job(run: Callable[[], list[str]]) -> SparkJob:
-            """Return an unstarted job whose thread executes ``run``, which trains all rounds."""
+            """Return an unstarted job whose thread trains all rounds by executing ``run``."""
             return SparkJob(self._context, group, run, explanations, "sparkstrom averaging")
 
         job = SparkRoundsJob(spec, model, master, data.rows, rdd.SIZES)
         return RddRoundsBackend(self._context, job, data), make_job
 
     def executor_monitors(self, job: SparkJob, notify: Notify) -> list[FitListener]:
-        """Return monitors that warn of killed containers and move workers off leaving executors."""
+        """Return the listeners that watch the job's executors.
+
+        One warns of killed containers; one moves workers off executors being decommissioned.
+        """
         return [MemoryMonitor(job, notify), DecommissionMonitor(job, notify)]
 
     def create_controller_placer(
@@ -228,21 +235,21 @@ class ClassicApplication:
         control: ControlEndpoint,
         notify: Notify,
     ) -> ClassicControllerPlacer:
-        """Return a placer, which submits the controller's task with a preferred location."""
+        """Return a placer that submits the controller's task with a preferred location."""
         return ClassicControllerPlacer(self._context, training, checkpoints, control, notify)
 
     def get_control_addresses(self) -> tuple[str, str]:
-        """Return the bind address and the host of Spark's driver."""
+        """Return Spark's driver's bind address, to listen on, and its host, to connect to."""
         return get_control_addresses(self._context)
 
     def broadcast_value(self, value: Any) -> Any:
-        """Return a broadcast variable of the value."""
+        """Return a broadcast variable that contains the value."""
         return self._context.broadcast(value)
 
     def evaluate(
         self, model: Any, metrics: MetricSpec, data: Any, columns: ColumnSpec
     ) -> Evaluation:
-        """Return metrics over an RDD or DataFrame. Raise UsageError naming a wrong row."""
+        """Return metrics over an RDD or DataFrame. Raise UsageError if a row is invalid."""
         return evaluate_source(model, metrics, partitioning.create_source(data, columns))
 
     def delete_worker_files(self, network: str) -> None:

@@ -1,11 +1,11 @@
 """Count task slots, check Spark's configuration, and wait for executors to register.
 
-A task slot is what one task needs on an executor: one core, or ``spark.task.cpus`` of them. A fit
-has one task per worker, all in one stage.
+A task slot is the executor's capacity for one task: ``spark.task.cpus`` cores, by default one. A
+fit has one task per worker, all in one stage.
 
-With dynamic allocation a fit must assume a number of executors: Spark requests them until every
-task has a slot, and late workers join the running fit. A fit in rounds runs ordinary jobs with that
-many tasks; fewer executors only take longer.
+With dynamic allocation, the number of executors is not known in advance, so a fit assumes one.
+Spark requests executors until every task has a slot, and late workers join the running fit. A
+round-based fit runs ordinary jobs with one task per worker; with fewer executors it takes longer.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def count_configured_executors(conf: Any) -> int | None:
 def choose_executor_count(conf: Any, registered: int) -> int:
     """Return how many executors a fit assumes with dynamic allocation: at least one.
 
-    It is the configured number, else the number of those ``registered`` now but at least Spark's
-    default, within Spark's limits.
+    This is the configured number. If none is configured, it is ``registered``, the number of
+    executors now, but at least Spark's default. Spark's minimum and maximum limit the result.
     """
     count = count_configured_executors(conf) or max(registered, DEFAULT_EXECUTORS)
     count = max(count, int(conf.get(MIN_EXECUTORS, "0")))
@@ -96,7 +96,7 @@ def choose_executor_count(conf: Any, registered: int) -> int:
 def check_dynamic_allocation(conf: Mapping[str, str], when: str = DURING_FIT) -> list[str]:
     """Return warnings about dynamic allocation; none if it is off.
 
-    ``when`` says in the message during what time Spark counts removed executors.
+    ``when`` is a phrase for the message: the period over which Spark counts removed executors.
     """
     if not is_dynamic(conf):
         return []
@@ -114,12 +114,12 @@ def check_dynamic_allocation(conf: Mapping[str, str], when: str = DURING_FIT) ->
 
 
 def describe_allocation(workers: int, slots: int, note: str) -> str:
-    """Return the notice that a fit with dynamic allocation prints.
+    """Return the text that tells the user what dynamic allocation means for this fit.
 
     Args:
         workers: Number of workers.
         slots: Number of task slots of one executor.
-        note: What the fit's strategy adds to the notice.
+        note: Text that the fit's strategy adds.
     """
     executors = -(-workers // slots)
     return (
@@ -141,9 +141,8 @@ def is_context_stopped(context: Any) -> bool:
 def get_slots(context: Any) -> TaskSlots:
     """Return the number of executors and task slots of a SparkContext's application.
 
-    Configured numbers take precedence over registered executors, of which some may still be
-    starting. With dynamic allocation none may exist before the first job: Spark requests as many as
-    the fit has tasks for.
+    Configured numbers take precedence over the number of registered executors, because some
+    executors may still be starting. With dynamic allocation there may be none before the first job.
     """
     live = live_conf(context)
     return compute_slots(
@@ -157,13 +156,13 @@ def get_slots(context: Any) -> TaskSlots:
 def compute_slots(
     conf: Any, master: str, registered: Callable[[], int], parallelism: Callable[[], int]
 ) -> TaskSlots:
-    """Return the number of executors and task slots, from settings or from registered executors.
+    """Return the number of executors and task slots, configured or counted.
 
     Args:
-        conf: Spark's configuration, with ``get(key, default)``.
+        conf: Spark's configuration, with a method ``get(key, default)``.
         master: The master URL.
         registered: Returns the number of registered executors.
-        parallelism: Returns Spark's default parallelism, the number of all cores.
+        parallelism: Returns Spark's default parallelism, which is the total number of cores.
 
     Raises:
         SetupError: No executor is configured or registered.
@@ -195,7 +194,7 @@ def compute_slots(
 def is_executor_count_configured(context: Any) -> bool:
     """Return whether the master URL or the configuration says how many executors to expect.
 
-    With dynamic allocation this is True: executors start only when there is work.
+    Always True with dynamic allocation: executors start only when there is work for them.
     """
     conf = live_conf(context)
     instances = int(conf.get("spark.executor.instances", "0"))
@@ -220,10 +219,10 @@ def _parse_local_cores(text: str | None) -> int:
 
 
 def count_workers(slots: TaskSlots, strategy: Strategy[CommonOptions]) -> int:
-    """Return how many workers a fit has, as the option ``workers_per_node`` says.
+    """Return how many workers a fit has, according to the option ``workers_per_node``.
 
-    A controller in a task of its own takes one of the slots. Raise UsageError if the workers cannot
-    all run at the same time.
+    A controller that runs in a Spark task takes one of the slots. Raise UsageError if the workers
+    cannot all run at the same time.
     """
     master, free = strategy.master, slots.total - strategy.has_controller_task
     workers = slots.executors * master.workers_per_node
@@ -246,14 +245,15 @@ def count_workers(slots: TaskSlots, strategy: Strategy[CommonOptions]) -> int:
 
 
 def choose_resume_workers(slots: TaskSlots, workers: int, checkpoint_workers: int | None) -> int:
-    """Return how many workers a resumed fit has: the checkpoint's number if ours is an estimate.
+    """Return how many workers a fit has, considering the checkpoint it may resume from.
 
-    With the same number of workers, every row is in the same partition as before.
+    If the number of executors is only an estimate, the checkpoint's number of workers is used: then
+    every row is in the same partition as before.
 
     Args:
-        slots: The executors, whose number may be an estimate.
-        workers: The number of workers without a checkpoint.
-        checkpoint_workers: The number in the checkpoint; None: the fit is not resumed.
+        slots: The executors and task slots.
+        workers: The number of workers to use without a checkpoint.
+        checkpoint_workers: The number in the checkpoint; None if the fit is not resumed.
     """
     return workers if checkpoint_workers is None or not slots.is_estimate else checkpoint_workers
 
@@ -261,7 +261,7 @@ def choose_resume_workers(slots: TaskSlots, workers: int, checkpoint_workers: in
 def live_conf(context: Any) -> Any:
     """Return a SparkContext's configuration, to be read one key at a time.
 
-    ``getConf`` would copy all of it by several hundred calls into the JVM, which takes 0.05 s.
+    ``getConf`` would copy all keys by several hundred calls into the JVM, which takes 0.05 s.
     """
     return context._conf
 
@@ -274,7 +274,7 @@ def driver_host(context: Any) -> str:
 def check_conf(
     conf: Mapping[str, str], workers: int, demand: ModelFootprint, master: SharedTrainingMaster
 ) -> list[str]:
-    """Check Spark's configuration for a shared-gradient fit and return warnings.
+    """Check Spark's configuration for a gradient-sharing fit and return warnings.
 
     Every message names the key and the value to set.
 
@@ -297,7 +297,7 @@ def check_rounds_conf(
     demand: ModelFootprint,
     master: ParameterAveragingTrainingMaster,
 ) -> list[str]:
-    """Return warnings about Spark's configuration for a fit in rounds.
+    """Return warnings about Spark's configuration for a round-based fit.
 
     ``demand`` says how much memory the model needs.
     """
@@ -306,9 +306,9 @@ def check_rounds_conf(
 
 
 def check_scheduling(conf: Mapping[str, str]) -> list[str]:
-    """Check how Spark may start, repeat and remove tasks; return warnings.
+    """Check the settings by which Spark retries tasks and removes executors; return warnings.
 
-    Raise UsageError if speculation is on.
+    Raise UsageError if speculative execution is on.
     """
     if conf.get("spark.speculation", "false").lower() == "true":
         raise UsageError(
@@ -337,9 +337,9 @@ _warned_applications: set[str] = set()  # ids of applications that were warned a
 
 
 def check_key(conf: Mapping[str, str]) -> list[str]:
-    """Return a warning, once per application, if Spark sends the fit's key unencrypted.
+    """Return a warning if Spark sends the fit's key unencrypted, but only once per application.
 
-    The key encrypts all messages between workers.
+    All messages between workers are encrypted with this key.
     """
     application = conf.get("spark.app.id", "")
     if is_key_encrypted(conf) or application in _warned_applications:
@@ -349,10 +349,10 @@ def check_key(conf: Mapping[str, str]) -> list[str]:
 
 
 def is_key_encrypted(conf: Mapping[str, str]) -> bool:
-    """Return whether the fit's AES key is unreadable in the network.
+    """Return whether the fit's AES key cannot be read from network traffic.
 
-    Tasks contain the key. Spark encrypts them with TLS, or if connections are authenticated and
-    have a cipher. In local mode nothing leaves the machine.
+    Spark's tasks contain the key. Spark encrypts tasks if TLS is on, or if authentication and a
+    cipher are. In local mode nothing leaves the machine.
     """
 
     def is_on(key: str) -> bool:
@@ -366,10 +366,10 @@ def is_key_encrypted(conf: Mapping[str, str]) -> bool:
 
 
 REGISTRATION_POLL_S: Final = 0.1  # between two counts of executors
-FIRST_NOTICE_S: Final = 1.0  # the user is told of a wait of this length
+FIRST_NOTICE_S: Final = 1.0  # after waiting this long, the user is notified
 NOTICE_INTERVAL_S: Final = 5.0  # between two such notices
-REGISTRATION_QUIET_S: Final = 3.0  # no new executor for this long: assume that these are all
-REGISTRATION_INCOMPLETE_S: Final = 15.0  # the same while fewer than expected have registered
+REGISTRATION_QUIET_S: Final = 3.0  # no new executor for this long: assume that no more will come
+REGISTRATION_INCOMPLETE_S: Final = 15.0  # the same if a number is expected and not reached
 
 
 _registered_applications: set[str] = set()  # ids of applications whose executors were awaited
@@ -378,14 +378,15 @@ _registered_applications: set[str] = set()  # ids of applications whose executor
 def await_slots(context: Any, seconds: float, notify: Callable[[str], None]) -> TaskSlots:
     """Return the application's task slots once its executors have registered.
 
-    Wait only in an application's first fit, and only if the number of executors is not configured.
-    A standalone cluster's session, for example, is ready before its executors. The wait ends once
-    as many have registered as the application's cores allow, or none has for some time.
+    This waits only in an application's first fit, and only if the number of executors is not
+    configured. On a standalone cluster, for example, the session is ready before its executors. The
+    wait ends when the expected number of executors (``estimate_executor_count``) has registered, or
+    when no executor has registered for some time.
 
     Args:
         context: The SparkContext.
         seconds: How long to wait for the first executor.
-        notify: Shows the user a line.
+        notify: Shows the user a line of text.
 
     Raises:
         SetupError: No executor has registered in time.
@@ -401,9 +402,9 @@ def await_slots(context: Any, seconds: float, notify: Callable[[str], None]) -> 
 
 
 def _await_registration(context: Any, seconds: float, notify: Callable[[str], None]) -> None:
-    """Wait until the expected executors have registered, or none has for some time.
+    """Wait until the expected executors have registered, or no new one has for some time.
 
-    Raise SetupError if the first one has not registered after ``seconds``.
+    Raise SetupError if no executor has registered after ``seconds``.
     """
     expected = estimate_executor_count(context)
     start_s = changed_s = time.monotonic()
@@ -440,7 +441,8 @@ def _await_registration(context: Any, seconds: float, notify: Callable[[str], No
 def estimate_executor_count(context: Any) -> int | None:
     """Return how many executors will start if the cluster has room for them.
 
-    On YARN and Kubernetes it is Spark's default. Return None if no setting limits their number.
+    On YARN and Kubernetes this is Spark's default number. Elsewhere it follows from the settings
+    for cores; return None if these do not limit the number.
     """
     if context.master.startswith(("yarn", "k8s")):
         return DEFAULT_EXECUTORS

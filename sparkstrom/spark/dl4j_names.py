@@ -1,8 +1,8 @@
-"""The method names of DL4J's Spark classes, for SparkNetwork.
+"""Give SparkNetwork the method names of DL4J's Spark classes.
 
-DL4J (Deeplearning4j) trains networks on Spark by its classes SparkDl4jMultiLayer and
-SparkComputationGraph. ``SparkLayerNames`` adds those of their methods that are worth having here.
-For the others, an error message says what to use instead.
+DL4J (Deeplearning4j) trains networks on Spark with its classes SparkDl4jMultiLayer and
+SparkComputationGraph. ``SparkLayerNames`` provides those of their methods that are useful here. For
+the other methods, an error message says what to use instead.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _SEVERAL_COLUMNS = "features=(...), label=(...)"
 _WORKERS = "nothing: one model in each Python worker evaluates"
 _NO_VAE = "nothing: there are no variational autoencoders; your own model may output its score"
-# Methods of SparkDl4jMultiLayer and SparkComputationGraph that have another name here; the values
-# complete an error message after "use".
+# Methods of SparkDl4jMultiLayer and SparkComputationGraph that do not exist here under their names.
+# The values follow the word "use" in an error message.
 REPLACEMENTS: dict[str, str] = {
     "evaluate_roc": "evaluate(data, 'roc')",
     "evaluate_roc_multi_class": "evaluate(data, 'roc', positive=k) for each class k",
@@ -60,14 +60,14 @@ REPLACEMENTS: dict[str, str] = {
     "vae_reconstruction_error_with_key": _NO_VAE,
     "delete_temp_files": "network.close()",
 }
-# Without underscores, so that evaluateROCMultiClass is found as well: snake_case cannot split it.
+# The same without underscores in the keys: to_snake_case cannot split evaluateROCMultiClass.
 _NORMALIZED_REPLACEMENTS = {name.replace("_", ""): use for name, use in REPLACEMENTS.items()}
 
 
 class SparkLayerNames:
-    """A base class that gives SparkNetwork some methods under DL4J's names.
+    """A base class of SparkNetwork with methods named as in DL4J.
 
-    Any other attribute of DL4J's classes raises an AttributeError that says what to use here.
+    Access to any other method of DL4J's classes raises an AttributeError that says what to use.
     """
 
     _application: Application
@@ -77,7 +77,7 @@ class SparkLayerNames:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError, naming what to use here instead of a DL4J method."""
+            """Raise AttributeError. For a DL4J method, the message says what to use instead."""
             ours = to_snake_case(name)
             use = _NORMALIZED_REPLACEMENTS.get(
                 ours.replace("_", ""), ours if hasattr(type(self), ours) else ""
@@ -90,20 +90,22 @@ class SparkLayerNames:
     def fit_paths(
         self, paths: str | Sequence[str], epochs: int = 1, **options: Any
     ) -> TrainingSummary:
-        """Train on minibatches that were written to files before, as ``fit`` does on data.
+        """Train on minibatches that were previously written to files.
+
+        Rows are redistributed over the workers.
 
         Args:
-            paths: A file, a folder, a pattern, or a list of these. All are Parquet, whose columns
-                ``features=`` and ``label=`` name, or all are npz with ``features``, ``labels`` and
-                optionally ``weights``.
+            paths: A file, a folder, a glob pattern, or a list of these. Either all files are
+                Parquet, with the columns that ``features=`` and ``label=`` name, or all are npz,
+                with arrays ``features``, ``labels`` and optionally ``weights``.
             epochs: Number of epochs to train.
-            options: As for ``fit``.
+            options: Other arguments of ``fit``.
 
         Returns:
-            The summary of the fit. Rows are redistributed over the workers.
+            The summary of the fit.
 
         Raises:
-            UsageError: No such files exist.
+            UsageError: No files match ``paths``.
         """
         kind, files = list_minibatch_files(paths)
         data: Any
@@ -123,9 +125,9 @@ class SparkLayerNames:
         """Return the model's loss on ``data``: the weighted mean over rows, or the weighted sum.
 
         Args:
-            data: Rows as ``fit`` takes them.
-            average: Whether to return the mean instead of the sum.
-            options: As for ``evaluate``.
+            data: Rows in a form that ``fit`` accepts.
+            average: True for the mean, False for the sum.
+            options: Other arguments of ``evaluate``.
         """
         evaluate: Callable[..., Evaluation] = self.evaluate  # type: ignore[attr-defined]
         evaluation = evaluate(data, "loss", **options)
@@ -145,15 +147,15 @@ class SparkLayerNames:
         """Compute the model's loss for each row of ``data``; smaller is a better fit.
 
         Args:
-            data: Rows as ``fit`` takes them.
-            include_regularization: Add the model's penalty to each score.
+            data: Rows in a form that ``fit`` accepts.
+            include_regularization: Whether to add the model's penalty to each score.
             features: Feature columns of a DataFrame.
             label: Label columns of a DataFrame.
             output: Name of the column that is added to a DataFrame.
 
         Returns:
-            For an RDD, an RDD of float in the same order; for a DataFrame, the same with a double
-            column ``output``. Row weights are ignored.
+            For an RDD, an RDD of floats in the same order; for a DataFrame, that DataFrame with an
+            additional column ``output`` of type double. Row weights are ignored.
 
         Raises:
             UsageError: The model has no loss, or no penalty.
@@ -170,7 +172,7 @@ class SparkLayerNames:
         features: ColumnNames = "features",
         output: str = "prediction",
     ) -> Any:
-        """Compute the model's outputs; return them together with the key of each row.
+        """Return the model's outputs, each together with the key of its row.
 
         Args:
             data: An RDD of (key, features), or a DataFrame.

@@ -1,9 +1,9 @@
-"""The Spark job of a fit, handling of Ctrl-C, and listeners that monitor the job's executors.
+"""Run a fit's Spark job in a thread, cancel it on Ctrl-C, and monitor its executors.
 
 ``SparkJob`` runs a job in a thread and reports on its tasks. ``cancel_jobs_on_interrupt`` replaces
-Spark's handler of Ctrl-C. ``MemoryMonitor`` warns about containers that were killed for their
-memory: Spark replaces them, so users would only see a lost worker. ``DecommissionMonitor`` moves
-workers off executors that are about to be removed.
+Spark's handler for Ctrl-C. ``MemoryMonitor`` warns about containers that were killed because they
+used too much memory: Spark replaces them, so users would only see a lost worker.
+``DecommissionMonitor`` moves workers off executors that are about to be removed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from sparkstrom.spark.cluster import live_conf
 
 @contextlib.contextmanager
 def translate_job_errors(doing: str) -> Iterator[None]:
-    """Turn an executor's error during the block into a TrainingError of one line.
+    """Convert a Spark job's error during the block to a TrainingError with a one-line message.
 
-    ``doing`` says in the message what the job does. The stack traces of Java and Python are kept in
-    the error's ``trace``.
+    In the message, ``doing`` says what the job does. The stack traces of Java and Python are kept
+    in the error's ``trace``.
     """
     from py4j.protocol import Py4JJavaError
 
@@ -42,17 +42,17 @@ def translate_job_errors(doing: str) -> Iterator[None]:
         raise TrainingError(f"{doing} failed: {find_cause(text)}", trace=text) from None
 
 
-PY4J_INTERRUPTED = "KeyboardInterrupt while sending command."  # message of Py4J's log record
+PY4J_INTERRUPTED = "KeyboardInterrupt while sending command."  # what Py4J logs on Ctrl-C
 
 
 @contextlib.contextmanager
 def cancel_jobs_on_interrupt(context: Any) -> Iterator[None]:
     """During the block, let Ctrl-C cancel all jobs of a SparkContext and raise KeyboardInterrupt.
 
-    A handler that the user installed is left in place. Py4J's traceback is kept out of the log.
+    A signal handler that the user installed stays in place. Py4J's traceback is not logged.
     """
-    # Spark's own handler calls the JVM from inside the signal handler. If that interrupts another
-    # call to the JVM, users see a RuntimeError about reentrant calls and 40 lines of Py4J.
+    # Spark's own signal handler calls the JVM. If the signal interrupts another call to the JVM,
+    # users see a RuntimeError about reentrant calls and 40 lines of Py4J.
     original = signal.getsignal(signal.SIGINT)
     logging.getLogger().addFilter(_is_not_py4j_interrupt)  # Py4J logs it by the root logger
     replaced = threading.current_thread() is threading.main_thread() and _is_spark_handler(original)
@@ -88,21 +88,21 @@ class RunningTask:
     """One running attempt of a task."""
 
     attempt: int  # Spark's taskAttemptId
-    partition: int  # that the task computes
-    executor: str  # Spark's id
+    partition: int  # index of the partition that the task computes
+    executor: str  # Spark's id of the executor that runs it
 
 
 @dataclass(slots=True)
 class SparkJob:
-    """The Spark job of a fit, executed by its own thread."""
+    """A Spark job of a fit, executed in its own thread."""
 
     context: Any  # SparkContext
-    group: str  # Spark's job group, by which the job is cancelled
-    runner: Callable[[], list[Any]]  # runs the job and returns what its tasks yielded
-    memory: ContainerMemory | None = None  # explains containers killed for memory
+    group: str  # Spark's job group, used to cancel the job
+    runner: Callable[[], list[Any]]  # runs the job and returns the items its tasks yielded
+    memory: ContainerMemory | None = None  # explains why containers were killed
     description: str = "sparkstrom training"  # shown in Spark's UI
-    reports: list[Any] = field(default_factory=list)  # what the tasks returned, once all have
-    error: Exception | None = None  # that the job failed with
+    reports: list[Any] = field(default_factory=list)  # the result of ``runner``, once it returned
+    error: Exception | None = None  # the exception with which the job failed
     thread: threading.Thread | None = None  # None before ``start``
 
     def start(self) -> None:
@@ -113,7 +113,7 @@ class SparkJob:
         self.thread.start()
 
     def _run(self) -> None:
-        """Run the job in this thread; keep its results or its error."""
+        """Run the job in this thread; store its results or its error."""
         try:
             self.context.setJobGroup(self.group, self.description, interruptOnCancel=True)
             self.reports = self.runner()
@@ -122,7 +122,7 @@ class SparkJob:
 
     @property
     def running(self) -> bool:
-        """Whether the thread still waits for the job's end."""
+        """Whether the job's thread is alive, that is, the job has not ended."""
         return self.thread is not None and self.thread.is_alive()
 
     def cancel(self) -> None:
@@ -136,7 +136,7 @@ class SparkJob:
         return not self.thread.is_alive()
 
     def tasks(self) -> tuple[int | None, int]:
-        """Return how many tasks run now (None: unknown), and how many have failed so far."""
+        """Return the number of running tasks (None if unknown) and of failed tasks so far."""
         stages = self._stages()
         return sum(s.numActiveTasks for s in stages), sum(s.numFailedTasks for s in stages)
 
@@ -146,11 +146,11 @@ class SparkJob:
         return list(dict.fromkeys(find_cause(each.get()) for each in errors if each.isDefined()))
 
     def executors(self) -> set[str]:
-        """Return the ids of executors that run the job's tasks now."""
+        """Return the ids of the executors on which tasks of the job are running."""
         return {str(task.executorId()) for task in self._tasks() if task.status() == TASK_RUNNING}
 
     def running_tasks(self) -> list[RunningTask]:
-        """Return the tasks that run now."""
+        """Return the job's running task attempts."""
         return [
             RunningTask(int(task.taskId()), int(task.index()), str(task.executorId()))
             for task in self._tasks()
@@ -165,13 +165,14 @@ class SparkJob:
             yield from (tasks.apply(i) for i in range(tasks.size()))
 
     def stage_attempts(self) -> list[tuple[int, int, int]]:
-        """Return (stage id, current attempt, failed tasks of that attempt) per stage."""
+        """Return (stage id, current attempt, failed tasks of that attempt) for each stage."""
         return [(s.stageId, s.currentAttemptId, s.numFailedTasks) for s in self._stages()]
 
     def killed_for_memory(self) -> list[str]:
-        """Return, for each distinct reason why a container was killed for its memory, what to set.
+        """Return messages about containers that were killed because they used too much memory.
 
-        Spark reports such containers in the error messages of their tasks.
+        Each distinct message says which setting to change. Spark reports such containers in the
+        error messages of their tasks.
         """
         if self.memory is None:
             return []
@@ -200,11 +201,11 @@ MEMORY_POLL_S = 2.0  # a poll is several calls into the JVM
 
 
 class MemoryMonitor(FitListener):
-    """A listener that warns, once per cause, when a container was killed for its memory.
+    """A listener that warns, once per cause, if a container was killed for using too much memory.
 
     Args:
         job: The fit's job.
-        warn: Shows a warning now and in the summary.
+        warn: Shows a warning immediately and again in the summary.
     """
 
     def __init__(self, job: SparkJob, warn: Callable[[str], None]) -> None:
@@ -214,7 +215,7 @@ class MemoryMonitor(FitListener):
         self._reported: set[str] = set()  # warnings that were shown
 
     def on_progress(self, progress: Progress) -> None:
-        """Poll the job from time to time; read its tasks' errors only if some have failed since."""
+        """Poll the job every ``MEMORY_POLL_S``; read its tasks' errors only if new ones failed."""
         if time.monotonic() < self._due_s:
             return
         self._due_s = time.monotonic() + MEMORY_POLL_S
@@ -229,7 +230,7 @@ class MemoryMonitor(FitListener):
             self._report_killed()
 
     def _report_killed(self) -> None:
-        """Warn about killed containers, unless the same warning was shown before."""
+        """Show warnings about killed containers that were not shown before."""
         for text in self._job.killed_for_memory():
             if text not in self._reported:
                 self._reported.add(text)
@@ -256,22 +257,22 @@ class ExecutorState:
 
     name: str  # Spark's id
     host: str  # the host on which it runs
-    free_slots: int  # number of further tasks that it can run now
-    is_leaving: bool  # it is being decommissioned
+    free_slots: int  # number of additional tasks that it can run now
+    is_leaving: bool  # whether it is being decommissioned
 
 
 class DecommissionMonitor(FitListener):
-    """A listener that moves workers off executors that Spark is about to remove (decommission).
+    """A listener that moves workers off executors that are being decommissioned.
 
-    If ``spark.decommission.enabled`` is true, Spark is notified that an executor will disappear (by
-    a spot notice or ``SIGPWR``) and starts no new task there. This monitor kills each of the fit's
-    tasks there as soon as another executor has a free slot. Spark restarts the task, and the new
-    attempt takes over the partition. Updates that were committed before stay, so their rows are not
-    trained twice.
+    If ``spark.decommission.enabled`` is true, Spark learns in advance that an executor will go away
+    (from a spot instance's notice or ``SIGPWR``) and starts no new task there. This monitor kills
+    each of the fit's tasks on that executor as soon as another executor has a free slot. Spark
+    restarts the task elsewhere, and the new attempt takes over the partition. Updates that were
+    already committed are kept, so their rows are not trained twice.
 
     Args:
         job: The fit's job.
-        warn: Shows a message now and in the summary.
+        warn: Shows a message immediately and again in the summary.
     """
 
     def __init__(self, job: SparkJob, warn: Callable[[str], None]) -> None:
@@ -283,7 +284,7 @@ class DecommissionMonitor(FitListener):
         self._without_slot: set[str] = set()  # executors for which NO_FREE_SLOT was shown
 
     def on_progress(self, progress: Progress) -> None:
-        """Poll the executors from time to time, while workers may still be replaced."""
+        """Poll the executors every ``DECOMMISSION_POLL_S`` while workers can still be replaced."""
         is_training = progress.phase in (Phase.GATHERING, Phase.RUNNING)
         if not self._enabled or not is_training or time.monotonic() < self._due_s:
             return
@@ -296,10 +297,10 @@ class DecommissionMonitor(FitListener):
             )
 
     def _move_workers(self, leaving: dict[str, ExecutorState], free_slots: int) -> None:
-        """Kill the fit's tasks on leaving executors, at most one for each free slot elsewhere.
+        """Kill the fit's tasks on decommissioned executors, at most one per free slot elsewhere.
 
         Args:
-            leaving: Executors that will be removed, by Spark's id.
+            leaving: Executors that are being decommissioned, by Spark's id.
             free_slots: Number of free task slots on the other executors.
         """
         for task in self._job.running_tasks():
@@ -320,7 +321,7 @@ class DecommissionMonitor(FitListener):
 
 
 def list_executors(context: Any) -> list[ExecutorState]:
-    """Return the live executors of a SparkContext, without the driver."""
+    """Return the active executors of a SparkContext, without the driver."""
     scala = context._jsc.sc()
     scheduler, found = scala.taskScheduler(), scala.statusStore().executorList(True)
     listed = [found.apply(i) for i in range(found.size())]

@@ -1,6 +1,6 @@
-"""SparkNetwork, which trains a model on Spark executors and holds its parameters.
+"""Define SparkNetwork, which trains a model on Spark executors and holds its parameters.
 
-``each_batch`` makes a function by which a streaming query trains a network on its micro-batches.
+``each_batch`` returns a function with which a streaming query trains a network on micro-batches.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def is_connect_object(thing: Any) -> bool:
 
 
 def make_application(spark: Any) -> Application:
-    """Return the application of a SparkSession, classic or of Spark Connect, or a SparkContext.
+    """Return the ``Application`` of a SparkSession (classic or Spark Connect) or a SparkContext.
 
-    Raise UsageError for anything else.
+    Raise UsageError for any other object.
     """
     if is_connect_object(spark):
         from sparkstrom.spark.connect.application import ConnectApplication
@@ -77,28 +77,28 @@ def make_application(spark: Any) -> Application:
 def get_spark_context(spark: Any) -> Any:
     """Return the SparkContext of a classic session, or a Spark Connect session itself.
 
-    The class is checked first, because Spark 3.5 raises no AttributeError if a session has no
-    context.
+    The class is checked first, because in Spark 3.5 a session without a SparkContext does not raise
+    AttributeError.
     """
     return spark if is_connect_object(spark) else getattr(spark, "sparkContext", spark)
 
 
 class SparkNetwork(SparkLayerNames, TrainedNetwork):
-    """Trains a model on Spark executors and holds its parameters from one fit to the next.
+    """Trains a model on Spark executors and keeps its parameters from one fit to the next.
 
-    A ``with`` block closes it at its end.
+    Used in a ``with`` statement, the network is closed when the block ends.
 
     Args:
-        spark: A SparkSession, classic or of Spark Connect, or a SparkContext.
+        spark: A SparkSession (classic or Spark Connect) or a SparkContext.
         model: The model to train.
-        master: How workers train: a SharedTrainingMaster, which is the default, or a
+        master: The training options: a SharedTrainingMaster, which is the default, or a
             ParameterAveragingTrainingMaster.
         progress: Whether or how to show progress: True (or "auto"), False, "bar", "plain" or
             "notebook" (docs/progress.md).
-        keep: Whether workers keep files for the next fit, which ``close`` removes.
+        keep: Whether workers keep files for the next fit. ``close`` removes these files.
 
     Raises:
-        UsageError: Options, configuration or session cannot work.
+        UsageError: The options, the configuration or the session cannot be used.
     """
 
     def __init__(
@@ -147,25 +147,26 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         Args:
             data: A DataFrame, or an RDD of (features, label) or (features, label, weight).
             epochs: Number of passes over the data.
-            features: A column of the DataFrame, a list of numeric columns that are put side by
-                side, or a tuple or dictionary of these for several arrays.
-            label: Likewise; None if the model's loss takes its labels from the features.
+            features: A column of the DataFrame, a list of numeric columns that are concatenated
+                into one array, or a tuple or dictionary of these for several arrays.
+            label: Like ``features``; None if the model's loss takes its labels from the features.
             weight: Column with each row's weight.
-            validation: Rows to hold out: a fraction, chosen by seed and content; the name of a
-                boolean column; or a DataFrame of separate rows with the same columns.
-            early_stopping: Rule, or DL4J's termination conditions, by which the fit ends before
-                its last epoch and delivers the best parameters.
-            listeners: Objects that get the fit's events (docs/listeners.md).
-            run_log: File for the events as JSON lines; None: a new file in the directory
-                sparkstrom-runs; "": none.
+            validation: Rows to hold out: a fraction, for which rows are selected by seed and
+                content; the name of a boolean column; or a separate DataFrame with the same
+                columns.
+            early_stopping: Rule, or DL4J's termination conditions, that can end the fit before its
+                last epoch. The fit then delivers the best parameters.
+            listeners: Objects that receive the fit's events (docs/listeners.md).
+            run_log: File for the events as JSON lines. None means a new file in the directory
+                sparkstrom-runs, and "" means no file.
 
         Returns:
             What happened: losses, times, warnings and more.
 
         Raises:
             UsageError: An argument is invalid or does not suit the data.
-            SetupError: The cluster or a host lacks something.
-            TrainingError: Training failed; the error has host, partition and traceback.
+            SetupError: The cluster or a host lacks something that training needs.
+            TrainingError: Training failed; the error contains host, partition and traceback.
         """
         require_active_session(self._application)
         record, options = FitRecord(), self._strategy.master
@@ -213,7 +214,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
     def _try_first_rows(self, request: FitRequest, data: PartitionedData) -> None:
         """Try one training step on the first rows in this program, to find errors early.
 
-        This is done once per set of columns, and not if workers train on GPUs.
+        This happens once per set of columns, and never if workers train on GPUs.
         """
         columns = repr(request.columns)
         if self._has_gpus() or columns in self._tried_columns:
@@ -229,7 +230,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
     def _prepare(self, slots: TaskSlots, say: Callable[[str], None]) -> tuple[int, list[str]]:
         """Choose where the controller runs; return the number of workers and warnings.
 
-        Raise UsageError or SetupError if a fit cannot work with the options and configuration.
+        Raise UsageError or SetupError if a fit is impossible with the options and configuration.
         """
         strategy = self._strategy = self._strategy.with_controller(self._application, slots, say)
         workers, footprint = count_workers(slots, strategy), footprint_of_model(self._model)
@@ -273,20 +274,21 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         features: ColumnNames = "features",
         output: str | tuple[str, ...] | dict[str, str] = "prediction",
     ) -> Any:
-        """Return the model's outputs with the present parameters.
+        """Return the model's outputs, computed with the current parameters.
 
-        Executors compute the outputs of an RDD or DataFrame when Spark runs it.
+        For an RDD or DataFrame, executors compute the outputs when Spark evaluates the result.
 
         Args:
-            data: Features [rows, ...], or a tuple or dict of arrays for a model with several
-                inputs; an RDD of features; or a DataFrame.
+            data: An array [rows, ...] of features, or a tuple or dict of arrays for a model with
+                several inputs; an RDD of features; or a DataFrame.
             features: Columns of the DataFrame, as in ``fit``.
             output: Name of the new column, array<float>. A model with several outputs needs a
                 tuple or dictionary of names.
 
         Returns:
-            f32[rows, outputs] for arrays; an RDD of f32[outputs], or of tuples or dictionaries of
-            these if the model has several outputs; or the DataFrame with the new columns.
+            For arrays, f32[rows, outputs]. For an RDD, an RDD of f32[outputs], or of tuples or
+            dictionaries of these if the model has several outputs. For a DataFrame, that DataFrame
+            with the new columns.
         """
         return self._predictor.predict(data, features, output)
 
@@ -297,16 +299,17 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         shapes: Sequence[Sequence[int]] | None = None,
         output: str | tuple[str, ...] | dict[str, str] | None = None,
     ) -> Any:
-        """Return a function of columns, for ``df.select(network.udf()("x"))`` (docs/serving.md).
+        """Return a Spark function of columns, for ``df.select(network.udf()("x"))``.
 
-        It uses the present parameters and returns array<float>, or a struct with ``output``.
+        The function computes outputs with the current parameters. It returns array<float>, or a
+        struct if ``output`` is given (docs/serving.md).
 
         Args:
-            inputs: By default all columns, of numbers or arrays, form one array. Otherwise each
-                column is one input: their names for a model that takes a dictionary, or their
-                number for one that takes a tuple.
-            shapes: Shape of each input, without rows.
-            output: Names of the struct's fields, which a model with several outputs needs.
+            inputs: None combines all columns (numbers or arrays) into one array. Otherwise each
+                column is one input of the model. Give the inputs' names for a model that takes a
+                dictionary, or their number for a model that takes a tuple.
+            shapes: Shape of each input, without the dimension of rows.
+            output: Names of the struct's fields; required if the model has several outputs.
         """
         return self._predictor.udf(inputs, shapes, output)
 
@@ -320,18 +323,18 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         weight: str | None = None,
         positive: int = 1,
     ) -> Evaluation:
-        """Measure how well the present parameters predict ``data`` (docs/evaluation.md).
+        """Evaluate the model with its current parameters on ``data`` (docs/evaluation.md).
 
-        Each executor computes counts and sums over its rows; the results are merged exactly.
+        Each executor computes counts and sums over its rows; these are merged exactly.
 
         Args:
-            data: Rows as in ``fit``, or two arrays.
-            metrics: Names among classification, regression, roc and loss; None means those that
-                suit the model.
+            data: Rows as in ``fit``, or a tuple of arrays (features, labels).
+            metrics: One or several of "classification", "regression", "roc" and "loss"; None
+                selects those that suit the model.
             features: Columns, as in ``fit``.
-            label: Likewise.
+            label: Columns, as in ``fit``.
             weight: Column with each row's weight in the loss.
-            positive: Index of the class for roc.
+            positive: Index of the positive class for "roc".
 
         Returns:
             The metrics.
@@ -350,7 +353,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         label: ColumnNames | None = "label",
         weight: str | None = None,
     ) -> float:
-        """Return the model's own loss on ``data``, a weighted mean over rows (DL4J's score)."""
+        """Return the model's loss on ``data``, a weighted mean over rows, like DL4J's score."""
         columns: dict[str, Any] = {"features": features, "label": label, "weight": weight}
         return self.evaluate(data, "loss", **columns).loss
 
@@ -374,8 +377,9 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         Args:
             path: File that ``save`` wrote.
             spark: As in the constructor.
-            master: Likewise.
-            model: A model like the saved one; needed if its code was not saved, as for TorchModel.
+            master: As in the constructor.
+            model: A model like the saved one. It is required if the file does not contain the
+                model's code, as for TorchModel.
             progress: As in the constructor.
 
         Raises:
@@ -387,9 +391,9 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         return network
 
     def close(self) -> None:
-        """Remove the files that workers kept for the next fit, and exported rows. Idempotent.
+        """Remove exported rows and the files that workers kept for the next fit. Idempotent.
 
-        After ``spark.stop()`` there is nothing to remove, and Spark is not called.
+        After ``spark.stop()`` the workers' files are gone already, and Spark is not called.
         """
         self._exports.close()
         if not self._may_have_files:
@@ -408,7 +412,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         self.close()
 
 
-OnSummary = Callable[[int, TrainingSummary], object]  # (micro-batch's number, summary of its fit)
+OnSummary = Callable[[int, TrainingSummary], object]  # called with (micro-batch id, fit's summary)
 
 
 def each_batch(
@@ -416,12 +420,13 @@ def each_batch(
 ) -> Callable[[Any, int], None]:
     """Return a function for ``foreachBatch`` that trains the network on each micro-batch.
 
-    It calls ``network.fit(frame, **fit)``, which continues from the previous micro-batch.
-    Micro-batches without rows are skipped. An error of a fit ends the query.
+    The function calls ``network.fit(frame, **fit)``, which continues from the parameters that the
+    previous micro-batch reached. Micro-batches without rows are skipped. An error in a fit ends the
+    query.
 
     Args:
         network: The network to train.
-        on_summary: Called with the micro-batch's number and the summary after each fit.
+        on_summary: Called after each fit with the micro-batch's id and the fit's summary.
         fit: Options of ``SparkNetwork.fit``.
 
     Raises:

@@ -1,8 +1,8 @@
 """Training strategies on Spark: gradient sharing, and rounds (parameter averaging and DiLoCo).
 
-A strategy checks the configuration and makes the object that runs a fit. Each works with both kinds
-of application, a SparkContext and a Spark Connect session. ``strategy_for`` chooses the strategy by
-the user's options; no other code checks the class of these.
+A strategy checks the configuration and creates the object that runs a fit. Both strategies work
+with both kinds of application, a SparkContext and a Spark Connect session. ``strategy_for`` selects
+the strategy by the class of the user's options; no other code depends on that class.
 """
 
 from __future__ import annotations
@@ -71,27 +71,26 @@ OtherMaster = TypeVar("OtherMaster", bound=CommonOptions)
 class FitContext(Generic[Master]):
     """What all fits of one network have in common: application, model and options."""
 
-    application: Application  # that runs the jobs
+    application: Application  # runs the Spark jobs
     model: FlatModel
     master: Master  # the user's options
     network: str  # prefix of the files that workers keep on executors for the next fit
     keep: bool  # whether workers keep state for the next fit
 
     def with_master(self, master: OtherMaster) -> FitContext[OtherMaster]:
-        """Return a copy with other options, such as those with a resolved controller."""
+        """Return a copy with other options, for example with ``controller="auto"`` resolved."""
         return FitContext(self.application, self.model, master, self.network, self.keep)
 
 
 class SparkFitRunner(BaseFitRunner):
-    """Runs one fit with shared gradients: the controller, the Spark job and the listeners.
+    """Runs one gradient-sharing fit: its controller, its Spark job and its listeners.
 
-    The controller is the process that coordinates the workers. It runs in this program, or in a
-    Spark task of its own.
+    The controller coordinates the workers. It runs in this program or in its own Spark task.
 
     Args:
         context: What all fits of the network have in common.
         spec: Number of workers, epochs and other facts of this fit.
-        theta: The driver's copy of the parameters, which the run updates.
+        theta: The driver's copy of the parameters, which the fit updates.
         data: The rows, in one partition per worker.
         files: Files with residuals (gradients not sent yet) that workers of the last fit left.
         states: Optimizer states that workers start with.
@@ -118,16 +117,16 @@ class SparkFitRunner(BaseFitRunner):
     def epochs_complete(self) -> int:
         """Number of complete epochs whose updates ``theta`` contains.
 
-        It is 0 if the final parameters did not arrive from the controller's task.
+        This is 0 if the controller ran in a Spark task and its final parameters did not arrive.
         """
         return super().epochs_complete if self.master.has_final_parameters else 0
 
     def run(
         self, reporting: FitReporting, stopping: EarlyStoppingListener, *others: FitListener
     ) -> None:
-        """Run the fit to completion. Raise the error that ended it early.
+        """Run the fit to its end, or raise the error that ended it early.
 
-        ``others`` are listeners beside those that every fit has.
+        ``others`` are listeners in addition to those of every fit.
         """
         say = reporting.progress.say
         application, states = self._context.application, self.states
@@ -156,15 +155,15 @@ class SparkFitRunner(BaseFitRunner):
         listeners: Sequence[FitListener],
         say: Callable[[str], None],
     ) -> contextlib.AbstractContextManager[None]:
-        """Return a context manager that runs the controller in a Spark task, if options say so.
+        """Return a context manager that runs the controller in a Spark task during the block.
 
-        Otherwise it does nothing.
+        If the controller runs in this program, the context manager does nothing.
 
         Args:
             initial: Handle of the parameters.
             own: Handles of the workers' own optimizer states, by partition.
             listeners: All listeners of the fit. Some need a connection to the controller.
-            say: Shows the user a line.
+            say: Shows the user a line of text.
         """
         if self._remote is None:
             return contextlib.nullcontext()
@@ -172,14 +171,14 @@ class SparkFitRunner(BaseFitRunner):
         return self._remote.run_in_task(self._make_training_job(initial, own), live_options, say)
 
     def _make_remote_master(self, files: CheckpointFiles) -> RemoteMaster | None:
-        """Return a proxy of a controller in a Spark task, or None if it runs in this program."""
+        """Return a proxy for a controller in a Spark task; None if it runs in this program."""
         context = self._context
         if not parse_controller(context.master.void.controller).is_in_task:
             return None
         return RemoteMaster(context.application, self.theta, files, self.spec.workers)
 
     def _make_local_master(self, files: CheckpointFiles) -> MasterThread:
-        """Return the controller, which runs in a thread of this program."""
+        """Return an unstarted controller that runs in a thread of this program."""
         warm_up()
         warm_up_transport()
         context, spec, theta = self._context, self.spec, self.theta
@@ -197,10 +196,10 @@ class SparkFitRunner(BaseFitRunner):
     def _make_training_job(
         self, initial: ParametersBroadcast, own: Mapping[int, StateBroadcast]
     ) -> TrainingJob:
-        """Return what each worker's task receives: options, model, and where the controller is.
+        """Return what each worker's task receives: options, model and the controller's address.
 
-        ``initial`` is a handle of the parameters and ``own`` has handles of the workers' optimizer
-        states.
+        ``initial`` is a handle of the parameters. ``own`` maps partitions to handles of the
+        workers' optimizer states.
         """
         return TrainingJob(
             spec=self.spec,
@@ -236,7 +235,7 @@ class SparkGradientSharingStrategy(GradientSharing):
     def with_controller(
         self, application: Application, slots: TaskSlots, say: Callable[[str], None]
     ) -> SparkGradientSharingStrategy:
-        """Return a strategy in which ``controller="auto"`` is replaced by a concrete place."""
+        """Return a copy with ``controller="auto"`` replaced by "driver" or "executor"."""
         return SparkGradientSharingStrategy(application.resolve_controller(self.master, slots, say))
 
     def check(
@@ -248,7 +247,7 @@ class SparkGradientSharingStrategy(GradientSharing):
     ) -> list[str]:
         """Check Spark's configuration and the driver's machine; return warnings.
 
-        Raise UsageError for settings with which a fit cannot work.
+        Raise UsageError for settings that make a fit impossible.
 
         Args:
             application: The application that will run the fit.
@@ -267,7 +266,7 @@ class SparkGradientSharingStrategy(GradientSharing):
         spec: FitSpec,
         data: PartitionedData,
     ) -> FitRunner:
-        """Return the object that runs a new fit, which starts from the session's present state."""
+        """Return the object that runs a new fit, starting from the session's current state."""
         if not self.has_controller_task:
             warm_up(say=session.say)
         theta = session.state.theta(self.layer_multipliers)
@@ -278,13 +277,13 @@ class SparkGradientSharingStrategy(GradientSharing):
     def make_restart_runner(
         self, context: FitContext[CommonOptions], data: PartitionedData
     ) -> RestartRunner | None:
-        """Return a function that makes another runner after the controller's task was lost."""
+        """Return a function that creates a new runner if the controller's task was lost."""
         own = context.with_master(self.master)
         return lambda spec, theta, states: SparkFitRunner(own, spec, theta, data, {}, states)
 
 
 class SparkRoundsStrategy(Strategy[ParameterAveragingTrainingMaster]):
-    """Training in rounds: each round runs as Spark jobs, which train and average the results."""
+    """Round-based training: the Spark jobs of each round train and then average the results."""
 
     allocation_note = ROUNDS_FIT_NOTE  # part of the notice about dynamic allocation
     leaves_files = False  # workers keep nothing on executors after a round
@@ -302,7 +301,7 @@ class SparkRoundsStrategy(Strategy[ParameterAveragingTrainingMaster]):
         workers: int,
         footprint: ModelFootprint,
     ) -> list[str]:
-        """Return warnings about Spark's configuration, with regard to the model's ``footprint``."""
+        """Return warnings about Spark's configuration, given the memory that the model needs."""
         return check_rounds_conf(conf, workers, footprint, self.master)
 
     def make_runner(
@@ -312,7 +311,7 @@ class SparkRoundsStrategy(Strategy[ParameterAveragingTrainingMaster]):
         spec: FitSpec,
         data: PartitionedData,
     ) -> FitRunner:
-        """Return the object that runs a new fit, which starts from the session's present state."""
+        """Return the object that runs a new fit, starting from the session's current state."""
         _, states = session.take_resume_state(spec.workers)
         model, application = context.model, context.application
         backend, make_job = application.create_rounds_backend(spec, model, self.master, data)
@@ -339,7 +338,7 @@ SparkStrategy = SparkGradientSharingStrategy | SparkRoundsStrategy
 
 
 def strategy_for(master: object) -> SparkStrategy:
-    """Return the strategy for the user's options. Raise UsageError for other objects."""
+    """Return the strategy for the user's options. Raise UsageError if they are of another class."""
     if isinstance(master, SharedTrainingMaster):
         return SparkGradientSharingStrategy(master)
     if isinstance(master, ParameterAveragingTrainingMaster):

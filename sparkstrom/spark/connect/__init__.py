@@ -1,5 +1,5 @@
-"""The ``Application`` of a Spark Connect session, which reads and runs everything by DataFrames.
+"""Access to Spark through a Spark Connect session, which offers only DataFrames.
 
-Spark Connect has neither RDDs nor broadcast variables, and reports little about tasks and
-executors. Each module here replaces one that uses a SparkContext.
+Spark Connect has neither RDDs nor broadcast variables, and it reports little about tasks and
+executors. Each module here replaces a module that uses a SparkContext.
 """

@@ -1,8 +1,8 @@
-"""The application of a Spark Connect session: checks, executor discovery, evaluation and jobs.
+"""Access to Spark through a Spark Connect session.
 
-Options, data and features that need RDDs are rejected with a hint to an alternative. A client
-cannot list executors, so a job with one task per core reports them. Without executors that job
-would wait forever, so it is cancelled after ``start_timeout``.
+Options, data and features that need RDDs are rejected, with an alternative in the message. A client
+cannot list executors, so a job with one task per core reports them. If there are no executors, that
+job would wait forever; it is therefore cancelled after ``start_timeout``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ USE_CLASSIC_HINT = "or start the program with spark-submit, without .remote(...)
 
 
 def check_options(strategy: Strategy[CommonOptions]) -> None:
-    """Raise UsageError for options that need RDDs or a choice of hosts."""
+    """Raise UsageError for options that need RDDs, a chosen host or a partition count."""
     master = strategy.master
     if master.rdd_training_approach == "export":
         raise UsageError(
@@ -114,7 +114,7 @@ def check_options(strategy: Strategy[CommonOptions]) -> None:
 
 
 def check_dataframe(data: Any, session: Any) -> None:
-    """Raise UsageError unless data is a DataFrame of this session."""
+    """Raise UsageError unless ``data`` is a DataFrame of ``session``."""
     if not is_dataframe(data):
         if hasattr(data, "mapPartitions"):
             raise UsageError(
@@ -148,10 +148,10 @@ def discover_executors(
     """Run a job whose tasks yield their executors' names; return the names, one per task.
 
     Args:
-        job: The job.
+        job: The unstarted job.
         server: Description of the Spark Connect server, for messages.
         seconds: How long the job may take.
-        notify: Shows the user a line while the job waits.
+        notify: Shows the user a line of text while the job waits.
 
     Raises:
         SetupError: The job has not finished in time.
@@ -178,7 +178,7 @@ def discover_executors(
 def run_evaluation_task(
     model: Any, metrics: MetricSpec, blocks: BlockReader, batches: ArrowBatches
 ) -> Iterator[Any]:
-    """Evaluate the model on one partition, on an executor; yield the encoded metrics."""
+    """Evaluate the model on one partition; yield the encoded metrics. Runs on an executor."""
     index = get_partition_id()
     return encode_results(evaluate_partition(model, metrics, blocks, index, batches), index)
 
@@ -186,7 +186,7 @@ def run_evaluation_task(
 def evaluate_dataframe(model: Any, metrics: MetricSpec, frame: Any, spec: ColumnSpec) -> Evaluation:
     """Return a model's metrics over all rows of a DataFrame.
 
-    Raise UsageError, naming the row, if one does not suit the model.
+    Raise UsageError if a row does not suit the model; the message names the row.
     """
     check_column_spec(spec, dataframe=True)
     columns, plan = select_columns(frame, spec)
@@ -199,16 +199,14 @@ def evaluate_dataframe(model: Any, metrics: MetricSpec, frame: Any, spec: Column
 class ConnectApplication:
     """Implements ``Application`` with a Spark Connect session.
 
-    Reading one configuration key is a request to the server, so all are read at once, once per fit.
-
     Args:
-        session: The SparkSession, made with ``.remote(...)``.
+        session: The SparkSession, created with ``.remote(...)``.
     """
 
     def __init__(self, session: Any) -> None:
         self._session, self._uploads = session, ValueUploader(session)
         redact_pickled_tasks()
-        self._slots: TaskSlots | None = None  # as counted for the newest fit
+        self._slots: TaskSlots | None = None  # the task slots that the newest fit found
 
     @property
     def name(self) -> str:
@@ -222,12 +220,15 @@ class ConnectApplication:
 
     @property
     def live_conf(self) -> Any:
-        """A copy of Spark's configuration, requested again each time."""
+        """A copy of Spark's configuration; each access requests it from the server again."""
         return self.conf()
 
     @property
     def host(self) -> str:
-        """The address of this program's machine on its route to the server."""
+        """Address of this program's machine on its route to the Spark Connect server.
+
+        The environment can set another address.
+        """
         return local_ip(os.environ) or _find_local_address(self._session.client.host)
 
     def conf(self) -> Mapping[str, str]:
@@ -235,26 +236,27 @@ class ConnectApplication:
         return read_session_conf(self._session)
 
     def check(self, strategy: Strategy[CommonOptions]) -> None:
-        """Raise UsageError for options that need RDDs or a choice of hosts."""
+        """Raise UsageError for options that Spark Connect does not support."""
         check_options(strategy)
 
     @property
     def has_workers_output(self) -> bool:
-        """False: tasks print on the server's machines."""
+        """False: the cluster's machines show what tasks print, not this program."""
         return False
 
     def check_data(self, data: Any) -> None:
-        """Raise UsageError unless data is a DataFrame of this session."""
+        """Raise UsageError unless ``data`` is a DataFrame of this session."""
         check_dataframe(data, self._session)
 
     def require_rdds(self, what: str, instead: str) -> None:
-        """Raise UsageError in any case: Spark Connect has no RDDs."""
+        """Always raise UsageError: Spark Connect has no RDDs."""
         raise unsupported_error(what, instead)
 
     def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:
         """Return the number of task slots.
 
-        It is read from the configuration. If that has no number of executors, a job counts them.
+        The number follows from the configuration. If the configuration does not say how many
+        executors there are, a job counts them.
         """
         conf = self.conf()
         list_executors = cache(partial(self._list_executors, seconds, notify))
@@ -276,10 +278,10 @@ class ConnectApplication:
     def resolve_controller(
         self, master: SharedTrainingMaster, slots: TaskSlots, notify: Notify
     ) -> SharedTrainingMaster:
-        """Return the options with "auto" replaced: the controller runs in a task on an executor.
+        """Return the options with ``controller="auto"`` replaced by "executor".
 
-        A client need not be reachable by executors. Raise UsageError if the task slots do not
-        suffice for the workers and the controller.
+        This works even if executors cannot reach the client. Raise UsageError if there are not
+        enough task slots for the workers and the controller.
         """
         if master.void.controller == AUTO:
             void = replace(master.void, controller=EXECUTOR, controller_address=None)
@@ -292,14 +294,14 @@ class ConnectApplication:
         return None
 
     def create_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
-        """Return an unstarted thread; a thread that calls Spark Connect needs no preparation."""
+        """Return an unstarted ordinary thread: any thread may call Spark Connect."""
         return threading.Thread(target=run, name=name)
 
     @contextlib.contextmanager
     def cancel_jobs_on_interrupt(self) -> Iterator[None]:
-        """Let Ctrl-C during the block cancel the operations that this thread started.
+        """During the block, let Ctrl-C cancel the Spark operations that this thread started.
 
-        Spark Connect finds them by a tag.
+        A tag identifies these operations for Spark Connect.
         """
         tag = f"sparkstrom-{secrets.token_hex(8)}"
         self._session.addTag(tag)
@@ -314,9 +316,9 @@ class ConnectApplication:
     def partition_data(
         self, data: Any, columns: ColumnSpec, workers: int, master: TrainingMaster
     ) -> PartitionedData:
-        """Distribute the rows over one partition per worker, or only count them.
+        """Return the rows, distributed over one partition per worker or left where they are.
 
-        The option ``repartition`` chooses.
+        The option ``repartition`` decides whether rows are redistributed.
         """
         move = master.repartition == "always"
         with limit_batch_rows(self._session, choose_batch_rows(data)):
@@ -339,13 +341,13 @@ class ConnectApplication:
     def create_training_job(
         self, job: TrainingJob, data: PartitionedData, memory: Any
     ) -> ConnectJob:
-        """Return the unstarted job of a shared-gradient fit; each task trains one partition."""
+        """Return the unstarted job of a gradient-sharing fit; each task trains one partition."""
         run = partial(run_training, LazyPickle(job, job.controller_route), data.blocks)
         input_frame: WorkerDataFrame = data.rdd
         task = input_frame.frame.mapInArrow(run, RESULT_SCHEMA)
 
         def runner() -> list[Any]:
-            """Run the job, with limited Arrow batches, and return what its tasks yielded."""
+            """Run the job with limited Arrow batches; return the values that its tasks yielded."""
             with limit_batch_rows(self._session, input_frame.batch_rows):
                 return collect_later(task)()
 
@@ -358,7 +360,7 @@ class ConnectApplication:
         master: ParameterAveragingTrainingMaster,
         data: PartitionedData,
     ) -> tuple[dataframe_rounds.DataFrameRoundsBackend, MakeJob]:
-        """Return the DataFrame backend of rounds, and a function that makes its job."""
+        """Return the backend of a round-based fit, and a function that creates the fit's job."""
         job = SparkRoundsJob(spec, model, master, data.rows, dataframe_rounds.PAYLOAD_SIZES)
         backend = dataframe_rounds.DataFrameRoundsBackend(self._session, job, data)
         return backend, partial(ConnectJob, self._session, f"sparkstrom-{spec.job:016x}")
@@ -374,21 +376,21 @@ class ConnectApplication:
         control: ControlEndpoint,
         notify: Notify,
     ) -> ConnectControllerPlacer:
-        """Return a placer, which starts the controller's task where it has cached a row."""
+        """Return a placer that starts the controller's task where it has cached a row."""
         return ConnectControllerPlacer(self._session, training, checkpoints, control, notify)
 
     def get_control_addresses(self) -> tuple[str, str]:
-        """Return this machine's address twice: the one to bind and the one to connect to."""
+        """Return this machine's address twice: to listen on, and for executors to connect to."""
         return self.host, self.host
 
     def broadcast_value(self, value: Any) -> Any:
-        """Return a handle of ``value``, which contains a small value and uploads a large one."""
+        """Return a handle of ``value``. It contains a small value; a large value is uploaded."""
         return self._uploads.upload(value)
 
     def evaluate(
         self, model: Any, metrics: MetricSpec, data: Any, columns: ColumnSpec
     ) -> Evaluation:
-        """Return metrics over a DataFrame. Raise UsageError naming a row that does not fit."""
+        """Return metrics over a DataFrame. Raise UsageError if a row does not suit the model."""
         with limit_batch_rows(self._session, choose_batch_rows(data)):
             return evaluate_dataframe(model, metrics, data, columns)
 
@@ -404,9 +406,9 @@ class ConnectApplication:
 
 
 def read_session_conf(session: Any) -> dict[str, str]:
-    """Return a session's whole configuration, also with Spark 3.5.
+    """Return a session's whole configuration.
 
-    The session has a public method for this only since Spark 4.
+    Only Spark 4 has a public method for this; with Spark 3.5 a request is sent to the server.
     """
     conf = session.conf
     if hasattr(type(conf), "getAll"):
@@ -418,9 +420,9 @@ def read_session_conf(session: Any) -> dict[str, str]:
 
 
 def _find_local_address(server: str) -> str:
-    """Return the address of this machine on its route to the server, without sending anything.
+    """Return the source address of packets from this machine to the server, sending none.
 
-    Raise UsageError if no route exists.
+    Raise UsageError if there is no route to the server.
     """
     host = server.rpartition(":")[0] if server.count(":") == 1 else server
     try:

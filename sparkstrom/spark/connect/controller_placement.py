@@ -1,10 +1,10 @@
 """Start the controller, which coordinates a fit's workers, in a Spark task over Spark Connect.
 
 A short task proposes its executor as the place (see ``spark.controller.placement``). Spark Connect
-has no preferred locations, but Spark runs a task where the partition that it reads is cached. So
-the short task's row is cached, and the controller's task reads that row. Spark Connect does not
-report on tasks either. Therefore another short task probes by UDP whether the controller has
-started.
+has no preferred locations, but Spark prefers to run a task where the partition that it reads is
+cached. So the row that the short task yields is cached, and the controller's task reads that row.
+Spark Connect does not report on tasks either, so another short task probes by UDP whether the
+controller has started.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ CONTROLLER_UNREACHABLE = (
 
 
 class ConnectControllerPlacer(ControllerPlacer):
-    """Places the controller's task by DataFrames of a Spark Connect session."""
+    """Places the controller's task with DataFrames of a Spark Connect session."""
 
     @contextlib.contextmanager
     def _propose(self) -> Iterator[Candidate]:
-        """Run a task that proposes its executor; yield this place with the row cached there.
+        """Run a task that proposes its executor; yield this place, with a row cached there.
 
-        The row is cached until the block ends.
+        The row stays cached until the block ends.
         """
         propose = partial(propose_place, self.training.master.void, self._choice)
         frame = self._single_task_frame(propose).persist()
@@ -105,11 +105,11 @@ class ConnectControllerPlacer(ControllerPlacer):
             )
 
     def _single_task_frame(self, task: Callable[[Iterable[Any]], Iterator[Any]]) -> Any:
-        """Return a frame of the encoded results of ``task``, which Spark runs as a single task."""
+        """Return a DataFrame with the encoded results of ``task``, run as a single Spark task."""
         run = partial(run_rowless_task, task)
         return self.context.range(0, 1, 1, 1).mapInArrow(run, RESULT_SCHEMA)
 
     def _make_job(self, name: str, frame: Any) -> ConnectJob:
-        """Return the unstarted job that computes a frame; its tag contains ``name``."""
+        """Return an unstarted job that computes a DataFrame; the job's tag contains ``name``."""
         group = f"sparkstrom-{self.training.spec.job:016x}-{name.replace(' ', '-')}"
         return ConnectJob(self.context, group, collect_later(frame))

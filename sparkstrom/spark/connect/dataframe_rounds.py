@@ -1,13 +1,14 @@
-"""The rounds backend for a Spark Connect session: its records are rows of DataFrames.
+"""Run round-based training over Spark Connect, with DataFrames that hold binary records.
 
 ``spark.rounds.backend`` has the base class. Records are split into pieces, one per row, because
-Arrow batches are limited by rows, not by bytes. DataFrames that several jobs read are persisted as
-named temporary views: the workers' rows, minibatches, and a round's means. Spark recomputes lost
-partitions.
+Arrow batches are limited in rows, not in bytes. DataFrames that several jobs read (workers' rows,
+minibatches and the results of a round) are persisted as named temporary views. Spark recomputes
+lost partitions.
 
-Small payloads (parameters and other initial state) are part of the job's plan. Large ones become
-temporary views of a few MiB each, which exist until the round is over. One shuffle sends their rows
-to the tasks together with the minibatches, sorted so that tasks read the payloads first.
+A payload is what a round's tasks start with: parameters and other state. Small payloads are part of
+the job's plan. A large payload becomes temporary views of a few MiB each, which exist until the
+round is over. One shuffle sends the rows of these views to the tasks together with the minibatches,
+sorted so that tasks read the payloads first.
 """
 
 from __future__ import annotations
@@ -65,27 +66,27 @@ if TYPE_CHECKING:
 
 ReadRecords = Callable[[int, ArrowBatches], Iterator[bytes]]  # (partition, batches) -> records
 
-RECORD_BATCH_ROWS = 32  # in one Arrow batch; a row has at most ``ROW_BYTES_MAX``
+RECORD_BATCH_ROWS = 32  # rows of one Arrow batch; a row has at most ``ROW_BYTES_MAX``
 
-# Columns of a record's rows; a row has piece number ``piece`` of ``pieces``.
+# Columns of the rows that form a record; a row contains piece number ``piece`` of ``pieces``.
 INDEX_COLUMNS = ("worker", "phase", "number", "piece", "pieces")
 RECORD_SCHEMA = ", ".join(f"{name} long" for name in INDEX_COLUMNS) + ", content binary"
 SORT_COLUMNS = ("phase", "number", "piece")
-PAIR_SCHEMA = "key long, content binary"  # a record, and the key that selects its target
+PAIR_SCHEMA = "key long, content binary"  # a record, and the key that selects its partition
 PART_SCHEMA = "number long, content binary"  # part of a payload
 
 
 def split_record(
     worker: int, phase: int, number: int, content: bytes, piece_bytes: int
 ) -> pa.RecordBatch:
-    """Return one record as a batch of rows, each with at most ``piece_bytes`` of it.
+    """Return one record as a batch of rows, each with a piece of at most ``piece_bytes``.
 
     Args:
-        worker: The worker for which the record is.
-        phase: Its round. Payloads have negative phases, so they come before all rounds.
-        number: Position of the record among those of its phase.
+        worker: The worker that will read the record.
+        phase: The record's round. Payloads have negative phases and so precede all rounds.
+        number: Position of the record among the records of its phase.
         content: The record.
-        piece_bytes: Maximum size of a row's piece.
+        piece_bytes: Maximum size of a piece.
     """
     import pyarrow as pa
 
@@ -99,7 +100,10 @@ def split_record(
 
 
 def read_records(index: int, batches: ArrowBatches) -> Iterator[bytes]:
-    """Yield a worker's records, joined from pieces. Raise IncompleteInput if one is missing."""
+    """Yield a worker's records, joined from pieces.
+
+    Raise IncompleteInput if a piece is missing, and SetupError for a row of another worker.
+    """
     content: list[bytes] = []
     for batch in batches:
         for row in batch.to_pylist():
@@ -119,9 +123,9 @@ def read_records(index: int, batches: ArrowBatches) -> Iterator[bytes]:
 
 
 def read_shuffled_records(index: int, batches: ArrowBatches) -> Iterator[bytes]:
-    """Yield the records that other tasks sent to this partition, in no defined order.
+    """Yield the records that tasks sent to this partition, one per row, in no defined order.
 
-    ``index`` is not used: each row is a whole record.
+    ``index`` is not used.
     """
     for batch in batches:
         yield from batch.column("content").to_pylist()
@@ -130,7 +134,7 @@ def read_shuffled_records(index: int, batches: ArrowBatches) -> Iterator[bytes]:
 def run_collected_task(
     read: ReadRecords, run: CollectedTask, batches: ArrowBatches
 ) -> Iterator[pa.RecordBatch]:
-    """Run a task function on the records that ``read`` finds; yield its encoded results."""
+    """Run a task function on the records that ``read`` returns; yield its encoded results."""
     index = get_partition_id()
     return encode_results(run(index, read(index, batches)), index)
 
@@ -140,7 +144,7 @@ def run_writing_task(
 ) -> Iterator[pa.RecordBatch]:
     """Run a task function on a partition's records; yield the records that it writes.
 
-    Each gets the key, from ``keys``, which Spark hashes to the record's target.
+    Each record is written with a key from ``keys``, which Spark hashes to its target partition.
     """
     import pyarrow as pa
 
@@ -165,14 +169,14 @@ def run_minibatch_task(
     blocks: BlockReader,
     batches: ArrowBatches,
 ) -> Iterator[pa.RecordBatch]:
-    """Run a task function that writes minibatches; yield them as rows with their round.
+    """Run a task function that writes minibatches; yield these as rows that name their round.
 
     Args:
         task: Yields (target, minibatch) pairs.
         workers: Number of workers, which is the number of targets per round.
-        first_phase: The round of the first targets.
+        first_phase: The round of the first ``workers`` targets.
         blocks: Reads the worker's rows.
-        batches: What Spark passes to the task.
+        batches: The Arrow batches that Spark passes to the task.
     """
     index, numbers = get_partition_id(), dict[int, int]()
     for target, content in task(blocks, index, batches):
@@ -184,11 +188,11 @@ def run_minibatch_task(
 def run_caching_task(
     fit: int, blocks: BlockReader, batches: ArrowBatches
 ) -> Iterator[pa.RecordBatch]:
-    """Read a worker's rows; yield them, pickled, as rows that Spark will persist.
+    """Read a worker's rows; yield them in pickled form, as rows that Spark will persist.
 
-    An error in the rows is stored with them, for ``read_cached_blocks`` to raise. Spark shares the
-    cache of identical frames, so ``fit`` makes this frame different from those of other fits, which
-    unpersist their own.
+    An error in the rows is stored with them, and ``read_cached_blocks`` raises it. Spark shares one
+    cache among identical DataFrames, so the argument ``fit`` makes this one unique: another fit
+    that unpersists its own DataFrame then leaves this one alone.
     """
     index = get_partition_id()
     for number, value in enumerate(_blocks_or_error(blocks, index, batches)):
@@ -198,7 +202,7 @@ def run_caching_task(
 def _blocks_or_error(
     blocks: BlockReader, index: int, batches: ArrowBatches
 ) -> Iterator[Block | SparkstromError | int]:
-    """Yield a worker's blocks and then how many they are, or an error in the rows."""
+    """Yield a worker's blocks and then their number, or an error that was found in the rows."""
     count = 0
     try:
         for block in blocks(index, batches):
@@ -213,7 +217,7 @@ def _blocks_or_error(
 def read_cached_blocks(index: int, batches: Iterable[Any]) -> Iterator[Block]:
     """Yield the blocks of rows that ``run_caching_task`` stored.
 
-    Raise the error that it stored, or EOFError if blocks are missing.
+    Raise the error that was stored, or EOFError if blocks are missing.
     """
     came, total = 0, -1
     for content in read_records(index, batches):
@@ -229,17 +233,17 @@ def read_cached_blocks(index: int, batches: Iterable[Any]) -> Iterator[Block]:
         raise EOFError(f"the rows of partition {index} are incomplete: Spark recomputes them")
 
 
-VIEW_BYTES_MAX = 16 << 20  # one message to the server, which accepts 128 MiB
+VIEW_BYTES_MAX = 16 << 20  # a view is sent in one message; the server accepts 128 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class InlineParts:
-    """The parts of a small payload, which the job's plan contains."""
+    """The parts of a small payload, which is contained in the job's plan."""
 
     content: bytes = field(repr=False)  # all parts, joined
 
     def contents(self, records: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the whole payload as one part, and take nothing from ``records``."""
+        """Yield the whole payload as one part; ``records`` is not used."""
         yield self.content
 
     def destroy(self) -> None:
@@ -249,7 +253,7 @@ class InlineParts:
 class TemporaryViewParts:
     """The parts of a large payload, stored in temporary views.
 
-    A task gets the views' rows as its first records.
+    A task receives the views' rows as its first records.
 
     Args:
         names: The views' names; empty in tasks.
@@ -263,15 +267,15 @@ class TemporaryViewParts:
         self.names, self._count, self._drop = names, count, drop
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the views' names, which only the driver program needs."""
+        """Pickle without the views' names, because only the driver program needs them."""
         return TemporaryViewParts, ((), self._count)
 
     def contents(self, records: Iterator[bytes]) -> Iterator[bytes]:
-        """Return an iterator of the parts, which are the first ones of ``records``."""
+        """Return an iterator over the parts, which are the first items of ``records``."""
         return itertools.islice(records, self._count)
 
     def destroy(self) -> None:
-        """Drop the views; only the driver program may do so."""
+        """Drop the views. Call this only in the driver program."""
         for name in self.names:
             assert self._drop is not None, "called only in the driver program"
             self._drop(name)
@@ -294,8 +298,8 @@ def group_rows_for_views(parts: Iterator[bytes]) -> Iterator[list[tuple[int, byt
 PAYLOAD_SIZES = PieceSizes(
     piece=ROW_BYTES_MAX >> 1, part=ROW_BYTES_MAX, direct=8 << 20, pieces_per_task=8
 )
-INLINE_TOTAL_MAX = INLINE_BYTES_MAX  # of all of a round's payloads that are in the job's plan
-MINIBATCH_STORAGE_LEVEL = "DISK_ONLY"  # if rows are not persisted; like files of a shuffle
+INLINE_TOTAL_MAX = INLINE_BYTES_MAX  # total bytes of a round's payloads in the job's plan
+MINIBATCH_STORAGE_LEVEL = "DISK_ONLY"  # of minibatches, if the options do not persist rows
 ALL_ROUNDS = 1 << 30  # more rounds than an epoch has
 HEAP_EXHAUSTED = "Java heap space"
 HEAP_EXHAUSTED_ERROR = (
@@ -304,8 +308,8 @@ HEAP_EXHAUSTED_ERROR = (
     " (spark.executor.memory)"
 )
 
-# Otherwise the server would cache plans that contain parameters, and local relations, until the
-# session ends.
+# Without these settings, the server would cache plans that contain parameters, and uploaded rows,
+# until the session ends.
 SESSION_SETTINGS = {
     "spark.connect.session.planCache.enabled": "false",
     "spark.sql.session.localRelationCacheThreshold": str(1 << 30),
@@ -313,7 +317,7 @@ SESSION_SETTINGS = {
 
 
 class DataFrameRecords:
-    """The records in a DataFrame, which Spark computes once results are requested.
+    """The records in a DataFrame, which Spark computes when results are requested.
 
     Args:
         backend: Runs jobs.
@@ -322,15 +326,15 @@ class DataFrameRecords:
     """
 
     def __init__(self, backend: DataFrameRoundsBackend, frame: Any, read: ReadRecords) -> None:
-        """Keep the arguments; no job runs."""
+        """Store the arguments; this runs no job."""
         self._backend, self._frame, self._read = backend, frame, read
 
     def collect(self, run: CollectedTask) -> list[Any]:
-        """Run ``run`` on every partition; return all that it yields."""
+        """Run the task function ``run`` on every partition; return everything that it yields."""
         return self._backend.run_job(self._run(run))
 
     def _run(self, run: CollectedTask) -> Any:
-        """Return the DataFrame of encoded results of ``run``."""
+        """Return a DataFrame of the encoded results of ``run``."""
         return self._frame.mapInArrow(
             partial(run_collected_task, self._read, run), parse_schema(RESULT_SCHEMA)
         )
@@ -347,7 +351,7 @@ class DataFrameRecords:
 
     @contextlib.contextmanager
     def results(self, run: CollectedTask) -> Iterator[Fetch]:
-        """Persist what ``run`` yields until the block ends; yield a function that fetches it."""
+        """Persist the results of ``run`` during the block; yield a function that fetches them."""
         with self._backend.persisted(self._run(run), "MEMORY_AND_DISK") as made:
             yield lambda partitions: self._backend.run_job(
                 made.where(f"task between {partitions[0]} and {partitions[-1]}")
@@ -359,7 +363,7 @@ class DataFrameMinibatches:
 
     Args:
         backend: Runs jobs and knows the payloads' views.
-        frame: The minibatches; column ``phase`` is the round.
+        frame: The minibatches; its column ``phase`` is the round.
         workers: Number of workers.
     """
 
@@ -369,7 +373,10 @@ class DataFrameMinibatches:
     def get_round_records(
         self, number: int, start: RoundInput, *, measures: bool = False
     ) -> DataFrameRecords:
-        """Return a round's minibatches, preceded by the payloads that are in temporary views."""
+        """Return a round's minibatches, preceded by the payloads in temporary views.
+
+        See ``Minibatches.get_round_records`` for the arguments.
+        """
         rows = self._frame.where(f"phase = {number}")
         sent = start.payload_recipients(self._workers)[: 1 if measures else None]
         arriving = [
@@ -383,7 +390,7 @@ class DataFrameMinibatches:
         return DataFrameRecords(self._backend, rows, read_records)
 
     def _union_and_sort(self, frames: list[Any]) -> Any:
-        """Unite several frames' records and shuffle them to their workers, sorted by phase."""
+        """Return the records of all frames, shuffled to their workers and sorted by phase."""
         keys = ", ".join(f"{key}L" for key in self._backend.partition_keys(self._workers))
         key = f"element_at(array({keys}), cast(worker + 1 as int)) key"
         columns = [*INDEX_COLUMNS, "content"]
@@ -395,11 +402,11 @@ class DataFrameMinibatches:
 
 
 class DataFrameRoundsBackend(SparkRoundsBackend):
-    """Runs the rounds of a fit by DataFrames of a Spark Connect session.
+    """Runs the rounds of a fit with DataFrames of a Spark Connect session.
 
     Args:
         session: The session.
-        job: Constant facts of the fit.
+        job: What all rounds of the fit have in common.
         data: The rows, as a DataFrame with one partition per worker.
     """
 
@@ -416,9 +423,9 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
 
     @contextlib.contextmanager
     def keep_rows(self) -> Iterator[None]:
-        """Persist the rows during the block, if the options say so.
+        """Persist the rows during the block if the options say so.
 
-        Drop the remaining views of payloads at the end.
+        At the end of the block, the payloads' remaining views are dropped.
         """
         level = self._job.master.storage_level
         with contextlib.ExitStack() as stack:
@@ -435,16 +442,16 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
                     self._drop_view(name)
 
     def inspect(self, task: RowsTask) -> list[Any]:
-        """Run ``task`` on the rows of every worker; return all that it yields."""
+        """Run ``task`` on the rows of every worker; return everything that it yields."""
         with limit_batch_rows(self._session, self._made.batch_rows):
             looking = partial(run_inspection_task, task, self._blocks)
             return self.run_job(self._frame.mapInArrow(looking, parse_schema(RESULT_SCHEMA)))
 
     def max_rounds_stored_at_once(self, facts: Sequence[PartitionFacts]) -> int:
-        """Return how many rounds fit into a worker's memory; all if no rows were spilled.
+        """Return of how many rounds to store minibatches at once: as many as fit into memory.
 
-        If minibatches of more rounds were stored, each round would read those of all rounds from
-        disk.
+        If no rows were spilled to disk, that is all rounds. With more rounds than fit into memory,
+        every round would read the minibatches of all stored rounds from disk.
         """
         master = self._job.master
         most = max(facts, key=lambda one: one.spilled_bytes)
@@ -458,7 +465,7 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
     def store_minibatches(
         self, cut: StoredRounds, task: RowsWritingTask
     ) -> Iterator[DataFrameMinibatches]:
-        """Persist the minibatches that ``task`` yields until the block ends."""
+        """Persist the minibatches that ``task`` yields during the block; yield access to them."""
         run = partial(run_minibatch_task, task, cut.workers, cut.rounds.start, self._blocks)
         rows, level = (
             self._frame.mapInArrow(run, parse_schema(RECORD_SCHEMA)),
@@ -497,7 +504,7 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
     def view_rows_for(self, name: str, workers: list[int], *, ahead: int) -> Any:
         """Return the rows of a payload's view as records, one copy for each of ``workers``.
 
-        Their phase is ``-ahead``, so that they are sorted before the minibatches of all rounds.
+        The records' phase is ``-ahead``, so that they precede the minibatches of all rounds.
         """
         to = f"explode(array({', '.join(f'{worker}L' for worker in workers)})) worker"
         constants = {"phase": -ahead, "piece": 0, "pieces": 1}
@@ -505,22 +512,22 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
         return self._session.table(name).selectExpr(to, "number", *columns, "content")
 
     def partition_keys(self, targets: int) -> list[int]:
-        """Return for each of ``targets`` partitions a key that Spark hashes to it.
+        """Return, for each of ``targets`` partitions, a key that Spark hashes to that partition.
 
-        A job computes them once for each number of targets.
+        A job computes the keys once for each number of targets.
         """
         if targets not in self._keys:
             self._keys[targets] = find_partition_keys(self._session, targets)
         return self._keys[targets]
 
     def run_job(self, frame: Any) -> list[Any]:
-        """Run the job of a frame whose rows are encoded results; return all tasks' results."""
+        """Compute a DataFrame of encoded results; return the decoded results of all tasks."""
         with self._translate_errors():
             return collect_later(frame)()
 
     @contextlib.contextmanager
     def persisted(self, frame: Any, level: str) -> Iterator[Any]:
-        """Persist the frame until the block ends; yield a temporary view of it."""
+        """Persist a DataFrame during the block; yield a temporary view of that DataFrame."""
         name = next(self._names)
         frame.createOrReplaceTempView(name)
         view = self._session.table(name)
@@ -534,9 +541,9 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Raise FitCancelled if the fit was aborted; explain an exhausted JVM heap in the block.
+        """Raise FitCancelled if the fit was aborted; otherwise translate errors in the block.
 
-        Such an error becomes a TrainingError that says what to set.
+        An error about an exhausted JVM heap becomes a TrainingError that says what to set.
         """
         self.check_aborted()
         try:
@@ -550,9 +557,9 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
 
 
 def _storage_level(name: str) -> Any:
-    """Return Spark's storage level of this name, with deserialized rows in memory.
+    """Return Spark's storage level ``name``, changed to keep deserialized rows in memory.
 
-    Jobs read parts of what is stored, for which they would otherwise deserialize all of it.
+    Jobs read only parts of the stored rows; otherwise they would have to deserialize all rows.
     """
     from pyspark import StorageLevel
 
@@ -564,9 +571,9 @@ def _storage_level(name: str) -> Any:
 
 
 def parse_schema(fields: str) -> Any:
-    """Return the schema for "name type, ...", of types long and binary.
+    """Return the schema for text like "name type, ..."; a type is "long" or "binary".
 
-    Spark Connect would otherwise send a request to the server to parse the text.
+    If given as text, Spark Connect would send a request to the server to parse the schema.
     """
     from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 

@@ -1,12 +1,12 @@
-"""Jobs over Spark Connect: their task functions, encoded results, and uploaded values.
+"""Run jobs over Spark Connect, decode their results, and upload values for their tasks.
 
-Each task function calls the one that the jobs of a SparkContext run, too, and encodes its results.
-They are pickled and split into numbered rows, because Spark Connect sends results in messages of a
-few MiB, each with whole rows. This module imports none whose import compiles kernels.
+Each task function calls the function that jobs of a SparkContext also run, and encodes its results.
+Results are pickled and split into numbered rows, because Spark Connect sends results in messages of
+a few MiB that contain whole rows. Importing this module compiles no kernels.
 
 Spark Connect has no broadcast variables. Small values are part of each job that needs them. Large
-ones are artifacts of the session: files that are uploaded once and fetched once by each executor.
-Artifacts exist as long as their session, so one with the same content is reused.
+values are artifacts of the session: files that are uploaded once and that each executor fetches
+once. Artifacts exist as long as their session, so an artifact with the same content is reused.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def encode_results(values: Iterable[Any], task: int) -> Iterator[pa.RecordBatch]
 
 
 def decode_results(rows: Iterable[Any]) -> list[Any]:
-    """Return the values that ``encode_results`` encoded in all tasks, sorted by task."""
+    """Return the values that ``encode_results`` encoded in all tasks, ordered by task."""
     values, parts = [], []
     for row in sorted(rows, key=lambda row: (row.task, abs(row.number))):
         parts.append(bytes(row.part))
@@ -83,7 +83,7 @@ ArrowBatches = Iterable["pa.RecordBatch"]
 
 
 def get_partition_id() -> int:
-    """Return the number of the partition that the running Spark task computes."""
+    """Return the index of the partition that the running Spark task computes."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -94,7 +94,7 @@ def get_partition_id() -> int:
 def run_rowless_task(
     task: Callable[[Iterable[Any]], Iterator[Any]], batches: ArrowBatches
 ) -> Iterator[Any]:
-    """Run ``task`` and yield its encoded results; rows are ignored: they only start the task."""
+    """Run ``task`` and yield its encoded results. The rows in ``batches`` are ignored."""
     for _ in batches:
         pass
     return encode_results(task(()), get_partition_id())
@@ -112,11 +112,11 @@ def run_controller(
     setup: LazyPickle,
     batches: ArrowBatches,
 ) -> Iterator[Any]:
-    """Run the controller, unless this executor is not ``process``; yield the encoded results.
+    """Run the controller if this executor is ``process``; yield the encoded results.
 
     Args:
         routes: How to reach the driver program, and the media driver to start.
-        process: The requested executor.
+        process: The requested executor, as in ``ControllerPlace.process``.
         setup: The pickled ``ControllerSetup``.
         batches: The task's rows, which are ignored.
     """
@@ -128,7 +128,7 @@ def run_controller(
 
 
 def count_rows(batches: ArrowBatches) -> Iterator[Any]:
-    """Count the rows of a partition; yield the encoded number."""
+    """Count the rows of a partition; yield the encoded count."""
     return encode_results([sum(batch.num_rows for batch in batches)], get_partition_id())
 
 
@@ -140,9 +140,10 @@ def identify_executor(items: Iterable[Any]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class ConnectJob(SparkJob):
-    """A job of a Spark Connect session, executed by its own thread and cancelled by its tag.
+    """A job of a Spark Connect session, executed in its own thread.
 
-    ``context`` is the session and ``group`` the tag. Spark Connect reports nothing about tasks.
+    ``context`` is the session, and ``group`` is the tag used to cancel the job. Spark Connect
+    reports nothing about tasks.
     """
 
     def start(self) -> None:
@@ -151,7 +152,7 @@ class ConnectJob(SparkJob):
         self.thread.start()
 
     def _run(self) -> None:
-        """Run the job in this thread; keep its results or its error."""
+        """Run the job in this thread; store its results or its error."""
         try:
             self.context.addTag(self.group)  # applies to this thread
             self.reports = self.runner()
@@ -159,7 +160,7 @@ class ConnectJob(SparkJob):
             self.error = error
 
     def cancel(self) -> None:
-        """Cancel the job, if it still runs."""
+        """Cancel the job if it is still running."""
         if self.running:
             self.context.interruptTag(self.group)
 
@@ -168,7 +169,7 @@ class ConnectJob(SparkJob):
         return None, 0
 
     def task_errors(self) -> list[str]:
-        """Return []: Spark Connect does not report errors of single tasks."""
+        """Return []: Spark Connect does not report errors of individual tasks."""
         return []
 
     def executors(self) -> set[str]:
@@ -189,14 +190,15 @@ class ConnectJob(SparkJob):
 
 
 def collect_later(frame: Any) -> Callable[[], list[Any]]:
-    """Return a function that runs the job of a frame and returns what the tasks yielded."""
+    """Return a function that computes a DataFrame of encoded results and returns the values."""
     return lambda: decode_results(frame.collect())
 
 
 def run_short_job(frame: Any, doing: str) -> list[Any]:
-    """Run a job in this thread and return what its tasks yielded; ``doing`` names it in errors.
+    """Compute a DataFrame of encoded results in this thread; return the values that tasks yielded.
 
-    Raise SetupError if a task cannot run on its machine, TrainingError for other failures.
+    In error messages, ``doing`` says what the job does. Raise SetupError if a task cannot run on
+    its machine, and TrainingError for other failures.
     """
     from pyspark.errors import PySparkException
 
@@ -209,39 +211,39 @@ def run_short_job(frame: Any, doing: str) -> list[Any]:
         raise TrainingError(f"{doing} failed: {cause}", trace=str(error)) from None
 
 
-INLINE_BYTES_MAX = 4 << 20  # larger values are uploaded; a job's plan may have 128 MiB
-CACHED_VALUES_MAX = 2  # per Python worker
+INLINE_BYTES_MAX = 4 << 20  # larger values are uploaded; a job's plan may have up to 128 MiB
+CACHED_VALUES_MAX = 2  # number of uploaded values that a Python worker caches
 
 
 @dataclass(frozen=True, slots=True)
 class InlineValue:
-    """A handle of a small value, which it contains, also when it is pickled."""
+    """A handle that contains its (small) value, in this program and in pickles."""
 
     value: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the value by ``pickle_by_value``, as classes of the user's script need it."""
+        """Pickle the value with ``pickle_by_value``: the user's script may define its class."""
         return _unpickle_inline, (pickle_by_value(self.value),)
 
 
 def _unpickle_inline(content: bytes) -> InlineValue:
-    """Return the handle of a value that was pickled with it."""
+    """Return the handle for a pickled value."""
     return InlineValue(pickle.loads(content))
 
 
 class UploadedValue:
-    """A handle of a large value in an uploaded file, whose name alone is pickled.
+    """A handle of a large value in an uploaded file. A pickle contains only the file's name.
 
     Args:
         name: Name of the file.
-        value: The value, in the program that uploaded it; None: read the file when needed.
+        value: The value, in the program that uploaded it; None to read the file when needed.
     """
 
     def __init__(self, name: str, value: Any = None) -> None:
         self.name, self._value = name, value
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the file's name alone."""
+        """Pickle only the file's name."""
         return UploadedValue, (self.name,)
 
     @property
@@ -252,14 +254,14 @@ class UploadedValue:
 
 @lru_cache(CACHED_VALUES_MAX)
 def _read_uploaded(name: str) -> Any:
-    """Return the value in an uploaded file; a process caches the values that it read last."""
+    """Return the value in an uploaded file. Each process caches the most recently read values."""
     from pyspark import SparkFiles
 
     return pickle.loads(Path(SparkFiles.get(name)).read_bytes())
 
 
 class ValueUploader:
-    """Creates handles by which executors of one session read values of this program."""
+    """Makes values of this program available to executors of one session, through handles."""
 
     def __init__(self, session: Any) -> None:
         self._session, self._uploaded = session, set[str]()
@@ -267,7 +269,7 @@ class ValueUploader:
     def upload(self, value: Any) -> InlineValue | UploadedValue:
         """Return a handle whose ``value`` is ``value``, in this program and on executors.
 
-        A large value is uploaded unless this session already has one with the same content.
+        A large value is uploaded, unless the same content was already uploaded in this session.
         """
         content = pickle_by_value(value)
         if len(content) <= INLINE_BYTES_MAX:

@@ -2,10 +2,11 @@
 
 Rows are assigned to workers by the same function as with a SparkContext (``distribute_rows``). They
 are pickled, split into pieces and shuffled by a key that Spark hashes to the worker's partition.
-Sorting after the shuffle makes Spark fetch a whole partition before a task sees its first row, and
-moves an end mark behind the last one. A worker whose input is truncated misses that mark.
+Rows are sorted after the shuffle. Sorting makes Spark fetch a whole partition before a task sees
+its first row, and it puts an end mark behind the last row; if the mark is missing, the worker's
+input was truncated.
 
-The module also overrides settings of the session for some time, such as the size of Arrow batches.
+The module also overrides settings of the session temporarily, such as the size of Arrow batches.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from sparkstrom.spark.data.partitioning import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PIECE_BYTES = 32 << 10  # maxRecordsPerBatch of them, at most a thousand, are in memory at once
+PIECE_BYTES = 32 << 10  # up to maxRecordsPerBatch pieces (at most 1,000) are in memory at once
 BATCH_ROWS_MAX = 1_000
-KEY_CANDIDATES_PER_WORKER = 20  # on top of log(workers): no partition stays without a key
+KEY_CANDIDATES_PER_WORKER = 20  # in addition to log(workers); enough to find all workers' keys
 
 SHUFFLE_SCHEMA = (
     "key long, worker long, source long, number long, piece long, pieces long, content binary"
@@ -59,8 +60,8 @@ END_MARK = (1 << 62, 0, 0)  # sorts after every source
 class WorkerDataFrame(NamedTuple):
     """The DataFrame that a fit's tasks read, with one partition per worker."""
 
-    frame: Any
-    batch_rows: int  # limit for Arrow batches of the user's rows, which the same job reads
+    frame: Any  # the DataFrame
+    batch_rows: int  # maximum number of the user's rows in one Arrow batch
 
 
 def partition_dataframe(
@@ -68,8 +69,8 @@ def partition_dataframe(
 ) -> PartitionedData:
     """Shuffle the rows randomly over ``workers`` partitions, or keep them where they are.
 
-    With ``move`` False, partitions are only merged if they are more than ``workers``, and a job
-    counts the rows of each one.
+    If ``move`` is False, partitions are merged only if there are more than ``workers``, and a job
+    counts the rows of each partition.
     """
     check_column_spec(spec, dataframe=True)
     selected, plan = select_columns(frame, spec)
@@ -85,7 +86,7 @@ def partition_dataframe(
 
 
 def read_first_blocks(frame: Any, blocks: BlockReader) -> Iterator[Block]:
-    """Yield some rows in this program, or none if the server cannot compute them soon.
+    """Yield some rows in this program, or no rows if the server takes too long to compute them.
 
     Raise UsageError for a row that cannot be read.
     """
@@ -101,7 +102,10 @@ def _to_arrow_batches(frame: Any) -> list[Any]:
 
 
 def _shuffle_rows(frame: Any, blocks: BlockReader, workers: int, seed: int) -> Any:
-    """Return a frame of pickled rows, shuffled to workers; the last row of each is an end mark."""
+    """Return a DataFrame of pickled rows, shuffled to workers.
+
+    The last row of each worker's partition is an end mark.
+    """
     from pyspark.sql.connect import functions as sql
 
     keys = find_partition_keys(frame.sparkSession, workers)
@@ -123,9 +127,9 @@ def _shuffle_rows(frame: Any, blocks: BlockReader, workers: int, seed: int) -> A
 
 
 def find_partition_keys(session: Any, workers: int) -> list[int]:
-    """Return for each worker a number that Spark's hash assigns to the worker's partition.
+    """Return, for each worker, a number that Spark's hash assigns to the worker's partition.
 
-    Spark itself computes the hashes of some candidates. Raise SetupError if none suits a worker.
+    A Spark job computes the hashes of candidates. Raise SetupError if a worker gets no number.
     """
     candidates = math.ceil(workers * (math.log(workers) + KEY_CANDIDATES_PER_WORKER))
     partition = f"pmod(hash(id), {workers})"
@@ -142,9 +146,9 @@ def find_partition_keys(session: Any, workers: int) -> list[int]:
 def write_shuffle_rows(
     blocks: BlockReader, keys: list[int], seed: int, batches: ArrowBatches
 ) -> Iterator[pa.RecordBatch]:
-    """Yield one source partition's rows, pickled, for all workers; runs on an executor.
+    """Yield one source partition's rows, pickled, for all workers. Runs on an executor.
 
-    ``keys`` has the number by which Spark shuffles a row to a worker, by worker.
+    ``keys`` contains, for each worker, the number by which Spark shuffles rows to that worker.
     """
     source = get_partition_id()
     for worker, shuffle_block in distribute_rows(blocks, len(keys), seed, source, batches):
@@ -162,7 +166,7 @@ def write_shuffle_rows(
 
 
 def _create_batch(*columns: list[Any]) -> pa.RecordBatch:
-    """Return a record batch of ``SHUFFLE_SCHEMA``, from one list per column."""
+    """Return a record batch with the columns of ``SHUFFLE_SCHEMA``, given one list per column."""
     import pyarrow as pa
 
     numbers, content = columns[:-1], columns[-1]
@@ -174,7 +178,8 @@ def _create_batch(*columns: list[Any]) -> pa.RecordBatch:
 def read_shuffled_blocks(partition: int, batches: Iterable[Any]) -> Iterator[Block]:
     """Yield the blocks of rows that were shuffled to a worker.
 
-    Raise the error that a source found in its rows, and EOFError at the end if some are missing.
+    Raise the error that a source partition found in its rows; at the end, raise EOFError if rows
+    are missing.
     """
     content: list[bytes] = []
     expected: dict[int, int] = {}  # by source: the number of its next shuffle block
@@ -211,12 +216,12 @@ def _iterate_rows(batches: Iterable[Any]) -> Iterator[dict[str, Any]]:
 
 
 _SETTINGS_LOCK = threading.Lock()
-_holders: Counter[tuple[str, str]] = Counter()  # blocks that override a setting, by session and key
-_original_values: dict[tuple[str, str], str | None] = {}  # by session and key; None: was not set
+_holders: Counter[tuple[str, str]] = Counter()  # overriding blocks, by (session, key)
+_original_values: dict[tuple[str, str], str | None] = {}  # by (session, key); None: was not set
 
 
 def choose_batch_rows(frame: Any) -> int:
-    """Return how many of the frame's rows an Arrow batch may have, given the size of its rows."""
+    """Return how many rows an Arrow batch of ``frame`` may have, given its columns' types."""
     return min(choose_message_rows(frame), BATCH_ROWS_MAX)
 
 
@@ -224,11 +229,11 @@ def limit_batch_rows(session: Any, rows: int) -> AbstractContextManager[None]:
     """Limit the rows of the session's Arrow batches during the block, so that they fit into memory.
 
     Spark reads this setting when a stage starts. Other jobs of the session also get small batches,
-    which costs them little. A lower limit that the user has set stays.
+    which costs them little. If the user has set a lower limit, that limit stays.
     """
 
     def limit(current: str | None) -> str:
-        """Return the smaller one of ``rows`` and the present limit, of which 0 means none."""
+        """Return the smaller of ``rows`` and the current limit (None or 0 means no limit)."""
         return str(min(int(current), rows) if current is not None and int(current) > 0 else rows)
 
     return _override_setting(session, ARROW_BATCH_ROWS_KEY, limit)
@@ -236,7 +241,7 @@ def limit_batch_rows(session: Any, rows: int) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def override_settings(session: Any, settings: Mapping[str, str]) -> Iterator[None]:
-    """Give some settings of the session other values during the block, then restore them."""
+    """Set some of the session's settings to other values during the block, then restore them."""
     with contextlib.ExitStack() as stack:
         for key, value in settings.items():
             stack.enter_context(_override_setting(session, key, partial(_constant, value)))
@@ -244,15 +249,15 @@ def override_settings(session: Any, settings: Mapping[str, str]) -> Iterator[Non
 
 
 def _constant(value: str, current: str | None) -> str:
-    """Return ``value``, whatever the setting's current value is."""
+    """Return ``value`` and ignore the setting's current value."""
     return value
 
 
 @contextlib.contextmanager
 def _override_setting(session: Any, key: str, value: Callable[[str | None], str]) -> Iterator[None]:
-    """Override a setting during the block; the last one of concurrent blocks restores it.
+    """Override a setting during the block. Of concurrent blocks, the last to end restores it.
 
-    ``value`` computes the new value from the current one, which is None if the setting has none.
+    ``value`` computes the new value from the current value, which is None if none is set.
     """
     setting = str(session.session_id), key
     with _SETTINGS_LOCK:

@@ -1,4 +1,5 @@
 """Run a fit's controller in a Spark task instead of the driver program.
 
-The controller coordinates the workers of a fit and holds a replica of the parameters.
+The controller (also called the master) coordinates the workers of a fit and holds a replica of the
+parameters.
 """

@@ -1,7 +1,7 @@
 """Messages between the controller's task and the driver program.
 
-They are sent over an encrypted stream, if one exists, and in the task's result. Both ends run the
-same program and all data is authenticated, so messages are pickled Python objects.
+They travel over an encrypted stream, if there is one, and in the task's result. Messages are
+pickled Python objects: both ends run the same program, and all data is authenticated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # importing most of these compiles kernels
     from sparkstrom.spark.jobs import SparkJob
     from sparkstrom.worker.training_job import TrainingJob
 
-RESULT_PART_BYTES = 16 << 20  # of a result: Spark's limits apply to single rows
+RESULT_PART_BYTES = 16 << 20  # size of one row of a task's result: Spark limits the size of rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class ControllerPlace:
     process: str  # host and JVM, which identify the executor's process
     executor: str  # Spark's id
     host: str  # name of the executor's machine
-    endpoint: Endpoint  # for the controller to bind there; was free when proposed
-    scratch: str  # directory for temporary files there
+    endpoint: Endpoint  # address and UDP port for the controller; the port was free when proposed
+    scratch: str  # directory for temporary files on that machine
 
     def __str__(self) -> str:
         """Return the executor, host and endpoint as text for messages."""
@@ -40,20 +40,20 @@ class ControllerPlace:
 
 @dataclass(frozen=True, slots=True)
 class ControllerSetup:
-    """Everything that the controller's task needs, for one place only."""
+    """Everything that the controller's task needs to run at one place."""
 
-    job: TrainingJob  # with the place's endpoint
+    job: TrainingJob  # what workers receive, with the place's endpoint
     checkpoints: CheckpointFiles  # files that workers of the last fit left on executors
     place: ControllerPlace  # the executor on which the controller must run
 
 
 @dataclass(frozen=True, slots=True)
 class ControlEndpoint:
-    """How the task reaches the driver program; sent apart from the pickled setup."""
+    """How the task reaches the driver program. It is sent separately from the pickled setup."""
 
-    server: Endpoint | None  # where the driver program listens for TCP; None: it does not
-    key: bytes = field(repr=False)  # the fit's secret, which authenticates both ends
-    token: bytes = b""  # of the UDP probe that asks whether the task has started; b"": none does
+    server: Endpoint | None  # where the driver program listens for TCP; None if it does not
+    key: bytes = field(repr=False)  # the fit's secret key, which authenticates both ends
+    token: bytes = b""  # token of the UDP probe that asks whether the task started; b"": no probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +62,23 @@ class ControllerState:
 
     progress: Progress  # of the fit
     finished: bool  # whether training is over
-    failure: SparkstromError | None  # that ended it early
-    now_s: float  # when it was sent, on the controller's monotonic clock
+    failure: SparkstromError | None  # the error that ended training early
+    now_s: float  # time of sending, by the controller's monotonic clock
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerResult:
     """The result that the controller's task returns at the end of a fit."""
 
-    state: ControllerState  # the last one
+    state: ControllerState  # the last state
     outcome: Outcome | None  # None if the fit failed
-    snapshot: Snapshot  # final parameters
+    snapshot: Snapshot  # contains the final parameters
     optimizer_copies: tuple[bytes, ...]  # encoded optimizer states of workers
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementMismatch:
-    """The task did nothing, because it started on another executor or was retried."""
+    """A task's report that it did nothing because it ran on the wrong executor or was a retry."""
 
     place: str  # the process, or host, on which it started
     is_retry: bool  # whether Spark had started the task before
@@ -86,49 +86,49 @@ class PlacementMismatch:
 
 @dataclass(frozen=True, slots=True)
 class RequestStop:
-    """Request for ``MasterControl.request_stop``."""
+    """Request to call ``MasterControl.request_stop``."""
 
     reason: str  # for the user
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Request for ``MasterControl.give_up``."""
+    """Request to call ``MasterControl.give_up``."""
 
     reason: str  # for the error message
 
 
 @dataclass(frozen=True, slots=True)
 class GetSnapshot:
-    """Request for ``MasterControl.snapshot``; the response is a Snapshot."""
+    """Request to call ``MasterControl.snapshot``; the response is a Snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetOptimizerStates:
-    """Request for ``MasterControl.copy_optimizer_states``; the response is its result."""
+    """Request to call ``MasterControl.copy_optimizer_states``; the response is its result."""
 
-    everybody: bool  # the argument of that method
+    everybody: bool  # argument of that method
 
 
 @dataclass(frozen=True, slots=True)
 class EndController:
-    """Request for ``MasterControl.end``: the task returns its result."""
+    """Request to end the controller: its task then returns its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlRequest:
-    """A numbered request. Sent again under the same number, it is executed only once."""
+    """A numbered request. If it is sent repeatedly with the same number, it is executed once."""
 
     number: int  # unique within a fit
-    request: Any  # one of the above
+    request: Any  # an instance of one of the request classes above
 
 
 @dataclass(frozen=True, slots=True)
 class ControlResponse:
-    """The response to the ControlRequest of that number; an error is raised at the requester."""
+    """The response to a ControlRequest."""
 
-    number: int  # of the request
-    value: Any = field(repr=False)  # the result, or an exception
+    number: int  # the request's number
+    value: Any = field(repr=False)  # the result, or an exception to be raised at the requester
 
 
 def pack_message(message: Any) -> bytes:
@@ -137,12 +137,12 @@ def pack_message(message: Any) -> bytes:
 
 
 def unpack_message(content: bytes) -> Any:
-    """Deserialize a message. Only for data that was authenticated or that Spark delivered."""
+    """Deserialize a message. Use only for data that was authenticated or delivered by Spark."""
     return pickle.loads(content)
 
 
 def split_message(message: Any) -> Iterator[bytes]:
-    """Serialize a message as parts that fit into rows of a task's result."""
+    """Serialize a message; yield it in parts that fit into rows of a task's result."""
     content = pack_message(message)
     for begin in range(0, len(content), RESULT_PART_BYTES):
         yield content[begin : begin + RESULT_PART_BYTES]
@@ -154,13 +154,13 @@ def join_message(parts: Iterable[bytes]) -> Any:
 
 
 def shift_progress(progress: Progress, seconds: float) -> Progress:
-    """Add ``seconds`` to all times: converts the controller's clock to this process's."""
+    """Add ``seconds`` to all times, to convert from the controller's clock to this process's."""
     departures = tuple(replace(each, at_s=each.at_s + seconds) for each in progress.departures)
     return replace(progress, departures=departures)
 
 
 def shift_outcome(outcome: Outcome, seconds: float) -> Outcome:
-    """Add ``seconds`` to all times: converts the controller's clock to this process's."""
+    """Add ``seconds`` to all times, to convert from the controller's clock to this process's."""
     return replace(
         outcome,
         phase_began_s={phase: at_s + seconds for phase, at_s in outcome.phase_began_s.items()},
@@ -172,5 +172,5 @@ def shift_outcome(outcome: Outcome, seconds: float) -> Outcome:
 class PlacedController:
     """A running controller task."""
 
-    job: SparkJob  # that runs the task
-    place: ControllerPlace  # where it runs
+    job: SparkJob  # the job that runs the task
+    place: ControllerPlace  # where the task runs

@@ -1,8 +1,8 @@
 """Start the controller's task on an executor that can host it.
 
-Everything goes through Spark, so it works wherever Spark does: a short task reports the address and
-a free port of its executor, and the controller's own task is submitted with a preference for that
-executor. A task that starts elsewhere returns at once, and another short task proposes a place.
+A short task first reports the address and a free port of its executor. Then the controller's own
+task is submitted with a preference for that executor. If it starts on another executor, it returns
+at once, and another short task proposes a place. All of this needs only Spark itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sparkstrom.worker.training_job import TrainingJob
 
 PLACEMENT_TRIES = 20  # other tasks of the application may take the proposed slot
 PLACING_POLL_S = 0.02
-HOSTS_TRIED_MAX = 64  # executors that are searched for the host that the user named
+HOSTS_TRIED_MAX = 64  # number of executors to try when looking for the host that the user named
 WAITING_NOTICE = (
     "sparkstrom waits: the controller needs a task slot of its own (controller={!r}), and none is "
     "free yet"
@@ -50,30 +50,31 @@ PLACEMENT_FAILED = (
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An executor that was proposed, before the controller's task runs there."""
+    """An executor that was proposed for the controller's task."""
 
     place: ControllerPlace  # where the controller would run
     rows: Any  # one row that Spark prefers to process on that executor
-    token: bytes = b""  # of the probe that asks whether the task has started; b"": none does
+    token: bytes = b""  # token of the UDP probe that asks whether the task started; b"": no probe
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerPlacer(ABC):
     """Finds an executor for the controller and starts its task there.
 
-    Subclasses submit tasks either by RDDs or by DataFrames.
+    One subclass submits tasks with RDDs and one with DataFrames.
     """
 
-    context: Any  # a SparkContext, or a session of Spark Connect
-    training: TrainingJob  # without the controller's endpoint
-    checkpoints: CheckpointFiles  # residual files of the last fit
-    control: ControlEndpoint  # where the task connects to this program
-    notify: Callable[[str], None]  # shows the user what is awaited
+    context: Any  # a SparkContext or a Spark Connect session
+    training: TrainingJob  # what workers receive; the controller's endpoint is not yet set
+    checkpoints: CheckpointFiles  # residual files that workers of the last fit left
+    control: ControlEndpoint  # how the task connects to this program
+    notify: Callable[[str], None]  # shows the user a line of text
 
     def run(self) -> PlacedController:
-        """Start the controller's task and return where it runs.
+        """Start the controller's task; return its job and the place where it runs.
 
-        Raise SetupError if no executor can host it and TrainingError if its task fails.
+        Raise SetupError if no executor can host the controller, and TrainingError if its task
+        fails.
         """
         for _ in range(PLACEMENT_TRIES):
             with self._propose() as candidate:
@@ -93,7 +94,10 @@ class ControllerPlacer(ABC):
 
     @abstractmethod
     def _propose(self) -> AbstractContextManager[Candidate]:
-        """Let a short task propose its executor; yield a Candidate, valid during the block."""
+        """Return a context manager whose value is an executor that a short task proposed.
+
+        The candidate is valid during the block.
+        """
 
     @abstractmethod
     def _make_controller_job(
@@ -110,11 +114,11 @@ class ControllerPlacer(ABC):
 
     @property
     def _choice(self) -> ControllerChoice:
-        """The user's option for the place of the controller."""
+        """The user's choice of where the controller runs."""
         return parse_controller(self.training.master.void.controller)
 
     def _start(self, candidate: Candidate) -> SparkJob:
-        """Submit the controller's task for this place."""
+        """Submit the controller's task for the candidate's place; return its job."""
         place = candidate.place
         training = replace(self.training, endpoint=place.endpoint)
         media = controller_media_driver(
@@ -129,7 +133,7 @@ class ControllerPlacer(ABC):
         return job
 
     def _run_short_job(self, job: SparkJob) -> list[Any]:
-        """Run a job to its end, showing the user if it waits for a slot; return its results."""
+        """Run a job to its end and return its results; notify the user if this takes long."""
         job.start()
         try:
             self._wait_until(lambda: not job.running)
@@ -141,7 +145,7 @@ class ControllerPlacer(ABC):
         return job.reports
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Poll until ``condition`` returns True; notify the user repeatedly of the wait."""
+        """Wait until ``condition`` returns True; notify the user repeatedly during a long wait."""
         due_s = time.monotonic() + WAIT_MESSAGE_S
         while not condition():
             if time.monotonic() > due_s:
@@ -151,7 +155,7 @@ class ControllerPlacer(ABC):
 
 
 class ClassicControllerPlacer(ControllerPlacer):
-    """Places the controller with a SparkContext, by preferred locations."""
+    """Places the controller with a SparkContext, using preferred locations of RDDs."""
 
     @contextlib.contextmanager
     def _propose(self) -> Iterator[Candidate]:
@@ -172,7 +176,7 @@ class ClassicControllerPlacer(ControllerPlacer):
         return self._make_job("controller", candidate.rows.mapPartitionsWithIndex(run).collect)
 
     def _wait_for_start(self, job: SparkJob, candidate: Candidate) -> None:
-        """Wait until the task runs, as Spark reports, or its job has ended."""
+        """Wait until Spark reports that the task runs, or its job has ended."""
         self._wait_until(lambda: not job.running or candidate.place.executor in job.executors())
 
     def _make_job(self, name: str, runner: Callable[[], list[Any]]) -> SparkJob:
@@ -199,14 +203,17 @@ class ClassicControllerPlacer(ControllerPlacer):
         )
 
     def _propose_on(self, rows: Any) -> list[ControllerPlace | PlacementMismatch]:
-        """Run a task on these rows; return the place that it proposes."""
+        """Run one task that proposes its executor; ``rows`` determines where the task runs.
+
+        Return a list of one item: the place, or a mismatch with the user's choice.
+        """
         propose = partial(propose_place, self.training.master.void, self._choice)
         return self._run_short_job(
             self._make_job("controller's place", rows.mapPartitions(propose).collect)
         )
 
     def _list_executors(self) -> Sequence[tuple[str, str]]:
-        """Return (id, host) of all executors, those on the named host first."""
+        """Return (id, host) of each executor, those on the host that the user named first."""
         stored = self.context._jsc.sc().statusStore().executorList(True)
         listed = [stored.apply(i) for i in range(stored.size())]
         names = [(str(each.id()), str(each.hostPort()).rpartition(":")[0]) for each in listed]
@@ -229,7 +236,7 @@ def raise_job_error(job: SparkJob) -> None:
 
 
 def create_row_at(context: Any, location: str) -> Any:
-    """Return an RDD of one row with this preferred location, such as ``executor_HOST_ID``."""
+    """Return an RDD of one row with a preferred location, such as ``executor_HOST_ID``."""
     from pyspark import RDD
     from pyspark.serializers import CPickleSerializer
 

@@ -1,16 +1,16 @@
 """Probe by UDP whether executors reach the driver program; choose where the controller runs.
 
-The training option ``controller="auto"`` is resolved here to "driver" or "executor".
+This resolves the training option ``controller="auto"`` to "driver" or "executor".
 
-The driver program echoes datagrams at an address and port that its media driver would use; a task
-on each executor sends some and waits for the echo. (A media driver is the Aeron process that sends
-and receives a host's datagrams.) A token identifies the probe, which takes
-milliseconds if UDP works and at most ``PROBE_TIMEOUT_S``. A controller in a task echoes as well,
-before it starts its media driver.
+The driver program echoes datagrams at an address and port that its media driver would use. (A media
+driver is the Aeron process that sends and receives a host's datagrams.) A task on each executor
+sends datagrams with a token that identifies the probe, and waits for the echo. This takes
+milliseconds if UDP works, and at most ``PROBE_TIMEOUT_S``. Over Spark Connect, the controller's
+task echoes in the same way before it starts its media driver, to show that it has started.
 
-The controller runs in the driver program if at least one executor reaches it: a host that does not
-has its own firewall, and its task reports that. Local mode and a driver inside the cluster need no
-probe.
+The controller runs in the driver program if at least one executor reaches the driver program. A
+host that does not reach it then has a firewall of its own, which its task will report. No probe is
+needed in local mode or if the driver runs inside the cluster.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from sparkstrom.worker.network_setup import check_driver_machine, choose_driver_
 log = logging.getLogger(__name__)
 
 TOKEN_BYTES = 16
-RESEND_S, PROBE_TIMEOUT_S = 0.05, 2.0  # single datagrams may be lost
+RESEND_S, PROBE_TIMEOUT_S = 0.05, 2.0  # datagrams are resent because some may be lost
 ECHO_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class ReachabilityProbe:
-    """What an executor's task needs to probe an echo server."""
+    """What a task on an executor needs to probe an echo server."""
 
-    endpoint: Endpoint  # the echo server's
-    token: bytes  # ``TOKEN_BYTES`` long
-    network_mask: str | None  # selects the executor's address to bind; None: any
-    ports: range | None  # that executors may bind; None: any
+    endpoint: Endpoint  # the echo server's address
+    token: bytes  # content of the datagrams, ``TOKEN_BYTES`` long
+    network_mask: str | None  # selects the executor's own address; None: any
+    ports: range | None  # ports that executors may bind; None: any
     timeout_s: float = PROBE_TIMEOUT_S  # how long to wait for an echo
 
 
@@ -64,12 +64,12 @@ class ReachabilityProbe:
 class ProbeResult:
     """The result of one task's probe."""
 
-    host: str  # the executor's
+    host: str  # name of the executor's host
     heard: bool  # whether an echo arrived
 
 
 class UdpEchoServer:
-    """Echoes datagrams that carry the token back to their sender, until closed."""
+    """Returns each datagram that contains the token to its sender, until closed."""
 
     def __init__(self, address: str, ports: range | None, token: bytes = b"") -> None:
         """Bind a port and start. Raise SetupError if no port or address is available."""
@@ -85,7 +85,7 @@ class UdpEchoServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop and release the port."""
+        """Stop echoing and release the port."""
         self._closing.set()
         self._thread.join()
         self._socket.close()
@@ -106,7 +106,7 @@ class UdpEchoServer:
 
 
 def probe_controller(probe: ReachabilityProbe, rows: Iterable[Any]) -> Iterator[ProbeResult]:
-    """Send datagrams to the echo server; yield whether an echo came back."""
+    """Send datagrams to the echo server; yield one ProbeResult. ``rows`` is not used."""
     from sparkstrom.worker.network_setup import local_address_towards
 
     address = choose_address(
@@ -142,7 +142,7 @@ def _bind_socket(address: str, port: int) -> socket.socket:
     return sock
 
 
-PROBE_JOB_TIMEOUT_S = 8.0  # tasks that have no slot by then are not waited for
+PROBE_JOB_TIMEOUT_S = 8.0  # if some tasks have not got a slot by then, the result is unknown
 CANCEL_TIMEOUT_S = 1.0
 HOSTS_LISTED_MAX = 4  # in a message
 MOVED_NOTICE = (
@@ -166,18 +166,18 @@ NO_SLOT_ERROR = "{why}. Or run the controller on an executor: {error}"
 class ReachabilityKey:
     """Key of a cached result: the application, addresses and ports that were probed."""
 
-    application: str  # its id
+    application: str  # id of the Spark application
     network_mask: str | None  # the option that selects executors' addresses
     controller_address: str | None  # the option that sets the controller's address
-    ports: tuple[range | None, range | None]  # of the controller, of executors
+    ports: tuple[range | None, range | None]  # ports of the controller, and of executors
 
 
 @dataclass(frozen=True, slots=True)
 class ReachabilityResult:
-    """Where the controller should run, ``DRIVER`` or ``EXECUTOR``, and why."""
+    """Where the controller should run, and why."""
 
     place: str  # ``DRIVER`` or ``EXECUTOR``
-    why: str = ""  # for DRIVER: the hosts that do not reach it; for EXECUTOR: why it must move
+    why: str = ""  # DRIVER: text about hosts that do not reach it; EXECUTOR: why it must move
 
 
 _results: dict[ReachabilityKey, ReachabilityResult] = {}
@@ -188,8 +188,8 @@ def resolve_controller(
 ) -> SharedTrainingMaster:
     """Return ``master`` with ``controller="auto"`` replaced by "driver" or "executor".
 
-    The result is cached per application and addresses. Raise NetworkError if the controller cannot
-    run in the driver program and no slot is free for it elsewhere.
+    The result is cached by application and addresses. Raise NetworkError if the controller cannot
+    run in the driver program and executors have no task slot left for it.
     """
     if master.void.controller != AUTO:
         return master
@@ -218,7 +218,7 @@ def resolve_controller(
 
 
 def _require_slot(slots: TaskSlots, master: SharedTrainingMaster, why: str) -> None:
-    """Raise NetworkError with ``why`` if no task slot is free for the controller."""
+    """Raise NetworkError if no task slot is left for the controller; ``why`` is in the message."""
     try:
         count_workers(slots, GradientSharing(master))
     except UsageError as error:
@@ -226,7 +226,7 @@ def _require_slot(slots: TaskSlots, master: SharedTrainingMaster, why: str) -> N
 
 
 def _is_driver_in_cluster(context: Any) -> bool:
-    """Return whether the driver program runs next to its executors."""
+    """Return whether the driver program runs inside the cluster, or Spark in local mode."""
     mode = str(live_conf(context).get("spark.submit.deployMode", "client"))
     return str(context.master).startswith("local") or mode == "cluster"
 
@@ -234,7 +234,7 @@ def _is_driver_in_cluster(context: Any) -> bool:
 def _test_reachability(
     master: SharedTrainingMaster, context: Any, slots: TaskSlots
 ) -> ReachabilityResult | None:
-    """Probe from all executors; return None if too few answers came in time."""
+    """Probe from all executors; return None if the probing job failed or was too slow."""
     try:
         check_driver_machine(master.void, slots.total, driver_host(context))
         address = choose_driver_address(master.void, driver_host(context))
@@ -253,7 +253,7 @@ def choose_controller_place(
 ) -> ReachabilityResult:
     """Choose where the controller runs: on an executor only if no host reaches the driver.
 
-    The returned reason names the hosts that do not reach it.
+    The returned reason names the hosts that do not reach the driver.
     """
     hearing = {each.host for each in answers if each.heard}
     unreachable = sorted({each.host for each in answers} - hearing)
@@ -269,9 +269,9 @@ def choose_controller_place(
 def _run_probe_job(
     port: UdpEchoServer, master: SharedTrainingMaster, context: Any, slots: TaskSlots
 ) -> list[ProbeResult] | None:
-    """Run as many probing tasks as slots, which Spark spreads over all executors.
+    """Run one probing task per task slot, so that Spark uses all executors; return the results.
 
-    Return None if they have not finished in time.
+    Return None if the job failed or did not finish in time.
     """
     void = master.void
     probe = ReachabilityProbe(port.endpoint, port.token, void.network_mask, void.executor_ports())

@@ -1,8 +1,8 @@
 """Control, from the driver program, a fit's master thread that runs in a Spark task.
 
-``RemoteMaster`` has the interface of a local master. The master's state arrives over the task's TCP
-connection during the fit, and in the task's result at the end. Without a connection everything
-arrives at the end. The fit fails if the task is lost.
+``RemoteMaster`` has the same interface as a master in this program. During the fit, the master's
+state arrives over a TCP connection from the task, and at the end in the task's result. Without a
+connection, everything arrives at the end. The fit fails if the task is lost.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from sparkstrom.worker.training_job import TrainingJob
 log = logging.getLogger(__name__)
 
 TASK_POLL_S = 0.25
-CONNECTION_TIMEOUT_S = 10.0  # a task that has not connected by then is assumed unable to
-MEDIA_DRIVER_WAIT_S = 3.0  # its media driver is usually ready by then; workers may start earlier
+CONNECTION_TIMEOUT_S = 10.0  # a task that has not connected by then is assumed to be unable to
+MEDIA_DRIVER_WAIT_S = 3.0  # wait this long for the task's media driver; workers may start without
 SNAPSHOT_TIMEOUT_S = 60.0
 RESULT_TIMEOUT_S = 600.0  # a result may be gigabytes over a slow network
-DISCONNECTED_MAX_S = 30.0  # a controller that lost its connection for this long is lost
+DISCONNECTED_MAX_S = 30.0  # a controller that was silent for this long is considered lost
 
 CONTROLLER_LOST = (
     "the controller ({place}) was lost, with the progress since the last checkpoint: {cause}. "
@@ -79,7 +79,7 @@ CONNECTED_NOTICE = "progress arrives from the controller over TCP"
 
 
 class ControllerHost(Protocol):
-    """The operations of a Spark application that a remote master uses."""
+    """The operations of ``Application`` that a remote master needs."""
 
     def create_controller_placer(
         self,
@@ -88,19 +88,19 @@ class ControllerHost(Protocol):
         control: ControlEndpoint,
         notify: Callable[[str], None],
     ) -> ControllerPlacer:
-        """Return a placer, which starts the controller's task on an executor."""
+        """Return a placer that starts the controller's task on an executor."""
 
     def create_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         """Return an unstarted thread that runs ``run`` and may submit Spark jobs."""
 
     def get_control_addresses(self) -> tuple[str, str]:
-        """Return the address to listen on, and the address to which executors connect."""
+        """Return the address to listen on, and the address that executors connect to."""
 
 
 class RemoteMaster:
-    """A ``MasterControl`` whose master runs in a Spark task.
+    """A ``MasterControl`` for a master that runs in a Spark task.
 
-    ``run_in_task`` starts it. At the end, ``theta`` holds the final parameters.
+    ``run_in_task`` starts the task. At the end, ``theta`` holds the final parameters.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class RemoteMaster:
         checkpoints: CheckpointFiles,
         partitions: int,
     ) -> None:
-        """Store what the task will need; it is started later."""
+        """Store what the task will need; ``run_in_task`` starts it."""
         self._application, self._theta, self._checkpoints = application, theta, checkpoints
         self.endpoint, self.join_stream = Endpoint("", 0), random_join_stream()
         self.finished = threading.Event()
@@ -130,11 +130,11 @@ class RemoteMaster:
     def run_in_task(
         self, job: TrainingJob, needs_live: Sequence[str], notify: Callable[[str], None]
     ) -> Iterator[None]:
-        """Run the controller in a Spark task during the block, which can use ``endpoint``.
+        """Run the controller in a Spark task during the block, in which ``endpoint`` is valid.
 
-        ``needs_live`` names the user's options that need a TCP connection to the task. Raise
-        SetupError if no executor can host the controller, or if it cannot connect although
-        ``needs_live`` is not empty.
+        ``needs_live`` names the user's options that require a TCP connection to the task. Raise
+        SetupError if no executor can host the controller, or if such a connection is required and
+        the task cannot connect.
         """
         try:
             server = self._open_server(job, needs_live, notify)
@@ -163,7 +163,7 @@ class RemoteMaster:
     ) -> Endpoint | None:
         """Listen for the controller; return the address for executors, or None if no port is free.
 
-        Raise SetupError in that case if options need a connection.
+        If no port is free and options require a connection, raise SetupError instead.
         """
         bind, host = self._application.get_control_addresses()
         try:
@@ -193,7 +193,7 @@ class RemoteMaster:
                 )
 
     def _receive_state(self, state: ControllerState) -> None:
-        """Copy a received state to this object. Called by two threads."""
+        """Update this object from a received state. Called from two threads."""
         offset_s = state.now_s - time.monotonic()
         # The fastest message so far gives the best estimate of the clocks' difference.
         self._clock_offset_s = (
@@ -242,7 +242,7 @@ class RemoteMaster:
                 return
 
     def _silence_s(self) -> float:
-        """Return the seconds since the last message, 0.0 without a server."""
+        """Return the seconds since the last message; 0.0 if there is no server."""
         return 0.0 if self._server is None else time.monotonic() - self._server.heard_s
 
     def _is_connected(self) -> bool:
@@ -258,9 +258,9 @@ class RemoteMaster:
         self._fail(setup_error_in(cause) or self._create_lost_error(cause))
 
     def _create_lost_error(self, cause: str) -> TrainingError:
-        """Return the error for a lost controller.
+        """Return the error for a lost controller: ControllerLost if a new controller may be tried.
 
-        A task that raised a Python error would raise it again, so only other losses are retried.
+        A task that raised a Python error would raise it again, so that is a plain TrainingError.
         """
         place = self._describe_place()
         text = CONTROLLER_LOST.format(place=place, cause=cause)
@@ -275,7 +275,7 @@ class RemoteMaster:
             self.finished.set()
 
     def _take_result(self, job: SparkJob) -> None:
-        """Take over the finished task's result, or fail the fit without one."""
+        """Take over the finished task's result. Without a result, the fit fails."""
         if self._result is not None:
             return
         if job.error is not None:
@@ -295,28 +295,28 @@ class RemoteMaster:
 
     @property
     def has_connected(self) -> bool:
-        """Whether the task has connected, so that its media driver answers workers."""
+        """Whether the task has ever connected; its media driver then answers workers."""
         return self._server is not None and self._server.was_connected.is_set()
 
     @property
     def drains_after_tasks(self) -> bool:
-        """Whether the task still runs, or its result is being read."""
+        """Whether the task is still running, or its result is still being read."""
         return self._monitor_thread is not None and self._monitor_thread.is_alive()
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the controller is connected, so that requests get responses."""
+        """Whether the controller is connected, so that it can respond to requests."""
         return self._last is None and self._is_connected()
 
     def start(self) -> None:
-        """Do nothing: the master starts with its Spark task."""
+        """Do nothing: the Spark task starts the master."""
 
     def request_stop(self, reason: str) -> None:
-        """Send a stop request; it is delivered once connected."""
+        """Send a stop request. Without a connection, it is delivered after the task connects."""
         self._send_request(RequestStop(reason))
 
     def give_up(self, reason: str) -> None:
-        """Send a request to give up; it is delivered once connected."""
+        """Send a request to give up. Without a connection, it is delivered later."""
         self._send_request(GiveUp(reason))
 
     def _send_request(self, what: Any) -> Future[Any] | None:
@@ -324,12 +324,12 @@ class RemoteMaster:
         return None if self._server is None else self._server.ask(what)
 
     def acknowledge(self, progress: Progress) -> None:
-        """Do nothing: training with shared gradients does not wait for observers."""
+        """Do nothing: gradient sharing does not wait for observers."""
 
     def snapshot(self, *, updaters: bool = False) -> Snapshot:
-        """Fetch a snapshot over the connection, or return the last one after the fit.
+        """Fetch a snapshot over the connection; after the fit, return the last one.
 
-        Raise TrainingError if none arrives in time, or the error with which the fit failed.
+        Raise TrainingError if no snapshot arrives in time, or the error with which the fit failed.
         """
         answer = None if self._last is not None else self._send_request(GetSnapshot())
         deadline_s = time.monotonic() + SNAPSHOT_TIMEOUT_S
@@ -347,7 +347,7 @@ class RemoteMaster:
         )
 
     def copy_optimizer_states(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
-        """Request copies of optimizer states; the future's result is () without a connection."""
+        """Request copies of optimizer states; return their future, () if they cannot be fetched."""
         copied: Future[tuple[bytes, ...]] = Future()
         answer = (
             None if self._last is not None else self._send_request(GetOptimizerStates(everybody))
@@ -362,11 +362,11 @@ class RemoteMaster:
 
     @property
     def optimizer_copies(self) -> tuple[bytes, ...]:
-        """The workers' optimizer states, () until the task's result has arrived."""
+        """The workers' encoded optimizer states; () until the task's result has arrived."""
         return () if self._result is None else self._result.optimizer_copies
 
     def end(self) -> None:
-        """End the task and take its result; cancel it if that takes too long."""
+        """End the task and take its result; cancel the task if that takes too long."""
         if self._placed is None or self._monitor_thread is None:
             return
         server, job = self._server, self._placed.job
@@ -384,7 +384,7 @@ class RemoteMaster:
             job.wait(TASKS_END_S)
 
     def _fetch_last_snapshot(self) -> None:
-        """Fetch the parameters of a fit that is being ended from outside."""
+        """Fetch the parameters of a fit that ends without having succeeded."""
         answer = self._send_request(GetSnapshot())
         assert answer is not None, "is_connected implies a server"
         deadline_s = time.monotonic() + SNAPSHOT_TIMEOUT_S
@@ -423,5 +423,5 @@ class RemoteMaster:
 
 
 def create_initial_progress(partitions: int) -> Progress:
-    """Return the progress of a fit from which nothing has been received yet."""
+    """Return the progress to show before any state of the fit has been received."""
     return Progress(Phase.GATHERING, 0, partitions, 0, 0, 0, 0, 0.0, {})

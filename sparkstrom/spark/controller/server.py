@@ -1,10 +1,10 @@
-"""The TCP server in the driver program to which the controller's task connects.
+"""Run the TCP server in the driver program to which the controller's task connects.
 
-The controller is the part of a fit that coordinates its workers; here it runs on an executor. The
-server listens on the address of Spark's driver, on a port of ``unicast_port`` or ``port_range`` if
-one is given. A client must prove that it has the fit's key, which only the task has; others are
-disconnected. If too many clients have not proved it yet, the oldest are disconnected first. A task
-that lost its connection opens another one, and the server repeats requests without a response.
+The controller coordinates the workers of a fit; here it runs on an executor. The server listens on
+the address of Spark's driver, on a port of ``unicast_port`` or ``port_range`` if one is given. A
+client must prove that it has the fit's key; other clients are disconnected. If too many clients
+have not yet proved this, the oldest of them are disconnected first. A task that lost its connection
+opens a new one, and the server sends requests that have no response yet again.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 SILENCE_MAX_S = 15.0  # the task sends its state every second, so a silent connection is dead
-BACKLOG_MAX = 64  # connections that were not yet accepted
-UNAUTHENTICATED_MAX = 64  # at once; each has three seconds to prove the key
-LOG_INTERVAL_S = 60.0  # between two log lines about rejected connections of one host
+BACKLOG_MAX = 64  # number of connections that wait to be accepted
+UNAUTHENTICATED_MAX = 64  # clients that have not proved the key; each has three seconds to do so
+LOG_INTERVAL_S = 60.0  # between two log lines about rejected connections from one host
 LOGGED_HOSTS_MAX = 64  # hosts beyond these share their log lines
 
 
 @dataclass(eq=False, slots=True)
 class _Connection:
-    """A TCP connection, from ``accept`` to its end."""
+    """An accepted TCP connection."""
 
     socket: socket.socket  # the accepted socket
     host: str  # address of the client
-    is_authenticated: bool = False  # whether the client has proved the key
+    is_authenticated: bool = False  # whether the client has proved that it has the key
 
     def shut_down(self) -> None:
         """End the connection and wake all threads that read from it or write to it."""
@@ -65,8 +65,7 @@ class RejectionLog:
     def record(self, host: str, now_s: float) -> str | None:
         """Count a rejection; return None if it should not be logged.
 
-        Otherwise return an ending for the log line, with the number of rejections since the last
-        one.
+        Otherwise return text to append to the log line: the number of unlogged rejections, if any.
         """
         if host not in self.next_s and len(self.next_s) >= LOGGED_HOSTS_MAX:
             host = "others"
@@ -81,7 +80,8 @@ class RejectionLog:
 class ControlServer:
     """Accepts the controller's connection and exchanges requests and responses over it.
 
-    Runs from its construction to ``close``. ``on_state`` receives each state, in a server's thread.
+    The server runs from its construction until ``close``. It calls ``on_state`` with each state
+    that arrives, in one of its own threads.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ControlServer:
         ports: range | None,
         on_state: Callable[[ControllerState], None],
     ) -> None:
-        """Bind a port and start. Raise SetupError if none is free."""
+        """Bind a port and start. Raise SetupError if no port is free."""
         self._key, self._on_state = key, on_state
         self._listener = _open_listener(address, ports)
         self.port: int = self._listener.getsockname()[1]
@@ -115,7 +115,7 @@ class ControlServer:
         return self._stream is not None
 
     def ask(self, request: Any) -> Future[Any]:
-        """Send a request; return a future of its response, or of the error it contains."""
+        """Send a request; return a future with its result, or with the error that it caused."""
         response: Future[Any] = Future()
         with self._lock:
             self._number += 1
@@ -125,7 +125,7 @@ class ControlServer:
         return response
 
     def close(self) -> None:
-        """Close all connections and cancel requests without a response. Idempotent."""
+        """Close all connections and cancel requests that have no response. Idempotent."""
         self._closing.set()
         with self._connections_lock:
             for connection in self._connections:
@@ -138,7 +138,7 @@ class ControlServer:
             self._unanswered.clear()
 
     def _run(self) -> None:
-        """Accept connections until closed, each served by a thread of its own."""
+        """Accept connections until closed; serve each one in its own thread."""
         while not self._closing.is_set():
             try:
                 connection, peer = self._listener.accept()
@@ -154,9 +154,10 @@ class ControlServer:
             thread.join()
 
     def _make_room(self, limit: int) -> None:
-        """Disconnect unauthenticated connections, oldest first, until ``limit`` are left.
+        """Close unauthenticated connections until at most ``limit`` are left.
 
-        The host with the most connections is first, so that one host cannot displace others.
+        The oldest one of the host with the most such connections is closed first, so that one host
+        cannot displace others.
         """
         with self._connections_lock:
             waiting = [
@@ -227,7 +228,7 @@ class ControlServer:
         connection.socket.close()
 
     def _count_rejection(self, host: str, now_s: float) -> str | None:
-        """Count a rejection; return an ending for the log line, or None for no line."""
+        """Count a rejection; see ``RejectionLog.record``."""
         with self._connections_lock:
             return self._rejections.record(host, now_s)
 
@@ -271,7 +272,7 @@ class ControlServer:
             response.set_result(message.value)
 
     def _send(self, message: ControlRequest) -> None:
-        """Send a request over the connection; without one it is sent after reconnecting."""
+        """Send a request. Without a connection, it will be sent when the task connects."""
         if self._stream is None:
             return
         try:
@@ -283,7 +284,7 @@ class ControlServer:
 
 
 def _open_listener(address: str, ports: range | None) -> socket.socket:
-    """Listen on the first free port. Raise SetupError if none is free."""
+    """Return a socket that listens on the first free port. Raise SetupError if none is free."""
     last_error: OSError | None = None
     for port in ports or (0,):
         try:
@@ -301,7 +302,7 @@ def _open_listener(address: str, ports: range | None) -> socket.socket:
 
 
 def get_control_addresses(context: Any) -> tuple[str, str]:
-    """Return the address to bind and the one for executors: those of Spark's driver."""
+    """Return the address to listen on and the one for executors: those of Spark's driver."""
     conf = context._conf
     host = str(conf.get("spark.driver.host", "127.0.0.1"))
     return str(conf.get("spark.driver.bindAddress", host)), host

@@ -1,9 +1,9 @@
-"""The controller's Spark task, which runs the master thread of a fit on an executor.
+"""Run the controller of a fit, that is, its master thread, in a Spark task on an executor.
 
 The task runs the same master thread as the driver program would, with a replica of the parameters
-and a media driver (the Aeron process for its network traffic). The driver program controls it over
-a TCP connection if the task can open one. Without the connection the fit runs all the same, and
-everything is returned in the task's result.
+and a media driver (the Aeron process that handles its network traffic). If the task can open a TCP
+connection to the driver program, the driver program controls the task over this connection.
+Otherwise the fit runs without control, and everything is returned in the task's result.
 """
 
 from __future__ import annotations
@@ -72,21 +72,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STATE_INTERVAL_S = 0.2  # between two states that are sent
+STATE_INTERVAL_S = 0.2  # minimum time between two states that are sent
 HEARTBEAT_S = 1.0  # a state is sent this often even if nothing has changed
 SERVE_POLL_S = 0.05
-CONNECT_TIMEOUT_S, RECONNECT_S = 3.0, 5.0  # for one attempt, and between two attempts
+CONNECT_TIMEOUT_S, RECONNECT_S = 3.0, 5.0  # of one attempt; minimum time between two attempts
 
 
 class DriverConnection:
-    """The task's connection to the driver program, which may be absent at any time."""
+    """The task's connection to the driver program. The connection may be missing at any time."""
 
     def __init__(self, endpoint: ControlEndpoint, clock: SystemClock) -> None:
         """Prepare a connection to ``endpoint``; nothing is opened yet."""
         self._server, self._key, self._clock = endpoint.server, endpoint.key, clock
         self._stream: EncryptedStream | None = None
         self._next_connect_s = self._next_state_s = self._beat_s = -1.0
-        self._sent: object = None  # the progress that was sent last
+        self._sent: object = None  # the progress that was last sent
         self._answered: dict[int, Any] = {}  # responses by number: repeated requests run only once
         self._copies: dict[int, Future[tuple[bytes, ...]]] = {}
         self.was_open = self.ended = False
@@ -98,13 +98,13 @@ class DriverConnection:
         return self._stream is not None
 
     def state(self, master: MasterThread) -> ControllerState:
-        """Return the master's present state."""
+        """Return the master's current state."""
         finished = master.finished.is_set()
         failure = master.failure if finished else None
         return ControllerState(master.progress, finished, failure, self._clock.monotonic_s())
 
     def serve(self, master: MasterThread) -> None:
-        """Exchange messages that are due, reconnecting if necessary, and wait a moment."""
+        """Exchange the messages that are due, reconnecting if necessary, and wait briefly."""
         if master.finished.is_set():
             self.finished_s = min(self.finished_s, time.monotonic())
         if self._stream is None:
@@ -142,7 +142,7 @@ class DriverConnection:
         self.was_open, self._sent, self._beat_s = True, None, -1.0
 
     def _exchange(self, stream: EncryptedStream, master: MasterThread) -> None:
-        """Handle incoming requests, and send responses and states that are due."""
+        """Handle incoming requests; send the responses and states that are due."""
         while stream.waits(SERVE_POLL_S):
             self._handle_request(unpack_message(stream.receive()), master)
         for number in [n for n, copies in self._copies.items() if copies.done()]:
@@ -156,7 +156,7 @@ class DriverConnection:
             stream.send(pack_message(self.state(master)))
 
     def _handle_request(self, message: ControlRequest, master: MasterThread) -> None:
-        """Execute a request, unless it was executed before, and send the response."""
+        """Execute a request unless it was executed before, and send the response."""
         assert self._stream is not None, "the request arrived on it"
         if message.number in self._answered:
             self._stream.send(
@@ -198,16 +198,16 @@ def _snapshot_or_error(master: MasterThread) -> Any:
         return error
 
 
-WORKERS_LEAVE_S = 15.0  # for workers to leave a completed fit
-FAILURE_NOTICE_S = 8.0  # to notify the workers of a failed fit, who do not leave in order
-RECONNECT_MAX_S = 60.0  # for a driver program that lost its connection to collect the result
+WORKERS_LEAVE_S = 15.0  # how long workers may take to leave a completed fit
+FAILURE_NOTICE_S = 8.0  # how long to notify the workers of a failed fit, who do not leave in order
+RECONNECT_MAX_S = 60.0  # how long to wait for a reconnection before the result is returned
 
 
 class ControllerSession:
-    """One fit in the controller's task: the master thread, connected to the driver program."""
+    """Runs one fit's master thread in the controller's task, connected to the driver program."""
 
     def __init__(self, setup: ControllerSetup, connection: DriverConnection) -> None:
-        """Create the master with its replica and media driver settings."""
+        """Create the master with its replica of the parameters and its media driver settings."""
         warm_up()
         warm_up_transport()
         job, place = setup.job, setup.place
@@ -227,7 +227,10 @@ class ControllerSession:
         self._connection = connection
 
     def run(self) -> ControllerResult:
-        """Run until the fit is over and all workers have left, or the driver program ends it."""
+        """Run until the fit is over and all workers have left, or the driver program ends the fit.
+
+        Return the result for the driver program.
+        """
         self.master.start()
         try:
             while not self._is_over():
@@ -245,7 +248,7 @@ class ControllerSession:
         )
 
     def _is_over(self) -> bool:
-        """Return whether the task may end: on request, or once no worker or driver needs it."""
+        """Return whether the task may end: the driver program asked, or nobody needs the task."""
         connection, master = self._connection, self.master
         if connection.ended:
             return True
@@ -261,15 +264,16 @@ class ControllerSession:
         return not master.is_needed or passed_s > WORKERS_LEAVE_S
 
 
-PROBE_WAIT_S = 300.0  # for the probing task, which may have to wait for a slot
+PROBE_WAIT_S = 300.0  # how long to wait for a probe; the probing task may have to wait for a slot
 
 
 def propose_place(
     void: VoidConfiguration, choice: ControllerChoice, items: Iterable[Any]
 ) -> Iterator[ControllerPlace | PlacementMismatch]:
-    """Yield a place for the controller on this task's executor, or a mismatch with ``choice``.
+    """Yield a place for the controller on this task's executor.
 
-    Raise SetupError if this host has no suitable address or port.
+    Yield a PlacementMismatch instead if ``choice`` names another host. Raise SetupError if this
+    host has no suitable address or port. ``items`` is not used.
     """
     place, executor, listed = get_task_context(), read_executor_name(), list_interface_addresses()
     host = executor.host or place.host
@@ -299,17 +303,19 @@ def run_controller_task(
     index: int,
     items: Iterable[Any],
 ) -> Iterator[bytes]:
-    """Run the controller if this is the requested process; return its result in parts.
+    """Run the controller and return its result in parts.
+
+    On another executor than the requested one, or in a retry, return a PlacementMismatch instead.
 
     Args:
-        routes: how to reach the driver program, and the media driver to start.
-        process: the requested executor, as in ``ControllerPlace.process``.
-        setup: the pickled ``ControllerSetup``.
-        index: the task's partition.
-        items: the task's row.
+        routes: How to reach the driver program, and the media driver to start.
+        process: The requested executor, as in ``ControllerPlace.process``.
+        setup: The pickled ``ControllerSetup``.
+        index: The task's partition; not used.
+        items: The task's row; not used.
 
     Raises:
-        SetupError: this host has no Aeron library.
+        SetupError: This host has no Aeron library.
     """
     require_library()
     place = get_task_context()
@@ -327,9 +333,10 @@ def run_controller_task(
 
 
 def await_probe(token: bytes, endpoint: Endpoint) -> None:
-    """Answer the UDP probe that asks whether this task has started, if there is one.
+    """Wait for the UDP probe that asks whether this task has started, and answer it.
 
-    The port is free again afterwards, for the media driver.
+    Without a token there is no probe, and this returns at once. Afterwards the port is free again
+    for the media driver.
     """
     if not token:
         return

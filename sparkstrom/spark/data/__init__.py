@@ -1,1 +1,1 @@
-"""Check the columns of users' RDDs and DataFrames, distribute rows over workers, export rows."""
+"""Check users' RDDs and DataFrames, distribute their rows over workers, and export rows."""

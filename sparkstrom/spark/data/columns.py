@@ -1,6 +1,6 @@
 """Check the columns that a user named against a DataFrame's schema, and select them.
 
-A column's role is what the model uses it for: features, label, weight or held-out mark.
+A column's role is its use in training: features, label, weight, or mark of held-out rows.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ DENSE_WIDTH_MAX = 4096  # longer vectors are assumed to be sparse
 
 
 def select_columns(frame: DataFrame, spec: ColumnSpec) -> tuple[DataFrame, ArrowReadPlan]:
-    """Select the columns that a job reads; return the frame and the plan to read its rows.
+    """Select the columns that a job reads; return the new DataFrame and how to read its rows.
 
-    Raise UsageError naming a column that does not fit.
+    Raise UsageError if a column does not suit its role; the message names the column.
     """
     columns, plan = resolve_columns(frame, spec)
     return frame.select(*columns), plan
@@ -46,10 +46,10 @@ def select_columns(frame: DataFrame, spec: ColumnSpec) -> tuple[DataFrame, Arrow
 def resolve_columns(
     frame: DataFrame, spec: ColumnSpec, *, dense: bool = False
 ) -> tuple[list[Column], ArrowReadPlan]:
-    """Return the column expressions to select and the plan by which executors read them.
+    """Return the column expressions to select, and the plan with which executors read them.
 
-    With ``dense``, vectors that are known to be short are converted to arrays. Raise UsageError
-    naming a column that does not fit.
+    If ``dense`` is True, vectors that are known to be short are converted to arrays. Raise
+    UsageError if a column does not suit its role; the message names the column.
     """
     positions: dict[str, int] = {}
     frame_columns = _FrameColumns.from_frame(frame)
@@ -66,7 +66,10 @@ def resolve_columns(
 
 
 def find_fields(frame: DataFrame, spec: ColumnSpec) -> dict[str, StructField]:
-    """Return the schema fields of the columns by name. Raise UsageError for an unfit one."""
+    """Return the schema fields of the columns in ``spec``, by name.
+
+    Raise UsageError if a column does not suit its role.
+    """
     frame_columns, positions = _FrameColumns.from_frame(frame), dict[str, int]()
     for role, names in iter_arrays_by_role(spec):
         resolve_array_source(role, names, positions, partial(_check_column, frame_columns, role))
@@ -74,15 +77,15 @@ def find_fields(frame: DataFrame, spec: ColumnSpec) -> dict[str, StructField]:
 
 
 class _FrameColumns(NamedTuple):
-    """A frame's columns, read once because a table may have thousands."""
+    """A DataFrame's columns, read only once because a table may have thousands."""
 
     fields: dict[str, StructField]  # by exact name
-    names_by_spark: dict[str, list[str]]  # columns by their name in lower case, unless exact
+    names_by_spark: dict[str, list[str]]  # exact names by the name as Spark compares it
     exact: bool  # whether names are case-sensitive (spark.sql.caseSensitive)
 
     @classmethod
     def from_frame(cls, frame: DataFrame) -> _FrameColumns:
-        """Read the columns and the case sensitivity of a frame."""
+        """Read a DataFrame's columns and whether their names are case-sensitive."""
         exact = frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
         fields, by_spark = dict[str, Any](), dict[str, list[str]]()
         for field in frame.schema.fields:
@@ -96,7 +99,7 @@ class _FrameColumns(NamedTuple):
 
 
 def _check_column(frame_columns: _FrameColumns, role: str, name: str, side_by_side: bool) -> None:
-    """Raise UsageError for a column that does not exist or does not fit its role."""
+    """Raise UsageError for a column that does not exist or does not suit its role."""
     _check_name(frame_columns, role, name)
     _check_type(role, name, frame_columns.fields[name].dataType, side_by_side=side_by_side)
 
@@ -117,9 +120,9 @@ def _check_name(frame_columns: _FrameColumns, role: str, name: str) -> None:
 
 
 def _check_type(role: str, name: str, kind: Any, *, side_by_side: bool) -> None:
-    """Raise UsageError for a column whose type does not fit its role.
+    """Raise UsageError for a column whose type does not suit its role.
 
-    ``side_by_side`` is True for one of several number columns that together form an array.
+    ``side_by_side`` is True if the column is one of several that are combined into one array.
     """
     from pyspark.sql.types import BinaryType, BooleanType, NumericType, StringType
 
@@ -169,16 +172,16 @@ def is_vector(kind: Any) -> bool:
 
 
 def is_image(kind: Any) -> bool:
-    """Return whether a type is Spark's image schema, as ``spark.read.format("image")`` gives it."""
+    """Return whether a type is the image schema of ``spark.read.format("image")``."""
     from pyspark.sql.types import StructType
 
     return isinstance(kind, StructType) and set(IMAGE_FIELDS) <= set(kind.names)
 
 
 def _create_expression(field: StructField, alias: str, dense: bool) -> Column:
-    """Return the expression that selects a column, converting decimals, images and short vectors.
+    """Return an expression that selects a column, converting decimals, images and short vectors.
 
-    An unchanged column costs only one call into the JVM, which matters for wide tables.
+    A column that needs no conversion takes a single call into the JVM: tables can be wide.
     """
     from pyspark.sql import functions as sql
 
@@ -200,13 +203,13 @@ def _create_expression(field: StructField, alias: str, dense: bool) -> Column:
 
 
 def _vector_width(field: StructField) -> int:
-    """Return the vector width in Spark ML's metadata, or 0 if there is none."""
+    """Return the length of a vector column according to Spark ML's metadata; 0 if unknown."""
     attributes = field.metadata.get("ml_attr", {})
     return int(attributes.get("num_attrs", sum(map(len, attributes.get("attrs", {}).values()))))
 
 
 def _get_arrow_schema(frame: DataFrame) -> pa.Schema:
-    """Return the Arrow schema that the JVM writes for this frame."""
+    """Return the Arrow schema with which the JVM writes this DataFrame."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
 

@@ -1,9 +1,9 @@
 """Export a fit's rows to Parquet for later fits, and read minibatch files that users wrote.
 
-``ExportCache`` distributes rows as for training without an export. Each worker's rows become one
-file, which that worker reads in every later fit: same rows, same minibatches, no shuffle. Workers
-read only files that the driver program has listed, so files of failed task attempts are ignored;
-they are deleted with the directory.
+``ExportCache`` distributes rows as for training without an export, and writes each worker's rows to
+one file. The worker reads this file in every later fit: the same rows in the same minibatches,
+without a shuffle. Workers read only files that the driver program has listed; files of failed task
+attempts are ignored, and deleted with the directory.
 
 ``list_minibatch_files`` finds a user's Parquet or npz files. Spark reads Parquet itself;
 ``read_file_rows`` reads npz files, which hold arrays of rows: ``features`` (or ``x``), ``labels``
@@ -51,16 +51,16 @@ class ExportedFile(NamedTuple):
 
 
 class ExportedData(NamedTuple):
-    """An export and the data it was made from, to recognize them in the next fit."""
+    """An export, with a record of what was exported, to recognize the same data in a later fit."""
 
     data: Any  # the user's object, compared by identity
     columns: ColumnSpec  # the columns that were exported
-    workers: int  # requested; partitions that stay in place may be fewer
-    directory: str  # URL of the directory that holds the files
-    files: tuple[ExportedFile, ...]  # by worker
+    workers: int  # requested number; there may be fewer files if rows were not redistributed
+    directory: str  # URL of the directory that contains the files
+    files: tuple[ExportedFile, ...]  # one per worker
 
     def matches(self, data: Any, columns: ColumnSpec, workers: int) -> bool:
-        """Return whether this export was made from that object, columns and workers."""
+        """Return whether this is an export of that object, those columns and that many workers."""
         ours = self.columns[:3], self.columns.validation if self.columns.fraction == 0 else None
         theirs = columns[:3], columns.validation if columns.fraction == 0 else None
         return data is self.data and ours == theirs and workers == self.workers
@@ -71,8 +71,8 @@ def export_rows(
 ) -> ExportedData:
     """Write all rows to a new directory below ``directory``, in one Spark job.
 
-    Raise UsageError naming a row that does not fit the columns, and SetupError if a partition's row
-    count has changed since the rows were counted.
+    Raise UsageError if a row does not suit the columns (the message names the row), and SetupError
+    if a partition's row count has changed since the rows were counted.
     """
     directory = f"{directory.rstrip('/')}/sparkstrom-{secrets.token_hex(8)}"
     write = partial(export_partition, directory, partitioned.blocks)
@@ -95,7 +95,7 @@ def export_rows(
 
 
 def partition_export(context: Any, exported: ExportedData) -> PartitionedData:
-    """Return the exported rows as data for training, in which each partition reads one file."""
+    """Return the exported rows as data for training; each partition reads one file."""
     count = len(exported.files)
     rows = tuple(file.rows for file in exported.files)
     return PartitionedData(
@@ -107,16 +107,16 @@ def partition_export(context: Any, exported: ExportedData) -> PartitionedData:
 
 
 class ExportCache:
-    """The newest export of one SparkNetwork, kept until other data are exported or ``close``."""
+    """Keeps the newest export of one SparkNetwork, until other data are exported or ``close``."""
 
     def __init__(self, context: Any, directory: str | None) -> None:
-        """Use ``directory``, or the default one if it is None."""
+        """Store where to export: to ``directory``, or to the default directory if it is None."""
         self._context, self._configured_directory = context, directory
         self._made: ExportedData | None = None
 
     @property
     def directory(self) -> str | None:
-        """The directory of the exported rows, or None."""
+        """URL of the directory with the exported rows, or None if nothing is exported."""
         return None if self._made is None else self._made.directory
 
     def partition_data(
@@ -126,9 +126,9 @@ class ExportCache:
         workers: int,
         partition_directly: Callable[[], PartitionedData],
     ) -> PartitionedData:
-        """Return these data as exported rows; export them unless the last fit used the same data.
+        """Return the data as exported rows; export them unless the newest export matches.
 
-        ``partition_directly`` distributes the rows for a new export.
+        ``partition_directly`` distributes the rows over workers; it is called for a new export.
         """
         if self._made is None or not self._made.matches(data, columns, workers):
             self.close()
@@ -175,9 +175,9 @@ def delete_export(directory: str) -> None:
 
 
 def open_filesystem(url: str) -> tuple[pa.fs.FileSystem, str]:
-    """Return the filesystem and path of a URL, by pyarrow or else by fsspec.
+    """Return a URL's filesystem, from pyarrow or otherwise from fsspec, and the path in it.
 
-    Raise SetupError if neither can open it.
+    Raise SetupError if neither library can open the URL.
     """
     import pyarrow as pa
     from pyarrow import fs
@@ -206,7 +206,7 @@ def open_filesystem(url: str) -> tuple[pa.fs.FileSystem, str]:
 def export_partition(
     directory: str, blocks: BlockReader, index: int, items: Iterable[Any]
 ) -> Iterator[tuple[int, ExportedFile | UsageError | SetupError]]:
-    """Write one worker's rows to a file; yield (index, file), or (index, error) for a wrong row."""
+    """Write one worker's rows to a file; yield (index, file), or (index, error) for a bad row."""
     try:
         url = f"{directory}/{index:05d}-{secrets.token_hex(4)}.parquet"
         yield index, _write_parquet(url, blocks(index, items))
@@ -238,7 +238,7 @@ def _write_parquet(url: str, blocks: Iterator[Block]) -> ExportedFile:
 def read_exported_blocks(
     files: tuple[ExportedFile, ...], partition: int, _: Iterable[Any]
 ) -> Iterator[Block]:
-    """Yield a worker's exported rows. Raise SetupError if its file is missing."""
+    """Yield a worker's exported rows. Raise SetupError if the worker's file cannot be opened."""
     from pyarrow import parquet
 
     url, rows = files[partition]
@@ -262,7 +262,7 @@ def read_exported_blocks(
 
 
 NPZ, PARQUET = ".npz", ".parquet"
-ARRAY_NAMES = {  # accepted names of an npz file's arrays, the preferred one first
+ARRAY_NAMES = {  # accepted names of an npz file's arrays, the preferred name first
     "features": ("features", "x"),
     "labels": ("labels", "label", "y"),
     "weights": ("weights",),
@@ -281,7 +281,7 @@ READ_ERRORS = (
 
 
 def list_minibatch_files(paths: str | Sequence[str]) -> tuple[str, list[str]]:
-    """Return the files' kind, NPZ or PARQUET, and their sorted URLs.
+    """Return the kind of the user's minibatch files, NPZ or PARQUET, and their sorted URLs.
 
     Raise UsageError if there are no files, or files of both kinds.
     """
@@ -303,7 +303,10 @@ def list_minibatch_files(paths: str | Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _list_path(path: str) -> Iterator[str]:
-    """Yield the URLs of a file, of all files below a folder, or of a pattern's matches."""
+    """Yield the URL of a file, of all files below a folder, or of all files that match a pattern.
+
+    Files on local disks are yielded as paths.
+    """
     url = path if "://" in path else os.path.abspath(path.removeprefix("file:"))
     parts = url.split("/")
     count = next((i for i, part in enumerate(parts) if set(part) & set(WILDCARDS)), len(parts))
@@ -318,9 +321,10 @@ def _list_path(path: str) -> Iterator[str]:
 
 
 def _match_files(filesystem: Any, entry: Any, wild: Sequence[str]) -> Iterator[str]:
-    """Yield paths of files; below a folder, those whose next path components match ``wild``.
+    """Yield the paths of the files below ``entry`` whose path components match ``wild``.
 
-    A component's pattern never matches a slash. A folder that matches stands for all files in it.
+    ``wild`` has one pattern per component, and no pattern matches a slash. A folder that matches
+    all patterns stands for all files below it.
     """
     from pyarrow import fs
 
@@ -374,5 +378,5 @@ def _read_npz_rows(file: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _find_array(npz: Any, names: tuple[str, ...]) -> Any:
-    """Return the npz file's array under the first of ``names`` that it has, or None."""
+    """Return the array with the first of ``names`` that the npz file contains, or None."""
     return next((npz[name] for name in names if name in npz.files), None)

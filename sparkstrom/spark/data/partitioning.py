@@ -1,9 +1,9 @@
-"""Distribute users' data over one partition per worker, and add the user's held-out rows to them.
+"""Distribute users' data over one partition per worker, and add the user's held-out rows.
 
-Rows are distributed randomly, by a seed, so that all partitions have about the same number.
-Executors read every kind of data as an iterator of ``Block``, a group of rows. A DataFrame is read
-as an RDD of Arrow messages that Spark's JVM writes. pyspark's own functions do not fit: in versions
-3.5 and 4.0 ``mapInArrow`` imports pandas, and ``toArrow`` collects all rows on the driver.
+Rows are distributed at random, by a seed, so that all partitions have about the same number of
+rows. Executors read every kind of data as an iterator of ``Block``, a group of rows. A DataFrame is
+read as an RDD of Arrow messages that Spark's JVM writes. pyspark's own functions are unsuitable: in
+versions 3.5 and 4.0 ``mapInArrow`` imports pandas, and ``toArrow`` collects all rows on the driver.
 
 ``HeldOutFrames`` unites training rows with a separate DataFrame of rows for evaluation.
 """
@@ -47,26 +47,26 @@ NARROW_ROWS, ARRAY_ROWS, IMAGE_ROWS = (
     10_000,
     1_000,
     32,
-)  # rows of an Arrow message, by the widest column
+)  # maximum rows of an Arrow message, by the kind of the widest column
 
 
 class RowSource(NamedTuple):
     """A user's data as an RDD, with functions that read a partition on an executor."""
 
-    rdd: RDD[Any]  # the rows or messages
+    rdd: RDD[Any]  # its elements are rows, or Arrow messages of many rows
     blocks: BlockReader  # converts a partition's elements to blocks
-    count: Callable[[Any], Any]  # counts the rows of a partition's elements
-    is_batched: bool = False  # an element is a message of many rows
+    count: Callable[[Any], Any]  # counts the rows in a partition's elements
+    is_batched: bool = False  # whether elements are messages of many rows
 
 
 class PartitionedData(NamedTuple):
     """A user's data, distributed over one partition per worker.
 
-    ``rows`` holds the number of rows of each partition if they were not shuffled. A shuffled
-    partition contains its own row count.
+    ``rows`` contains each partition's number of rows, if rows were not shuffled. Shuffled
+    partitions contain their own row counts.
     """
 
-    rdd: Any  # an RDD, or over Spark Connect a ``WorkerDataFrame``
+    rdd: Any  # an RDD, or, for Spark Connect, a ``WorkerDataFrame``
     blocks: BlockReader  # converts a partition's elements to blocks
     workers: int  # number of partitions
     rows: tuple[int, ...] = ()  # by partition, or empty
@@ -74,12 +74,12 @@ class PartitionedData(NamedTuple):
 
 
 def is_dataframe(data: Any) -> bool:
-    """Return whether data is a Spark DataFrame, without importing pyspark."""
+    """Return whether ``data`` is a Spark DataFrame, without importing pyspark."""
     return hasattr(data, "mapInArrow")
 
 
 def check_data(data: Any) -> None:
-    """Raise UsageError unless data is an RDD or a DataFrame."""
+    """Raise UsageError unless ``data`` is an RDD or a DataFrame."""
     if not (is_dataframe(data) or hasattr(data, "mapPartitions")):
         raise UsageError(
             f"data is a {type(data).__module__}.{type(data).__name__}: pass an RDD of (features, "
@@ -106,7 +106,8 @@ def create_source(data: Any, columns: ColumnSpec) -> RowSource:
 def partition_source(source: RowSource, workers: int, seed: int, *, move: bool) -> PartitionedData:
     """Shuffle the rows randomly over ``workers`` partitions, or keep them where they are.
 
-    With ``move`` False, partitions are only merged if there are too many, and their rows counted.
+    If ``move`` is False, partitions are merged only if there are more than ``workers``, and a job
+    counts the rows of each partition.
     """
     rdd = source.rdd
     if move:
@@ -124,7 +125,7 @@ def partition_source(source: RowSource, workers: int, seed: int, *, move: bool) 
 
 
 def to_arrow_rdd(frame: DataFrame) -> RDD[bytes]:
-    """Return a DataFrame's partitions as Arrow record batches without their schema."""
+    """Return an RDD with a DataFrame's rows as Arrow record batches, without their schema."""
     from pyspark import RDD
     from pyspark.serializers import NoOpSerializer
 
@@ -135,7 +136,7 @@ def to_arrow_rdd(frame: DataFrame) -> RDD[bytes]:
 
 @contextlib.contextmanager
 def limit_message_rows(conf: Any, rows: int) -> Iterator[None]:
-    """Limit the rows of Spark's Arrow messages during the block; other threads wait meanwhile."""
+    """Limit the rows of Spark's Arrow messages during the block. Only one thread at a time can."""
     with _CONF_LOCK:
         original = conf.get(ARROW_BATCH_ROWS_KEY)
         conf.set(ARROW_BATCH_ROWS_KEY, str(min(int(original), rows)))
@@ -148,7 +149,7 @@ def limit_message_rows(conf: Any, rows: int) -> Iterator[None]:
 def choose_message_rows(frame: DataFrame) -> int:
     """Return how many rows an Arrow message may have, so that it fits into memory.
 
-    The number depends on the types of the frame's columns.
+    The number depends on the types of the DataFrame's columns.
     """
     from pyspark.sql.types import ArrayType, BinaryType
 
@@ -159,13 +160,13 @@ def choose_message_rows(frame: DataFrame) -> int:
     return ARRAY_ROWS if wide else NARROW_ROWS
 
 
-FIRST_ROWS_TIMEOUT_S = 10.0  # rows that take longer to compute are not used
-FIRST_ELEMENTS = 8  # rows of a partition to read; of Arrow messages, one suffices
+FIRST_ROWS_TIMEOUT_S = 10.0  # if the first rows take longer to compute, they are not used
+FIRST_ELEMENTS = 8  # number of rows to read; if elements are Arrow messages, one is read
 FIRST_ROWS_JOB = "sparkstrom reads the first rows"
 
 
 def read_first_blocks(context: Any, source: RowSource) -> Iterator[Block]:
-    """Yield some rows of the first partition, or none if Spark cannot compute them soon.
+    """Yield some rows of the first partition, or no rows if Spark takes too long to compute them.
 
     Raise UsageError for a row that cannot be read.
     """
@@ -203,8 +204,9 @@ HELD_OUT_COLUMN = "sparkstrom_held_out"
 class HeldOutFrames:
     """Unites a DataFrame of training rows with one of held-out rows, and caches the last union.
 
-    A boolean column marks the held-out rows, so partitioning, export and evaluation work as for a
-    ``validation`` column. The next fit of the same DataFrames reuses the union and its export.
+    A boolean column marks the held-out rows, so partitioning, export and evaluation work as if the
+    user had named such a column as ``validation``. The next fit on the same DataFrames reuses the
+    union and its export.
     """
 
     def __init__(self, check: Callable[[Any], None]) -> None:
@@ -218,8 +220,8 @@ class HeldOutFrames:
     ) -> tuple[Any, ColumnSpec]:
         """Return the data united with the rows of ``validation``, and the columns to read.
 
-        If ``validation`` is a fraction, a column's name or None, return the data unchanged. Raise
-        UsageError for a DataFrame of held-out rows that does not match the data.
+        If ``validation`` is a fraction, a column's name or None, the data are returned unchanged.
+        Raise UsageError for a DataFrame of held-out rows that does not match the data.
         """
         if not (is_dataframe(validation) or hasattr(validation, "mapPartitions")):
             self._last = self._made = None
@@ -245,11 +247,11 @@ class HeldOutFrames:
         return last_data is data and last_held is held and rest == [names, keep_partitions]
 
     def adjust_master(self, master: TrainingMaster, data: Any) -> TrainingMaster:
-        """Return the training options with which to partition ``data``.
+        """Return the training options to use for partitioning ``data``.
 
         A union has the partitions of both DataFrames, so their number does not show whether the
-        user's data have one partition per worker. The option ``num_partitions_workers_differs``
-        therefore means ``always`` for a union.
+        user's data have one partition per worker. For a union,
+        ``repartition="num_partitions_workers_differs"`` is therefore replaced by "always".
         """
         counted = master.repartition == IF_COUNT_DIFFERS
         if not counted or self._made is None or data is not self._made[0]:
@@ -257,7 +259,7 @@ class HeldOutFrames:
         return replace(master, repartition="always")
 
     def _check_frames(self, data: Any, held: Any) -> None:
-        """Raise UsageError unless data and held-out rows are both DataFrames that do not stream."""
+        """Raise UsageError unless ``data`` and ``held`` are both non-streaming DataFrames."""
         self._check(data)
         if not is_dataframe(held):
             raise UsageError(
@@ -288,7 +290,7 @@ class HeldOutFrames:
 
 
 def _check_same_types(fields: dict[str, StructField], held: Any, columns: ColumnSpec) -> None:
-    """Raise UsageError where held-out rows lack a column, or have one of another type."""
+    """Raise UsageError if the held-out rows lack a column or have it with another type."""
     try:
         theirs = find_fields(held, columns)
     except UsageError as error:
@@ -310,10 +312,11 @@ def _check_same_types(fields: dict[str, StructField], held: Any, columns: Column
 def _unite_frames(
     data: Any, held: Any, names: list[str], *, keep_partitions: bool
 ) -> tuple[Any, str]:
-    """Return the union of the columns ``names`` with a mark, and the name of the mark's column.
+    """Return the union of both DataFrames, and the name of the column that marks held-out rows.
 
-    If rows stay in their partitions (``stay``), the held-out rows form a single partition, so that
-    at most one worker has none to train on.
+    The union has the columns ``names`` and the mark. If rows stay in their partitions
+    (``keep_partitions``), the held-out rows form a single partition, so that at most one worker has
+    no rows to train on.
     """
     from pyspark.sql import functions as sql
 

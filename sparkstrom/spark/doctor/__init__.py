@@ -1,1 +1,1 @@
-"""The command `sparkstrom doctor`, which checks whether training would work on a cluster."""
+"""Implement the command `sparkstrom doctor`: check whether training would work on a cluster."""

@@ -1,7 +1,7 @@
-"""Check facts about hosts, Spark and UDP, and report findings, for `sparkstrom doctor`.
+"""Turn facts about hosts, Spark and UDP into findings for `sparkstrom doctor`, and format them.
 
 All functions are pure; other modules of the package collect the facts. A report can be formatted
-as text and as JSON.
+as text or JSON.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ class Level(enum.StrEnum):
     """The severity of a finding: what it means for training on this cluster."""
 
     OK = "ok"
-    WARNING = "warning"  # it works, slower or less safely than it could
+    WARNING = "warning"  # training works, but slower or less safely than possible
     FAILURE = "failure"  # training would fail
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check in one place."""
+    """The result of one check in one process."""
 
-    check: str  # its short name, such as "java"
+    check: str  # short name of the check, such as "java"
     level: Level  # severity
     where: str  # "driver", or an executor's name
-    found: str  # the observed state
-    remedy: str = ""  # what to do, unless the level is OK
+    found: str  # what was observed
+    remedy: str = ""  # what to do; "" if the level is OK
 
 
 @dataclass(frozen=True, slots=True)
 class UdpLink:
-    """UDP from one process to another, as the receiver observed it. None means unknown."""
+    """UDP traffic from one process to another, as the receiver observed it."""
 
-    heard: bool  # short datagrams arrive
-    whole: bool  # datagrams of Aeron's length arrive unfragmented
-    pieces: bool  # datagrams of that length arrive if routers may fragment them
-    round_trip_ms: float | None = None  # measured by the sender
-    bytes_s: float | None = None  # rate in bytes per second
+    heard: bool  # whether short datagrams arrive
+    whole: bool  # whether datagrams of Aeron's length arrive unfragmented
+    pieces: bool  # whether datagrams of that length arrive if routers may fragment them
+    round_trip_ms: float | None = None  # round-trip time, measured by the sender; None: unknown
+    bytes_s: float | None = None  # rate in bytes per second; None: unknown
 
 
 UdpMatrix = dict[str, dict[str, UdpLink]]  # by sender, then by receiver
@@ -64,14 +64,14 @@ UdpMatrix = dict[str, dict[str, UdpLink]]  # by sender, then by receiver
 
 @dataclass(slots=True)
 class Report:
-    """All findings of a doctor's run."""
+    """All findings of one run of `sparkstrom doctor`."""
 
     findings: list[Finding] = field(default_factory=list)  # in the order of the checks
     matrix: UdpMatrix = field(default_factory=dict)  # UDP between all processes
 
     @property
     def ok(self) -> bool:
-        """Whether training would work, as far as the checks tell."""
+        """Whether training would work as far as the checks can tell, that is, no check failed."""
         return all(finding.level is not Level.FAILURE for finding in self.findings)
 
     def add(self, findings: Sequence[Finding]) -> bool:
@@ -80,7 +80,7 @@ class Report:
         return all(finding.level is not Level.FAILURE for finding in findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as a dictionary of values that JSON can hold."""
+        """Return the report as a dictionary that can be serialized as JSON."""
         matrix = {
             sender: {receiver: asdict(way) for receiver, way in row.items()}
             for sender, row in self.matrix.items()
@@ -108,7 +108,7 @@ LEVEL_TEXTS = {Level.OK: "ok", Level.WARNING: "warning", Level.FAILURE: "FAILURE
 WHERE_WIDTH, CHECK_WIDTH = 22, 15
 CELL_WIDTH = 12
 ROW_NAME_WIDTH = 16
-PROCESSES_MAX = 6  # processes in the printed matrix; JSON has them all
+PROCESSES_MAX = 6  # number of processes in the printed matrix; JSON contains all
 
 
 def format_report(report: Report) -> str:
@@ -131,7 +131,7 @@ def _format_count(number: int, noun: str) -> str:
 
 
 def _format_table(findings: Sequence[Finding]) -> str:
-    """Return the lines of the findings table; equal findings of several places share an entry."""
+    """Return the table of findings as text; equal findings of several processes share an entry."""
     places_by_finding: dict[tuple[str, Level, str, str], list[str]] = {}
     checks = list(dict.fromkeys(each.check for each in findings))
     for each in sorted(findings, key=lambda each: checks.index(each.check)):
@@ -146,7 +146,7 @@ def _format_table(findings: Sequence[Finding]) -> str:
 
 
 def _format_entry(check: str, level: str, places: str, found: str, remedy: str) -> list[str]:
-    """Return one finding and its remedy as table lines, wrapped."""
+    """Return one finding and its remedy as wrapped lines of the table."""
     width = TABLE_WIDTH - CHECK_WIDTH - 9 - WHERE_WIDTH - 2
     text_lines = textwrap.wrap(found, width, break_on_hyphens=False) or [""]
     if remedy:
@@ -174,7 +174,7 @@ def _format_row(check: str, level: str, where: str, found: str) -> str:
 
 
 def _format_matrix(matrix: UdpMatrix) -> str:
-    """Return the UDP matrix as text: rows send, columns receive; only the first processes."""
+    """Return the UDP matrix of the first processes as text: rows send, columns receive."""
     names = list(matrix)[:PROCESSES_MAX]
     hidden = len(matrix) - len(names)
     title = "UDP, from the row to the column: MB/s and ms there and back"
@@ -192,7 +192,7 @@ def _format_matrix(matrix: UdpMatrix) -> str:
 
 
 def _shorten(name: str, width: int = CELL_WIDTH) -> str:
-    """Shorten a name to ``width`` characters by its start, because ends distinguish hosts."""
+    """Shorten a name to its last ``width`` characters, because ends of names distinguish hosts."""
     return name if len(name) <= width else "~" + name[1 - width :]
 
 
@@ -209,7 +209,7 @@ def _format_cell(link: UdpLink | None) -> str:
 
 UDP_HEADERS = 28  # bytes of the IPv4 and UDP headers
 SCRATCH_LOW_BYTES = 1 << 30
-KERNELS_BYTES = 8 * MIB  # of compiled kernels, roughly
+KERNELS_BYTES = 8 * MIB  # approximate size of all compiled kernels
 GIB = 1 << 30
 
 
@@ -217,8 +217,8 @@ GIB = 1 << 30
 class HostExpectations:
     """What a fit requires of a host."""
 
-    edges: int  # neighbours for which the media driver needs log buffers
-    drivers: int = 1  # media drivers on this host: one per executor, and the driver's
+    edges: int  # number of neighbours for which a media driver needs log buffers
+    drivers: int = 1  # number of media drivers on this host, of executors and driver program
 
 
 def check_host(where: str, facts: HostFacts, expected: HostExpectations) -> list[Finding]:
@@ -246,7 +246,7 @@ def _check_library(where: str, facts: HostFacts) -> Finding:
 
 
 def _check_media_driver(where: str, facts: HostFacts) -> Finding:
-    """Check whether Aeron's media driver, the process that sends and receives, has started."""
+    """Check whether Aeron's media driver, the process that handles network traffic, has started."""
     start = facts.media_driver
     if start.error:
         problem, _, remedy = start.error.partition("; ")
@@ -287,7 +287,7 @@ def _check_shared_memory(where: str, facts: HostFacts, expected: HostExpectation
 
 
 def _check_buffers(where: str, facts: HostFacts) -> list[Finding]:
-    """Check the limits of socket buffers: the windows of all streams share one receive buffer."""
+    """Check the limits of socket buffers, on which the windows of Aeron's streams depend."""
     check, sizes = "socket buffers", facts.media_driver.sizes
     found, is_narrow = [], sizes is not None and sizes.window < WINDOW_BYTES_MAX
     for name, limit in zip(("rmem_max", "wmem_max"), facts.buffers, strict=True):
@@ -321,7 +321,7 @@ def _check_mtu(where: str, facts: HostFacts) -> list[Finding]:
 
 
 def _check_kernel_cache(where: str, facts: HostFacts) -> Finding:
-    """Check the directory of compiled kernels."""
+    """Check the directory in which compiled kernels are cached."""
     check, kernels = "kernel cache", facts.kernels
     if kernels.error:
         return create_warning(
@@ -348,7 +348,7 @@ def _check_kernel_cache(where: str, facts: HostFacts) -> Finding:
 
 
 def _check_scratch(where: str, facts: HostFacts) -> Finding:
-    """Check the space of the scratch directory, to which workers write rows that exceed memory."""
+    """Check the space in the scratch directory, where workers put rows that exceed their memory."""
     check, scratch = "scratch", facts.scratch
     remedy = "name a directory with room in spark.local.dir (YARN: yarn.nodemanager.local-dirs)"
     if scratch.error:
@@ -416,7 +416,7 @@ def check_java(where: str, version: str) -> Finding:
 
 
 def check_spark(version: str) -> Finding:
-    """Check the session's Spark version."""
+    """Check Spark's version."""
     numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
     if numbers >= SPARK_FIRST and numbers[:1] <= SPARK_LAST:
         return create_ok("spark", "driver", version)
@@ -459,7 +459,7 @@ def check_executors(wanted: int, registered: int, seconds: float) -> Finding:
 def check_versions(
     driver: WorkerVersions, python_workers: Sequence[WorkerVersions]
 ) -> list[Finding]:
-    """Compare Python and sparkstrom of the driver with those of all Python workers."""
+    """Compare the driver's versions of Python and sparkstrom with those of all Python workers."""
     found = [
         create_ok("python", "driver", f"{driver.python} ({driver.program})"),
         create_ok("sparkstrom", "driver", driver.sparkstrom),
@@ -496,7 +496,10 @@ def _check_sparkstrom(host: str, worker: WorkerVersions, version: str) -> Findin
 
 
 def explain_job_failure(cause: str, python: str) -> Finding:
-    """Return the finding for a small job that failed; ``cause`` is Spark's message."""
+    """Return a finding about a small job that failed.
+
+    ``cause`` is Spark's message, and ``python`` the driver's Python version.
+    """
     if PYTHON_MISMATCH in cause:
         remedy = f"use Python {python} on executors: --conf spark.pyspark.python=..., or conda"
         return create_failure("python", "executors", cause, remedy)
@@ -511,13 +514,14 @@ def explain_job_failure(cause: str, python: str) -> Finding:
 UDP_CHECK = "udp"
 RATE_LOW_BYTES_S = 1.25e6  # 10 Mbit/s
 ROUND_TRIP_HIGH_MS = 50.0
-LISTED_MAX = 6  # links that a message lists
+LISTED_MAX = 6  # maximum number of names or links in a message
 
 
 def build_matrix(names: Sequence[str], heard: Mapping[int, Mapping[int, PeerResult]]) -> UdpMatrix:
-    """Return the links between processes that received anything, by name.
+    """Return the UDP links between processes, by the processes' names.
 
-    ``heard`` holds what each process received, by receiver, then by sender.
+    ``heard`` contains what each process received, by receiver and then by sender, as indices of
+    ``names``.
     """
     matrix: UdpMatrix = {name: {} for name in names}
     for receiver, peers in heard.items():
@@ -535,7 +539,7 @@ def build_matrix(names: Sequence[str], heard: Mapping[int, Mapping[int, PeerResu
 
 
 def check_udp(matrix: UdpMatrix, ports: Mapping[str, int]) -> list[Finding]:
-    """Return the findings about the matrix. ``ports`` holds UDP ports by name."""
+    """Return findings about the UDP links. ``ports`` maps a process's name to its UDP port."""
     links = {(a, b): link for a, row in matrix.items() for b, link in row.items()}
     silent = [ends for ends, link in links.items() if not link.heard]
     findings = []
@@ -577,7 +581,7 @@ def _check_path_mtu(links: Mapping[tuple[str, str], UdpLink]) -> list[Finding]:
 
 
 def _check_speed(links: Mapping[tuple[str, str], UdpLink]) -> list[Finding]:
-    """Report links of low rate or high round-trip time."""
+    """Report links with a low rate or a long round-trip time."""
     slow = {w: f.bytes_s for w, f in links.items() if f.bytes_s and f.bytes_s < RATE_LOW_BYTES_S}
     far = {
         w: f.round_trip_ms for w, f in links.items() if (f.round_trip_ms or 0) > ROUND_TRIP_HIGH_MS
@@ -595,7 +599,7 @@ def _check_speed(links: Mapping[tuple[str, str], UdpLink]) -> list[Finding]:
 
 
 def _list_names(names: Sequence[str]) -> str:
-    """Return the first names, and the number of further ones, as text."""
+    """Return the first names, and how many more there are, as text."""
     more = f" and {len(names) - LISTED_MAX} more" if len(names) > LISTED_MAX else ""
     return ", ".join(names[:LISTED_MAX]) + more
 

@@ -62,9 +62,9 @@ from sparkstrom.transport.udp_probe import TOKEN_BYTES, ProbeGroup, UdpProbe
 from sparkstrom.worker.network_setup import choose_driver_address
 
 POLL_S = 0.1
-REGISTRATION_QUIET_S = 2.0  # without an expected number: wait until no more executors register
+REGISTRATION_QUIET_S = 2.0  # if no number is expected: stop after no new executor for this long
 
-CONF_OVERRIDES = {  # barrier jobs do not work with these; the user's values are checked before
+CONF_OVERRIDES = {  # for barrier jobs; the user's own values are checked separately
     "spark.dynamicAllocation.enabled": "false",
     "spark.speculation": "false",
 }
@@ -93,7 +93,7 @@ def check_installation() -> Finding | None:
 
 
 class DoctorSession:
-    """A Spark application of `sparkstrom doctor`, configured as the user's job would be."""
+    """The Spark application of `sparkstrom doctor`, configured like the user's job."""
 
     def __init__(self, master: str | None, conf: Mapping[str, str]) -> None:
         """Start Spark. Raise SetupError with Spark's message if that fails."""
@@ -126,14 +126,15 @@ class DoctorSession:
         return str(self.context._jvm.java.lang.System.getProperty("java.version"))
 
     def count_executors(self) -> int:
-        """Return how many executors are registered; in local mode 1, the driver."""
+        """Return the number of registered executors. In local mode this is 1, the driver."""
         is_local = str(self.context.master).startswith("local[") or self.context.master == "local"
         return int(self.context._jsc.sc().getExecutorMemoryStatus().size()) - (not is_local)
 
     def await_executors(self, seconds: float) -> tuple[int, TaskSlots | None]:
         """Wait up to ``seconds`` for the requested executors.
 
-        Return how many were requested, and the task slots of those that registered, or None.
+        Return how many were requested, and the task slots of those that have registered; None if no
+        executor has registered.
         """
         end_s = time.monotonic() + seconds
         changed_s, last_count = time.monotonic(), 0
@@ -161,16 +162,16 @@ class DoctorSession:
         return "spark.executor.instances" in self.conf
 
     def run_barrier_job(self, slots: int, task: Callable[..., Any], seconds: float) -> list[Any]:
-        """Run ``task`` in ``slots`` simultaneous tasks and return what they yield.
+        """Run ``task`` in ``slots`` simultaneous Spark tasks; return everything that they yield.
 
-        Raise SetupError with Spark's message if the job fails or takes longer than ``seconds``.
+        Raise SetupError if the job fails (with Spark's message) or takes longer than ``seconds``.
         """
         group = f"sparkstrom-doctor-{time.monotonic_ns()}"
         results: list[Any] = []
         errors: list[Exception] = []
 
         def submit() -> None:
-            """Run the barrier stage in this thread; keep its results or its error."""
+            """Run the barrier stage in this thread; store its results or its error."""
             try:
                 self.context.setJobGroup(group, "sparkstrom doctor", interruptOnCancel=True)
                 rdd = self.context.parallelize(range(slots), slots).barrier()
@@ -193,7 +194,7 @@ class DoctorSession:
 
 
 def run_in_background(work: Callable[[], Result]) -> tuple[threading.Thread, list[Result]]:
-    """Start a thread; return it and the list that will hold the result."""
+    """Run ``work`` in a new thread; return the thread and the list that will get the result."""
     results: list[Result] = []
     thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
     thread.start()
@@ -201,16 +202,16 @@ def run_in_background(work: Callable[[], Result]) -> tuple[threading.Thread, lis
 
 
 DRIVER = "driver"
-JOB_TIMEOUT_S = 120.0  # of a small job: Python workers start, kernels may be compiled
-PROBE_S, PROBE_PER_PEER_S = 10.0, 1.0
-DISCARD_PORT = 9  # only to find a route: nothing is sent
+JOB_TIMEOUT_S = 120.0  # for a small job; Python workers must start, and may compile kernels
+PROBE_S, PROBE_PER_PEER_S = 10.0, 1.0  # duration of the UDP probe: fixed part, and per process
+DISCARD_PORT = 9  # used only to find a route; nothing is sent to it
 
 
 @dataclass(frozen=True, slots=True)
 class ExaminationOptions:
-    """The options with which the user called `sparkstrom doctor`."""
+    """The options that the user gave to `sparkstrom doctor`."""
 
-    master: str | None  # Spark's master URL; None: the configured one
+    master: str | None  # Spark's master URL; None: the configured master
     conf: Mapping[str, str]  # Spark's properties, as given to spark-submit
     wait_s: float  # how long to wait for executors
 
@@ -218,8 +219,7 @@ class ExaminationOptions:
 def examine(options: ExaminationOptions, notify: Callable[[str], None]) -> Report:
     """Run all checks and return the report.
 
-    ``notify`` shows the user what is being done. Raise UsageError for options that no fit could
-    have.
+    ``notify`` shows the user what is being done. Raise UsageError for invalid options.
     """
     resolve(
         SharedTrainingMaster(), options.conf, os.environ
@@ -252,7 +252,7 @@ def examine(options: ExaminationOptions, notify: Callable[[str], None]) -> Repor
 
 
 class _Examination:
-    """One run of all checks in a DoctorSession."""
+    """Runs all checks once in a DoctorSession."""
 
     def __init__(
         self,
@@ -261,13 +261,13 @@ class _Examination:
         report: Report,
         notify: Callable[[str], None],
     ) -> None:
-        """Prepare checks that add their findings to ``report``."""
+        """Prepare the checks, which will add their findings to ``report``."""
         self._session, self._options, self._report, self._notify = session, options, report, notify
         self._master = resolve(SharedTrainingMaster(), session.conf, os.environ)
         self._slots = self._workers = 0
 
     def run(self) -> None:
-        """Run the checks in order; stop if later ones could not work."""
+        """Run the checks in order; stop if a failure makes later checks impossible."""
         self._report.add([check_java(DRIVER, self._session.java_version())])
         self._report.add([check_spark(self._session.context.version)])
         if not self._await_executors() or not self._compare_versions():
@@ -279,7 +279,7 @@ class _Examination:
             self._probe_udp(facts)
 
     def _await_executors(self) -> bool:
-        """Wait for executors and check the configuration; return whether to continue."""
+        """Wait for executors and check the configuration; return whether checks can continue."""
         self._notify(f"waiting for executors, at most {self._options.wait_s:.0f} s")
         wanted, slots = self._session.await_executors(self._options.wait_s)
         count = slots.executors if slots is not None else 0
@@ -300,7 +300,7 @@ class _Examination:
     def _run_barrier_job(
         self, task: Callable[..., object], seconds: float = JOB_TIMEOUT_S
     ) -> list[Any] | None:
-        """Run a barrier job; report a failure as a finding and return None."""
+        """Run a barrier job and return its results; if it fails, add a finding and return None."""
         try:
             return self._session.run_barrier_job(self._slots, task, seconds)
         except SetupError as error:
@@ -309,7 +309,7 @@ class _Examination:
             return None
 
     def _compare_versions(self) -> bool:
-        """Check the versions of all Python workers; return whether to continue."""
+        """Check the versions of all Python workers; return whether checks can continue."""
         from pyspark import cloudpickle as untyped
 
         cloudpickle: Any = untyped
@@ -326,7 +326,7 @@ class _Examination:
         )
 
     def _inspect_hosts(self) -> list[HostFacts]:
-        """Return the facts of the driver, then of the executors; [] on failure."""
+        """Return facts about the driver's host, then the executors' hosts; [] on failure."""
         void = self._master.void
         address = partial(choose_driver_address, void, driver_host(self._session.context))
         edges = count_driver_edges(void.topology(self._workers), self._workers)
@@ -363,7 +363,7 @@ class _Examination:
             )
 
     def _probe_udp(self, facts: Sequence[HostFacts]) -> None:
-        """Probe UDP between all processes that have an address, and report findings."""
+        """Probe UDP between all processes whose media driver started; report the findings."""
         names = name_processes(facts)
         reachable = [n for n, each in enumerate(facts) if each.media_driver.endpoint is not None]
         endpoints = assign_distinct_ports(
@@ -389,7 +389,10 @@ class _Examination:
         self._report.add(check_udp(self._report.matrix, ports))
 
     def _run_probes(self, task: ProbeTask) -> list[ProbeResult] | None:
-        """Probe from the driver as long as the executors' job runs; return all results."""
+        """Probe from the executors, and from the driver meanwhile; return all results.
+
+        Return None if the executors' job failed.
+        """
         is_over = False
         try:
             with UdpProbe(
@@ -407,7 +410,7 @@ class _Examination:
 
 
 def name_processes(facts: Sequence[HostFacts]) -> list[str]:
-    """Return short names: "driver", then hosts, numbered if they have several executors."""
+    """Return names for processes: "driver", then hosts, numbered if they have several executors."""
     names = [DRIVER]
     executors = Counter(each.host for each in facts[1:])
     seen: Counter[str] = Counter()
@@ -419,9 +422,9 @@ def name_processes(facts: Sequence[HostFacts]) -> list[str]:
 
 
 def assign_distinct_ports(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-    """Replace duplicate endpoints by the next ports, as media drivers do.
+    """Return the endpoints with duplicates moved to the next free port, as media drivers do.
 
-    Processes of one address find the same port free, but start their drivers one after another.
+    Processes on one address found the same port free, because they did not try at the same time.
     """
     assigned: list[Endpoint] = []
     for endpoint in endpoints:

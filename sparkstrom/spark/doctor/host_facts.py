@@ -1,8 +1,8 @@
-"""Collect facts about the machine of one process, the driver program or a Python worker.
+"""Collect facts about the machine on which the driver program or a Python worker runs.
 
-``checks`` interprets the facts in the driver program. Executors are examined by jobs in
-Spark's barrier mode: as many tasks as slots, all at the same time, so that each executor has some.
-On each executor the task with the lowest partition does the work.
+``checks`` interprets the facts in the driver program. Executors are examined with jobs in Spark's
+barrier mode: these run as many tasks as there are slots, all at the same time, so that each
+executor has at least one. On each executor, the task with the lowest partition does the work.
 """
 
 from __future__ import annotations
@@ -45,31 +45,31 @@ GPU_DEVICES = "/dev/nvidia[0-9]*"
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """The space of the file system that a directory is on."""
+    """The space in the file system that contains a directory."""
 
     path: str  # the directory
-    total_bytes: int  # capacity
-    free_bytes: int  # available to this user
-    error: str = ""  # why nothing can be written there, or ""
+    total_bytes: int  # capacity of the file system
+    free_bytes: int  # space available to this user
+    error: str = ""  # why the directory is not writable, or ""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaDriverStart:
-    """The result of starting Aeron's media driver, the process that sends and receives."""
+    """The result of starting Aeron's media driver, the process that handles network traffic."""
 
-    endpoint: Endpoint | None = None  # address and port that it bound; None: it did not start
-    sizes: BufferSizes | None = None  # of its buffers; None: it did not start
-    directory: str = ""  # of its log buffers
+    endpoint: Endpoint | None = None  # address and port that it bound; None if it did not start
+    sizes: BufferSizes | None = None  # sizes of its buffers; None if it did not start
+    directory: str = ""  # directory of its log buffers
     error: str = ""  # why it did not start, or ""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """The GPUs that may hold parameters."""
+    """The GPUs of a machine, which may hold parameters."""
 
-    assigned: int | None  # index that Spark assigned to the task
-    visible: int  # number of device files
-    error: str = ""  # why Numba cannot use it; "" if it can, or if there is none
+    assigned: int | None  # index of the GPU that Spark assigned to the task, if any
+    visible: int  # number of GPUs, counted as device files
+    error: str = ""  # why Numba cannot use the GPU; "" if it can, or if there is no GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,35 +78,35 @@ class HostFacts:
 
     host: str  # name of the machine
     process: str  # "pid-start time" of the executor's JVM, or of the driver program
-    java: str  # version, or ""
+    java: str  # version of Java, or ""
     library: str  # path and version of the Aeron library, or ""
     library_error: str  # why the library cannot be loaded, or ""
-    shared_memory: DiskSpace  # for the media driver's log buffers
-    scratch: DiskSpace  # for temporary files of workers
-    kernels: DiskSpace  # for the cache of compiled kernels
-    has_compiled_kernels: bool  # the kernel cache is not empty
-    buffers: tuple[int, int]  # limits of a socket's receive and send buffer, bytes
-    interfaces: dict[str, str]  # interface names by address
-    mtu: int | None  # of the media driver's interface
-    media_driver: MediaDriverStart  # whether a media driver starts
-    gpu: GpuFacts  # GPUs of the machine
+    shared_memory: DiskSpace  # where the media driver's log buffers are
+    scratch: DiskSpace  # where workers put temporary files
+    kernels: DiskSpace  # where compiled kernels are cached
+    has_compiled_kernels: bool  # whether the kernel cache contains kernels
+    buffers: tuple[int, int]  # limits of a socket's receive and send buffer, in bytes
+    interfaces: dict[str, str]  # names of network interfaces, by address
+    mtu: int | None  # MTU of the media driver's interface in bytes; None if unknown
+    media_driver: MediaDriverStart  # the result of starting a media driver
+    gpu: GpuFacts  # the machine's GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class InspectionOptions:
-    """What to inspect; the media driver is started as for a fit."""
+    """What to inspect on a machine, and how to start the media driver as a fit would."""
 
     address: Callable[[], str]  # returns the address to bind, or raises SetupError
-    ports: range | None  # that may be bound; None: any
-    edges: int  # number of neighbours on other media drivers
-    local_edges: int  # pairs of neighbours that both use this media driver
+    ports: range | None  # ports that may be bound; None: any
+    edges: int  # number of neighbours on other media drivers, in the tree of workers
+    local_edges: int  # number of pairs of neighbours that both use this media driver
     scratch: Path  # directory for temporary files
-    gpu: int | None = None  # index that Spark assigned to the task
+    gpu: int | None = None  # index of the GPU that Spark assigned to the task
     shared_memory: Path = SHARED_MEMORY  # directory for log buffers
 
 
 def inspect_host(options: InspectionOptions) -> HostFacts:
-    """Inspect this machine within seconds. Problems become facts; nothing is raised."""
+    """Inspect this machine, which takes seconds. Problems are part of the returned facts."""
     executor = find_executor_process()
     path, has_kernels = find_kernel_cache(options.scratch)
     library, library_refused = _inspect_library()
@@ -132,7 +132,7 @@ def inspect_host(options: InspectionOptions) -> HostFacts:
 
 
 def _inspect_library() -> tuple[str, str]:
-    """Return (path and version, error) of the Aeron library."""
+    """Return (path and version, error) of the Aeron library; one of them is ""."""
     try:
         library = load_library()
     except SetupError as error:
@@ -141,7 +141,7 @@ def _inspect_library() -> tuple[str, str]:
 
 
 def _start_media_driver(options: InspectionOptions) -> MediaDriverStart:
-    """Start a media driver as a fit would, and stop it again."""
+    """Start a media driver as a fit would, stop it again, and return the result."""
     try:
         driver_options = DriverOptions(
             host=options.address(),
@@ -161,9 +161,9 @@ def _start_media_driver(options: InspectionOptions) -> MediaDriverStart:
 
 
 def measure_space(path: Path) -> DiskSpace:
-    """Measure a directory's file system and try to write there.
+    """Return the space in a directory's file system, and whether the directory is writable.
 
-    If the directory does not exist, measure its nearest existing parent.
+    The directory is created if necessary. If that fails, its nearest existing parent is measured.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ def measure_space(path: Path) -> DiskSpace:
 
 
 def find_kernel_cache(scratch: Path) -> tuple[Path, bool]:
-    """Return this process's directory of compiled kernels, and whether it has any."""
+    """Return this process's directory for compiled kernels, and whether there are any in it."""
     try:
         path = kernel_directory(os.environ)
     except OSError:  # reported as a directory that cannot be written
@@ -187,7 +187,7 @@ def find_kernel_cache(scratch: Path) -> tuple[Path, bool]:
 
 
 def read_process_java_version(pid: int) -> str:
-    """Return the version of the Java that runs this process, or ""."""
+    """Return the Java version of the process ``pid``, or "" if that is not a Java process."""
     try:
         program = os.readlink(f"/proc/{pid}/exe")
     except OSError:
@@ -209,7 +209,7 @@ def read_java_version(program: str) -> str:
 
 
 def _read_mtu(endpoint: Endpoint | None) -> int | None:
-    """Return the MTU of the interface with the endpoint's address."""
+    """Return the MTU of the interface with the endpoint's address, or None if unknown."""
     for listed in list_interface_addresses():
         if endpoint is not None and listed.address == endpoint.host:
             file = Path("/sys/class/net") / listed.interface / "mtu"
@@ -218,7 +218,7 @@ def _read_mtu(endpoint: Endpoint | None) -> int | None:
 
 
 def _inspect_gpu(assigned: int | None) -> GpuFacts:
-    """Return the machine's GPUs, and why the assigned one cannot be used."""
+    """Return facts about the machine's GPUs; ``assigned`` is the index that Spark assigned."""
     visible = len(list(Path("/").glob(GPU_DEVICES.lstrip("/"))))
     if assigned is None and not visible:
         return GpuFacts(None, 0)
@@ -229,7 +229,7 @@ def _inspect_gpu(assigned: int | None) -> GpuFacts:
     return GpuFacts(assigned, visible)
 
 
-# (position of the receiver in the group, what it received by sender, why its probe failed or "")
+# (position of the receiver in the group, what it received by sender, why its probe failed, or "")
 ProbeResult = tuple[int, dict[int, PeerResult], str]
 
 
@@ -238,8 +238,8 @@ class InspectionTask:
     """The input of the tasks that inspect executors' hosts."""
 
     void: VoidConfiguration  # network options
-    workers: int  # of the fit to expect
-    controller: Endpoint  # the driver's address; the port has no meaning
+    workers: int  # number of workers that a fit would have
+    controller: Endpoint  # the driver's address; the port is not used
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,16 +247,16 @@ class ProbeTask:
     """The input of the tasks that probe UDP."""
 
     group: ProbeGroup  # all processes that take part
-    places: Mapping[str, int]  # position in the group by ``identify_process``
+    places: Mapping[str, int]  # an executor's position in the group, by ``identify_process``
 
 
 def identify_process(facts: HostFacts) -> str:
-    """Return a name that identifies an executor."""
+    """Return a text that identifies an executor: its host and process."""
     return f"{facts.host}/{facts.process}"
 
 
 def inspect_executor(task: InspectionTask, items: Iterable[Any]) -> Iterator[HostFacts]:
-    """Yield the facts of this executor's host in its first task, nothing in others."""
+    """Yield facts about this executor's host in its first task, and nothing in other tasks."""
     place = get_task_context()
     if _is_leader(place):
         edges, local_edges = count_executor_edges(task.void.topology(task.workers))
@@ -273,7 +273,7 @@ def inspect_executor(task: InspectionTask, items: Iterable[Any]) -> Iterator[Hos
 
 
 def probe_from_executor(task: ProbeTask, items: Iterable[Any]) -> Iterator[ProbeResult]:
-    """Yield what this executor received from the others; runs in its first task alone."""
+    """Yield what this executor received from other processes. Only its first task probes."""
     place = get_task_context()
     position = task.places.get(f"{place.host}/{place.jvm}")
     if not _is_leader(place) or position is None:
@@ -289,12 +289,15 @@ def probe_from_executor(task: ProbeTask, items: Iterable[Any]) -> Iterator[Probe
 
 
 def create_datagram_length(group: ProbeGroup, position: int) -> Any:
-    """Return a function that returns the length in bytes of Aeron's datagrams to an endpoint."""
+    """Return a function that maps an endpoint to the length of Aeron's datagrams to it, in bytes.
+
+    The sender is the process at ``position`` in the group.
+    """
     return lambda endpoint: choose_mtu(endpoint, group.endpoints[position])
 
 
 def _is_leader(place: TaskEnvironment) -> bool:
-    """Return whether this is its executor's first task; blocks until all tasks have called this."""
+    """Return whether this is its executor's first task. Blocks until all tasks have called this."""
     from pyspark import BarrierTaskContext
 
     key = f"{place.host}/{place.jvm}"
@@ -310,20 +313,20 @@ def _wait_at_barrier() -> None:
 
 
 class WorkerVersions(NamedTuple):
-    """The versions of one Python worker."""
+    """The versions that one Python worker uses."""
 
     host: str  # name of the machine
     python: str  # version of Python
-    program: str  # the interpreter's path
-    sparkstrom: str  # "" if it cannot be imported
-    error: str  # why it cannot be imported, or ""
+    program: str  # path of the Python interpreter
+    sparkstrom: str  # version of sparkstrom; "" if it cannot be imported
+    error: str  # why sparkstrom cannot be imported, or ""
 
 
 def collect_versions(items: Iterable[int] = ()) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield the fields of this process's WorkerVersions.
 
-    This function is pickled by value and uses no other name of this module, because executors may
-    have no sparkstrom or another version.
+    This function is pickled by value and uses nothing else from this module, because executors may
+    have no sparkstrom, or another version.
     """
     import platform
     import socket

@@ -1,1 +1,1 @@
-"""Functions that run in Spark's Python workers."""
+"""Functions that run on executors, in Spark's Python workers."""

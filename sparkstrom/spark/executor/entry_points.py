@@ -1,8 +1,8 @@
-"""Run training in a Spark task: entry points, the task's context, and pickling of its input.
+"""Entry points of Spark tasks, access to a task's context, and pickling of a task's input.
 
-Nothing here imports a module with compiled kernels before the host has been checked. Unpickling a
-job would otherwise compile kernels for half a minute on a new host before a task could report that
-training cannot work there.
+A host is checked before any module with compiled kernels is imported. Otherwise a task on a new
+host would compile kernels for half a minute, while it unpickles its job, before it could report
+that training cannot work there.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from sparkstrom.worker.task_environment import TaskEnvironment, assigned_gpu
 if TYPE_CHECKING:
     from sparkstrom.worker.training_job import TrainingJob
 
-# Loggers of py4j and Spark Connect that print every message to Spark at level DEBUG.
+# Loggers of py4j and Spark Connect that log every message sent to Spark at level DEBUG.
 SENDING_LOGGERS = ("py4j.clientserver", "py4j.java_gateway", "pyspark.sql.connect.logging")
 
 
-# Py4J sends bytes as a line of "j" and base64. Protobuf's text form quotes a pickled function.
+# Py4J sends bytes as a line of "j" and base64. Protobuf's text format quotes a pickled function.
 PICKLED_TASK = re.compile(
     r"""(?: ^j | \\nj ) [A-Za-z0-9+/=]+ | \b command: \s* "(?: [^"\\] | \\. )*" """,
     re.MULTILINE | re.VERBOSE,
@@ -41,7 +41,7 @@ PICKLED_TASK = re.compile(
 
 
 class _RedactPickledTasks(logging.Filter):
-    """A logging filter that replaces pickled tasks in log records by a short note."""
+    """A logging filter that replaces pickled tasks in log records with a short note."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Redact the record in place; always return True."""
@@ -56,13 +56,13 @@ _redact_filter = _RedactPickledTasks()
 
 
 def redact_pickled_tasks() -> None:
-    """Keep pickled tasks, which contain keys, out of this program's log at any level."""
+    """Keep pickled tasks, which contain secret keys, out of this program's log at any level."""
     for name in SENDING_LOGGERS:
         logging.getLogger(name).addFilter(_redact_filter)  # adding it again has no effect
 
 
 def pickle_by_value(value: Any) -> bytes:
-    """Return the pickle of a value, with the code of classes that the user's script defines."""
+    """Pickle a value, including the code of classes that the user's script defines."""
     from pyspark import cloudpickle
 
     untyped: Any = cloudpickle
@@ -91,12 +91,12 @@ def get_task_context() -> TaskEnvironment:
 
 
 def is_retry() -> bool:
-    """Return whether Spark has started this task before."""
+    """Return whether Spark has started the running task before."""
     return count_retries() > 0
 
 
 def count_retries() -> int:
-    """Return how often Spark has started this task before."""
+    """Return how many times Spark has started the running task before."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -116,7 +116,7 @@ def train_partition(
 
 
 def delete_worker_files(network: str, rows: Iterable[Any]) -> Iterator[int]:
-    """Delete residual files that a network's workers left on this executor; yield their number."""
+    """Delete a network's residual files on this executor; yield the number of deleted files."""
     from sparkstrom.worker.training_task import (
         delete_residuals,
     )  # compiles kernels when it is imported
@@ -126,13 +126,13 @@ def delete_worker_files(network: str, rows: Iterable[Any]) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class LazyPickle:
-    """A job in a pickle of its own: a task can check its host before it unpickles the job.
+    """A job that is pickled separately, so that a task can check its host before unpickling it.
 
-    ``job`` is the object on the driver and bytes on executors. It is pickled while Spark pickles
-    the task, so that Spark finds the broadcast variables in it.
+    The job is pickled while Spark pickles the task, so that Spark finds the broadcast variables in
+    the job.
     """
 
-    job: Any  # TrainingJob or ControllerSetup; its pickle on executors
+    job: Any  # on the driver a TrainingJob or ControllerSetup; on executors the pickle of it
     route: ControllerRoute  # how this executor reaches the controller
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -145,8 +145,8 @@ def run_training_task(
 ) -> Iterator[str]:
     """Check that training can work on this host, then train on one partition.
 
-    Raise SetupError if this host has no Aeron library, NetworkError if UDP to or from the
-    controller is blocked.
+    Yield the worker's report for the driver program. Raise SetupError if this host has no Aeron
+    library, and NetworkError if UDP to or from the controller is blocked.
     """
     require_library()
     require_controller_reachable(job.route, get_task_context())

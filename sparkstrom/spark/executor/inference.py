@@ -1,13 +1,13 @@
 """Predict, score and evaluate on executors with a trained model.
 
 The model is sent as one broadcast variable. Each Python worker unpickles it once and caches the
-models that it used last, by a digest of their parameters, so all tasks and jobs of a notebook share
-one.
+most recently used models by a digest of their parameters, so that all tasks and jobs share a copy.
 
-DataFrames are read by a ``pandas_udf``, not ``mapInArrow``: only the columns that the model reads
-are sent to Python and only its outputs come back. ``mapInArrow`` would carry the whole table both
-ways (twice the time, with 30 other columns). The pandas columns are converted back to Arrow and
-read as in training, so that every kind of column means the same and errors name the same row.
+DataFrames are read with a ``pandas_udf``, not ``mapInArrow``: only the columns that the model reads
+are sent to Python, and only its outputs come back. ``mapInArrow`` would carry the whole table both
+ways, which takes twice the time with 30 other columns. The pandas columns are converted back to
+Arrow and read as in training, so that all kinds of columns are interpreted in the same way and
+errors name the same row.
 """
 
 from __future__ import annotations
@@ -80,27 +80,27 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-Outputs = dict[str | int, Flat]  # f32[rows, width] by the model's names, or by place from 0
+Outputs = dict[str | int, Flat]  # f32[rows, width] by the output's name, or its index if unnamed
 OutputConverter = Callable[[Outputs], Any]  # -> Series or DataFrame
 
-CACHED_MODELS_MAX = 4  # per Python worker
+CACHED_MODELS_MAX = 4  # number of models that a Python worker caches
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
     """A model and its parameters, as they are sent to executors."""
 
-    model: FlatModel  # without its storage
+    model: FlatModel  # the model, without memory for its parameters
     parameters: Flat  # f32[n_params]
     buffers: bytes  # other state, such as batch statistics; b"" if the model has none
-    digest: str  # of the model's description and name, the parameters and the buffers
+    digest: str  # hash of the model's description and name, its parameters and its buffers
 
     @classmethod
     def from_model(cls, model: FlatModel, parameters: Flat, name: str = "") -> TrainedModel:
-        """Return a model with these parameters and its present buffers.
+        """Return a model with these parameters and its current buffers.
 
-        ``name`` distinguishes models of the same description but different code. Without it, a
-        model whose description does not determine its code gets a digest of its own.
+        ``name`` distinguishes models that have the same description but different code. Without
+        a name, a model whose description does not determine its code gets a random digest.
         """
         buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
         description = model.describe()
@@ -113,7 +113,7 @@ class TrainedModel:
         return cls(model, parameters, buffers, digest.hexdigest())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the model by value: broadcast variables do not include the user's script."""
+        """Pickle the model by value, because executors do not have the user's script."""
         return _unpickle_model, (
             pickle_by_value(self.model),
             self.parameters,
@@ -130,7 +130,7 @@ class TrainedModel:
 
 
 def _unpickle_model(model: bytes, parameters: Flat, buffers: bytes, digest: str) -> TrainedModel:
-    """Return the TrainedModel that ``TrainedModel.__reduce__`` pickled."""
+    """Return the TrainedModel whose pickle ``TrainedModel.__reduce__`` made."""
     return TrainedModel(pickle.loads(model), parameters, buffers, digest)
 
 
@@ -138,7 +138,7 @@ _open_models: OrderedDict[str, FlatModel] = OrderedDict()  # cache, least recent
 
 
 def get_open_model(trained: TrainedModel) -> FlatModel:
-    """Return the model with its parameters from this process's cache, adding it if necessary."""
+    """Return the model, bound to its parameters, from this process's cache or newly opened."""
     if trained.digest not in _open_models:
         _open_models[trained.digest] = trained.open()
         while len(_open_models) > CACHED_MODELS_MAX:
@@ -148,13 +148,13 @@ def get_open_model(trained: TrainedModel) -> FlatModel:
 
 
 class OutputConcatenator:
-    """A model whose outputs are concatenated to one array, f32[rows, sum of widths].
+    """Wraps a model and concatenates its outputs into one array, f32[rows, sum of widths].
 
-    ``widths`` holds each output's width by name or index, once the model has predicted.
+    After a prediction, ``widths`` contains each output's width by name or index.
     """
 
     def __init__(self, model: FlatModel) -> None:
-        """Wrap ``model``, whose outputs may be several arrays."""
+        """Store ``model``, whose outputs may be several arrays."""
         self._model = model
         self.widths: dict[str | int, int] = {}
 
@@ -167,7 +167,7 @@ class OutputConcatenator:
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
 
     def split(self, parts: list[Flat]) -> Outputs:
-        """Concatenate predictions of consecutive rows and split them by output."""
+        """Join predictions of consecutive rows, and split them into the model's outputs."""
         boundaries = np.cumsum(list(self.widths.values()))[:-1]
         return dict(
             zip(self.widths, np.split(concatenate_outputs(parts), boundaries, axis=1), strict=True)
@@ -175,10 +175,11 @@ class OutputConcatenator:
 
 
 def predict_block(model: FlatModel, block: Block) -> Outputs:
-    """Return the model's outputs for a block.
+    """Return the model's outputs for a block of rows.
 
-    Long sparse vectors are made dense for some rows at a time. Raise UsageError naming a row whose
-    NaN or null leads to outputs that are not finite.
+    Rows are processed in steps, because sparse vectors need more memory when made dense. Raise
+    UsageError if the model fails, or if a NaN or null in a row makes an output non-finite; the
+    message then names the row.
     """
     step_rows = choose_step_rows(leaf.shape for leaf in block.form.leaves)
     concatenator, parts = OutputConcatenator(model), []
@@ -197,7 +198,10 @@ def predict_block(model: FlatModel, block: Block) -> Outputs:
 
 
 def choose_step_rows(shapes: Iterable[tuple[int, ...]]) -> int:
-    """Return how many rows to predict at once: whole blocks, within ``BLOCK_BYTES``."""
+    """Return how many rows to predict at once: a multiple of ``BLOCK_ROWS``.
+
+    ``shapes`` are those of a row's features, which should fit into ``BLOCK_BYTES``.
+    """
     row_bytes = sum(4 * max(1, math.prod(shape)) for shape in shapes)
     return BLOCK_ROWS * max(1, BLOCK_BYTES // (BLOCK_ROWS * row_bytes))
 
@@ -205,7 +209,7 @@ def choose_step_rows(shapes: Iterable[tuple[int, ...]]) -> int:
 def _check_outputs(block: Block, first: int, features: Columns, outputs: Flat) -> None:
     """Raise UsageError if a missing or infinite feature made an output non-finite.
 
-    NaN would otherwise look like class 0. Models that handle NaN themselves have finite outputs.
+    Otherwise NaN would look like class 0. A model that handles NaN itself has finite outputs.
     """
     if np.isfinite(outputs).all():
         return
@@ -228,7 +232,7 @@ def _format_shapes(block: Block) -> str:
 
 
 def predict_rows(handle: Any, index: int, rows: Iterable[Any]) -> Iterator[Any]:
-    """Yield each row's outputs, f32[outputs]; for several outputs a tuple or dictionary of them."""
+    """Yield each row's output, f32[outputs], or a tuple or dictionary of its several outputs."""
     model = get_open_model(handle.value)
     for block in join_small_blocks(read_feature_blocks(index, rows), BLOCK_ROWS):
         outputs = predict_block(model, block)
@@ -242,10 +246,10 @@ def predict_rows(handle: Any, index: int, rows: Iterable[Any]) -> Iterator[Any]:
 
 
 def predict_pairs(handle: Any, index: int, pairs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield (key, outputs) for each (key, features) of a partition, reading it once.
+    """Yield (key, outputs) for each (key, features) of a partition, which is read only once.
 
-    Only the keys of rows in progress are in memory. Raise UsageError for an element that is no
-    pair.
+    Only the keys of rows in progress are kept in memory. Raise UsageError for an element that is
+    not a pair.
     """
     keys: deque[Any] = deque()
 
@@ -267,7 +271,7 @@ def predict_pairs(handle: Any, index: int, pairs: Iterable[Any]) -> Iterator[tup
 def predict_columns(
     handle: Any, convert: OutputConverter, plan: ArrowReadPlan, source: str, batches: Iterable[Any]
 ) -> Iterator[Any]:
-    """Yield converted outputs of one partition's pandas columns, in batches of their own sizes."""
+    """Yield converted outputs for one partition's pandas columns; batch sizes may change."""
     model = get_open_model(handle.value)
     parts = read_record_parts(plan, to_arrow_batches(plan, batches), source)
     for block in join_small_blocks(gather_blocks(parts, source), BLOCK_ROWS):
@@ -275,7 +279,7 @@ def predict_columns(
 
 
 def to_arrow_batches(plan: ArrowReadPlan, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-    """Convert pandas batches back to the Arrow batches that Spark made them from."""
+    """Convert pandas batches back to the Arrow batches from which Spark created them."""
     import pyarrow as pa
 
     schema = pa.ipc.read_schema(pa.py_buffer(plan.schema))
@@ -290,7 +294,7 @@ def to_arrow_batches(plan: ArrowReadPlan, batches: Iterable[Any]) -> Iterator[pa
 def to_arrow_array(column: Any, kind: pa.DataType) -> pa.Array:
     """Convert a Series, or a DataFrame of a struct's fields, back to Spark's Arrow array.
 
-    Pandas holds nulls among floats as NaN, and they stay NaN.
+    Pandas represents nulls among floats as NaN; these stay NaN.
     """
     import pyarrow as pa
 
@@ -320,9 +324,9 @@ def _to_list_array(rows: NDArray[Any], kind: pa.DataType) -> pa.Array:
 
 
 def resolve_output_columns(output: Any) -> dict[str | int, str]:
-    """Return the column name for each output of the model, by name or index.
+    """Return the column's name for each output of the model, by the output's name or index.
 
-    Raise UsageError for anything but a column's name, a tuple or a dictionary of these.
+    Raise UsageError unless ``output`` is a column's name, or a tuple or dictionary of these.
     """
     names = output if isinstance(output, dict) else {0: output}
     if isinstance(output, tuple):
@@ -336,7 +340,10 @@ def resolve_output_columns(output: Any) -> dict[str | int, str]:
 
 
 def to_pandas(names: dict[str | int, str], outputs: Outputs) -> pd.Series[Any] | pd.DataFrame:
-    """Convert outputs to a Series of arrays, or several to a DataFrame with fields o0, o1 ..."""
+    """Convert one output to a Series of arrays, or several to a DataFrame of fields o0, o1, ...
+
+    Raise UsageError if ``names`` does not have a name for each of the outputs.
+    """
     import pandas as pd
 
     if set(outputs) != set(names):
@@ -360,9 +367,9 @@ def _describe_outputs(outputs: Outputs) -> str:
 def add_output_columns(
     frame: DataFrame, model: Any, features: ColumnNames, output: Any, element: str = "float"
 ) -> DataFrame:
-    """Return the frame with a column array<element> for each of the model's outputs.
+    """Return the DataFrame with an additional column array<element> for each model output.
 
-    Raise UsageError naming a column that features cannot be made of.
+    Raise UsageError if a column cannot be used as features; the message names the column.
     """
     from pyspark.sql import functions as sql
 
@@ -384,10 +391,10 @@ def add_output_columns(
 def create_output_column(
     frame: DataFrame, model: Any, convert: OutputConverter, schema: str, features: ColumnNames
 ) -> Column:
-    """Return a column of type ``schema`` with converted outputs for these features of the frame.
+    """Return a column of type ``schema`` with the model's outputs, converted by ``convert``.
 
-    Only the feature columns are sent to Python. Raise UsageError naming a column that features
-    cannot be made of, SetupError without pandas.
+    Only the feature columns are sent to Python. Raise UsageError if a column cannot be used as
+    features, and SetupError if pandas is not installed.
     """
     if importlib.util.find_spec("pandas") is None:
         raise SetupError(
@@ -402,10 +409,10 @@ def create_output_column(
 def apply_pandas_udf(
     columns: list[Column], run: Callable[[str, Iterable[Any]], Any], schema: str
 ) -> Column:
-    """Return a column of type ``schema`` that ``run(source, batches)`` computes from these columns.
+    """Return a column of type ``schema`` that ``run(source, batches)`` computes from ``columns``.
 
-    ``batches`` are pandas Series, or tuples of them for several columns; ``source`` names the
-    partition.
+    Each batch is a pandas Series, or a tuple of Series for several columns. ``source`` describes
+    the partition for messages.
     """
     import pandas as pd
     from pyspark.sql.pandas.functions import pandas_udf
@@ -433,8 +440,8 @@ UdfShapes = Sequence[Sequence[int]] | None
 def create_inference_udf(model: Any, inputs: UdfInputs, shapes: UdfShapes, output: Any) -> Any:
     """Return a pandas UDF that predicts with ``model``, a broadcast variable.
 
-    ``SparkNetwork.udf`` documents the arguments. Raise SetupError without pandas, and UsageError
-    for inputs or shapes that no model can have.
+    ``SparkNetwork.udf`` documents the other arguments. Raise SetupError if pandas is not installed,
+    and UsageError for invalid inputs or shapes.
     """
     if importlib.util.find_spec("pandas") is None:
         raise SetupError(
@@ -462,7 +469,7 @@ def create_inference_udf(model: Any, inputs: UdfInputs, shapes: UdfShapes, outpu
 
 
 def check_inputs(inputs: UdfInputs, shapes: UdfShapes) -> None:
-    """Raise UsageError for inputs or shapes that no model can have."""
+    """Raise UsageError for invalid arguments ``inputs`` and ``shapes`` of a UDF."""
     named = isinstance(inputs, tuple) and inputs and all(isinstance(i, str) for i in inputs)
     counted = isinstance(inputs, int) and not isinstance(inputs, bool) and inputs > 0
     if not (inputs is None or named or counted):
@@ -500,7 +507,7 @@ def predict_series(
 
 
 def _to_struct(names: dict[str | int, str], outputs: Outputs) -> pd.DataFrame:
-    """Convert outputs to a DataFrame with the given field names."""
+    """Convert outputs to a DataFrame whose fields have the given names."""
     import pandas as pd
 
     made = to_pandas(names, outputs)
@@ -509,9 +516,9 @@ def _to_struct(names: dict[str | int, str], outputs: Outputs) -> pd.DataFrame:
 
 
 def predict_features(model: FlatModel, features: Columns) -> Outputs:
-    """Return outputs, predicted in steps of whole blocks.
+    """Return the model's outputs, predicted in steps of whole blocks.
 
-    A row's output has the same bits whatever rows surround it.
+    A row's output is bit-identical whatever other rows are predicted with it.
     """
     arrays = arrays_of(features)
     step_rows = choose_step_rows(array.shape[1:] for array in arrays)
@@ -531,9 +538,9 @@ def predict_features(model: FlatModel, features: Columns) -> Outputs:
 
 
 def series_to_features(series: Sequence[Any], inputs: UdfInputs, shapes: UdfShapes) -> Columns:
-    """Return the model's features: the columns side by side in one array, or an array per input.
+    """Return the model's features: all columns combined into one array, or one array per input.
 
-    Several columns in one array are converted to float32.
+    If several columns are combined, they are converted to float32.
     """
     if inputs is None:
         arrays = [_to_array(i, column) for i, column in enumerate(series)]
@@ -582,7 +589,7 @@ def _to_array(position: int, column: Any) -> NDArray[Any]:
 
 
 def _stack_rows(position: int, values: NDArray[Any]) -> NDArray[Any]:
-    """Stack rows, which are arrays, to one array. Raise UsageError if their lengths differ."""
+    """Stack arrays into one, a row each. Raise UsageError if their lengths differ."""
     try:
         return np.stack([np.asarray(one) for one in values])
     except ValueError as error:
@@ -593,7 +600,7 @@ def _stack_rows(position: int, values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _check_missing(position: int, values: NDArray[Any], rows: int) -> None:
-    """Raise UsageError for NaN, which also stands for a null among floats."""
+    """Raise UsageError if a value is NaN, which also represents a null among floats."""
     import pandas as pd
 
     missing = pd.isna(values)
@@ -605,7 +612,7 @@ def _check_missing(position: int, values: NDArray[Any], rows: int) -> None:
 
 
 def _reshape(array: NDArray[Any], shapes: UdfShapes, position: int) -> NDArray[Any]:
-    """Reshape rows to the shape that the user requested; single numbers become arrays of one."""
+    """Reshape rows to the shape that the user gave. Without one, numbers become arrays of one."""
     if shapes is None:
         return array if array.ndim > 1 else array.reshape(-1, 1)
     try:
@@ -618,7 +625,7 @@ def _reshape(array: NDArray[Any], shapes: UdfShapes, position: int) -> NDArray[A
 
 
 def check_can_score(model: FlatModel, penalized: bool) -> None:
-    """Raise UsageError if the model has no loss of rows, or no penalty it can report."""
+    """Raise UsageError if the model has no loss, or, if ``penalized``, reports no penalty."""
     if isinstance(model, RequiresLoss):
         model.need_loss()
     if not isinstance(model, Measured):
@@ -634,7 +641,7 @@ def check_can_score(model: FlatModel, penalized: bool) -> None:
 
 
 def score_block(model: Any, block: Block, penalized: bool) -> NDArray[np.float64]:
-    """Return each row's unweighted loss, f64[rows], plus the model's penalty if requested."""
+    """Return each row's unweighted loss, f64[rows], plus the model's penalty if ``penalized``."""
     check_block(model, block)
     batch = block.form.batch(block.records)
     scores = np.empty(batch.rows)
@@ -665,9 +672,9 @@ def score_rdd(model: Any, source: RowSource, penalized: bool) -> Any:
 def add_score_column(
     frame: DataFrame, model: Any, spec: ColumnSpec, output: str, penalized: bool
 ) -> DataFrame:
-    """Return the frame with a column ``output`` of scores, each the loss of its row.
+    """Return the DataFrame with an additional column ``output``, which contains each row's loss.
 
-    Raise UsageError naming a column that does not fit.
+    Raise UsageError if a column does not suit its role; the message names the column.
     """
     columns, plan = resolve_columns(frame, spec, dense=True)
     run = partial(_score_columns, model, plan, penalized)
@@ -686,15 +693,15 @@ def _score_columns(
         yield pd.Series(score_block(model, block, penalized))
 
 
-MERGED_PARTITIONS_MAX = 32  # partitions whose metrics one task, or the driver, merges
+MERGED_PARTITIONS_MAX = 32  # number of partitions whose metrics one task, or the driver, merges
 
 
 def evaluate_partition(
     model: Any, metrics: MetricSpec, blocks: BlockReader, index: int, items: Iterable[Any]
 ) -> Iterator[Evaluation | UsageError | SetupError]:
-    """Yield the metrics of one partition, if it has rows; runs on an executor.
+    """Yield the metrics of one partition if it has rows. Runs on an executor.
 
-    An error in the rows is yielded instead: if the task failed, Spark would only retry it.
+    An error in the rows is yielded, not raised: Spark would only retry a failed task.
     """
     opened, accumulator = get_open_model(model.value), EvaluationAccumulator()
     try:
@@ -709,7 +716,7 @@ def evaluate_partition(
 
 
 def evaluate_source(model: Any, metrics: MetricSpec, source: RowSource) -> Evaluation:
-    """Return the metrics over all rows. Raise UsageError naming a row that does not fit."""
+    """Return the metrics over all rows. Raise UsageError if a row does not suit the model."""
     run = partial(evaluate_partition, model, metrics, source.blocks)
     answers = source.rdd.mapPartitionsWithIndex(run)
     with translate_job_errors("evaluating"):
@@ -721,7 +728,7 @@ def evaluate_source(model: Any, metrics: MetricSpec, source: RowSource) -> Evalu
 
 
 def merge_answers(answers: Iterable[Any]) -> Iterator[Evaluation | UsageError | SetupError]:
-    """Merge the metrics or errors that ``evaluate_partition`` yielded; runs on an executor."""
+    """Merge the metrics or errors that ``evaluate_partition`` yielded. Runs on an executor."""
     accumulator = EvaluationAccumulator()
     for part in answers:
         if not isinstance(part, Evaluation):

@@ -1,1 +1,1 @@
-"""An Estimator and a Model for Spark ML pipelines, their Params and their files."""
+"""Integrate training with Spark ML: an Estimator and a Model for pipelines and tuning."""

@@ -1,7 +1,7 @@
-"""Train in Spark ML's pipelines and cross-validation: an Estimator and the Model it returns.
+"""Define an Estimator for Spark ML's pipelines and cross-validation, and the Model it returns.
 
-Each fit trains a copy of the model, so fits may run at the same time in threads; limit the workers
-of each so that all find a slot (``workers_per_node``).
+Each fit trains a copy of the model, so several fits may run at the same time in threads. Limit the
+number of workers per fit (``workers_per_node``) so that all workers find a task slot.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class SparkstromEstimator(
 ):
     """Trains a model of ``sparkstrom.models`` on a DataFrame.
 
-    The constructor's keywords are the Params; only ``model`` has no default. All other options of
-    training belong to ``master``. ``fit`` raises the same errors as ``SparkNetwork.fit``.
+    The constructor's keywords are the Params; ``model`` is required for a fit. All other training
+    options belong to ``master``. ``fit`` raises the same errors as ``SparkNetwork.fit``.
     """
 
     _input_kwargs: dict[str, Any]
@@ -87,7 +87,7 @@ class SparkstromEstimator(
         listeners: Sequence[Any] | None = None,
         verbose: bool = False,
     ) -> None:
-        """Set the Params; their setters, such as ``setEpochs``, describe them."""
+        """Set the Params. For their meaning, see the setters, such as ``setEpochs``."""
         super().__init__()
         self._setDefault(epochs=10, validationFraction=0.0, verbose=False, seed=None)
         given = self._input_kwargs.items()
@@ -95,7 +95,7 @@ class SparkstromEstimator(
 
     @keyword_only
     def setParams(self, **values: Any) -> SparkstromEstimator:
-        """Set several Params by keyword. Raise UsageError for a name that is none."""
+        """Set several Params by keyword. Raise UsageError if a keyword is not a Param's name."""
         for name in values:
             if not self.hasParam(name):
                 known = ", ".join(param.name for param in self.params)
@@ -105,7 +105,7 @@ class SparkstromEstimator(
         return self._set(**self._input_kwargs)
 
     def _fit(self, dataset: DataFrame) -> SparkstromModel:
-        """Train on the DataFrame; return the model, as Spark ML's ``fit``."""
+        """Train on the DataFrame and return the trained model; Spark ML's ``fit`` calls this."""
         if self.get_or_none("model") is None:
             raise UsageError("model is not set: SparkstromEstimator(model=DenseNetwork(...))")
         # A copy, because other fits may run at the same time and the user's model must not change.
@@ -145,7 +145,7 @@ class SparkstromEstimator(
         return self._copyValues(model_stage)
 
     def _master(self) -> TrainingMaster:
-        """Return the master with the values of Params that override its options."""
+        """Return the training master, with the options replaced that Params override."""
         changes = {"batch_size_per_worker": self.get_or_none("batchSize")}
         if self.isSet("seed"):
             changes["rng_seed"] = self.getOrDefault("seed")
@@ -153,12 +153,12 @@ class SparkstromEstimator(
         return replace_options(master, **{k: v for k, v in changes.items() if v is not None})
 
     def write(self) -> EstimatorWriter:
-        """Return a writer: ``write().overwrite().save(path)``."""
+        """Return a writer, for ``write().overwrite().save(path)``."""
         return EstimatorWriter(self)
 
     @classmethod
     def read(cls) -> EstimatorReader:
-        """Return a reader: ``read().load(path)``, or ``load(path)``."""
+        """Return a reader, for ``read().load(path)``."""
         return EstimatorReader(cls)
 
 
@@ -166,10 +166,10 @@ GridValue.estimator_class = SparkstromEstimator
 
 
 class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromModel"]):
-    """A trained model, which adds columns to a DataFrame row by row on the executors.
+    """A trained model, which adds output columns to a DataFrame on the executors.
 
-    For classes: ``predictionCol`` (the class as a double), ``probabilityCol`` and
-    ``rawPredictionCol`` (vectors). For values: ``predictionCol`` alone.
+    A model that predicts classes adds ``predictionCol`` (the class as a double), ``probabilityCol``
+    and ``rawPredictionCol`` (vectors). A model that predicts values adds only ``predictionCol``.
     """
 
     def __init__(
@@ -183,10 +183,10 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         """Store a trained model.
 
         Args:
-            trained: the model and its parameters.
-            summary: the summary of its fit; None for a loaded model.
-            epochs_trained: the number of epochs of its fit.
-            several: whether a row's prediction is an array of values.
+            trained: The model and its parameters.
+            summary: The summary of the model's fit; None for a loaded model.
+            epochs_trained: The number of epochs trained.
+            several: Whether a row's prediction is an array of values.
         """
         super().__init__()
         self.trained, self.summary, self.epochs_trained = trained, summary, epochs_trained
@@ -199,7 +199,7 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
 
     @property
     def model(self) -> FlatModel:
-        """The model with its parameters, in this process."""
+        """The model, bound to a copy of its parameters, in this process."""
         return self.trained.open()
 
     @property
@@ -210,12 +210,12 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
     def predict(self, features: Any) -> Any:
         """Return outputs f32[rows, outputs] for features [rows, ...], computed in this process.
 
-        A tuple or dictionary of arrays is for a model with several inputs.
+        For a model with several inputs, ``features`` is a tuple or dictionary of arrays.
         """
         return self.model.predict(features_to_arrays(features))
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        """Return the DataFrame with the output columns, as Spark ML's ``transform``."""
+        """Return the DataFrame with the output columns; Spark ML's ``transform`` calls this."""
         features = self.getOrDefault("featuresCol")
         name = self.getOrDefault("predictionCol")
         if isinstance(name, tuple | dict):
@@ -236,7 +236,7 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         )
 
     def _add_class_columns(self, dataset: DataFrame, features: ColumnNames) -> DataFrame:
-        """Return the DataFrame with the columns of class, probabilities and raw predictions."""
+        """Return the DataFrame with columns for class, probabilities and raw predictions."""
         from pyspark.ml.functions import array_to_vector
         from pyspark.sql import functions as sql
 
@@ -257,24 +257,24 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         return result.drop(temporary)
 
     def _broadcast_model(self, dataset: DataFrame) -> Any:
-        """Broadcast this model, once per application."""
+        """Return a handle of this model on executors; it is broadcast once per application."""
         application = make_application(dataset.sparkSession)
         if self._shipped is None or self._shipped[0] != application.name:
             self._shipped = (application.name, application.broadcast_value(self.trained))
         return self._shipped[1]
 
     def write(self) -> ModelWriter:
-        """Return a writer: ``write().overwrite().save(path)``."""
+        """Return a writer, for ``write().overwrite().save(path)``."""
         return ModelWriter(self)
 
     @classmethod
     def read(cls) -> ModelReader:
-        """Return a reader: ``read().load(path)``, or ``load(path)``."""
+        """Return a reader, for ``read().load(path)``."""
         return ModelReader(cls)
 
 
 def to_class_frame(kind: str, outputs: Outputs) -> pd.DataFrame:
-    """Convert outputs to the fields of ``CLASS_SCHEMA``."""
+    """Convert the outputs of a classifier to the fields of ``CLASS_SCHEMA``."""
     import pandas as pd
 
     scores = require_single_output(outputs)
@@ -288,7 +288,7 @@ def to_class_frame(kind: str, outputs: Outputs) -> pd.DataFrame:
 
 
 def to_label_frame(kind: str, outputs: Outputs) -> pd.DataFrame:
-    """Convert outputs to the fields of ``LABEL_SCHEMA``: each label is true or false."""
+    """Convert the outputs of a multi-label model to ``LABEL_SCHEMA``: a yes or no per label."""
     import pandas as pd
 
     scores = require_single_output(outputs)
@@ -316,7 +316,7 @@ def to_value_series(outputs: Outputs, *, several: bool) -> pd.Series[Any]:
 
 
 def require_single_output(outputs: Outputs) -> Flat:
-    """Return the only output. Raise UsageError if there are several."""
+    """Return the model's only output. Raise UsageError if it has several."""
     if len(outputs) != 1:
         raise UsageError(
             f"the model has {len(outputs)} outputs: name a column for each, such as "

@@ -1,9 +1,9 @@
-"""The Params of the estimator and its model, their converters, and values of a tuning grid.
+"""Define the Params of the estimator and its model, and wrap values for tuning grids.
 
-Spark ML saves the grid of a CrossValidator or TrainValidationSplit as JSON, except values that are
-stages, which get directories of their own. So ``GridValue`` wraps models, training
-masters, early-stopping rules, listeners and tuples of columns as stages, and setting an estimator's
-Param unwraps them. A converter checks a Param's value and may convert it.
+A Param's converter checks a value and may convert it. Spark ML saves the grid of a CrossValidator
+or TrainValidationSplit as JSON, except for values that are pipeline stages; those get their own
+directories. Therefore ``GridValue`` wraps models, training masters, early-stopping rules, listeners
+and tuples of columns as stages. Setting a Param of an estimator unwraps them.
 """
 
 from __future__ import annotations
@@ -46,22 +46,21 @@ from sparkstrom.spark.strategies import strategy_for
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-VALUE_FOLDER = "value"  # next to the metadata: an estimator on which only this Param is set
+VALUE_FOLDER = "value"  # next to the metadata; contains an estimator with only this Param set
 PARAM_KEY = "param"
 
 
 class GridValue(Transformer, MLWritable, MLReadable["GridValue"]):
-    """Wraps a value of a tuning grid that JSON cannot hold; has the attributes of ``value``.
+    """Wraps a value of a tuning grid that JSON cannot represent. It has the value's attributes.
 
-    ``name`` is the Param under which the value is saved. It is "featuresCol" for the columns of
-    any Param.
+    ``name`` is the Param under which the value is saved; for columns of any Param, "featuresCol".
     """
 
-    # The estimator's class, whose files can hold the value. Its module imports this one.
+    # The estimator's class, used to save the value. It is set by the module that defines it.
     estimator_class: ClassVar[type[Any]]
 
     def __init__(self, name: str, value: Any) -> None:
-        """Wrap the value of the Param ``name``."""
+        """Wrap ``value``, a value of the Param ``name``."""
         super().__init__()
         self.name, self.value = name, value
 
@@ -76,15 +75,15 @@ class GridValue(Transformer, MLWritable, MLReadable["GridValue"]):
         return bool(self.value == unwrap(other))
 
     def __hash__(self) -> int:
-        """Return the hash of the Param's name, because the value may have none."""
+        """Return the hash of the Param's name, because the value may not be hashable."""
         return hash(self.name)
 
     def __repr__(self) -> str:
-        """Return the wrapped value's text."""
+        """Return the representation of the wrapped value."""
         return repr(self.value)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        """Raise UsageError: a grid value transforms no data."""
+        """Raise UsageError: a grid value cannot transform data."""
         raise UsageError(f"{self!r} is a value of a grid: it transforms no DataFrame")
 
     def write(self) -> GridValueWriter:
@@ -93,12 +92,12 @@ class GridValue(Transformer, MLWritable, MLReadable["GridValue"]):
 
     @classmethod
     def read(cls) -> GridValueReader:
-        """Return a reader of the files that ``write`` makes."""
+        """Return a reader for the files that the writer creates."""
         return GridValueReader()
 
 
 def unwrap(value: Any) -> Any:
-    """Return the wrapped value of a GridValue, and any other value as it is."""
+    """Return the wrapped value of a GridValue; return any other value unchanged."""
     return value.value if isinstance(value, GridValue) else value
 
 
@@ -131,21 +130,22 @@ class GridValueReader(MLReader[GridValue]):
 
 
 def _create_converter(name: str, declared: Metadata) -> Callable[[Any], Any]:
-    """Return a converter that checks a Param's value like the declared option."""
+    """Return a converter that checks a Param's value as an option with this declaration."""
     return lambda value: declared[KEY].read(name, value)
 
 
 SEED_OPTION = whole(-(2**63))  # Spark ML's default is a hash, which may be negative
 MULTI_COLUMN_PARAMS = ("featuresCol", "labelCol", "predictionCol")  # may name several columns
 
-# A ParamGridBuilder keeps what these converters return, and Spark ML saves it: values that JSON
-# cannot hold are wrapped as GridValue. ``OutputParams`` unwraps them when a Param is set.
+# A ParamGridBuilder stores the values that these converters return, and Spark ML saves them. So
+# values that JSON cannot represent are wrapped as GridValue. ``OutputParams`` unwraps them when a
+# Param is set.
 
 
 def convert_columns(value: Any, param: str = "featuresCol") -> Any:
     """Check the value of a Param that names columns: a name, a list, or a tuple or dictionary.
 
-    Raise UsageError for anything else.
+    Return the value, wrapped if it is a tuple. Raise UsageError for anything else.
     """
     value = unwrap(value)
     several = value.values() if isinstance(value, dict) else value
@@ -168,12 +168,12 @@ def convert_label_columns(value: Any) -> Any:
 
 
 def convert_output_columns(value: Any) -> Any:
-    """Check and return the columns for outputs: one, or one per output of the model."""
+    """Check and return the names of output columns: one, or one per output of the model."""
     return convert_columns(value, "predictionCol")
 
 
 def convert_listeners(value: Any) -> Any:
-    """Check and wrap listeners. Raise UsageError for objects without a listener's method."""
+    """Check and wrap listeners. Raise UsageError for objects that are not listeners."""
     value = unwrap(value)
     check_listeners(value)
     return GridValue("listeners", value)
@@ -209,7 +209,7 @@ def _create_column_param(name: str, doc: str) -> Param[str]:
 
 
 class OutputParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol):
-    """The Params for the columns that a model reads and adds; an empty name adds no column."""
+    """The Params for the columns that a model reads and adds. An empty name adds no column."""
 
     featuresCol: Param[Any] = Param(
         Params._dummy(),
@@ -232,12 +232,12 @@ class OutputParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPr
     )
 
     def set(self, param: Param[Any], value: Any) -> None:
-        """Set a Param to a value, as Spark ML's tuning does."""
+        """Set a Param, unwrapping a GridValue. Spark ML's tuning calls this method."""
         super().set(param, value)
         self._paramMap[param] = unwrap(self._paramMap[param])
 
     def _set(self, **values: Any) -> Self:
-        """Set several Params by name to values, unwrapping each GridValue."""
+        """Set several Params by name; unwrap each GridValue."""
         super()._set(**values)
         for param in map(self.getParam, values):
             if param in self._paramMap:
@@ -245,30 +245,30 @@ class OutputParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPr
         return self
 
     def setFeaturesCol(self, value: ColumnNames) -> Self:
-        """Set the features: an array, vector or image column, or a list of number columns.
+        """Set the features: an array, vector or image column, or a list of numeric columns.
 
-        A tuple or dictionary of these is for a model with several inputs.
+        For a model with several inputs, give a tuple or dictionary of these.
         """
         return self._set(featuresCol=value)
 
     def setPredictionCol(self, value: str | tuple[str, ...] | dict[str, str]) -> Self:
-        """Set the column of the class as a double or of the value; several values form an array.
+        """Set the prediction column: a class as a double, a value, or an array of several values.
 
-        A tuple or dictionary names an array column for each output of a model with several outputs.
+        For a model with several outputs, a tuple or dictionary names an array column for each.
         """
         return self._set(predictionCol=value)
 
     def setProbabilityCol(self, value: str) -> Self:
-        """Set the column of class probabilities, a vector; classes only."""
+        """Set the column for a vector of class probabilities. For models that predict classes."""
         return self._set(probabilityCol=value)
 
     def setRawPredictionCol(self, value: str) -> Self:
-        """Set the column of the vector that ranks classes; classes only."""
+        """Set the column for a vector of class scores. For models that predict classes."""
         return self._set(rawPredictionCol=value)
 
 
 class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndicatorCol, HasSeed):
-    """The Params of the estimator: the columns to read, the model and the options of its fits."""
+    """The Params of the estimator: the columns to read, the model and the training options."""
 
     labelCol: Param[Any] = Param(
         Params._dummy(),
@@ -327,11 +327,12 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
     )
 
     def copy(self, extra: dict[Param[Any], Any] | None = None) -> Self:
-        """Return a copy on which the Params of ``extra`` are set.
+        """Return a copy with the Params in ``extra`` set.
 
-        Values of this estimator's Params in ``extra`` are converted in place, as ParamGridBuilder
-        converts them. Spark ML passes the dicts of a grid here and saves these same dicts with a
-        tuned model; a user may have written them without ParamGridBuilder.
+        The values of this estimator's Params in ``extra`` are converted in place, as a
+        ParamGridBuilder would convert them. Spark ML passes the dictionaries of a grid here and
+        saves the same dictionaries with a tuned model, and a user may have created them without
+        ParamGridBuilder.
         """
         extra = {} if extra is None else extra
         for param in extra:
@@ -340,9 +341,10 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
         return super().copy(extra)
 
     def setLabelCol(self, value: ColumnNames | None) -> Self:
-        """Set the label: a class index, a value or an array; a tuple or dictionary for several.
+        """Set the label column, which contains a class index, a value or an array.
 
-        None is for a model whose loss takes its labels from the features.
+        A tuple or dictionary names several columns. None means that the model's loss takes its
+        labels from the features.
         """
         return self._set(labelCol=value)
 
@@ -355,11 +357,11 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
         return self._set(validationIndicatorCol=value)
 
     def setSeed(self, value: int) -> Self:
-        """Set the seed of the rows' placement and order; the model has a seed of its own."""
+        """Set the random seed for the placement and order of rows. The model has its own seed."""
         return self._set(seed=value)
 
     def setModel(self, value: FlatModel) -> Self:
-        """Set the model; each fit starts with fresh parameters."""
+        """Set the model. Each fit starts with newly initialized parameters."""
         return self._set(model=value)
 
     def setEpochs(self, value: int) -> Self:
@@ -367,11 +369,11 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
         return self._set(epochs=value)
 
     def setBatchSize(self, value: int) -> Self:
-        """Set the rows of one worker's minibatch."""
+        """Set the number of rows in one worker's minibatch."""
         return self._set(batchSize=value)
 
     def setMaster(self, value: TrainingMaster) -> Self:
-        """Set the training master, which holds all other options."""
+        """Set the training master, which contains all other training options."""
         return self._set(master=value)
 
     def setEarlyStopping(self, value: EarlyStopping | None) -> Self:
@@ -379,11 +381,11 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
         return self._set(earlyStopping=value)
 
     def setListeners(self, value: Sequence[Any]) -> Self:
-        """Set the listeners of each fit; they are not saved."""
+        """Set the listeners of each fit. Listeners are not saved with the estimator."""
         return self._set(listeners=value)
 
     def setValidationFraction(self, value: float) -> Self:
-        """Set the share of rows to hold out, chosen by seed and content."""
+        """Set the fraction of rows to hold out; rows are selected by seed and content."""
         return self._set(validationFraction=value)
 
     def setVerbose(self, value: bool) -> Self:

@@ -1,10 +1,10 @@
-"""Save and load estimators and their models: Spark ML's metadata, and files of sparkstrom.
+"""Save and load estimators and their models: Spark ML's metadata plus sparkstrom's own files.
 
-A saved model's directory holds ``metadata`` (Params, as for every stage) and ``model/model.npz``
-with its ``model.npz.json``, in the format of ``SparkNetwork.save``, which plain NumPy opens. If a
-model, such as a TorchModel, cannot be rebuilt from its description, its code is stored in
-``model.npz.pickle``, because ``PipelineModel.load`` cannot be given a model. An estimator has the
-same files, with initial parameters, if its model has code or such parameters.
+A saved model's directory contains ``metadata`` (the Params, as for every pipeline stage) and
+``model/model.npz`` with ``model.npz.json``, in the format of ``SparkNetwork.save``, which plain
+NumPy can open. If a model, such as a TorchModel, cannot be rebuilt from its description, it is also
+pickled with its code to ``model.npz.pickle``, because ``PipelineModel.load`` cannot be given a
+model. A saved estimator has the same files, with initial parameters, if its model needs them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CODE_FILE = f"{MODEL_FILE}.pickle"
 METADATA_KEY, COLUMNS_KEY = (
     "sparkstrom",
     "columns",
-)  # our key in the metadata; column names that are no string
+)  # sparkstrom's key in the metadata; below it, column names that are not a single string
 OBJECT_PARAMS = (
     "model",
     "master",
@@ -50,11 +50,11 @@ DAMAGE_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
     *(TypeError, ValueError, RecursionError),
 )
-UNSAVED_PARAMS = ("listeners",)  # objects of the running program
+UNSAVED_PARAMS = ("listeners",)  # Params that are not saved: objects of the running program
 
 
 def require_spark_context(reader_or_writer: Any) -> Any:
-    """Return the SparkContext of a reader or writer. Raise UsageError over Spark Connect."""
+    """Return the SparkContext of a reader or writer. Raise UsageError for Spark Connect."""
     from pyspark.sql.utils import is_remote
 
     if is_remote():
@@ -75,7 +75,7 @@ class EstimatorWriter(MLWriter):
         self._instance = instance
 
     def saveImpl(self, path: str) -> None:
-        """Write the files. Raise UsageError for an option that cannot be written."""
+        """Write the estimator's files. Raise UsageError for an option that cannot be written."""
         estimator = self._instance
         model = estimator.get_or_none("model")
         description = model.describe() if model is not None else {}
@@ -103,12 +103,12 @@ class EstimatorReader(MLReader[Any]):
     """Reads the files that ``EstimatorWriter`` wrote."""
 
     def __init__(self, cls: type[Any]) -> None:
-        """Prepare to read an estimator of the class ``cls``."""
+        """Prepare to read an estimator of class ``cls``."""
         super().__init__()
         self._cls = cls
 
     def load(self, path: str) -> Any:
-        """Return the estimator. Raise UsageError for a model that cannot be rebuilt."""
+        """Return the estimator saved in ``path``. Raise UsageError if its files are damaged."""
         with _explain_damage(path):
             return self._load(path)
 
@@ -154,16 +154,16 @@ class ModelWriter(MLWriter):
 
 
 class ModelReader(MLReader[Any]):
-    """Reads the files that ``ModelWriter`` wrote. With ``model(...)``, no saved code is run."""
+    """Reads the files that ``ModelWriter`` wrote. After ``model(...)``, no saved code is run."""
 
     def __init__(self, cls: type[Any]) -> None:
-        """Prepare to read a trained model of the class ``cls``."""
+        """Prepare to read a trained model of class ``cls``."""
         super().__init__()
         self._cls = cls
         self._model: FlatModel | None = None
 
     def model(self, model: FlatModel) -> ModelReader:
-        """Set a model for the saved parameters, so that the saved model's code is not unpickled."""
+        """Set the model that gets the saved parameters, instead of unpickling the saved model."""
         self._model = model
         return self
 
@@ -187,7 +187,7 @@ class ModelReader(MLReader[Any]):
 
 @contextlib.contextmanager
 def _explain_damage(path: str) -> Iterator[None]:
-    """During the block, convert errors from damaged metadata to a UsageError with the path."""
+    """During the block, convert errors caused by damaged files to a UsageError with the path."""
     try:
         yield
     except UsageError as error:
@@ -204,7 +204,7 @@ def _explain_damage(path: str) -> Iterator[None]:
 def _save_metadata(
     instance: Any, path: str, context: Any, fields: dict[str, Any], skip: tuple[str, ...] = ()
 ) -> None:
-    """Write Spark ML's metadata file: the Params except those of ``skip``, and ``fields``."""
+    """Write Spark ML's metadata file: all Params except those in ``skip``, and ``fields``."""
     stage = instance.copy()
     column_params = {
         name: stage.getOrDefault(name) for name in MULTI_COLUMN_PARAMS if stage.hasParam(name)
@@ -231,7 +231,7 @@ def _write_model(
 ) -> None:
     """Write the model's files next to the metadata.
 
-    With ``exports``, also write a file in the format of the model's own library, if it has one.
+    If ``exports`` is True, also write a file in the format of the model's own library, if any.
     """
     description = model.describe()
     with tempfile.TemporaryDirectory(prefix="sparkstrom-save-") as folder:
@@ -252,7 +252,10 @@ def _write_model(
 def _read_model(
     context: Any, path: str, given: FlatModel | None = None
 ) -> tuple[FlatModel, Flat, int]:
-    """Return model, parameters and epochs. ``given`` replaces the model in the files."""
+    """Return the saved model, its parameters and the number of epochs trained.
+
+    ``given`` replaces the saved model, whose code is then not unpickled.
+    """
     with tempfile.TemporaryDirectory(prefix="sparkstrom-load-") as folder:
         for name in (MODEL_FILE, f"{MODEL_FILE}.json"):
             _download(context, f"{path}/{MODEL_FOLDER}/{name}", Path(folder) / name)
@@ -266,7 +269,10 @@ def _read_model(
 
 
 def _is_self_describing(description: Path) -> bool:
-    """Return whether a saved model's description suffices to rebuild it without its pickle."""
+    """Return whether a saved model can be rebuilt from its description, without its pickle.
+
+    Also return True if the description is damaged; ``load_model`` will report that.
+    """
     try:
         model = json.loads(description.read_text("utf-8"))["model"]
         return bool(is_self_contained(model))
@@ -275,7 +281,7 @@ def _is_self_describing(description: Path) -> bool:
 
 
 def _unpickle_model(content: bytes, source: str) -> FlatModel:
-    """Return a model from its pickle. Raise UsageError if its dependencies are missing."""
+    """Return a model from its pickle. Raise UsageError if it cannot be unpickled here."""
     try:
         model: FlatModel = pickle.loads(content)
     except Exception as error:  # whatever a user's __setstate__ or a missing module raises
@@ -288,7 +294,7 @@ def _unpickle_model(content: bytes, source: str) -> FlatModel:
 
 
 def _restore_columns(columns: dict[str, Any]) -> dict[str, Any]:
-    """Return column names as the user gave them, with the tuples that JSON cannot hold."""
+    """Return column names as the user gave them; JSON stores a tuple as a list."""
     return {
         name: tuple(value) if kind == "tuple" else value for name, (kind, value) in columns.items()
     }
@@ -315,7 +321,7 @@ def _exists(context: Any, name: str) -> bool:
 
 
 def _resolve_hadoop_path(context: Any, name: str) -> tuple[Any, Any, Any]:
-    """Return the Hadoop file system and path of a URL, and the Java class of paths."""
+    """Return the Hadoop file system and path of a URL, and the Java class for paths."""
     make = context._jvm.org.apache.hadoop.fs.Path
     path = make(name)
     return path.getFileSystem(context._jsc.hadoopConfiguration()), path, make

@@ -1,5 +1,5 @@
-"""Train fits in rounds (parameter averaging and DiLoCo) as Spark jobs, with RDDs or DataFrames.
+"""Run round-based training (parameter averaging and DiLoCo) as Spark jobs on RDDs or DataFrames.
 
-In each round all workers train some minibatches from the same parameters. Their results are then
-averaged, and the next round starts from the average.
+In each round, all workers start with the same parameters and train some minibatches. Their results
+are then averaged, and the next round starts with the average.
 """

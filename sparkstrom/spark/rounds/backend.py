@@ -1,16 +1,15 @@
-"""The rounds backend for Spark: one Spark job per round, whose tasks are the workers.
+"""Run round-based training on Spark: one Spark job per round, whose tasks are the workers.
 
-``SparkRoundsBackend`` is the common base class of ``rounds.rdd.RddRoundsBackend``, for a
-SparkContext, and of ``connect.dataframe_rounds.DataFrameRoundsBackend``, for a Spark Connect
-session.
+``SparkRoundsBackend`` is the base class of ``rounds.rdd.RddRoundsBackend``, for a SparkContext, and
+of ``connect.dataframe_rounds.DataFrameRoundsBackend``, for a Spark Connect session.
 
 One job sorts the minibatches of several rounds by round. Each round's job then reads only its own
 minibatches, trains, and sums the results. If an executor dies, Spark recomputes what was lost, with
-the same bits.
+bit-identical results.
 
-Small results are summed in the driver program. Large ones are split into pieces: each executor sums
-some of them, and the driver program fetches the means in several jobs, so that no result, closure
-or broadcast variable holds a whole vector.
+Small results are averaged in the driver program. Large results are split into pieces: each executor
+averages some of the pieces, and the driver program fetches the means in several jobs, so that no
+task result, closure or broadcast variable contains a whole parameter vector.
 """
 
 from __future__ import annotations
@@ -67,39 +66,39 @@ from sparkstrom.spark.rounds.tasks import (
     write_minibatches,
 )
 
-# Kinds of traffic, by which a summary lists the bytes that executors sent or received.
+# Kinds of traffic for which a summary lists the number of bytes, as executors see them.
 UPLOADED, DOWNLOADED = "averages", "parameters"
 
-# A task function gets the number of its partition and that partition's records or rows. A target is
-# the number of the shuffle partition to which a record is sent.
+# A task function receives the index of its partition and the partition's records or rows. A target
+# is the index of the shuffle partition to which a record is sent.
 Records = Iterable[bytes]
 CollectedTask = Callable[[int, Records], Iterator[Any]]  # (partition, records) -> results
 WritingTask = Callable[[int, Any], Iterator[tuple[int, bytes]]]  # -> (target, record)
 RowsTask = Callable[[BlockReader, int, Iterable[Any]], Iterator[Any]]
 RowsWritingTask = Callable[[BlockReader, int, Iterable[Any]], Iterator[tuple[int, bytes]]]
-Fetch = Callable[[Sequence[int]], list[bytes]]  # consecutive partitions -> their results
+Fetch = Callable[[Sequence[int]], list[bytes]]  # indices of consecutive partitions -> their results
 
 
 class RoundRecords(Protocol):
     """Partitioned records (byte strings) on executors, computed only when results are requested."""
 
     def collect(self, task: CollectedTask) -> list[Any]:
-        """Run ``task`` on every partition; return all that it yields."""
+        """Run ``task`` on every partition; return everything that it yields."""
         ...
 
     def shuffle(self, task: WritingTask, targets: int) -> RoundRecords:
-        """Return the records that ``task`` yields, each in the target partition that it names.
+        """Return the records that ``task`` yields, each in the partition that is its target.
 
-        The targets are numbered from 0 to ``targets`` - 1. Records of one target have no defined
+        Targets are numbered from 0 to ``targets`` - 1. The records of a target have no defined
         order.
         """
         ...
 
     def results(self, task: CollectedTask) -> AbstractContextManager[Fetch]:
-        """Return a context manager whose value is a function that fetches what ``task`` yields.
+        """Return a context manager whose value is a function that fetches the results of ``task``.
 
-        The function takes the numbers of consecutive partitions and returns their results. Each
-        partition is computed once, even if it is fetched in several calls.
+        The function takes the indices of consecutive partitions and returns what ``task`` yields
+        for them. Each partition is computed at most once during the block.
         """
         ...
 
@@ -113,23 +112,23 @@ class Minibatches(Protocol):
         """Return the records that one round reads, in one partition per worker.
 
         A partition begins with those payloads of ``start`` that are sent as records, if any. The
-        minibatches follow. With ``measures``, the minibatches are held-out rows, and only the
-        parameters are sent.
+        minibatches follow.
 
         Args:
-            number: The round, counted from 0 in its epoch, or the number after the last one for
+            number: The round, counted from 0 in each epoch. The number after the last round means
                 the held-out rows.
             start: The state from which the workers start.
-            measures: Whether the records are for measuring the held-out rows.
+            measures: Whether to evaluate on held-out rows, which needs only the parameters, instead
+                of training.
         """
         ...
 
 
 class SparkRoundsBackend(RoundsBackend):
-    """Runs the rounds of one fit as Spark jobs; subclasses use RDDs or DataFrames.
+    """Runs the rounds of one fit as Spark jobs. Subclasses use RDDs or DataFrames.
 
     Args:
-        job: What all tasks of the fit need: options, model and sizes.
+        job: What all tasks of the fit need: options, model and size limits.
     """
 
     def __init__(self, job: SparkRoundsJob) -> None:
@@ -143,23 +142,23 @@ class SparkRoundsBackend(RoundsBackend):
 
     @abstractmethod
     def keep_rows(self) -> AbstractContextManager[None]:
-        """Keep the rows available for all epochs until the block ends."""
+        """Return a context manager that keeps the rows available for all epochs."""
 
     @abstractmethod
     def inspect(self, task: RowsTask) -> list[Any]:
-        """Run ``task`` on the rows of every partition; return all that it yields."""
+        """Run ``task`` on the rows of every partition; return everything that it yields."""
 
     @abstractmethod
     def max_rounds_stored_at_once(self, facts: Sequence[PartitionFacts]) -> int:
-        """Return the most rounds whose minibatches one job stores."""
+        """Return the maximum number of rounds whose minibatches are stored at the same time."""
 
     @abstractmethod
     def store_minibatches(
         self, cut: StoredRounds, task: RowsWritingTask
     ) -> AbstractContextManager[Minibatches]:
-        """Run ``task`` on the rows; keep the minibatches that it yields until the block ends.
+        """Return a context manager that stores the minibatches that ``task`` yields.
 
-        ``cut`` has the rounds to which these minibatches belong.
+        ``cut`` says to which rounds these minibatches belong.
         """
 
     @abstractmethod
@@ -186,7 +185,7 @@ class SparkRoundsBackend(RoundsBackend):
             mark_fit_over(self._job.spec.job)
 
     def train(self, order: RoundOrder, state: RoundState) -> RoundResults:
-        """Train one round from ``state``; return its results and how many bytes were sent."""
+        """Train one round, starting from ``state``; return its results, with traffic in bytes."""
         traffic = Counter[str]()
         minibatches = self._minibatches_for(order.plan, order.number)
         with ExitStack() as sent:
@@ -197,7 +196,7 @@ class SparkRoundsBackend(RoundsBackend):
         return assemble_results(self._job, reports, arrays, traffic)
 
     def measure(self, plan: EpochPlan, state: RoundState) -> Sequence[HeldOutReport]:
-        """Measure the held-out rows with the parameters of ``state``.
+        """Evaluate the parameters of ``state`` on the held-out rows.
 
         Return the workers' reports, sorted by partition.
         """
@@ -219,8 +218,8 @@ class SparkRoundsBackend(RoundsBackend):
     def _minibatches_for(self, plan: EpochPlan, number: int) -> Minibatches:
         """Return stored minibatches that include those of round ``number``.
 
-        If ``number`` is ``plan.rounds``, the held-out rows are meant. If the minibatches stored so
-        far lack the round, delete them and store those of this round and the following ones.
+        If ``number`` is ``plan.rounds``, the held-out rows are meant. If the stored minibatches do
+        not include the round, they are deleted, and those of this and following rounds are stored.
         """
         cut = self._cut
         if cut is None or cut.plan != plan or number not in cut.phases:
@@ -236,14 +235,14 @@ class SparkRoundsBackend(RoundsBackend):
     def _send_start(
         self, order: RoundOrder, state: RoundState, sent: ExitStack, traffic: Counter[str]
     ) -> RoundInput:
-        """Send the state from which workers start a round; count the bytes in ``traffic``.
+        """Send the state from which workers start a round; add the bytes to ``traffic``.
 
-        Closing ``sent`` destroys the payloads, except the initial optimizer state, which later
-        rounds may use, too.
+        Closing ``sent`` destroys the payloads, except for the initial optimizer state, which later
+        rounds may use as well.
         """
 
         def send(payload: Payload) -> Payload:
-            """Register a payload for its destruction, count its bytes, and return it."""
+            """Register a payload to be destroyed, count its bytes, and return the payload."""
             if payload is not self._fresh:  # the fresh state is sent once per fit
                 sent.callback(payload.destroy)
                 traffic[DOWNLOADED] += hosts * payload.nbytes
@@ -276,7 +275,7 @@ class SparkRoundsBackend(RoundsBackend):
     def _send_state(self, state: State) -> Payload:
         """Send an optimizer state; return the payload.
 
-        Arrays are sent in parts, other values with the payload object itself.
+        Arrays are sent in parts. Other values are part of the payload object itself.
         """
         arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
         plain = {name: value for name, value in state.items() if name not in arrays}
@@ -297,8 +296,8 @@ def fetch_results(
 ) -> RoundOutput:
     """Train one round; return all workers' reports and, unless a model failed, the result arrays.
 
-    Small results are sent to the driver program, which computes the means. Larger ones are summed
-    by tasks on executors.
+    Small results are sent to the driver program, which computes the means. Large results are
+    handled by further tasks on executors; see ``_fetch_executor_sums``.
     """
     workers, sizes, footprint = job.spec.workers, job.sizes, footprint_of_model(job.model)
     size = round_sent_bytes(footprint, job.master)
@@ -318,17 +317,17 @@ def _fetch_executor_sums(
 ) -> RoundOutput:
     """Train one round whose results are collected on executors; return reports and arrays.
 
-    If ``aggregation_depth`` is at least 2, executors sum the pieces in a tree of this depth and
-    compute the means. Otherwise they only collect the pieces, and the driver program computes the
-    means.
+    If the option ``aggregation_depth`` is at least 2, executors sum the pieces in a tree of this
+    depth and compute the means. Otherwise executors only collect the pieces, and the driver program
+    computes the means.
 
     Args:
         records: The round's minibatches.
         packed: The pickled ``job``.
-        job: Constant facts of the fit.
+        job: What all rounds of the fit have in common.
         start: The state from which workers start.
-        targets: Number of partitions among which the pieces are divided. One more partition
-            gets the reports.
+        targets: Number of partitions over which the pieces are distributed. An additional
+            partition receives the reports.
     """
     depth, workers = job.master.aggregation_depth, job.spec.workers
     levels = [*tree_levels(workers, depth), 1]
@@ -354,9 +353,9 @@ def _fetch_executor_sums(
 def _list_arrays_to_fetch(
     reports: Sequence[SparkRoundReport], *, are_means: bool
 ) -> Iterable[SplitArray]:
-    """Return names and sizes of the arrays that the driver program will fetch.
+    """Return the names and sizes of the arrays that the driver program will fetch.
 
-    With ``are_means``, each name occurs once; otherwise once for each worker that sends it.
+    If ``are_means`` is True, each array occurs once; otherwise once for each worker that sends it.
     """
     arrays = [
         SplitArray(name, math.prod(shape), np.dtype(dtype).itemsize)
@@ -378,8 +377,8 @@ def collect_arrays(
 ) -> Arrays:
     """Assemble arrays from their pieces; return them by name.
 
-    ``reports`` have the shapes and dtypes. ``parts`` are lists of records, of which those that are
-    not pieces are ignored.
+    ``reports`` contain the arrays' shapes and dtypes. ``parts`` are lists of records; records other
+    than pieces are ignored.
     """
     shapes = {name: shape for one in reports for name, shape in one.shapes.items()}
     arrays: Arrays = {}
@@ -395,10 +394,10 @@ def collect_arrays(
 def assemble_results(
     job: SparkRoundsJob, reports: Sequence[SparkRoundReport], arrays: Arrays, traffic: Counter[str]
 ) -> RoundResults:
-    """Return a round's results, built from the workers' reports and arrays.
+    """Return a round's results, built from the workers' reports and the result arrays.
 
-    Parameters are removed from ``arrays``, so that their memory is released early. After a failure
-    the results contain only the reports and ``traffic``, the bytes sent by kind.
+    Parameters are removed from ``arrays``, so that their memory is released early. If a worker
+    failed or none trained, the results contain only the reports and ``traffic`` (bytes by kind).
     """
     results = RoundResults(reports, traffic=traffic)
     trained = [report for report in reports if report.weight]

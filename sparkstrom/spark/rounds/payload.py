@@ -1,14 +1,15 @@
-"""Send a round's arrays to executors as payloads, and sum the workers' results from pieces.
+"""Send a round's arrays to executors as payloads, and sum the workers' results piece by piece.
 
-A payload is split into parts that fit into a JVM array; workers copy each part into place and
+A payload is split into parts that fit into a JVM array. Workers copy each part into place and then
 release it. With a SparkContext, parts are broadcast variables, which executors also fetch from each
-other. Spark Connect has no broadcast variables, so there the parts are sent like a round's records.
+other. Spark Connect has no broadcast variables, so there large parts are sent like the round's
+minibatches.
 
-The workers' results are split into pieces of some MiB. A source (a worker, or a group of workers)
-sends each piece to a target: the task that sums the corresponding pieces of all sources. Pieces are
-summed in the order of workers, in whatever order they arrive, so a repeated round computes the same
-bits. A task cannot tell a truncated input from a complete one. Therefore each source tells each
-target how many records it sent there.
+The workers' results are split into pieces of a few MiB. A source (a worker, or a group of workers)
+sends each piece to a target: the task that sums the corresponding pieces of all sources. Pieces may
+arrive in any order, but they are added in the order of workers, so that a repeated round has
+bit-identical results. A task cannot distinguish a truncated input from a complete one, so each
+source tells each target how many records it sent there.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from sparkstrom.rounds.worker_round import IncompleteInput
 
 Arrays = Mapping[str, NDArray[Any]]
 
-ALIGNMENT = 64  # bytes, a cache line; every array begins at a multiple
-PICKLE = 5  # pickle protocol, which stores arrays as they are in memory
+ALIGNMENT = 64  # size of a cache line in bytes; every array begins at a multiple of it
+PICKLE = 5  # pickle protocol; it stores arrays as they are in memory
 
 
 class ArrayLocation(NamedTuple):
     """The name, type and position of one array in a payload."""
 
     name: str
-    dtype: str  # as in ``numpy.dtype.str``
+    dtype: str  # in the form of ``numpy.dtype.str``
     shape: tuple[int, ...]
-    begin: int  # offset in bytes
+    begin: int  # offset in the payload, in bytes
 
     @property
     def nbytes(self) -> int:
@@ -47,10 +48,10 @@ class ArrayLocation(NamedTuple):
 
 
 class PayloadParts(Protocol):
-    """A handle of a payload's parts, independent of how they are sent."""
+    """A handle of a payload's parts, regardless of how they are sent."""
 
     def contents(self, records: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the parts in order; parts that are sent as records are taken from ``records``."""
+        """Yield the parts in order. Parts that are sent as records are read from ``records``."""
         ...
 
     def destroy(self) -> None:
@@ -64,10 +65,10 @@ class BroadcastParts:
     broadcasts: tuple[Any, ...] = field(repr=False)  # one per part
 
     def contents(self, records: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the parts, releasing this process's copy of each after its turn."""
+        """Yield the parts, and release this process's copy of a part before yielding the next."""
         for broadcast in self.broadcasts:
             yield broadcast.value
-            broadcast.__dict__.pop("_value", None)  # pyspark would keep it; it can read it again
+            broadcast.__dict__.pop("_value", None)  # pyspark would keep the value in memory
 
     def destroy(self) -> None:
         """Remove the broadcast variables from executors and the driver program."""
@@ -77,7 +78,7 @@ class BroadcastParts:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Named arrays that were sent to executors, and other values, which this object contains."""
+    """A handle of named arrays that were sent to executors; it also contains other values."""
 
     locations: tuple[ArrayLocation, ...]
     parts: PayloadParts = field(repr=False)
@@ -91,7 +92,7 @@ class Payload:
     def unpack(self, records: Iterator[bytes]) -> dict[str, NDArray[Any]]:
         """Return the arrays by name, writable, in one new block of memory.
 
-        Parts that were sent as records are taken from ``records``. Raise IncompleteInput if some
+        Parts that were sent as records are read from ``records``. Raise IncompleteInput if parts
         are missing.
         """
         whole, begin = np.empty(self.nbytes, np.uint8), 0
@@ -123,12 +124,12 @@ SendParts = Callable[[int, Iterator[bytes]], PayloadParts]  # (total bytes, part
 def send_payload(
     send: SendParts, arrays: Arrays, plain: dict[str, Any], part_bytes: int
 ) -> Payload:
-    """Send arrays in parts of at most ``part_bytes``; return a payload of them and of ``plain``.
+    """Send arrays in parts of at most ``part_bytes``; return the payload.
 
     Args:
-        send: Sends the parts and returns their handle.
+        send: Sends the parts and returns a handle of them.
         arrays: Arrays by name.
-        plain: Values that the payload object itself contains.
+        plain: Other values, which become part of the payload object itself.
         part_bytes: Maximum size of a part.
     """
     locations, begin = [], 0
@@ -145,7 +146,7 @@ def _iterate_parts(
 ) -> Iterator[bytes]:
     """Yield the bytes of all arrays, each at its location, in parts of ``part_bytes``.
 
-    ``size`` is the number of bytes in all parts. Gaps between arrays are zeros.
+    ``size`` is the total number of bytes. Gaps between arrays are filled with zeros.
     """
     for first in range(0, size, part_bytes):
         part = bytearray(min(part_bytes, size - first))
@@ -158,29 +159,29 @@ def _iterate_parts(
 
 
 class ArrayPiece(NamedTuple):
-    """Consecutive values of one array, from one worker or summed over several."""
+    """Consecutive values of one array, from one worker or summed over several workers."""
 
-    source: int  # worker, or group of workers
-    name: str
-    begin: int  # index of the first value in the array
-    values: NDArray[Any]  # the array's; in a sum float64, weighted
-    weight: float  # of the worker, or the sum of the weights
-    dtype: str  # of the array
-    is_sum: bool = False  # ``values`` are already multiplied by their weights
+    source: int  # index of the worker or group of workers
+    name: str  # name of the array
+    begin: int  # index of the first value in the flattened array
+    values: NDArray[Any]  # values of the array, or their weighted sum in float64
+    weight: float  # the worker's weight, or the sum of the workers' weights
+    dtype: str  # dtype of the array, in the form of ``numpy.dtype.str``
+    is_sum: bool = False  # whether ``values`` are a weighted sum
 
 
 class Metadata(NamedTuple):
-    """A record with something other than array values, such as a worker's report."""
+    """A record that contains something other than array values, such as a worker's report."""
 
-    source: int  # worker, or group of workers
+    source: int  # index of the worker or group of workers
     value: Any
 
 
 class EndOfStream(NamedTuple):
-    """The last record that a source sends to a target, with the number of those before it."""
+    """The last record that a source sends to a target. It says how many records came before."""
 
-    source: int  # worker, or group of workers
-    records: int  # number that the source sent to this target before
+    source: int  # index of the worker or group of workers
+    records: int  # number of records that the source sent to this target, without this one
 
 
 Record = ArrayPiece | Metadata | EndOfStream
@@ -189,9 +190,9 @@ Record = ArrayPiece | Metadata | EndOfStream
 def split_arrays(
     source: int, arrays: Iterable[tuple[str, NDArray[Any]]], weight: float, piece_bytes: int
 ) -> Iterator[ArrayPiece]:
-    """Yield the pieces of named arrays, each of at most ``piece_bytes``.
+    """Split named arrays; yield pieces of at most ``piece_bytes`` each.
 
-    An empty array is one empty piece.
+    An empty array becomes one empty piece.
     """
     for name, array in arrays:
         flat, step = array.reshape(-1), max(1, piece_bytes // array.itemsize)
@@ -201,15 +202,15 @@ def split_arrays(
 
 
 def choose_target(piece: ArrayPiece, targets: int, piece_bytes: int) -> int:
-    """Return the number of the target that sums this piece; it is the same for every source."""
+    """Return the target that sums this piece. It does not depend on the piece's source."""
     step = max(1, piece_bytes // np.dtype(piece.dtype).itemsize)
     return (piece.begin // step + _first_target(piece.name)) % targets
 
 
 def _first_target(name: str) -> int:
-    """Return a number which, modulo the number of targets, is the target of an array's first piece.
+    """Return a number that, modulo the number of targets, is the target of an array's first piece.
 
-    It is a checksum of the name, so that arrays of one piece are spread over all targets.
+    The number is a checksum of the name, so that arrays of one piece are spread over all targets.
     """
     return zlib.crc32(name.encode())
 
@@ -236,9 +237,9 @@ def count_target_bytes(
 
 
 def group_by_load(loads: Iterable[int], most: int) -> Iterator[range]:
-    """Yield ranges of consecutive indices whose loads sum to at most ``most``.
+    """Yield ranges of consecutive indices into ``loads`` whose loads sum to at most ``most``.
 
-    A load above ``most`` forms a range alone.
+    A load greater than ``most`` forms a range by itself.
     """
     first = end = total = 0
     for end, load in enumerate(loads):
@@ -250,14 +251,14 @@ def group_by_load(loads: Iterable[int], most: int) -> Iterator[range]:
 
 
 def pack_record(record: Record) -> bytes:
-    """Return a record as bytes, which ``read_complete`` reads."""
+    """Return a record serialized as bytes, for ``read_complete``."""
     return pickle.dumps(record, PICKLE)
 
 
 def read_complete(records: Iterable[bytes], sources: Iterable[int]) -> list[ArrayPiece | Metadata]:
     """Deserialize all records; return those other than EndOfStream.
 
-    Raise EOFError if records of one of ``sources`` are missing; Spark then retries the task.
+    Raise EOFError if records of any of ``sources`` are missing; Spark then retries the task.
     """
     found: list[ArrayPiece | Metadata] = []
     expected: dict[int, int] = {}
@@ -278,9 +279,9 @@ def read_complete(records: Iterable[bytes], sources: Iterable[int]) -> list[Arra
 
 
 def sum_pieces(records: Iterable[ArrayPiece | Metadata], source: int) -> Iterator[ArrayPiece]:
-    """Sum the pieces of all sources that belong to the same range of an array, with weights.
+    """Compute weighted sums of the pieces that cover the same range of an array.
 
-    Yield the sums as pieces of ``source``, the group of workers to which all these belong.
+    Yield the sums as pieces of ``source``, the group of workers that sent the pieces.
     """
     for (name, begin), parts in _group_pieces(records):
         total, dtype = _sum_parts(parts), parts[0].dtype
@@ -288,9 +289,9 @@ def sum_pieces(records: Iterable[ArrayPiece | Metadata], source: int) -> Iterato
 
 
 def mean_pieces(records: Iterable[ArrayPiece | Metadata]) -> Iterator[ArrayPiece]:
-    """Compute weighted means of pieces that belong to the same range of an array.
+    """Compute weighted means of the pieces that cover the same range of an array.
 
-    Yield the means as pieces, in the dtype of the array.
+    Yield the means as pieces with the dtype of the array.
     """
     for (name, begin), parts in _group_pieces(records):
         total, dtype = _sum_parts(parts), parts[0].dtype
@@ -302,7 +303,7 @@ def _group_pieces(
 ) -> Iterator[tuple[tuple[str, int], list[ArrayPiece]]]:
     """Yield ((name, begin), pieces sorted by source) for each range of each array.
 
-    Pieces are released as soon as their group was yielded, so that memory shrinks meanwhile.
+    The generator drops each group when it yields it, so that memory is released along the way.
     """
     groups: dict[tuple[str, int], list[ArrayPiece]] = defaultdict(list)
     for record in records:
@@ -326,8 +327,8 @@ def _sum_parts(parts: list[ArrayPiece]) -> WeightedSum:
 def tree_levels(workers: int, depth: int) -> list[int]:
     """Return the number of groups on each level of a tree that sums the workers' results.
 
-    The last level, a single group, is left out, so the list is empty up to depth 2. Group sizes are
-    those of ``RDD.treeAggregate``.
+    The last level, a single group, is left out, so the list is empty for a depth of at most 2. The
+    sizes of groups are as in ``RDD.treeAggregate``.
     """
     if depth < 3:
         return []
@@ -342,7 +343,7 @@ def tree_levels(workers: int, depth: int) -> list[int]:
 
 
 def group_of_source(source: int, sources: int, groups: int) -> int:
-    """Return the group to which a source belongs; groups consist of consecutive sources."""
+    """Return the group to which a source belongs. Groups consist of consecutive sources."""
     return source // -(-sources // groups)
 
 
@@ -355,13 +356,13 @@ def sources_of_group(group: int, sources: int, groups: int) -> range:
 def address_records(
     records: Iterable[ArrayPiece | Metadata], source: int, base: int, targets: int, piece_bytes: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (target, serialized record), then an EndOfStream record for every target.
+    """Yield (target, serialized record) for each record, then EndOfStream for every target.
 
     Args:
-        records: What the source sends.
+        records: The records that the source sends.
         source: The worker or group that sends them.
         base: Number of the first target of the source's group.
-        targets: Number of targets for pieces. The one that follows gets the metadata.
+        targets: Number of targets for pieces. One more target, after these, receives the metadata.
         piece_bytes: Maximum size of a piece.
     """
     counts = [0] * (targets + 1)

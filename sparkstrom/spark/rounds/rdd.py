@@ -1,9 +1,9 @@
-"""The rounds backend for a SparkContext: RDDs, broadcast variables, and shuffles of bytes.
+"""Run round-based training with a SparkContext: RDDs, broadcast variables and shuffled bytes.
 
 ``RDD.partitionBy`` would pickle thousands of records at once, whatever their size. Here tasks pass
-each record to Spark as soon as it is made.
+each record to Spark as soon as it is created.
 
-Spark keeps a shuffle's files while its RDD exists, so that a job that reads some partitions
+Spark keeps a shuffle's files as long as its RDD exists, so that a job that reads some partitions
 recomputes nothing. The files would remain until the driver's JVM collects garbage, so they are
 deleted explicitly.
 """
@@ -34,18 +34,18 @@ from sparkstrom.spark.rounds.tasks import RoundInput, SparkRoundsJob, StoredRoun
 if TYPE_CHECKING:
     from pyspark import RDD
 
-SIZES = PieceSizes()  # the defaults, which suit broadcast variables
-_LONG = struct.Struct("!q")  # the JVM reads the number of a partition as 8 bytes, big-endian
+SIZES = PieceSizes()  # the defaults suit broadcast variables
+_LONG = struct.Struct("!q")  # the JVM reads the index of a partition as 8 bytes, big-endian
 
 CheckAborted = Callable[[], None]  # raises an error if the fit was aborted
 
 
 class RddRoundsBackend(SparkRoundsBackend):
-    """Runs the rounds of a fit by RDDs of a SparkContext.
+    """Runs the rounds of a fit with RDDs of a SparkContext.
 
     Args:
         context: The SparkContext.
-        job: Constant facts of the fit.
+        job: What all rounds of the fit have in common.
         data: The rows, as an RDD with one partition per worker.
     """
 
@@ -55,20 +55,20 @@ class RddRoundsBackend(SparkRoundsBackend):
 
     @contextmanager
     def keep_rows(self) -> Iterator[None]:
-        """Persist the rows during the block, if the options say so."""
+        """Persist the rows during the block if the options say so."""
         with persist_rows(self._data, self._job.master, self._job.spec.epochs) as data:
             self._rdd = data.rdd
             yield
 
     def inspect(self, task: RowsTask) -> list[Any]:
-        """Run ``task`` on the rows of every partition; return all that it yields."""
+        """Run ``task`` on the rows of every partition; return everything that it yields."""
         self.check_aborted()
         run = partial(task, self._data.blocks)
         found: list[Any] = self._rdd.mapPartitionsWithIndex(run).collect()
         return found
 
     def max_rounds_stored_at_once(self, facts: Sequence[PartitionFacts]) -> int:
-        """Return a number that keeps the shuffle within ``sizes.targets`` partitions."""
+        """Return as many rounds as keep the shuffle within ``sizes.targets`` partitions."""
         return max(1, self._job.sizes.targets // len(facts))
 
     @contextmanager
@@ -83,7 +83,7 @@ class RddRoundsBackend(SparkRoundsBackend):
             shuffle.remove()
 
     def send_parts(self, nbytes: int, parts: Iterator[bytes]) -> BroadcastParts:
-        """Create a broadcast variable for each part; destroy them all if one fails."""
+        """Create a broadcast variable for each part; destroy all of them if one fails."""
         with ExitStack() as undo:
             broadcasts = []
             for part in parts:
@@ -99,7 +99,7 @@ class RddMinibatches:
 
     Args:
         rows: The shuffled minibatches.
-        cut: The rounds, from which partition numbers are computed.
+        cut: The rounds, which determine the indices of partitions.
         check_aborted: Raises an error if the fit was aborted.
     """
 
@@ -109,7 +109,7 @@ class RddMinibatches:
     def get_round_records(
         self, number: int, start: RoundInput, *, measures: bool = False
     ) -> RddRecords:
-        """Return the partitions of one round, without payloads, which are broadcast instead."""
+        """Return the partitions of one round. They contain no payloads; these are broadcast."""
         first = self._cut.first_target(number)
         rows = select_partitions(self._rows, first, self._cut.workers)
         return RddRecords(rows, self._check_aborted)
@@ -119,9 +119,9 @@ class RddRecords:
     """The records of an RDD.
 
     Args:
-        rdd: One record per element.
+        rdd: An RDD with one record per element.
         check_aborted: Raises an error if the fit was aborted.
-        shuffles: The shuffles from which the RDD was made. ``results`` deletes their files
+        shuffles: The shuffles on which the RDD depends. ``results`` deletes their files
             when its block ends.
     """
 
@@ -134,7 +134,7 @@ class RddRecords:
         self._rdd, self._check_aborted, self._shuffles = rdd, check_aborted, shuffles
 
     def collect(self, task: CollectedTask) -> list[Any]:
-        """Run ``task`` on every partition; return all that it yields."""
+        """Run ``task`` on every partition; return everything that it yields."""
         self._check_aborted()
         return self._rdd.mapPartitionsWithIndex(task).collect()
 
@@ -145,7 +145,7 @@ class RddRecords:
 
     @contextmanager
     def results(self, task: CollectedTask) -> Iterator[Fetch]:
-        """Yield a function that fetches what ``task`` yields; at the end delete shuffle files."""
+        """Yield a function that fetches the results of ``task``; finally delete shuffle files."""
         rdd = self._rdd.mapPartitionsWithIndex(task)
 
         def fetch(partitions: Sequence[int]) -> list[bytes]:
@@ -166,8 +166,8 @@ def persist_rows(
 ) -> Iterator[PartitionedData]:
     """Persist the rows during the block if Spark would recompute them for each epoch.
 
-    Yield the data to read. An RDD of the user may be persisted already. It stays untouched, because
-    an RDD derived from it is persisted instead.
+    Yield the data to read. The user's own RDD may already be persisted; it is left alone, and an
+    RDD derived from it is persisted instead.
     """
     from pyspark import StorageLevel
 
@@ -186,12 +186,12 @@ def persist_rows(
 
 
 def _identity(items: Any) -> Any:
-    """Return the argument: a task function that passes its rows on."""
+    """Return the argument; as a task function, this passes rows on unchanged."""
     return items
 
 
 class WritePairs:
-    """A task function that writes the (target, record) pairs of another one for the JVM.
+    """A task function that writes another task function's (target, record) pairs for the JVM.
 
     Spark's PairwiseRDD expects each target as 8 bytes, followed by the record.
     """
@@ -207,7 +207,7 @@ class WritePairs:
 
 
 class ByteShuffle(NamedTuple):
-    """An RDD of shuffled records, and the shuffle's id."""
+    """An RDD of shuffled records, and the id of the shuffle."""
 
     rdd: RDD[bytes]  # one partition per target
     number: int  # Spark's shuffle id
@@ -225,7 +225,7 @@ class ByteShuffle(NamedTuple):
 def shuffle_bytes(rdd: RDD[Any], task: WritingTask, targets: int) -> ByteShuffle:
     """Return the records that ``task`` yields, shuffled to ``targets`` partitions.
 
-    Records of a partition have no defined order.
+    The records of a partition have no defined order.
     """
     from pyspark import RDD
     from pyspark.serializers import NoOpSerializer
@@ -242,16 +242,16 @@ def shuffle_bytes(rdd: RDD[Any], task: WritingTask, targets: int) -> ByteShuffle
 
 
 def select_partitions(rdd: RDD[bytes], first: int, count: int) -> RDD[bytes]:
-    """Return an RDD of ``count`` partitions, those from number ``first``, renumbered from 0.
+    """Return an RDD of the ``count`` partitions from index ``first`` on, renumbered from 0.
 
-    Spark computes no other partition of the RDD.
+    Spark computes no other partitions of the original RDD.
     """
     from pyspark import RDD
     from pyspark.serializers import NoOpSerializer
 
     context: Any = rdd.ctx
     jvm, gateway = context._jvm, context._gateway
-    # A bit mask of the selected partitions, in signed words of 64 bits as Java's long has them.
+    # A bit mask of the selected partitions, in signed 64-bit words like Java's long.
     words = -(-(first + count) // 64)
     mask = gateway.new_array(jvm.long, words)
     selected = ((1 << count) - 1) << first
@@ -265,7 +265,7 @@ def select_partitions(rdd: RDD[bytes], first: int, count: int) -> RDD[bytes]:
 
 
 def collect_partitions(rdd: RDD[bytes], partitions: Iterable[int]) -> list[bytes]:
-    """Run one job that computes only these partitions; return their records."""
+    """Run one job that computes only the given partitions; return their records."""
     every: Any = rdd
     found: list[bytes] = every.ctx.runJob(rdd, _identity, list(partitions))
     return found

@@ -1,10 +1,10 @@
-"""The tasks of a fit in rounds: inspect rows, write minibatches, train, sum results, evaluate.
+"""Task functions of a round-based fit: they inspect rows, train, sum results and evaluate.
 
-The RDD and DataFrame backends run the same functions. An error of the user's model is returned in
+The RDD and DataFrame backends run the same functions. An error in the user's model is returned in
 the worker's report instead of raised, because Spark would only repeat a failed task.
 
-A job's tasks may run in Python processes that ran tasks of earlier jobs. Such a process keeps a few
-fits' unpickled models in a cache.
+Spark may reuse a Python process for the tasks of later jobs. Each process therefore caches the
+unpickled models of a few fits.
 """
 
 from __future__ import annotations
@@ -65,35 +65,35 @@ from sparkstrom.worker.task_environment import (
     place_model,
 )
 
-CACHED_JOBS_MAX = 4  # concurrent fits whose compiled models one Python worker keeps
-ENDED_FITS_MAX = 64  # ended fits that a job lists; a Python worker caches far fewer
-# Names of a round's arrays. Those of the optimizer state begin with OPTIMIZER.
+CACHED_JOBS_MAX = 4  # number of fits whose models one Python process caches
+ENDED_FITS_MAX = 64  # number of ended fits that a job lists; far more than a process caches
+# Names of a round's arrays. Names of optimizer state arrays begin with OPTIMIZER.
 PARAMETERS, OPTIMIZER, BUFFERS = "parameters", "updater/", "buffers"
 
 
 @dataclass(frozen=True, slots=True)
 class SparkRoundsJob:
-    """What tasks need to know of a fit in rounds, and what stays the same in all its rounds."""
+    """What tasks need to know about a round-based fit. It is the same in all rounds."""
 
     spec: FitSpec  # size, seed and epochs
-    model: FlatModel  # without its storage
+    model: FlatModel  # the model, without memory for its parameters
     master: ParameterAveragingTrainingMaster  # the user's options
-    rows: tuple[int, ...]  # by partition, if rows were not shuffled; else empty
-    sizes: PieceSizes  # limits of messages
-    accumulates: bool = False  # parameters are not averaged but sent by every worker
+    rows: tuple[int, ...]  # number of rows by partition; empty if rows were shuffled
+    sizes: PieceSizes  # size limits of messages
+    accumulates: bool = False  # whether the user's accumulator gets every worker's parameters
 
     def without_accumulator(self) -> SparkRoundsJob:
-        """Return a copy for tasks, without the user's accumulator, which only the driver calls."""
+        """Return a copy for tasks without the user's accumulator; only the driver calls that."""
         accumulates = self.master.accumulator is not None
         master = replace_options(self.master, accumulator=None) if accumulates else self.master
         return replace(self, master=master, accumulates=accumulates)
 
     @property
     def piece_bytes(self) -> int:
-        """Maximum bytes of one piece of an array.
+        """Maximum size of one piece of an array, in bytes.
 
-        If the driver program computes the means, it receives corresponding pieces of all workers at
-        once, so pieces are smaller.
+        If the driver program computes the means, it receives the corresponding pieces of all
+        workers at once; pieces are then smaller.
         """
         driver_sums = self.master.aggregation_depth == 1
         share = max(1, self.sizes.bytes_per_target // self.spec.workers)
@@ -104,9 +104,9 @@ class SparkRoundsJob:
 class PackedJob:
     """A pickled ``SparkRoundsJob``, which each Python worker unpickles once."""
 
-    fit: int  # FitSpec.job
+    fit: int  # the fit's id, ``FitSpec.job``
     content: bytes = field(repr=False)  # the pickle
-    ended_fits: tuple[int, ...] = ()  # whose jobs Python workers may drop from their cache
+    ended_fits: tuple[int, ...] = ()  # fits whose jobs Python workers may drop from their caches
 
     @classmethod
     def pack(cls, job: SparkRoundsJob) -> PackedJob:
@@ -118,7 +118,7 @@ class PackedJob:
         return replace(self, ended_fits=tuple(_ended_fits))
 
     def unpack(self) -> SparkRoundsJob:
-        """Return the job, unpickled unless it is in this process's cache.
+        """Return the job from this process's cache, or unpickle it and add it to the cache.
 
         Jobs of ended fits are removed from the cache.
         """
@@ -130,14 +130,14 @@ class PackedJob:
         return _cached_jobs[self.fit]
 
 
-_cached_jobs: OrderedDict[int, SparkRoundsJob] = OrderedDict()  # by fit; last used last
-_ended_fits = deque[int](maxlen=ENDED_FITS_MAX)  # in the driver program
+_cached_jobs: OrderedDict[int, SparkRoundsJob] = OrderedDict()  # by fit; least recently used first
+_ended_fits = deque[int](maxlen=ENDED_FITS_MAX)  # used only in the driver program
 
 
 def mark_fit_over(fit: int) -> None:
-    """Record in the driver program that a fit has ended, so that the next jobs list it.
+    """Record, in the driver program, that a fit has ended.
 
-    Python workers drop listed fits from their caches.
+    Later jobs list this fit, and Python workers drop listed fits from their caches.
     """
     _ended_fits.append(fit)
 
@@ -145,8 +145,8 @@ def mark_fit_over(fit: int) -> None:
 def _remove_cached(fits: Iterable[int]) -> None:
     """Drop fits from the cache and free the memory of their models.
 
-    Objects in reference cycles are freed only by the garbage collector, from which tasks exclude
-    all objects by ``gc.freeze``. So the objects are included for one collection.
+    Only the garbage collector frees objects in reference cycles, and tasks exclude all objects from
+    collection with ``gc.freeze``. So ``gc.unfreeze`` includes them for one collection.
     """
     removed = [fit for fit in fits if _cached_jobs.pop(fit, None) is not None]
     if removed:
@@ -159,18 +159,18 @@ def _remove_cached(fits: Iterable[int]) -> None:
 class RoundInput:
     """The state from which all workers start a round."""
 
-    steps_before: int  # steps that each worker trained so far; part of the seed
-    parameters: Payload  # and buffers
-    updater: Payload  # the optimizer state of workers without one in ``own``
-    own: Mapping[int, Payload] = field(default_factory=dict)  # optimizer states, by worker
-    pace: RoundPace | None = None  # of models with schedules
+    steps_before: int  # number of steps that each worker has trained; part of the seed
+    parameters: Payload  # the parameters, and buffers if the model has any
+    updater: Payload  # the optimizer state of workers that have none in ``own``
+    own: Mapping[int, Payload] = field(default_factory=dict)  # own optimizer states, by worker
+    pace: RoundPace | None = None  # the progress that models with schedules need
 
     def optimizer_state_of(self, worker: int) -> Payload:
         """Return the payload with the optimizer state from which a worker starts."""
         return self.own.get(worker, self.updater)
 
     def payload_recipients(self, workers: int) -> list[tuple[Payload, list[int]]]:
-        """Return pairs of a payload and the workers that read it, the parameters first."""
+        """Return (payload, workers that read the payload) pairs, with the parameters first."""
         everybody = range(workers)
         sent = [(self.parameters, [*everybody])]
         sent.append((self.updater, [worker for worker in everybody if worker not in self.own]))
@@ -178,21 +178,21 @@ class RoundInput:
 
 
 class RowPiece(NamedTuple):
-    """One minibatch on its way to the round that trains it.
+    """One minibatch, as it is sent to the round that trains on it.
 
-    The last piece of a round has no rows, but the number of minibatches.
+    The last piece of a round contains no rows, but the number of minibatches.
     """
 
-    number: int  # from 0
-    total: int = -1  # number of minibatches; only in the last piece
-    form: RowFormat | None = None  # only in the first piece
+    number: int  # index of the minibatch in the round
+    total: int = -1  # number of minibatches; set only in the last piece
+    form: RowFormat | None = None  # format of the rows; set only in the first piece
     arrays: list[NDArray[Any]] | None = None  # the rows; None in the last piece
-    place: tuple[int, int, int] = (0, 0, 0)  # as ``Batches.place`` returns it
+    place: tuple[int, int, int] = (0, 0, 0)  # the value of ``Batches.place``
 
 
 @dataclass(slots=True)
 class SparkRoundReport(RoundReport):
-    """A worker's report of a round, with all that the driver needs to assemble its arrays."""
+    """A worker's report of a round, including what the driver needs to assemble result arrays."""
 
     scalars: State = field(default_factory=dict)  # optimizer state without its arrays
     shapes: dict[str, tuple[tuple[int, ...], str]] = field(
@@ -200,7 +200,7 @@ class SparkRoundReport(RoundReport):
     )  # (shape, dtype) by array name
 
 
-# How a report describes earlier attempts of the task, which count as lost.
+# How a report describes the task's earlier attempts, which count as lost.
 RETRIED = "Spark began its task again ({} times)"
 
 
@@ -213,7 +213,7 @@ def inspect_rows(
         packed: The pickled job.
         blocks: Reads rows from ``items``.
         index: The partition.
-        items: What Spark passes to the task.
+        items: The partition's elements, as Spark passes them to the task.
     """
     job, place = packed.unpack(), get_task_context()
     try:
@@ -235,15 +235,15 @@ def inspect_rows(
 
 @dataclass(frozen=True, slots=True)
 class StoredRounds:
-    """Consecutive rounds of an epoch, whose minibatches one job writes."""
+    """Consecutive rounds of an epoch whose minibatches are stored together, by one job."""
 
-    plan: EpochPlan  # of the whole epoch
-    rounds: range  # numbered from 0 in each epoch
-    checksums: tuple[int, ...]  # of the rows, by worker
+    plan: EpochPlan  # the plan of the whole epoch
+    rounds: range  # the rounds, numbered from 0 in each epoch
+    checksums: tuple[int, ...]  # checksum of each worker's rows
 
     @property
     def phases(self) -> range:
-        """Numbers of the phases: the rounds and, after an epoch's last one, the held-out rows."""
+        """Numbers of the phases: the rounds, and after an epoch's last round the held-out rows."""
         holds_out = self.plan.held_out and self.rounds.stop == self.plan.rounds
         return range(self.rounds.start, self.rounds.stop + holds_out)
 
@@ -254,7 +254,7 @@ class StoredRounds:
 
     @property
     def targets(self) -> int:
-        """Number of shuffle partitions: one for each worker in each phase."""
+        """Number of shuffle partitions: one for each worker and phase."""
         return len(self.phases) * self.workers
 
     def first_target(self, phase: int) -> int:
@@ -267,7 +267,7 @@ def write_minibatches(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (target, pickled RowPiece) for a worker's minibatches in all phases of ``cut``.
 
-    The target is a shuffle partition. Raise SetupError if the rows are not those that
+    A target is a shuffle partition. Raise SetupError if the rows differ from those that
     ``inspect_rows`` read.
     """
     batches = load_batches(packed.unpack(), get_task_context(), blocks(index, items))
@@ -289,7 +289,7 @@ def write_minibatches(
 
 
 def split_round(batches: Batches, cut: StoredRounds, number: int, index: int) -> Iterator[RowPiece]:
-    """Yield a worker's minibatches of one round, then their total."""
+    """Yield a worker's minibatches of one round, then a piece with their number."""
     epoch, wanted = cut.plan.epoch, cut.plan.batches(number, index)
     for count, batch in enumerate(wanted):
         form = None if count else batches.form
@@ -300,7 +300,7 @@ def split_round(batches: Batches, cut: StoredRounds, number: int, index: int) ->
 
 
 def split_held_out(batches: Batches) -> Iterator[RowPiece]:
-    """Yield a worker's held-out rows as minibatches, and finally how many they are."""
+    """Yield a worker's held-out rows as minibatches, then a piece with their number."""
     count = 0
     for arrays in batches.held_out.stored_arrays():
         yield RowPiece(count, -1, None if count else batches.form, arrays)
@@ -311,7 +311,7 @@ def split_held_out(batches: Batches) -> Iterator[RowPiece]:
 def read_minibatches(records: Iterable[bytes]) -> Iterator[RoundBatch]:
     """Yield a round's minibatches from pickled ``RowPiece`` records, in order.
 
-    Raise IncompleteInput if any is missing.
+    Raise IncompleteInput if a minibatch is missing.
     """
     form, arrived, total = None, 0, -1
     for content in records:
@@ -335,9 +335,9 @@ def read_minibatches(records: Iterable[bytes]) -> Iterator[RoundBatch]:
 def train_round(
     job: SparkRoundsJob, start: RoundInput, place: TaskEnvironment, records: Iterable[bytes]
 ) -> Iterator[ArrayPiece | Metadata]:
-    """Train one worker's round; yield its report and the pieces of its results.
+    """Train one worker's round; yield the worker's report and then the pieces of its results.
 
-    If the model raises an exception, the report has it and no pieces follow.
+    If the model raises an exception, the report contains the exception and no pieces follow.
     """
     report = SparkRoundReport(place.partition, place.host, executor=f"{place.host}/{place.jvm}")
     if retries := count_retries():
@@ -356,10 +356,10 @@ def train_round(
 
 
 def read_start(start: RoundInput, report: SparkRoundReport, records: Iterator[bytes]) -> RoundStart:
-    """Return the state from which a worker starts a round.
+    """Return the state from which a worker starts a round, unpacked from payloads.
 
-    It is unpacked from payloads, of which some parts may be the first ones of ``records``. The time
-    that this takes is added to the report.
+    Parts of the payloads may be the first items of ``records``. The time that unpacking takes is
+    added to the report.
     """
     began_s = time.monotonic()
     arrays, updater = start.parameters.unpack(records), start.optimizer_state_of(report.partition)
@@ -372,7 +372,7 @@ def read_start(start: RoundInput, report: SparkRoundReport, records: Iterator[by
 def prefetch_minibatches(
     job: SparkRoundsJob, records: Iterable[bytes], report: SparkRoundReport
 ) -> Iterator[RoundBatch]:
-    """Yield a round's minibatches, which a thread reads ahead; report the time spent waiting."""
+    """Yield a round's minibatches, read ahead by a thread; add the waiting time to the report."""
     began_s = time.monotonic()
     for batch in prefetch(read_minibatches(records), job.master.prefetch):
         report.add_seconds("reading", began_s)
@@ -383,9 +383,10 @@ def prefetch_minibatches(
 def split_results(
     job: SparkRoundsJob, result: LocalRoundResult, report: SparkRoundReport
 ) -> Iterator[ArrayPiece]:
-    """Return an iterator of the pieces of a worker's results; add their shapes to the report.
+    """Return an iterator over the pieces of a worker's results; add array shapes to the report.
 
-    An array that must not be averaged with other workers' has the worker's number in its name.
+    If an array must not be averaged with those of other workers, its name contains the worker's
+    number.
     """
     number, master = f"{report.partition}/", job.master
     state = result.updater if master.save_updater else {}
@@ -403,7 +404,7 @@ def split_results(
 def train_for_driver(
     packed: PackedJob, start: RoundInput, index: int, records: Iterable[bytes]
 ) -> Iterator[bytes]:
-    """Train one worker's round; yield serialized results, which the driver program averages."""
+    """Train one worker's round; yield serialized results for the driver program to average."""
     freeze_garbage_collector()
     count = 0
     for record in train_round(packed.unpack(), start, get_task_context(), records):
@@ -416,18 +417,18 @@ def train_for_driver(
 class TrainingTask:
     """A task function that trains one worker's round; tasks of the next stage sum the results.
 
-    Workers form ``groups``. In each group, one task per target sums some of the pieces, and another
-    one collects reports.
+    Workers are divided into groups. For each group, the next stage has one task per target, which
+    sums some of the pieces, and one more task, which collects reports.
     """
 
-    packed: PackedJob
-    start: RoundInput
+    packed: PackedJob  # the pickled job
+    start: RoundInput  # the state from which workers start
     groups: int  # number of groups of workers
     workers: int  # number of workers
-    targets: int  # per group, without the one for reports
+    targets: int  # number of targets per group, without the one for reports
 
     def __call__(self, index: int, records: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield (target, serialized record) for worker ``index``."""
+        """Train as worker ``index``; yield (target, serialized record) for all results."""
         freeze_garbage_collector()
         job = self.packed.unpack()
         base = group_of_source(index, self.workers, self.groups) * (self.targets + 1)
@@ -437,16 +438,16 @@ class TrainingTask:
 
 @dataclass(frozen=True, slots=True)
 class SummingTask:
-    """A task function on one level of a tree of sums.
+    """A task function that sums pieces on one level of a tree.
 
-    A task sums those pieces that all sources of one group (workers, or groups of the level below)
-    sent to one target. The group is a source on the next level.
+    A task sums the pieces that all sources of one group (workers, or groups of the level below)
+    sent to one target. On the next level, the group is a source.
     """
 
-    sources: int  # number of sources of this level
-    groups: int  # into which the sources are divided
-    next_groups: int  # into which the groups are divided
-    targets: int  # per group, without the one for reports
+    sources: int  # number of sources on this level
+    groups: int  # number of groups into which the sources are divided
+    next_groups: int  # number of groups into which these groups are divided
+    targets: int  # number of targets per group, without the one for reports
     piece_bytes: int  # maximum size of a piece
 
     def __call__(self, index: int, records: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -466,10 +467,10 @@ class MeanTask:
     """A task function on the last level: it computes means, or passes all pieces on unchanged."""
 
     sources: int  # number of sources
-    makes_means: bool  # else the driver program computes them
+    makes_means: bool  # False: pass pieces on; the driver program computes the means
 
     def __call__(self, index: int, records: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the serialized records of one target, which the driver program fetches."""
+        """Yield the serialized records of one target, for the driver program to fetch."""
         complete = read_complete(records, range(self.sources))
         if not self.makes_means:
             yield from map(pack_record, complete)
@@ -481,7 +482,7 @@ class MeanTask:
 def measure_partition(
     packed: PackedJob, start: RoundInput, index: int, records: Iterable[bytes]
 ) -> Iterator[HeldOutReport]:
-    """Measure the model's metric on one worker's held-out rows; yield the report."""
+    """Evaluate the model's metric on one worker's held-out rows; yield the report."""
     job, place = packed.unpack(), get_task_context()
     report, records = HeldOutReport(index, place.host), iter(records)
     with reporting(report):
