@@ -30,7 +30,7 @@ from benchmarks.slow_link.running import Link, observe
 from benchmarks.slow_link.systems import OURS
 from benchmarks.slow_link.trial import Trial
 from sparkstrom.base.units import parse_rate
-from sparkstrom.planning.scaling import TOPOLOGIES, ScalingInputs, WorkerPace
+from sparkstrom.planning.scaling import TOPOLOGIES, ScalingInputs, ThroughputPrediction
 
 LEARNING_RATE = 1e-3
 WIDTHS = (1024, 1024)
@@ -96,7 +96,7 @@ def compared(rate: str, workers: int, found: dict[str, Any], alone_s: float) -> 
         beside_driver=1,
         encoding_s=0.0,  # it is in one worker's step
     )
-    pace: WorkerPace = TOPOLOGIES["star"](work, workers)
+    pace: ThroughputPrediction = TOPOLOGIES["star"](work, workers)
     result = {
         "rate": rate,
         "workers": workers,

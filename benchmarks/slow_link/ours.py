@@ -28,7 +28,7 @@ from sparkstrom.base.errors import SparkstromError
 from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.summary import TrainingSummary
 from sparkstrom.models.torch import TorchModel
-from sparkstrom.rounds.controller import RoundsControl
+from sparkstrom.rounds.control import RoundsControl
 
 LOOK_S = 0.02
 END_S = 30.0  # for a fit that was told to stop: it drains, and compares its replicas

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the page and print its path; return 0. Raise UsageError with a remedy on failure."""
     from sparkstrom.fit.listeners import RUN_LOG_DIRECTORY, RUNS_VARIABLE
     from sparkstrom.observe.reporting.report_page import render_report
-    from sparkstrom.observe.reporting.run_log import read_history
+    from sparkstrom.observe.reporting.run_log_reader import read_history
 
     named = args.log or Path(os.environ.get(RUNS_VARIABLE) or RUN_LOG_DIRECTORY)
     log = newest_log(named) if named.is_dir() else named

@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.encoding import gaps, levels, sums
+from sparkstrom.encoding import gaps, levels
+from sparkstrom.encoding import update_sum as sums
 from sparkstrom.encoding.backends import host
 from sparkstrom.encoding.forms import Form, half_side
 from sparkstrom.encoding.grid import EXACT_QUANTA, Flat
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.levels import TOP_MAX
-from sparkstrom.encoding.sums import Total
+from sparkstrom.encoding.update_sum import Total
 
 Indices = NDArray[np.int32]  # i32[count], ascending, no index twice
 Quanta = NDArray[np.int32]  # i32[count], signed multiples of the job's quantum

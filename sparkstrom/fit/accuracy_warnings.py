@@ -1,4 +1,4 @@
-"""Likely reasons why a fit by gradient sharing was less accurate than one machine.
+"""Likely reasons why a gradient-sharing fit was less accurate than training on one machine.
 
 Each rule is a function of the options and of a few statistics. The limits come from fits whose
 accuracy was compared with that of one machine (``python -m benchmarks.convergence``).
@@ -25,7 +25,7 @@ from sparkstrom.runtime.fit_state import Outcome
 
 log = logging.getLogger(__name__)
 SENT_FRACTION_FACTOR = 5.0  # warn if the sent fraction is this many times off its target
-PUBLICATIONS_MIN = 10  # of a worker; with fewer, its sent fraction is not meaningful
+PUBLICATIONS_MIN = 10  # per worker; with fewer, the sent fraction is not meaningful
 CLIPPED_MAX = 0.1  # share of the mass that left residuals; 0.5 cost accuracy, 0.05 did not
 WAITING_MAX = 0.5  # share of the fit that updates wait in residuals; 0.4 cost no accuracy
 MOMENTUM_MAX = 0.95  # effective momentum on one machine; more is rarely intended
@@ -40,7 +40,7 @@ class FitStatistics:
 
     workers: int  # number of workers with rows
     minibatches: int
-    publications: float  # of each worker
+    publications: float  # per worker
     sent_fraction: float  # entries sent / (publications x parameters)
     tau: float  # mean of the workers' thresholds at the end
     staleness: float  # mean, in minibatches of the fit
@@ -51,7 +51,7 @@ class FitStatistics:
 def accuracy_warnings(
     master: SharedTrainingMaster, model: FlatModel, outcome: Outcome, minibatches_before: int
 ) -> list[str]:
-    """Return all accuracy warnings of a finished fit, with remedies; they are also logged.
+    """Return all accuracy warnings about a finished fit, with remedies; also log them.
 
     Args:
         master: The options of the fit.
@@ -93,10 +93,10 @@ def collect_statistics(outcome: Outcome, n_params: int, minibatches_before: int)
 def scaled_hyperparameters(
     master: SharedTrainingMaster, model: FlatModel, rows: list[int]
 ) -> HyperparameterChanges:
-    """Return how momentum and schedules were rescaled because several workers train; empty if not.
+    """Return how momentum and schedules were rescaled because several workers train, or {}.
 
     One worker takes only its share of the fit's steps, so momentum and schedules that count its own
-    steps would last too long. ``rows``: rows that each partition trains on.
+    steps would last too long. ``rows``: number of rows by partition.
     """
     workers = sum(count > 0 for count in rows)
     if master.horizon != "fit" or workers < 2 or not isinstance(model, Paced):
@@ -106,7 +106,7 @@ def scaled_hyperparameters(
 
 
 def horizon_warnings(master: SharedTrainingMaster, model: FlatModel, rows: list[int]) -> list[str]:
-    """Return a warning if momentum or schedules could not be adapted to the fit's minibatches."""
+    """Return a warning if momentum or schedules could not be rescaled to the fit's minibatches."""
     adapted = scaled_hyperparameters(master, model, rows)
     if master.horizon != "fit" or sum(count > 0 for count in rows) < 2:
         return []
@@ -128,7 +128,7 @@ def horizon_warnings(master: SharedTrainingMaster, model: FlatModel, rows: list[
 def momentum_warnings(
     master: SharedTrainingMaster, model: FlatModel, fit: FitStatistics
 ) -> list[str]:
-    """Return a warning if momentum counts each worker's own steps and acts too strongly."""
+    """Return a warning if momentum counts each worker's own steps and is too strong."""
     k = fit.workers
     if master.horizon != "worker" or k <= 2 or not isinstance(model, Paced):
         return []
@@ -145,7 +145,7 @@ def momentum_warnings(
 
 
 def staleness_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[str]:
-    """Return a warning with a remedy if the other workers' updates arrived too late."""
+    """Return a warning, with a remedy, if other workers' updates arrived too late."""
     k, publish_every = fit.workers, master.publish_every
     if k < 2 or fit.staleness <= max(STALENESS_MAX, STALENESS_ROUNDS_MAX * k):
         return []
@@ -166,9 +166,9 @@ def staleness_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list
 
 
 def density_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[str]:
-    """Return a warning about the likeliest reason why updates carried too little.
+    """Return a warning about the likeliest reason why updates contained too little.
 
-    Return none if nothing was sent at all, because ``fit.summary`` warns of that.
+    Return none if nothing was sent at all, because ``fit.summary`` warns about that.
     """
     if not fit.sent_fraction:
         return []
@@ -219,7 +219,7 @@ def sent_fraction_warnings(
 
 
 def short_fit_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[str]:
-    """Return a warning if a worker sends each parameter less than once in the fit, on average."""
+    """Return a warning if a worker sent each parameter less than once in the fit, on average."""
     several = levels_of(algorithm_of(master.threshold)) > 1
     needed = 1 / (fit.sent_fraction * (MULTILEVEL_SPEEDUP if several else 1.0))
     if fit.publications >= needed:

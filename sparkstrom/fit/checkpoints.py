@@ -1,11 +1,11 @@
 """Save a fit in checkpoints, and decide what a later fit does with the newest one.
 
 ``CheckpointListener`` writes checkpoints during a fit and at its end. ``ResumePoint`` is a
-checkpoint that was read. ``FitCheckpoints`` decides by the number of the fit: a program that is run
-again makes the same fits in the same order. A fit resumes from a checkpoint with its own number,
-starts with the parameters of an earlier fit's checkpoint, and is skipped if the newest checkpoint
-is of a later fit. In a stream, the micro-batch's id replaces the number, because Spark uses the
-same id when it repeats a micro-batch.
+checkpoint that was read. ``FitCheckpoints`` decides by the number of the fit, because a program
+that is run again makes the same fits in the same order. A fit resumes from a checkpoint with its
+own number, starts with the parameters of an earlier fit's checkpoint, and is skipped if the newest
+checkpoint is of a later fit. In a stream, the micro-batch's id replaces the number, because Spark
+uses the same id when it repeats a micro-batch.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from sparkstrom.runtime.fit_state import MasterControl, Progress, Snapshot
 from sparkstrom.runtime.optimizer_states import OptimizerStates, decode_optimizer_state
 
 EpochFigures = dict[str, Any]  # losses and metrics by epoch, from ``EpochHistory.report``
-EARLIER_RUN = -1  # commit number of a snapshot that an earlier run of the fit made
+EARLIER_RUN = -1  # stands for the commit number of a snapshot by an earlier run of the fit
 
-# Keys of local properties of a thread, which Spark sets in a stream.
+# Names of thread-local properties that Spark sets in a stream.
 STREAM_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"
 STATE_ARRAY = "state"  # name of the array with the common optimizer state
@@ -67,11 +67,11 @@ _directory_owners: dict[str, str] = {}  # directory -> the network of this progr
 
 @dataclass(frozen=True, slots=True)
 class FitKey:
-    """Identifies a fit within its program; the same command makes the same keys again."""
+    """Identifies a fit within its program. A program that is run again makes the same keys."""
 
     number: int  # counts the network's fits, from 1
     stream: str = ""  # id of the streaming query, if there is one
-    batch: int = -1  # id of its micro-batch
+    batch: int = -1  # id of the query's micro-batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class CheckpointContent:
     snapshot: Snapshot  # parameters, buffers and the position of each partition
     figures: EpochFigures
     k: int  # parameters are multiples of 2^-k
-    states: OptimizerStates  # the common one is b"" if none could be copied
-    wanted: str = ONE  # the option checkpoint_updaters: one worker's states or all workers'
+    states: OptimizerStates  # the common state is b"" if none could be copied
+    wanted: str = ONE  # option checkpoint_updaters: the state of ONE worker or of ALL
     best: tuple[Best, Snapshot | None] | None = None  # with early stopping
     epochs_done: int | None = None  # epochs of a finished fit; None if it is not finished
     summaries: dict[str, Any] = field(default_factory=dict)  # of finished fits, by number
@@ -93,7 +93,7 @@ class CheckpointContent:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    """Where and how often to save a fit, and the parts of its checkpoints that do not change."""
+    """Where and how often to save a fit, and the constant parts of its checkpoints."""
 
     directory: CheckpointDirectory
     every: CheckpointInterval
@@ -103,7 +103,7 @@ class CheckpointConfig:
     k: int  # parameters are multiples of 2^-k
     states: OptimizerStates  # with which the fit started
     summaries: dict[str, Any]  # of finished fits, by number
-    updaters: str = ONE  # save the optimizer states of ONE worker or of ALL
+    updaters: str = ONE  # save the optimizer state of ONE worker or of ALL
 
 
 class CheckpointListener(FitListener):
@@ -112,7 +112,7 @@ class CheckpointListener(FitListener):
     Args:
         config: What to save, where and how often.
         master: The run's controller, which makes snapshots.
-        book: The figures of the run's epochs.
+        book: Losses and metrics of the run's epochs.
         stopping: Has the best parameters so far.
         notify: Called in the driver's main thread with an event for each written checkpoint.
         say: Called with a message about each checkpoint that could not be written.
@@ -174,7 +174,7 @@ class CheckpointListener(FitListener):
     def _build(self, fit: CheckpointContent, copies: Future[tuple[bytes, ...]]) -> Checkpoint:
         """Wait for the workers' optimizer states and build the checkpoint.
 
-        This runs in the writer's thread.
+        This method runs in the writer's thread.
         """
         workers = fit.spec.workers if self._config.updaters == ALL else 1
         received = copies.result(OPTIMIZER_STATE_TIMEOUT_S * workers)
@@ -182,9 +182,9 @@ class CheckpointListener(FitListener):
         return build_checkpoint(self._config.model, replace(fit, states=self._states))
 
     def _merge_copies(self, copies: tuple[bytes, ...], before: OptimizerStates) -> OptimizerStates:
-        """Return the newly copied states, and the earlier ones of workers without a copy.
+        """Return the newly copied states, and the earlier states of workers without a new copy.
 
-        The first copy is of the worker that trained most; it is the common state.
+        The first copy is that of the worker that has trained most; it becomes the common state.
         """
         if not copies:
             return before
@@ -254,12 +254,12 @@ class CheckpointListener(FitListener):
         return self._writer.written[-1].path if self._writer.written else None
 
     def close_failed(self) -> None:
-        """Finish the checkpoint that is being written; do not save the failed fit's state."""
+        """Finish writing the present checkpoint, and do not save the state of the failed fit."""
         self._writer.close(None)
         self._announce_written()
 
     def _close(self, fit: CheckpointContent | None) -> list[str]:
-        """Write a last checkpoint, unless ``fit`` is None, and end the writer; return warnings."""
+        """Write a last checkpoint, unless ``fit`` is None, and stop the writer; return warnings."""
         last = None
         if fit is not None:
             # Workers without a fresh copy, as after an interrupt, keep their previous one.
@@ -273,17 +273,17 @@ class CheckpointListener(FitListener):
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """A checkpoint that was read and checked, from which a fit can resume."""
+    """A checkpoint that was read and checked, and from which a fit can resume."""
 
     path: str
     key: FitKey  # of the saved fit
-    epochs: int  # requested of the saved fit
-    epochs_done: int | None  # epochs of the saved fit; None if it was not finished
+    epochs: int  # number of epochs requested of the saved fit
+    epochs_done: int | None  # number of epochs of the saved fit; None if it was not finished
     k: int  # parameters are multiples of 2^-k
     parameters: Flat  # f32[n_params]
     buffers: bytes
     states: OptimizerStates
-    missing_states: tuple[int, ...]  # partitions whose own state could not be copied
+    missing_states: tuple[int, ...]  # partitions whose worker's own state could not be copied
     threshold: str  # repr of the threshold algorithm
     first_epoch: int  # epochs that were trained before the saved fit
     minibatches_before: int  # minibatches that were trained before the saved fit
@@ -306,8 +306,9 @@ class ResumePoint:
     def starts_for(self, workers: int) -> tuple[PartitionStart, ...]:
         """Return the position from which each of ``workers`` workers continues.
 
-        If the number is unchanged, these are the saved positions. Otherwise rows are distributed
-        differently, and all start with the first epoch that some partition had not completed.
+        If the number of workers is unchanged, these are the saved positions. Otherwise rows are
+        distributed differently, and all workers start with the first epoch that some partition had
+        not completed.
         """
         if workers == len(self.starts):
             return self.starts
@@ -315,17 +316,17 @@ class ResumePoint:
         return (PartitionStart(Position(complete, 0)),) * workers
 
     def figures_for(self, workers: int) -> EpochFigures:
-        """Return the figures of the epochs before ``starts_for(workers)``."""
+        """Return losses and metrics of the epochs before the positions ``starts_for(workers)``."""
         parts = self.figures["parts"] if workers == len(self.starts) else []
         return {"whole": self.figures["whole"], "parts": parts}
 
 
 class ResumeAction(enum.Enum):
-    """What a fit does with a checkpoint."""
+    """What a fit does with an existing checkpoint."""
 
-    RESUME = "resume"  # continue this fit from it
-    START_FROM = "start from"  # start with its parameters, because it is of an earlier fit
-    SKIP = "skip"  # deliver its result, because this fit was finished before
+    RESUME = "resume"  # continue this fit from the checkpoint
+    START_FROM = "start from"  # start with the checkpoint's parameters: it is of an earlier fit
+    SKIP = "skip"  # deliver the checkpoint's result: this fit was finished before
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,8 +349,8 @@ class FitCheckpoints:
     network: str  # id of the network in this program
     fits: int = 0  # number of fits that are over
     summaries: dict[str, Any] = field(default_factory=dict)  # of finished fits, by number, as JSON
-    _pending: ResumePoint | None = None  # was read, and not used by a fit yet
-    _restored: ResumePoint | None = None  # was read by ``restore``; None after a fit used it
+    _pending: ResumePoint | None = None  # checkpoint that was read and not used by a fit yet
+    _restored: ResumePoint | None = None  # checkpoint read by ``restore``; None once a fit used it
     _reads_newest: bool = True  # whether the next fit reads the newest checkpoint
 
     @property
@@ -375,7 +376,7 @@ class FitCheckpoints:
 
         Args:
             key: The fit's key.
-            epochs: Number of epochs requested of it.
+            epochs: Number of epochs requested of the fit.
             say: Called with a message for the user.
         """
         if self._reads_newest:
@@ -392,7 +393,7 @@ class FitCheckpoints:
         return ResumeDecision(action, point)
 
     def _read_newest(self, say: Say) -> ResumePoint | None:
-        """Return the newest valid checkpoint; None if resume=False, or none exists."""
+        """Return the newest valid checkpoint; None if ``resume=False`` or if none exists."""
         directory = self.directory
         if directory is None:
             return None
@@ -406,8 +407,8 @@ class FitCheckpoints:
     def _claim_directory(self, url: str) -> None:
         """Reserve a directory for this network until the program ends.
 
-        Raise UsageError if another network of this program uses it, whose fits have the same
-        numbers.
+        Raise UsageError if another network of this program uses the directory: the fits of both
+        networks have the same numbers.
         """
         if (
             _directory_owners.setdefault(url.removeprefix("file://").rstrip("/"), self.network)
@@ -420,7 +421,7 @@ class FitCheckpoints:
             )
 
     def config(self, key: FitKey, k: int, states: OptimizerStates) -> CheckpointConfig | None:
-        """Return how to save a fit that is about to start; None if it is not saved."""
+        """Return how to save a fit that is about to start; None if the fit is not saved."""
         directory = self.directory
         if directory is None:
             return None
@@ -448,7 +449,7 @@ class FitCheckpoints:
         )
 
     def record_summary(self, key: FitKey, summary: dict[str, Any]) -> None:
-        """Keep a finished fit's summary for a repeated run of the program, which skips the fit."""
+        """Keep a finished fit's summary, for a program that is run again and skips this fit."""
         earlier = {} if key.stream else self.summaries  # a stream has no end
         self.summaries = {**earlier, str(key.number): summary}
 
@@ -531,7 +532,7 @@ def _state_arrays(states: OptimizerStates) -> dict[str, bytes]:
 
 
 def _describe_optimizer_states(fit: CheckpointContent) -> dict[str, Any]:
-    """Return the name of each partition's array, and the partitions whose state is missing."""
+    """Return the array names of the partitions' states, and the partitions without a state."""
     own = {
         str(partition): _state_array_name(fit.states, partition)
         for partition in sorted(fit.states.own)
@@ -542,10 +543,10 @@ def _describe_optimizer_states(fit: CheckpointContent) -> dict[str, Any]:
 
 
 def read_resume_point(path: str, checkpoint: Checkpoint, model: FlatModel) -> ResumePoint:
-    """Convert a checkpoint file's content and check that it suits the model.
+    """Convert a checkpoint file's content, and check that it suits the model.
 
-    Raise UsageError if it is of another model or optimizer, and CheckpointDamaged if its
-    description has not the form that ``build_checkpoint`` makes.
+    Raise UsageError if the checkpoint is of another model or optimizer, and CheckpointDamaged if
+    its description does not have the form that ``build_checkpoint`` makes.
     """
     try:
         msgspec.convert(checkpoint.description, _Description)
@@ -584,7 +585,7 @@ class _Description(msgspec.Struct):
 
 
 def _build_resume_point(path: str, checkpoint: Checkpoint, model: FlatModel) -> ResumePoint:
-    """Make a ResumePoint of a checkpoint with a valid description, and check it with the model."""
+    """Make a ResumePoint from a checkpoint with a valid description; check it with the model."""
     said, arrays = checkpoint.description, checkpoint.arrays
     check_same_model(model.describe(), said["model"], path)
     parameters, buffers = arrays["parameters"], arrays["buffers"].tobytes()
@@ -654,7 +655,7 @@ def load_buffers(model: FlatModel, buffers: bytes) -> None:
 
 
 def choose_resume_action(point: ResumePoint, key: FitKey, epochs: int) -> ResumeAction:
-    """Return what the fit ``key`` does with a checkpoint, as the module's docstring explains."""
+    """Return what the fit ``key`` does with a checkpoint; the module's docstring has the rules."""
     if key.stream != point.key.stream:
         return ResumeAction.START_FROM
     here, there = (key.batch, point.key.batch) if key.stream else (key.number, point.key.number)

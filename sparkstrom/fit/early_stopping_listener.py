@@ -1,9 +1,9 @@
 """Stop a fit early and keep its best parameters.
 
-Each worker measures the held-out rows at the end of its own epoch. Workers are not synchronous, so
-an epoch's score combines measurements of slightly different parameters. When an epoch's score is
-the best so far, the driver copies its own replica and the model's buffers; these are the parameters
-that the fit delivers. The summary has the commit number of that copy.
+Each worker evaluates the held-out rows at the end of its own epoch. Workers are not synchronous, so
+an epoch's score combines evaluations of slightly different parameters. When an epoch's score is the
+best so far, the driver copies its own replica and the model's buffers; these are the parameters
+that the fit delivers. The summary contains the commit number of that copy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Best:
     epoch: int  # counted from 1 over all fits of a network
     metric: str
     value: float
-    commit: int | None  # of the delivered parameters; None if the last ones are delivered
+    commit: int | None  # of the delivered parameters; None: the last parameters are delivered
 
 
 class EarlyStoppingListener(FitListener):
@@ -60,7 +60,7 @@ class EarlyStoppingListener(FitListener):
         self._judge = EarlyStopper(rule or EarlyStopping())
         self._phase = Phase.GATHERING
         self._stopping = False  # a stop was requested
-        self._is_copy_due = False  # an epoch was the best so far and is not copied yet
+        self._is_copy_due = False  # the best epoch so far is not copied yet
         self.best: Best | None = None
         self.copy: Snapshot | None = None  # of the best epoch, if the rule keeps its parameters
 
@@ -72,11 +72,14 @@ class EarlyStoppingListener(FitListener):
             self.best, self.copy = best
 
     def on_phase(self, phase: Phase) -> None:
-        """Remember the phase: only training is stopped."""
+        """Remember the phase, because only a training fit can be stopped."""
         self._phase = phase
 
     def on_epoch(self, epoch: Epoch) -> None:
-        """Apply the rule to an epoch. Raise UsageError if no rows are held out to measure it."""
+        """Apply the rule to an epoch.
+
+        Raise UsageError if the rule needs held-out rows and there are none.
+        """
         if self._rule is None or self._stopping:
             return
         if not epoch.held_weight and self._rule.needs_held_out:
@@ -97,7 +100,7 @@ class EarlyStoppingListener(FitListener):
     def on_progress(self, progress: Progress) -> None:
         """Copy the parameters if an epoch became the best one; check the rule's conditions.
 
-        If several epochs ended since the last poll, one copy is made.
+        If several epochs ended since the last poll, only one copy is made.
         """
         if self._is_copy_due and self._rule is not None:
             self._is_copy_due = False
@@ -120,7 +123,7 @@ class EarlyStoppingListener(FitListener):
                     )
 
     def _copy_best(self, rule: EarlyStopping) -> None:
-        """Record the best epoch, with a snapshot if the rule keeps its parameters."""
+        """Record the best epoch, and take a snapshot if the rule keeps its parameters."""
         assert self._judge.epoch is not None, "an epoch was the best"
         self.copy = self._master.snapshot() if rule.keep_best else None
         commit = self.copy.commit if self.copy else None
@@ -128,7 +131,7 @@ class EarlyStoppingListener(FitListener):
 
 
 class MinibatchLosses:
-    """Computes the mean losses of the newest minibatches from workers' counters."""
+    """Computes mean losses of the newest minibatches from the workers' cumulative counters."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[int, float]] = {}  # examples and sum of losses, by node
@@ -153,9 +156,9 @@ def check_validation(
     rule: EarlyStopping | None,
     label: ColumnNames | None = LABEL,
 ) -> None:
-    """Raise UsageError if a rule needs held-out rows or labels and has none.
+    """Raise UsageError if a rule needs held-out rows or labels and there are none.
 
-    Raise it also if held-out rows are given and the model cannot be measured on them.
+    Raise it also if there are held-out rows and the model cannot be evaluated on them.
     """
     if rule is not None and not isinstance(rule, EarlyStopping):
         raise UsageError(

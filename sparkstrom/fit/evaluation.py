@@ -1,4 +1,4 @@
-"""Evaluate a model on distributed rows, with metrics that do not depend on the partitions.
+"""Evaluate a model on distributed rows, with metrics that do not depend on the partitioning.
 
 Executors return counts and exact sums (``observe.evaluation_metrics``), and for ROC the distinct
 scores. The driver merges them without rounding.
@@ -36,7 +36,10 @@ METRICS = ("classification", "regression", "roc", "loss")
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """The metrics to compute, and the class of the ROC curve. Raises UsageError for others."""
+    """The metrics to compute, and the positive class of the ROC curve.
+
+    Raises UsageError for unknown metrics.
+    """
 
     metrics: tuple[str, ...]  # names among METRICS
     positive: int = 1  # index of the class that counts as positive for ROC
@@ -51,7 +54,7 @@ class MetricSpec:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The requested metrics of some rows; those that were not requested are None."""
+    """The requested metrics on some rows; metrics that were not requested are None."""
 
     rows: int  # number of rows
     classification: Classification | None = None
@@ -71,11 +74,11 @@ class Evaluation:
         return f"Evaluation({', '.join(f'{name}={value}' for name, value in self._figures())})"
 
     def table(self) -> str:
-        """Return the figures, one per line."""
+        """Return the metrics as text, one per line."""
         return "\n".join(f"{name:<20}{value}" for name, value in self._figures())
 
     def _figures(self) -> list[tuple[str, str]]:
-        """Return the name and the formatted value of each figure."""
+        """Return the name and the formatted value of each metric."""
         lines = [("rows", f"{self.rows:,}")]
         if (found := self.classification) is not None:
             name = "accuracy by label" if found.by_label else "accuracy"
@@ -106,10 +109,10 @@ def select_metrics(
     Args:
         model: The model to evaluate.
         metrics: Names among ``METRICS``; None: classification or regression, by the outputs.
-        positive: Index of the class for the ROC curve.
+        positive: Index of the positive class of the ROC curve.
 
     Raises:
-        UsageError: An argument is invalid, or the model has no loss to measure.
+        UsageError: An argument is invalid, or the model cannot compute a loss.
     """
     if metrics is None:
         metrics = "regression" if get_output_kind(model) == VALUES else "classification"
@@ -133,7 +136,7 @@ def select_metrics(
 
 
 def evaluate_batch(model: FlatModel, spec: MetricSpec, batch: Batch) -> Evaluation:
-    """Compute the requested metrics of one batch of rows."""
+    """Compute the requested metrics on one batch of rows."""
     asked = {name: name in spec.metrics for name in METRICS}
     out: dict[str, Any] = {}
     if asked["classification"] or asked["regression"] or asked["roc"]:
@@ -175,7 +178,7 @@ def evaluate_batch(model: FlatModel, spec: MetricSpec, batch: Batch) -> Evaluati
 def _select_label(
     outputs: NDArray[Any], labels: NDArray[Any], index: int, axis: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return outputs [n, 1] and labels [n] of one label of each row, step or pixel."""
+    """Return outputs [n, 1] and labels [n] for one label; n counts rows, steps or pixels."""
     if not 0 <= index < outputs.shape[axis]:
         raise UsageError(
             f"positive={index}: this model knows the labels 0 to {outputs.shape[axis] - 1}"
@@ -213,8 +216,8 @@ def merge_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
 class EvaluationAccumulator:
     """Merges many evaluations as they arrive, like a binary counter.
 
-    Level i holds None or the merged result of 2^i evaluations. So n evaluations take memory for
-    log2(n) of them, and each is merged log2(n) times.
+    Level i holds None or the merged result of 2^i evaluations. So n evaluations need memory for
+    only log2(n) of them, and each is merged log2(n) times.
     """
 
     def __init__(self) -> None:
@@ -226,7 +229,7 @@ class EvaluationAccumulator:
         return [part for part in self._by_level if part is not None]
 
     def add(self, part: Evaluation) -> None:
-        """Add an evaluation; two of one level are merged into one of the next level."""
+        """Add an evaluation; two on one level are merged into one on the next level."""
         for level, present in enumerate(self._by_level):
             if present is None:
                 self._by_level[level] = part
@@ -239,7 +242,7 @@ class EvaluationAccumulator:
 def merge_evaluations_or_raise(results: Iterable[Evaluation | SparkstromError]) -> Evaluation:
     """Merge the evaluations of all partitions, or raise the first error among the results.
 
-    Raise UsageError if they have no rows.
+    Raise UsageError if the evaluations have no rows.
     """
     parts = EvaluationAccumulator()
     for result in results:

@@ -1,8 +1,8 @@
-"""Events of a fit for its listeners: progress display, early stopping, checkpoints, summary.
+"""Dispatch the events of a fit to its listeners, such as progress display and checkpoints.
 
 The driver's main thread polls the controller ten times a second and passes changes on as events.
 Listeners run in that thread and never in the controller's, so they may be slow or request a copy of
-the parameters. An exception that a listener raises ends the fit.
+the parameters. An exception in a listener ends the fit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparkstrom.runtime.fit_state import Outcome, Progress, WorkerLogLine
 
 @dataclass(frozen=True, slots=True)
 class FinishedFit:
-    """The result of a fit that did not fail; it may have been stopped before its last epoch."""
+    """The result of a fit that did not fail, although it may have been stopped early."""
 
     spec: FitSpec
     outcome: Outcome
@@ -29,20 +29,20 @@ class FinishedFit:
 
     @property
     def epochs_trained(self) -> int:
-        """Number of epochs of this fit; if it was stopped, those that some partition completed."""
+        """Number of this fit's epochs; if it was stopped, those that some partition completed."""
         if self.outcome.stop_reason is None:
             return self.spec.epochs
         return self.history[-1].epoch - self.spec.first_epoch if self.history else 0
 
 
 class FitListener:
-    """Base class of listeners: a method for each event, which does nothing unless overridden.
+    """Base class of listeners: one method per event, which does nothing unless overridden.
 
     Events of one poll are dispatched in the order of these methods. ``on_fit_end`` is not called
     for a fit that failed.
     """
 
-    live_option = ""  # the user's option that needs events during the fit; "" if none does
+    live_option = ""  # option of the user that needs events during the fit; "" if none does
 
     def on_fit_begin(self, spec: FitSpec) -> None:
         """Called after all checks, before controller and tasks start."""
@@ -63,14 +63,14 @@ class FitListener:
         """
 
     def on_counters(self, counters: Mapping[int, WorkerCounters]) -> None:
-        """Called when counters changed, with the counters of all nodes, including departed ones."""
+        """Called when counters changed, with the counters of all nodes, also of departed ones."""
 
     def on_epoch(self, epoch: Epoch) -> None:
         """Called once per epoch when all training partitions have completed it.
 
-        Listeners with a ``live_option`` get epochs at once and miss an epoch whose figures arrive
-        after the next one's. All others get epochs in order; after such an epoch, they get it and
-        all later ones at the end of the fit.
+        Listeners with a ``live_option`` get epochs at once, but miss an epoch whose values arrive
+        after the next epoch's. All other listeners get epochs in order; after such a late epoch,
+        they get that epoch and all later ones at the end of the fit.
         """
 
     def on_progress(self, progress: Progress) -> None:
@@ -81,14 +81,14 @@ class FitListener:
 
 
 class FitEvents:
-    """Compares polled progress with the previous one and dispatches the changes as events.
+    """Compares each polled progress with the previous one, and dispatches changes as events.
 
-    All listeners get an event before any listener gets the next.
+    All listeners get an event before any listener gets the next one.
 
     Args:
         spec: The fit.
         listeners: Get the events.
-        book: The figures of the epochs before a resume; they are updated.
+        book: Losses and metrics of the epochs before a resume; updated during the fit.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class FitEvents:
         self._spec, self._listeners = spec, listeners
         self._book = book or EpochHistory(spec.first_epoch)
         self._before: Progress | None = None  # at the previous poll
-        self._epoch_partitions: frozenset[int] = frozenset()  # that must complete an epoch
+        self._epoch_partitions: frozenset[int] = frozenset()  # those that must complete an epoch
         # Number of epochs that listeners with a ``live_option`` got, and that all others got.
         self._epochs_dispatched = self._epochs_live = self._book.epochs_resumed_from
         self._lines_dispatched = self._notes_dispatched = 0
 
     @property
     def epochs_complete(self) -> int:
-        """Number of epochs that all training partitions completed."""
+        """Number of epochs that all training partitions have completed."""
         return self._epochs_dispatched
 
     def begin(self) -> None:

@@ -2,8 +2,8 @@
 
 ``ListenerThread`` calls the user's listeners and writes the run log, a file of JSON lines, in a
 separate thread. Its events are queued, so that the fit does not wait for a listener. A slow
-listener gets fewer iterations: only the newest waiting one is kept. An exception that a listener
-raises ends the fit at the next poll, unless the listener has ``fails_fit = False``.
+listener gets fewer iterations: only the newest waiting one is kept. An exception in a listener ends
+the fit at the next poll, unless the listener has ``fails_fit = False``.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ PHASE_TEXTS = {
 class ProgressListener(FitListener):
     """Updates the progress display during a fit and at its end.
 
-    ``worker_lines``: whether to show the lines that workers print, which the terminal may show
-    anyway.
+    ``worker_lines``: whether to show the lines that workers print; a terminal may show them anyway.
     """
 
     def __init__(self, display: ProgressDisplay, *, worker_lines: bool = True) -> None:
@@ -81,7 +80,7 @@ class ProgressListener(FitListener):
         self._spec = spec
 
     def on_worker_says(self, line: WorkerLogLine) -> None:
-        """Show a line of a worker's output, if these are wanted."""
+        """Show a line of a worker's output, if such lines are wanted."""
         if self._worker_lines:
             self._display.say(format_worker_output(line))
 
@@ -90,19 +89,19 @@ class ProgressListener(FitListener):
         self._display.say(f"sparkstrom notes: {text}")
 
     def on_epoch(self, epoch: Epoch) -> None:
-        """Remember the newest finite figure of held-out rows."""
+        """Remember the newest finite value of the metric on held-out rows."""
         if epoch.held_weight and math.isfinite(epoch.validation):
             self._held_out = epoch.validation
 
     def on_progress(self, progress: Progress) -> None:
-        """Show the progress, at the display's own rate."""
+        """Show the progress, as often as the display allows."""
         self._newest = progress
         if progress.phase is not Phase.DONE:
             self._show(force=False)
 
     def on_fit_end(self, end: FinishedFit) -> None:
-        """Show the last figures, and how many worker lines were left out."""
-        for epoch in end.history[-1:]:  # its figures may have come with the tasks' reports
+        """Show the final progress, and how many lines of workers were left out."""
+        for epoch in end.history[-1:]:  # its values may have come with the tasks' reports
             self.on_epoch(epoch)
         self._show(force=True)
         if self._worker_lines and self._newest is not None and self._newest.worker_lines_skipped:
@@ -112,7 +111,7 @@ class ProgressListener(FitListener):
             )
 
     def _show(self, *, force: bool) -> None:
-        """Show the newest progress; with ``force`` even if the display was updated just before."""
+        """Show the newest progress; with ``force`` even if the display has just been updated."""
         if self._newest is not None and self._spec is not None:
             figures = make_progress_figures(self._newest, self._spec)
             self._display.show(replace(figures, held_out=self._held_out), force=force)
@@ -128,7 +127,7 @@ class ResidualLogger:
         self._due_s = 0.0
 
     def show(self, counters: Mapping[int, WorkerCounters], *, force: bool = False) -> None:
-        """Log one line for each node with statistics, if the interval has passed or ``force``.
+        """Log one line for each node with statistics, if the interval has passed or with ``force``.
 
         ``counters``: by node id.
         """
@@ -159,7 +158,7 @@ class ResidualLogListener(FitListener):
 
 
 def make_iteration_event(progress: Progress, spec: FitSpec, seconds: float) -> Iteration:
-    """Return progress and network traffic as an event for users' listeners.
+    """Return the progress and the network traffic as an event for the user's listeners.
 
     ``seconds``: since the fit started.
     """
@@ -181,7 +180,7 @@ def format_worker_output(line: WorkerLogLine) -> str:
 
 
 def describe_phase(progress: Progress) -> str:
-    """Return the present activity of the fit as text, such as "training"."""
+    """Return what the fit is doing at present as text, such as "training"."""
     here, wanted = progress.workers, progress.partitions
     if (words := PHASE_TEXTS.get(progress.phase)) is not None:
         return words
@@ -195,7 +194,7 @@ def describe_phase(progress: Progress) -> str:
 
 
 def make_progress_figures(progress: Progress, spec: FitSpec) -> ProgressFigures:
-    """Return the figures that the progress display shows of a running fit."""
+    """Return the values that the progress display shows of a running fit."""
     epochs, n_params = spec.epochs, spec.n_params
     total = FitTotals.from_counters(progress.stats.values())
     training = total.training
@@ -225,13 +224,13 @@ def make_progress_figures(progress: Progress, spec: FitSpec) -> ProgressFigures:
 
 RUN_LOG_DIRECTORY = "sparkstrom-runs"  # in the driver program's working directory
 RUNS_VARIABLE = "SPARKSTROM_RUNS"  # names another directory; empty: no run logs
-RUN_LOGS_MAX = 100  # logs in the usual directory; a log of some thousand epochs takes about 1 MB
+RUN_LOGS_MAX = 100  # kept in the usual directory; a log of some thousand epochs takes about 1 MB
 RUN_LOG_NAME = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{16}\.jsonl")  # made by ``open_run_log``
 TUNING_MODULES = ("pyspark.ml.tuning", "pyspark.ml.connect.tuning")
 
 
 def check_run_log(run_log: object) -> None:
-    """Raise UsageError for a value that cannot name a file."""
+    """Raise UsageError for a ``run_log`` argument that cannot name a file."""
     named = os.fspath(run_log) if isinstance(run_log, os.PathLike) else run_log
     if not (named is None or (isinstance(named, str) and "\0" not in named)):
         raise UsageError(
@@ -279,7 +278,7 @@ def is_tuning_fit() -> bool:
 
 
 CONTROLLER_LOST_REASON = "the controller was lost, and all workers with it"
-LISTENERS_END_S = 120.0  # that listeners may take after the end of training
+LISTENERS_END_S = 120.0  # time that listeners may take after the end of training
 LISTENER_METHODS: dict[type[Event], str] = {
     FitBegin: "on_fit_begin",
     Iteration: "on_iteration",
@@ -299,7 +298,7 @@ class ListenerFailure:
     error: Exception
 
     def as_error(self) -> TrainingError:
-        """Return the error that ends the fit."""
+        """Return the error with which the fit ends."""
         kind = type(self.error).__name__
         trace = "".join(traceback.format_exception(self.error))
         return TrainingError(
@@ -359,7 +358,7 @@ class ListenerThread(FitListener):
         say: Callable[[str], None],
     ) -> None:
         self._listeners, self._begin, self._spec, self._say = list(listeners), begin, spec, say
-        self.warnings: list[str] = []  # about failures of listeners that did not end the fit
+        self.warnings: list[str] = []  # about listeners' failures that did not end the fit
         self._copy, self._judge = copy, judge
         self._has_lost_stream = False
         self._queue: deque[Event | None] = deque()
@@ -374,7 +373,7 @@ class ListenerThread(FitListener):
     # Called in the driver's main thread.
 
     def on_fit_begin(self, spec: FitSpec) -> None:
-        """Queue the first event, or after a lost controller, that all workers left."""
+        """Queue the first event; after the loss of a controller, queue that all workers left."""
         self._spec = spec
         if self._thread.ident is None:
             self._thread.start()
@@ -413,7 +412,7 @@ class ListenerThread(FitListener):
         self._put(replace(event, seconds=self._seconds()))
 
     def on_progress(self, progress: Progress) -> None:
-        """Queue changes of workers and iterations. Raise TrainingError if a listener has failed."""
+        """Queue worker changes and iterations. Raise TrainingError if a listener has failed."""
         if self._raised is not None:
             raise self._raised.as_error() from self._raised.error
         self._queue_worker_changes(progress)
@@ -435,7 +434,7 @@ class ListenerThread(FitListener):
             self._put(WorkerChange(joined, left, self._training, self._seconds(), reasons))
 
     def run_fit(self, fit: Callable[[], TrainingSummary]) -> TrainingSummary:
-        """Call ``fit``, pass its end or failure to the listeners, and return its summary."""
+        """Call ``fit``, tell the listeners its end or failure, and return its summary."""
         try:
             summary = fit()
         except BaseException as error:
@@ -469,7 +468,7 @@ class ListenerThread(FitListener):
         self._say(f"sparkstrom warns: {text}")
 
     def _warn_of_stream(self, name: str, error: Exception) -> None:
-        """Warn once that listeners' output is lost; they still get events."""
+        """Warn once that listeners' output is lost; listeners still get events."""
         if not self._has_lost_stream:
             self._has_lost_stream = True
             self._warn(
@@ -482,7 +481,7 @@ class ListenerThread(FitListener):
         return round(time.monotonic() - self._began_s, 3)
 
     def _put(self, event: Event | None) -> None:
-        """Queue an event; an iteration replaces a waiting one. None ends the thread."""
+        """Queue an event; an iteration replaces a waiting one. ``None`` ends the thread."""
         with self._changed:
             newest = self._queue[-1] if self._queue else None
             if isinstance(event, Iteration) and isinstance(newest, Iteration):
@@ -493,7 +492,7 @@ class ListenerThread(FitListener):
     # Called in the listeners' thread.
 
     def _run(self) -> None:
-        """Pass queued events to all listeners until the end is queued."""
+        """Pass queued events to all listeners until the end of the thread is queued."""
         while (event := self._next()) is not None:
             method = LISTENER_METHODS[type(event)]
             for listener in list(self._listeners):
@@ -506,7 +505,7 @@ class ListenerThread(FitListener):
             return self._queue.popleft()
 
     def _call(self, listener: Any, method: str, event: Event) -> None:
-        """Call a listener's method, if it has it; a listener that raises gets no more events."""
+        """Call a listener's method if it exists; a listener that raises gets no more events."""
         handle = getattr(listener, method, None)
         if handle is None:
             return
@@ -535,7 +534,7 @@ class SnapshotEvaluator:
     snapshot: Callable[[], Snapshot]  # returns the present parameters and buffers
 
     def __call__(self, features: Any, labels: Any, metrics: Any) -> Evaluation:
-        """Return metrics as ``SparkNetwork.evaluate`` does, without changing the fit's model."""
+        """Return metrics like ``SparkNetwork.evaluate``, without changing the fit's model."""
         model, now = copy.deepcopy(self.model), self.snapshot()
         model.bind(now.parameters)
         if isinstance(model, Buffered) and now.buffers:

@@ -1,4 +1,4 @@
-"""Set up the controller of a fit by gradient sharing: its plan, limits and media driver."""
+"""Set up the controller of a gradient-sharing fit: its plan, limits and media driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparkstrom.runtime.master_thread import MasterPlan
 from sparkstrom.runtime.node_thread import OpenTransport
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.transport.aeron.driver import DriverOptions
-from sparkstrom.worker.connectivity import port_bounds, transport_opener
+from sparkstrom.worker.network_setup import port_bounds, transport_opener
 from sparkstrom.worker.training_job import longest_message_bytes, make_flow_limits
 
 
@@ -34,10 +34,10 @@ def make_master_plan(
 
     Args:
         spec: The fit.
-        theta: The controller's replica.
+        theta: The controller's replica of the parameters.
         model: The model, whose buffers may have to be averaged.
         chunk_bytes_max: Most bytes of payload in one frame.
-        kept: Files that workers kept in an earlier fit.
+        kept: Residual files that workers saved in an earlier fit.
         join_stream: Id of the stream for join messages; None: one that the controller chooses.
     """
     return MasterPlan(
@@ -65,7 +65,7 @@ def driver_transport_opener(spec: FitSpec, void: VoidConfiguration, host: str) -
 def controller_media_driver(
     spec: FitSpec, void: VoidConfiguration, endpoint: Endpoint, scratch: Path
 ) -> MediaDriverConfig:
-    """Return the media driver for a controller's task, at the endpoint that workers know."""
+    """Return the media driver for a controller in a task, at the endpoint that workers know."""
     options = DriverOptions(
         host=endpoint.host,
         ports=(endpoint.port, endpoint.port),
@@ -77,7 +77,7 @@ def controller_media_driver(
 
 
 def make_master_limits(master: SharedTrainingMaster, workers: int, n_params: int) -> MasterLimits:
-    """Return the controller's deadlines and sizes, which follow from the user's options."""
+    """Return the controller's deadlines and sizes, computed from the user's options."""
     tree = master.void.topology(workers)
     return MasterLimits(
         lease_s=master.void.lease_s,
@@ -98,7 +98,7 @@ def make_master_limits(master: SharedTrainingMaster, workers: int, n_params: int
 
 @dataclass(frozen=True, slots=True)
 class MediaDriverConfig:
-    """Name and options of the media driver that a controller's task starts first."""
+    """Name and options of the media driver that a controller's task starts before anything else."""
 
-    key: str  # the name by which the task's transport finds it
+    key: str  # name by which the task's transport finds the media driver
     options: DriverOptions

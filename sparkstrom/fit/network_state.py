@@ -1,4 +1,4 @@
-"""The state of a network between two fits: parameters, optimizer states and numbers of epochs."""
+"""A network's state between two fits: parameters, optimizer states and numbers of epochs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ NO_STATES = OptimizerStates()
 
 @dataclass(frozen=True, slots=True)
 class NetworkState:
-    """Parameters, and the state from which the next fit continues, as one immutable value.
+    """The parameters and everything else with which the next fit continues, as an immutable value.
 
-    The model holds its buffers itself.
+    Buffers are not included, because the model itself holds them.
     """
 
     parameters: Flat  # f32[n_params], read-only
     k: int | None = None  # parameters are multiples of 2^-k; None: no fit has chosen k yet
-    kept: CheckpointFiles = field(default_factory=dict)  # files that workers kept on executors
+    kept: CheckpointFiles = field(default_factory=dict)  # residual files on executors
     states: OptimizerStates = NO_STATES  # optimizer states for the next fit
     states_workers: int = 0  # number of workers of the fit that ``states`` come from
     epochs: int = 0  # number of epochs trained so far
@@ -52,7 +52,7 @@ class NetworkState:
 
 
 class NetworkStateHolder:
-    """Holds a network's present ``NetworkState``; every change replaces it as a whole."""
+    """Holds a network's present ``NetworkState``; each change replaces the state as a whole."""
 
     def __init__(self, model: FlatModel) -> None:
         self._model = model
@@ -84,14 +84,14 @@ class NetworkStateHolder:
     def theta(self, multipliers: Mapping[str, int]) -> Theta:
         """Return a replica of the parameters, rounded to the network's grid.
 
-        ``multipliers``: thresholds of layers in multiples of tau.
+        ``multipliers``: thresholds of layers in multiples of tau, by layer name.
         """
         return make_initial_theta(self._model, self.parameters, self.grid_exponent(), multipliers)
 
     def grid_exponent(self) -> int:
         """Return k: parameters are rounded to multiples of 2^-k.
 
-        The first fit chooses it; later ones keep it unless the parameters need a coarser grid.
+        The first fit chooses k; later fits keep it unless the parameters need a coarser grid.
         """
         parameters, k = self._value.parameters, self._value.k
         k = first_exponent(parameters) if k is None else next_exponent(parameters, k)
@@ -100,7 +100,7 @@ class NetworkStateHolder:
 
     @contextlib.contextmanager
     def rollback_on_error(self) -> Iterator[None]:
-        """Restore the state if the block raises; not after KeyboardInterrupt or FitCancelled."""
+        """Restore the state if the block raises anything but KeyboardInterrupt or FitCancelled."""
         before, buffers = self._value, self.buffers
         try:
             yield
@@ -112,7 +112,7 @@ class NetworkStateHolder:
             raise
 
     def take_resume_state(self, workers: int = 0) -> tuple[CheckpointFiles, OptimizerStates]:
-        """Return the files and optimizer states for the next fit, and remove them from the state.
+        """Return the residual files and optimizer states for the next fit, and forget them.
 
         If the number of workers changed, per-worker states no longer apply, and every worker gets
         the common one.
@@ -124,14 +124,14 @@ class NetworkStateHolder:
         return kept, states
 
     def assign(self, values: Flat, epochs: int | None = None) -> None:
-        """Replace the parameters, and drop files and optimizer states of earlier fits.
+        """Replace the parameters, and drop residual files and optimizer states of earlier fits.
 
         Args:
-            values: f32[n_params], or what NumPy converts to it.
-            epochs: Number of epochs that they were trained for; None: as many as before.
+            values: f32[n_params], or anything that NumPy converts to it.
+            epochs: Number of epochs that the values were trained for; None: as many as before.
 
         Raises:
-            UsageError: The values are no numbers, or not as many as the model has parameters.
+            UsageError: The values are not numbers, or not as many as the model has parameters.
         """
         try:
             with np.errstate(over="ignore"):
@@ -186,7 +186,10 @@ class NetworkStateHolder:
             self._replace_state(replace(done, parameters=best.parameters), best.buffers)
 
     def keep_interrupted(self, theta: FitParameters, spec: FitSpec, epochs: int) -> None:
-        """Keep the driver's replica of a fit that the user interrupted after ``epochs`` epochs."""
+        """Keep the driver's parameters from a fit that the user interrupted after some epochs.
+
+        ``epochs``: the number of epochs that the fit had completed.
+        """
         done = spec.first_epoch + epochs
         self._replace_state(
             replace(self._value, parameters=theta.to_host(), epochs=done), theta.buffers

@@ -1,4 +1,4 @@
-"""The checked arguments of one fit, its progress output and run log, and its task slots."""
+"""The checked arguments of one fit, the means of reporting to the user, and its task slots."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from sparkstrom.observe.progress import ProgressDisplay
 class FitRequest:
     """The checked arguments of ``fit`` without the data, and the checkpoint to resume from."""
 
-    epochs: int  # to train, including those of the checkpoint to resume from
+    epochs: int  # to train, including those in the checkpoint to resume from
     columns: ColumnSpec  # columns of the data, and which rows are held out
     early_stopping: EarlyStopping | None
     listeners: tuple[Any, ...]  # the user's
     run_log: str | os.PathLike[str] | None  # file; "": none; None: a new one in the usual directory
     key: FitKey
     resume_from: ResumePoint | None = None
-    epoch_limit: MaxEpochsTerminationCondition | None = None  # if it reduced ``epochs``
+    epoch_limit: MaxEpochsTerminationCondition | None = None  # set if it reduced ``epochs``
 
     @property
     def validation_metric(self) -> str | None:
-        """The metric to measure on held-out rows after each epoch; None if no rows are held out."""
+        """The metric to compute on held-out rows after each epoch; None if no rows are held out."""
         if not self.columns.validation:
             return None
         return self.early_stopping.metric if self.early_stopping else LOSS
@@ -36,7 +36,7 @@ class FitRequest:
 
 @dataclass(frozen=True, slots=True)
 class FitReporting:
-    """The means by which a fit reports to the user: display, warnings, and data of the summary."""
+    """The means by which a fit reports to the user: display, warnings, and data for the summary."""
 
     progress: ProgressDisplay
     record: FitRecord  # times and result of the fit
@@ -52,7 +52,7 @@ class FitReporting:
 
 @dataclass(frozen=True, slots=True)
 class TaskSlots:
-    """The number of tasks that an application can run at the same time."""
+    """The number of tasks that an application can run at the same time, from its executors."""
 
     executors: int  # number of executors
     per_executor: int  # slots of one executor

@@ -3,13 +3,13 @@
 The path of a fit: ``SparkNetwork.fit`` or ``ParallelWrapper.fit`` checks the arguments and prepares
 the data. ``FitSession.run`` connects listeners and checkpoints to a ``FitRunner``. The runner opens
 the network, starts the tasks and runs a ``FitSupervisor``, which waits for their end and dispatches
-events to all listeners (``fit.events``). The strategy (``fit.strategy``) has everything that
-depends on whether workers share gradients or train in rounds.
+events to all listeners (``fit.events``). The strategy (``fit.strategy``) contains everything that
+depends on whether the fit shares gradients or is round-based.
 
 A controller in a Spark task can be lost with the task. The fit then continues with another runner,
 from the newest checkpoint or from a copy that the driver program keeps in a temporary directory.
-These copies are checkpoints, which contain each minibatch at most once. Without one, the fit starts
-again. The new network has another key, so it rejects messages of the old one.
+These copies are checkpoints, which contain each minibatch at most once. Without a copy, the fit
+starts again. The new runner's network has another key, so it rejects messages of the old one.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ from sparkstrom.runtime.theta import Theta
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1  # between two checks for the next controller
-COPY_INTERVAL = "10 s"  # after a lost controller, at most this is trained again if copies are quick
-COPY_TIME_FACTOR = 20  # pause after a copy / time that it took, so copies take 5 % of the time
+COPY_INTERVAL = "10 s"  # between copies; at most this time is trained again if copies are quick
+COPY_TIME_FACTOR = 20  # pause after a copy / time that it took: copies take 5 % of the time
 
 RESUMED_FROM_COPY = (
     "the controller was lost ({what}); the fit continues with another one from a copy of "
@@ -80,7 +80,7 @@ PARAMETERS_LOST = (
 
 
 class FitSession:
-    """One fit of a network, which ``run`` runs once; each lost controller needs another runner.
+    """One fit of a network, which ``run`` runs once. Each lost controller requires another runner.
 
     Args:
         strategy: How workers combine their results.
@@ -103,15 +103,16 @@ class FitSession:
         self._strategy, self._checkpoints, self._reporting = strategy, checkpoints, reporting
         self.state, self._make_next_runner = state, restart
         self.request = self._first_request = request
-        self._changed, self._is_over = threading.Condition(), False  # another runner, or the end
+        # ``_changed`` is notified of the next runner, or of the end.
+        self._changed, self._is_over = threading.Condition(), False
 
     @property
     def say(self) -> Callable[[str], None]:
-        """Shows a line to the user."""
+        """The function that shows a line to the user."""
         return self._reporting.progress.say
 
     def make_spec(self, workers: int) -> FitSpec:
-        """Return the description of this fit that every process gets."""
+        """Return the description of this fit, which every process gets."""
         request, state = self.request, self.state
         point, rule = request.resume_from, request.early_stopping
         return FitSpec(
@@ -130,7 +131,7 @@ class FitSession:
     def take_resume_state(self, workers: int) -> tuple[CheckpointFiles, OptimizerStates]:
         """Return the files and optimizer states with which the workers continue, and forget them.
 
-        The states contain no encoder state if the checkpoint is of another threshold algorithm.
+        If the checkpoint is of another threshold algorithm, the states contain no encoder state.
         """
         files, states = self.state.take_resume_state(workers)
         point = self.request.resume_from
@@ -171,13 +172,13 @@ class FitSession:
                         self._changed.wait(POLL_S)
 
     def _switch_to(self, runner: FitRunner) -> None:
-        """Make a runner the present one and wake threads that wait for it."""
+        """Make a runner the present one, and wake threads that wait for it."""
         with self._changed:
             self._runner = runner
             self._changed.notify_all()
 
     def _end(self) -> None:
-        """Record that no other runner follows and wake threads that wait for one."""
+        """Record that no other runner follows, and wake threads that wait for one."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -213,7 +214,7 @@ class FitSession:
         return self._make_next_runner(spec, theta, states)
 
     def _resume(self, runner: FitRunner, stopping: EarlyStoppingListener) -> None:
-        """Load the checkpoint's figures into the runner and early stopping, with warnings."""
+        """Load a checkpoint's metrics into the runner and into early stopping; show warnings."""
         point, workers = self.request.resume_from, runner.spec.workers
         if point is None:
             return
@@ -245,7 +246,7 @@ class FitSession:
         thread: ListenerThread,
         recovery: ControllerRecovery,
     ) -> CheckpointListener | None:
-        """Return the listener that writes the user's checkpoints, or else copies; None: neither."""
+        """Return the listener that writes the user's checkpoints or else copies; None: neither."""
         key, k = self.request.key, runner.theta.k
         config = self._checkpoints.config(key, k, runner.states)
         common: dict[str, Any] = {
@@ -350,7 +351,7 @@ class FitRunner(Protocol):
     """One run of a fit, on Spark's executors or on this machine."""
 
     spec: FitSpec
-    book: EpochHistory  # figures of the epochs, which the run completes
+    book: EpochHistory  # losses and metrics by epoch, which the run adds to
     states: OptimizerStates  # optimizer states with which the workers start
 
     @property
@@ -381,7 +382,7 @@ class FitRunner(Protocol):
 
 
 class BaseFitRunner:
-    """Base class of runners: runs a job under a supervisor that dispatches events."""
+    """Base class of runners: runs a job under a ``FitSupervisor``, which dispatches events."""
 
     spec: FitSpec
     book: EpochHistory
@@ -404,7 +405,7 @@ class BaseFitRunner:
 
 
 class FitParameters(Protocol):
-    """The parameters and buffers that a fit has trained, on the driver."""
+    """The parameters and buffers that a fit has trained, as the driver has them."""
 
     @property
     def k(self) -> int:
@@ -435,11 +436,11 @@ class ControllerRecovery:
 
     @property
     def keeps_copies(self) -> bool:
-        """Whether the fit must be copied, to continue after the loss of its controller."""
+        """Whether the fit must be copied regularly, to survive the loss of its controller."""
         return self.strategy.controller_restarts > 0 and self.strategy.has_controller_task
 
     def config(self, key: FitKey, k: int, states: OptimizerStates) -> CheckpointConfig:
-        """Return how to copy a fit for which the user requests no checkpoints."""
+        """Return how to copy a fit for which the user requested no checkpoints."""
         directory = CheckpointDirectory(self.folder, 1)
         return self.checkpoints.config_in(directory, COPY_INTERVAL, key, k, states)
 
@@ -452,8 +453,8 @@ class ControllerRecovery:
     ) -> FitRequest:
         """Return the request with which the fit continues after a lost controller.
 
-        It resumes from the newest checkpoint or copy of the lost run; if none exists, the request
-        is unchanged.
+        The request resumes from the newest checkpoint or copy of the lost run; if there is neither,
+        the request is unchanged.
 
         Args:
             lost: The error that ended the last run.
@@ -487,7 +488,7 @@ class ControllerRecovery:
         return request if copy is None else replace(request, resume_from=copy)
 
     def _newest_copy(self, saving: CheckpointListener | None) -> ResumePoint | None:
-        """Return the newest checkpoint or copy of the last run; None if none exists or is valid."""
+        """Return the newest checkpoint or copy of the last run; None if there is no valid one."""
         if saving is None or saving.newest is None:
             return None
         try:
@@ -501,19 +502,19 @@ class ControllerRecovery:
 class ControllerCopyListener(CheckpointListener):
     """Writes copies of a fit whose controller runs in a task, while that task is connected.
 
-    A copy that cannot be made is skipped.
+    Copies let the fit survive the loss of its controller. A copy that cannot be made is skipped.
     """
 
-    live_option = ""  # no option of the user needs it
+    live_option = ""  # no option of the user needs copies
     is_user_requested = False
-    _due_s = -math.inf  # no copy starts before
+    _due_s = -math.inf  # no copy starts before this time
     _timed = 0  # number of written copies that ``_due_s`` accounts for
 
     def _announce_written(self) -> None:
         """Do nothing, because the copies are deleted after the fit."""
 
     def _save_if_due(self, progress: Progress) -> None:
-        """Make a copy if one is due. Raise the error of a copy only if the fit has failed."""
+        """Make a copy if one is due. An error of a copy is raised only if the fit has failed."""
         now_s = time.monotonic()
         for written in self._writer.written[self._timed :]:
             self._timed += 1

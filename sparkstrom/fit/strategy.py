@@ -1,7 +1,7 @@
-"""Training strategies: the differences between gradient sharing and training in rounds.
+"""Training strategies: the differences between gradient sharing and round-based training.
 
 A fit calls its strategy and never checks the class of the user's options. ``Strategy`` describes
-training in rounds, without a network controller or thresholded updates. ``GradientSharing``
+round-based training, without a network controller or thresholded updates. ``GradientSharing``
 overrides the differences.
 """
 
@@ -23,7 +23,7 @@ Master = TypeVar("Master", bound=CommonOptions, covariant=True)
 
 
 class Strategy(Generic[Master]):
-    """The strategy of training in rounds, and the base class of others; has the user's options."""
+    """The strategy of round-based training, and the base class of other strategies."""
 
     def __init__(self, master: Master) -> None:
         self._master = master
@@ -35,29 +35,29 @@ class Strategy(Generic[Master]):
 
     @property
     def controller(self) -> str:
-        """The process that numbers updates, as in the option ``controller``."""
+        """Where the process that numbers updates runs, as in the option ``controller``."""
         return DRIVER
 
     @property
     def has_controller_task(self) -> bool:
-        """Whether the controller runs in a Spark task, which takes a slot and can be lost."""
+        """Whether the controller runs in a Spark task, which takes a task slot and can be lost."""
         return parse_controller(self.controller).is_in_task
 
     @property
     def controller_restarts(self) -> int:
-        """Number of lost controllers after which a fit may continue."""
+        """Number of controllers that a fit may lose and still continue."""
         return 0
 
     @property
     def layer_multipliers(self) -> Mapping[str, int]:
-        """Thresholds of layers in multiples of tau, by name of the layer."""
+        """Thresholds of layers in multiples of tau, by layer name."""
         return {}
 
     def check_workers(self, workers: int) -> None:
         """Raise UsageError if a fit with ``workers`` workers could not start."""
 
     def scaled_hyperparameters(self, model: FlatModel, rows: list[int]) -> HyperparameterChanges:
-        """Return how momentum and schedules were rescaled; ``rows``: number by partition."""
+        """Return how momentum and schedules were rescaled; ``rows``: numbers by partition."""
         return {}
 
     def accuracy_warnings(
@@ -68,7 +68,7 @@ class Strategy(Generic[Master]):
 
 
 class GradientSharing(Strategy[SharedTrainingMaster]):
-    """Asynchronous training with thresholded updates, which a controller numbers."""
+    """Asynchronous training that sends thresholded updates, which a controller numbers."""
 
     @property
     def controller(self) -> str:
@@ -82,7 +82,7 @@ class GradientSharing(Strategy[SharedTrainingMaster]):
 
     @property
     def layer_multipliers(self) -> Mapping[str, int]:
-        """The option ``layer_multipliers``; {} if it is None."""
+        """The option ``layer_multipliers``; {} if the option is None."""
         return self.master.layer_multipliers or {}
 
     def check_workers(self, workers: int) -> None:
@@ -101,5 +101,5 @@ class GradientSharing(Strategy[SharedTrainingMaster]):
     def accuracy_warnings(
         self, model: FlatModel, outcome: Outcome, minibatches_before: int
     ) -> list[str]:
-        """Return and log warnings; see the function of this name."""
+        """Return and log the warnings of ``fit.accuracy_warnings.accuracy_warnings``."""
         return accuracy_warnings(self.master, model, outcome, minibatches_before)

@@ -1,4 +1,4 @@
-"""The summary of a finished fit: compute its figures and warnings, and convert it to JSON."""
+"""The summary of a finished fit: compute its values and warnings, and convert it to JSON."""
 
 from __future__ import annotations
 
@@ -33,65 +33,65 @@ class TrainingSummary:
 
     replicas_equal: bool  # all hashes are the same and no parameter left the exact range
     hashes: dict[str, str]  # node id or "driver" -> SHA-256 of its parameters, as hex
-    bytes_sent: int  # sealed updates, counted once at their origin
-    # Bytes that Aeron sent over all interfaces, on each hop, with all headers; not those between
-    # processes of one host, unless they use loopback, nor Spark's own (rows, initial parameters).
+    bytes_sent: int  # encrypted updates, counted once at their origin
+    # Bytes that Aeron sent over all interfaces, on each hop, with all headers. Not included: bytes
+    # between processes of one host, except over loopback, and Spark's (rows, initial parameters).
     bytes_wire: int
     bytes_dense: int  # minibatches x 4 x n_params: dense float32 updates
     seconds: float
     phase_seconds: dict[str, float]
-    epochs: int  # trained, those before a resumed checkpoint included; fewer if it was stopped
+    epochs: int  # trained, including those before a resumed checkpoint; fewer if stopped early
     workers: int
     n_params: int
     minibatches: int  # committed, each once
     minibatches_expected: int
-    examples: int  # trained, as workers reported: with repetitions after a loss
-    rows: int  # that executors read: each is trained in every epoch or held out, none is dropped
+    examples: int  # trained, as workers reported: including repetitions after the loss of a worker
+    rows: int  # read by executors: each is trained in every epoch or held out, none is dropped
     rows_trained: int
     rows_held_out: int
-    export_directory: str | None  # where exported rows are until network.close()
-    spilled_bytes: int  # rows beyond batch_memory_bytes, on the executors' scratch
+    export_directory: str | None  # of the exported rows, until network.close()
+    spilled_bytes: int  # rows beyond batch_memory_bytes, in the executors' scratch directories
     updates: int  # committed
     loss: float  # mean over the examples of each worker's last epoch
     sent_fraction: float  # entries sent / (publications x n_params)
-    staleness: Counter[int] = field(repr=False)  # commits between seen and applied -> updates
-    # Number of minibatches of others that an update had not seen when it was committed, counted for
-    # each of its steps. About the number of workers, which is one round, is good.
+    staleness: Counter[int] = field(repr=False)  # commits that an update missed -> updates
+    # Number of other workers' minibatches that an update had not seen when it was committed,
+    # counted for each of its steps. About the number of workers, which is one round, is good.
     staleness_minibatches: float  # mean over minibatches
     staleness_minibatches_max: float
-    residual_minibatches: float  # mean time that updates wait in residuals, on top of that
+    residual_minibatches: float  # mean time that updates wait in residuals, besides staleness
     residual_norm: float  # Euclidean, over all workers, at the end
     mass_clipped: float
     mass_scaled_away: float
-    mass_lost: float  # left by an earlier fit for a worker that never came
-    grants: int  # workers that continued what an earlier fit had left
+    mass_lost: float  # residuals of an earlier fit that no worker took over
+    grants: int  # workers that took over residuals of an earlier fit
     # How momentum and schedules were rescaled: name -> change; and the number of workers.
     horizons: HyperparameterChanges
     tau: float  # mean of the workers' thresholds at the end
     exactness_breaches: int
     first_breach: int  # index of the first parameter that left the exact range, or -1
-    rejected_frames: int  # foreign or damaged, on the driver and all workers
+    rejected_frames: int  # foreign or damaged frames, on the driver and all workers
     departures: list[str] = field(repr=False)  # workers that left before the end, and why
     warnings: list[str] = field(repr=False)
     stopped: str | None  # why the fit ended before its last epoch, if it did
     history: list[Epoch] = field(repr=False)  # loss and held-out metric of each epoch
-    resumed_from: str | None  # the checkpoint that it resumed from
-    minibatches_resumed: int  # of ``minibatches``: trained before that
-    checkpoint: str | None  # the newest that it wrote
+    resumed_from: str | None  # the checkpoint from which the fit resumed
+    minibatches_resumed: int  # those of ``minibatches`` that were trained before the resume
+    checkpoint: str | None  # the newest checkpoint that the fit wrote
     best: Best | None  # with early stopping: the epoch whose parameters are delivered
     worker_seconds: dict[str, dict[str, float]] = field(repr=False)  # by node and activity
     encoding: dict[str, dict[str, float]] = field(repr=False)  # encoding_debug_mode: by node
     batch_size_per_worker: int
     effective_batch: int  # rows of a round: a minibatch of each worker that has rows
-    # Bytes that driver and workers sent, encrypted, on each hop and within hosts too:
-    # updates, commits, sums, snapshots, optimizer_states, control
+    # Encrypted bytes that driver and workers sent, on each hop and also within hosts, by kind:
+    # updates, commits, sums, snapshots, optimizer_states, control.
     bytes_by_kind: dict[str, int] = field(repr=False)
     per_worker: list[WorkerFigures] = field(repr=False)
-    faults: list[Fault] = field(repr=False)  # survived failures
-    slow_links: list[str] = field(repr=False)  # that carried less than training could send
-    epochs_resumed: int = 0  # of ``epochs``: complete before the fit was resumed
-    # Messages that the controller ignored, by reason (stranger, late, early and so on), and
-    # "on_workers": all that workers ignored. Some are normal.
+    faults: list[Fault] = field(repr=False)  # failures that the fit survived
+    slow_links: list[str] = field(repr=False)  # links that carried less than training could send
+    epochs_resumed: int = 0  # those of ``epochs`` that were complete before the fit was resumed
+    # Messages that the controller ignored, by reason (stranger, late, early and so on), and as
+    # "on_workers" all that workers ignored. Some are normal.
     ignored_messages: dict[str, int] = field(repr=False, default_factory=dict)
 
     @property
@@ -106,13 +106,13 @@ class TrainingSummary:
         return max(self.staleness, default=0)
 
     def _values(self) -> dict[str, Any]:
-        """Return all fields by name, and the mean and maximum of the staleness."""
+        """Return all fields by name, and the mean and the maximum of the staleness."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         means = {"staleness_mean": self.staleness_mean, "staleness_max": self.staleness_max}
         return values | means
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures by name as JSON values; NaN is None."""
+        """Return all values by name, as JSON values; NaN becomes None."""
         return {name: to_json_value(value) for name, value in self._values().items()}
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ class TrainingSummary:
         return summary_html(self.to_dict())
 
     def table(self, *, all: bool = False) -> str:
-        """Return the most important figures as text, one per line; with ``all`` every figure."""
+        """Return the most important values as text, one per line; with ``all`` every value."""
         return summary_text(self.to_dict(), whole=True) if all else short_text(self._values())
 
 
@@ -146,7 +146,7 @@ def summarize(
         master: The user's options.
         export_directory: Where the rows were exported.
         best: The best epoch, if there was early stopping.
-        horizons: How momentum and schedules were adapted.
+        horizons: How momentum and schedules were rescaled.
     """
     end = record.finished()
     spec, outcome = end.spec, end.outcome
@@ -211,7 +211,10 @@ def summarize(
 
 @dataclass(slots=True)
 class FitRecord(FitListener):
-    """Records the times of a fit, from ``time.monotonic``, and its result."""
+    """Records the times of a fit, as ``time.monotonic`` values, and its result.
+
+    A run is the part of a fit under one controller; each lost controller causes another run.
+    """
 
     began_s: float = field(default_factory=time.monotonic)  # when ``fit`` was called
     submitted_s: float = math.nan  # when the present run started
@@ -228,7 +231,7 @@ class FitRecord(FitListener):
 
     @property
     def origin_s(self) -> float:
-        """The time at which the first run started; times of faults are relative to it."""
+        """The time at which the first run started, to which times of faults are relative."""
         return self.submitted_s if math.isnan(self.first_s) else self.first_s
 
     def record_controller_loss(self, what: str) -> None:
@@ -259,13 +262,13 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """The last reported figures of one worker; its replacement is another worker."""
+    """The last reported values of one worker; its replacement counts as another worker."""
 
     node: int  # id in the protocol
-    partition: int  # -1 if its trainer never reported
+    partition: int  # -1 if the trainer never reported
     host: str
     steps: int
-    examples: int  # trained rows, with repetitions
+    examples: int  # trained rows, including repetitions
     loss: float  # mean over the examples of its last epoch; NaN if it finished none
     sent_fraction: float  # entries sent / (publications x n_params)
     bytes_sent: int  # of its own encrypted updates
@@ -274,14 +277,14 @@ class WorkerFigures:
 
 
 def summary_to_json(summary: TrainingSummary) -> dict[str, Any]:
-    """Return all fields as JSON values, for a checkpoint; see ``summary_from_json``."""
+    """Return all fields as JSON values, for a checkpoint; inverse of ``summary_from_json``."""
     values = asdict(summary)
     values["staleness"] = {str(commits): count for commits, count in summary.staleness.items()}
     return values
 
 
 def summary_from_json(values: dict[str, Any]) -> TrainingSummary:
-    """Return the summary from the values that ``summary_to_json`` returned."""
+    """Return the summary from values that ``summary_to_json`` returned."""
     staleness = Counter({int(commits): count for commits, count in values["staleness"].items()})
     history = [Epoch(**epoch) for epoch in values["history"]]
     best = None if values["best"] is None else Best(**values["best"])
@@ -296,7 +299,7 @@ def summary_from_json(values: dict[str, Any]) -> TrainingSummary:
 
 
 def summary_of_skipped_fit(checkpoint: ResumePoint, key: FitKey) -> TrainingSummary:
-    """Return the summary of a skipped fit from a checkpoint; in a stream, of its last fit."""
+    """Return a skipped fit's summary from a checkpoint; in a stream, the last fit's summary."""
     summaries = checkpoint.summaries
     number = str(key.number) if str(key.number) in summaries else max(summaries, key=int)
     summary = summary_from_json(summaries[number])
@@ -306,12 +309,12 @@ def summary_of_skipped_fit(checkpoint: ResumePoint, key: FitKey) -> TrainingSumm
 WORKER_LOST = "worker lost"
 CONTROLLER_LOST = "controller lost"
 DRIVER_REPLACED = "media driver replaced"
-ON_WORKERS = "on_workers"  # stands for the reasons for which workers ignored messages
+ON_WORKERS = "on_workers"  # key for all messages that workers ignored, whatever the reason
 NORMAL_ENDINGS = (Ending.DONE, Ending.RELEASED, Ending.DISMISSED)
 
 
 def collect_worker_figures(outcome: Outcome, n_params: int) -> list[WorkerFigures]:
-    """Return the figures of all workers that reported, in order of node."""
+    """Return the values of all workers that reported, in order of node ids."""
     return [
         _make_worker_figures(node, counters, outcome.hosts.get(node, ""), n_params)
         for node, counters in sorted(outcome.stats.items())
@@ -321,7 +324,7 @@ def collect_worker_figures(outcome: Outcome, n_params: int) -> list[WorkerFigure
 def _make_worker_figures(
     node: int, counters: WorkerCounters, host: str, n_params: int
 ) -> WorkerFigures:
-    """Return the figures of one worker from its last counters."""
+    """Return the values of one worker, from its last counters."""
     total, training = FitTotals.from_counters([counters]), counters.training
     return WorkerFigures(
         node=node,
@@ -338,7 +341,7 @@ def _make_worker_figures(
 
 
 def collect_faults(outcome: Outcome, record: FitRecord) -> list[Fault]:
-    """Return lost controllers, lost workers and replaced media drivers.
+    """Return the faults of a fit: lost controllers, lost workers and replaced media drivers.
 
     If a controller was lost, only the workers lost under the last controller are known.
     """
@@ -361,7 +364,7 @@ def collect_faults(outcome: Outcome, record: FitRecord) -> list[Fault]:
 
 
 def _replaced_media_drivers(outcome: Outcome) -> list[tuple[int, str]]:
-    """Return (node, name) of the media drivers that workers replaced: all but a worker's last."""
+    """Return (node, name) of media drivers that workers replaced: all but each worker's last."""
     links_by_node = {
         node: one.node.links for node, one in outcome.stats.items() if one.node is not None
     }
@@ -374,7 +377,7 @@ def _replaced_media_drivers(outcome: Outcome) -> list[tuple[int, str]]:
 
 
 def sum_bytes_by_kind(outcome: Outcome, total: FitTotals) -> dict[str, int]:
-    """Return the bytes that driver and workers sent, by kind of message, the largest first."""
+    """Return the bytes that driver and workers sent, by kind of message, largest first."""
     by_kind = Counter(outcome.traffic.by_kind)
     by_kind.update(total.node.by_kind)
     return dict(by_kind.most_common())
@@ -435,7 +438,7 @@ def residual_figures(outcome: Outcome) -> dict[str, dict[str, float]]:
 
 
 def phase_durations(began: dict[Phase, float], record: FitRecord) -> dict[str, float]:
-    """Return the seconds of each phase in order; they add up to the fit's total.
+    """Return the seconds of each phase in order; they add up to the duration of the fit.
 
     ``began``: the time at which each phase began.
     """
@@ -455,7 +458,7 @@ def phase_durations(began: dict[Phase, float], record: FitRecord) -> dict[str, f
 
 
 def worker_durations(outcome: Outcome) -> dict[str, dict[str, float]]:
-    """Return each worker's seconds by node and activity."""
+    """Return the seconds that each worker spent, by node and activity."""
     return {
         str(node): counters.training.seconds if counters.training is not None else {}
         for node, counters in outcome.stats.items()
@@ -463,12 +466,12 @@ def worker_durations(outcome: Outcome) -> dict[str, dict[str, float]]:
 
 
 def format_horizons(horizons: HyperparameterChanges) -> str:
-    """Return in one line how momentum and schedules were adapted."""
+    """Return one line that says how momentum and schedules were rescaled."""
     changes = [f"{name} {change}" for name, change in horizons.items() if name != "workers"]
     return f"{horizons['workers']} workers: {', '.join(changes)}"
 
 
-SKEW_MAX = 1.5  # largest partition / smallest, above which the summary warns
+SKEW_MAX = 1.5  # ratio of largest to smallest partition above which the summary warns
 
 
 def summary_warnings(
@@ -497,7 +500,7 @@ def summary_warnings(
 def skew_warnings(rows: list[int], executors_used: int, executors: int) -> list[str]:
     """Return warnings about empty or uneven partitions, and about executors without workers.
 
-    ``rows``: by partition.
+    ``rows``: number of rows by partition.
     """
     out = []
     empty = [i for i, count in enumerate(rows) if count == 0]
@@ -521,7 +524,7 @@ def skew_warnings(rows: list[int], executors_used: int, executors: int) -> list[
 
 
 def _overflow_warning(overflows: int, first: int) -> list[str]:
-    """Return a warning if parameters left the exact range; ``first``: index of the first."""
+    """Return a warning if parameters left the exact range; ``first``: the first one's index."""
     if not overflows:
         return []
     return [
@@ -532,7 +535,7 @@ def _overflow_warning(overflows: int, first: int) -> list[str]:
 
 
 def _replica_warning(hashes: dict[str, str]) -> list[str]:
-    """Return a warning that names the nodes whose replica differs from the driver's."""
+    """Return a warning that names the nodes whose replicas differ from the driver's."""
     nodes = [f"node {node}" for node, digest in hashes.items() if digest != hashes["driver"]]
     if not nodes:
         return []
@@ -550,9 +553,9 @@ def _fresh_optimizer_warning(workers: int) -> list[str]:
 
 
 def _unmeasured_partition_warnings(outcome: Outcome) -> list[str]:
-    """Return warnings about partitions whose held-out rows were not measured in every epoch.
+    """Return warnings about held-out rows that were not evaluated in every epoch.
 
-    These have no rows to train on, and their worker left before the last epoch.
+    Such partitions have no rows to train on, and their worker left before the last epoch.
     """
     counters = [one.training for one in outcome.stats.values() if one.training is not None]
     newest: dict[int, int] = {}  # last finished epoch by partition
@@ -572,7 +575,7 @@ def _unmeasured_partition_warnings(outcome: Outcome) -> list[str]:
 
 
 def _unchanged_parameters_warning(minibatches: int, total: FitTotals) -> list[str]:
-    """Return a warning if a fit delivers the parameters with which it started."""
+    """Return a warning if a fit delivers the same parameters with which it started."""
     if not minibatches or total.training.hits:
         return []
     if not total.training.residual_square:
@@ -588,7 +591,7 @@ def _unchanged_parameters_warning(minibatches: int, total: FitTotals) -> list[st
 
 
 def _unknown_counter_warning(names: Sequence[str]) -> list[str]:
-    """Return a warning that names the counters that this version does not know."""
+    """Return a warning that names counters which this version does not know."""
     if not names:
         return []
     return [

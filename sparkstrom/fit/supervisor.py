@@ -1,7 +1,7 @@
 """Supervise a fit: run its controller and its tasks until either finishes or fails.
 
-``FitSupervisor`` starts both, dispatches events to listeners, and cancels one when the other fails.
-``StartMonitor`` reports what the start of a fit waits for and ends a fit that cannot start.
+``FitSupervisor`` starts both, dispatches events to listeners, and cancels one if the other fails.
+``StartMonitor`` shows what a fit is waiting for at its start, and ends a fit that cannot start.
 ``find_cause`` extracts the cause from Spark's long error texts.
 """
 
@@ -25,7 +25,7 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.events import FitEvents, FitListener
 from sparkstrom.options.network import VoidConfiguration, master_name
 from sparkstrom.runtime.fit_state import MasterControl, Progress
-from sparkstrom.worker.connectivity import format_executor_ports
+from sparkstrom.worker.network_setup import format_executor_ports
 
 if TYPE_CHECKING:
     from sparkstrom.spark.jobs import SparkJob
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WAIT_MESSAGE_S = 10.0  # between two messages about what the start waits for
-SETUP_POLL_S = 0.5  # between two checks whether a host cannot take part
+WAIT_MESSAGE_S = 10.0  # between two messages about what the fit waits for at its start
+SETUP_POLL_S = 0.5  # between two checks for hosts that cannot take part
 
 MISSING_MODULE = "ModuleNotFoundError"
 SETUP_ERRORS = {  # error class by its name in a traceback
@@ -50,11 +50,11 @@ BLOCKED_NETWORK_HINT = (
 )
 
 POLL_S = 0.1
-TASKS_END_S = 15.0  # that finished tasks may take to return
-CANCELS_MAX = 15  # within TASKS_END_S
-FAILURE_GRACE_S = 2.0  # a worker's own message may arrive after Spark reports its task
-ABORT_NOTICE_S = 0.5  # for the controller's message to workers that Spark did not end
-CONTROLLER_END_S = 90.0  # for a controller task to end after all other tasks have returned
+TASKS_END_S = 15.0  # time for finished tasks to return
+CANCELS_MAX = 15  # attempts to cancel a job, within TASKS_END_S
+FAILURE_GRACE_S = 2.0  # a worker's own message may arrive after Spark reports its task's failure
+ABORT_NOTICE_S = 0.5  # time for the controller to inform workers whose tasks Spark did not end
+CONTROLLER_END_S = 90.0  # time for a controller task to end after all other tasks have returned
 STAGE_FAILED = "has failed the maximum allowable number of times"  # Spark's text about a stage
 
 STAGE_ATTEMPTS_HINT = (
@@ -74,13 +74,16 @@ CANCELLED_PATTERN = re.compile(
 
 
 class FitSupervisor:
-    """Runs a fit's controller and job to completion or failure, and dispatches events meanwhile."""
+    """Runs a fit's controller and job until they finish or fail; dispatches events meanwhile."""
 
     def __init__(self, master: MasterControl, job: FitJob, events: FitEvents) -> None:
         self._master, self._job, self._events = master, job, events
 
     def run(self) -> None:
-        """Run the fit. Raise the error that ended it early. Controller and job have ended then."""
+        """Run the fit; when this returns or raises, controller and job have ended.
+
+        Raise the error that ended the fit early.
+        """
         self._events.begin()
         self._master.start()
         try:
@@ -97,7 +100,7 @@ class FitSupervisor:
         self._events.end(self._master.outcome(), self._job.reports)
 
     def _watch(self) -> None:
-        """Wait until the controller has finished. Raise its failure, or the job's."""
+        """Wait until the controller has finished. Raise its failure or the job's."""
         while not self._master.finished.wait(POLL_S):
             self._observe()
             if not self._job.running:
@@ -114,7 +117,7 @@ class FitSupervisor:
         self._events.dispatch(progress)
 
     def _handle_early_end(self) -> None:
-        """Raise the job's failure, unless the controller finishes after all."""
+        """Raise the failure of a job that ended first, unless the controller finishes after all."""
         error = self._job.error
         if error is not None and (cancelled := as_cancellation(error)) is not None:
             raise cancelled
@@ -141,9 +144,10 @@ class FitSupervisor:
         return STAGE_ATTEMPTS_HINT if STAGE_FAILED in cause else ""
 
     def _wait_for_controller(self) -> None:
-        """Wait for a controller task to report its end after all other tasks have returned.
+        """Wait until a controller task reports its end, after all other tasks have returned.
 
-        Raise TrainingError if it does not, or the controller is in this process and not finished.
+        Raise TrainingError if it does not, or if the controller is in this process and not
+        finished.
         """
         until_s = time.monotonic() + CONTROLLER_END_S
         while self._master.drains_after_tasks and time.monotonic() < until_s:
@@ -153,7 +157,7 @@ class FitSupervisor:
             raise TrainingError("the Spark job ended before training was done")
 
     def _end(self) -> None:
-        """Wait for the tasks to return and cancel those that do not; ignore their failures."""
+        """Wait for the tasks to return, and cancel those that do not; ignore their failures."""
         if not self._job.wait(TASKS_END_S):
             log.warning("some tasks did not return within %g s; ending them", TASKS_END_S)
             cancel_job(self._job)
@@ -166,7 +170,7 @@ class FitCancelled(TrainingError):
 class FitJob(Protocol):
     """The tasks of a fit: a Spark job, or processes on this machine."""
 
-    error: Exception | None  # why it failed; ``fit`` raises a SparkstromError unchanged
+    error: Exception | None  # why the job failed; ``fit`` raises a SparkstromError unchanged
 
     @property
     def reports(self) -> list[Any]:
@@ -189,14 +193,14 @@ class FitJob(Protocol):
         ...
 
     def killed_for_memory(self) -> list[str]:
-        """Return a message with a remedy for each task that was killed for its memory."""
+        """Return a message with a remedy for each task that was killed for its memory use."""
         ...
 
 
 def cancel_job(job: FitJob) -> None:
     """Cancel the job repeatedly until it ends, for at most TASKS_END_S seconds.
 
-    Spark ignores a cancel for a job group that it has not registered yet.
+    One attempt may not suffice: Spark ignores it for a job group that is not registered yet.
     """
     for _ in range(CANCELS_MAX):
         job.cancel()
@@ -205,14 +209,14 @@ def cancel_job(job: FitJob) -> None:
 
 
 def as_cancellation(error: Exception) -> FitCancelled | None:
-    """Return FitCancelled if a job's error reports that it was cancelled, else None."""
+    """Return FitCancelled if a job's error says that the job was cancelled, else None."""
     if CANCELLED_PATTERN.search(str(error)):
         return FitCancelled(CANCELLED_MESSAGE.format(find_cause(str(error))))
     return None
 
 
 class StartMonitor(FitListener):
-    """Reports what the start of a fit waits for; ends the fit if it cannot start.
+    """Shows what a fit is waiting for at its start; ends the fit if it cannot start.
 
     Args:
         job: The Spark job.
@@ -267,7 +271,7 @@ class StartMonitor(FitListener):
             raise NetworkError(blocked[0] + reach)
 
     def _check_failed_tasks(self, progress: Progress) -> None:
-        """Show how many workers joined. Raise SetupError if tasks failed before any joined."""
+        """Show how many workers have joined. Raise SetupError if tasks failed before any joined."""
         running, failed = self._job.tasks()
         if failed and not progress.joined:
             error = next(iter(self._job.task_errors()), "Spark does not say why")
@@ -291,9 +295,10 @@ class StartMonitor(FitListener):
 
 
 def _describe_reach(hosts: int, progress: Progress, who: str) -> str:
-    """Return text about which of the hosts are the likely cause of an unreachable controller.
+    """Return text that narrows down which host is the likely cause of blocked UDP.
 
-    ``hosts``: number of hosts that report it; ``who``: the controller's name in messages.
+    ``hosts``: number of hosts that report an unreachable controller; ``who``: the controller's name
+    in messages.
     """
     others = f"; {hosts - 1} more say so" if hosts > 1 else ""
     if not progress.joined:
@@ -315,7 +320,7 @@ def setup_error_in(cause: str) -> SetupError | None:
     return None
 
 
-OWN_ERRORS = "sparkstrom."  # begins a line with an error of this package, which is not shortened
+OWN_ERRORS = "sparkstrom."  # start of a line with this package's errors, which are not shortened
 PY4J_PREFIX = "An error occurred while calling "  # the cause is on the next line
 JAVA_CLASS = re.compile(r"^: (?:[\w.$]+: )?")
 EXECUTOR_LOST = "ExecutorLostFailure "  # after the names of job, stage and task
@@ -323,9 +328,9 @@ RECENT_FAILURE = " Most recent failure reason:"  # the reason is on the next lin
 
 
 def find_cause(text: str) -> str:
-    """Return the cause from a Spark error: the line of the Python exception, if there is one.
+    """Return the cause from Spark's error text: the line of the Python exception, if it has one.
 
-    A Python traceback comes before the first Java frame, with the exception in its last lines.
+    A Python traceback comes before the first Java frame; its last lines contain the exception.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     java = next((i for i, line in enumerate(lines) if line.strip().startswith("at ")), len(lines))

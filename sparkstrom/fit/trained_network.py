@@ -1,9 +1,9 @@
-"""TrainedNetwork, the base class of SparkNetwork and ParallelWrapper, and checks before their fits.
+"""TrainedNetwork, the base class of SparkNetwork and ParallelWrapper, and checks before a fit.
 
 ``dry_run_step`` finds a wrong shape, dtype, label or loss in about a second, while starting workers
 takes ten. ``restart_warnings`` concerns YARN's cluster mode, where the driver runs in the
 ApplicationMaster. If that dies, YARN starts another attempt, possibly on another node. With
-checkpoints this attempt resumes like any program that is run again.
+checkpoints, this attempt resumes like any program that is run again.
 """
 
 from __future__ import annotations
@@ -79,10 +79,11 @@ class TrainedNetwork:
     def _apply_decision(
         self, decision: ResumeDecision | None, key: FitKey
     ) -> tuple[TrainingSummary | None, ResumePoint | None]:
-        """Load the decision's checkpoint, if there is one.
+        """Load the decision's checkpoint, if there is a decision.
 
-        Return (summary, None) if the fit ``key`` is already finished, else (None, checkpoint) with
-        the checkpoint that it resumes, or None.
+        Return (summary, None) if the fit ``key`` was finished before and is skipped. Otherwise
+        return (None, checkpoint), where the checkpoint is the one from which the fit resumes, or
+        None.
         """
         if decision is None:
             return None, None
@@ -96,8 +97,8 @@ class TrainedNetwork:
     def parameters(self) -> Flat:
         """A copy of the shared parameters, f32[n_params].
 
-        Assigning them is a warm start: files and optimizer states that workers kept for the next
-        fit belong to the former parameters and are not used.
+        Assigning parameters is a warm start: residual files and optimizer states that workers kept
+        for the next fit belong to the former parameters and are not used.
         """
         return self._state.parameters.copy()
 
@@ -108,20 +109,20 @@ class TrainedNetwork:
 
     @property
     def checkpoint_directory(self) -> str | None:
-        """Directory or URL for checkpoints, from all sources of options; None: none are written."""
+        """Directory or URL for checkpoints, from any source of options; None: none are written."""
         return self._checkpoints.master.checkpoint_directory
 
     @property
     def model(self) -> FlatModel:
-        """The model, with a copy of the shared parameters."""
+        """The model, bound to a copy of the shared parameters."""
         self._model.bind(self.parameters)
         return self._model
 
     @property
     def module(self) -> Any:
-        """The TorchModel's module with a copy of the shared parameters, and its buffers.
+        """The TorchModel's module, with a copy of the shared parameters and with its buffers.
 
-        Raise UsageError if the model is no TorchModel.
+        Raise UsageError if the model is not a TorchModel.
         """
         model: Any = self.model
         if not hasattr(model, "module"):
@@ -155,14 +156,14 @@ class TrainedNetwork:
             path: A checkpoint file, or a directory whose newest complete checkpoint is used.
 
         Raises:
-            UsageError: No checkpoint exists there, or it is of another model.
+            UsageError: There is no checkpoint, or it is of another model.
         """
         with closing(make_progress_display(self._progress)) as progress:
             self._state.load_checkpoint(self._checkpoints.restore(path_given(path), progress.say))
 
 
 def parse_epochs(epochs: object) -> int:
-    """Return the number of epochs as an int. Raise UsageError if it is not valid."""
+    """Return the number of epochs as an int. Raise UsageError if the value is not valid."""
     return int(EPOCHS[KEY].read("epochs", epochs))
 
 
@@ -174,7 +175,7 @@ def check_fit_arguments(
     listeners: Sequence[Any],
     run_log: str | os.PathLike[str] | None,
 ) -> EarlyStopping | None:
-    """Check the arguments of ``fit``; return the rule of early stopping, or None.
+    """Check the arguments of ``fit``; return the early-stopping rule, or None.
 
     Raise UsageError for an invalid argument.
     """
@@ -210,10 +211,10 @@ OTHER_NODE = (
 
 
 def restart_warnings(conf: Mapping[str, str], master: CommonOptions) -> list[str]:
-    """Return a warning if this is a later attempt of an application and resumes no checkpoint.
+    """Return a warning if this is a later attempt of an application but resumes no checkpoint.
 
     Args:
-        conf: Spark's configuration, which has the attempt's number.
+        conf: Spark's configuration, which contains the attempt's number.
         master: The user's options.
     """
     attempt = conf.get(ATTEMPT_KEY, "")
@@ -228,7 +229,7 @@ def restart_warnings(conf: Mapping[str, str], master: CommonOptions) -> list[str
 
 
 def _restart_reason(master: CommonOptions) -> str:
-    """Return the reason why a later attempt has no checkpoint to resume from, with a remedy."""
+    """Return why a later attempt has no checkpoint to resume from, with a remedy."""
     url = master.checkpoint_directory
     if url is None:
         return NO_DIRECTORY
@@ -255,15 +256,15 @@ def dry_run_step(
 ) -> None:
     """Train a copy of the model for one step on the first rows, to find errors before a fit starts.
 
-    This is skipped for large models, for classes of the user's own, and if ``first`` is None.
-    Errors other than UsageError are logged, because a worker would report them.
+    The step is skipped for large models, for user-defined model classes, and if ``first`` is None.
+    Errors other than UsageError are only logged, because a worker would report them.
 
     Args:
         model: The model of the fit, which is not changed.
         parameters: Its parameters, f32[n_params].
         first: Returns the first blocks of rows; None if they are not available at once.
         pack: Pickles the model, as for a worker.
-        metric: The metric that the fit measures on held-out rows; None if it measures none.
+        metric: The metric that the fit computes on held-out rows; None if it computes none.
 
     Raises:
         UsageError: Rows, model and loss do not fit together.
@@ -283,7 +284,7 @@ def dry_run_step(
 
 
 def _can_dry_run(model: FlatModel) -> bool:
-    """Return whether the model is of a class of this package and small enough."""
+    """Return whether the model's class is one of this package, and the model small enough."""
     is_known = type(model).__module__.startswith("sparkstrom.")
     return is_known and model.n_params <= PARAMETERS_MAX
 
@@ -313,13 +314,13 @@ def _train_copy(
 
 
 class _MutedForThread:
-    """A text stream that drops text from the creating thread and forwards other threads' text."""
+    """A text stream that drops text of the thread that created it, and forwards all other text."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._thread = stream, threading.get_ident()
 
     def write(self, text: str) -> int:
-        """Write the text unless this is the creating thread; return the number of characters."""
+        """Write the text, unless the creating thread calls; return the number of characters."""
         if threading.get_ident() == self._thread:
             return len(text)
         return self._stream.write(text)
@@ -336,7 +337,7 @@ _process_state = threading.Lock()
 
 @contextlib.contextmanager
 def preserve_process_state() -> Iterator[None]:
-    """Restore random states and warning filters after the block; drop this thread's output."""
+    """Drop this thread's output in the block; restore random states and warning filters after."""
     with _process_state, contextlib.ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())

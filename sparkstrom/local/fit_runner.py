@@ -48,7 +48,7 @@ from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.transport.aeron.driver import DriverOptions
 from sparkstrom.transport.aeron.driver_directories import ProcessIdentity, identify_process
-from sparkstrom.worker.connectivity import (
+from sparkstrom.worker.network_setup import (
     ControllerRoute,
     OpenTransport,
     transport_opener,

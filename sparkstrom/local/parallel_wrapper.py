@@ -59,7 +59,7 @@ from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.parameter_averaging import Accumulator
 from sparkstrom.rounds.run import RoundsRun
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.worker.connectivity import require_library
+from sparkstrom.worker.network_setup import require_library
 from sparkstrom.worker.training_job import require_model, require_picklable
 
 

@@ -242,7 +242,7 @@ def _tree_depth(workers: int, fan_out: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPace:
+class ThroughputPrediction:
     """The predicted performance of a number of workers."""
 
     workers: int
@@ -264,7 +264,9 @@ class WorkerPace:
         return asdict(self)
 
 
-def predict_gradient_sharing(inputs: ScalingInputs, load: NetworkLoad, workers: int) -> WorkerPace:
+def predict_gradient_sharing(
+    inputs: ScalingInputs, load: NetworkLoad, workers: int
+) -> ThroughputPrediction:
     """Predict gradient sharing: workers take steps and send updates at the same time.
 
     Progress reports use the same links as updates, so a step takes at least as long as the links
@@ -314,7 +316,7 @@ def predict_gradient_sharing(inputs: ScalingInputs, load: NetworkLoad, workers: 
     return replace(pace, round_s=round_s, steps_per_update=steps, staleness=stale)
 
 
-def predict_ring_allreduce(inputs: ScalingInputs, workers: int) -> WorkerPace:
+def predict_ring_allreduce(inputs: ScalingInputs, workers: int) -> ThroughputPrediction:
     """Predict synchronous SGD with a dense ring all-reduce during the backward pass, as in DDP."""
     if workers == 1:
         return _make_pace(inputs, 1, inputs.step_s, STEP, (0.0, 0.0, 0.0, 0.0))
@@ -330,10 +332,12 @@ def predict_ring_allreduce(inputs: ScalingInputs, workers: int) -> WorkerPace:
 
 def _make_pace(
     inputs: ScalingInputs, workers: int, step_s: float, limit: str, link_bytes: LinkBytes
-) -> WorkerPace:
+) -> ThroughputPrediction:
     """Return the prediction for a step time, with efficiency and speedup computed from it."""
     efficiency = inputs.step_s / step_s
-    return WorkerPace(workers, step_s, efficiency, workers * efficiency, limit, *link_bytes)
+    return ThroughputPrediction(
+        workers, step_s, efficiency, workers * efficiency, limit, *link_bytes
+    )
 
 
 def _divide_link_bytes(link_bytes: LinkBytes, steps: int) -> LinkBytes:
@@ -352,7 +356,7 @@ def _expected_maximum(workers: int) -> float:
     return NormalDist().inv_cdf((workers - 0.375) / (workers + 0.25))
 
 
-TOPOLOGIES: dict[str, Callable[[ScalingInputs, int], WorkerPace]] = {
+TOPOLOGIES: dict[str, Callable[[ScalingInputs, int], ThroughputPrediction]] = {
     "star": lambda inputs, workers: predict_gradient_sharing(
         inputs, star_load(inputs, workers), workers
     ),
@@ -369,7 +373,7 @@ class ScalingPrediction:
 
     inputs: ScalingInputs
     workers: Sequence[int]  # numbers of workers, ascending
-    paces: dict[str, list[WorkerPace]]  # by topology, in the order of ``workers``
+    paces: dict[str, list[ThroughputPrediction]]  # by topology, in the order of ``workers``
 
     def best(self, topology: str) -> int:
         """Return the smallest number of workers with the most minibatches per second.
@@ -488,12 +492,12 @@ def _is_shown(workers: int, scaling: ScalingPrediction, best: int, pays: int) ->
     return workers in ends or workers & (workers - 1) == 0 or len(scaling.workers) <= 8
 
 
-def _format_staleness(pace: WorkerPace) -> str:
+def _format_staleness(pace: ThroughputPrediction) -> str:
     """Return the staleness with one digit, or "none"."""
     return f"{pace.staleness:.1f}" if pace.staleness else "none"
 
 
-def _format_links(pace: WorkerPace) -> str:
+def _format_links(pace: ThroughputPrediction) -> str:
     """Format bytes sent plus received per step, of the busiest worker and of the driver."""
     worker = pace.worker_sent + pace.worker_received
     driver = pace.driver_sent + pace.driver_received

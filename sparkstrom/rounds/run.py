@@ -21,7 +21,7 @@ from sparkstrom.protocol.master.membership import different_rows
 from sparkstrom.protocol.master.phases import NO_ROWS
 from sparkstrom.rounds.averaging import AveragedParameters, AveragingOptions, RoundState
 from sparkstrom.rounds.backend import EpochPlan, PartitionFacts, RoundOrder, RoundsBackend
-from sparkstrom.rounds.controller import RoundsControl
+from sparkstrom.rounds.control import RoundsControl
 from sparkstrom.rounds.worker_round import RoundPace, fit_length, raise_failure
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 

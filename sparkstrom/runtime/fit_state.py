@@ -143,7 +143,7 @@ class Outcome:
     commits: int  # number of commits
     staleness: Counter[int]  # in commits
     staleness_minibatches: (
-        float  # mean, in other workers' minibatches; see ``protocol.master.commit_order``
+        float  # mean, in other workers' minibatches; see ``protocol.master.staleness``
     )
     staleness_minibatches_max: float  # in the fit's minibatches
     stats: dict[int, WorkerCounters]  # by node

@@ -233,7 +233,7 @@ class MasterThread(threading.Thread):
     def run(self) -> None:
         """Run duty cycles until ``end`` is called or the thread fails."""
         try:
-            self._recovery.guard(partial(self._message_endpoint.open_join_stream, self.join_stream))
+            self._recovery.guard(partial(self._message_endpoint.listen_for_joins, self.join_stream))
             while not self._stopping.is_set():
                 self._cycle()
             self._ended_cleanly = True
@@ -295,7 +295,7 @@ class MasterThread(threading.Thread):
                 f"the driver's media driver died and its port {before} is taken now; "
                 "set unicast_port to one that only this application uses"
             )
-        self._message_endpoint.open_join_stream(self.join_stream)
+        self._message_endpoint.listen_for_joins(self.join_stream)
         self._step(ev.EndpointChanged(self.endpoint.host, self.endpoint.port))
 
     def _step(self, event: ev.Event) -> None:

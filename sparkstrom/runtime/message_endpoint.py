@@ -368,7 +368,7 @@ class MessageEndpoint:
             self._reset_incoming(stream)
             self.transport.open_receiver(stream)
 
-    def open_join_stream(self, stream: int) -> None:
+    def listen_for_joins(self, stream: int) -> None:
         """Listen on the join stream for direct messages from any process that has the job's key."""
         self._join_stream = stream
         self.transport.open_receiver(stream)

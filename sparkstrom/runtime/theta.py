@@ -34,7 +34,7 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Encoded, Form
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.layers import Layers
-from sparkstrom.encoding.sums import Hits, Total
+from sparkstrom.encoding.update_sum import Hits, Total
 from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel
 from sparkstrom.models.output_interpretation import measure_batch
 from sparkstrom.protocol.common.events import ApplyMergedRange, InstallSnapshot, SendMerged
@@ -461,7 +461,7 @@ class Replica:
         """Return a copy of what was learned and not sent, f32[n_params] on the host."""
         return self.theta.residual(self.encoder)
 
-    def unsent_mass(self) -> float:
+    def uncommitted_mass(self) -> float:
         """Return the L1 norm of what was learned and is not committed, in parameter units."""
         adding = [each for each in self._pending if each.payload is not None]
         quanta = sum(int(np.abs(self._decode(each)[1].astype(np.int64)).sum()) for each in adding)

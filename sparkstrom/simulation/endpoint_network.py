@@ -286,7 +286,7 @@ class EndpointNetwork(Network):
         self._waking: set[Owner] = set()  # suspended processes that poll once they continue
         self._streams = FIRST_NODE_STREAM
         self._new_endpoint(None)
-        self._endpoints[None].open_join_stream(JOIN_STREAM)
+        self._endpoints[None].listen_for_joins(JOIN_STREAM)
 
     def _new_endpoint(self, owner: Owner) -> None:
         """Create an owner's message endpoint."""
@@ -334,7 +334,7 @@ class EndpointNetwork(Network):
         end = self._endpoints[owner]
         end.replace_transport(lambda: self._new_transport(owner))
         if owner is None:
-            end.open_join_stream(JOIN_STREAM)
+            end.listen_for_joins(JOIN_STREAM)
 
     def open(self, owner: Owner, effect: ev.OpenEdge) -> None:
         """Open an edge at the owner's endpoint, and mark its senders with it."""
@@ -501,7 +501,7 @@ class EndpointNetwork(Network):
         if (
             target is not None
             and target.cut is not None
-            and self._is_blocked_by(target.cut, up=False)
+            and self._count_if_blocked(target.cut, up=False)
         ):
             ready_s = target.cut.until_s
         if (ready_s and sender.edge is None) or ready_s == math.inf or sender.is_closed:

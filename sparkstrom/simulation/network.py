@@ -238,7 +238,11 @@ class Network:
         until_s = 0.0
         if self._splits:
             until_s = self._partition_end_s(owner, target)
-        if owner is not None and owner.cut is not None and self._is_blocked_by(owner.cut, up=True):
+        if (
+            owner is not None
+            and owner.cut is not None
+            and self._count_if_blocked(owner.cut, up=True)
+        ):
             until_s = max(until_s, owner.cut.until_s)
         return until_s
 
@@ -337,7 +341,7 @@ class Network:
         if target is None or not target.alive:
             return
         now_s, ready_s = self._time.now_s, target.paused_until_s
-        if target.cut is not None and self._is_blocked_by(target.cut, up=False):
+        if target.cut is not None and self._count_if_blocked(target.cut, up=False):
             ready_s = max(ready_s, target.cut.until_s)
         if now_s < ready_s:
             if ready_s < math.inf:
@@ -373,7 +377,7 @@ class Network:
         """Return True if a process is alive and no outage keeps messages from it."""
         if not process.alive:
             return False
-        return process.cut is None or not self._is_blocked_by(process.cut, up=False)
+        return process.cut is None or not self._count_if_blocked(process.cut, up=False)
 
     def _partition_end_s(self, source: SimProcess | None, target: SimProcess | None) -> float:
         """Return the end of the partition between two processes; 0 without one."""
@@ -384,7 +388,7 @@ class Network:
                 until_s = max(until_s, split.until_s)
         return until_s
 
-    def _is_blocked_by(self, cut: Outage, *, up: bool) -> bool:
+    def _count_if_blocked(self, cut: Outage, *, up: bool) -> bool:
         """Return True if an outage blocks this direction now, and count the blocked message."""
         if cut.until_s <= self._time.now_s or not (cut.up if up else cut.down):
             return False

@@ -55,7 +55,7 @@ from sparkstrom.spark.cluster import (
 from sparkstrom.spark.controller.remote_master import RemoteMaster
 from sparkstrom.spark.data.partitioning import PartitionedData
 from sparkstrom.spark.jobs import SparkJob
-from sparkstrom.worker.connectivity import (
+from sparkstrom.worker.network_setup import (
     check_driver_machine,
     choose_driver_address,
     warm_up_transport,

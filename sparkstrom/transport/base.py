@@ -24,31 +24,31 @@ from sparkstrom.base.identity import Endpoint
 
 
 class OfferResult(enum.Enum):
-    """What happened to offered frames; each value determines what the caller does next."""
+    """What happened to offered frames; the value determines what the caller does next."""
 
     SENT = "sent"
     BUSY = "busy"  # back-pressure or log rotation: keep the frame and offer it again next cycle
     UNCONNECTED = "unconnected"  # no receiver (yet): the caller's lease decides how long to wait
-    CLOSED = "closed"  # this sender has ended: open another
+    CLOSED = "closed"  # this sender has ended: open another one
 
 
 class ReceivedFrame(NamedTuple):
-    """A received frame and the stream of this endpoint that it arrived on."""
+    """A received frame, and the stream of this endpoint on which it arrived."""
 
     stream: int  # the number of the stream
     frame: bytes  # the whole frame
 
 
 class SentBytes(NamedTuple):
-    """Cumulative bytes that left this machine's network interfaces, all headers included.
+    """Cumulative bytes that left this machine's network interfaces, including all headers.
 
     Traffic between processes of one host counts as zero unless it uses the loopback interface.
     """
 
     driver: str  # names the media driver; equal for all transports that share it
-    driver_bytes: int  # bytes of all the driver's clients: add them up once per driver
+    driver_bytes: int  # bytes of all clients of the driver: add them up once per driver
     # Correction for this transport: plus datagram headers, which the driver does not count,
-    # minus traffic to processes of this host, which it does.
+    # minus traffic to processes of this host, which the driver counts.
     own_bytes: int
 
 
@@ -85,7 +85,7 @@ class Transport(Protocol):
     def open_sender(
         self, endpoint: Endpoint, stream: int, *, control: bool, local: bool = False
     ) -> Sender:
-        """Start opening a sender to a peer's endpoint, and return it at once.
+        """Start to open a sender to a peer's endpoint, and return the sender at once.
 
         Opening continues inside ``poll``; until then offers return UNCONNECTED.
 
@@ -97,7 +97,7 @@ class Transport(Protocol):
         """
 
     def open_receiver(self, stream: int, *, local: bool = False) -> None:
-        """Start listening on a stream of this endpoint, and return at once.
+        """Start to listen on a stream of this endpoint, and return at once.
 
         Opening continues inside ``poll``. A stream that is open already stays as it is. Do not
         reopen a closed stream while old senders to it live: frames would repeat, or start in the
@@ -118,22 +118,22 @@ class Transport(Protocol):
     def poll(self, wait_s: float) -> list[ReceivedFrame]:
         """Return the frames that have arrived on all streams, up to a fixed maximum.
 
-        Runs without the GIL. If none has arrived, wait up to ``wait_s`` seconds for one, or for
-        ``wake``.
+        This method runs without the GIL. If no frame has arrived, it waits up to ``wait_s`` seconds
+        for a frame or for ``wake``.
         """
 
     def wake(self) -> None:
         """Make the current ``poll``, or else the next one, return without waiting. Thread-safe."""
 
     def sent(self) -> SentBytes:
-        """Return how many bytes have left the network interfaces, also after ``close``."""
+        """Return how many bytes have left the network interfaces. Works after ``close``, too."""
 
     def close(self) -> None:
         """Close all senders, receivers and the client. Idempotent."""
 
 
 def stream_kind_error(stream: int, local: bool) -> UsageError:
-    """Return the error for opening a stream as local that is open as UDP, or the reverse."""
+    """Return the error for a stream that is open as UDP and requested as local, or vice versa."""
     requested, present = ("local", "UDP") if local else ("UDP", "local")
     return UsageError(
         f"stream {stream} is requested as a {requested} stream but is open as a {present} one: "
@@ -143,23 +143,23 @@ def stream_kind_error(stream: int, local: bool) -> UsageError:
 
 FRAME_BYTES_MAX = 65_536
 CONTROL_FRAME_BYTES_MAX = 16_384
-RECEIVE_QUEUE_BYTES_MAX = 524_288  # half a term, as much as Aeron queues for a receiver
+RECEIVE_QUEUE_BYTES_MAX = 524_288  # half a term: as much as Aeron queues for a receiver
 POLL_FRAMES_MAX = 1024
 
 
 class StreamAddress(NamedTuple):
-    """The receiver that a sender's frames go to."""
+    """The address of a receiver, to which a sender's frames go."""
 
     endpoint: Endpoint  # of the receiving transport
     stream: int  # the receiver's number at this endpoint
-    local: bool  # whether it receives from transports of the same endpoint only
+    local: bool  # whether it receives only from transports with the same endpoint
 
 
 class MemoryNetwork:
     """The receivers of all in-process transports, for local use and tests. Thread-safe.
 
-    Frames wait in a queue at the receiver; a full queue is back-pressure. Faults break whole
-    senders, because Aeron repairs lost and repeated datagrams, or else ends the stream.
+    Frames wait in a queue at the receiver; a full queue causes back-pressure. Injected faults break
+    whole senders, like Aeron, which repairs lost and repeated datagrams or else ends the stream.
 
     Args:
         seed: seed of the fault injection.
@@ -179,8 +179,8 @@ class MemoryNetwork:
     ) -> MemoryTransport:
         """Return a transport on a new endpoint, or on the endpoint of ``beside``.
 
-        Transports with the same endpoint behave as on one media driver: local streams connect only
-        them.
+        Transports with the same endpoint behave like those on one media driver: local streams
+        connect only them.
         """
         if beside is not None:
             return MemoryTransport(self, beside.endpoint)
@@ -189,7 +189,7 @@ class MemoryNetwork:
             return MemoryTransport(self, Endpoint(host, self._ports))
 
     def add_queue(self, address: StreamAddress) -> _ReceiveQueue:
-        """Return the receive queue at an address, creating it. The caller holds ``changed``."""
+        """Return an address's receive queue; create it if needed. The caller holds ``changed``."""
         return self._receivers.setdefault(address, _ReceiveQueue())
 
     def remove_queue(self, address: StreamAddress) -> None:
@@ -221,7 +221,7 @@ class MemorySender:
     """A ``transport.base.Sender`` to a receiver in the same process."""
 
     def __init__(self, network: MemoryNetwork, address: StreamAddress, frame_max: int) -> None:
-        """Send frames of up to ``frame_max`` bytes to the receiver at ``address``."""
+        """Prepare to send frames of up to ``frame_max`` bytes to the receiver at ``address``."""
         self._network, self._address, self._frame_max = network, address, frame_max
         self._receiver: _ReceiveQueue | None = None  # set by the first offer that finds one
         self._is_closed = False
@@ -237,7 +237,7 @@ class MemorySender:
             return len(frames), OfferResult.SENT
 
     def _offer_one(self, frame: bytes) -> OfferResult:
-        """Append a frame to the receiver's queue if it has room; UsageError if it is too long."""
+        """Append a frame to the receiver's queue if there is room; UsageError if it is too long."""
         if self._is_closed:
             return OfferResult.CLOSED
         if len(frame) > self._frame_max:
@@ -256,7 +256,7 @@ class MemorySender:
         return OfferResult.SENT
 
     def _find_receiver(self) -> _ReceiveQueue | None:
-        """Return the receiver, or None while it does not exist and after it closed or broke."""
+        """Return the receiver; None until one exists, and after it closed or this sender broke."""
         if self._receiver is None:
             self._receiver = self._network.find_queue(self._address)
         elif not self._receiver.is_open or self._network.should_break_sender():

@@ -1,7 +1,7 @@
 """Choose which of this host's IP addresses to bind, by CIDR mask, explicit address or fallback.
 
 Masks have their CIDR meaning: 10.0.0.0/16 is 65,536 addresses, 192.168.1.12/32 is one, and IPv6
-masks work too. (DL4J's NetworkOrganizer cuts most masks down to /24 and supports IPv4 only.)
+masks work, too. (DL4J's NetworkOrganizer cuts most masks down to /24 and supports IPv4 only.)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def choose_address(
         mask: CIDR network, such as 10.0.0.0/16; its addresses must all be on one interface.
         explicit: IP address of this host; takes precedence over the mask.
         addresses: addresses of this host, from ``list_interface_addresses``.
-        fallback: IP address of this host to use without mask and explicit address.
+        fallback: IP address of this host, used if neither mask nor explicit address is given.
 
     Returns:
         The IP address as text.
@@ -60,12 +60,12 @@ def choose_address(
 
 
 def _check_own_address(address: str, addresses: Sequence[InterfaceAddress]) -> str:
-    """Return the address in canonical form; raise NetworkError if it is not this host's."""
+    """Return the address in canonical form; raise NetworkError if this host does not have it."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError as error:
         raise UsageError(f"{address!r} is not an IP address: {error}") from None
-    # Every address in 127.0.0.0/8 is this host, though only 127.0.0.1 is addresses.
+    # Every address in 127.0.0.0/8 is this host, though only 127.0.0.1 is in ``addresses``.
     if parsed.is_loopback or any(
         ipaddress.ip_address(entry.address) == parsed for entry in addresses
     ):
@@ -127,7 +127,7 @@ _Ifaddrs._fields_ = (
 def list_interface_addresses() -> list[InterfaceAddress]:
     """Return the addresses of all interfaces that are up, in the kernel's order.
 
-    Link-local IPv6 addresses are omitted: they need a scope, which an Aeron channel cannot carry.
+    Link-local IPv6 addresses are omitted: they need a scope, which an Aeron channel cannot contain.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Ifaddrs)()
@@ -147,7 +147,7 @@ def list_interface_addresses() -> list[InterfaceAddress]:
 
 
 def _decode_address(entry: _Ifaddrs) -> str | None:
-    """Return the IP address of an entry; None if it is down, link-local IPv6 or not IP."""
+    """Return the IP address of an entry; None if it is down, link-local IPv6, or no IP address."""
     if not entry.flags & IFF_UP or not entry.address:
         return None
     sockaddr = entry.address.contents

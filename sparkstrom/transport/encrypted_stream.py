@@ -1,13 +1,13 @@
 """Encrypted messages over a TCP connection, authenticated by a shared key.
 
-Each connection has its own two keys, one per direction, derived by HKDF from the shared key and the
-salts of both ends, so a recording cannot be replayed on another connection, or to its sender.
-Records are numbered, and the number is the nonce: omitting, repeating or reordering one ends the
-connection. Only authenticated data is returned, so messages may be of kinds that are unsafe from
-strangers, such as pickles.
+Each connection has two keys of its own, one per direction. They are derived by HKDF from the shared
+key and the salts of both ends, so a recording cannot be replayed on another connection or to its
+sender. Records are numbered, and the number is the nonce: omitting, repeating or reordering a
+record ends the connection. Only authenticated data is returned, so messages may be of kinds that
+are unsafe from strangers, such as pickles.
 
     salt, u8[16], each way, in the clear
-    record: u32 bytes, sealed: 16 more than in the clear | u8 1: more of this message follows | body
+    record: u32 sealed length (16 bytes more than in the clear) | u8 1: message continues | body
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RECORD_TIMEOUT_S = 30.0  # limit for receiving one record, and for sending
 class EncryptedStream:
     """One end of an encrypted connection. Methods raise WireError once the connection is over.
 
-    One thread may send while another receives.
+    One thread may send while another one receives.
     """
 
     def __init__(self, connection: socket.socket, key: bytes, *, is_opener: bool) -> None:
@@ -53,7 +53,7 @@ class EncryptedStream:
             WireError: no greeting in time, another key, or another version; the socket is closed.
         """
         self._socket = connection
-        # deadline of the whole greeting; infinity afterwards
+        # Deadline of the whole greeting; infinity afterwards.
         self._until_s = time.monotonic() + GREETING_TIMEOUT_S
         connection.settimeout(GREETING_TIMEOUT_S)
         try:
@@ -85,7 +85,7 @@ class EncryptedStream:
             self._send_record(message[begin : begin + RECORD_BYTES_MAX], more=begin != parts[-1])
 
     def _send_record(self, body: bytes, *, more: bool) -> None:
-        """Send one encrypted record; ``more``: the message continues in the next one."""
+        """Send one encrypted record; ``more``: whether the message continues in the next record."""
         header = RECORD.pack(len(body) + TAG_BYTES, more)
         sealed = self._sealer.encrypt(NONCE.pack(0, self._sent), body, header)
         self._sent += 1
@@ -119,7 +119,7 @@ class EncryptedStream:
         return b"".join(parts)
 
     def waits(self, seconds: float) -> bool:
-        """Return whether data has arrived, waiting up to ``seconds`` for it."""
+        """Return whether data has arrived; wait up to ``seconds`` for it."""
         try:
             poll = select.poll()  # select.select fails for descriptors above 1023
             poll.register(self._socket, select.POLLIN)
@@ -150,6 +150,9 @@ class EncryptedStream:
 
 
 def _derive_direction_key(key: bytes, salts: bytes, *, from_opener: bool) -> bytes:
-    """Return the connection's key for one direction; other purposes do not use ``GREETING``."""
+    """Return the connection's key for one direction.
+
+    ``GREETING`` makes the key differ from keys that are derived for other purposes.
+    """
     direction = b"to the listener" if from_opener else b"from the listener"
     return derive_key(key, GREETING + salts + direction)

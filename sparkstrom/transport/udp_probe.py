@@ -1,9 +1,9 @@
 """Measure UDP between all processes of a group: reachability, round-trip time and throughput.
 
-Uses plain datagrams, although training uses Aeron: an Aeron stream connects only if both directions
-work, so it cannot show which direction a firewall drops, or that only long datagrams are lost. The
-datagrams have Aeron's lengths and use the same addresses and ports. Each direction of a pair is
-reported by its receiver.
+The probe sends plain datagrams, although training uses Aeron: an Aeron stream connects only if both
+directions work, so it cannot show which direction a firewall drops, or that only long datagrams are
+lost. The datagrams have Aeron's lengths and use the same addresses and ports. Each direction
+between two processes is reported by the receiver.
 
     ping     to each peer: short, then in Aeron's length with and without permission to fragment
     pong     short reply, which gives the round-trip time
@@ -11,7 +11,7 @@ reported by its receiver.
     train    at most TRAIN_BYTES within TRAIN_S, one per peer
     bye      the sender needs nothing more
 
-Runs in one thread, repeats unanswered requests, and never exceeds the deadline.
+The probe runs in one thread, repeats unanswered requests, and never exceeds the deadline.
 
 Every header is authenticated for its receiver with the measurement's secret token. A pong and a go
 must contain the timestamp of a ping that their receiver has sent. So strangers get no reply, a
@@ -38,7 +38,7 @@ from sparkstrom.base.identity import Endpoint
 TOKEN_BYTES = 16
 TICK_S = 0.02
 RETRY_S = 0.1  # interval of repeating an unanswered ping or go
-PONGS_WANTED = 5  # round trips to measure per peer; the shortest counts
+PONGS_WANTED = 5  # round trips to measure per peer; the shortest one counts
 TRAIN_BYTES, TRAIN_S = 4 << 20, 0.2
 TRAIN_START_TIMEOUT_S = 0.6  # wait for a train's first datagram
 TRAIN_GAP_TIMEOUT_S = 0.15  # wait for the next one
@@ -58,7 +58,7 @@ PENDING_PINGS_MAX = 256  # pings per peer whose reply is still accepted
 
 
 class DatagramKind(enum.IntEnum):
-    """The kinds of datagrams; the values are sent."""
+    """The kinds of datagrams; the values are part of the datagrams."""
 
     PING = 1  # header only
     PING_UNFRAGMENTED = 2  # a ping of Aeron's length with the don't-fragment bit
@@ -78,12 +78,12 @@ class PeerResult:
     receives_fragmentable: bool = False  # long pings arrive if they may be fragmented
     round_trip_s: float | None = None  # shortest round trip
     bytes_s: float | None = None  # throughput from the peer to this process
-    has_finished: bool = False  # it needs nothing more from this process
+    has_finished: bool = False  # the peer needs nothing more from this process
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeGroup:
-    """The processes that probe each other; a process is named by its index in ``endpoints``."""
+    """The processes that probe each other; each one is identified by its index in ``endpoints``."""
 
     endpoints: tuple[Endpoint, ...]  # where each process receives
     token: bytes  # secret of this measurement; datagrams without proof of it are ignored
@@ -92,7 +92,7 @@ class ProbeGroup:
 
 @dataclass(slots=True)
 class _IncomingTrain:
-    """A train (burst of datagrams) that a peer was requested to send, as far as it has arrived."""
+    """A train (burst of datagrams) that was requested from a peer, as far as it has arrived."""
 
     peer: int  # index of the sender
     requested_s: float  # monotonic time of the request
@@ -135,7 +135,7 @@ class _PingState:
 
     pongs: int = 0  # replies received
     next_s: float = 0.0  # monotonic time of the next ping
-    # timestamps of recent short pings
+    # Timestamps of recent short pings.
     sent_ns: deque[int] = field(default_factory=lambda: deque(maxlen=PENDING_PINGS_MAX))
 
 
@@ -194,7 +194,7 @@ class UdpProbe:
         return self.results
 
     def _is_done(self) -> bool:
-        """Return whether this process has measured its round trips and received its trains."""
+        """Return whether this process has measured its round trips and received all trains."""
         has_round_trips = all(state.pongs >= PONGS_WANTED for state in self._ping_states.values())
         return has_round_trips and not self._trains_wanted and self._incoming is None
 
@@ -264,7 +264,7 @@ class UdpProbe:
         return True
 
     def _proof(self, kind: int, sender: int, length: int, stamp_ns: int, receiver: int) -> bytes:
-        """Return the code that authenticates a header for its receiver."""
+        """Return the authentication code of a header for its receiver."""
         content = PROOF_INPUT.pack(kind, sender, length, stamp_ns, receiver)
         return hashlib.blake2b(content, digest_size=PROOF_BYTES, key=self._group.token).digest()
 
@@ -332,9 +332,9 @@ class UdpProbe:
 
 
 def bind_socket(endpoint: Endpoint) -> socket.socket:
-    """Return a non-blocking UDP socket bound to ``endpoint``, retrying for ``BIND_TIMEOUT_S``.
+    """Return a non-blocking UDP socket bound to ``endpoint``; retry for ``BIND_TIMEOUT_S``.
 
-    Raise SetupError if the port stays in use or the address is not this host's.
+    Raise SetupError if the port stays in use, or the address is not one of this host's.
     """
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     end_s = time.monotonic() + BIND_TIMEOUT_S

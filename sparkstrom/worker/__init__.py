@@ -1,1 +1,1 @@
-"""A worker's process, on Spark or on one machine: its job, network, rows and training task."""
+"""What runs in a worker's process, on Spark or on one machine: its network, rows and training."""

@@ -1,4 +1,4 @@
-"""Where a training task runs, and the rows of its partition as minibatches."""
+"""Describe where a training task runs, and load the rows of its partition as minibatches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TaskEnvironment:
     partition: int  # number of the partition
     attempt: int  # Spark's taskAttemptId
     host: str  # of the executor, as Spark knows it
-    jvm: str  # name of the executor's process, unique on this host
+    jvm: str  # name of the executor's JVM process, unique on this host
     scratch: Path  # directory for spilled rows and residual files
     cpus: int = 1  # CPUs of the task
     gpu: int | None = None  # index of the first GPU that Spark assigned to the task
@@ -40,8 +40,8 @@ class TaskEnvironment:
 def freeze_garbage_collector() -> None:
     """Exclude everything that is imported by now from garbage collection, once per process.
 
-    Spark's daemon collects garbage after each task while the next one waits: 0.06 s with our
-    modules, 0.18 s with torch's, and more on a busy machine.
+    Spark's daemon collects garbage after each task while the next one waits: 0.06 s with the
+    modules of this package, 0.18 s with torch's, and more on a busy machine.
     """
     gc.freeze()
 
@@ -76,11 +76,11 @@ def assigned_gpu(resources: Mapping[str, Any]) -> int | None:
 
 
 class PartitionSpec(Protocol):
-    """The part of a job that determines which rows a worker trains on."""
+    """The attributes of a job that determine which rows a worker trains on."""
 
     @property
     def spec(self) -> FitSpec:
-        """The partitions and positions of the fit."""
+        """The fit, with its partitions and their positions."""
 
     @property
     def model(self) -> FlatModel:
@@ -92,12 +92,12 @@ class PartitionSpec(Protocol):
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Rows per partition, if they were counted before because they stay where they are."""
+        """The number of rows per partition, if counted before because rows stay where they are."""
         ...
 
 
 def require_row_count(job: PartitionSpec, environment: TaskEnvironment, rows: int) -> None:
-    """Raise EOFError if a partition that was counted before has lost or gained rows."""
+    """Raise EOFError if a partition whose rows were counted before has lost or gained rows."""
     if job.rows and rows != job.rows[environment.partition]:
         raise EOFError(
             f"partition {environment.partition} has {rows} rows, "
@@ -110,7 +110,10 @@ def require_row_count(job: PartitionSpec, environment: TaskEnvironment, rows: in
 def load_batches(
     job: PartitionSpec, environment: TaskEnvironment, blocks: Iterator[Block] | None
 ) -> Batches:
-    """Return the partition's minibatches, checked against the model; ``None`` means no rows."""
+    """Return the partition's minibatches, after checking the rows against the model.
+
+    ``blocks``: blocks of the partition's rows; None stands for no rows.
+    """
     master = job.master
     store = RowStore(
         master.batch_memory_bytes,
@@ -135,9 +138,9 @@ def load_batches(
 
 
 def place_model(job: PartitionSpec, place: TaskEnvironment, *position: int) -> None:
-    """Give the model its share of CPUs and GPUs and its seed, if it is Placeable.
+    """Give a ``Placeable`` model its share of CPUs and GPUs, and a random seed.
 
-    ``position`` within the fit makes the seed another one there.
+    The seed depends on ``position``, numbers that identify a place within the fit.
     """
     if isinstance(job.model, Placeable):
         chance = (job.master.rng_seed, place.partition, job.spec.first_epoch, *position)

@@ -1,11 +1,11 @@
 """The job that a training task receives, and the broadcast of its initial parameters.
 
 The initial parameters are one Spark broadcast variable: executors fetch its blocks from one
-another, each block once per executor, and executors that Spark starts later still find it. The
+another, each block once per executor, and executors that Spark starts later still find them. The
 second reader of a block fetches it from the driver with probability 1/2, the third with 1/3, and so
 on (Spark picks any holder), so for n executors the driver sends about 1 + 1/2 + ... + 1/n times the
-bytes. Hence the compact encoding, and blocks so small that executors which start together read
-different ones.
+bytes. That is why the encoding is compact, and why blocks are so small that executors which start
+together read different ones.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from sparkstrom.protocol.common.children import FlowLimits
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.common.topology import Topology
 from sparkstrom.runtime.theta import CHUNK_PARAMS, Theta
-from sparkstrom.worker.connectivity import ControllerRoute
+from sparkstrom.worker.network_setup import ControllerRoute
 
 BLOCK_SIZE_OPTION = "spark.broadcast.blockSize"
-BLOCKS_PER_WORKER = 4  # executors that start together read different ones
-# every block costs round trips: 64 blocks for four executors took 4 s more
+BLOCKS_PER_WORKER = 4  # so that executors that start together read different ones
+# Every block costs round trips: 64 blocks for four executors took 4 s more.
 BLOCKS_MIN, BLOCKS_MAX = 16, 64
-# lower: a block costs a request to the driver; upper: Spark's default
+# Lower limit: a block costs a request to the driver. Upper limit: Spark's default.
 BLOCK_KIB_MIN, BLOCK_KIB_MAX = 64, 4096
 INITIAL_QUANTA_MAX = 1 << 23  # a fit starts within 2^22 quanta (``encoding.grid``)
 _CONF_LOCK = threading.Lock()  # held while the application's configuration is changed
 
 
 class PackedParameters(NamedTuple):
-    """Initial parameters as multiples of the grid step, split into byte planes u8[n_params]."""
+    """Initial parameters in units of the grid step, split into byte planes u8[n_params]."""
 
     low: bytes  # lowest byte of each parameter
     middle: bytes  # second byte of each parameter
@@ -72,9 +72,9 @@ class StateBroadcast(Protocol):
 
 
 def pack_parameters(theta: Theta, state: bytes = b"") -> PackedParameters:
-    """Encode parameters, buffers and an optimizer state in at most three bytes per parameter.
+    """Encode parameters, buffers and an optimizer state for the broadcast.
 
-    Three bytes suffice because the parameters of a fit start within 2^22 grid steps.
+    Three bytes per parameter suffice, because the parameters of a fit start within 2^22 grid steps.
     """
     quanta = np.ldexp(theta.to_host(), theta.k).astype("<i4")
     assert np.abs(quanta).max(initial=0) < INITIAL_QUANTA_MAX, (
@@ -107,7 +107,7 @@ def make_initial_theta(
 ) -> Theta:
     """Return the parameters and buffers that a fit starts with, rounded to multiples of 2^-k.
 
-    ``multipliers`` are layers' factors of the threshold, by layer name.
+    ``multipliers`` are thresholds of layers in multiples of tau, by layer name.
     """
     theta = Theta(model.n_params, k, layers_of(model.n_params, model.layer_of, multipliers))
     theta.load(round_to_grid(parameters, k))
@@ -120,9 +120,9 @@ def make_initial_theta(
 def broadcast_parameters(
     context: Any, theta: Theta, workers: int, state: bytes = b""
 ) -> Iterator[ParametersBroadcast]:
-    """Broadcast theta, and optionally one optimizer state for all workers, during the block.
+    """Broadcast the parameters, and optionally one optimizer state for all workers.
 
-    The broadcast variable is destroyed when the block ends, even by an exception.
+    The broadcast variable is destroyed when the block ends, even if an exception ends it.
     """
     packed = pack_parameters(theta, state)
     blocks = min(max(BLOCKS_PER_WORKER * workers, BLOCKS_MIN), BLOCKS_MAX)
@@ -141,7 +141,7 @@ def broadcast_worker_states(
 ) -> Iterator[dict[int, StateBroadcast]]:
     """Broadcast each worker's own optimizer state, by partition, during the block.
 
-    Every executor stores all of them as files; a worker reads only its own.
+    Every executor stores all states as files; a worker reads only its own.
     """
     handles = {partition: context.broadcast(state) for partition, state in states.items()}
     try:
@@ -176,7 +176,8 @@ IN_FLIGHT_BYTES_MAX = 64 << 20  # in flight to all children of a node
 class TrainingJob:
     """Everything that the tasks of one fit need, as a frozen picklable value.
 
-    Spark sends it inside its own task closure, which is authenticated, so it may carry the key.
+    Spark sends the job inside its own task closure, which is authenticated, so the job may contain
+    the key.
     """
 
     spec: FitSpec  # partitions and length of the fit
@@ -188,23 +189,23 @@ class TrainingJob:
     endpoint: Endpoint  # of the controller
     join_stream: int  # the controller's stream for direct messages
     network: str  # id of the network, in names of files kept for the next fit
-    rows: tuple[int, ...] = ()  # per partition, if they were counted before the fit
+    rows: tuple[int, ...] = ()  # number of rows per partition, if counted before the fit
     # Initial parameters; None: workers fetch the controller's.
     initial: ParametersBroadcast | None = None
     # partition -> optimizer state from a checkpoint
     own_states: Mapping[int, StateBroadcast] = field(default_factory=dict)
-    is_controller_running: bool = True  # the controller's media driver is known to run
+    is_controller_running: bool = True  # False: the controller's media driver may still be starting
     keep_residuals: bool = True  # save residuals and optimizer states for the next fit
 
     def initial_worker_state(self, partition: int) -> bytes:
-        """Return the optimizer state of a partition's worker at the start; b"" if fresh."""
+        """Return the optimizer state with which a partition's worker starts; b"" if fresh."""
         own = self.own_states.get(partition)
         if own is not None:
             return own.value
         return self.initial.value.state if self.initial is not None else b""
 
     def seal(self) -> Seal:
-        """Return the cipher of this fit's frames."""
+        """Return the cipher that encrypts and authenticates this fit's frames."""
         return Seal.from_fit_key(self.key, self.spec.job)
 
     @property
@@ -228,9 +229,9 @@ class TrainingJob:
 
 
 def longest_message_bytes(n_params: int, buffers_bytes: int) -> int:
-    """Return the length of a fit's longest message, in bytes: parameters, or larger buffers.
+    """Return the length in bytes of a fit's longest message: parameters, or larger buffers.
 
-    Buffers are sent in one piece, both by a worker and as the average of all.
+    Buffers are sent in one piece, both by a worker and as the average over all workers.
     """
     return MESSAGE_OVERHEAD_BYTES + max(BYTES_PER_PARAM_MAX * n_params, buffers_bytes)
 
@@ -240,20 +241,20 @@ def make_flow_limits(n_params: int) -> FlowLimits:
     return FlowLimits(CHILD_WINDOW_BYTES, IN_FLIGHT_BYTES_MAX, n_params, 4 * CHUNK_PARAMS)
 
 
-DEPTH_MAX = 8  # levels of attributes to search
+DEPTH_MAX = 8  # levels of attributes and items to search for what cannot be pickled
 
 PickleFunction = Callable[[Any], bytes]
 
 
 def require_model(model: Any, pack: PickleFunction) -> None:
-    """Raise UsageError if the value does not implement the model protocol, or cannot be pickled."""
+    """Raise UsageError if a value does not implement the model protocol or cannot be pickled."""
     if (why := explain_invalid_model(model)) is not None:
         raise UsageError(why)
     require_picklable(model, pack)
 
 
 def require_picklable(model: Any, pack: PickleFunction) -> None:
-    """Raise UsageError that names the part of the model which ``pack`` cannot pickle."""
+    """Raise UsageError, which names the part of the model that ``pack`` cannot pickle."""
     error = _pickling_error(model, pack)
     if error is None:
         return
@@ -292,7 +293,7 @@ def _find_unpicklable_part(
 
 
 def _iter_parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (path suffix, value) of the parts of a container or of an object's attributes."""
+    """Yield (path suffix, value) for each part of a container or each attribute of an object."""
     if isinstance(value, dict):
         yield from ((f"[{name!r}]", part) for name, part in value.items())
     elif isinstance(value, list | tuple):

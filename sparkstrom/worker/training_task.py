@@ -1,7 +1,7 @@
 """The training task: prepare this process, join the fit, train one partition and report.
 
-An exception is reported to the controller, which ends the whole fit, and then raised again, so that
-Spark's log has it too.
+An exception is reported to the controller, which ends the whole fit. Then it is raised again, so
+that Spark's log has it, too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from sparkstrom.runtime.theta import Replica, Theta
 from sparkstrom.runtime.trainer import Trainer, TrainerOptions, no_output
 from sparkstrom.runtime.training_loop import TrainerInbox
 from sparkstrom.runtime.worker_output import WorkerOutput, capture_output
-from sparkstrom.worker.connectivity import transport_opener, warm_up_transport
+from sparkstrom.worker.network_setup import transport_opener, warm_up_transport
 from sparkstrom.worker.task_environment import (
     TaskEnvironment,
     freeze_garbage_collector,
@@ -65,12 +65,13 @@ TRIM_THRESHOLD_AFTER_BYTES = 64 << 20  # twice the fallback, as the C library se
 
 @contextmanager
 def retain_freed_memory() -> Iterator[None]:
-    """Keep memory that a training step frees inside the process during the block.
+    """During the block, keep memory that a training step frees inside the process.
 
     Steps allocate and free arrays as large as a layer: gradients and an optimizer's temporaries.
     The C library returns such memory to the system, which clears it again page by page for the next
-    step: with 4.35 M parameters and torch's Adam that took 9 to 16 ms of 36 to 54 per step. On exit
-    free memory goes back to the system. Without ``mallopt`` (musl, macOS) nothing changes.
+    step: with 4.35 M parameters and torch's Adam that took 9 to 16 ms of 36 to 54 per step. After
+    the block, free memory goes back to the system. Without ``mallopt`` (musl, macOS) nothing
+    changes.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
@@ -91,9 +92,9 @@ RESIDUAL_FILE_PREFIX = "sparkstrom-kept-"
 
 
 def save_residual(replica: Replica, directory: Path, network: str) -> ResidualCheckpoint:
-    """Write residual, threshold and optimizer state to an npz file, with a JSON description.
+    """Write residual, threshold and optimizer state to an npz file; return its path and mass.
 
-    The file appears only when complete. Return its path and the residual's mass.
+    The file appears only when it is complete. Its mass is the sum of absolute residuals.
     """
     residual = replica.residual()
     arrays = {"residual": residual}
@@ -118,7 +119,7 @@ def save_residual(replica: Replica, directory: Path, network: str) -> ResidualCh
 
 
 def restore_residual(replica: Replica, path: str) -> None:
-    """Add a saved residual to this replica, and remove its file so that it is added only once."""
+    """Add a saved residual to this replica, and delete its file so that it is added only once."""
     with open_regular(path, follow=False) as opened:
         check_npz(opened)
         _load_residual(replica, opened)
@@ -126,7 +127,7 @@ def restore_residual(replica: Replica, path: str) -> None:
 
 
 def _load_residual(replica: Replica, opened: IO[bytes]) -> None:
-    """Add the residual of an open file to the replica, and load its states."""
+    """Add the residual of an open file to the replica, and load encoder and optimizer state."""
     with np.load(opened, allow_pickle=False) as file:
         scalars = json.loads(str(file["description"]))
         states: dict[str, State] = {part: dict(values) for part, values in scalars.items()}
@@ -140,7 +141,7 @@ def _load_residual(replica: Replica, opened: IO[bytes]) -> None:
 
 
 def delete_residuals(directory: Path, network: str) -> int:
-    """Remove the residual files of a network from this directory; return their number."""
+    """Delete a network's residual files in this directory; return their number."""
     files = list(directory.glob(f"{RESIDUAL_FILE_PREFIX}{network}-*"))
     for file in files:
         file.unlink(missing_ok=True)
@@ -151,9 +152,10 @@ log = logging.getLogger(__name__)
 
 
 def choose_backend(model: FlatModel) -> Backend:
-    """Return the backend on the model's GPU, or the host's if there is no usable GPU.
+    """Return the backend of the model's GPU, or the host's backend if there is no usable GPU.
 
-    A GPU that cannot be used costs copies in each step but no correctness, so it is a warning.
+    If the GPU cannot be used, each step copies the parameters but results stay correct, so this is
+    only a warning.
     """
     device = model.cuda_device if isinstance(model, DeviceModel) else None
     if device is None:
@@ -166,8 +168,8 @@ def choose_backend(model: FlatModel) -> Backend:
 
 
 TRACE_CHARS_MAX = 8_000
-FAILURE_TIMEOUT_S = 8.0  # limit of a failing task's wait for the controller to end the fit
-PUBLICATIONS_IN_FLIGHT_MAX = 1  # per worker; the next one is sent when this one has arrived
+FAILURE_TIMEOUT_S = 8.0  # how long a failing task waits for the controller to end the fit
+PUBLICATIONS_IN_FLIGHT_MAX = 1  # per worker; the next one is sent when this one is committed
 
 
 def run_training_task(
@@ -175,7 +177,8 @@ def run_training_task(
 ) -> str:
     """Join the fit, train and leave; return a report as JSON.
 
-    The user's output is captured and sent to the driver. Raises whatever fails, after reporting it.
+    What the user's code prints is captured and sent to the driver. Any exception is reported to the
+    controller and raised again.
     """
     output = WorkerOutput(SystemClock())
     with capture_output(output):
@@ -185,7 +188,7 @@ def run_training_task(
 def _run_captured(
     job: TrainingJob, environment: TaskEnvironment, blocks: Iterator[Block], output: WorkerOutput
 ) -> str:
-    """Run the task; its output is captured by the caller."""
+    """Run the task while the caller captures what the user's code prints."""
     began_s = time.monotonic()
     warm_up()
     warm_up_transport()
@@ -218,14 +221,14 @@ def _run_captured(
         session.thread.stop()
         batches.close()
     seconds = time.monotonic() - began_s
-    dismissed = session.replica.unsent_mass() if end.cause is Ending.DISMISSED else 0.0
+    dismissed = session.replica.uncommitted_mass() if end.cause is Ending.DISMISSED else 0.0
     report = {"partition": environment.partition, "ended": end.reason, "seconds": seconds}
     report["mass_dismissed"] = dismissed
     return json.dumps(report | {"epochs": session.trainer.epochs.report()})
 
 
 class TrainingSession:
-    """The node's thread, trainer and replica of one task."""
+    """The replica, the trainer and the node's thread of one task."""
 
     def __init__(
         self,
@@ -234,7 +237,7 @@ class TrainingSession:
         batches: Batches,
         read_output: Callable[[], ev.OutputPrinted | None] = no_output,
     ) -> None:
-        """Create them; ``read_output`` returns what the user's code printed since its last call."""
+        """Create all parts; ``read_output`` returns what the user's code has newly printed."""
         self._job, self._environment = job, environment
         theta = load_initial_theta(job, choose_backend(job.model))
         self.replica = replica = make_replica(job, theta)
@@ -274,12 +277,16 @@ class TrainingSession:
         return transport_opener(route.driver_key(environment), route.driver_options(environment))
 
     def report(self, error: Exception, doing: str) -> None:
-        """Report why training failed; before the thread starts, this replaces joining."""
+        """Report why training failed.
+
+        If the node's thread has not started yet, the node later reports the error instead of
+        joining.
+        """
         trace = "".join(traceback.format_exception(error))[-TRACE_CHARS_MAX:]
         self.channel.post(ev.TrainerFailed(format_reason(error), trace, doing))
 
     def wait_for_abort(self) -> None:
-        """Wait until the controller has ended the fit after a failure, up to FAILURE_TIMEOUT_S."""
+        """Wait until the controller ends the fit after a failure, at most FAILURE_TIMEOUT_S."""
         until_s = time.monotonic() + FAILURE_TIMEOUT_S
         while time.monotonic() < until_s and self.thread.is_alive():
             if self.channel.command.order in (Command.FAIL, Command.END):
@@ -293,13 +300,13 @@ class TrainingSession:
         return save_residual(replica, self._environment.scratch, self._job.network)
 
     def _add_saved_residuals(self, replica: Replica, paths: tuple[str, ...]) -> None:
-        """Add the residuals that earlier fits saved."""
+        """Add the residuals that an earlier fit saved in these files."""
         for path in paths:
             restore_residual(replica, path)
 
 
 def make_trainer_options(job: TrainingJob, partition: int = 0, attempt: int = 0) -> TrainerOptions:
-    """Return how long this worker trains and how often it publishes."""
+    """Return the trainer's options, such as the number of epochs and how often it publishes."""
     master = job.master
     return TrainerOptions(
         job.spec.epochs,
@@ -315,7 +322,10 @@ def make_trainer_options(job: TrainingJob, partition: int = 0, attempt: int = 0)
 
 
 def load_initial_theta(job: TrainingJob, backend: Backend | None = None) -> Theta:
-    """Return the parameters and buffers that the fit starts with, if the job carries them."""
+    """Return the parameters and buffers with which the fit starts.
+
+    If the job does not contain them, the parameters are not loaded yet.
+    """
     theta = Theta(job.spec.n_params, job.k, job.layers, backend)
     if job.initial is not None:
         values, theta.buffers = unpack_parameters(job.initial.value, job.spec.n_params, job.k)
@@ -344,7 +354,7 @@ def make_replica(job: TrainingJob, theta: Theta) -> Replica:
 
 
 def make_identity(job: TrainingJob, environment: TaskEnvironment, batches: Batches) -> Identity:
-    """Return what this process reports about itself when it joins."""
+    """Return the facts with which this process joins the fit."""
     return Identity(
         token=secrets.randbits(63),
         partition=environment.partition,
@@ -378,19 +388,18 @@ def make_node_limits(job: TrainingJob) -> NodeLimits:
 
 
 class StalenessLimits(TypedDict):
-    """Limits on how far workers may be apart; fields of ``NodeLimits``."""
+    """Limits on how far workers may drift apart; fields of ``NodeLimits``."""
 
     max_lead: int | None  # steps ahead of the slowest worker; None: unlimited
     max_staleness: int | None  # steps after that of the oldest uncommitted update
-    age_of_updates: int  # the limit in the fit's minibatches; each worker has its share
+    age_of_updates: int  # the same limit in minibatches of the whole fit, divided among workers
     steps_each: int  # steps that one publication contains
 
 
 def staleness_limits(master: SharedTrainingMaster) -> StalenessLimits:
-    """Return the limits on workers' distance, in steps.
+    """Return the limits on how far workers may drift apart, in a worker's own steps.
 
-    ``max_lead`` and ``max_staleness`` are converted to a worker's own steps, of which one
-    publication may contain several.
+    One publication may contain several steps.
     """
     every = 1 if isinstance(master.publish_every, str) else master.publish_every
     lead, rounds, age = master.max_lead, master.max_staleness, 0

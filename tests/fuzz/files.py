@@ -38,7 +38,7 @@ from sparkstrom.models import DenseNetwork, from_dl4j
 from sparkstrom.models.base import from_description
 from sparkstrom.models.updaters import Adam
 from sparkstrom.observe.reporting.report_page import render_report
-from sparkstrom.observe.reporting.run_log import read_history
+from sparkstrom.observe.reporting.run_log_reader import read_history
 from sparkstrom.options.resolution import from_json
 from tests.conformance.dl4j_files import drawn, f, layer, network, output, write
 from tests.fuzz.mutation import MUTATIONS

@@ -39,8 +39,8 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.grid import EXACT_QUANTA
 from sparkstrom.encoding.layers import Layers
-from sparkstrom.encoding.sums import Total
 from sparkstrom.encoding.thresholds import FixedThreshold
+from sparkstrom.encoding.update_sum import Total
 from tests.unit.encoding.sums_bound import sum_bytes_bound
 
 FENCED_BYTES = 16 * mmap.PAGESIZE

@@ -15,15 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import Phase, settings
 
-from sparkstrom.encoding.cuda import (
-    bitmaps,
-    blocks,
-    device,
-    levels,
-    memory,
-    scan,
-    steps,
-)
+from sparkstrom.encoding.cuda import bitmaps, blocks, device, levels, memory, scan
+from sparkstrom.encoding.cuda import parameter_kernels as steps
 from sparkstrom.encoding.cuda.device import SIMULATED
 
 # Looking for the smallest example that fails takes the simulator minutes.

@@ -22,7 +22,6 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.residual import ResidualClipping
-from sparkstrom.encoding.sums import Total
 from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import (
     AdaptiveThreshold,
@@ -30,6 +29,7 @@ from sparkstrom.encoding.thresholds import (
     FixedThreshold,
     TargetSparsityThreshold,
 )
+from sparkstrom.encoding.update_sum import Total
 from tests.unit.encoding.sums_bound import sum_bytes_bound
 
 I32 = NDArray[np.int32]

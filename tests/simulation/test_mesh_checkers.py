@@ -17,9 +17,9 @@ from sparkstrom.protocol.common import optimizer_fetch
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.topology import Topology
 from sparkstrom.protocol.master.members import Member
-from sparkstrom.protocol.master.placement import Placement
 from sparkstrom.protocol.master.sequencer import Sequencer
 from sparkstrom.protocol.master.statuses import Statuses
+from sparkstrom.protocol.master.tree_placement import Placement
 from sparkstrom.protocol.worker.joining import Joining
 from sparkstrom.protocol.worker.node import Deadlines
 from sparkstrom.protocol.worker.parent_link import ParentLink

@@ -14,7 +14,7 @@ from sparkstrom.fit.checkpoints import read_resume_point
 from sparkstrom.ml import SparkstromEstimator
 from sparkstrom.models.base import from_description
 from sparkstrom.observe.reporting.report_page import render_report
-from sparkstrom.observe.reporting.run_log import read_history
+from sparkstrom.observe.reporting.run_log_reader import read_history
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -207,7 +207,7 @@ import logging
 import numpy as np
 logging.basicConfig(format="%(message)s")
 from sparkstrom.encoding import gaps
-from sparkstrom.encoding import sums as totals
+from sparkstrom.encoding import update_sum as totals
 from sparkstrom.encoding.cpu import kernel_loader
 kernel_loader.load_all()
 i = np.array([3], np.int32)
@@ -283,7 +283,7 @@ logging.basicConfig()
 import sparkstrom.base.kernel_cache as kernel_cache
 kernel_cache.SHARED = (Path(sys.argv[1]),)
 import numpy as np
-from sparkstrom.encoding import sums as totals
+from sparkstrom.encoding import update_sum as totals
 i = np.array([3], np.int32)
 room = np.zeros(2, np.int32), np.zeros(2, np.int32)
 print(totals.merge(i, i, i, i, *room))

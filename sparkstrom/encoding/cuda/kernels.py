@@ -21,8 +21,7 @@ from sparkstrom.encoding.cuda.levels import (
     sample,
     shift_codes,
 )
-from sparkstrom.encoding.cuda.scan import bitmap_count, bitmap_decode, scan_local, scan_replica
-from sparkstrom.encoding.cuda.steps import (
+from sparkstrom.encoding.cuda.parameter_kernels import (
     add_quanta,
     add_quanta_both,
     apply_hits,
@@ -34,6 +33,7 @@ from sparkstrom.encoding.cuda.steps import (
     residual_sums_replica,
     sum_hits,
 )
+from sparkstrom.encoding.cuda.scan import bitmap_count, bitmap_decode, scan_local, scan_replica
 
 __all__ = [
     "add_quanta",

@@ -19,8 +19,8 @@ from sparkstrom.encoding.cuda.device import (
     kernel,
     scratch,
 )
+from sparkstrom.encoding.cuda.parameter_kernels import overflow_counter, read_overflows
 from sparkstrom.encoding.cuda.scan import run_scan
-from sparkstrom.encoding.cuda.steps import overflow_counter, read_overflows
 from sparkstrom.encoding.grid import EXACT_QUANTA
 
 F32, F64, I32, I64, U8, U32, U64 = (

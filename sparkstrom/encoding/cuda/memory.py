@@ -14,7 +14,7 @@ from sparkstrom.encoding.cuda.device import (
     current_device,
     independent_stream,
 )
-from sparkstrom.encoding.cuda.steps import accumulate, subtract_arrays
+from sparkstrom.encoding.cuda.parameter_kernels import accumulate, subtract_arrays
 
 
 def empty(size: int, dtype: DTypeLike) -> DeviceArray:

@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.version import __version__
-from sparkstrom.observe.reporting.run_log import (
+from sparkstrom.observe.reporting.run_log_reader import (
     FitHistory,
     RunHistory,
     Values,

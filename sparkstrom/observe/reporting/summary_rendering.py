@@ -16,7 +16,7 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from sparkstrom.observe.reporting.run_log import as_dict, as_list, as_number, as_text
+from sparkstrom.observe.reporting.run_log_reader import as_dict, as_list, as_number, as_text
 
 UNKNOWN = "not known"
 

@@ -1,4 +1,8 @@
-"""A node's children: their edges, their leases, and the commits that each still has to get."""
+"""Serve a node's children: their edges, their leases, and the commits that each still lacks.
+
+An edge is the connection of two neighbours in the tree. A commit is an update that the master has
+numbered. A lease is the time of silence after which a node counts as gone.
+"""
 
 from __future__ import annotations
 
@@ -54,48 +58,45 @@ from sparkstrom.protocol.common.stages import (
 
 
 class Leases:
-    """The time at which each node was last heard, and which nodes have been silent for a lease.
+    """Records when each node was last heard from, and finds nodes that are silent for a lease.
 
-    Spark ends Python workers with SIGKILL, so a node may vanish without a message: after a lease of
-    silence it counts as gone.
+    Spark ends Python workers with SIGKILL, so a node may vanish without a message.
     """
 
     def __init__(self, lease_s: float, now_s: float) -> None:
         self._lease_s = lease_s
-        self._heard_s: dict[NodeId, float] = {}  # node -> when it was last heard
+        self._heard_s: dict[NodeId, float] = {}  # node -> when it was last heard from
         self._awake_s = now_s  # when leases were last checked: a long gap means a pause here
 
     def renew(self, node: NodeId, now_s: float) -> None:
-        """Note that a node was heard; begin its lease if there is none."""
+        """Record that a node was heard from; begin its lease if there is none."""
         self._heard_s[node] = now_s
 
     def holds(self, node: NodeId) -> bool:
-        """Return whether this object tracks a lease of the node."""
+        """Return whether a lease of the node is tracked here."""
         return node in self._heard_s
 
     def snooze(self, node: NodeId, now_s: float) -> None:
-        """Postpone the next expiry of a lease that was just reported as expired by a quarter of a
-        lease.
-        """
+        """Postpone an expired lease that was just reported: it expires again in a quarter lease."""
         self._heard_s[node] = now_s - 3 / 4 * self._lease_s
 
     def silent_nodes(self, seconds: float, now_s: float) -> list[NodeId]:
-        """Return the nodes that have not been heard for ``seconds``."""
+        """Return the nodes that have not been heard from for more than ``seconds``."""
         return [n for n, at_s in self._heard_s.items() if now_s - at_s > seconds]
 
     def silence_s(self, node: NodeId, now_s: float) -> float:
-        """Return the seconds since this node was heard; 0 if no lease is held."""
+        """Return the seconds since this node was last heard from; 0 if it has no lease."""
         return now_s - self._heard_s.get(node, now_s)
 
     def drop(self, node: NodeId) -> None:
-        """Stop tracking the lease of this node; do nothing if none is held."""
+        """Stop tracking the lease of this node; do nothing if it has none."""
         self._heard_s.pop(node, None)
 
     def expire(self, now_s: float) -> list[tuple[NodeId, float]]:
         """Return the nodes whose lease has expired, each with the seconds of its silence.
 
-        If this process itself did not run for a quarter of a lease, renew all leases first: it
-        could not receive messages meanwhile.
+        If this process itself did not run for a quarter of a lease, renew all leases first, because
+        messages could not be received meanwhile.
         """
         asleep = now_s - self._awake_s > self._lease_s / 4
         self._awake_s = now_s
@@ -109,11 +110,11 @@ class Leases:
 
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
-    """How much a node may have under way to its children, in bytes."""
+    """Limits, in bytes, on what a node may have under way to its children."""
 
-    window_max: int  # under way to one child, however fast its link is
-    total_max: int  # under way to all of them
-    n_params: int  # of the model: a sum has at most so many entries
+    window_max: int  # bytes under way to one child, however fast its link is
+    total_max: int  # bytes under way to all children
+    n_params: int  # the model's number of parameters: a sum has at most that many entries
     chunk_bytes: int  # size of one chunk of a snapshot
 
 
@@ -123,10 +124,10 @@ DEFAULT_FLOW_LIMITS = FlowLimits(4 << 20, 64 << 20, 1 << 62, 256 << 10)
 
 @dataclass(slots=True)
 class ResendBackoff:
-    """Limits how often a child is asked to have one origin resend its updates."""
+    """Limits how often a child is asked to make one origin resend its updates."""
 
-    after: Seq  # its newest committed seq when it was asked; a newer one resets the wait
-    next_s: float  # it is not asked again before this time
+    after: Seq  # the origin's newest committed seq at the last request; a newer one resets the wait
+    next_s: float  # no request is sent before this time
     wait_s: float  # doubles with each request
 
 
@@ -137,25 +138,25 @@ class Child:
     node: NodeId
     edge: EdgeNo  # the newest edge to it; messages of older ones never reach this object
     peer: Address  # where it listens
-    link: SendWindow  # of the data stream to it
+    link: SendWindow  # send window of the data stream to it
     stage: ChildStage = PROBE
-    answer: AttachReply | None = None  # sent over this edge; None exactly in stage PROBE
+    answer: AttachReply | None = None  # as sent over this edge; None exactly in stage PROBE
     sent: CommitNo = CommitNo(0)  # every commit up to this one was sent over this edge
     received: CommitNo = CommitNo(0)  # every commit up to this one has arrived; at most ``sent``
-    base: CommitNo = CommitNo(0)  # its snapshot begins here: older chunks are useless to it
-    summed: CommitNo = CommitNo(0)  # newest commit that it was sent inside a sum; 0: none
+    base: CommitNo = CommitNo(0)  # commit of its snapshot: older chunks are useless to it
+    summed: CommitNo = CommitNo(0)  # newest commit that it was sent as part of a sum; 0: none
     chunk_requests: deque[int] = field(
         default_factory=deque
     )  # chunks to send, oldest request first
-    own_ids: frozenset[NodeId] = frozenset()  # ids of its process: their payloads it has itself
-    stamp: int = 0  # newest ``Heartbeat.stamp`` of it, acknowledged with the next state
+    own_ids: frozenset[NodeId] = frozenset()  # ids of its process, which has their payloads
+    stamp: int = 0  # its newest ``Heartbeat.stamp``, acknowledged with the next state
     bytes_received: int = 0  # complete data messages that came over this edge, by weight
     arriving: int = 0  # bytes of an incomplete data message from it
-    bytes_forwarded: int = 0  # of ``bytes_received``, what has left this node again
-    state_due: bool = True  # the next tick sends it the state
-    state_s: float = -1.0  # when it was sent the state last
+    bytes_forwarded: int = 0  # bytes of ``bytes_received`` that were sent on to the parent
+    state_due: bool = True  # the next tick sends the state to it
+    state_s: float = -1.0  # when the state was last sent to it
     resend_backoffs: dict[NodeId, ResendBackoff] = field(default_factory=dict)  # by origin
-    backlog: Backlog = field(default_factory=Backlog)  # what its link has been behind with
+    backlog: Backlog = field(default_factory=Backlog)  # how long data have waited for its link
 
     def advance_stage(self, trigger: Trigger) -> None:
         """Move to the stage that follows from ``trigger``."""
@@ -163,14 +164,14 @@ class Child:
         assert (self.answer is None) == (self.stage is PROBE), f"node {self.node} has no answer"
 
 
-STATE_SPACING_S = 0.005  # between two states to one child: acknowledgements are gathered
-AGAIN_FIRST_S = 1.0  # an origin answers at once, but through links that may be slow
-AGAIN_LONGEST_S = 60.0  # bound of the doubling
+STATE_SPACING_S = 0.005  # between two states to one child, so that acknowledgements are gathered
+AGAIN_FIRST_S = 1.0  # until the second request to resend; answers may cross slow links
+AGAIN_LONGEST_S = 60.0  # upper limit of this time, which doubles
 WAIT_MS_MAX = 3_600_000  # an hour, far below what ``State.wait_ms`` (u32) can hold
 
 
 class Children:
-    """The children of one node, by id, which it serves from its ``History``.
+    """The children of one node, to which it sends commits and snapshots from its ``History``.
 
     A child gets as much as its link has room for: single commits, or their sum if there are too
     many. The rest stays in the history. Nothing is sent again while the edge lives.
@@ -180,12 +181,12 @@ class Children:
         self._flow_limits, self._history, self.leases = flow_limits, history, leases
         self.by_node: dict[NodeId, Child] = {}
         self._under_way = 0  # sum of ``link.under_way`` over all children
-        self.slow_links: list[SlowLink] = []  # found and not reported yet; the reporter empties it
+        self.slow_links: list[SlowLink] = []  # not reported yet; whoever reports them empties it
         self.needs_fast_tick = False  # a state was held back for STATE_SPACING_S
         self._memory_limited = False  # a child waits for memory that the others' messages take
 
     def adopt(self, order: Adopt, now_s: float) -> list[Effect]:
-        """Open an edge for this child, unless that edge or a newer one is open."""
+        """Open the edge to this child, unless that edge or a newer one is open."""
         known = self.by_node.get(order.node)
         if known is not None and known.edge >= order.edge:
             return []
@@ -196,9 +197,7 @@ class Children:
         return [ev.OpenEdge(order.node, order.edge, order.local, order.peer)]
 
     def disown(self, node: NodeId, edge: EdgeNo | None = None) -> list[Effect]:
-        """Close the child's edge, unless it is newer than ``edge``. Without ``edge``, close it in
-        any case.
-        """
+        """Close the edge to the child, unless it is newer than ``edge`` (None: in any case)."""
         child = self.by_node.get(node)
         if child is None or (edge is not None and child.edge > edge):
             return []
@@ -213,7 +212,7 @@ class Children:
             self._under_way -= child.link.under_way
 
     def on_attach(self, child: Child, attach: Attach, now_s: float) -> list[Effect]:
-        """Answer a child's attach message: it continues from its commit, or fetches a snapshot.
+        """Answer a child's attach message: the child continues from its commit, or gets a snapshot.
 
         A repeated message gets the same answer. Return no effects while this node has no replica to
         copy; the child repeats its message.
@@ -222,7 +221,7 @@ class Children:
         if answer is None:
             follows = (attach.whole or attach.catching) and history.log.reaches(attach.have)
             if not (follows or history.whole):
-                return []  # there is nothing to copy yet; it will ask again
+                return []  # there is nothing to copy yet; the child will ask again
             base = attach.have if follows else history.base
             last = [] if follows else history.last_seqs_at(base)
             child.answer = answer = AttachReply(base=base, snapshot=not follows, last=last)
@@ -233,7 +232,7 @@ class Children:
         return [Send(child.node, answer), *self.feed(child, now_s)]
 
     def on_heartbeat(self, child: Child, report: Heartbeat, now_s: float) -> list[Effect]:
-        """Process a child's acknowledgement, and return sends for which it has made room."""
+        """Process a child's acknowledgement, and send what the link now has room for."""
         before = child.link.under_way
         child.link.on_ack(report.bytes_received, report.bytes_received, now_s)
         self._under_way -= before - child.link.under_way
@@ -247,9 +246,7 @@ class Children:
         return self._feed_fairly(child, now_s)
 
     def on_commits_request(self, child: Child, commit: CommitNo, now_s: float) -> list[Effect]:
-        """Send everything after ``commit`` again, because a stream to the child broke and lost
-        data.
-        """
+        """Send everything after ``commit`` again, because a stream to the child broke."""
         child.sent = commit
         return self._feed_fairly(child, now_s)
 
@@ -260,11 +257,11 @@ class Children:
         return self._feed_fairly(child, now_s)
 
     def _feed_fairly(self, child: Child, now_s: float) -> list[Effect]:
-        """Serve this child, or all in turn if one of them is blocked on memory."""
+        """Serve this child; if the node's memory limit blocks any child, serve all in turn."""
         return self.feed_all(now_s) if self._memory_limited else self.feed(child, now_s)
 
     def feed_all(self, now_s: float) -> list[Effect]:
-        """Serve children round-robin; stop at the first one that waits for this node's memory.
+        """Serve the children in turn; stop at the first that must wait for this node's memory.
 
         Otherwise small messages to other children would always use up the room that a large sum
         needs.
@@ -286,7 +283,7 @@ class Children:
         return out
 
     def feed(self, child: Child, now_s: float) -> list[Effect]:
-        """Return what this child misses, as far as its link and this node's memory have room."""
+        """Send what this child lacks, as far as its link and this node's memory limit have room."""
         log = self._history.log
         if child.stage is PROBE or not (child.sent < log.head or child.chunk_requests):
             return []
@@ -313,7 +310,7 @@ class Children:
         return out
 
     def _has_room(self, child: Child, size: int) -> bool:
-        """Return whether the link and this node's memory take a message of this size."""
+        """Return whether the link and this node's memory limit have room for this many bytes."""
         if self._under_way and self._under_way + size > self._flow_limits.total_max:
             self._memory_limited = True
             return False
@@ -325,9 +322,7 @@ class Children:
         self._under_way += size
 
     def _next_entry(self, child: Child) -> Entry:
-        """Return the log entry after the child's last one, without payload if the child made the
-        update.
-        """
+        """Return the log entry that the child needs next; without payload if the child made it."""
         entry = self._history.log.entry_after(child.sent)
         return number_only(entry) if _is_made_by_child_process(entry, child) else entry
 
@@ -338,8 +333,7 @@ class Children:
         return Send(child.node, entry)
 
     def _entries_to_sum(self, child: Child, upto: CommitNo) -> tuple[Entry, ...] | None:
-        """Return the entries up to ``upto`` that are better sent as one sum; None to send them
-        singly.
+        """Return the entries up to ``upto`` that should be sent as one sum; None: send them singly.
 
         A sum is better if more data wait than the link can send soon, and the sum is smaller.
         """
@@ -365,7 +359,7 @@ class Children:
         return sum_weight(self._expected_entries(entries), last_seqs_of(entries))
 
     def _expected_entries(self, entries: tuple[Entry, ...]) -> int:
-        """Return the expected number of distinct entries in a sum."""
+        """Return the expected number of distinct parameters in a sum of these entries."""
         return entries_in_sum(sum(map(count_entries, entries)), self._flow_limits.n_params)
 
     def _send_merged(self, child: Child, entries: tuple[Entry, ...], now_s: float) -> Effect:
@@ -377,10 +371,11 @@ class Children:
         return ev.SendMerged(child.node, after, child.sent, last, count, entries)
 
     def _serves_chunks(self, child: Child) -> bool:
-        """Return whether a requested chunk can be sent now.
+        """Return whether a chunk that the child requested can be sent now.
 
-        The replica must be at least as new as the base of the child's snapshot, and must not
-        contain only a part of a sum that the child was sent: a chunk read then would be useless.
+        The replica must be at least as new as the base of the child's snapshot. It must also
+        contain the whole of any sum that the child was sent: a chunk that contains part of a sum
+        would be useless.
         """
         history = self._history
         if not child.chunk_requests or not history.whole:
@@ -388,8 +383,7 @@ class Children:
         return history.applied >= max(history.merged, child.base, child.summed)
 
     def _send_chunks(self, child: Child, now_s: float) -> list[Effect]:
-        """Send all commits up to now and then chunks, in one go, so that no chunk contains part of
-        a sum.
+        """Send all commits up to now and then chunks, so that no chunk contains part of a sum.
 
         Commits that the replica has applied may go as a sum, since each chunk contains them. The
         bytes of chunks may equal those of the commits before them, so chunks also get through on a
@@ -410,20 +404,20 @@ class Children:
         return out
 
     def _require_snapshot(self, child: Child) -> list[Effect]:
-        """Order a child to fetch a snapshot, because the log no longer reaches back to its commit.
+        """Tell a child to fetch a snapshot, because the log no longer reaches back to its commit.
 
         Return no effects if this node has no replica.
         """
         history = self._history
         if not history.whole:
-            return []  # it is behind itself; the child will ask again
+            return []  # this node is behind itself; the child will ask again
         child.sent = child.base = history.base
         child.advance_stage(Trigger.COPIES)
         child.chunk_requests.clear()
         return [Send(child.node, SnapshotRequired(child.base, history.last_seqs_at(child.base)))]
 
     def on_update(self, child: Child, update: Update) -> int:
-        """Count an update that came from this child; return its weight."""
+        """Record the arrival of an update from this child; return the update's weight in bytes."""
         size = message_weight(update, 0)
         child.bytes_received, child.arriving, child.state_due = child.bytes_received + size, 0, True
         return size
@@ -435,8 +429,7 @@ class Children:
     def request_resend(
         self, child: Child, origin: NodeId, after: Seq, now_s: float
     ) -> list[Effect]:
-        """Ask an origin to resend all uncommitted updates, because ``child`` delivered them with a
-        gap.
+        """Ask an origin to resend its uncommitted updates, as ``child`` delivered them with a gap.
 
         Updates already under way show the same gap, so requests are spaced, each time further
         apart.
@@ -455,9 +448,7 @@ class Children:
 
     @property
     def wait_s(self) -> float:
-        """Return how much longer than usual a new commit now takes over the slowest link, in
-        seconds.
-        """
+        """Return the extra seconds, above normal, that a new commit takes over the slowest link."""
         longest_s = 0.0
         for child in self.by_node.values():
             if child.link.rate and (wait_s := self._wait_s(child)) > longest_s:
@@ -465,7 +456,7 @@ class Children:
         return longest_s
 
     def _wait_s(self, child: Child) -> float:
-        """Return by how many seconds sending a child's queue takes longer than QUEUE_S."""
+        """Return by how many seconds sending a child's waiting data takes longer than QUEUE_S."""
         log, link = self._history.log, child.link
         if child.stage is not REPLICATE or not log.reaches(child.sent):
             return 0.0
@@ -473,7 +464,7 @@ class Children:
         return queued / link.rate - QUEUE_S
 
     def tick(self, state: State, now_s: float) -> list[Effect]:
-        """Serve all children, and return the state for those to which it is due."""
+        """Serve all children, and send the fit's state to those that are due to get it."""
         out = self.feed_all(now_s)
         head = self._history.log.head if self._history.whole else 0
         self.needs_fast_tick, waits_s = False, -1.0
@@ -498,7 +489,7 @@ class Children:
         return out
 
     def _check_link(self, child: Child, now_s: float) -> None:
-        """Record a slow link if this child has been behind for long."""
+        """Record the child's link as slow if data have waited for it too long."""
         log = self._history.log
         waits = child.stage is REPLICATE and child.sent < log.head
         needed = child.backlog.observe(waits, log.appended, child.link.rate, now_s)
@@ -509,16 +500,16 @@ class Children:
             )
 
     def announce_state(self) -> None:
-        """Mark the state as due, so that the next tick sends it to every child."""
+        """Mark the fit's state as due for every child, so that the next tick sends it."""
         for child in self.by_node.values():
             child.state_due = True
 
 
 def _is_made_by_child_process(entry: Entry, child: Child) -> TypeGuard[Commit]:
-    """Return whether the child's process made this update itself, so it needs the number alone."""
+    """Return whether the child's process made this update, so that it needs only the number."""
     return isinstance(entry, Commit) and entry.origin in child.own_ids and is_summable(entry)
 
 
 def number_only(committed: Commit) -> Commit:
-    """Return the commit without its payload, for its own origin."""
+    """Return the commit without its payload, for the origin, which has the payload."""
     return msgspec.structs.replace(committed, payload=NOTHING)

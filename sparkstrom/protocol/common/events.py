@@ -1,9 +1,9 @@
 """Events that the protocol's state machines take, and effects that they return.
 
-``Master.step`` and ``Node.step`` take one event and the time, and return effects. Both are frozen
-values. Random numbers (tokens, stream ids) come inside events, so a machine with the same events
-returns the same effects. The caller performs the effects in order: ``runtime`` over Aeron,
-``simulation`` in virtual time.
+``Master.step`` and ``Node.step`` take one event and the time, and return effects: instructions that
+the caller carries out in order (``runtime`` over Aeron, ``simulation`` in virtual time). Events and
+effects are frozen values. Random numbers (tokens, stream ids) come inside events, so a machine that
+gets the same events returns the same effects.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from sparkstrom.observe.telemetry import WorkerCounters
 
 
 class Ending(enum.Enum):
-    """The way in which a task ends, decided by the task or by the master.
+    """How a worker's task ends, as decided by the task itself or by the master.
 
-    Each value is both the text for people and the code in messages, so it is part of the wire
-    format (``test_endings.py``). Any other text, such as "silent for 3.2 s (lease 10 s)", decodes
-    as OTHER. Code decodes a received text once and then uses the member.
+    Each value is the human-readable text and also the text sent in messages, so it is part of the
+    wire format (``test_endings.py``). Any other text, such as "silent for 3.2 s (lease 10 s)",
+    decodes as OTHER. Code decodes a received text once and then uses the member.
     """
 
     DONE = "done"
@@ -52,7 +52,7 @@ class Ending(enum.Enum):
 
     @classmethod
     def from_text(cls, text: str) -> Ending:
-        """Return the ending that a text from the wire means; OTHER for any other wording."""
+        """Return the ending that a received text stands for; OTHER for any other wording."""
         return _BY_TEXT.get(text, cls.OTHER)
 
 
@@ -60,7 +60,7 @@ _BY_TEXT = {ending.value: ending for ending in Ending}
 
 
 class TimeoutReason(enum.Enum):
-    """The reason why a task failed after a wait; each text has a placeholder for the seconds."""
+    """Why a task failed after waiting too long. Each value is a message template."""
 
     ANSWER = (
         "no answer from the master for {silent:.0f} s: is UDP open between executors and driver in"
@@ -96,7 +96,7 @@ class TimeoutReason(enum.Enum):
 
 
 class WorkerShortage(enum.Enum):
-    """The reason why a fit ends with too few workers."""
+    """Why a fit ends with too few workers. Each value is a message template."""
 
     AT_START = (
         "{} workers joined within {:.0f} s, min_workers is {} (of {} partitions): lower "
@@ -110,7 +110,7 @@ class WorkerShortage(enum.Enum):
 
 
 class IgnoreReason(enum.Enum):
-    """The reason why a received message was ignored."""
+    """Why a received message was ignored."""
 
     STRANGER = "from nobody who is a neighbour, or a member"
     CLOSED = "of an id that is closed"
@@ -123,8 +123,9 @@ class IgnoreReason(enum.Enum):
 
 
 class IgnoredMessages:
-    """Counts of ignored messages by kind and reason; a network that repeats and reorders causes
-    many.
+    """Counts of ignored messages by message type and reason.
+
+    A network that repeats or reorders messages causes many.
     """
 
     __slots__ = ("counts",)
@@ -148,7 +149,7 @@ class IgnoredMessages:
 class Received(msgspec.Struct, frozen=True):
     """A complete, authenticated message arrived."""
 
-    sender: NodeId | None  # the neighbour; None at the master for a message sent directly to it
+    sender: NodeId | None  # the neighbour that sent it; None for a direct message to the master
     message: Message
 
 
@@ -156,11 +157,11 @@ class DataArriving(msgspec.Struct, frozen=True):
     """Part of a data message from a neighbour arrived: a sign that the stream is alive."""
 
     sender: NodeId
-    bytes: int  # received so far of the incomplete message
+    bytes: int  # bytes of the incomplete message received so far
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time has passed; the state machine does what is due."""
+    """Time has passed; the state machine does its periodic work."""
 
 
 # Events for a worker's node, from its trainer and its transport.
@@ -170,14 +171,14 @@ class StreamsOpened(msgspec.Struct, frozen=True):
     """The node listens on fresh streams; its previous edge to the parent is closed."""
 
     address: Address
-    alone: bool = False  # True: the edges to all children are closed, too (the driver died)
+    alone: bool = False  # True: edges to all children are closed, too (the media driver died)
 
 
 class UpdatePublished(msgspec.Struct, frozen=True):
-    """The trainer encoded an update and has already applied it to its own theta."""
+    """The trainer encoded an update and has already added it to its own shared parameters."""
 
     payload: Payload
-    seen: CommitNo  # newest commit in the replica when the gradient was computed
+    seen: CommitNo  # newest commit in the worker's replica when the gradient was computed
     epoch: int  # with ``batch``: the position up to which the update contains training
     batch: int
     steps: int  # training steps of this worker so far
@@ -186,8 +187,8 @@ class UpdatePublished(msgspec.Struct, frozen=True):
 class StepCompleted(msgspec.Struct, frozen=True):
     """The trainer took a step and published nothing.
 
-    The position is the last published one. Steps after it are still in the residual: a successor
-    of this worker trains them again.
+    The position (``epoch``, ``batch``) is the last published one. Later steps are still in the
+    residual; a successor of this worker would train them again.
     """
 
     epoch: int
@@ -204,7 +205,7 @@ class ActivityChanged(msgspec.Struct, frozen=True):
 class TrainerPaused(msgspec.Struct, frozen=True):
     """The trainer stopped at a batch boundary to receive a replica."""
 
-    number: int  # ``Directive.number`` of the PAUSE that it obeys
+    number: int  # ``Directive.number`` of the PAUSE directive that the trainer obeyed
 
 
 class ReplicaInstalled(msgspec.Struct, frozen=True):
@@ -222,7 +223,7 @@ class TrainerDrained(msgspec.Struct, frozen=True):
 
 
 class ReplicaHashed(msgspec.Struct, frozen=True):
-    """The replica was hashed for the audit."""
+    """The replica was hashed for the audit, the final comparison of all replicas."""
 
     commit: CommitNo  # the audited commit
     digest: str  # SHA-256 in hex
@@ -240,7 +241,7 @@ class TrainerFailed(msgspec.Struct, frozen=True):
 
     reason: str  # one line
     trace: str  # the traceback
-    phase: str = ""  # what the worker was doing, in words for people
+    phase: str = ""  # what the worker was doing, in human-readable words
 
 
 class OutputPrinted(msgspec.Struct, frozen=True):
@@ -254,28 +255,28 @@ class OutputPrinted(msgspec.Struct, frozen=True):
 
 
 class EndpointChanged(msgspec.Struct, frozen=True):
-    """The master's media driver was restarted: it listens elsewhere, and its edges are closed."""
+    """The master's media driver was restarted: the address is new, and all edges are closed."""
 
     host: str
     port: int
 
 
 class StopRequested(msgspec.Struct, frozen=True):
-    """End the fit early but in order: drain, audit, done."""
+    """Request to end the fit early but in order: drain, audit, done."""
 
     reason: str
 
 
 class AbortRequested(msgspec.Struct, frozen=True):
-    """End the fit at once: Spark's job failed, or the user interrupted it."""
+    """Request to end the fit at once: Spark's job failed, or the user interrupted it."""
 
     reason: str
 
 
 class OptimizerCopyRequest(msgspec.Struct, frozen=True):
-    """Copy optimizer state from workers, because a checkpoint is about to be written."""
+    """Request to copy workers' optimizer states, because a checkpoint is about to be written."""
 
-    everybody: bool = False  # True: from each worker that can send it; False: from any one
+    everybody: bool = False  # True: from each worker that can send one; False: from one of them
 
 
 Event = (
@@ -290,106 +291,113 @@ Event = (
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send a message to a neighbour over its edge. It may be lost."""
+    """Instruction to send a message to a neighbour over their edge. The message may get lost."""
 
     to: NodeId
     message: Message
 
 
 class SendDirect(msgspec.Struct, frozen=True):
-    """Send a message from a worker to the master directly, past the tree. It may be lost."""
+    """Instruction to send a message from a worker directly to the master, bypassing the tree.
+
+    The message may get lost.
+    """
 
     message: Direct
 
 
 class SendToProcess(msgspec.Struct, frozen=True):
-    """Send a message from the master directly to one process, past the tree. It may be lost."""
+    """Instruction to send a message from the master directly to one process, bypassing the tree.
+
+    The message may get lost.
+    """
 
     address: Address
     token: int  # of the process; the frame is sealed for it, so no other process can open it
     message: Message
     # The receiver drops the message unless this is its present id. None: the message itself names
-    # the id, or the process has none yet.
+    # the id, or the process has no id yet.
     node: NodeId | None = None
 
 
 class OpenEdge(msgspec.Struct, frozen=True):
-    """Open the edge to a neighbour and drop any older edge to it."""
+    """Instruction to open the edge to a neighbour and to drop any older edge to it."""
 
     node: NodeId
     edge: EdgeNo
     local: Address  # where to listen; for the parent, the address of the last ``StreamsOpened``
-    peer: Address  # where to send
+    peer: Address  # where the neighbour listens
 
 
 class CloseEdge(msgspec.Struct, frozen=True):
-    """Close the edge to this neighbour."""
+    """Instruction to close the edge to this neighbour."""
 
     node: NodeId
 
 
 class ReopenStreams(msgspec.Struct, frozen=True):
-    """Listen on fresh streams and report ``StreamsOpened``: the edge to the parent is dead."""
+    """Instruction to listen on fresh streams and report ``StreamsOpened``: the old edge is dead."""
 
 
 # Effects: the replica and the trainer.
 
 
 class ApplyCommit(msgspec.Struct, frozen=True):
-    """Add one commit to the replica, after everything that was delivered before."""
+    """Instruction to add one commit to the replica, after everything delivered before it."""
 
     update: Commit
 
 
 class OwnCommitted(msgspec.Struct, frozen=True):
-    """The node's oldest own update was committed. The replica contains it already."""
+    """Notice that the node's oldest own update was committed. The replica already contains it."""
 
-    commit: CommitNo  # where the replica is now
+    commit: CommitNo  # the replica now contains every commit up to this one
 
 
 class ApplyMergedRange(msgspec.Struct, frozen=True):
-    """Add a sum of commits to the replica, minus the node's own updates in it."""
+    """Instruction to add a sum of commits to the replica, minus the node's own updates in it."""
 
     merged: MergedRange
     own: tuple[Update, ...]  # own updates inside the sum, which the replica contains already
 
 
 class InstallSnapshot(msgspec.Struct, frozen=True):
-    """Replace the replica: chunks, then the held commits that each chunk lacks, then ``own``.
+    """Instruction to replace the replica with a snapshot plus the node's own updates.
 
-    Afterwards the replica is at ``commit`` plus the node's own uncommitted updates.
+    To each chunk, the held commits that the chunk lacks are added, and then ``own``. Afterwards the
+    replica is at ``commit`` plus the node's own uncommitted updates.
     """
 
     chunks: tuple[Chunk, ...]  # one per index, in order
     held: tuple[Commit | MergedRange, ...]  # all commits after the oldest chunk, in order
-    own: tuple[Update, ...]  # uncommitted
+    own: tuple[Update, ...]  # the node's own uncommitted updates
     commit: CommitNo
 
 
 class UseInitialReplica(msgspec.Struct, frozen=True):
-    """Start from the replica of commit 0 that came with the task: no snapshot is needed."""
+    """Instruction to start from the replica of commit 0, which came with the task."""
 
 
 class IdAssigned(msgspec.Struct, frozen=True):
-    """The master gave this node its id."""
+    """Notice that the master gave this node its id."""
 
     node: NodeId
     epoch: int  # with ``batch``: where training starts
     batch: int
-    steps: int  # step count that a newcomer starts from, that of the slowest worker
+    steps: int  # step count that a newcomer starts from: that of the slowest worker
     grants: tuple[str, ...]  # residual files of an earlier fit that the trainer may add
     returned: bool  # True: the process came back and keeps its replica and its position
 
 
 class SendChunk(msgspec.Struct, frozen=True):
-    """Read a chunk of the live replica at this moment and send it."""
+    """Instruction to read a chunk of the live replica at this moment and send it."""
 
     to: NodeId
     index: int
 
 
 class SendMerged(msgspec.Struct, frozen=True):
-    """Sum the entries and send the sum as the commits in (after, commit]."""
+    """Instruction to send the sum of ``entries`` as one message for commits after+1 to commit."""
 
     to: NodeId
     after: CommitNo
@@ -400,49 +408,49 @@ class SendMerged(msgspec.Struct, frozen=True):
 
 
 class SendOptimizerChunk(msgspec.Struct, frozen=True):
-    """Answer with a chunk of this worker's optimizer state, as soon as a copy exists."""
+    """Instruction to send a chunk of this worker's optimizer state, once a copy of it exists."""
 
     to: NodeId
     ask: OptimizerRequest
 
 
 class InstallOptimizer(msgspec.Struct, frozen=True):
-    """Continue with another worker's optimizer state."""
+    """Instruction to continue training with another worker's optimizer state."""
 
-    payload: bytes | None  # None: none came in time; keep the fresh state
+    payload: bytes | None  # None: no state came in time; keep the fresh one
 
 
 class OptimizerCopied(msgspec.Struct, frozen=True):
-    """Copies that an ``OptimizerCopyRequest`` produced."""
+    """Optimizer states that were copied because of an ``OptimizerCopyRequest``."""
 
     payloads: tuple[bytes, ...]  # complete copies only; (): no worker sent one in time
 
 
 class HashReplica(msgspec.Struct, frozen=True):
-    """Hash the master's replica once ``commit`` is applied, and report ``ReplicaHashed``."""
+    """Instruction to hash the master's replica at ``commit`` and to report ``ReplicaHashed``."""
 
     commit: CommitNo
 
 
-# Effects: for people and for the driver program.
+# Effects: reports to the user and to the driver program.
 
 
 class ReportCounters(msgspec.Struct, frozen=True):
-    """Record a worker's counters for the summary and the progress line."""
+    """Instruction to record a worker's counters for the summary and the progress display."""
 
     node: NodeId
     counters: WorkerCounters
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Log a sentence for people: a departure, a refusal, a loss."""
+    """Instruction to log a sentence for the user: a departure, a refusal or a loss."""
 
     text: str
     departure: bool = False  # True: ``Members.departures`` lists it, too
 
 
 class ShowWorkerLog(msgspec.Struct, frozen=True):
-    """Show lines that a worker's Python code printed."""
+    """Instruction to show lines that a worker's Python code printed."""
 
     says: WorkerLog
 
@@ -456,19 +464,19 @@ class Failure(enum.Enum):
 
 
 class Abort(msgspec.Struct, frozen=True):
-    """End Spark's job and raise: the fit has failed."""
+    """Instruction to end the job and raise an exception, because the fit has failed."""
 
     reason: str
     trace: str = ""  # traceback from the worker
     host: str = ""  # where it failed; "": nowhere in particular
     partition: int | None = None
     kind: Failure = Failure.TRAINING
-    lack: WorkerShortage | None = None  # set where too few workers are the reason
-    phase: str = ""  # what the worker was doing, in words for people
+    lack: WorkerShortage | None = None  # set if too few workers are the reason
+    phase: str = ""  # what the worker was doing, in human-readable words
 
 
 class Complete(msgspec.Struct, frozen=True):
-    """End the fit with success: every live replica was hashed at the final commit."""
+    """Notice that the fit ends with success: every live replica was hashed at the final commit."""
 
 
 Effect = (
@@ -483,7 +491,7 @@ Effect = (
 
 
 class Command(enum.Enum):
-    """The action of a trainer at its next batch boundary."""
+    """What a trainer must do at its next batch boundary."""
 
     WAIT = "wait"
     TRAIN = "train"
@@ -499,22 +507,23 @@ ENDS = (Command.END, Command.FAIL)
 
 
 class Directive(msgspec.Struct, frozen=True):
-    """A command with its arguments. The newest one is in force; the trainer polls it."""
+    """A command to the trainer, with its arguments. The trainer polls and obeys the newest one."""
 
     order: Command
-    reason: str = ""  # why, in words for people
-    cause: Ending | TimeoutReason | None = None  # with END and FAIL: the same for code
+    reason: str = ""  # human-readable reason
+    cause: Ending | TimeoutReason | None = None  # with END and FAIL: the reason as an enum member
     steps_max: int | None = None  # with TRAIN: stop after this many steps; None: no limit
-    publishes: bool = True  # with TRAIN: False: keep learning in the residual for now
-    round_s: float = 0.0  # with TRAIN: seconds from a publication to its commit, lately
+    publishes: bool = True  # with TRAIN: False: keep changes in the residual, publish nothing
+    round_s: float = 0.0  # with TRAIN: recent time from a publication to its commit, in seconds
     workers: int = 1  # with TRAIN: number of workers that train now
-    minibatches: int = 0  # with TRAIN: committed in the whole fit
-    minibatches_expected: int = 0  # with TRAIN: in the whole fit; 0: not known yet
+    minibatches: int = 0  # with TRAIN: minibatches committed in the whole fit
+    minibatches_expected: int = 0  # with TRAIN: minibatches of the whole fit; 0: not known yet
     epochs: int = 0  # with TRAIN and AUDIT: epochs that every non-empty partition has finished
     commit: CommitNo = CommitNo(0)  # with AUDIT: the audited commit
-    number: int = 0  # with PAUSE: TrainerPaused repeats it, so an answer to an older one is ignored
+    number: int = 0  # with PAUSE: repeated in TrainerPaused, so answers to older ones are ignored
 
 
+# Effects that need the media driver.
 BY_DRIVER = frozenset(
     {
         Send, SendDirect, SendToProcess, OpenEdge, CloseEdge, ReopenStreams,

@@ -1,4 +1,4 @@
-"""``FitSpec``: the facts of one fit that the driver, the master and all workers share."""
+"""``FitSpec``: the facts about one fit that the driver, the master and all workers share."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class PartitionStart:
     that finds other rows fails.
     """
 
-    # First minibatch to train. After a fit in rounds it may lie behind the last minibatch of an
-    # epoch whose held-out rows were not measured yet.
+    # First minibatch to train. After a round-based fit it may be past the last minibatch of an
+    # epoch that was not evaluated on its held-out rows yet.
     position: Position
     rows: int = -1  # -1: unknown; any number of rows is accepted
     checksum: int = 0
@@ -25,12 +25,12 @@ class PartitionStart:
 
     @property
     def minibatches(self) -> int:
-        """Return the number of minibatches that are not trained again."""
+        """Return the number of minibatches before the start, which are not trained again."""
         return self.position.epoch * self.batches + self.position.batch
 
     @property
     def with_epoch_closed(self) -> PartitionStart:
-        """Return the same start, with a completed last epoch counted as over."""
+        """Return the same start, with a position at an epoch's end moved to the next epoch."""
         epoch, batch = self.position
         whole = self.batches > 0 and batch == self.batches
         return replace(self, position=Position(epoch + 1, 0)) if whole else self
@@ -38,7 +38,7 @@ class PartitionStart:
 
 @dataclass(frozen=True, slots=True)
 class FitSpec:
-    """The facts of one fit. The driver creates it after counting its data; it never changes."""
+    """The facts about one fit. The driver creates the object after counting its data."""
 
     workers: int  # number of workers, one for each partition
     epochs: int  # number of epochs to train
@@ -58,7 +58,7 @@ class FitSpec:
     def with_epochs_closed(self) -> FitSpec:
         """Return the same fit for gradient sharing, where the last minibatch completes an epoch.
 
-        In rounds, an epoch is complete only when its held-out rows are measured; a checkpoint may
-        have been written before.
+        In a round-based fit, an epoch is complete only after the evaluation on its held-out rows; a
+        checkpoint may have been written before that.
         """
         return replace(self, starts=tuple(start.with_epoch_closed for start in self.starts))

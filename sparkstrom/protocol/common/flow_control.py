@@ -1,4 +1,4 @@
-"""Flow control: how much may be under way on a link, and which links are too slow.
+"""Limit the bytes that are under way on each link, and detect links that are too slow.
 
 Aeron's streams are ordered and reliable: what was handed over arrives, or the stream is gone. So
 nothing is sent again while a stream lives, and a link only needs a bound on its queue: no more than
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from sparkstrom.codec.messages import Chunk, Data, LastSeqs, MergedRange, OptimizerChunk
 from sparkstrom.observe.telemetry import SlowLink
 
-HEADER_BYTES = 64  # what a message costs beside its payload
+HEADER_BYTES = 64  # counted for each message besides its payload
 LAST_SEQ_BYTES = 12  # per origin of a sum
-SUM_ENTRY_BYTES = 1.5  # of a sum, about: 0.9 to 1.75 seen in sums of 16 and 75 updates
-QUEUE_S = 0.25  # standing in queues: short for a person, long for a scheduler's pauses
+SUM_ENTRY_BYTES = 1.5  # per entry of a sum: 0.9 to 1.75 measured in sums of 16 to 75 updates
+QUEUE_S = 0.25  # target time in queues: short for a user, long for a scheduler's pauses
 WINDOW_FIRST = 64 << 10  # bytes: four links of one host with 10 Mbit/s wait 0.2 s; it doubles soon
 WINDOW_LEAST = 32 << 10  # 0.26 s of 1 Mbit/s; one message of any size goes in any case
 RATE_S = 2.0  # how far back the rate looks, in seconds in which something was under way
@@ -46,9 +46,7 @@ def message_weight(message: Data, chunk_bytes: int) -> int:
 
 
 def sum_weight(count: int, last: LastSeqs) -> int:
-    """Return the estimated bytes of a sum: an index, a sign and an amount per entry, and
-    the seqs.
-    """
+    """Return the estimated size of a sum in bytes: its entries (index, sign, amount) and seqs."""
     return HEADER_BYTES + int(SUM_ENTRY_BYTES * count) + LAST_SEQ_BYTES * len(last)
 
 
@@ -58,14 +56,17 @@ def entries_in_sum(counts: int, n_params: int) -> int:
 
 
 class SendWindow:
-    """The send window of one direction of one edge, in bytes of ``message_weight``."""
+    """The send window of one direction of one edge: a limit on the bytes under way.
+
+    Sizes are in bytes as ``message_weight`` counts them.
+    """
 
     def __init__(self, window_max: int, now_s: float) -> None:
         self._window_max = window_max  # bound of ``window``, whatever is measured
         self.window = min(WINDOW_FIRST, window_max)  # bytes that may be under way
         self.sent = 0  # bytes handed over since the edge was opened
-        self.acked = 0  # of ``sent``, what the neighbour is done with
-        self._arrived = 0  # of ``sent``, what has arrived; at least ``acked``
+        self.acked = 0  # bytes of ``sent`` that the neighbour has finished with
+        self._arrived = 0  # bytes of ``sent`` that have arrived; at least ``acked``
         self._way: deque[tuple[int, float]] = deque()  # (``sent`` after it, time) per message
         self._least_s = math.inf  # the shortest delay so far: the link without a queue
         self._held_back = False  # a message had to wait since the window last changed
@@ -85,20 +86,18 @@ class SendWindow:
 
     @property
     def rate(self) -> float:
-        """Return the bytes per second that went through while something was under way; 0 if
-        unknown.
-        """
+        """Return the bytes per second that get through while something is under way; 0: unknown."""
         return self._rate_bytes / self._rate_s if self._rate_s else 0.0
 
     def has_room(self, size: int) -> bool:
-        """Return whether a message of this size may go now; an empty link takes one of any size."""
+        """Return whether a message of this size may be sent now; an empty link takes any size."""
         if not self.under_way or self.under_way + size <= self.window:
             return True
         self._held_back = True
         return False
 
     def on_sent(self, size: int, now_s: float) -> None:
-        """Count a message of this size that was handed to the transport."""
+        """Record that a message of this size was handed to the transport."""
         if not self._way:
             self._busy_s = now_s
         if self.since_s is None:
@@ -107,8 +106,7 @@ class SendWindow:
         self._way.append((self.sent, now_s))
 
     def on_ack(self, arrived: int, acked: int, now_s: float) -> bool:
-        """Update the window from the neighbour's cumulative counts; return whether either has
-        grown.
+        """Update the window from the neighbour's cumulative counts; return whether one has grown.
 
         Args:
             arrived: bytes received, including parts of incomplete messages.
@@ -157,26 +155,26 @@ class SendWindow:
         self._rate_s = self._rate_s * keep + spent_s
 
 
-NARROW_S = 5.0  # behind for so long without a break: no burst, and no pause of a process
+NARROW_S = 5.0  # data waiting this long without a break are no burst and no process pause
 
 
 @dataclass(slots=True)
 class Backlog:
-    """The data that wait for one link, and since when some have waited without a break.
+    """How long data have been waiting for one link without a break.
 
     A link counts as slow only if data wait at its sender for room on it. Each slow link is reported
     once, with its rate and the rate that training would need.
     """
 
     since_s: float | None = None  # when it began to wait without a break; None: nothing waits
-    from_bytes: int = 0  # bytes that training had produced by then
+    from_bytes: int = 0  # bytes that training had produced by ``since_s``
     is_reported: bool = False  # a link is reported once
 
     def observe(self, waits: bool, made_bytes: int, carries: float, now_s: float) -> float | None:
-        """Return once, for a link that has been too slow for long, the bytes per second that it
-        needs.
+        """Return the bytes per second that training needs, once, if the link was too slow for long.
 
-        Return None otherwise. If the link carries enough, a stalled process is the cause.
+        Return None otherwise. A link whose rate suffices is not reported: a stalled process is the
+        cause.
         """
         if not waits or self.is_reported:
             self.since_s = None
@@ -190,7 +188,7 @@ class Backlog:
 
 
 def describe_slow_link(link: SlowLink, host: str) -> str:
-    """Return a sentence about a slow link for people; ``host`` is where its lower end runs."""
+    """Return a human-readable sentence about a slow link; ``host`` is the host of its lower end."""
     how = "summed" if link.sums else "delayed"
     carries, needed = _format_megabytes(link.carries), _format_megabytes(link.needed)
     return (
@@ -200,6 +198,6 @@ def describe_slow_link(link: SlowLink, host: str) -> str:
 
 
 def _format_megabytes(rate: float) -> str:
-    """Format a rate in MB/s with two digits, or all digits before the point."""
+    """Format a rate in MB/s with two significant digits, or as a whole number from 10 on."""
     mega = rate / 1e6
     return f"{mega:.2g}" if mega < 0.095 else f"{mega:.1f}" if mega < 9.95 else f"{mega:.0f}"

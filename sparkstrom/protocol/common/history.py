@@ -1,8 +1,8 @@
 """The log of recent commits, from which a node serves its children.
 
-The master numbers every update, so what a child lacks is one range of numbers in a bounded log, not
-a set. Where single commits would cost more than their sum, the sum is sent; a child that asks for
-more than the log still holds fetches a snapshot.
+A commit is an update that the master has numbered, so what a child lacks is one range of numbers in
+a bounded log, not a set. If single commits would cost more than their sum, the sum is sent. A child
+that needs more than the log still holds fetches a snapshot.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ Entry = Commit | MergedRange
 
 
 def preceding_commit(entry: Entry) -> CommitNo:
-    """Return the commit at which a replica must be to take this entry."""
+    """Return the commit that a replica must have reached before it can add this entry."""
     return entry.after if isinstance(entry, MergedRange) else CommitNo(entry.commit - 1)
 
 
 def entry_bytes(entry: Entry) -> int:
-    """Return the bytes that an entry takes up in a log."""
+    """Return the number of bytes that an entry takes up in a log."""
     if isinstance(entry, Commit):
         return HEADER_BYTES + len(entry.payload)
     return HEADER_BYTES + len(entry.payload) + LAST_SEQ_BYTES * len(entry.last)
 
 
 def is_summable(entry: Entry) -> bool:
-    """Return whether an entry adds to parameters, so that it can be part of a sum."""
+    """Return whether an entry only adds to parameters, so that it can be part of a sum."""
     return isinstance(entry, MergedRange) or entry.payload.form != BUFFERS
 
 
@@ -40,7 +40,7 @@ def count_entries(entry: Entry) -> int:
 
 
 class Log:
-    """The newest commits without a gap, bounded in bytes: the oldest are dropped first.
+    """The newest commits without a gap, limited in bytes: the oldest are dropped first.
 
     The newest entry is always kept, whatever its size. An entry is one commit or a sum of several;
     a child can continue only at the boundary of an entry.
@@ -52,7 +52,7 @@ class Log:
             CommitNo, tuple[Entry, int]
         ] = {}  # by ``preceding_commit``; with the offset in bytes
         self._begin = self._end = 0  # offsets, in bytes ever appended
-        self.base = base  # the newest commit that is not in the log any more
+        self.base = base  # the newest commit that is no longer in the log
         self.head = base
 
     @property
@@ -66,7 +66,7 @@ class Log:
         return self._end
 
     def append(self, entry: Entry) -> None:
-        """Append the next entry, and drop the oldest ones beyond the bound."""
+        """Append the next entry, and drop the oldest entries beyond ``bytes_max``."""
         assert preceding_commit(entry) == self.head, "a log has no gaps"
         self._entries[self.head] = entry, self._end
         self._end += entry_bytes(entry)
@@ -81,7 +81,7 @@ class Log:
         return self._entries[commit][0]
 
     def reaches(self, commit: CommitNo) -> bool:
-        """Return whether a replica at ``commit`` can continue from this log."""
+        """Return whether a replica that is at ``commit`` can continue from this log."""
         return commit >= self.head or commit in self._entries
 
     def bytes_after(self, commit: CommitNo) -> int:
@@ -98,7 +98,7 @@ class Log:
 
 @dataclass(slots=True)
 class History:
-    """A node's log and the newest update of each origin, from which it serves its children."""
+    """A node's log and each origin's newest update, from which the node serves its children."""
 
     log: Log
     last: dict[NodeId, Seq] = field(default_factory=dict)  # id -> newest committed seq
@@ -108,7 +108,7 @@ class History:
 
     @property
     def base(self) -> CommitNo:
-        """Return the commit after which a copy of this replica continues."""
+        """Return the commit that all chunks of a snapshot would contain if taken now."""
         return max(self.applied, self.log.base, self.merged)
 
     def append(self, entry: Entry) -> None:
@@ -121,12 +121,12 @@ class History:
             self.last[entry.origin] = entry.seq
 
     def restart_at(self, base: CommitNo, last: LastSeqs) -> None:
-        """Empty the log and continue after ``base``, the commit of a snapshot with these seqs."""
+        """Empty the log and continue after a snapshot's commit ``base``, with its seqs ``last``."""
         self.log, self.last = Log(self.log.bytes_max, base), dict(last)
         self.applied, self.whole = base, False
 
     def last_seqs_at(self, base: CommitNo) -> LastSeqs:
-        """Return every origin's newest seq at ``base``, by subtracting the log entries after it."""
+        """Return every origin's newest seq at ``base``, by undoing the log entries after that."""
         last = dict(self.last)
         for entry in self.log.entries_after(base):
             assert isinstance(entry, Commit), "a copy never begins before a sum"

@@ -1,7 +1,7 @@
-"""Fetch of a copy of another worker's optimizer state, chunk by chunk.
+"""Fetch a copy of another worker's optimizer state, chunk by chunk.
 
-A copy's number is a hash of its content. The fetch starts again when a chunk of another copy
-arrives, or when the complete content does not match the hash.
+A copy's number is a hash of its content. The fetch starts again if a chunk of another copy arrives,
+or if the complete content does not match the hash.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from dataclasses import dataclass, field
 
 from sparkstrom.codec.messages import OptimizerChunk, copy_number
 
-ASKED_AT_ONCE = 4  # chunks under way, through links that carry the commits, too
-RETRY_FIRST_S = 2.0  # a source answers once its trainer has made a copy; no chunk tells of a loss
+ASKED_AT_ONCE = 4  # chunks under way; few, because their links carry the commits, too
+RETRY_FIRST_S = 2.0  # time for the source's trainer to make a copy; losses are not reported
 
 
 @dataclass(slots=True)
 class OptimizerFetch:
-    """A copy of another worker's optimizer state that is being fetched in chunks."""
+    """A copy of another worker's optimizer state while it is being fetched in chunks."""
 
     patience_s: float  # longest time without progress
-    until_s: float  # the fetch is given up then; each new chunk moves it
+    until_s: float  # time at which the fetch is given up; each new chunk postpones it
     copy: int | None = None  # number of the copy; None: any copy is taken
     count: int = 1  # chunks of the copy; 1 until the first chunk names it
     chunks: dict[int, bytes] = field(default_factory=dict)  # by index
     asked_s: dict[int, float] = field(default_factory=dict)  # requests under way: index -> when
     taken_s: float = 0.0  # when the last chunk came
     moved_s: float = 0.0  # when the last chunk, or part of one, came
-    retry_s: float = RETRY_FIRST_S  # doubles, and is at least twice what a chunk took
+    retry_s: float = RETRY_FIRST_S  # doubles; at least twice the time that a chunk took
     whole: bytes | None = None  # the complete copy, whose hash is right
 
     def take(self, chunk: OptimizerChunk, now_s: float) -> None:

@@ -6,51 +6,53 @@ Theory of operation
 Two state machines make up the protocol: ``Master`` (one, at the controller) and ``Node`` (one in
 each worker process, beside its trainer). ``step(event, now_s)`` takes an event and returns effects;
 a machine does no I/O, owns no thread and reads no clock. ``docs/protocol.md`` has the messages and
-two sequence diagrams; this is what you need before you read the code.
+two sequence diagrams; this overview comes before the code.
 
-One order. A worker publishes updates and numbers them (``seq``, from 1, without gaps). An update
-travels up the tree to the master, which alone turns it into a commit with the next number
-(``commit``, from 1). Commits travel down, and every replica adds them in this order. Parameters are
-whole multiples of one quantum, so float32 additions are exact and replicas at equal commits are
-equal bit for bit. What a node has received is therefore a single number, and what it lacks is one
-range of numbers. An origin keeps an update until it sees the commit; a repeated update is dropped
-by its ``seq``. An origin's own commit comes back without the payload, which it still has.
+One order. A worker publishes updates and numbers them (``seq``, from 1, without gaps); the worker
+is the *origin* of its updates. An update travels up the tree to the master, which alone turns the
+update into a *commit* with the next number (``commit``, from 1). Commits travel down, and every
+replica adds them in this order. Parameters are whole multiples of one quantum, so float32 additions
+are exact, and replicas at equal commits are equal bit for bit. What a node has received is
+therefore a single number, and what it lacks is one range of numbers. An origin keeps an update
+until it sees the commit; the master drops repeated updates by their ``seq``. The commit of an
+origin's own update comes back without the payload, which the origin still has.
 
-A tree. The master is the root. It gives each member a place, a parent, and an edge: a pair of
-streams (control, data) with a number that no edge had before. Within an edge, streams are ordered
-and complete, so nothing is sent again; over a new edge everything uncertain is sent again. Some
-messages bypass the tree and go directly between a node and the master: joins, places, probes, and
-the closing of an id. These may be lost, so they are repeated until an answer shows their arrival.
+A *tree*. The master is the root. It gives each member a place, a parent, and an *edge* to that
+parent: a pair of streams (control, data) with a number that no edge had before. Within an edge,
+streams are ordered and complete, so nothing is sent again; over a new edge everything uncertain is
+sent again. Some messages bypass the tree and go directly between a node and the master: joins,
+places, probes, and the closing of an id. These may get lost, so they are repeated until an answer
+shows that they arrived.
 
-Ids. A process gets a fresh id each time that it joins, and an id is never reused. The master closes
-an id when its lease expires, when a newer attempt takes its partition, or when it leaves. Closing
-fixes the last ``seq`` that counts and the position at which the successor starts, in one act. A
-process whose id was closed may return under a new one, with its replica and its residual.
+Ids. A process gets a fresh id each time it joins, and an id is never reused. The master closes an
+id when its lease expires, when a newer attempt takes its partition, or when its process leaves.
+Closing fixes, in one act, the last ``seq`` that counts and the position at which the successor
+starts. A process whose id was closed may return under a new one, with its replica and its residual.
 
-Leases. A node is alive while its parent hears it. When a parent hears nothing from a child for a
-lease, it only reports the silence (``ChildSilent``): the edge may be broken rather than the child.
-The master then probes the child and all nodes below it directly, and closes the ids of those that
-stay silent for a lease.
+*Leases*. A node counts as alive while its parent hears from it. When a parent hears nothing from a
+child for the length of a lease, the parent only reports the silence (``ChildSilent``): the edge may
+be broken rather than the child. The master then probes the child and all nodes below it directly,
+and closes the ids of those that stay silent for a lease.
 
 Each part of a machine has its own stage:
 
 - ``LinkStage``: the edge from a node to its parent. The node joins, the master answers with a place
   (``Welcome``), the node attaches, the parent replies. When the edge stays silent, or signs of life
   arrive but no data does, the node opens fresh streams and joins again for another edge.
-- ``ReplicaStage``: how a node gets its parameters. It starts from the replica of commit 0 when the
+- ``ReplicaStage``: how a node gets its parameters. It starts from the replica of commit 0 if the
   parent's log reaches back that far; otherwise it fetches a snapshot in chunks from the parent's
   live replica, holding all later commits meanwhile. Then it follows the commits. A node that falls
   out of reach of the parent's log fetches again.
 - ``TaskStage``: how a worker's task ends. Directives follow from the other stages until the master
   requests its task slot, the trainer fails, or something ends the task.
-- ``FarewellStage``: after the fit is done, a parent stays until its children have heard so.
-- ``ChildStage``: a child as its parent serves it, as a follower in Raft: probe until it says what
-  it holds, then replicate commits, or send a snapshot first.
-- ``MemberStage``: a member's place as the master orders it, from the top of the tree down: a node
-  is sent under a parent only after that parent's own edge is confirmed, so no cycle ever exists.
+- ``FarewellStage``: after the fit is done, a parent stays until its children know that it is done.
+- ``ChildStage``: how a parent serves one child, as a Raft leader serves a follower: probe the child
+  until it says what it holds, then send it commits, or a snapshot first.
+- ``MemberStage``: a member's place in the tree, which the master assigns from the top down: a node
+  is sent to a parent only after that parent's own edge is confirmed, so no cycle ever exists.
 
-Whatever changes a stage names a trigger, and ``TRANSITIONS`` says where it leads. A pair that is
-not in the table cannot happen: it is an AssertionError, in production as in the simulator.
+Every change of a stage names a trigger, and ``TRANSITIONS`` gives the next stage. A combination
+that is not in the table cannot happen and raises AssertionError, in production and in simulation.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ from typing import TypeVar
 
 
 class LinkStage(enum.Enum):
-    """Stage of a node's edge to its parent. Values describe the stage in docs."""
+    """Stage of a node's edge to its parent. Values of all stages are texts for the docs."""
 
     CLOSED = "no stream is open yet"
     JOINING = "it has asked the master for a place"
@@ -99,7 +101,7 @@ TRAINING, ENDED = TaskStage.TRAINING, TaskStage.ENDED
 
 
 class FarewellStage(enum.Enum):
-    """Stage of a node after the end of the fit, when children may still depend on it."""
+    """Stage of a node after the end of the fit, while children may still depend on it."""
 
     NEEDED = "the fit is not done, or this node is not audited yet"
     LINGERING = "the fit is done; it waits until its children have heard so"
@@ -110,7 +112,7 @@ DISMISSED = FarewellStage.DISMISSED
 
 
 class ChildStage(enum.Enum):
-    """Stage of a child as its parent serves it."""
+    """Stage of a child from its parent's point of view: what the parent sends it."""
 
     PROBE = "it has not said what it holds, or the parent has nothing to give yet"
     REPLICATE = "it receives the commits as they come"
@@ -121,7 +123,7 @@ PROBE, REPLICATE, SNAPSHOT = ChildStage.PROBE, ChildStage.REPLICATE, ChildStage.
 
 
 class MemberStage(enum.Enum):
-    """Stage of a member's place in the tree, at the master."""
+    """Stage of a member's place in the tree, from the master's point of view."""
 
     WAITING = "its place is not ordered: its parent has no confirmed place"
     ORDERED = "it was sent its place; its parent has not confirmed the edge"
@@ -140,7 +142,7 @@ Stage = LinkStage | ReplicaStage | TaskStage | FarewellStage | ChildStage | Memb
 
 
 class Trigger(enum.Enum):
-    """A cause for which a part enters another stage. Values are texts for docs/protocol.md."""
+    """An event that moves a part to another stage. Values are texts for docs/protocol.md."""
 
     # link
     OPENED = "the node listens on fresh streams"

@@ -21,11 +21,11 @@ Blocks = dict[int, dict[Key, Value]]  # by key // BLOCK, none of them empty
 
 
 class PersistentMap(Mapping[Key, Value]):
-    """An immutable map of whole numbers; a changed copy shares what did not change.
+    """An immutable map with integer keys; a changed copy shares everything that did not change.
 
-    Keys lie in blocks of neighbours. A change copies one block and the list of blocks, so it costs
-    about the same in a mesh of 30 and of 30,000 nodes. ``put`` and ``without`` return the changed
-    copy.
+    Keys lie in blocks of neighbouring keys. A change copies one block and the list of blocks, so it
+    costs about the same in a mesh of 30 and of 30,000 nodes. ``put`` and ``without`` return the
+    changed copy.
     """
 
     __slots__ = ("_blocks", "_count")
@@ -47,12 +47,12 @@ class PersistentMap(Mapping[Key, Value]):
         return self._count
 
     def put(self, key: Key, value: Value) -> PersistentMap[Key, Value]:
-        """Return a map that also has this key, or has another value for it."""
+        """Return a copy of the map in which this key has this value."""
         block = self._blocks.get(key // BLOCK, {}) | {key: value}
         return PersistentMap(self._blocks | {key // BLOCK: block}, self._count + (key not in self))
 
     def without(self, key: Key) -> PersistentMap[Key, Value]:
-        """Return a map without this key, which must be present."""
+        """Return a copy of the map without this key, which must be present."""
         blocks, block = self._blocks.copy(), self._blocks[key // BLOCK].copy()
         del block[key]
         if block:
@@ -63,7 +63,7 @@ class PersistentMap(Mapping[Key, Value]):
 
 
 FAN_OUT, DEPTH = 8, 5  # of a mesh: 37,448 workers, each at most five hops from the master
-FLAT = (1 << 20, 1)  # PLAIN: everybody under the master
+FLAT = (1 << 20, 1)  # fan-out and depth of mode PLAIN: every node is a child of the master
 
 NodesByPlace = PersistentMap[int, NodeId]
 PlacesByNode = PersistentMap[NodeId, int]
@@ -71,12 +71,12 @@ PlacesByNode = PersistentMap[NodeId, int]
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The tree of nodes: nodes by place and places by node. Only the master makes new versions.
+    """The tree of nodes, as two maps: nodes by place and places by node.
 
-    Places are numbered by level: the root is place 0, and the children of place p are places
-    ``fan_out * p + 1`` to ``fan_out * p + fan_out``. When an inner node is lost, a deepest leaf
-    below it takes its place. A change therefore moves one node at most, depth and fan-out cannot
-    grow, and a cycle is impossible.
+    Only the master makes new versions. Places are numbered by level: the root is place 0, and the
+    children of place p are places ``fan_out * p + 1`` to ``fan_out * p + fan_out``. When an inner
+    node is lost, a deepest leaf below it takes its place. A change therefore moves at most one
+    node, depth and fan-out cannot grow, and a cycle is impossible.
     """
 
     fan_out: int = FAN_OUT
@@ -84,11 +84,11 @@ class Topology:
     version: int = 0
     nodes: NodesByPlace = field(default_factory=lambda: NodesByPlace().put(0, MASTER))
     places: PlacesByNode = field(default_factory=lambda: PlacesByNode().put(MASTER, 0))
-    open_from: int = 1  # no place below this one is free
+    open_from: int = 1  # no place with a lower number is free
 
     @property
     def capacity(self) -> int:
-        """Return how many nodes fit, without the master."""
+        """Return how many nodes fit into the tree, the master not counted."""
         if self.fan_out == 1:
             return self.depth_max
         beyond: int = self.fan_out ** (self.depth_max + 1)
@@ -107,7 +107,7 @@ class Topology:
 
     def children(self, node: NodeId) -> Iterator[NodeId]:
         """Return an iterator over the node's children."""
-        if self.fan_out > len(self.nodes):  # as in a flat one: look at who is there instead
+        if self.fan_out > len(self.nodes):  # as in a flat tree: look at the existing nodes instead
             first = self.fan_out * self.places[node] + 1
             places = [p for p in self.nodes if first <= p < first + self.fan_out]
         else:
@@ -144,8 +144,7 @@ class Topology:
         return range(first, first + self.fan_out)
 
     def attach(self, node: NodeId, near: NodeId | None = None) -> Topology:
-        """Return the tree with one more node, under ``near`` if that has room, else as high as
-        possible.
+        """Return the tree with one more node, under ``near`` or else as high as possible.
 
         Raise UsageError if the tree is full.
         """
@@ -159,7 +158,8 @@ class Topology:
     def detach(self, gone: Iterable[NodeId], suspects: Collection[NodeId] = ()) -> Topology:
         """Return the tree without these nodes; a successor takes each one's place and children.
 
-        The successor is a leaf below, and none of the ``suspects`` unless all leaves are suspected.
+        The successor is a leaf below the lost node, and not one of the ``suspects`` unless all
+        leaves are suspected.
         """
         tree = self
         for node in sorted(gone, key=lambda n: -self.places[n]):  # from below: no successor is gone
@@ -167,7 +167,7 @@ class Topology:
         return tree
 
     def _remove(self, node: NodeId, suspects: Collection[NodeId]) -> Topology:
-        """Return the tree without a node; the last node below it takes its place."""
+        """Return the tree without a node; the last suitable leaf below takes its place."""
         below, freed = self.descendants(node), self.places[node]
         nodes, places = self.nodes.without(freed), self.places.without(node)
         if below:
@@ -184,7 +184,7 @@ class Topology:
         return replace(self, version=version, nodes=nodes, places=places, open_from=open_from)
 
     def _free_under(self, near: NodeId) -> int | None:
-        """Return a free place below a node; None if it has none."""
+        """Return a free place directly below ``near``; None if there is none."""
         if near not in self.places or self.depth(near) >= self.depth_max:
             return None
         return next((p for p in self._child_places(self.places[near]) if p not in self.nodes), None)

@@ -1,1 +1,1 @@
-"""The master's state machine: admission, the order of commits, placement and phases."""
+"""The master's state machine: it admits workers, numbers updates and ends the fit."""

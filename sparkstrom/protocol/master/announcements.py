@@ -1,4 +1,8 @@
-"""Repeated and broadcast messages of the master: closed ids, the fit's state, and welcomes."""
+"""Make the master's messages to nodes: notices of closed ids, the fit's state, and welcomes.
+
+An id is closed when its worker is silent, leaves or is replaced. A welcome gives a worker its id
+and its place in the tree.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +17,24 @@ from sparkstrom.protocol.master.phases import Phases
 from sparkstrom.protocol.master.sequencer import Sequencer
 
 SPACING_S = 0.5  # between repeats of a notice
-LEASES = 2  # notices are repeated for so many leases; a node that hears nothing for one asks
+LEASES = 2  # leases for which a notice is repeated; a node that hears nothing for one asks itself
 
 
 @dataclass(slots=True)
 class ClosedNotice:
-    """The repeated notice that one id is closed."""
+    """The notice that one id is closed, which is repeated for a while."""
 
     join: Join  # the newest one under the closed id: where its process listens
-    parent: NodeId | None  # which may still have it as a child; None: unknown
-    edge: EdgeNo  # by which the parent has it
+    parent: NodeId | None  # the parent that may still have it as a child; None: unknown
+    edge: EdgeNo  # between that parent and the node
     until_s: float  # the notice is repeated until then
     next_s: float  # when it is sent next
 
 
 class ClosedNotices:
-    """Notices of closed ids, repeated for a while because any of them may be lost.
+    """Notices of closed ids, repeated for a while because any of them may get lost.
 
-    They go to the process that had the id, and to the parent that may still have it as a child.
+    They go to the process that had the id, and to the parent that may still have the id as a child.
     """
 
     def __init__(self, lease_s: float, members: Members, sequencer: Sequencer) -> None:
@@ -38,12 +42,12 @@ class ClosedNotices:
         self.by_node: dict[NodeId, ClosedNotice] = {}
 
     def add(self, member: Member, parent: NodeId, now_s: float) -> None:
-        """Begin to notify a closed member and the parent under which it stood."""
+        """Begin to notify a closed member, and the parent that it had."""
         assert member.order is not None, f"node {member.node} has stood nowhere"
         self._record(member.node, member.join, parent, member.order.edge, now_s)
 
     def notify_closed(self, node: NodeId, now_s: float) -> None:
-        """Notify the owner of a closed id again, because messages from it still arrive.
+        """Notify the process of a closed id again, because messages from it still arrive.
 
         All earlier notices may have been lost. Do nothing if notices are still being sent, or if
         the process has joined under a newer id.
@@ -60,7 +64,7 @@ class ClosedNotices:
         self.by_node[node] = ClosedNotice(join, parent, edge, until_s, now_s)
 
     def drop(self, node: NodeId) -> None:
-        """Stop the notices about this id: its owner left on request and expects none."""
+        """Stop the notices about this id: its process left on request and expects none."""
         self.by_node.pop(node, None)
 
     def resend_due(self, now_s: float) -> list[Effect]:
@@ -72,7 +76,7 @@ class ClosedNotices:
         return effects
 
     def _send_notice(self, node: NodeId, notice: ClosedNotice, now_s: float) -> list[Effect]:
-        """Send a notice to the closed node and to its parent."""
+        """Send a notice to the closed id's process and to its former parent."""
         notice.next_s = now_s + SPACING_S
         if now_s > notice.until_s:
             del self.by_node[node]
@@ -81,7 +85,7 @@ class ClosedNotices:
         return [*disown, send_to_process(notice.join, self.make_message(node, notice.join))]
 
     def make_message(self, node: NodeId, join: Join) -> IdClosed:
-        """Return the message that informs the owner of a closed id, with what it may do next."""
+        """Return the message to a process that its id is closed, and whether it may return."""
         partition, failed = self._members.partitions[join.partition], self._members.failed.get(node)
         free = partition.owner is None and partition.last_owner == node and failed is None
         ending = Ending.LEASE_OVER if free else Ending.SUPERSEDED
@@ -99,9 +103,10 @@ BEATS_PER_LEASE = 8  # so that a few lost states do not look like a dead master
 
 
 class StateBroadcast:
-    """The state of the fit that is broadcast to every node.
+    """The state of the fit, which the master broadcasts to every node.
 
-    A change of its figures is announced at once; a regular beat shows that the master lives.
+    A change in the number or the pace of the training workers is announced at once; a regular beat
+    shows that the master lives.
     """
 
     def __init__(
@@ -122,12 +127,10 @@ class StateBroadcast:
         self.minibatches_expected = 0  # in the whole fit; an estimate until all rows are read
         self._is_all_read = False
         self.epochs = 0  # finished by every partition that has rows
-        self._beat = 0  # number of the last beat
+        self._beat = 0  # number of the newest beat
 
     def refresh(self) -> None:
-        """Recompute the figures, and announce at once if the training workers or their pace
-        changed.
-        """
+        """Recompute the values; announce the state at once if training workers or pace changed."""
         slowest, training = self._members.slowest_steps(), self._members.count_training()
         known = self.slowest, self.training
         self.slowest = self.slowest if slowest is None else slowest
@@ -175,7 +178,7 @@ STREAMS_PER_EDGE = 4  # control and data, by UDP and inside one media driver
 
 
 class WelcomeFactory:
-    """Makes welcomes, each with an edge number and stream ids that no edge had before."""
+    """Makes ``Welcome`` messages, each with an edge number and stream ids that were never used."""
 
     def __init__(
         self, chunks: int, members: Members, sequencer: Sequencer, broadcast: StateBroadcast
@@ -185,9 +188,7 @@ class WelcomeFactory:
         self._edges = EdgeNo(0)  # the newest edge's number
 
     def make(self, member: Member, parent: NodeId, host: str, port: int) -> Welcome:
-        """Return a welcome for ``member`` under ``parent``, which listens at ``host`` and
-        ``port``.
-        """
+        """Return the welcome that places ``member`` under ``parent``, at address ``host:port``."""
         self._edges = EdgeNo(self._edges + 1)
         stream = FIRST_STREAM + STREAMS_PER_EDGE * self._edges
         position = self._members.partition_of(member).position

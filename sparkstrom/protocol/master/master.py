@@ -1,4 +1,4 @@
-"""The master's state machine: it admits nodes, numbers updates and ends the fit."""
+"""The master's state machine: it admits workers, numbers their updates and ends the fit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from sparkstrom.protocol.common.events import Effect, Ending, IgnoredMessages, I
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.common.stages import PROBE
 from sparkstrom.protocol.master.announcements import ClosedNotices, StateBroadcast, WelcomeFactory
-from sparkstrom.protocol.master.commit_order import CommitOrder
 from sparkstrom.protocol.master.members import (
     CheckpointFiles,
     MasterLimits,
@@ -43,16 +42,18 @@ from sparkstrom.protocol.master.members import (
 from sparkstrom.protocol.master.membership import Admission, MembershipCloser
 from sparkstrom.protocol.master.optimizer_states import OptimizerCopies, OptimizerSources
 from sparkstrom.protocol.master.phases import Phases, VacantPartitions
-from sparkstrom.protocol.master.placement import Placement
 from sparkstrom.protocol.master.sequencer import Sequencer
+from sparkstrom.protocol.master.staleness import CommitOrder
 from sparkstrom.protocol.master.statuses import Statuses
+from sparkstrom.protocol.master.tree_placement import Placement
 
 
 class MasterParts:
-    """Constructs the parts of the master and connects them. No part uses one that is made later.
+    """Constructs the parts of the master and connects them.
 
-    ``chunks`` is the number of chunks in a snapshot, ``kept`` the residual files of the last fit,
-    and ``average`` combines models' buffers (None: the model has none).
+    No part uses one that is constructed later. ``chunks`` is the number of chunks in a snapshot,
+    ``kept`` are the residual files of the last fit, and ``average`` combines models' buffers (None:
+    the model has none).
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class MasterParts:
         self._make_dependent_parts()
 
     def _make_dependent_parts(self) -> None:
-        """Construct the parts that need several of the parts made before."""
+        """Construct the parts that need several of the parts constructed before."""
         self.closing = MembershipCloser(
             self.limits.lease_s,
             members=self.members,
@@ -143,23 +144,21 @@ class MasterParts:
         )
 
 
-SCAN_S_PER_NODE = 20e-6  # looking at everybody takes its time: not more often than this allows
-SCAN_ALWAYS_NODES = 64  # below that, it takes none
+SCAN_S_PER_NODE = 20e-6  # least time between two scans of all members, per member
+SCAN_ALWAYS_NODES = 64  # up to this many members, a scan is so short that each event causes one
 
 
 class Master(MasterParts):
-    """The root of the tree: the one authority on membership, commit order and phase.
+    """The root of the tree: the only authority on membership, commit order and phase.
 
-    It holds a replica, which the effect ``ApplyCommit`` changes, and does not train.
+    The master has a replica, which the effect ``ApplyCommit`` changes, but does not train.
     """
 
     aborted = False
     _scan_due_s = -math.inf  # at once
 
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
-        """Process one event and return the effects, after moving to the next phase if it is
-        time.
-        """
+        """Process one event and return the effects, after entering the next phase if it is due."""
         if self.aborted:
             return self._react_after_abort(event)
         effects = self._react(event, now_s)
@@ -205,13 +204,13 @@ class Master(MasterParts):
         return []
 
     def _on_direct(self, message: Message, now_s: float) -> list[Effect]:
-        """Process a message that a node sent directly, or one from a node without an edge here."""
+        """Process a direct message of a node, or a message of a node that has no edge here."""
         live = self.members.live
         if isinstance(message, Join):
             if self.members.id_of(message) in live and self.phases.phase is Phase.DONE:
                 return [send_to_process(message, self.broadcast.state)]
             return self.admission.on_join(message, now_s)
-        if isinstance(message, WorkerLog):  # whoever has the key may, a member or not
+        if isinstance(message, WorkerLog):  # any process with the key may send one, member or not
             return [ev.ShowWorkerLog(message)]
         node: NodeId | None = getattr(message, "node", None)
         member = None if node is None else live.get(node)
@@ -236,9 +235,9 @@ class Master(MasterParts):
         return []
 
     def _on_leave_notice(self, member: Member, leaving: LeaveNotice, now_s: float) -> list[Effect]:
-        """Close the id of a member that left on request, and confirm the notice.
+        """Close the id of a member that left on request, and confirm its notice.
 
-        The member repeats the notice until then, so its residual file cannot be forgotten.
+        The member repeats the notice until then, so that its residual file is not forgotten.
         """
         if member.releasing is None:
             self.ignored.count(leaving, IgnoreReason.EARLY)
@@ -249,17 +248,17 @@ class Master(MasterParts):
         return [*effects, send_to_process(member.join, end_notice(member, leaving.reason))]
 
     def _on_training_failure(self, member: Member, failed: TrainingFailure) -> list[Effect]:
-        """Abort the fit for a worker's failure, unless the fit is done already."""
+        """Abort the fit because a worker failed, unless the fit is done already."""
         if self.phases.phase is Phase.DONE:
             return [self._make_failure_notice(member)]
         where = (member.join.host, member.join.partition)
         return [ev.Abort(failed.reason, failed.trace, *where, phase=failed.phase)]
 
     def _react_after_abort(self, event: ev.Event) -> list[Effect]:
-        """Notify every node that still sends messages that the fit has failed.
+        """Tell every node that still sends messages that the fit has failed; do nothing else.
 
-        Nothing else is processed. Spark does not end the tasks of a stage that it is about to
-        repeat, so the tasks must end themselves.
+        Spark does not end the tasks of a stage that it is about to repeat, so they must end
+        themselves.
         """
         live = self.members.live
         match event:
@@ -319,7 +318,7 @@ class Master(MasterParts):
         return []
 
     def _on_tick(self, now_s: float) -> list[Effect]:
-        """Run all periodic work: leases, orders, notices, children, phases."""
+        """Run all periodic work: leases, places, notices, children, vacant partitions."""
         children, placement = self.children, self.placement
         done = self.phases.phase is Phase.DONE
         effects = [] if done else self.closing.tick(now_s)
@@ -337,11 +336,12 @@ class Master(MasterParts):
         return effects + self.statuses.report_slow_links(found)
 
     def _move_phase(self, now_s: float) -> list[Effect]:
-        """Enter the next phase if it is due, and close nodes that are overdue in this one."""
+        """Enter the next phase if it is due; close the ids of nodes that hold up this phase."""
         before, last = self.phases.phase, self.limits.last_copies
         effects = self.phases.enter_next_if_due(now_s)
         if self.phases.phase is not before:
-            self.broadcast.refresh()  # who only measures hears of the last epoch by the audit
+            # Workers that only evaluate learn with the audit that the last epoch is over.
+            self.broadcast.refresh()
         if last is not None and self.phases.phase is Phase.DRAINING is not before:
             self.copies.begin_last(last, now_s)
         for node, reason in self.phases.overdue_nodes(now_s):
@@ -350,7 +350,7 @@ class Master(MasterParts):
 
 
 def end_notice(member: Member, reason: str) -> IdClosed:
-    """Return the message that confirms to a failed or leaving node that it may end."""
+    """Return the message that confirms a failed or leaving node's message, so that it may end."""
     join, node = member.join, member.node
     return IdClosed(
         token=join.token, count=join.count, node=node, seq=Seq(0), reason=reason, free=False

@@ -1,4 +1,8 @@
-"""The master's records of partitions, residual checkpoints and members, and its limits."""
+"""Records that the master keeps: partitions, residual checkpoints and members, and its limits.
+
+A residual checkpoint is a file with changes that a worker learned and did not send; a worker of the
+next fit takes them over. A position (epoch, batch) says how far a partition is trained.
+"""
 
 from __future__ import annotations
 
@@ -30,44 +34,44 @@ from sparkstrom.protocol.common.topology import FLAT
 
 @dataclass(frozen=True, slots=True)
 class MasterLimits:
-    """Limits of the master: seconds of its clock, counted from the last progress, and bytes."""
+    """Limits of the master: times in seconds, mostly since the last progress; sizes in bytes."""
 
     lease_s: float = 10.0  # a member that is silent for so long is suspected, then closed
-    start_s: float = 60.0  # from the first join until training begins with those who came
+    start_s: float = 60.0  # from the first join until training begins with the workers present
     workers_min: int = 1  # a fit does not begin with fewer
-    attach_s: float = 120.0  # from the order of a place until its parent confirms it
+    attach_s: float = 120.0  # from sending a member its place until the parent confirms it
     rejoin_s: float = 300.0  # how long a partition may be without a worker, while nobody trains
-    release_s: float = 10.0  # how long one waits before a finished worker gives up its slot
+    release_s: float = 10.0  # how long a partition waits before a finished worker gives up its slot
     end_s: float = 60.0  # draining or auditing without progress
-    log_bytes: int = 64 << 20  # bound of the log for children
+    log_bytes: int = 64 << 20  # limit on the log from which children are served
     flow_limits: FlowLimits = DEFAULT_FLOW_LIMITS
     fan_out: int = FLAT[0]  # children per node
     depth: int = FLAT[1]  # levels below the master
-    # Optimizer copies to make before the fit is done, for the last checkpoint; None: none.
+    # Optimizer states to copy before the fit is done, for the last checkpoint; None: none.
     last_copies: OptimizerCopyRequest | None = None
 
 
 @dataclass(slots=True)
 class Partition:
-    """One partition of the data: its owner, and how much of it all its owners have trained.
+    """One partition of the data: its owner, and how much of it has been trained so far.
 
     A minibatch counts as trained when a position at or after it is committed. A position that came
     with an update counts with the update's commit. A position from a status counts once the update
-    that it names is committed; it is dropped if its node's id closes first.
+    that the status names is committed; the position is dropped if the node's id closes first.
     """
 
     index: int
     epochs: int  # to train in this fit
-    rows: int = -1  # unknown until the first attempt has read it
+    rows: int = -1  # -1: unknown until the first attempt has read the partition
     checksum: int = 0  # of the rows' content, as the first attempt read it
     batches: int = 0  # minibatches per epoch
     position: Position = field(default_factory=lambda: Position(0, 0))  # committed; only grows
-    start: Position = Position(0, 0)  # where this fit began with it
+    start: Position = Position(0, 0)  # where this fit began in this partition
     attempt: int = -1  # Spark's taskAttemptId of the newest owner; only grows
     is_resumed: bool = False  # rows, checksum and batches come from a checkpoint
     owner: NodeId | None = None  # the live node that trains it
     last_owner: NodeId | None = None  # the present owner, or the one before
-    unowned_s: float = 0.0  # since when it has had no owner
+    unowned_s: float = 0.0  # time since which it has had no owner
 
     def resume_from(self, start: PartitionStart) -> None:
         """Continue an earlier fit from ``start``, expecting the same rows."""
@@ -76,7 +80,7 @@ class Partition:
         self.is_resumed = True
 
     def as_start(self) -> PartitionStart:
-        """Return the position at which a later fit continues with this partition."""
+        """Return where a later fit continues in this partition."""
         return PartitionStart(self.position, self.rows, self.checksum, self.batches)
 
     @property
@@ -86,14 +90,12 @@ class Partition:
 
     @property
     def trained(self) -> bool:
-        """Return whether every minibatch of every epoch is committed. An empty partition
-        has none.
-        """
+        """Return whether every minibatch of every epoch is committed; True if there are no rows."""
         return self.rows == 0 or (self.rows > 0 and self.position >= self.end)
 
     @property
     def minibatches(self) -> int:
-        """Return the number of committed minibatches, those of earlier fits included."""
+        """Return the number of committed minibatches, including those of earlier fits."""
         return self.position.epoch * self.batches + self.position.batch
 
     @property
@@ -102,9 +104,7 @@ class Partition:
         return self.start.epoch * self.batches + self.start.batch
 
     def advance(self, position: Position) -> int:
-        """Move to ``position`` unless it is older, and return the number of minibatches that this
-        adds.
-        """
+        """Move to ``position`` unless it is older; return the number of minibatches added."""
         before = self.minibatches
         self.position = max(self.position, position)
         return self.minibatches - before
@@ -112,8 +112,8 @@ class Partition:
     def record_or_compare_rows(self, rows: int, checksum: int, batches: int) -> bool:
         """Return whether an attempt read the same data as the first attempt, or as the checkpoint.
 
-        The first call of a new fit records the figures. Once they match, they no longer count as a
-        checkpoint's (``is_resumed``).
+        The first call of a new fit records the values. Once an attempt matches, the values no
+        longer count as a checkpoint's (``is_resumed``).
         """
         if self.rows < 0:
             self.rows, self.checksum, self.batches = rows, checksum, batches
@@ -123,7 +123,7 @@ class Partition:
 
 
 class Partitions(tuple[Partition, ...]):
-    """All partitions of a fit, by index. A tuple, because it is scanned after every event."""
+    """All partitions of a fit, by index. A tuple, because it is often scanned."""
 
     __slots__ = ()
 
@@ -146,7 +146,7 @@ class Partitions(tuple[Partition, ...]):
 
     @property
     def epochs_finished(self) -> int:
-        """Return the number of epochs that every partition has finished, empty ones not counted."""
+        """Return the number of epochs that every non-empty partition has finished."""
         return min((partition.position.epoch for partition in self if partition.rows), default=0)
 
     @property
@@ -171,14 +171,15 @@ class Partitions(tuple[Partition, ...]):
         return expected, len(read) == len(self)
 
 
-CheckpointFiles = dict[str, dict[str, float]]  # executor -> file -> mass (parameter units)
+# Executor -> file -> mass: the sum of absolute residuals in the file.
+CheckpointFiles = dict[str, dict[str, float]]
 
 
 class ResidualCheckpoints:
-    """Residual files of the last fit and their new owners, and files that this fit produced.
+    """Residual files: those of the last fit, with their new owners, and those of this fit.
 
-    Each file is granted once, to one process that joins on its executor. A file whose owner died,
-    or that was never granted, counts as lost mass.
+    Each file of the last fit is granted once, to one process that joins on its executor. A file
+    whose owner died, or that was never granted, counts as lost mass.
     """
 
     def __init__(self, kept: CheckpointFiles) -> None:
@@ -197,9 +198,7 @@ class ResidualCheckpoints:
             self.granted_files += 1
 
     def record(self, executor: str, node: NodeId, kept: ResidualCheckpoint | None) -> None:
-        """Record a file that a worker left for the next fit; it contains what the worker was
-        granted.
-        """
+        """Record a file that a worker left for the next fit; it includes what was granted to it."""
         if kept is not None:
             self.files.setdefault(executor, {})[kept.path] = kept.mass
             self.mark_used(node)
@@ -210,15 +209,15 @@ class ResidualCheckpoints:
             self._granted[node] = self._granted.pop(former)
 
     def grants_of(self, node: NodeId) -> tuple[str, ...]:
-        """Return the paths granted to this node."""
+        """Return the paths of the files granted to this node."""
         return tuple(self._granted.get(node, ()))
 
     def mark_used(self, node: NodeId) -> None:
-        """Mark this node's grants as used: a saved or final state contains them."""
+        """Mark this node's granted files as used: a saved or final state contains them."""
         self._granted.pop(node, None)
 
     def finish_with_live(self, live: Iterable[NodeId]) -> None:
-        """Mark the grants of live nodes as used at the end of the fit; count all others as lost."""
+        """At the end of the fit, count the grants of live nodes as used and all others as lost."""
         for node in live:
             self.mark_used(node)
         self.count_lost()
@@ -242,10 +241,10 @@ class Member:
     # Its place in the tree, which only ``Placement`` changes.
     stage: MemberStage = WAITING
     placed: bool = False  # ``stage`` is one of IN_PLACE: its parent has confirmed the edge
-    order: Welcome | None = None  # the newest, with the edge to open; None while WAITING
+    order: Welcome | None = None  # the newest one, with the edge to open; None while WAITING
     order_s: float = -1.0  # when the order was last sent
 
-    # What it has reported, in statuses and with updates.
+    # What the member has reported, in statuses and with updates.
     age: tuple[EdgeNo, int] = (EdgeNo(0), 0)  # ``Status.age`` of the newest status
     pending: tuple[Seq, Position] | None = None  # the position counts once the seq is committed
     steps: int = 0  # only grows
@@ -256,7 +255,7 @@ class Member:
     whole: bool = False  # it has a replica for children; not while it fetches a snapshot
     lag: int = 0  # commits behind its parent, as last reported to people
 
-    releasing: str | None = None  # why it is to give up its slot; None: it is not
+    releasing: str | None = None  # why it must give up its task slot; None: it need not
 
     def advance_stage(self, trigger: Trigger) -> None:
         """Move the member's place to the stage that follows from ``trigger``."""
@@ -267,11 +266,11 @@ class Member:
         )
 
     def send(self, message: Message) -> SendToProcess:
-        """Return the effect that sends a message to this process, for its present id only."""
+        """Return the effect that sends a message to this process, but only under its present id."""
         return SendToProcess(self.join.address, self.join.token, message, self.node)
 
     def set_activity(self, activity: Activity) -> None:
-        """Record a reported activity; ignore one that was overtaken by a newer report."""
+        """Record a reported activity; ignore a report that a newer one has overtaken."""
         if activity is not Activity.CATCHING_UP and self.activity is not Activity.FINISHED:
             self.activity = activity
 
@@ -282,9 +281,7 @@ class Member:
 
 
 def send_to_process(join: Join, message: Message) -> SendToProcess:
-    """Return the effect that sends a message to the process that sent ``join``, with or without an
-    id.
-    """
+    """Return the effect that sends a message to the process that sent ``join``, whatever its id."""
     return SendToProcess(join.address, join.token, message)
 
 
@@ -295,13 +292,13 @@ class Departure:
     node: NodeId
     partition: int
     host: str
-    reason: str  # for people
+    reason: str  # human-readable
     at_s: float  # on the driver's clock
-    ending: Ending = Ending.OTHER  # what code asks for; people read ``reason``
+    ending: Ending = Ending.OTHER  # the reason as an enum member, for code
 
 
 class Members:
-    """All live members by id, and the record of every answered join."""
+    """All live members by id, and a record of every join that was answered."""
 
     def __init__(self, partitions: Partitions, checkpoints: ResidualCheckpoints) -> None:
         self.partitions, self.checkpoints = partitions, checkpoints
@@ -317,9 +314,7 @@ class Members:
         self._former: dict[int, list[NodeId]] = {}  # token -> its ids
 
     def id_of(self, join: Join) -> NodeId | None:
-        """Return the id that this join, by its token and count, was answered with; None if it was
-        not.
-        """
+        """Return the id with which this join (token and count) was answered; None if it was not."""
         return self._ids.get((join.token, join.count))
 
     def former_ids(self, token: int) -> list[NodeId]:
@@ -327,7 +322,7 @@ class Members:
         return self._former.get(token, [])
 
     def has_newer_join(self, join: Join) -> bool:
-        """Return whether the process has been admitted with a higher count since."""
+        """Return whether the process has since been admitted with a higher count."""
         return self._counts.get(join.token, 0) > join.count
 
     def partition_of(self, member: Member) -> Partition:
@@ -335,9 +330,7 @@ class Members:
         return self.partitions[member.join.partition]
 
     def add(self, join: Join) -> Member:
-        """Admit a process under a new id, as the owner of its partition, and grant it residual
-        files.
-        """
+        """Admit a process under a new id as its partition's owner, and grant it a residual file."""
         node, former = self.next_id, self.former_ids(join.token)
         partition = self.partitions[join.partition]
         assert node not in self.executors, f"node {node} again: nonces begin with a node's id"
@@ -358,7 +351,7 @@ class Members:
         return member
 
     def remove(self, member: Member, reason: str, now_s: float, *, released: bool) -> Partition:
-        """End a membership: record the departure, free the partition and return it."""
+        """End a membership: record the departure, free the partition and return the partition."""
         node, partition = member.node, self.partition_of(member)
         assert self.live[node] is member, f"node {node} is no member"
         del self.live[node]
@@ -378,7 +371,7 @@ class Members:
         return {node: join.host for node, join in (self.closed_joins | living).items()}
 
     def slowest_steps(self) -> int | None:
-        """Return the steps of the slowest worker that is training; None if none is."""
+        """Return the number of steps of the slowest worker that is training; None if none is."""
         return min((m.steps for m in self.live.values() if m.is_training), default=None)
 
     def count_training(self) -> int:

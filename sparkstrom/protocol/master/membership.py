@@ -1,8 +1,8 @@
-"""Admission of workers as members, and the end of memberships.
+"""Admit workers as members, and end memberships.
 
 ``Admission`` answers a worker's join with a place in the tree or a refusal. ``MembershipCloser``
-ends the membership of a worker that is silent, leaves, was replaced or delays the others. Its
-partition becomes free for a successor, which continues after the last update that counts.
+ends the membership of a worker that is silent, leaves, was replaced or holds up the others. The
+worker's partition becomes free for a successor, which continues after the last update that counts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import Leases
 from sparkstrom.protocol.common.events import Effect, Ending, IgnoredMessages, IgnoreReason
 from sparkstrom.protocol.master.announcements import ClosedNotices
-from sparkstrom.protocol.master.commit_order import CommitOrder
 from sparkstrom.protocol.master.members import Member, Members, Partition, send_to_process
 from sparkstrom.protocol.master.phases import Phases
-from sparkstrom.protocol.master.placement import Placement
+from sparkstrom.protocol.master.staleness import CommitOrder
+from sparkstrom.protocol.master.tree_placement import Placement
 
 
 class MembershipCloser:
-    """Ends memberships of members that are silent, leave, are superseded or delay the others.
+    """Ends the memberships of workers that are silent, leave, are superseded or hold up others.
 
     The last committed seq and the partition's position are read together, so the successor starts
     exactly after the last update that counts.
@@ -51,12 +51,12 @@ class MembershipCloser:
     def close_all(
         self, reasons: Mapping[NodeId, str], now_s: float, *, released: bool = False
     ) -> list[Effect]:
-        """End these memberships and move the children that they had.
+        """End these memberships, and schedule new edges for the children that the members had.
 
         Args:
-            reasons: why each member leaves, for people.
+            reasons: why each member leaves, as human-readable text.
             now_s: time.
-            released: True if they leave on request, with their grants contained in what they saved.
+            released: True if they leave on request; what they saved contains their granted files.
         """
         effects: list[Effect] = []
         before = self._placement.tree
@@ -85,7 +85,7 @@ class MembershipCloser:
         return self._notices.make_message(node, join)
 
     def tick(self, now_s: float) -> list[Effect]:
-        """End memberships whose lease expired, or that never attached to their parent."""
+        """End memberships whose lease expired, or that were not attached to a parent in time."""
         silent = {
             node: f"silent for {silent_s:.1f} s (lease {self._lease_s:g} s)"
             for node, silent_s in self._leases.expire(now_s)
@@ -103,9 +103,9 @@ class Admission:
     """Answers join messages.
 
     A repeated join (same process and count) gets the same answer. A higher Spark taskAttemptId
-    takes a partition over from a lower one. A process whose lease expired returns under a new id
-    unless another process has owned its partition since. ``version`` is that of sparkstrom at the
-    controller.
+    takes a partition over from a lower one. A process whose lease expired returns under a new id,
+    unless another process has owned its partition since. ``version`` is the controller's version of
+    sparkstrom.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Admission:
         self._ignored = ignored
 
     def on_join(self, join: Join, now_s: float) -> list[Effect]:
-        """Answer a join: admit, answer again, refuse, or report a closed id."""
+        """Answer a join: admit, repeat the last answer, refuse, or report that the id is closed."""
         if join.version != self._version:
             reason = DIFFERENT_VERSIONS.format(self._version, join.version, join.host)
             return [ev.Abort(reason, "", join.host, join.partition, ev.Failure.SETUP)]
@@ -142,7 +142,7 @@ class Admission:
         return self._admit(join, now_s)
 
     def _on_join_again(self, member: Member, join: Join, now_s: float) -> list[Effect]:
-        """Answer a live member: repeat its welcome, or give it another edge for a newer request."""
+        """Answer a live member's join: repeat its welcome, or give it a new edge on request."""
         self._placement.renew_lease(member, now_s)
         if join.request < member.join.request:
             self._ignored.count(join, IgnoreReason.LATE)
@@ -155,7 +155,7 @@ class Admission:
         return [send_to_process(join, member.order)]
 
     def _refuse_if_unfit(self, join: Join) -> JoinRefusal | None:
-        """Return the refusal for a process that cannot join; None if it can."""
+        """Return the refusal for a process that must not join; None if it may."""
         if join.partition >= len(self._members.partitions):
             return _make_refusal(join, f"there is no partition {join.partition}", fatal=True)
         partition = self._members.partitions[join.partition]
@@ -169,9 +169,7 @@ class Admission:
         return None
 
     def _admit(self, join: Join, now_s: float) -> list[Effect]:
-        """Add the member, after closing the partition's older owner; abort the fit if its rows
-        differ.
-        """
+        """Add the member and close the partition's older owner; abort the fit if rows differ."""
         partition = self._members.partitions[join.partition]
         if not partition.record_or_compare_rows(join.rows, join.checksum, join.batches):
             reason = different_rows(partition, join.rows, join.batches, join.checksum)
@@ -191,7 +189,7 @@ class Admission:
 
 
 def _make_refusal(join: Join, reason: str, *, fatal: bool) -> JoinRefusal:
-    """Return the refusal that answers this join, with a reason for people."""
+    """Return the refusal that answers this join, with a human-readable reason."""
     return JoinRefusal(token=join.token, count=join.count, reason=reason, fatal=fatal)
 
 

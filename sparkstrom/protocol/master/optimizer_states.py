@@ -1,4 +1,4 @@
-"""Copies of workers' optimizer states: for workers that join late, and for checkpoints."""
+"""Copy workers' optimizer states, for workers that join late and for checkpoints."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from sparkstrom.protocol.master.members import Member, Members
 
 
 class OptimizerSources:
-    """Chooses a worker whose optimizer state a newcomer copies, and forwards the requests to it."""
+    """Chooses the worker from which a newcomer copies optimizer state; forwards the requests."""
 
     def __init__(self, members: Members, ignored: IgnoredMessages) -> None:
         self._members, self._ignored = members, ignored
-        self._chosen: dict[NodeId, NodeId] = {}  # asker -> its source
+        self._chosen: dict[NodeId, NodeId] = {}  # newcomer -> the worker that it copies from
 
     def on_request(self, ask: OptimizerRequest) -> list[Effect]:
-        """Forward a request to the asker's source, which stays the same while it lives.
+        """Forward a request to the asker's source, the worker that it copies from.
 
-        Chunks from two sources do not form one copy. Ignore the request if no source exists.
+        The source stays the same while it lives, because chunks from two sources do not form one
+        copy. Ignore the request if no worker can serve it.
         """
         live = self._members.live
         source = live.get(self._chosen[ask.asker]) if ask.asker in self._chosen else None
@@ -39,17 +40,15 @@ class OptimizerSources:
         return [source.send(ask)]
 
     def candidates(self, asker: NodeId) -> list[Member]:
-        """Return the members that can serve their state to ``asker``, those with most steps
-        first.
-        """
+        """Return the members that can send their state to ``asker``, most steps first."""
         others = (m for m in self._members.live.values() if m.is_source and m.node != asker)
         return sorted(others, key=lambda member: (-member.steps, member.node))
 
 
 class OptimizerCopies:
-    """Copies of workers' optimizer states for a checkpoint, fetched while training continues.
+    """Copies workers' optimizer states for a checkpoint, while training continues.
 
-    One copy is fetched at a time, because the controller's link carries the commits, too.
+    One state is fetched at a time, because the controller's link carries the commits, too.
     ``patience_s`` limits the time without progress. A copy's content identifies its partition.
     """
 
@@ -62,12 +61,12 @@ class OptimizerCopies:
     ) -> None:
         self._patience_s, self._members = patience_s, members
         self._sources, self._ignored = sources, ignored
-        self.fetch: OptimizerFetch | None = None  # the copy on its way
+        self.fetch: OptimizerFetch | None = None  # the copy that is being fetched
         self.copied: tuple[bytes, ...] = ()  # complete copies of the present request
         self._source: NodeId | None = None  # the present source; None: ``OptimizerSources`` chooses
         self._everybody = False  # the request is for a copy from each candidate
         self._asked: set[NodeId] = set()  # sources that have had their turn
-        self._numbers: set[int] = set()  # of finished copies: their chunks come too late
+        self._numbers: set[int] = set()  # numbers of finished copies, whose chunks come too late
         # The last request, while it cannot begin: no worker can send one, or one is on its way.
         self._last: OptimizerCopyRequest | None = None
         self._has_last = False  # the last copies were begun
@@ -75,7 +74,7 @@ class OptimizerCopies:
     def begin(self, wish: OptimizerCopyRequest, now_s: float) -> list[Effect]:
         """Begin to copy optimizer states; do nothing while copies are under way.
 
-        If the copies of the fit's end exist already, return those.
+        If the copies for the end of the fit exist already, return those.
         """
         if self.fetch is None and self._has_last:
             return [ev.OptimizerCopied(self.copied)]
@@ -95,9 +94,9 @@ class OptimizerCopies:
         self._begin_last_if_possible(now_s)
 
     def _begin_last_if_possible(self, now_s: float) -> None:
-        """Begin the requested copies for the last checkpoint if that is possible.
+        """Begin the requested copies for the last checkpoint, if that is possible now.
 
-        A worker must be able to send one, and no other copy may be under way.
+        A worker must be able to send its state, and no other copy may be under way.
         """
         wish = self._last
         if wish is not None and self.fetch is None and self._sources.candidates(MASTER):
@@ -106,12 +105,12 @@ class OptimizerCopies:
 
     @property
     def is_pending(self) -> bool:
-        """Return whether a copy is on its way or still to come, and some worker can send it."""
+        """Return whether a copy is under way or still to come, and some worker can send it."""
         wanted = self.fetch is not None or self._last is not None
         return wanted and bool(self._sources.candidates(MASTER))
 
     def _next_source(self) -> NodeId | None:
-        """Return the worker to copy from next; None once every candidate was tried."""
+        """Return the worker to copy from next; None once all candidates have had their turn."""
         able = (member.node for member in self._sources.candidates(MASTER))
         return next((node for node in able if node not in self._asked), None)
 
@@ -121,14 +120,12 @@ class OptimizerCopies:
         self.fetch = OptimizerFetch(self._patience_s, now_s + self._patience_s)
 
     def on_data_arriving(self, now_s: float) -> None:
-        """Restart the timeout, because part of a message arrived, perhaps of a chunk on a slow
-        link.
-        """
+        """Restart the timeout, because part of a message, perhaps of a chunk, has arrived."""
         if self.fetch is not None:
             self.fetch.moved_s = now_s
 
     def on_chunk(self, chunk: OptimizerChunk, now_s: float) -> list[Effect]:
-        """Take a chunk and request the next ones."""
+        """Store a chunk and request the next ones."""
         if self.fetch is None or chunk.copy in self._numbers:
             self._ignored.count(chunk, IgnoreReason.LATE)
             return []
@@ -151,9 +148,7 @@ class OptimizerCopies:
         return self._source is not None and self._source not in self._members.live
 
     def _finish_fetch(self, fetch: OptimizerFetch, now_s: float) -> list[Effect]:
-        """Finish the present copy, complete or not, and begin the next one or report all of
-        them.
-        """
+        """Finish the present copy, complete or not; begin the next one, or report all copies."""
         self.fetch = None
         if fetch.whole is not None:
             self.copied += (fetch.whole,)

@@ -1,9 +1,9 @@
-"""The phases of a fit, and partitions without a worker.
+"""Move a fit through its phases, and watch for partitions without a worker.
 
-Gather: wait for workers. Run: train. Drain: workers publish what is left, as soon as every
-partition is trained or on a stop. Audit: every live replica is hashed at the final commit and
-compared. Done. The final commit is the number of the last update; it is fixed when every worker's
-last update has a number, and no update gets one after that.
+Gather: wait for workers. Run: train. Drain: workers publish what is left, once every partition is
+trained or a stop was requested. Audit: every live replica is hashed at the final commit, and the
+hashes are compared. Done. The final commit is the number of the last update; it is fixed when every
+worker's last update has a number, and no update gets one after that.
 """
 
 from __future__ import annotations
@@ -48,19 +48,17 @@ class Phases:
         self.began_s: dict[Phase, float] = {}  # when each phase was entered
 
     def on_join(self, now_s: float) -> None:
-        """Note that a worker has joined; the first one starts the wait for the others."""
+        """Note that a worker has joined; the first join starts the wait for the other workers."""
         if self.first_join_s is None:
             self.first_join_s = now_s
 
     def note_progress(self, now_s: float) -> None:
-        """Restart the deadline for the end of the fit: something was committed, received or
-        hashed.
-        """
+        """Restart the deadline for ending the fit: data were committed, received or hashed."""
         assert now_s >= self.progress_s, "time does not go back"
         self.progress_s = now_s
 
     def request_stop(self, reason: str) -> None:
-        """Request draining as soon as possible; the first reason stays."""
+        """Request that draining begins as soon as possible; the first reason is kept."""
         self.stop_reason = self.stop_reason or reason
 
     def set_own_digest(self, digest: str) -> None:
@@ -68,7 +66,7 @@ class Phases:
         self.own_digest = digest
 
     def enter_next_if_due(self, now_s: float) -> list[ev.Effect]:
-        """Enter the next phase if its conditions hold; at most one per call."""
+        """Enter the next phase if its conditions hold; at most one phase per call."""
         members, sequencer, partitions = self._members, self._sequencer, self._members.partitions
         match self.phase:
             case Phase.GATHERING:
@@ -94,9 +92,7 @@ class Phases:
         return []
 
     def overdue_nodes(self, now_s: float) -> list[tuple[NodeId, str]]:
-        """Return the nodes that hold up draining or the audit past the deadline, each with a
-        reason.
-        """
+        """Return the nodes that hold up draining or the audit for too long, each with a reason."""
         if self.phase not in (Phase.DRAINING, Phase.AUDIT):
             return []
         if now_s - self.progress_s <= self._end_s:
@@ -113,9 +109,7 @@ class Phases:
         return member.final is None or self._sequencer.last[member.node] < member.final
 
     def _begin_run_if_ready(self, now_s: float) -> list[ev.Effect]:
-        """Begin training when every partition has a ready worker, or when the wait for the rest is
-        over.
-        """
+        """Begin training once every partition has a ready worker, or the wait for them is over."""
         members, partitions = self._members, self._members.partitions
         nothing_left = any(p.rows > 0 for p in partitions) and all(p.trained for p in partitions)
         if self.stop_reason is not None or nothing_left:
@@ -165,7 +159,7 @@ RELEASE_SPACING_S = 0.25  # between repeats of a request, which may be lost
 
 
 class VacantPartitions:
-    """Partitions without a worker, and the task slots that finished workers give up for them."""
+    """Watches partitions without a worker, and makes finished workers free task slots for them."""
 
     def __init__(
         self, limits: MasterLimits, members: Members, phases: Phases, now_s: float
@@ -177,8 +171,7 @@ class VacantPartitions:
         self._busy_s = now_s  # when some owned partition last had rows to train
 
     def check(self, now_s: float) -> list[Effect]:
-        """Abort when a partition has been without a worker for too long; before that, free a task
-        slot.
+        """Abort if a partition has lacked a worker for too long; before that, free a task slot.
 
         The deadline does not run while other workers train, since they free their slots when they
         finish.
@@ -197,18 +190,18 @@ class VacantPartitions:
             text = shortage.value.format(at, waited_s)
             return [ev.Abort(text, partition=at, kind=ev.Failure.SETUP, lack=shortage)]
         if min(waited_s, now_s - self._released_s) > self._patience_s:
-            self._request_one_slot(longest.index, now_s)
+            self._ask_finished_worker_to_leave(longest.index, now_s)
         return []
 
-    def _request_one_slot(self, waiting: int, now_s: float) -> None:
-        """Request one finished worker to give up its task slot.
+    def _ask_finished_worker_to_leave(self, waiting: int, now_s: float) -> None:
+        """Choose one finished worker to give up its task slot.
 
-        Spark takes a while to use a free slot, so the next worker is asked only if that did not
+        Spark takes a while to use a free slot, so the next worker is chosen only if that did not
         help.
         """
         for member in self._members.live.values():
             if not member.placed or member.releasing is not None:
-                continue  # it may not know its id yet, and what it was granted
+                continue  # it may not know its id and its granted files yet
             if self._members.partition_of(member).trained:
                 self._released_s = now_s
                 member.releasing = f"partition {waiting} needs a task slot"

@@ -1,4 +1,8 @@
-"""Assigns commit numbers: each origin's updates once, in the origin's own order."""
+"""Assign commit numbers to updates: each update once, and each origin's updates in order.
+
+The origin of an update is the worker that made it; a seq is the origin's own number for the update.
+A commit is an update with the master's number.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,8 @@ class Sequencer:
         self.last: dict[NodeId, Seq] = {}  # open id -> its newest committed seq
         self.closed: dict[NodeId, Seq] = {}  # closed id -> the last seq that counts
         self.frozen = False  # True from the audit on: nothing is numbered
-        self.staleness: Counter[int] = Counter()  # commits of others unseen by an update -> updates
-        # Open id -> its commits that it may not have seen.
+        self.staleness: Counter[int] = Counter()  # commits that an update missed -> updates
+        # Open id -> its own commits that it may not have seen.
         self._own: dict[NodeId, deque[CommitNo]] = {}
 
     @property
@@ -38,7 +42,7 @@ class Sequencer:
         self._own[node] = deque()
 
     def close(self, node: NodeId) -> Seq:
-        """Number no further update of this id; return its last seq."""
+        """Stop numbering updates of this id; return its last seq."""
         self.closed[node] = self.last.pop(node)
         del self._own[node]
         return self.closed[node]
@@ -76,8 +80,9 @@ class Sequencer:
         return committed
 
     def _count_unseen(self, update: Update) -> int:
-        """Return how many commits of others the origin had not seen; its own it has always
-        applied.
+        """Return how many commits of other origins the update's origin had not seen.
+
+        Its own commits do not count, because it applied them when it made them.
         """
         own = self._own[update.origin]
         while own and own[0] <= update.seen:

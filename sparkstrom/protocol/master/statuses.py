@@ -1,6 +1,6 @@
 """Update the master's records with the statuses that nodes report.
 
-A status contains a node's progress, activity, counters and, at the end, its audit.
+A status contains a node's progress, activity, counters and, at the end, its audit (replica hash).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, IgnoredMessages, IgnoreReason
 from sparkstrom.protocol.common.flow_control import describe_slow_link
 from sparkstrom.protocol.master.announcements import ClosedNotices
-from sparkstrom.protocol.master.commit_order import CommitOrder
 from sparkstrom.protocol.master.members import Member, Members
 from sparkstrom.protocol.master.phases import Phases
-from sparkstrom.protocol.master.placement import Placement
+from sparkstrom.protocol.master.staleness import CommitOrder
+from sparkstrom.protocol.master.tree_placement import Placement
 
-LAG_LEAST = 32  # commits; less is a pause that passes
+LAG_LEAST = 32  # commits; a smaller lag is only a short pause
 
 
 class Statuses:
-    """Applies statuses to members, and remembers which slow links were reported to people."""
+    """Applies statuses to members, and remembers which slow links the user was told about."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class Statuses:
     ) -> None:
         self._members, self._phases, self._order = members, phases, order
         self._placement, self._notices, self._ignored = placement, notices, ignored
-        self.slow: dict[NodeId, str] = {}  # node with a slow uplink -> reported text
+        self.slow: dict[NodeId, str] = {}  # node whose link to its parent is slow -> reported text
 
     def on_status(self, status: Status, now_s: float) -> list[Effect]:
-        """Apply a node's status if it is newer, which also confirms the edge in it."""
+        """Apply a node's status if it is newer than the last; confirm the edge named in it."""
         member = self._members.live.get(status.node)
         if member is None:
             self._notices.notify_closed(status.node, now_s)
@@ -64,7 +64,7 @@ class Statuses:
         return effects
 
     def _record_audit(self, member: Member, status: Status, now_s: float) -> None:
-        """Record a member's audit and its residual checkpoint."""
+        """Record the replica hash in a member's status, and the residual file that it left."""
         assert status.audit is not None
         if member.audit is None:
             self._phases.note_progress(now_s)
@@ -73,7 +73,7 @@ class Statuses:
         member.audit = status.audit
 
     def _report_counters(self, member: Member, status: Status) -> list[Effect]:
-        """Report a member's counters, and a slow link among them."""
+        """Report a member's counters, and a slow link if the counters contain one."""
         assert status.stats is not None
         counters = from_wire(status.stats)
         if counters.unknown:
@@ -85,7 +85,7 @@ class Statuses:
 
     @property
     def slow_links(self) -> tuple[str, ...]:
-        """Return the texts about all slow links reported so far."""
+        """Return the descriptions of all slow links reported so far."""
         return tuple(self.slow.values())
 
     def report_slow_links(self, found: Iterable[SlowLink]) -> list[Effect]:

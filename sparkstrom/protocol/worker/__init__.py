@@ -1,1 +1,1 @@
-"""A worker's state machine: it joins, fetches a replica, publishes, relays and leaves."""
+"""A worker's state machine: it joins, fetches a replica, publishes updates, relays and leaves."""

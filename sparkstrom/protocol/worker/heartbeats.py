@@ -1,4 +1,7 @@
-"""Heartbeats: lease renewal, acknowledgements, and changed statuses of a node and all below it."""
+"""Send heartbeats to the parent: lease renewal, acknowledgements, and changed statuses.
+
+A status describes one node; a heartbeat has those of this node and of all nodes below.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ REPEAT_S = 0.25  # between repeats of what has not been shown to be heard
 
 
 class Heartbeats:
-    """Decides when a node sends a heartbeat to its parent, and what it contains."""
+    """Decides when a node sends a heartbeat to its parent, and what the heartbeat contains."""
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class Heartbeats:
         self._reports = 0
         self._report_due_s = 0.0
         self._lease_due_s = 0.0
-        self._level_s = now_s  # when it was last where its parent is
+        self._level_s = now_s  # when this node last had all commits that its parent had
 
     def report_if_due(self, now_s: float) -> list[Effect]:
         """Return a heartbeat if a status has changed or the lease must be renewed."""
@@ -62,7 +65,7 @@ class Heartbeats:
         return self.report(now_s) if news_due or now_s >= self._lease_due_s else []
 
     def report(self, now_s: float) -> list[Effect]:
-        """Return a heartbeat and repeat each direct message that the master has not confirmed."""
+        """Return a heartbeat, and the direct messages that the master has not confirmed."""
         self._report_flag.clear()
         self._reports += 1
         self._report_due_s = now_s + REPORT_SPACING_S
@@ -81,7 +84,7 @@ class Heartbeats:
         return [self._link.send(received), *(ev.SendDirect(message) for message in direct)]
 
     def resend_all(self) -> None:
-        """Mark all statuses as unreported, for a new parent."""
+        """Mark all statuses as not reported, for a new parent."""
         self._statuses.resend_all()
 
     def on_new_id(self, former: NodeId | None) -> None:
@@ -114,9 +117,9 @@ class Heartbeats:
             self._statuses.update(self.status, self._membership.id)
 
     def _lag(self, now_s: float) -> int:
-        """Return how many commits this node is behind its parent, rounded to a power of two.
+        """Return how many commits this node is behind its parent, rounded down to a power of two.
 
-        Return 0 unless it has been behind for a while.
+        Return 0 unless the node has been behind for a while.
         """
         state = self._fit.state
         if state is None or not self._replication.is_behind(state):
@@ -127,8 +130,6 @@ class Heartbeats:
         return 1 << ((state.head - self._replication.received).bit_length() - 1)
 
     def _renewal_interval_s(self) -> float:
-        """Return the seconds until the next renewal, with jitter so that nodes do not
-        synchronise.
-        """
+        """Return the seconds until the next renewal, with jitter to keep nodes out of step."""
         jitter = zlib.crc32(b"%d/%d" % (self._membership.id, self._reports)) / 2**32
         return self._limits.lease_s / 4 * (0.5 + 0.5 * jitter)

@@ -1,7 +1,7 @@
-"""Who a worker is to the master: the facts of its process, and the node ids that it was given.
+"""A worker's identity for the master: constant facts about its process, and its node ids.
 
-A process keeps its facts and gets a new id each time it returns after the master had closed the
-last one.
+The master closes an id when its worker is silent, leaves or is replaced. A process that returns
+after that gets a new id; the facts stay the same.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ class Identity:
     whole: bool = (
         False  # it starts with the replica of commit 0; sent with ``Attach``, not ``Join``
     )
-    start: Position = Position(0, 0)  # where the fit begins: a later position means a successor
+    # Where the fit begins in the partition; a worker that starts later succeeds another one.
+    start: Position = Position(0, 0)
 
 
 class Membership:
-    """The ids of this process and the address where it listens for its parent."""
+    """The ids of this process, and the address where it listens for its parent."""
 
     def __init__(self, identity: Identity, limits: NodeLimits, now_s: float) -> None:
         self.identity, self._limits = identity, limits
         self.node: NodeId | None = None  # None before the first welcome
-        self.ids: dict[NodeId, Seq | None] = {}  # all it had: closed at this seq, or None
-        self.count = 1  # rises with each return
-        self.request = 0  # rises with each asking
+        self.ids: dict[NodeId, Seq | None] = {}  # its ids -> seq at which it was closed, or None
+        self.count = 1  # rises with each return under a new id
+        self.request = 0  # rises with each request for an edge
         self.address: Address | None = None
-        self.alone = False  # the last request said that all edges are gone
+        self.alone = False  # the last request said that edges to children are gone, too
         self._began_s = now_s
 
     @property
@@ -59,7 +60,7 @@ class Membership:
         self.request += 1
 
     def make_join(self) -> Join:
-        """Return the message that requests a place, or another edge."""
+        """Return the message that asks for a place, or for another edge."""
         assert self.address is not None, "who asks listens somewhere"
         who = self.identity
         return Join(
@@ -86,7 +87,7 @@ class Membership:
         return None if message.count == self.count else IgnoreReason.LATE
 
     def take_id(self, node: NodeId, closed: LastSeqs) -> dict[NodeId, Seq]:
-        """Take ``node`` as the present id; return the last seq that counts of each former id."""
+        """Take ``node`` as the present id; return each former id's last seq that counts."""
         assert node not in self.ids, "ids are never reused"
         for former, seq in closed:
             self.ids[former] = seq
@@ -109,7 +110,7 @@ class Membership:
         self._began_s = pause.shift(self._began_s)
 
     def overdue_wait(self, now_s: float) -> Wait | None:
-        """Return the wait for a first place if it is overdue."""
+        """Return the wait for a first place, if the wait is overdue."""
         limit_s = LEVELS_ABOVE * self._limits.stuck_s
         if self.node is None and now_s - self._began_s > limit_s:
             return Wait(self._began_s, limit_s, TimeoutReason.PLACE)

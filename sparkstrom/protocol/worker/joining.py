@@ -1,8 +1,8 @@
-"""Joining: how a node gets its id and its place, and returns after its id was closed.
+"""Join a fit: get an id and a place from the master, and come back after the id was closed.
 
-The node asks the master for a place; the answer names an id, a parent and an edge. Over that edge
-it sends the parent the state of its replica, and the parent continues from there. A node that the
-master moves gets a place without asking.
+The node asks the master for a place; the answer names an id, a parent and an edge, which is the
+connection to that parent. Over the edge the node tells the parent how current its replica is, and
+the parent continues from there. A node that the master moves gets a new place without asking.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Joining:
         self._subtree, self._reporting, self._ignored = subtree, reporting, ignored
 
     def on_streams_opened(self, opened: ev.StreamsOpened, now_s: float) -> list[Effect]:
-        """Request an edge to the fresh streams on which the node listens."""
+        """Ask the master for an edge to the fresh streams on which the node now listens."""
         effects = self._link.leave()
         if opened.alone:
             effects += self._subtree.drop_all()
@@ -62,9 +62,7 @@ class Joining:
         return effects + self._request_place(now_s)
 
     def retry_if_due(self, now_s: float) -> list[Effect]:
-        """Repeat the request for a place, or to attach, with direct messages that are not
-        confirmed.
-        """
+        """Repeat the join or the attach message, and direct messages that are not confirmed."""
         if not self._link.is_retry_due(now_s):
             return []
         effects: list[Effect] = [ev.SendDirect(word) for word in self._task.unconfirmed_messages]
@@ -72,14 +70,14 @@ class Joining:
         return [*effects, *ask(now_s)]
 
     def _request_place(self, now_s: float) -> list[Effect]:
-        """Send a join to the master, and schedule its repetition."""
+        """Send a join message to the master, and schedule its repetition."""
         self._link.schedule_retry(JOIN_RETRY_S, now_s)
         if self._membership.node is None and self._task.unconfirmed_messages:
-            return []  # it could not read its rows, and would join with others than it should have
+            return []  # the worker could not read its rows, so the join would state wrong ones
         return [ev.SendDirect(self._membership.make_join())]
 
     def on_welcome(self, welcome: Welcome, now_s: float) -> list[Effect]:
-        """Use the place that the master assigns, and attach to its parent."""
+        """Take the place that the master assigns, and attach to the parent named in the welcome."""
         me, link = self._membership, self._link
         reason = me.mismatch_reason(welcome)
         if reason is None and (welcome.request != me.request or welcome.edge <= link.edge):
@@ -97,7 +95,7 @@ class Joining:
         return effects + self._request_attach(now_s)
 
     def _take_id(self, welcome: Welcome, now_s: float) -> list[Effect]:
-        """Use a new id: renumber uncommitted updates and set where training starts."""
+        """Take a new id: renumber the uncommitted updates, and set where training starts."""
         me, trainer = self._membership, self._trainer
         returned = self._replication.has_begun
         self._reporting.on_new_id(me.node)
@@ -119,7 +117,7 @@ class Joining:
         ]
 
     def _request_attach(self, now_s: float) -> list[Effect]:
-        """Send the parent an attach message with the state of this node's replica."""
+        """Send the parent an attach message, which says how current this node's replica is."""
         self._link.schedule_retry(ATTACH_RETRY_S, now_s)
         attach = Attach(
             have=self._replication.received,
@@ -130,7 +128,7 @@ class Joining:
         return [self._link.send(attach)]
 
     def on_attach_reply(self, attached: AttachReply, now_s: float) -> list[Effect]:
-        """Continue over the new edge, and send everything again that the old one may have lost."""
+        """Continue over the new edge, and send again everything that the old edge may have lost."""
         if self._link.stage is not ATTACHING:
             self._ignored.count(attached, IgnoreReason.LATE)
             return []

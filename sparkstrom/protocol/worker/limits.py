@@ -1,4 +1,4 @@
-"""How long a worker's node may wait: its limits, its waits, and pauses of its whole process."""
+"""Define how long a worker's node may wait: limits, single waits, and pauses of the process."""
 
 from __future__ import annotations
 
@@ -13,49 +13,51 @@ from sparkstrom.protocol.common.events import TimeoutReason
 
 @dataclass(frozen=True, slots=True)
 class NodeLimits:
-    """Limits of a node: seconds of its clock, counted from the last progress, and bytes."""
+    """Limits of a node: times in seconds, counted from the last progress, and sizes in bytes."""
 
     lease_s: float = 10.0  # a node that is silent for so long is suspected
-    join_s: float = 60.0  # without any answer of the master before the first place
-    master_silent_s: float = 30.0  # without any sign of the master afterwards
+    join_s: float = 60.0  # without any answer from the master, before the first place
+    master_silent_s: float = 30.0  # without any sign of life from the master, afterwards
     stuck_s: float = 120.0  # without a commit of own updates, or without progress in fetching
     step_s: float = 600.0  # one training step, or reading one batch
-    window_bytes: int = 4 << 20  # own uncommitted updates, beyond which training waits
-    log_bytes: int = 64 << 20  # bound of the log for children
+    window_bytes: int = 4 << 20  # own uncommitted updates; with more, training waits
+    log_bytes: int = 64 << 20  # limit on the log from which children are served
     flow_limits: FlowLimits = DEFAULT_FLOW_LIMITS
     max_lead: int | None = None  # steps ahead of the slowest worker; None: no limit
     max_staleness: int | None = None  # steps after that of the oldest uncommitted update
-    # The same limit in the fit's minibatches: each training worker has its share, if that is more.
+    # The same limit in minibatches of the whole fit, divided by the number of training workers; the
+    # larger of the two limits applies.
     age_of_updates: int = 0
     steps_each: int = 1  # steps that one publication contains
-    publications_max: int | None = None  # uncommitted ones, beyond which the residual is kept
+    publications_max: int | None = None  # uncommitted publications; with more, none is published
     optimizer_wait_s: float = 0.0  # how long a latecomer waits for optimizer state; 0: not at all
 
 
 NO_FIGURES: Mapping[str, float | str] = MappingProxyType({})
-LEVELS_ABOVE = 4  # in a mesh of depth 5: each fetches its replica before the next gets a place
+# Levels of a mesh of depth 5 above a leaf: each fetches its replica before the next gets a place.
+LEVELS_ABOVE = 4
 
 
 class Wait(NamedTuple):
-    """Something a node waits for; after ``limit_s`` without progress it ends with ``reason``."""
+    """Something that a node waits for; after ``limit_s`` without progress the task fails."""
 
-    since_s: float  # the last progress
+    since_s: float  # time of the last progress
     limit_s: float  # longest time without progress
     reason: TimeoutReason
     figures: Mapping[str, float | str] = (
-        NO_FIGURES  # fields of the reason's text, beside the seconds
+        NO_FIGURES  # values for the reason's template, besides the seconds
     )
 
 
 class ProcessPause(NamedTuple):
-    """A time in which this process did not run, such as a suspended container.
+    """A time in which this process did not run, for instance because its container was suspended.
 
-    It received nothing meanwhile, so deadlines are shifted by the pause.
+    The process received nothing meanwhile, so deadlines are shifted by the pause.
     """
 
     pause_s: float
     now_s: float
 
     def shift(self, since_s: float) -> float:
-        """Return the start of a wait, ``since_s``, moved later by the pause, at most to now."""
+        """Return the start of a wait, ``since_s``, moved later by the pause, but at most to now."""
         return min(self.now_s, since_s + self.pause_s)

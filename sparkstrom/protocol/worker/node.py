@@ -1,8 +1,8 @@
 """The state machine of one worker's node.
 
-``Node.step`` takes an event and returns effects. It delegates to parts (link to the parent,
+``Node.step`` takes an event and returns effects. It delegates to parts (the link to the parent,
 children, publishing, fetching a snapshot and so on), derives from their states what the trainer
-does next (a directive), and fails the task if a wait exceeds its limit.
+must do next (a directive), and fails the task if a wait exceeds its limit.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
 from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
 from sparkstrom.protocol.worker.replication import Relaying, Replication
 
-RUNNING = Phase.RUNNING  # see ``stages``: this is asked after every event
+RUNNING = Phase.RUNNING  # a module-level name, because it is compared after every event
 JOINING = Directive(Command.WAIT, "joining")
 GATHERING = Directive(Command.WAIT, "the others have not joined yet")
 WINDOW_FULL = Directive(Command.WAIT, "its updates are not committed yet")
@@ -94,7 +94,7 @@ DONE = Directive(Command.END, Ending.DONE.value, cause=Ending.DONE)
 
 
 class Directives:
-    """Derives the trainer's present directive from the states of a node's parts."""
+    """Derives the trainer's present directive from the states of the node's parts."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Directives:
         self._transfers, self._children = transfers, children
 
     def current(self) -> Directive:
-        """Return the directive that is in force now."""
+        """Return the directive that applies now."""
         replication, state = self._replication, self._fit.state
         pauses, stage = replication.pauses, replication.stage
         if replication.fetch is not None or (stage is INSTALLING and pauses):
@@ -133,11 +133,11 @@ class Directives:
                 return GATHERING
 
     def _train(self, state: State) -> Directive:
-        """Return a directive to train, or to wait for what limits training."""
+        """Return a directive to train, or to wait for whatever limits training."""
         most = self._limits.publications_max
         if most is None and not self._in_flight.has_room():
             return WINDOW_FULL
-        workers = max(1, state.training)  # this one, which the master may not know yet
+        workers = max(1, state.training)  # at least this one, which the master may not know yet
         limit = None
         if workers > 1:
             limit, waits = self._step_limit(state, workers)
@@ -159,8 +159,7 @@ class Directives:
         return max(self._in_flight.round_s, waits_s)
 
     def _step_limit(self, state: State, workers: int) -> tuple[int | None, Directive]:
-        """Return the step count at which training waits (None: no limit), and the directive for the
-        wait.
+        """Return the step count at which training waits (None: no limit), and the wait's directive.
 
         ``max_staleness`` limits the steps after the oldest uncommitted update: once that is
         committed, all that others had sent before it has arrived. ``max_lead`` limits the steps
@@ -173,7 +172,7 @@ class Directives:
         if limits.max_staleness is not None:
             beside = max(limits.max_staleness, limits.age_of_updates // workers - limits.steps_each)
             oldest = self._in_flight.oldest
-            sent = self._trainer.steps + 1 if oldest is None else oldest.steps  # with the next one
+            sent = self._trainer.steps + 1 if oldest is None else oldest.steps  # + 1: the next step
             if limit is None or sent + beside < limit:
                 limit, waits = sent + beside, STALE
         return limit, waits
@@ -189,7 +188,7 @@ def _train_directive(
     minibatches_expected: int,
     epochs: int,
 ) -> Directive:
-    """Return a directive to train; cached, because it is derived after every event."""
+    """Return a directive to train; cached, because directives are derived after every event."""
     return Directive(
         Command.TRAIN,
         steps_max=steps_max,
@@ -215,7 +214,7 @@ class DeadlineHolder(Protocol):
 
 
 class Deadlines:
-    """Checks the deadlines of all waits of a node, each counted from the last progress."""
+    """Checks the deadlines of everything that a node waits for, counted from the last progress."""
 
     def __init__(
         self,
@@ -245,9 +244,7 @@ class Deadlines:
             deadline_holder.shift_deadlines(pause)
 
     def timeout_directive(self, now_s: float) -> Directive | None:
-        """Return the directive that ends the task if a wait is overdue, with the reason for
-        people.
-        """
+        """Return the directive that ends the task, with the reason, if a wait is overdue."""
         wait = self._longest_wait(now_s)
         if wait is not None and now_s - wait.since_s > wait.limit_s:
             text = wait.reason.value.format(silent=now_s - wait.since_s, **wait.figures)
@@ -259,9 +256,7 @@ class Deadlines:
         )
 
     def _longest_wait(self, now_s: float) -> Wait | None:
-        """Return the first wait that is overdue, or close to it; the most general cause comes
-        first.
-        """
+        """Return the first wait that is overdue or close to it, the most general cause first."""
         replication, joined = self._replication, self._membership.node is not None
         return (
             self._fit.overdue_wait(now_s, joined=joined)
@@ -274,8 +269,9 @@ class Deadlines:
 
 
 class NodeParts:
-    """Constructs the parts of a worker's node and connects them. No part uses one that is made
-    later.
+    """Constructs the parts of a worker's node and connects them.
+
+    No part uses one that is constructed later.
     """
 
     def __init__(self, identity: Identity, limits: NodeLimits, now_s: float) -> None:
@@ -314,7 +310,7 @@ class NodeParts:
         self._make_dependent_parts(now_s)
 
     def _make_dependent_parts(self, now_s: float) -> None:
-        """Construct the parts that need several of the parts made before."""
+        """Construct the parts that need several of the parts constructed before."""
         self.relaying = Relaying(
             membership=self.membership,
             link=self.link,
@@ -380,13 +376,12 @@ __all__ = ["Identity", "Node", "NodeLimits"]
 
 
 class Node(NodeParts):
-    """The protocol side of one worker: joins, fetches a replica, publishes, applies commits,
-    relays.
+    """The protocol side of one worker: joins, fetches a replica, publishes, and relays commits.
 
     ``step(event, now_s)`` returns the effects. The trainer reads ``directive`` at each batch
-    boundary and reports its work through events. It owns the replica, which the effects
-    ``ApplyCommit`` and ``InstallSnapshot`` change in their order. Each part owns its state and its
-    deadlines; ``Node`` dispatches each event to the part that handles it.
+    boundary and reports its work through events. The trainer owns the replica, which the effects
+    ``ApplyCommit`` and ``InstallSnapshot`` change in the order of the effects. Each part owns its
+    state and its deadlines; ``Node`` dispatches each event to the part that handles it.
     """
 
     def __init__(self, identity: Identity, limits: NodeLimits, now_s: float) -> None:
@@ -405,9 +400,7 @@ class Node(NodeParts):
 
     @property
     def needs_fast_tick(self) -> bool:
-        """Return whether a report or a state is due within milliseconds, so the caller should tick
-        soon.
-        """
+        """Return whether a report or a state is due within milliseconds, so a tick is needed."""
         return self.report_flag.is_set or self.children.needs_fast_tick
 
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
@@ -474,7 +467,7 @@ class Node(NodeParts):
         return []
 
     def _make_worker_log(self, lines: list[tuple[str, str]], skipped: int) -> WorkerLog:
-        """Return the message with lines that the worker printed, for people at the driver."""
+        """Return the message that shows printed lines of the worker at the driver."""
         who = self.membership.identity
         return WorkerLog(host=who.host, partition=who.partition, lines=lines, skipped=skipped)
 
@@ -493,7 +486,7 @@ class Node(NodeParts):
         return [ev.SendDirect(failed)]
 
     def _on_published(self, made: ev.UpdatePublished, now_s: float) -> list[Effect]:
-        """Make a numbered update of a publication, and send it if the parent is attached."""
+        """Turn what the trainer published into a numbered update; send it if a parent is there."""
         self.trainer.advance(Position(made.epoch, made.batch), made.steps, now_s)
         update = Update(
             origin=self.membership.id,
@@ -613,13 +606,13 @@ class Node(NodeParts):
                 return self.replication.on_commit(message, now_s)
 
     def _on_state(self, state: State, now_s: float) -> list[Effect]:
-        """Apply a state's acknowledgements for this edge; store the state unless it is older."""
+        """Apply the acknowledgements in a state; store the state unless it is older."""
         fit, link, known = self.fit, self.link, self.fit.state
         if self.subtree.statuses.on_ack(state.stamp):
             self.report_flag.set()
         link.on_state(state, now_s)
         if self.membership.node in state.closed:
-            return [ev.ReopenStreams()]  # the master will say what that means
+            return [ev.ReopenStreams()]  # the master will answer whether this process may return
         if not fit.accept_state(state, now_s):
             self.ignored.count(state, IgnoreReason.LATE)
             return []
@@ -635,7 +628,7 @@ class Node(NodeParts):
         return []
 
     def _on_tick(self, now_s: float) -> list[Effect]:
-        """Run all periodic work: deadlines, children, reports, requests, a new edge."""
+        """Run all periodic work: deadlines, children, reports, requests, giving up a dead edge."""
         link = self.link
         self._deadlines.shift_after_pause(now_s)
         if (end := self._deadlines.timeout_directive(now_s)) is not None:
@@ -668,7 +661,7 @@ class Node(NodeParts):
         return self.link.is_starved(self.fit, missing_since_s, now_s)
 
     def _leave_if_done(self, now_s: float) -> list[Effect]:
-        """Leave the parent once the fit is done and every node below has been informed."""
+        """Say goodbye to the parent once the fit is done and no child depends on this node."""
         audited, needed = self.trainer.audit is not None, bool(self.children.by_node)
         if (
             not self.fit.begin_farewell_if_due(now_s, audited=audited, needed=needed)
@@ -684,7 +677,7 @@ class Node(NodeParts):
     def set_counters(self, counters: WorkerCounters) -> None:
         """Set the worker's cumulative counters, which the next report contains.
 
-        Counters of the node itself are added, with the last slow link to a child among them.
+        The node's own counters are added, among them its newest slow link to a child.
         """
         slow_links, node = self.children.slow_links, counters.node or NodeCounters()
         slow, ignored = (slow_links[-1] if slow_links else None), self.ignored.total
@@ -693,7 +686,7 @@ class Node(NodeParts):
 
 
 def _relayed_part(state: State) -> State:
-    """Return the fields of a state that are equal for all nodes and must be forwarded at once."""
+    """Return the part of a state that must be relayed at once: all other fields are zero."""
     return msgspec.structs.replace(
         state,
         head=0,

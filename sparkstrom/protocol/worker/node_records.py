@@ -1,4 +1,4 @@
-"""What a node knows at present about the fit, its own task, its trainer and the nodes below it.
+"""What a node knows about the fit, its own task, its trainer and the nodes below it.
 
 The records hold the newest statuses of the nodes below it in the tree, the state of the fit,
 whether its own task has ended, and the progress of its trainer.
@@ -40,31 +40,28 @@ from sparkstrom.protocol.common.stages import (
 from sparkstrom.protocol.worker.limits import NodeLimits, ProcessPause, Wait
 
 AUDIT_COST, COUNTERS_PER_COST = 6, 2  # a plain status, of about 30 bytes, costs 1
-COST_MAX = 600  # a report stays well below what a control stream takes
+COST_MAX = 600  # of one report, which then is well below the limit of a control stream
 
 
 class StatusTable:
-    """The newest status of a node and of every node below it, and which ones its parent still
-    needs.
+    """The newest status of a node and of all nodes below it, and which the parent still lacks.
 
     Each change gets a higher stamp, which the parent acknowledges. Statuses are not summed on the
     way up; a lost one is in the next report. Unchanged statuses are not repeated, so the size of a
-    report depends on the changes and not on the mesh.
+    report depends on the number of changes and not on the size of the mesh.
     """
 
     def __init__(self) -> None:
         self._known: dict[NodeId, Status] = {}  # the newest status of this node and all below
         self._via: dict[NodeId, NodeId] = {}  # node -> child it is reached through, or itself
-        self._unheard: dict[NodeId, int] = {}  # pending node -> stamp, lowest stamp first
-        self._stamp = 0  # the highest one given
+        self._unheard: dict[NodeId, int] = {}  # node with a pending status -> stamp, lowest first
+        self._stamp = 0  # the highest stamp so far
 
     def update(self, status: Status, via: NodeId) -> bool:
-        """Store a status that came through the child ``via``; return False if the stored one is
-        newer.
-        """
+        """Store a status that came through the child ``via``; return False if it is not newer."""
         known = self._known.get(status.node)
         if known is not None and known.age >= status.age:
-            if known.age == status.age:  # one above it was moved, and took it along
+            if known.age == status.age:  # a node above it was moved, and it moved along
                 self._via[status.node] = via
             return False
         self._known[status.node], self._via[status.node] = status, via
@@ -74,7 +71,7 @@ class StatusTable:
         return True
 
     def child_towards(self, node: NodeId) -> NodeId | None:
-        """Return the child through which ``node`` is reached, or None."""
+        """Return the child through which ``node`` is reached; None if there is none."""
         return self._via.get(node)
 
     def drop_subtree(self, child: NodeId) -> None:
@@ -106,11 +103,11 @@ class StatusTable:
 
     @property
     def has_pending(self) -> bool:
-        """Return whether the parent lacks any status."""
+        """Return whether there are statuses that the parent lacks."""
         return bool(self._unheard)
 
     def next_report(self) -> tuple[int, list[Status]]:
-        """Return the oldest pending statuses that fit one report, and the stamp that it reaches."""
+        """Return the newest stamp of the next report, and its statuses: the oldest pending ones."""
         out: list[Status] = []
         stamp, spent = self._stamp, 0
         for node, at in self._unheard.items():
@@ -125,7 +122,7 @@ class StatusTable:
 
 
 class DirtyFlag:
-    """Flag that a status report is due: set by any component, cleared when a report is sent."""
+    """Flag that a status report is due: set by any part of the node, cleared by a report."""
 
     __slots__ = ("is_set",)
 
@@ -168,7 +165,7 @@ class Subtree:
         return effects
 
     def request_resend_from_all(self) -> list[Effect]:
-        """Ask every node below to send its uncommitted updates again."""
+        """Ask all nodes below to send their uncommitted updates again."""
         return [Send(child, ResendRequest(None)) for child in self.children.by_node]
 
     def child_towards(self, node: NodeId) -> Child | None:
@@ -178,23 +175,23 @@ class Subtree:
 
 
 OVER = Phase.DONE
-FAREWELL_S = 5.0  # longest wait for children to hear of the end, or the master of a failure
+FAREWELL_S = 5.0  # longest wait until children know of the end, or the master of a failure
 
 
 class FitView:
-    """The newest state of the fit, and when the master was last heard."""
+    """The newest state of the fit, and when the master was last heard from."""
 
     def __init__(self, limits: NodeLimits, now_s: float) -> None:
         self._limits = limits
         self.state: State | None = None  # the newest one; None: none has come
         self.done = False  # its phase is DONE
-        self.heard_s = now_s  # last sign that the master lives
-        self.steady_s = now_s  # since then such signs have come without a gap
+        self.heard_s = now_s  # time of the last sign that the master lives
+        self.steady_s = now_s  # since when such signs have come without a gap
         self.farewell = FarewellStage.NEEDED
         self._done_s: float | None = None  # when the fit was done and this node audited
 
     def on_master_heard(self, now_s: float) -> None:
-        """Note that a message came from the master itself."""
+        """Record that a message came from the master itself."""
         self.heard_s = now_s
 
     def on_new_edge(self, now_s: float) -> None:
@@ -202,7 +199,7 @@ class FitView:
         self.steady_s = now_s
 
     def accept_state(self, state: State, now_s: float) -> bool:
-        """Store a state; return False if a newer one is here already."""
+        """Store a state; return False if a newer one is stored already."""
         known = self.state
         if known is not None and (state.phase, state.beat) < (known.phase, known.beat):
             return False
@@ -219,20 +216,21 @@ class FitView:
         return 0 if self.state is None else self.state.slowest
 
     def is_steady(self, since_s: float, now_s: float) -> bool:
-        """Return whether signs of the master have come for a lease without a gap, up to now."""
+        """Return whether signs of the master's life have come for a lease without a gap."""
         lease_s = self._limits.lease_s
         lasting = now_s - max(since_s, self.steady_s) > lease_s
         return lasting and now_s - self.heard_s <= lease_s / 2
 
     @property
     def may_end(self) -> bool:
-        """Return whether the task may end: no node below depends on this one."""
+        """Return whether the task may end, because no node below depends on this one."""
         return self.farewell is DISMISSED
 
     def begin_farewell_if_due(self, now_s: float, *, audited: bool, needed: bool) -> bool:
-        """Return True once, when the node should take leave of its parent.
+        """Return True once, when the node should say goodbye to its parent and may end.
 
-        While ``needed`` is true, a child may not know of the end yet; wait for it up to FAREWELL_S.
+        While ``needed`` is true, a child may not know of the fit's end yet; wait for it up to
+        FAREWELL_S.
         """
         if not (self.done and audited):
             return False
@@ -262,10 +260,10 @@ class FitView:
 
 
 class TaskEnd:
-    """The end of the task, and messages about it that the master has not confirmed.
+    """How the task ends, and messages about its end that the master has not confirmed.
 
-    ``directive`` makes the trainer end or leave; None before that. A directive that ends the task
-    is final.
+    ``directive`` makes the trainer end or leave; it is None before that. A directive that ends the
+    task is final.
     """
 
     def __init__(self) -> None:
@@ -288,7 +286,7 @@ class TaskEnd:
         self.stage = next_stage(self.stage, Trigger.ENDED)
 
     def release(self, reason: str) -> None:
-        """Make the trainer save its residual and leave, because the master requests the slot."""
+        """Make the trainer save its residual and leave, because the master needs the task slot."""
         if not self.ended:
             self.directive = Directive(Command.RELEASE, reason)
         self.stage = next_stage(self.stage, Trigger.RELEASED)
@@ -305,13 +303,13 @@ class TaskEnd:
 
     @property
     def unconfirmed_messages(self) -> tuple[Direct, ...]:
-        """Return the messages about the end that the master has not confirmed, to be repeated."""
+        """Return the messages about the end that the master has not confirmed, for repetition."""
         if self.stage is TRAINING:
             return ()
         return tuple(word for word in (self._failed, self._leaving) if word is not None)
 
     def directive_after_confirmation(self) -> Directive | None:
-        """Return the final directive after the confirmation; None if no message was sent."""
+        """Return the final directive once the master confirmed; None if nothing was reported."""
         if self._failed is not None:
             return Directive(Command.FAIL, self._failed.reason, cause=Ending.FAILED)
         if self._leaving is not None:
@@ -324,7 +322,7 @@ class TaskEnd:
         self._leaving_s = pause.shift(self._leaving_s)
 
     def directive_if_unconfirmed_too_long(self, now_s: float) -> Directive | None:
-        """Return the final directive if the messages stay unconfirmed for too long."""
+        """Return the final directive if the master has not confirmed the messages for too long."""
         if self._failed is not None and now_s - self._failed_s > FAREWELL_S:
             return Directive(Command.FAIL, self._failed.reason, cause=Ending.FAILED)
         if self._leaving is not None and now_s - self._leaving_s > FAREWELL_S:
@@ -336,14 +334,14 @@ STEPPING = Activity.STEPPING
 
 
 class TrainerView:
-    """The trainer's reports: its progress and present activity."""
+    """The node's view of its trainer: the progress and the activity that the trainer reported."""
 
     def __init__(self, limits: NodeLimits, report_flag: DirtyFlag, now_s: float) -> None:
         self._limits, self._report_flag = limits, report_flag
         self.position = Position(0, 0)
         self.steps = 0  # as the trainer counts them
         self.trained = False  # it has taken a step, so others may copy its optimizer state
-        self._head_start = 0  # steps credited to it: nobody waits for those that it missed
+        self._head_start = 0  # steps credited to it, so that nobody waits for steps that it missed
         self.activity = Activity.CATCHING_UP
         self._active_s = now_s  # when it last reported anything or was given a replica
         self.final: Seq | None = None  # seq of its last update; None: more may follow
@@ -352,7 +350,7 @@ class TrainerView:
 
     @property
     def pace(self) -> int:
-        """Return the step count with the credited head start, for comparison with other workers."""
+        """Return the step count plus the credited head start, for comparison with other workers."""
         return self.steps + self._head_start
 
     def steps_at_pace(self, pace: int) -> int:
@@ -365,7 +363,7 @@ class TrainerView:
         self.position, self.steps = position, steps
 
     def credit_head_start(self, slowest: int) -> None:
-        """Count a worker that joins or returns as equal to the slowest one."""
+        """Credit a worker that joins or returns with steps, to be level with the slowest one."""
         self._head_start = max(self._head_start, slowest - self.steps)
 
     def advance(self, position: Position, steps: int, now_s: float) -> None:
@@ -379,17 +377,17 @@ class TrainerView:
         self.activity, self._active_s = activity, now_s
         self._report_flag.set()
 
-    def note_activity(self, now_s: float) -> None:
-        """Restart the deadline of a step: the trainer was sent a replica or has installed one."""
+    def restart_step_deadline(self, now_s: float) -> None:
+        """Restart the deadline of a step, because the trainer got or installed a replica."""
         self._active_s = now_s
 
     def set_final(self, last_seq: Seq) -> None:
-        """Record the last seq, after which the trainer publishes nothing."""
+        """Record the seq of the trainer's last update; it publishes nothing more."""
         self.final = last_seq
         self._report_flag.set()
 
     def renumber_final(self, last_seq: Seq) -> None:
-        """Replace the last seq after the updates were renumbered under a new id."""
+        """Replace the seq of the last update, after updates were renumbered under a new id."""
         if self.final is not None:
             self.final = last_seq
 
@@ -399,7 +397,7 @@ class TrainerView:
         self._report_flag.set()
 
     def set_counters(self, stats: dict[str, float]) -> None:
-        """Record cumulative counters for the master."""
+        """Record cumulative counters, which go to the master."""
         self.stats = stats
         self._report_flag.set()
 
@@ -408,7 +406,7 @@ class TrainerView:
         self._active_s = pause.shift(self._active_s)
 
     def overdue_wait(self, now_s: float, replica: ReplicaStage, *, paused: bool) -> Wait | None:
-        """Return the wait for a step, or for the install of a replica, if it is overdue."""
+        """Return the wait for a step, or for the installation of a replica, if it is overdue."""
         busy = replica in INSTALLS or (self.activity is STEPPING and not paused)
         if busy and now_s - self._active_s > self._limits.step_s:
             return Wait(self._active_s, self._limits.step_s, TimeoutReason.STEP)

@@ -1,8 +1,9 @@
-"""Optimizer transfer: a worker that joins in mid-training copies another worker's optimizer state.
+"""Copy another worker's optimizer state, for a worker that joins in mid-training.
 
-The worker waits for the state until a deadline and then trains with a fresh one. A parent that
-trains is the source; otherwise the request goes up, and the master chooses one. A worker that began
-in mid-training with a fresh state never becomes a source, because its state lacks history.
+The worker waits for the state until a deadline and then trains with a fresh one. If its parent
+trains, the parent is the source; otherwise the request goes up, and the master chooses a source. A
+worker that began in mid-training with a fresh state never becomes a source, because its state lacks
+history.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sparkstrom.protocol.worker.parent_link import ParentLink
 
 
 class OptimizerTransfers:
-    """Fetches optimizer state for this node, and serves or forwards such requests of others."""
+    """Fetches optimizer state for this node, and serves or forwards the requests of other nodes."""
 
     def __init__(
         self,
@@ -37,10 +38,10 @@ class OptimizerTransfers:
         self._trainer, self._fit = trainer, fit
         self._subtree, self._report_flag, self._ignored = subtree, report_flag, ignored
         self.fetch: OptimizerFetch | None = None
-        self._is_whole = False  # its optimizer began with the fit, or was taken from one that did
+        self._is_whole = False  # the optimizer state is as old as the fit, or was copied from one
 
     def begin_if_late(self, now_s: float) -> None:
-        """Begin to fetch optimizer state if training had begun before the first replica came."""
+        """Begin to fetch optimizer state if training had begun before this node's first replica."""
         state = self._fit.state
         begun = self._trainer.steps > 0 or self._trainer.position > self._membership.identity.start
         late = begun or (state is not None and state.slowest > 0)
@@ -52,9 +53,7 @@ class OptimizerTransfers:
             )
 
     def request_chunks(self, now_s: float) -> list[Effect]:
-        """Request missing chunks; return the effect that installs the state once it is whole or
-        late.
-        """
+        """Request missing chunks; install the state once it is complete or too late."""
         fetch = self.fetch
         if fetch is None:
             return []
@@ -75,13 +74,13 @@ class OptimizerTransfers:
     def is_source(self) -> bool:
         """Return whether others may copy this worker's optimizer state.
 
-        It must not have started fresh in mid-training, and its trainer must have taken a step: only
-        then is a fetched state certain to be installed.
+        The worker must not have started fresh in mid-training, and its trainer must have taken a
+        step: only then is a fetched state certain to be installed.
         """
         return self._is_whole and self._trainer.trained
 
     def on_request(self, ask: OptimizerRequest, to: NodeId | None) -> list[Effect]:
-        """Serve a request from this worker's state, or forward it towards the master.
+        """Serve a request from this worker's state, or forward the request towards the master.
 
         ``to`` is the neighbour through which the answer goes.
         """
@@ -94,7 +93,7 @@ class OptimizerTransfers:
         return []
 
     def on_chunk(self, chunk: OptimizerChunk, sender: NodeId, now_s: float) -> list[Effect]:
-        """Store a chunk for this node, or forward it, but never back to its sender."""
+        """Store a chunk for this node; forward any other, but never back to its sender."""
         if chunk.asker == self._membership.node:
             if self.fetch is not None:
                 self.fetch.take(chunk, now_s)

@@ -1,4 +1,8 @@
-"""A node's edge to its parent, and its own updates until they are committed."""
+"""Manage a node's edge to its parent, and keep its own updates until they are committed.
+
+An edge is the connection of two neighbours in the tree. An update is committed when the master has
+numbered it.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,9 @@ from sparkstrom.protocol.worker.identity import Membership
 from sparkstrom.protocol.worker.limits import LEVELS_ABOVE, NodeLimits, ProcessPause, Wait
 from sparkstrom.protocol.worker.node_records import DirtyFlag, FitView
 
-ROUNDS = 4  # an update that takes so many times longer than the last one may be lost
+ROUNDS = 4  # an update that takes this many times longer than the last one may be lost
 RETRY_LEAST_S = 10.0  # first wait for a commit before everything is sent again
-RETRY_LONGEST_S = 60.0  # bound of the doubling
+RETRY_LONGEST_S = 60.0  # upper limit of this wait, which doubles
 AGAIN_LEAST_S = 1.0  # between answers to ResendRequest: updates under way show the same gap
 
 
@@ -28,21 +32,21 @@ class InFlight:
     """A node's own updates that are not committed yet, in the order in which they were made.
 
     Only the origin stores an uncommitted update. It sends the update once, and again on request or
-    over a new edge; the master drops repetitions. If the oldest one is uncommitted for much longer
-    than usual, all are sent again, in case a request was lost.
+    over a new edge; the master drops repetitions. If the oldest update stays uncommitted for much
+    longer than usual, all are sent again, in case a request was lost.
     """
 
     def __init__(self, window_bytes: int) -> None:
         self._window_bytes = window_bytes
         self._own: dict[tuple[NodeId, Seq], Update] = {}  # by (id, seq), oldest first
-        self._bytes = 0  # sum over ``_own``, headers included
-        self.last_seq = Seq(0)  # newest under the present id; seqs have no gaps
+        self._bytes = 0  # size of ``_own``, headers included
+        self.last_seq = Seq(0)  # newest seq under the present id; seqs have no gaps
         self._made_s: dict[tuple[NodeId, Seq], float] = {}  # when each was made, present id only
-        self.round_s = 0.0  # from making an update to its commit, lately; 0: none committed yet
+        self.round_s = 0.0  # recent time from making an update to its commit; 0: none committed yet
         self._retry_s = RETRY_LEAST_S  # after so long without progress the oldest may be lost
-        self._deadline_s = 0.0  # then all are sent again
-        self._again_s = -1.0  # before then a request to resend is ignored
-        self.progress_s = 0.0  # when one was committed, or the first of them was added
+        self._deadline_s = 0.0  # time at which all are sent again
+        self._again_s = -1.0  # until this time a request to resend is ignored
+        self.progress_s = 0.0  # when one was last committed, or the first one was added
 
     @property
     def bytes(self) -> int:
@@ -56,14 +60,14 @@ class InFlight:
 
     @property
     def oldest(self) -> Update | None:
-        """Return the uncommitted update that was made first; None without any."""
+        """Return the uncommitted update that was made first; None if there is none."""
         return next(iter(self._own.values())) if self._own else None
 
     def __len__(self) -> int:
         return len(self._own)
 
     def has_room(self) -> bool:
-        """Return whether the window has room; an empty one takes an update of any size."""
+        """Return whether the window has room for an update; an empty window takes any size."""
         return not self._own or self._bytes < self._window_bytes
 
     def add(self, update: Update, now_s: float) -> None:
@@ -90,7 +94,7 @@ class InFlight:
     def acknowledge_up_to(
         self, last: Iterable[tuple[NodeId, Seq]], ids: Container[NodeId], now_s: float
     ) -> None:
-        """Remove all own updates up to a seq per id; ``ids`` are those of this process."""
+        """Remove own updates up to a given seq for each id; ``ids`` are those of this process."""
         for origin, seq in last:
             if origin not in ids:
                 continue
@@ -98,7 +102,7 @@ class InFlight:
                 self.acknowledge(*key, now_s)
 
     def renumber(self, closed: dict[NodeId, Seq], node: NodeId, now_s: float) -> None:
-        """Move updates that closed ids did not commit to the id ``node``, with new seqs."""
+        """Give new seqs under the id ``node`` to updates not committed under closed ids."""
         kept: dict[tuple[NodeId, Seq], Update] = {}
         self.last_seq = Seq(0)
         for (origin, seq), update in self._own.items():
@@ -111,7 +115,10 @@ class InFlight:
         self._restart_timer(now_s)
 
     def updates_to_resend(self, node: NodeId, now_s: float, *, force: bool = False) -> list[Update]:
-        """Return all uncommitted updates under ``node``, or none if they were sent a moment ago."""
+        """Return all uncommitted updates under ``node``; none if they were sent just before.
+
+        ``force``: return them in any case.
+        """
         if now_s < self._again_s and not force:
             return []
         self._again_s = now_s + max(AGAIN_LEAST_S, ROUNDS * self.round_s)
@@ -129,7 +136,7 @@ class InFlight:
         self._deadline_s = now_s + self._retry_s
 
     def note_progress(self, now_s: float) -> None:
-        """Restart the loss timer, because part of what was sent has arrived."""
+        """Restart the timer for lost updates, because part of what was sent has arrived."""
         self.progress_s = now_s
         self._deadline_s = now_s + self._retry_s
 
@@ -138,7 +145,7 @@ class InFlight:
         self.progress_s = pause.shift(self.progress_s)
 
     def _restart_timer(self, now_s: float) -> None:
-        """Set the time after which the oldest update counts as lost."""
+        """Restart the timer after which the oldest update counts as lost, at its initial value."""
         self._retry_s = max(RETRY_LEAST_S, ROUNDS * self.round_s)
         self._deadline_s = now_s + self._retry_s
         self.progress_s = now_s
@@ -146,12 +153,11 @@ class InFlight:
 
 JOIN_RETRY_S = 0.5  # direct messages may be lost
 ATTACH_RETRY_S = 0.25  # the parent may not have opened its end of the edge yet
-DOUBLINGS_MAX = 4  # of the patience with silent edges, for slow networks
+DOUBLINGS_MAX = 4  # how often the timeout of silent edges doubles, for slow networks
 
 
 class ParentLink:
-    """The edge to the parent. A later edge replaces it and starts with fresh window and byte
-    counts.
+    """A node's edge to its parent; each new edge starts with fresh window and byte counts.
 
     Updates for which the link has no room are queued in order. A child's bytes count as forwarded
     only when this link has sent them, so the child's own window fills up and it publishes less:
@@ -174,15 +180,15 @@ class ParentLink:
         )
         self.stage = CLOSED
         self.parent: NodeId | None = None  # None: no edge is open
-        self.edge = EdgeNo(0)  # the newest one, which only rises
+        self.edge = EdgeNo(0)  # number of the newest edge; only rises
         self._begin_counts(now_s)
-        self.waiting: deque[tuple[Update, Child | None]] = deque()  # (update, child)
-        self.starved = 0  # edges given up since data last moved; each doubles the patience
-        self._unanswered = 0  # edges given up since anything was heard; likewise
-        self._ask_s = 0.0  # when to repeat the join or the attach
+        self.waiting: deque[tuple[Update, Child | None]] = deque()  # (update, child that sent it)
+        self.starved = 0  # edges given up since data last moved; each doubles the timeout
+        self._unanswered = 0  # edges given up since the last sign of life; likewise
+        self._ask_s = 0.0  # when to repeat the join or the attach message
         self._heard_s = now_s  # last sign of life of the control stream, or of the join stream
         self._opened_s = now_s  # when the present edge was opened, or attached
-        self._owed_s = now_s  # since then the parent has been able to answer the attach
+        self._owed_s = now_s  # since when the parent has been able to answer the attach message
 
     def _begin_counts(self, now_s: float) -> None:
         """Reset window and byte counts, for a new edge."""
@@ -201,12 +207,12 @@ class ParentLink:
         return Send(self.parent, message)
 
     def leave(self) -> list[Effect]:
-        """Close the present edge, and return the effect for it; nothing without an edge."""
+        """Close the present edge and return the effect; return no effect if there is no edge."""
         parent, self.parent = self.parent, None
         return [ev.CloseEdge(parent)] if parent is not None else []
 
     def on_join_requested(self, now_s: float) -> None:
-        """Record that the master was asked for an edge to the fresh streams."""
+        """Record that the master was asked for an edge to the fresh streams of this node."""
         assert self.parent is None, "the old edge is left first"
         self.stage = next_stage(self.stage, Trigger.OPENED)
         self._heard_s = now_s
@@ -228,8 +234,9 @@ class ParentLink:
         self._report_flag.set()
 
     def give_up(self, now_s: float, *, silent: bool) -> None:
-        """Treat the edge as dead; the next one gets twice the time. ``silent``: it had no signs
-        of life.
+        """Treat the edge as dead, and double the timeout for the next one.
+
+        ``silent``: whether no sign of life came over the edge; otherwise only data did not move.
         """
         self.stage = next_stage(self.stage, Trigger.GIVEN_UP)
         self._heard_s = now_s
@@ -237,7 +244,7 @@ class ParentLink:
         self.starved += not silent
 
     def is_retry_due(self, now_s: float) -> bool:
-        """Return whether the request to the master or to the parent must be repeated."""
+        """Return whether it is time to repeat the request to the master or to the parent."""
         return now_s >= self._ask_s
 
     def schedule_retry(self, retry_s: float, now_s: float) -> None:
@@ -245,9 +252,9 @@ class ParentLink:
         self._ask_s = now_s + retry_s
 
     def note_sign_of_life(self, sender: NodeId, message: Message, now_s: float) -> None:
-        """Record a message that proves that the edge's control stream lives, or answers a join.
+        """Record a message that proves that the edge's control stream works, or answers a join.
 
-        Direct messages of the master prove nothing about the edge. Data messages do not count
+        Direct messages from the master prove nothing about the edge. Data messages do not count
         either, as they use another stream.
         """
         if self.parent is None:
@@ -257,7 +264,7 @@ class ParentLink:
             self._heard_s, self._unanswered = now_s, 0
 
     def reset_patience(self) -> None:
-        """Use the initial timeout again: the master lives, so silence was not due to the edge."""
+        """Use the initial timeout again: the master lives, so the edge was not the cause."""
         self._unanswered = 0
 
     def on_data(self, message: Data) -> None:
@@ -272,21 +279,17 @@ class ParentLink:
         self._report_flag.set()
 
     def on_state(self, state: State, now_s: float) -> None:
-        """Apply the parent's byte counts: those that it received and those that it forwarded."""
+        """Apply the parent's counts of bytes received and bytes forwarded."""
         if self.window.on_ack(state.bytes_received, state.bytes_forwarded, now_s):
             self._own.note_progress(now_s)
             self.starved = 0
 
     def reset_answer_timer(self, now_s: float) -> None:
-        """Restart the wait for the attach reply: the parent has no replica yet, so it cannot
-        answer.
-        """
+        """Restart the wait for the attach reply: a parent without a replica cannot answer yet."""
         self._owed_s = now_s
 
     def enqueue(self, update: Update, child: Child | None, now_s: float) -> list[Effect]:
-        """Queue an update for the parent; ``child`` is where it came from, None for this node's
-        own.
-        """
+        """Queue an update for the parent; ``child``: the child that sent it; None: own update."""
         self.waiting.append((update, child))
         return self.send_queued(now_s)
 
@@ -306,7 +309,7 @@ class ParentLink:
         return out
 
     def resend_own(self, now_s: float, *, force: bool = False) -> list[Effect]:
-        """Queue all own uncommitted updates again, and send what the window allows."""
+        """Queue all uncommitted own updates again, and send what the window allows."""
         updates = self._own.updates_to_resend(self._membership.id, now_s, force=force)
         if not updates:
             return []
@@ -317,8 +320,9 @@ class ParentLink:
         return self.send_queued(now_s)
 
     def resend_on_new_edge(self, now_s: float) -> list[Effect]:
-        """Send the own updates again over a new edge; updates of others are requested from their
-        origins.
+        """Send the node's own updates again over a new edge, and forget updates of others.
+
+        The origins of those updates are asked to send them again.
         """
         for update, child in self.waiting:
             if child is not None:
@@ -330,7 +334,7 @@ class ParentLink:
         return self.resend_own(now_s, force=True)
 
     def resend_overdue(self, now_s: float) -> list[Effect]:
-        """Send the own updates again, because the oldest is overdue."""
+        """Send the own updates again, because the oldest one is overdue."""
         assert self._own.is_overdue(now_s), "nothing is sent again before its time"
         self._own.back_off(now_s)
         return self.resend_own(now_s)
@@ -342,16 +346,16 @@ class ParentLink:
         self.window.shift_deadlines(pause.pause_s)
 
     def is_silent(self, now_s: float) -> bool:
-        """Return whether nothing was heard over the edge, or in answer to a join, for too long."""
+        """Return whether there was no sign of life, or no answer to a join, for too long."""
         doublings = min(self._unanswered, DOUBLINGS_MAX)
         patience_s: float = self._limits.lease_s / 2 * 2**doublings
         return now_s - self._heard_s > patience_s
 
     def is_starved(self, fit: FitView, missing_since_s: float | None, now_s: float) -> bool:
-        """Return whether the master is heard over the edge, but data does not get through.
+        """Return whether the master is heard over the edge, but no data gets through.
 
         One stream may break while the other lives. If the master is silent, the fault is further
-        up. ``missing_since_s`` is when the newest data came, if the parent has sent more than
+        up. ``missing_since_s`` is when the newest data came, if the parent has sent more than has
         arrived; else None.
         """
         missing = missing_since_s is not None or self.window.since_s is not None
@@ -370,7 +374,7 @@ class ParentLink:
     def overdue_wait(self, now_s: float) -> Wait | None:
         """Return the wait for the attach reply or for a commit, if it is overdue."""
         stuck_s = self._limits.stuck_s
-        begun_s = now_s - stuck_s  # whoever waits since before this is stuck
+        begun_s = now_s - stuck_s  # a wait that began before this time is stuck
         if self._opened_s < begun_s and self.stage is ATTACHING:
             return Wait(self._opened_s, LEVELS_ABOVE * stuck_s, TimeoutReason.PARENT)
         if self._own.progress_s < begun_s and len(self._own) > 0:
@@ -380,7 +384,7 @@ class ParentLink:
         return None
 
     def _progress_figures(self) -> dict[str, float | str]:
-        """Return the queued bytes and the rate of the link, for the error text."""
+        """Return the waiting bytes and the rate of the link, for the error text."""
         return {
             "bytes": self._own.bytes,
             "under_way": self.window.under_way,

@@ -1,4 +1,8 @@
-"""Replication of commits: apply them in order, fetch snapshots, and relay messages of children."""
+"""Follow the commits in order, fetch snapshots, and relay the messages of children.
+
+A commit is an update that the master has numbered. A replica is at a commit if it contains all
+commits up to that number.
+"""
 
 from __future__ import annotations
 
@@ -46,45 +50,45 @@ from sparkstrom.protocol.worker.node_records import DirtyFlag, Subtree, TrainerV
 from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
 from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
 
-ASKED_AT_ONCE = 8  # chunks: the parent sends them as the link takes them
+ASKED_AT_ONCE = 8  # chunks requested at once; the parent sends them as the link has room
 
 
 class SnapshotFetch:
-    """One snapshot that is being fetched from a live replica, chunk by chunk.
+    """A snapshot that is being fetched, chunk by chunk, from the parent's live replica.
 
-    Each chunk names the commit that its bytes contain; later commits are held in the node's log
-    until all chunks have arrived. A chunk is valid only while the log holds all commits after it
-    and no sum begins before it; otherwise it is requested again. No timer is needed: a requested
-    chunk arrives, or its stream is gone.
+    Each chunk names the newest commit in its bytes; later commits are held in the node's log until
+    all chunks have arrived. A chunk stays valid only while the log can continue from the chunk's
+    commit: chunks that are older than the log, or whose commit lies inside a sum in the log, are
+    requested again. No timer is needed: a requested chunk arrives, or its stream is gone.
 
     Progress means to hold more chunks than ever before; chunks that expire as fast as they arrive
-    are none. ``before`` is the fetch that this one replaces, if any.
+    are no progress. ``before`` is the fetch that this one replaces, if any.
     """
 
     def __init__(
         self, held: Log, chunks: int, now_s: float, before: SnapshotFetch | None = None
     ) -> None:
         self._count = chunks
-        self._chunks: dict[int, Chunk] = {}  # by index; none of them useless
+        self._chunks: dict[int, Chunk] = {}  # valid chunks, by index
         self._asked: set[int] = set()  # indices requested from the present parent
         self._held = held  # the node's log, which begins at the snapshot's base
-        self._most: int = before._most if before is not None else 0
+        self._most: int = before._most if before is not None else 0  # most chunks ever held
         self.progress_s: float = before.progress_s if before is not None else now_s
 
     def drop_useless_chunks(self) -> None:
-        """Drop chunks that are older than the log reaches, or inside one of its sums."""
+        """Drop chunks that are no longer valid; see the class."""
         for index in [i for i, chunk in self._chunks.items() if self._is_useless(chunk)]:
             del self._chunks[index]
 
     def _is_useless(self, chunk: Chunk) -> bool:
-        """Return whether the log lacks a commit after this chunk, or has it within a larger sum."""
+        """Return whether the log lacks a commit after this chunk, or has it only in a sum."""
         log = self._held
         return chunk.commit < log.base or (
             chunk.commit < log.head and not log.reaches(chunk.commit)
         )
 
     def take(self, chunk: Chunk, now_s: float) -> bool:
-        """Store a chunk; return False if it is useless or a repetition."""
+        """Store a chunk; return False if it is useless or was stored before."""
         self._asked.discard(chunk.index)
         if chunk.index >= self._count or self._is_useless(chunk) or chunk.index in self._chunks:
             return False
@@ -101,8 +105,9 @@ class SnapshotFetch:
         return out
 
     def ready(self, now_s: float) -> bool:
-        """Return whether the snapshot is complete. If so, restart the deadline, as only the trainer
-        is awaited.
+        """Return whether the snapshot is complete, so that only the trainer is awaited.
+
+        If it is, restart the deadline.
         """
         if not self._complete():
             return False
@@ -110,7 +115,7 @@ class SnapshotFetch:
         return True
 
     def _complete(self) -> bool:
-        """Return whether all chunks have arrived, and every commit that any of them contains."""
+        """Return whether all chunks have arrived, and all commits up to the newest chunk's."""
         return len(self._chunks) == self._count and all(
             chunk.commit <= self._held.head for chunk in self._chunks.values()
         )
@@ -126,7 +131,7 @@ class SnapshotFetch:
         return tuple(self._held.entries_after(self._held.base))
 
     def resume(self) -> None:
-        """Mark all missing chunks as not requested, for a new parent."""
+        """Mark all missing chunks as not requested, so that they are requested again."""
         self._asked.clear()
 
     def shift_deadlines(self, pause: ProcessPause) -> None:
@@ -134,11 +139,11 @@ class SnapshotFetch:
         self.progress_s = pause.shift(self.progress_s)
 
 
-ASK_SPACING_S = 1.0  # commits under way behind a gap show the same gap
+ASK_SPACING_S = 1.0  # between requests: commits that are under way show the same gap
 
 
 class Replication:
-    """The commits that a node has received and its trainer applied, and its snapshot fetch.
+    """The commits that a node has received and that its trainer has applied, and its snapshots.
 
     Everything received is also appended to the node's log, from which its children are served.
     """
@@ -171,9 +176,9 @@ class Replication:
         self.fetch: SnapshotFetch | None = None  # exactly in stages FETCHING and REFETCHING
         self.paused = False  # the trainer has obeyed the newest PAUSE
         self.pauses = 0  # number of the newest PAUSE
-        self._got_s = now_s  # when data came last, or nothing was missing last
-        self._ask_due_s = 0.0  # no commits are requested before
-        self._asked: CommitNo | None = None  # the commit after which they were requested last
+        self._got_s = now_s  # when data last came, or when nothing was missing
+        self._ask_due_s = 0.0  # no commits are requested before this time
+        self._asked: CommitNo | None = None  # the last request was for commits after this one
         self._seen = CommitNo(0)  # newest commit that came after a gap and was dropped
 
     @property
@@ -198,9 +203,7 @@ class Replication:
 
     @property
     def claims_whole(self) -> bool:
-        """Return whether a parent need not send a snapshot, as a replica exists or comes with the
-        task.
-        """
+        """Return whether no snapshot is needed: a replica exists, or came with the task."""
         begins_whole = self._membership.identity.whole
         return self.fetch is None and (self.stage is not ReplicaStage.EMPTY or begins_whole)
 
@@ -209,7 +212,7 @@ class Replication:
         return state is not None and state.head > self.history.log.head
 
     def missing_since_s(self, state: State | None) -> float | None:
-        """Return when data came last, if the parent has sent more than has arrived; else None."""
+        """Return when data last came, if the parent has sent more than has arrived; else None."""
         if self.fetch is not None:
             return self._got_s
         if state is not None and state.sent > self.history.log.head:
@@ -217,13 +220,13 @@ class Replication:
         return None
 
     def _advance_stage(self, trigger: Trigger) -> None:
-        """Enter the next stage, and check that it agrees with ``fetch``."""
+        """Enter the next stage, and assert that the new stage agrees with ``fetch``."""
         self.stage = next_stage(self.stage, trigger)
         fetching = self.stage in (ReplicaStage.FETCHING, ReplicaStage.REFETCHING)
         assert fetching == (self.fetch is not None), "who fetches has a snapshot under way"
 
     def on_commit(self, committed: Commit, now_s: float) -> list[Effect]:
-        """Apply or hold the next commit; after a gap, request what is missing."""
+        """Apply or hold the next commit; after a gap, request the missing commits."""
         received = self.history.log.head
         if committed.commit <= received:
             self._ignored.count(committed, IgnoreReason.LATE)
@@ -237,7 +240,7 @@ class Replication:
         if own:
             update = self._in_flight.acknowledge(committed.origin, committed.seq, now_s)
             assert update is not None, f"own update {committed.seq} was not kept until committed"
-            if update.payload.form != BUFFERS:  # of those the average came back
+            if update.payload.form != BUFFERS:  # for buffers, the commit has the average
                 committed = msgspec.structs.replace(committed, payload=update.payload)
         self._append(committed, now_s)
         if self.fetch is None:
@@ -245,12 +248,12 @@ class Replication:
         return self._after_append(self.fetch, now_s)
 
     def _after_append(self, fetch: SnapshotFetch, now_s: float) -> list[Effect]:
-        """Update the fetch after the log has changed, and serve the children."""
+        """Update the fetch after an entry was appended to the log, and serve the children."""
         fetch.drop_useless_chunks()
         return self.continue_fetch(now_s) + self._children.feed_all(now_s)
 
     def on_merged(self, merged: MergedRange, now_s: float) -> list[Effect]:
-        """Apply a sum of commits if the node is at its beginning; otherwise request commits."""
+        """Apply a sum of commits if it starts where the node is; otherwise request the commits."""
         if merged.after != self.received:
             self._report_flag.set()
             if merged.commit <= self.received:
@@ -274,17 +277,17 @@ class Replication:
         self.note_data(now_s)
 
     def note_data(self, now_s: float) -> None:
-        """Record the time at which data came, a whole message or a part."""
+        """Record that data, a whole message or a part of one, came now."""
         self._got_s = now_s
         self._report_flag.set()
 
     def note_state(self, state: State, now_s: float) -> None:
-        """Restart the wait for commits if all that the parent has sent, by its state, is here."""
+        """Restart the wait for commits if everything that the parent says it has sent is here."""
         if state.sent <= self.history.log.head and self.fetch is None:
             self._got_s = now_s
 
     def request_commits(self, now_s: float) -> list[Effect]:
-        """Request all commits after those received, unless that was done a moment ago."""
+        """Request all commits after the received ones, unless they were requested just before."""
         if now_s < self._ask_due_s:
             return []
         self._ask_due_s, self._asked = now_s + ASK_SPACING_S, self.received
@@ -296,22 +299,22 @@ class Replication:
         return self.request_commits(now_s)
 
     def on_applied(self, commit: CommitNo) -> None:
-        """Note that the trainer's replica contains this commit."""
+        """Record that the trainer's replica contains every commit up to this one."""
         self.history.applied = max(self.history.applied, commit)
 
     def follow(self, now_s: float) -> list[Effect]:
-        """Continue with the parent from the present replica, or from the one of commit 0."""
+        """Follow the parent from the present replica, or from the replica of commit 0."""
         if self.fetch is not None:
             self.fetch.resume()
             return self.continue_fetch(now_s)
         if self.stage is not ReplicaStage.EMPTY:
             return []
         self._advance_stage(Trigger.BEGUN)
-        self._trainer.note_activity(now_s)
+        self._trainer.restart_step_deadline(now_s)
         return [ev.UseInitialReplica()]
 
     def on_snapshot_required(self, behind: SnapshotRequired, now_s: float) -> list[Effect]:
-        """Fetch a snapshot, because the parent's log does not reach back to what this node has."""
+        """Fetch a snapshot, because the parent's log does not reach back to this node's commit."""
         if behind.base <= self.received:  # what was missing has come meanwhile
             self._report_flag.set()
             if self.fetch is None:
@@ -335,7 +338,7 @@ class Replication:
         return self.continue_fetch(now_s)
 
     def on_chunk(self, chunk: Chunk, now_s: float) -> list[Effect]:
-        """Take a chunk; the commits in it came before it on the same stream."""
+        """Store a chunk; the commits in it came earlier over the same stream."""
         if self.fetch is None:
             self._ignored.count(chunk, IgnoreReason.LATE)
             return []
@@ -360,21 +363,21 @@ class Replication:
         self.fetch = None
         self._advance_stage(Trigger.COMPLETED)
         self._report_flag.set()
-        self._trainer.note_activity(now_s)
+        self._trainer.restart_step_deadline(now_s)
         return [
             ev.InstallSnapshot(fetch.chunks, fetch.held, self._in_flight.uncommitted, self.received)
         ]
 
     def on_paused(self, number: int) -> None:
-        """Record that the trainer has paused, unless it obeys an older directive."""
+        """Record that the trainer has paused, unless it obeyed an older directive."""
         self.paused = number == self.pauses
 
     def on_installed(self, now_s: float) -> None:
-        """Note that the trainer has installed the replica."""
+        """Record that the trainer has installed the replica."""
         self._advance_stage(Trigger.INSTALLED)
         self.paused, self.has_replica = False, True
         self.history.whole = self.stage is ReplicaStage.FOLLOWING
-        self._trainer.note_activity(now_s)
+        self._trainer.restart_step_deadline(now_s)
 
     def shift_deadlines(self, pause: ProcessPause) -> None:
         """Do not count a pause of the process as waiting."""
@@ -390,7 +393,7 @@ class Replication:
         return None
 
     def overdue_commits(self, state: State | None, now_s: float) -> Wait | None:
-        """Return the wait for commits that are known to exist if it is overdue."""
+        """Return the wait for commits that are known to exist, if the wait is overdue."""
         stuck_s = self._limits.stuck_s
         if self._got_s < now_s - stuck_s and self.is_behind(state):
             return Wait(self._got_s, stuck_s, TimeoutReason.UPDATES)
@@ -398,9 +401,7 @@ class Replication:
 
 
 def _commit_effects(committed: Commit, *, own: bool) -> list[Effect]:
-    """Return the effects for one commit: apply it, or report that the node's own one is
-    committed.
-    """
+    """Return the effects of one commit: apply it, or report that an own update is committed."""
     if not own:
         return [ev.ApplyCommit(committed)]
     passed = ev.OwnCommitted(committed.commit)
@@ -408,7 +409,7 @@ def _commit_effects(committed: Commit, *, own: bool) -> list[Effect]:
 
 
 class Relaying:
-    """Handles messages of a worker's children, and passes messages between them and its parent."""
+    """Handles messages from a worker's children; passes messages between them and its parent."""
 
     def __init__(
         self,
@@ -427,7 +428,7 @@ class Relaying:
         self._report_flag, self._ignored = report_flag, ignored
 
     def on_adopt(self, order: Adopt, now_s: float) -> list[Effect]:
-        """Add a child; refuse the own parent, which would close a cycle for a moment."""
+        """Add a child, unless it is this node's own parent, which would briefly form a cycle."""
         if order.node == self._link.parent:
             self._ignored.count(order, IgnoreReason.EARLY)
             return []
@@ -487,7 +488,7 @@ class Relaying:
         return effects
 
     def _on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
-        """Forward a child's update to the parent; drop it while no parent is attached."""
+        """Forward a child's update to the parent; drop the update while no parent is attached."""
         size = self._children.on_update(child, update)
         if self._link.attached:
             return self._link.enqueue(update, child, now_s)
@@ -496,7 +497,7 @@ class Relaying:
         return []
 
     def on_resend_request(self, again: ResendRequest, now_s: float) -> list[Effect]:
-        """Resend own updates, or forward the request to the child towards the origin.
+        """Resend the own updates, or forward the request to the child that leads to the origin.
 
         A request without an origin means a new edge further up: every node below resends at once.
         """

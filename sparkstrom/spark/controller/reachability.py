@@ -40,7 +40,7 @@ from sparkstrom.spark.cluster import count_workers, driver_host, live_conf
 from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.transport.aeron.driver_process import candidate_ports, no_free_port_message
 from sparkstrom.transport.bind_address import choose_address, list_interface_addresses
-from sparkstrom.worker.connectivity import check_driver_machine, choose_driver_address
+from sparkstrom.worker.network_setup import check_driver_machine, choose_driver_address
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class UdpEchoServer:
 
 def probe_controller(probe: ReachabilityProbe, rows: Iterable[Any]) -> Iterator[ProbeResult]:
     """Send datagrams to the echo server; yield whether an echo came back."""
-    from sparkstrom.worker.connectivity import local_address_towards
+    from sparkstrom.worker.network_setup import local_address_towards
 
     address = choose_address(
         mask=probe.network_mask,

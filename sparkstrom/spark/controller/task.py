@@ -56,7 +56,7 @@ from sparkstrom.transport.aeron.driver import ensure_driver
 from sparkstrom.transport.aeron.driver_process import candidate_ports, no_free_port_message
 from sparkstrom.transport.bind_address import choose_address, list_interface_addresses
 from sparkstrom.transport.encrypted_stream import EncryptedStream
-from sparkstrom.worker.connectivity import (
+from sparkstrom.worker.network_setup import (
     require_library,
     resolve_host,
     transport_opener,

@@ -59,7 +59,7 @@ from sparkstrom.spark.doctor.host_facts import (
     probe_from_executor,
 )
 from sparkstrom.transport.udp_probe import TOKEN_BYTES, ProbeGroup, UdpProbe
-from sparkstrom.worker.connectivity import choose_driver_address
+from sparkstrom.worker.network_setup import choose_driver_address
 
 POLL_S = 0.1
 REGISTRATION_QUIET_S = 2.0  # without an expected number: wait until no more executors register

@@ -36,7 +36,7 @@ from sparkstrom.transport.aeron.driver_directories import find_executor_process
 from sparkstrom.transport.aeron.library import load_library
 from sparkstrom.transport.bind_address import list_interface_addresses
 from sparkstrom.transport.udp_probe import PeerResult, ProbeGroup, UdpProbe
-from sparkstrom.worker.connectivity import choose_executor_address
+from sparkstrom.worker.network_setup import choose_executor_address
 from sparkstrom.worker.task_environment import TaskEnvironment
 
 JAVA_TIMEOUT_S = 10.0

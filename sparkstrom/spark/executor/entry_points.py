@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkstrom.data.row_blocks import BlockReader
 from sparkstrom.transport.aeron.driver_directories import find_executor_process
-from sparkstrom.worker.connectivity import (
+from sparkstrom.worker.network_setup import (
     ControllerRoute,
     require_controller_reachable,
     require_library,

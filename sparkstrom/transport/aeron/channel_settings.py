@@ -1,9 +1,10 @@
 """Choose the sizes of logs, windows and socket buffers for this machine, and write channel URIs.
 
-Every stream needs one log (three terms) at its sender's driver and one at its receiver's; a local
-stream needs only one. Sizes follow the free space, so that a full shared-memory file system is an
-error before training. The receive windows of all streams share one socket buffer: their sum must
-fit into it, or the kernel drops datagrams whenever all peers send at once.
+A log is the file that buffers a stream; it has three equal parts, the terms. Every stream needs one
+log at its sender's driver and one at its receiver's; a local stream needs only one. Sizes follow
+the free space, so that a full shared-memory file system is an error before training. The receive
+windows of all streams share one socket buffer: the sum of the windows must fit into it, or the
+kernel drops datagrams whenever all peers send at once.
 
 Aeron ignores URI keys that it does not know, so all URIs are written here. They contain neither
 socket buffers nor windows, because all users of an endpoint must agree on those; the driver's
@@ -47,15 +48,15 @@ MTU_LOCAL = 8192  # loopback carries it unfragmented; long datagrams cost less p
 class BufferSizes:
     """Sizes of one media driver's logs, windows and buffers, in bytes."""
 
-    data_term: int  # a third of the log of a stream for data
-    control_term: int  # a third of the log of a stream for control messages
-    window: int  # receive window of one stream: sent and not yet consumed
+    data_term: int  # a third of the log of a data stream
+    control_term: int  # a third of the log of a control stream
+    window: int  # receive window of one stream: bytes sent and not yet consumed
     receive_buffer: int  # of the socket
     send_buffer: int  # of the socket
 
     @property
     def data_frame_bytes_max(self) -> int:
-        """Length of the longest data frame; a longer one would waste much of a term at its end."""
+        """Length of the longest data frame; a longer one would waste much space at a term's end."""
         return self.data_term // 16
 
     @property
@@ -73,14 +74,14 @@ class LogDirectory:
 
 
 def log_file_bytes(term: int) -> int:
-    """Return the size in bytes of the file behind one publication or image."""
+    """Return the size in bytes of the log file at the sender or at a receiver of a stream."""
     return 3 * term + LOG_METADATA_BYTES
 
 
 def required_log_bytes(edges: int, data_term: int, control_term: int) -> int:
-    """Return the space for a driver with ``edges`` neighbours, each with four streams, in bytes.
+    """Return the log space in bytes for ``edges`` neighbours, each with four streams.
 
-    Two neighbouring tasks on this driver count as one edge, because they share their logs.
+    Two neighbouring tasks on the same driver count as one edge, because they share their logs.
     """
     return DRIVER_OVERHEAD_BYTES + edges * 2 * (
         log_file_bytes(data_term) + log_file_bytes(control_term)
@@ -192,7 +193,7 @@ def probe_uri(peer: Endpoint, session: int, term: int) -> str:
 
 
 def choose_mtu(peer: Endpoint, own: Endpoint) -> int:
-    """Return the datagram length in bytes: longer on the loopback interface than on networks."""
+    """Return the datagram length in bytes, which is longer on loopback than on networks."""
     local = peer.host == own.host or ipaddress.ip_address(peer.host).is_loopback
     return MTU_LOCAL if local else MTU_NETWORK
 

@@ -1,16 +1,17 @@
 """The Aeron transport: one C client of a media driver, with its publications and subscriptions.
 
-The media driver takes milliseconds to add a publication or subscription, and seconds if it is
-starved. Callers have leases to renew, so ``open_sender`` and ``open_receiver`` only send the
-request, and ``poll`` checks for the reply. If none arrives in time, the whole client must be closed
-(DriverLost), because the driver may still answer later. All streams to and from a peer use the
-driver's one endpoint; a stream number selects the receiver.
+A publication is Aeron's sending end of a stream, a subscription the receiving end. The media driver
+takes milliseconds to add either, and seconds if it is starved. Callers have leases to renew, so
+``open_sender`` and ``open_receiver`` only send the request, and ``poll`` checks for the reply. If
+no reply arrives in time, the whole client must be closed (DriverLost), because the driver may still
+answer later. All streams to and from a peer use the driver's one endpoint; a stream number selects
+the receiver.
 
 A broken stream never resumes. After 5 s of silence a receiver rejects the old session
 (``rejoin=false``) and its sender returns UNCONNECTED; the protocol then opens a new sender with a
 new session id. ``reliable`` is on: gaps are repaired, never filled with padding.
 
-Local streams (``aeron:ipc``) are logs that sender and receiver both map. They lose nothing, and
+Local streams (``aeron:ipc``) are logs that both sender and receiver map. They lose nothing, and
 silence does not break them. They end when the receiver closes, or 20 s (the driver's client
 timeout) after its process was killed; until then the sender returns BUSY.
 
@@ -64,7 +65,7 @@ class PendingSubscription:
     """A requested subscription; ``subscription`` is set once the media driver has added it."""
 
     def __init__(self, aeron: AeronLibrary, client: Any, uri: str, stream: int) -> None:
-        """Send the request. Raises like ``is_opening``."""
+        """Send the request. Raises the same errors as ``is_opening``."""
         self._aeron, self._uri, self._stream = aeron, uri, stream
         self.subscription: Any = None
         self._failure: DriverLost | SetupError | None = None
@@ -80,7 +81,7 @@ class PendingSubscription:
     def is_opening(self) -> bool:
         """Poll the request once; return False once the subscription is ready.
 
-        Raise SetupError if the media driver refused it, DriverLost if the driver did not answer.
+        Raise SetupError if the media driver refused the request, DriverLost if it did not answer.
         """
         if self._failure is not None:
             raise self._failure  # Aeron has freed the request
@@ -92,7 +93,7 @@ class PendingSubscription:
         return bool(result == 0)
 
     def _raise_if_failed(self, result: int) -> None:
-        """Raise, and keep for later calls, the failure that a negative result stands for."""
+        """If a result is negative, raise the failure behind it, and keep that for later calls."""
         if result >= 0:
             return
         name = f"stream {self._stream} of {self._uri}"
@@ -106,15 +107,15 @@ class PendingSubscription:
         raise self._failure
 
 
-POLL_FRAMES_MAX: Final = 1024  # per poll; bounds what the caller holds at once
-BUFFER_FRAMES: Final = 16  # the buffer holds this many of the longest frames
+POLL_FRAMES_MAX: Final = 1024  # per poll; limits what the caller holds at once
+BUFFER_FRAMES: Final = 16  # the buffer holds this many frames of the greatest length
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 
 class SubscriptionPoller:
-    """All subscriptions of one client, and the memory that their frames arrive in. Not thread-safe.
+    """All subscriptions of one client, and the memory for the frames received. Not thread-safe.
 
     One call polls all subscriptions without the GIL.
     """
@@ -147,7 +148,7 @@ class SubscriptionPoller:
         self._received_frames = self._received_bytes = 0
 
     def add(self, stream: int, subscription: Any) -> None:
-        """Start polling a subscription. Its memory is used only for fragmented frames."""
+        """Start polling a subscription; allocate memory to assemble its fragmented frames."""
         slots = np.full((k.GATHER_SLOTS, k.SLOT_FIELDS), k.FREE_SLOT, np.int64)
         gathered = np.empty(k.GATHER_SLOTS * self._frame_max, np.uint8)
         self._receivers[stream] = subscription, slots, gathered
@@ -169,7 +170,7 @@ class SubscriptionPoller:
 
     def poll(self, wait_s: float) -> list[ReceivedFrame]:
         """Return complete frames, at most POLL_FRAMES_MAX; wait up to ``wait_s`` for one."""
-        # Rotate the order, so that the others come first after a full buffer.
+        # Rotate the order, so that other streams come first after a full buffer.
         self._first = (self._first + 1) % max(1, len(self._table))
         failed = k.poll_subscriptions(
             self._functions,
@@ -218,7 +219,7 @@ class SubscriptionPoller:
 
 
 FRAME_HEADER_BYTES: Final = 32  # of each fragment
-OFFER_FRAMES_MAX: Final = 64  # bounds the cost of offering a long queue that is stuck
+OFFER_FRAMES_MAX: Final = 64  # limits the cost of offering a long queue that is stuck
 
 OFFER_RESULTS: Final = {
     kernels.NOT_CONNECTED: OfferResult.UNCONNECTED,
@@ -256,8 +257,8 @@ class AeronSender:
             frame_max: length of the longest frame to accept, in bytes.
             require_driver: raises DriverLost if the media driver has died.
             revoke: revokes the publication.
-            reconnects: False closes for good when the receiver closes, because another one would
-                get frames that the previous one had not taken.
+            reconnects: False: close for good when the receiver closes, because another receiver
+                would get frames that the previous one had not taken.
             datagram_bytes: payload of one datagram; 0 if no datagrams are used.
             is_same_host: the receiver is on this host and no network interface is used.
         """
@@ -273,7 +274,7 @@ class AeronSender:
         self._offer_code = np.zeros(1, np.int64)
         self.frames_sent = self.bytes_sent = 0
         self.datagrams = 0  # approximate: frames offered together share datagrams
-        self.same_host_bytes = 0  # to this host without a network interface, headers included
+        self.same_host_bytes = 0  # bytes to this host without a network interface, with headers
         adding = ffi.new("aeron_async_add_exclusive_publication_t **")
         aeron.check_result(
             aeron.lib.aeron_async_add_exclusive_publication(adding, client, uri.encode(), stream),
@@ -360,7 +361,7 @@ class AeronSender:
         return count
 
     def _map_offer_code(self) -> OfferResult:
-        """Return the result for Aeron's last code; raise TransportError for an unexpected one."""
+        """Return the result for Aeron's last code; raise TransportError if it is unexpected."""
         code = int(self._offer_code[0])
         if code not in OFFER_RESULTS:
             raise self._aeron.failure(f"offering on {self}")
@@ -396,8 +397,8 @@ DATAGRAM_HEADER_BYTES: Final = 42
 STATUS_MESSAGE_BYTES: Final = 36
 NAK_BYTES: Final = 28
 KEEPALIVE_MS: Final = 250
-LIVENESS_POLL_S: Final = 0.05  # interval of checking that the driver is alive
-OPENING_POLL_S: Final = 0.002  # interval of checking whether a requested stream is open
+LIVENESS_POLL_S: Final = 0.05  # between checks that the driver is alive
+OPENING_POLL_S: Final = 0.002  # between checks whether a requested stream is open
 CLOSE_TIMEOUT_S: Final = 1.0
 STREAM_ID_MAX: Final = 2**31 - 1
 
@@ -452,7 +453,7 @@ class AeronTransport:
         atexit.register(self.close)
 
     def _connect(self, name: str) -> None:
-        """Connect the C client and register what ``close`` releases."""
+        """Connect the C client, and register everything that ``close`` must release."""
         lib, checked = self._aeron.lib, self._aeron.check_result
         self._exit_stack.callback(self._handle.close)
         out = ffi.new("aeron_context_t **")
@@ -490,7 +491,7 @@ class AeronTransport:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The address and port that peers send to; those of the media driver."""
+        """The address and port that peers send to, which are those of the media driver."""
         return self._handle.endpoint
 
     @property
@@ -532,7 +533,7 @@ class AeronTransport:
         return sender
 
     def _revoke(self, publication: Any) -> None:
-        """Revoke a publication and count its pending close notification."""
+        """Revoke a publication, and count the close notification that will follow."""
         lib = self._aeron.lib
         if lib.aeron_is_closed(self._client):
             return  # its publications are gone too
@@ -594,7 +595,7 @@ class AeronTransport:
         self._inbox.wake()
 
     def _poll_openings(self) -> None:
-        """Check whether the media driver has answered requests, and drop released senders."""
+        """Check whether the media driver has answered requests; forget released senders."""
         for stream in [
             s for s, request in self._pending_subscriptions.items() if not request.is_opening()
         ]:
@@ -617,8 +618,8 @@ class AeronTransport:
     def require_driver(self, operation: str) -> None:
         """Raise DriverLost unless the media driver is alive and serves this client.
 
-        ``operation`` names what the caller does in the error. Raise UsageError if the transport is
-        closed.
+        ``operation`` says in the error what the caller is doing. Raise UsageError if the transport
+        is closed.
         """
         if self._closed:
             raise UsageError(f"{operation}: this transport is closed")
@@ -634,14 +635,14 @@ class AeronTransport:
         self._checked_s = now_s
 
     def _format_log_tail(self) -> str:
-        """Return the end of the driver's log for an error message, or ""."""
+        """Return the end of the driver's log for an error message; "" if there is none."""
         tail = self._handle.log_tail()
         return f"; end of its log:\n{tail}" if tail else ""
 
     def counters(self) -> dict[str, int]:
-        """Return cumulative counters of this client, and ``driver_*`` of the whole media driver.
+        """Return cumulative counters of this client, and as ``driver_*`` those of the media driver.
 
-        After ``close`` they are the final values.
+        After ``close`` these are the final values.
         """
         if not self._closed:
             self._last_counters = self._read_counters()
@@ -669,7 +670,7 @@ class AeronTransport:
         return driver | own | self._inbox.counters()
 
     def sent(self) -> SentBytes:
-        """Return the bytes sent, from the media driver's counters, retransmissions included."""
+        """Return the bytes sent, from the media driver's counters, including retransmissions."""
         counters = self.counters()
         statuses, naks = counters["driver_statuses_sent"], counters["driver_naks_sent"]
         headers = DATAGRAM_HEADER_BYTES * (counters["driver_heartbeats_sent"] + statuses + naks)
@@ -681,7 +682,7 @@ class AeronTransport:
         )
 
     def close(self) -> None:
-        """Revoke all senders, close the client and release the driver, in bounded time."""
+        """Revoke all senders, close the client and release the driver, in limited time."""
         if self._closed:
             return
         if self._client is not None:
@@ -694,7 +695,7 @@ class AeronTransport:
         self._exit_stack.close()
 
     def _wait_for_revocations(self) -> None:
-        """Wait until the driver has processed the revocations; otherwise it would keep the logs."""
+        """Wait until the driver has processed all revocations; otherwise it would keep logs."""
         end_s = time.monotonic() + CLOSE_TIMEOUT_S
         while self._revoked[0] < self._revocations and time.monotonic() < end_s:
             if self._aeron.lib.aeron_is_closed(self._client) or not self._handle.is_alive():

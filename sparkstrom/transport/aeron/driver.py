@@ -1,8 +1,9 @@
 """Start, join and test the C media driver that the workers of one executor and job share.
 
-``ensure_driver`` takes the start lock of the driver's key, then joins the living driver or starts
-one, and holds a shared lock on it from then on. The driver runs in its own process. It exits when
-nobody has held that lock for some seconds, or when the executor has exited.
+In this package, a driver is always Aeron's media driver. ``ensure_driver`` takes the start lock of
+the driver's key, then joins the living driver or starts one, and from then on holds a shared lock
+on the driver. The driver runs in its own process. It exits when nobody has held that shared lock
+for some seconds, or when the executor has exited.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ log = logging.getLogger(__name__)
 
 DRIVER_PROCESS_MODULE = "sparkstrom.transport.aeron.driver_process"
 LOG_TAIL_BYTES = 2000
-DRIVER_TIMEOUT_MS = 10_000  # clients give up a driver without a heartbeat for this long
+DRIVER_TIMEOUT_MS = 10_000  # clients give up a driver that has had no heartbeat for this long
 STALL_RECHECK_S = 0.5
 EXIT_TIMEOUT_S = 5.0  # a driver that exits can take this long to free its port
 EXIT_POLL_S = 0.002
@@ -80,15 +81,15 @@ class DriverOptions:
 
     host: str = "127.0.0.1"  # address of this machine to bind, IPv4 or IPv6
     ports: tuple[int, int] | None = None  # first and last; the first free one is used
-    port_preferred: int | None = None  # port of the driver that died, because peers know it
+    port_preferred: int | None = None  # port of a driver that died, because peers know it
     edges: int = 8  # neighbours on other drivers to allocate space for
     local_edges: int = 0  # pairs of neighbours that both use this driver
-    # for logs that do not fit into shared memory
+    # Directory for logs that do not fit into shared memory.
     scratch: Path = field(default_factory=_temporary_directory)
     shared_memory: Path = SHARED_MEMORY  # directory for logs, if they fit
     watch: ProcessIdentity | None = None  # exit when this process exits; None: the executor's JVM
     linger_s: float = 4.0  # time to wait for a new client after the last has left
-    is_exclusive: bool = False  # used by one client, whose close waits for the driver's exit
+    is_exclusive: bool = False  # used by one client, whose ``close`` ends the driver
     # Longest sleep of the idle driver; shorter reduces latency and costs CPU.
     idle_sleep_us_max: int = 1000
     datagram_loss: str = ""  # fault injection in tests, e.g. "rate=0.02|seed=7|recv-msg-mask=0xF"
@@ -96,12 +97,12 @@ class DriverOptions:
 
 @dataclass(slots=True)
 class DriverHandle:
-    """A media driver that this process uses as a client, until ``close``."""
+    """A media driver that this process uses as a client, until ``close`` is called."""
 
-    directory: Path  # our directory; Aeron's own is ``aeron_directory``
+    directory: Path  # the driver's directory; Aeron's own is ``aeron_directory`` in it
     endpoint: Endpoint  # address and port that the driver has bound
     pid: int  # of the driver's process
-    sizes: BufferSizes  # of its logs and buffers
+    sizes: BufferSizes  # of the driver's logs and buffers
     home: DriverHome = field(repr=False)  # contains ``directory``
     driver_lock: int = field(repr=False)  # descriptor to test whether the driver lives; -1: closed
     clients_lock: int = field(repr=False)  # descriptor with this client's shared lock
@@ -113,7 +114,7 @@ class DriverHandle:
         return self.directory / AERON_DIRECTORY
 
     def is_alive(self) -> bool:
-        """Return whether the driver's process runs; takes one system call."""
+        """Return whether the driver's process runs; this takes one system call."""
         if self.driver_lock < 0 or not try_lock(self.driver_lock, shared=True):
             return self.driver_lock >= 0
         unlock(self.driver_lock)
@@ -144,13 +145,13 @@ class DriverHandle:
 def ensure_driver(
     key: str, options: DriverOptions | None = None, deadline_s: float = 15.0
 ) -> DriverHandle:
-    """Join the media driver of ``key``, or start it; return once its port is bound.
+    """Join the media driver of ``key`` or start one; return once its port is bound.
 
     A driver that has stalled for longer than its clients wait is killed and replaced.
 
     Args:
         key: names executor and job, such as ``f"{application}-{job}-{executor}"``: equal for all
-            workers that share the driver, and unique on the host otherwise.
+            workers that share the driver, and otherwise unique on the host.
         options: settings, used only if the driver is started.
         deadline_s: seconds to wait for the start lock and the driver.
 
@@ -189,9 +190,9 @@ def _accepts_clients(directory: Path) -> bool:
 
 
 def _kill_if_stalled(directory: Path) -> bool:
-    """Kill a driver whose heartbeat is too old for its clients; return whether it was inactive.
+    """Kill a driver whose heartbeat is too old for its clients; return whether it was too old.
 
-    Clients could not join it, and its port could not be reused.
+    Clients could not join such a driver, and its port could not be reused.
     """
     pid = json.loads((directory / ENDPOINT_FILE).read_text())["pid"]
     if _is_driver_active(directory):
@@ -220,7 +221,10 @@ def _wait_for_unlock(driver_lock: Path, end_s: float) -> None:
 
 
 def _terminate_driver(pid: int) -> ProcessIdentity | None:
-    """Send SIGTERM to a driver that held its lock a moment ago; None if it has exited."""
+    """Send SIGTERM to a driver that held its lock a moment ago, and return its identity.
+
+    Return None if the driver has exited.
+    """
     try:
         process = identify_process(pid)
         os.kill(pid, signal.SIGTERM)
@@ -236,7 +240,7 @@ def _wait_for_exit(process: ProcessIdentity, end_s: float) -> None:
 
 
 def _join_driver(home: DriverHome, directory: Path, options: DriverOptions) -> DriverHandle:
-    """Lock the driver in ``directory`` as a client, and return a handle of it."""
+    """Lock the driver in ``directory`` as a client, and return its handle."""
     clients_lock = open_lock(directory / CLIENTS_LOCK)
     while not try_lock(clients_lock, shared=True):
         time.sleep(0.001)  # the driver is checking for clients, without the start lock
@@ -254,7 +258,7 @@ def _join_driver(home: DriverHome, directory: Path, options: DriverOptions) -> D
 
 
 def _start_driver(home: DriverHome, options: DriverOptions, end_s: float) -> Path:
-    """Start a driver in a new directory, make that the current one and return it."""
+    """Start a driver in a new directory, make that directory the current one and return it."""
     remove_stale_homes(home.roots, keep=home.name)
     log_directory, terms = find_log_space(options, home.roots)
     sizes = choose_buffer_sizes(options.edges, terms, read_socket_buffer_limits())
@@ -278,7 +282,7 @@ def find_log_space(
 
 
 def _log_roots(options: DriverOptions) -> list[Path]:
-    """Return the directories that may hold logs and that this user can write to."""
+    """Return the directories that may hold logs and in which this user can write."""
     roots = (options.shared_memory, options.scratch)
     return [root for root in roots if is_writable_directory(root)]
 
@@ -286,7 +290,7 @@ def _log_roots(options: DriverOptions) -> list[Path]:
 def _launch_process(
     directory: Path, home: DriverHome, options: DriverOptions, sizes: BufferSizes, end_s: float
 ) -> None:
-    """Start the driver's process and wait for its status; raise SetupError unless it is ready."""
+    """Start the driver's process and wait until it reports; raise SetupError unless it is ready."""
     settings = {
         "library": load_library().path,
         "directory": str(directory),
@@ -342,10 +346,10 @@ def _driver_environment() -> dict[str, str]:
 
 
 def _import_path() -> list[str]:
-    """Return ``sys.path`` without archives, except one that contains this package.
+    """Return ``sys.path`` without archives, except an archive that contains this package.
 
-    Spark's jar is among them, and reading its 5,000 names takes 0.1 s. The driver's process needs
-    nothing from the others.
+    One of them is Spark's jar, whose 5,000 names take 0.1 s to read. The driver's process needs
+    nothing from the other archives.
     """
     home = Path(__file__).parents[3]
     entries = [os.path.abspath(entry) for entry in sys.path]
@@ -384,7 +388,7 @@ def _read_log_tail(directory: Path) -> str:
 
 
 def driver_info(endpoint: Endpoint, sizes: BufferSizes) -> dict[str, Any]:
-    """Return the content of ``endpoint.json``, by which clients join this driver."""
+    """Return the content of ``endpoint.json``, from which clients learn how to join this driver."""
     return {
         "host": endpoint.host,
         "port": endpoint.port,
@@ -453,12 +457,12 @@ PROBE_TERM_BYTES: Final = 65_536
 
 
 def is_driver_reachable(handle: DriverHandle, peer: Endpoint, seconds: float) -> bool:
-    """Return whether the media driver at ``peer`` answers ours within ``seconds``.
+    """Return whether the media driver at ``peer`` answers this host's driver within ``seconds``.
 
     A publication to the peer's anchor stream becomes connected when a status message replies to its
     setup datagrams, so one reply shows that both directions work. No data are sent.
 
-    Raise DriverLost if our own driver dies meanwhile, TransportError if it cannot send.
+    Raise DriverLost if this host's driver dies meanwhile, TransportError if it cannot send.
     """
     aeron = load_library()
     end_s = time.monotonic() + seconds
@@ -487,7 +491,7 @@ def _require_alive(handle: DriverHandle) -> None:
 
 
 class _Publication:
-    """A publication that carries no data, or the self-test's message."""
+    """A publication that sends no data, or only the message of the self-test."""
 
     def __init__(self, aeron: AeronLibrary, client: Any, uri: str, stream: int) -> None:
         """Request the publication from the media driver of ``client``; ``is_open`` polls for it."""
@@ -499,7 +503,7 @@ class _Publication:
         self.publication: Any = None  # the C object, once open
 
     def is_open(self) -> bool:
-        """Poll once; return whether our driver has added the publication."""
+        """Poll once; return whether this host's driver has added the publication."""
         if self.publication is None:
             added = ffi.new("aeron_exclusive_publication_t **")
             poll = self._aeron.lib.aeron_async_add_exclusive_publication_poll
@@ -515,7 +519,7 @@ class _Publication:
         )
 
     def close(self) -> None:
-        """Revoke the publication, so that no log remains on either side."""
+        """Revoke the publication, so that no log of it remains on either side."""
         if self.publication is not None:
             revoke = self._aeron.lib.aeron_exclusive_publication_revoke
             self._aeron.check_result(revoke(self.publication, *_NO_CALLBACK), "closing")

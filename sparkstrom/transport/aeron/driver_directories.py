@@ -1,11 +1,11 @@
 """Directories and file locks of media drivers, and identities of processes (pid and start time).
 
-Each user and key has one private directory, the home, whose last user removes it:
+Each user and key has one private directory, the home, which its last user removes:
 
-    <root>/sparkstrom-<uid>-<key>/        the home, 0700; root is shared memory where there is one
+    <root>/sparkstrom-<uid>-<key>/        the home, 0700; root is shared memory if available
         start.lock
         current -> <directory of the driver in use>
-        <token>/                          one media driver; under the scratch root where shared
+        <token>/                          one media driver; under the scratch root if shared
             driver.lock  clients.lock     memory has no room for its logs
             driver.log  endpoint.json
             aeron/                        Aeron's own directory
@@ -17,10 +17,10 @@ dies. Files with pids or heartbeats would be wrong after kill -9.
     driver.lock    exclusive, by the media driver's process for its lifetime
     clients.lock   shared, by each client process while it uses the driver
 
-Other users can write to the roots too. So a directory of ours is used or removed only if it belongs
-to this user, has mode 700 and is no link. A name that somebody else has taken is left alone, and
-the home gets another name. ``current`` is a symbolic link because that needs no disk block: a full
-file system cannot make a home unusable.
+Other users can write to the roots, too. So a directory is used or removed only if it belongs to
+this user, has mode 700 and is not a link. A name that another user has taken is left alone, and the
+home gets another name. ``current`` is a symbolic link because that needs no disk block: a full file
+system cannot make a home unusable.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def identify_process(pid: int, proc: Path = PROC_DIRECTORY) -> ProcessIdentity:
 
 
 def is_process_alive(process: ProcessIdentity, proc: Path = PROC_DIRECTORY) -> bool:
-    """Return whether that very process still runs (a zombie does not)."""
+    """Return whether that very process still runs (a zombie does not count)."""
     stat = _read_process_stat(process.pid, proc)
     return stat is not None and stat.start_time == process.start_time and stat.state not in "ZX"
 
 
 def find_executor_process(pid: int | None = None, proc: Path = PROC_DIRECTORY) -> ProcessIdentity:
-    """Return the executor's JVM: the nearest ancestor of this Python worker that is a ``java``.
+    """Return the executor's JVM: the nearest ancestor of this Python worker named ``java``.
 
-    Without one (the driver program as plain ``python``), return this process itself.
+    If there is none (the driver program as plain ``python``), return this process itself.
     """
     own_pid = pid = pid or os.getpid()
     while (stat := _read_process_stat(pid, proc)) is not None and pid > 1:
@@ -81,7 +81,7 @@ def find_executor_process(pid: int | None = None, proc: Path = PROC_DIRECTORY) -
 class _ProcessStat(NamedTuple):
     """The fields of /proc/PID/stat that identify a process."""
 
-    name: str  # of the program
+    name: str  # name of the program
     state: str  # one letter, such as "Z" for a zombie
     parent: int  # process id of the parent
     start_time: int  # clock ticks since boot
@@ -113,7 +113,10 @@ def open_lock(path: Path) -> int:
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Return whether the file could be locked; a lock that is already held changes its mode."""
+    """Lock the file without waiting; return whether that succeeded.
+
+    If the lock is held already, its mode changes.
+    """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -128,9 +131,9 @@ def unlock(descriptor: int) -> None:
 
 @contextmanager
 def hold_lock_if_free(path: str | Path, dir_fd: int | None = None) -> Iterator[bool]:
-    """Hold the lock of an existing file during the block if it is free; yield whether it is.
+    """Hold the lock of an existing file during the block if it is free; yield whether it was.
 
-    Raise FileNotFoundError if there is no file.
+    Raise FileNotFoundError if the file does not exist.
     """
     descriptor = os.open(path, _OPEN_FLAGS, dir_fd=dir_fd)
     try:
@@ -140,7 +143,7 @@ def hold_lock_if_free(path: str | Path, dir_fd: int | None = None) -> Iterator[b
 
 
 def is_locked(path: str | Path, dir_fd: int | None = None) -> bool:
-    """Return whether any process holds the lock at ``path``; False without a file."""
+    """Return whether any process holds the lock at ``path``; False if there is no file."""
     try:
         with hold_lock_if_free(path, dir_fd) as is_free:
             return not is_free
@@ -149,9 +152,9 @@ def is_locked(path: str | Path, dir_fd: int | None = None) -> bool:
 
 
 def make_private_directory(path: Path) -> Path:
-    """Create ``path`` with mode 700, or check that it is a directory of this user with that mode.
+    """Create ``path`` with mode 700, or check that it is such a directory of this user.
 
-    Return ``path``; raise SetupError if it is something else.
+    Return ``path``; raise SetupError if something else exists there.
     """
     try:
         path.mkdir(mode=0o700)
@@ -173,7 +176,7 @@ def make_private_directory(path: Path) -> Path:
 def open_private_directory(path: Path) -> Iterator[int | None]:
     """Yield a descriptor of the directory, or None if it is not private to this user.
 
-    Never follows a link. Operations relative to the descriptor act on the directory that was
+    Links are never followed. Operations relative to the descriptor act on the directory that was
     checked, even if the name is replaced meanwhile.
     """
     try:
@@ -193,7 +196,7 @@ def open_private_directory(path: Path) -> Iterator[int | None]:
 def hold_start_lock(home: Path, deadline_s: float) -> Iterator[bool]:
     """Hold the start lock of ``home`` during the block; yield whether it was free in time.
 
-    Creates the home and the lock file if necessary.
+    The home and the lock file are created if necessary.
     """
     end_s = time.monotonic() + deadline_s
     descriptor = _try_start_lock(home)
@@ -208,7 +211,7 @@ def hold_start_lock(home: Path, deadline_s: float) -> Iterator[bool]:
 
 
 def _try_start_lock(home: Path) -> int | None:
-    """Return a descriptor with the start lock, or None if it is held or was removed meanwhile."""
+    """Return a descriptor that holds the start lock; None if the lock is held or was removed."""
     path = home / START_LOCK
     with open_private_directory(make_private_directory(home)) as opened:
         if opened is None:
@@ -224,7 +227,7 @@ def _try_start_lock(home: Path) -> int | None:
 
 
 def is_same_file(path: Path, descriptor: int) -> bool:
-    """Return whether ``path`` still names the open file, and not a later one of the same name."""
+    """Return whether ``path`` still names the open file, and not a newer one of the same name."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
@@ -248,7 +251,7 @@ def _home_prefix() -> str:
 
 @dataclass(frozen=True, slots=True)
 class DriverHome:
-    """The home directory of one key, and directories of the same name under other roots."""
+    """The home directory of one key, and the directories of the same name under other roots."""
 
     name: str  # of the directory, which contains the user id and the key
     roots: tuple[Path, ...]  # the first holds the home; drivers may be under any
@@ -265,7 +268,7 @@ class DriverHome:
         )
 
     def current(self) -> Path | None:
-        """Return the directory of the driver that was started last, dead or alive, or None."""
+        """Return the directory of the newest driver, dead or alive; None if there is none."""
         try:
             return Path(os.readlink(self.path / CURRENT_LINK))
         except FileNotFoundError:
@@ -283,7 +286,7 @@ class DriverHome:
         (self.path / CURRENT_LINK).unlink(missing_ok=True)
 
     def remove_dead_drivers(self) -> None:
-        """Remove dead drivers, and a home without drivers. The caller has the start lock."""
+        """Remove dead drivers, and the home if no driver is left. The caller has the start lock."""
         has_drivers = [_remove_dead_drivers(root / self.name) for root in self.roots]
         if any(has_drivers):  # a list, so that all roots are cleaned
             return
@@ -292,7 +295,7 @@ class DriverHome:
 
 
 def resolve_home(key: str, shared_memory: Path, scratch: Path) -> DriverHome:
-    """Return the home of ``key``: the same for all workers that pass the same three arguments.
+    """Return the home of ``key``, which is the same for all workers that pass equal arguments.
 
     Raise UsageError for an invalid key, SetupError if neither directory is writable.
     """
@@ -310,7 +313,7 @@ def resolve_home(key: str, shared_memory: Path, scratch: Path) -> DriverHome:
 def _choose_home(name: str, roots: tuple[Path, ...]) -> DriverHome:
     """Return the first of the names ``name``, ``name~1``, ... that no other user has taken.
 
-    All workers choose the same one: a home that exists and is ours stays the choice.
+    All workers choose the same home: one that exists and belongs to this user stays the choice.
     """
     for number in range(HOME_NAMES_MAX):
         home = DriverHome(f"{name}~{number}" if number else name, roots)
@@ -328,7 +331,7 @@ def _choose_home(name: str, roots: tuple[Path, ...]) -> DriverHome:
 def _is_foreign(path: Path) -> bool:
     """Return whether the path exists and is not a directory of this user; links are foreign.
 
-    A directory of ours with too many permissions is not foreign: it raises an error elsewhere.
+    A directory of this user with too many permissions is not foreign: it raises an error elsewhere.
     """
     try:
         status = path.lstat()
@@ -349,9 +352,9 @@ def is_driver_in_use(directory: str | Path, dir_fd: int | None = None) -> bool:
 
 
 def remove_stale_homes(roots: tuple[Path, ...], keep: str) -> None:
-    """Remove what dead drivers of this user left under ``roots``, except the home ``keep``.
+    """Remove what dead drivers of this user left under ``roots``, except in the home ``keep``.
 
-    This is a courtesy to the host: failures are ignored.
+    This is a courtesy to the host, so failures are ignored.
     """
     for name in _list_homes(roots) - {keep}:
         own_roots = tuple(root for root in roots if not _is_foreign(root / name))
@@ -373,7 +376,10 @@ def _list_homes(roots: tuple[Path, ...]) -> set[str]:
 
 
 def _remove_dead_drivers(home: Path) -> bool:
-    """Remove the dead drivers of a home, if it is ours; return whether any driver is left."""
+    """Remove the dead drivers of a home if the home is private to this user.
+
+    Return whether any driver is left.
+    """
     with open_private_directory(home) as opened:
         if opened is None:
             return False

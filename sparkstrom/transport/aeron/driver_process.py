@@ -1,7 +1,7 @@
 """The media driver's own process: bind a port, report it, and exit when no client needs the driver.
 
 ``python -m sparkstrom.transport.aeron.driver_process STATUS_FD SETTINGS`` is started only by
-``driver.ensure_driver``. One native thread does Aeron's work. Python sleeps beside it and checks
+``driver.ensure_driver``. One native thread does Aeron's work. Meanwhile Python sleeps, and checks
 ten times a second whether there are clients and whether the executor is alive. Only the standard
 library and cffi are imported, because the driver must be ready within a second.
 """
@@ -61,9 +61,9 @@ EPHEMERAL_PORT_ATTEMPTS = 16
 def candidate_ports(host: str, ports: range | None, preferred: int | None) -> Iterator[int]:
     """Yield ports of ``host`` that are free now, best first; 0 stands for a port that was taken.
 
-    Yields the preferred port, then those of ``ports``, or ephemeral ones without a range. A plain
-    socket can bind these now; Aeron binds a moment later, so the caller must be ready to try the
-    next one. Raise SetupError if the host's address cannot be bound.
+    First comes the preferred port, then the ports in ``ports``, or ephemeral ports without a range.
+    A plain socket can bind these ports now, but Aeron binds a moment later, so the caller must be
+    ready to try the next one. Raise SetupError if the host's address cannot be bound.
     """
     if preferred and (ports is None or preferred in ports) and find_free_port(host, preferred):
         yield preferred
@@ -75,7 +75,7 @@ def candidate_ports(host: str, ports: range | None, preferred: int | None) -> It
 
 
 def find_free_port(host: str, port: int) -> int:
-    """Return ``port``, or any free port for 0, if it can be bound now; return 0 if it is taken.
+    """Return ``port`` if it can be bound now, or 0 if it is taken; for ``port`` 0, any free port.
 
     Raise SetupError if the address is not this machine's or the port is not permitted.
     """
@@ -94,7 +94,7 @@ def find_free_port(host: str, port: int) -> int:
 
 
 def no_free_port_message(host: str, ports: range | None) -> str:
-    """Return the error message for when no candidate port was free."""
+    """Return the error message for the case that no candidate port was free."""
     if ports is None:
         return (
             f"no free UDP port on {host} in {EPHEMERAL_PORT_ATTEMPTS} attempts: too many are in use"
@@ -162,7 +162,11 @@ DRIVER_SETTINGS: tuple[tuple[str, Any], ...] = (
 
 
 def main(arguments: list[str]) -> int:
-    """Detach from the starting process, then run the driver; report through the status pipe."""
+    """Detach from the starting process, then run the driver; report through the status pipe.
+
+    Args:
+        arguments: descriptor of the status pipe, and the settings as JSON.
+    """
     if os.fork():
         return 0
     status, settings = int(arguments[0]), json.loads(arguments[1])
@@ -194,7 +198,7 @@ def main(arguments: list[str]) -> int:
 
 
 class StopSignal:
-    """A flag that SIGTERM sets, which also ends ``wait``."""
+    """A flag that SIGTERM sets; the signal also ends ``wait``."""
 
     def __init__(self) -> None:
         """Install the handler of SIGTERM, and a pipe that wakes ``wait``."""
@@ -215,7 +219,7 @@ class StopSignal:
 
 
 class MediaDriver:
-    """The C driver, and a client whose one subscription (the anchor) keeps the port bound."""
+    """The C driver, and a client with one subscription (the anchor), which keeps the port bound."""
 
     def __init__(self, settings: dict[str, Any], directory: Path) -> None:
         """Load the Aeron library; ``directory`` will hold the driver's files."""
@@ -271,7 +275,7 @@ class MediaDriver:
         checked(lib.aeron_driver_start(driver, False), "starting the media driver")
 
     def _sizing_settings(self, sizes: BufferSizes) -> tuple[tuple[str, Any], ...]:
-        """Return the driver settings that depend on this machine, as (name, value)."""
+        """Return the driver settings that depend on this machine, as (name, value) pairs."""
         return (
             ("dir", os.fsencode(self._directory / AERON_DIRECTORY)),
             (
@@ -362,7 +366,7 @@ def run_until_unneeded(
 
 
 def withdraw_if_unused(home: DriverHome, directory: Path, clients: int) -> bool:
-    """Hide the driver from new clients if it has none; return whether it is hidden."""
+    """Hide the driver from new clients if it has no client; return whether it is hidden."""
     with hold_start_lock(home.path, 0) as locked:
         if not locked or not try_lock(clients):
             return False
@@ -371,7 +375,7 @@ def withdraw_if_unused(home: DriverHome, directory: Path, clients: int) -> bool:
 
 
 def withdraw_driver(home: DriverHome, directory: Path) -> None:
-    """Hide the driver from new clients; processes that need a driver wait for its exit."""
+    """Hide the driver from new clients; processes that need a driver then wait for its exit."""
     with hold_start_lock(home.path, CLEANUP_TIMEOUT_S) as locked:
         if locked:  # otherwise a client is joining, and will see the driver exit
             (directory / ENDPOINT_FILE).unlink(missing_ok=True)

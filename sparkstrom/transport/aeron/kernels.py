@@ -1,10 +1,10 @@
-"""Numba kernels that poll and offer through Aeron's C functions, without the GIL.
+"""Numba kernels that receive and send frames through Aeron's C functions, without the GIL.
 
-Aeron passes each fragment to ``on_fragment``, a C callback compiled by Numba, which assembles
-frames and copies complete ones into the caller's buffer. If that is full it returns ABORT, and
-Aeron delivers the same fragment again at the next poll. No Python runs per fragment or frame. C
-functions are passed as integer addresses at run time, so that the compiled code can be cached on
-disk.
+Aeron splits long frames into fragments. It passes each one to ``on_fragment``, a C callback
+compiled by Numba, which assembles frames and copies complete ones into the caller's buffer. If the
+buffer is full, the callback returns ABORT, and Aeron delivers the same fragment again at the next
+poll. No Python runs per fragment or frame. C functions are passed as integer addresses at run time,
+so that the compiled code can be cached on disk.
 
 The caller owns all memory. ``inbox`` i64[INBOX_FIELDS] describes it to ``on_fragment``:
 
@@ -81,7 +81,7 @@ PARK_US_MIN, PARK_US_MAX = 50, 1000
 
 
 def _c_call_intrinsic(result_bits: int, arguments: int) -> Any:
-    """Return the type and code of an intrinsic ``call(address, ...)`` for a C function."""
+    """Return the type and the code of an intrinsic ``call(address, ...)`` for a C function."""
     result = {32: types.int32, 64: types.int64}[result_bits]
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -103,7 +103,7 @@ def call_poll(typing: Any, address: Any, sub: Any, handler: Any, inbox: Any, lim
 def call_offer(
     typing: Any, address: Any, pub: Any, frame: Any, length: Any, supplier: Any, clientd: Any
 ) -> Any:
-    """Call ``aeron_exclusive_publication_offer``, whose arguments follow ``address``; int64."""
+    """Call ``aeron_exclusive_publication_offer``; its arguments follow ``address``. Returns i64."""
     result, build = _c_call_intrinsic(64, 5)
     return result(*[types.int64] * 6), build
 
@@ -124,7 +124,7 @@ def call_usleep(typing: Any, address: Any, microseconds: Any) -> Any:
 
 @native
 def pointer_to(typing: Any, address: Any) -> Any:
-    """Convert an integer to a pointer, for ``carray``."""
+    """Convert an integer address to a pointer, for ``carray``."""
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         """Generate the LLVM code of a call."""
@@ -157,7 +157,7 @@ def find_slot(slots: Any, session: int) -> int:
 
 @helper
 def claim_slot(slots: Any, session: int) -> int:
-    """Return the slot for a new frame of ``session``: its own, a free or the least recent one."""
+    """Return the slot for a new frame of ``session``: its own, a free or the longest unused one."""
     chosen = 0
     for i in range(GATHER_SLOTS):
         if slots[i, 0] == session:
@@ -196,7 +196,10 @@ def append_frame(inbox: Any, head: int, head_bytes: int, tail: int, tail_bytes: 
 
 @helper
 def gather_fragment(inbox: Any, flags: int, session: int, payload: int, length: int) -> int:
-    """Add a fragment to its session's frame; append the frame when it is complete."""
+    """Add a fragment to the frame of its session; append the frame once it is complete.
+
+    Return CONTINUE, or ABORT if the caller's buffer has no room.
+    """
     slots = carray(pointer_to(inbox[INBOX_SLOTS]), (GATHER_SLOTS, SLOT_FIELDS), types.int64)
     if flags & BEGIN_FLAG:
         slot = claim_slot(slots, session)
@@ -225,7 +228,7 @@ def gather_fragment(inbox: Any, flags: int, session: int, payload: int, length: 
 
 @callback("int32(int64, int64, int64, int64)")
 def on_fragment(clientd: int, payload: int, length: int, header: int) -> int:
-    """Handle one fragment for the inbox at address ``clientd`` (controlled fragment handler)."""
+    """Handle one fragment for the inbox at address ``clientd`` (Aeron's controlled handler)."""
     inbox = carray(pointer_to(clientd), (INBOX_FIELDS,), types.int64)
     frame_header = carray(
         pointer_to(payload - FRAME_HEADER_BYTES), (FRAME_HEADER_BYTES,), types.uint8
@@ -265,7 +268,7 @@ def on_publication_closed(clientd: int) -> None:
 def poll_subscriptions(
     functions: Any, receivers: Any, first: int, inbox: Any, inbox_address: int, wait_ns: int
 ) -> int:
-    """Poll all subscriptions in turn until frames have arrived, the wait is over, or a wake.
+    """Poll all subscriptions in turn until frames arrive, the wait is over, or INBOX_WAKE is set.
 
     functions  i64[4]                  in   addresses: controlled poll, on_fragment, clock, usleep
     receivers  i64[n, RECEIVER_FIELDS] in

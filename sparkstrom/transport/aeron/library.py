@@ -25,7 +25,7 @@ WHEEL_PROJECT = "pyaeron"
 WHEEL_VERSION = "0.1.0"
 WHEEL_NAME = "pyaeron-0.1.0-cp312-cp312-manylinux_2_28_x86_64.whl"
 WHEEL_SHA256 = "6889d44b2aa2b5e8b653c29123717855cf114edf037490b0679ab7a156d7ec77"
-WHEEL_PYTHON = "3.12"  # the wheel's version; its extension module loads into any CPython
+WHEEL_PYTHON = "3.12"  # the wheel's Python; its extension module loads into any CPython
 WHEEL_LIBRARY_PATH = "pyaeron/_pyaeron.cpython-312-x86_64-linux-gnu.so"
 WHEEL_MACHINE = "x86_64"
 WHEEL_PLATFORM = f"manylinux_2_28_{WHEEL_MACHINE}"
@@ -68,8 +68,8 @@ class AeronLibrary:
         self._check()
 
     def _check(self) -> None:
-        # dir() lists the declared functions; getattr fails if the library lacks one.
         """Raise SetupError if functions are missing or the version is not supported."""
+        # dir() lists the declared functions; getattr fails if the library lacks one.
         missing = [name for name in dir(self.lib) if not _has_symbol(self.lib, name)]
         if missing:
             raise SetupError(
@@ -89,7 +89,7 @@ class AeronLibrary:
         return decode_c_string(self.lib.aeron_version_full())
 
     def check_result(self, result: int, operation: str) -> int:
-        """Return a C result, or raise TransportError with Aeron's message if it is negative.
+        """Return a C function's result; if it is negative, raise TransportError with Aeron's text.
 
         ``operation`` names the operation in the error.
         """
@@ -127,22 +127,22 @@ def _has_symbol(lib: Any, name: str) -> bool:
 
 
 def pointer_to_int(pointer: Any) -> int:
-    """Return a cffi pointer's address."""
+    """Return the address in a cffi pointer as an int."""
     return int(ffi.cast("uintptr_t", pointer))
 
 
 def int_to_pointer(number: int) -> Any:
-    """Return an address as a ``void *``."""
+    """Return an address as a ``void *`` of cffi."""
     return ffi.cast("void *", number)
 
 
 def decode_c_string(chars: Any) -> str:
-    """Return a C string as str."""
+    """Return a C string as a Python string."""
     return str(ffi.string(chars).decode(errors="replace"))
 
 
 def no_op_callback(lib: Any) -> Any:
-    """Return a C function that does nothing harmful, to register as a callback."""
+    """Return a C function without a noticeable effect, to register as a callback."""
     return ffi.cast("void *", ffi.addressof(lib, "aeron_err_clear"))
 
 
@@ -156,7 +156,7 @@ def fetched_library_path() -> Path:
 
 
 def load_library() -> AeronLibrary:
-    """Return the Aeron library of this process, loaded once.
+    """Return the Aeron library of this process, which is loaded once.
 
     Raise SetupError, with every place that was searched, if none is found.
     """
@@ -174,7 +174,7 @@ def warn_if_library_missing(stacklevel: int) -> None:
 
 @functools.cache
 def _find_and_load(path: str) -> AeronLibrary:
-    """Load the library at ``path``; if empty, the first usable one of the known places."""
+    """Load the library at ``path``; if ``path`` is empty, the first usable one at known places."""
     if path:  # set by the user, so its own error is the relevant one
         try:
             return AeronLibrary(path)
@@ -200,7 +200,7 @@ def _find_and_load(path: str) -> AeronLibrary:
 
 
 def _wheel_libraries() -> tuple[str, ...]:
-    """Return the extension modules of an installed pyaeron, without importing it."""
+    """Return the paths of an installed pyaeron's extension modules, without importing pyaeron."""
     spec = importlib.util.find_spec(WHEEL_PROJECT)
     places = spec.submodule_search_locations if spec else None
     return tuple(str(file) for place in places or () for file in Path(place).glob("_pyaeron*.so"))
@@ -213,7 +213,7 @@ def _fetched_libraries() -> tuple[str, ...]:
 
 
 def _format_not_found(tried: list[str]) -> str:
-    """Return the error message that lists where a library was searched."""
+    """Return the error message that lists the places where a library was searched."""
     places = "\n".join(
         f"  {n}. {line}" for n, line in enumerate([f"{LIBRARY_VARIABLE}: not set", *tried], 1)
     )

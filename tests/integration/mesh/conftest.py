@@ -35,7 +35,7 @@ from sparkstrom.transport.aeron.driver_directories import (
     identify_process,
     is_process_alive,
 )
-from sparkstrom.worker.connectivity import transport_opener
+from sparkstrom.worker.network_setup import transport_opener
 
 SCRIPT = Path(__file__).with_name("forking.py")
 LEASE_S = 4.0  # longer than any process waits for a processor on a busy machine

@@ -6,7 +6,7 @@ import pytest
 
 from sparkstrom import VoidConfiguration
 from sparkstrom.observe.reporting.report_page import render_report
-from sparkstrom.observe.reporting.run_log import read_history
+from sparkstrom.observe.reporting.run_log_reader import read_history
 from tests.unit.observe.run_logs import PLOTS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-HEADER_BYTES = 15  # of a sparse sum, see ``sparkstrom.encoding.sums``
+HEADER_BYTES = 15  # of a sparse sum, see ``sparkstrom.encoding.update_sum``
 DENSE_HEADER_BYTES = 5
 QUANTA_MAX = 2**31  # no entry is larger, up or down
 

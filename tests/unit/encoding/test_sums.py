@@ -7,9 +7,9 @@ import pytest
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.encoding import sums
+from sparkstrom.encoding import update_sum as sums
 from sparkstrom.encoding.grid import round_coarsely
-from sparkstrom.encoding.sums import SPARSE_MAX, Total
+from sparkstrom.encoding.update_sum import SPARSE_MAX, Total
 from tests.unit.encoding.sums_bound import sum_bytes_bound
 
 I32 = NDArray[np.int32]

@@ -14,7 +14,11 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.observe.reporting.report_page import FITS_SHOWN, compute_throughput, render_report
-from sparkstrom.observe.reporting.run_log import UNREADABLE_LINES_MAX, RunHistory, read_history
+from sparkstrom.observe.reporting.run_log_reader import (
+    UNREADABLE_LINES_MAX,
+    RunHistory,
+    read_history,
+)
 from tests.unit.observe.run_logs import PLOTS, REAL, Line, long, real, written
 
 PAGE_BYTES_MAX = 500_000

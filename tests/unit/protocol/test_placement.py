@@ -22,7 +22,11 @@ from sparkstrom.codec.messages import (
     Welcome,
 )
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.master.placement import ORDER_RETRY_S, PROBE_SPACING_S, QUIET_PER_LEASE
+from sparkstrom.protocol.master.tree_placement import (
+    ORDER_RETRY_S,
+    PROBE_SPACING_S,
+    QUIET_PER_LEASE,
+)
 from tests.unit.protocol.meshes import MESH, host, keep_alive, lose, silent
 from tests.unit.protocol.spoken import aborted, answers, every, only
 

@@ -28,7 +28,7 @@ from sparkstrom.planning.memory import PieceSizes
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.rounds.averaging import RoundState
 from sparkstrom.rounds.backend import EpochPlan, PartitionFacts, RoundOrder, RoundsBackend
-from sparkstrom.rounds.controller import RoundsControl
+from sparkstrom.rounds.control import RoundsControl
 from sparkstrom.rounds.run import RoundsLoop
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.spark.rounds import tasks

@@ -27,7 +27,7 @@ from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.rounds.averaging import RoundResults, RoundState
 from sparkstrom.rounds.backend import PartitionFacts
-from sparkstrom.rounds.controller import EpochBarrier, RoundsControl
+from sparkstrom.rounds.control import EpochBarrier, RoundsControl
 from sparkstrom.rounds.worker_round import RoundReport
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 

@@ -13,8 +13,8 @@ import pytest
 from sparkstrom.codec.messages import Commit, MergedRange, Payload
 from sparkstrom.codec.payload import encode_quanta
 from sparkstrom.encoding.encoder import Encoder
-from sparkstrom.encoding.sums import Total
 from sparkstrom.encoding.thresholds import FixedThreshold
+from sparkstrom.encoding.update_sum import Total
 from sparkstrom.models.base import Batch
 from sparkstrom.protocol.common.events import (
     ApplyCommit,

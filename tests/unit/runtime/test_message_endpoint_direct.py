@@ -39,7 +39,7 @@ from tests.unit.runtime.offices import (
 
 def lobby_of(network: MemoryNetwork) -> tuple[Office, Office]:
     master, node = Office(network, MASTER, 10), Office(network, None, 20)
-    master.room.open_join_stream(LOBBY)
+    master.room.listen_for_joins(LOBBY)
     node.room.set_master(master.transport.endpoint, LOBBY)
     return master, node
 

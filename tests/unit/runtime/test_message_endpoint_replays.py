@@ -62,7 +62,7 @@ def told(node: Office, message: TrainingFailure | ProbeReply) -> list[bytes]:
 @pytest.fixture
 def master(network: MemoryNetwork) -> Office:
     office = Office(network, MASTER, 10)
-    office.room.open_join_stream(LOBBY)
+    office.room.listen_for_joins(LOBBY)
     return office
 
 
@@ -200,7 +200,7 @@ def test_nor_after_the_drivers_media_driver_has_died(
     assert master.got() == [(None, ProbeReply(7))]
     endpoint = master.transport.endpoint
     master.room.replace_transport(lambda: type(master.transport)(network, endpoint))
-    master.room.open_join_stream(LOBBY)
+    master.room.listen_for_joins(LOBBY)
     offer(node, join_stream(master), *frames, *told(node, ProbeReply(8)))
     assert master.got() == [(None, ProbeReply(8))]
     assert master.room.traffic.rejected == {Rejection.AGAIN: 1}

@@ -12,8 +12,8 @@ import pytest
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.messages import BUFFERS, Chunk, Commit, MergedRange, Payload, Update
 from sparkstrom.encoding.encoder import Encoder
-from sparkstrom.encoding.sums import Total
 from sparkstrom.encoding.thresholds import FixedThreshold
+from sparkstrom.encoding.update_sum import Total
 from sparkstrom.models.base import Batch, Flat
 from sparkstrom.protocol.common.events import ApplyMergedRange, InstallSnapshot, SendMerged
 from sparkstrom.runtime.theta import Replica, Theta, snapshot_chunk_count
@@ -248,10 +248,10 @@ def test_after_a_snapshot_own_updates_are_those_that_it_lacks(
     assert copied(replica)[1].digest() == server.digest()
     np.testing.assert_array_equal(replica.theta.to_host(), all_at(2 * TAU))
     np.testing.assert_array_equal(replica.residual(), all_at(0))
-    assert replica.unsent_mass() == N * TAU
+    assert replica.uncommitted_mass() == N * TAU
     replica.mark_committed(6)
     assert copied(replica)[1].digest() == replica.theta.digest()
-    assert replica.unsent_mass() == 0
+    assert replica.uncommitted_mass() == 0
 
 
 def test_a_neighbour_copies_while_the_trainer_works(
@@ -343,7 +343,7 @@ def test_only_the_first_snapshot_sets_the_models_buffers(buffered: Replica) -> N
     assert buffered.model.buffers_bytes() == b"average"  # type: ignore[attr-defined]
     assert buffered.theta.buffers == b"a newer one"
     buffered.mark_committed(3)
-    assert buffered.unsent_mass() == 0
+    assert buffered.uncommitted_mass() == 0
 
 
 def test_who_begins_with_a_replica_takes_the_buffers_that_came_with_it(buffered: Replica) -> None:

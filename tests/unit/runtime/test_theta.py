@@ -13,7 +13,7 @@ from sparkstrom.base.errors import WireError
 from sparkstrom.codec.messages import BUFFERS, Chunk, Commit, MergedRange, Payload, Update
 from sparkstrom.codec.payload import encode_theta
 from sparkstrom.encoding.grid import EXACT_QUANTA
-from sparkstrom.encoding.sums import Total
+from sparkstrom.encoding.update_sum import Total
 from sparkstrom.models.base import Flat
 from sparkstrom.protocol.common.events import ApplyMergedRange, SendMerged
 from sparkstrom.runtime import theta as module

@@ -11,7 +11,7 @@ import pytest
 from sparkstrom.base.errors import PeerError, TrainingError
 from sparkstrom.codec.messages import BUFFERS, Activity, Chunk, Commit, OptimizerRequest, Payload
 from sparkstrom.codec.states import decode_state_untrusted, encode_state
-from sparkstrom.encoding.sums import Total
+from sparkstrom.encoding.update_sum import Total
 from sparkstrom.observe.telemetry import WorkerCounters, to_wire
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Command, Directive

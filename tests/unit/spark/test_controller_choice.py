@@ -17,7 +17,7 @@ from sparkstrom.spark.cluster import count_workers
 from sparkstrom.spark.strategies import strategy_for
 from sparkstrom.transport.aeron.driver_directories import find_executor_process
 from sparkstrom.transport.bind_address import InterfaceAddress
-from sparkstrom.worker.connectivity import ControllerRoute, exclude_controller_port
+from sparkstrom.worker.network_setup import ControllerRoute, exclude_controller_port
 from sparkstrom.worker.task_environment import ExecutorName, read_executor_name
 
 LISTED = [

@@ -11,8 +11,8 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.transport.aeron.driver import DriverOptions
 from sparkstrom.transport.bind_address import InterfaceAddress
-from sparkstrom.worker import connectivity as interfaces
-from sparkstrom.worker.connectivity import (
+from sparkstrom.worker import network_setup as interfaces
+from sparkstrom.worker.network_setup import (
     choose_driver_address,
     choose_executor_address,
     local_address_towards,

@@ -11,7 +11,7 @@ from sparkstrom.base.errors import SetupError
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.transport.aeron import channel_settings as sizes
 from sparkstrom.transport.aeron import driver
-from sparkstrom.worker.connectivity import check_driver_machine
+from sparkstrom.worker.network_setup import check_driver_machine
 
 VOID = VoidConfiguration()
 

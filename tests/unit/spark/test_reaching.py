@@ -12,9 +12,9 @@ from sparkstrom.base.errors import DriverLost, NetworkError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.transport.bind_address import InterfaceAddress
-from sparkstrom.worker import connectivity as interfaces
-from sparkstrom.worker import connectivity as reaching
-from sparkstrom.worker.connectivity import (
+from sparkstrom.worker import network_setup as interfaces
+from sparkstrom.worker import network_setup as reaching
+from sparkstrom.worker.network_setup import (
     JOIN_ATTEMPTS,
     ControllerRoute,
     require_controller_reachable,

@@ -1,4 +1,4 @@
-"""Numbering of updates at the master, and the staleness of the training that they contain.
+"""Number updates at the master, and measure the staleness of the training in them.
 
 Staleness is the number of minibatches that other workers trained between the start of a step and
 its commit, and that the step did not include. With k workers that take turns without waiting,
@@ -24,8 +24,8 @@ from sparkstrom.protocol.master.members import Member, Members
 from sparkstrom.protocol.master.phases import Phases
 from sparkstrom.protocol.master.sequencer import Sequencer
 
-REMEMBERED = 1 << 14  # commits; an update made on an older one counts as made on the oldest
-MARKS = 256  # of a worker's own progress that it may not have seen, likewise
+REMEMBERED = 1 << 14  # commits; an update based on an older one counts as based on the oldest
+MARKS = 256  # remembered commits of one worker; older ones are treated in the same way
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class _Worker:
     """Counts from which the staleness of one worker's updates is computed."""
 
     minibatches: int = 0  # trained by this worker
-    known: int | None = None  # of the others, contained in its replica at its last publication
+    known: int | None = None  # minibatches of others in its replica at its last publication
     # (commit, own minibatches up to that commit), from the last commit that it has seen.
     marks: deque[tuple[CommitNo, int]] = field(
         default_factory=lambda: deque([(CommitNo(0), 0)], MARKS)
@@ -78,9 +78,7 @@ class Staleness:
         self._at[commit % REMEMBERED] = self._minibatches
 
     def on_empty_steps(self, node: NodeId, minibatches: int) -> None:
-        """Record minibatches that were trained without an update; they count with the next
-        commit.
-        """
+        """Record minibatches trained without an update, as part of the next commit."""
         if minibatches:
             self._add_minibatches(node, minibatches, CommitNo(self._head + 1))
 
@@ -108,7 +106,7 @@ class Staleness:
 
 
 class CommitOrder:
-    """Numbers updates, distributes the commits, and advances partitions' positions.
+    """Numbers updates, distributes the commits, and advances the partitions' positions.
 
     ``average`` combines the newest buffers of all partitions; None for a model without buffers.
     """
@@ -138,7 +136,7 @@ class CommitOrder:
         self.staleness.forget(node)
 
     def on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
-        """Number an update from a child; after a gap, request that its origin sends again."""
+        """Number an update from a child; after a gap, ask the update's origin to resend."""
         child.bytes_forwarded += self._children.on_update(child, update)
         member = self._members.live.get(update.origin)
         committed = self._sequencer.number(update, self._committed_payload)
@@ -159,9 +157,7 @@ class CommitOrder:
         return [ev.ApplyCommit(committed), *self._children.feed_all(now_s)]
 
     def _committed_payload(self, update: Update) -> Payload:
-        """Return the payload to commit: the update's own, or for buffers the average over all
-        partitions.
-        """
+        """Return the payload to commit: the update's own, or for buffers the average of all."""
         if update.payload.form != BUFFERS or self._average is None:
             return update.payload
         partition = self._members.live[update.origin].join.partition
@@ -170,17 +166,16 @@ class CommitOrder:
         return msgspec.structs.replace(update.payload, data=average)
 
     def on_position(self, member: Member, after_seq: Seq, position: Position) -> None:
-        """Record the position that a member reports; it counts once its update ``after_seq`` is
-        committed.
+        """Record a position that a member reports.
+
+        The position counts once the member's update ``after_seq`` is committed.
         """
         if member.pending is None or member.pending <= (after_seq, position):
             member.pending = (after_seq, position)
         self.apply_pending(member)
 
     def apply_pending(self, member: Member) -> None:
-        """Advance the partition to the member's reported position if the update it names is
-        committed.
-        """
+        """Advance the partition to the member's reported position if the position counts now."""
         if member.pending is None:
             return
         after_seq, position = member.pending

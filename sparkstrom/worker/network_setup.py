@@ -1,4 +1,8 @@
-"""The network of a worker process: its address, its transport, and whether UDP gets through."""
+"""Connect a worker process: choose addresses, open a transport, and check that UDP gets through.
+
+"The driver" without "media" is the program that calls ``fit``; Aeron's process, which sends and
+receives for all workers of an executor, is the media driver.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ log = logging.getLogger(__name__)
 
 OpenTransport = Callable[[Endpoint | None], Transport]
 
-# a media driver may exit while it is joined; the next attempt starts another
+# A media driver may exit while a client joins it; the next attempt starts another one.
 JOIN_ATTEMPTS: Final = 3
 
 
@@ -59,7 +63,7 @@ def choose_executor_address(void: VoidConfiguration, controller: Endpoint) -> st
 
 
 def resolve_host(host: str) -> str:
-    """Return the IP address of a host name; Spark writes IPv6 addresses in brackets.
+    """Return the IP address of a host name, which may be an IPv6 address in brackets.
 
     Raise SetupError if the name cannot be resolved on this machine.
     """
@@ -91,7 +95,10 @@ def local_address_towards(controller: Endpoint) -> str:
 
 
 def exclude_controller_port(ports: range | None, host: str, controller: Endpoint) -> range | None:
-    """Return an executor's ports without the controller's, if both share this address."""
+    """Return an executor's ports without the controller's port if both share one address.
+
+    Of the two parts that remain, the longer one is returned.
+    """
     if ports is None or controller.host != host or controller.port not in ports:
         return ports
     index = ports.index(controller.port)
@@ -101,12 +108,12 @@ def exclude_controller_port(ports: range | None, host: str, controller: Endpoint
 def transport_opener(key: str, options: DriverOptions) -> OpenTransport:
     """Return a function that opens a transport on the media driver named ``key``.
 
-    The function takes the endpoint that the transport had before, or None, and reuses its port if
-    possible.
+    The function takes the endpoint that the transport had before, or None, and reuses that
+    endpoint's port if possible.
     """
 
     def open_transport(before: Endpoint | None) -> Transport:
-        """Open a transport; repeat if the media driver exits meanwhile."""
+        """Open a transport; try again if the media driver exits meanwhile."""
         chosen = options if before is None else replace(options, port_preferred=before.port)
         for _ in range(1, JOIN_ATTEMPTS):
             try:
@@ -119,12 +126,12 @@ def transport_opener(key: str, options: DriverOptions) -> OpenTransport:
 
 
 def port_bounds(ports: range | None) -> tuple[int, int] | None:
-    """Return the first and last port of a range; None without one."""
+    """Return the first and last port of a range; None for None."""
     return (ports[0], ports[-1]) if ports is not None else None
 
 
 def connect_transport(key: str, options: DriverOptions) -> Transport:
-    """Return a transport on the media driver named ``key``, starting that driver if necessary."""
+    """Return a transport on the media driver named ``key``; start that driver if necessary."""
     # imported late because it compiles kernels
     from sparkstrom.transport.aeron.client import AeronTransport
 
@@ -132,9 +139,10 @@ def connect_transport(key: str, options: DriverOptions) -> Transport:
 
 
 def require_library() -> None:
-    """Raise SetupError if this host has no Aeron library; cheap after the first call.
+    """Raise SetupError if this host has no Aeron library; later calls take almost no time.
 
-    The message is one line with the host's name because Spark shows only the last line of an error.
+    The message is one line with the host's name, because Spark shows only the last line of an
+    error.
     """
     try:
         load_library()
@@ -144,29 +152,29 @@ def require_library() -> None:
 
 
 def warm_up_transport() -> None:
-    """Load the transport's compiled kernels now, so that no lease expires during a compilation."""
+    """Load the transport's compiled kernels now, so that no lease expires while they compile."""
     import sparkstrom.transport.aeron.client  # noqa: F401
 
 
-ANSWER_TIMEOUT_S: Final = 4.0  # Aeron repeats its setup ten times a second, so half may be lost
+ANSWER_TIMEOUT_S: Final = 4.0  # enough with 50 % loss: Aeron repeats its setup ten times a second
 CONTROLLER_START_TIMEOUT_S: Final = 60.0
-REACHED_MARKER: Final = "answered"  # a file in the driver's directory: other tasks skip the probe
+REACHED_MARKER: Final = "answered"  # file in the driver's directory that lets tasks skip the probe
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerRoute:
-    """How a fit's executors reach its controller and configure their media drivers."""
+    """How a fit's executors reach its controller, and how they configure their media drivers."""
 
     job: int  # number of the fit, in the headers of its frames
     endpoint: Endpoint  # of the controller
     void: VoidConfiguration  # network options of the user
-    edges: int  # neighbours on other drivers, per executor
-    local_edges: int  # neighbours on the same driver, per executor
+    edges: int  # neighbours on other media drivers, per executor
+    local_edges: int  # neighbours on the same media driver, per executor
     is_controller_running: bool = True  # the controller has a media driver already
 
     @property
     def patience_s(self) -> float:
-        """Seconds to wait for an answer; longer while a controller in a task may be starting."""
+        """Seconds to wait for an answer; longer if a controller in a task may still be starting."""
         return ANSWER_TIMEOUT_S if self.is_controller_running else CONTROLLER_START_TIMEOUT_S
 
     def driver_key(self, environment: TaskEnvironment) -> str:
@@ -174,7 +182,7 @@ class ControllerRoute:
         return f"{self.job:016x}-{environment.jvm}"
 
     def driver_options(self, environment: TaskEnvironment) -> DriverOptions:
-        """Return that media driver's options, which are equal for all tasks of an executor."""
+        """Return the options of this media driver, which are equal for all tasks of an executor."""
         address = choose_executor_address(self.void, self.endpoint)
         return DriverOptions(
             host=address,
@@ -188,10 +196,10 @@ class ControllerRoute:
 
 
 def require_controller_reachable(route: ControllerRoute, environment: TaskEnvironment) -> None:
-    """Raise NetworkError within seconds unless UDP reaches the controller and comes back.
+    """Raise NetworkError within seconds unless UDP reaches the controller and replies come back.
 
-    Spark sends tasks over TCP, so without this check a firewall, mask or route that blocks UDP
-    would show only as silence, after rows are read and kernels are compiled.
+    Spark sends tasks over TCP. Without this check, a firewall, mask or route that blocks UDP would
+    show only as silence, after rows are read and kernels are compiled.
     """
     options = route.driver_options(environment)
     if _is_same_host(route.endpoint, options.host):
@@ -230,7 +238,7 @@ def _probe_controller(
 
 
 def format_unreachable(route: ControllerRoute, own_endpoint: Endpoint, seconds: float) -> str:
-    """Return the error message for blocked UDP; one line because Spark shows only the last line."""
+    """Return the error message for blocked UDP, as one line: Spark shows only the last line."""
     peer, void, own = route.endpoint, route.void, own_endpoint
     peer_name = master_name(void.controller)
     return (
@@ -251,7 +259,7 @@ def format_executor_ports(void: VoidConfiguration, port: int) -> str:
 
 
 def _fixed_port_hint(void: VoidConfiguration) -> str:
-    """Return advice to set ``unicast_port``, or "" if it is set."""
+    """Return a hint to set ``unicast_port``; "" if it is set already."""
     if void.unicast_port is not None:
         return ""
     return " (ports change with each fit: fix them by unicast_port=40123)"
@@ -266,7 +274,8 @@ def check_driver_machine(
 ) -> None:
     """Raise SetupError if the driver's machine lacks the library, an address or shared memory.
 
-    Takes some milliseconds and runs before any job. Skipped if the controller runs in a Spark task.
+    The check takes some milliseconds and runs before any job. It is skipped if the controller runs
+    in a Spark task.
     """
     if parse_controller(void.controller).is_in_task:
         return

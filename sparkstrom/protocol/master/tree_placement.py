@@ -1,7 +1,8 @@
-"""Placement of members in the tree, and suspicion about members that are not heard.
+"""Assign members their places in the tree, and suspect members that have gone silent.
 
-The tree changes at once and the nodes follow: a node is sent its place once its parent's own place
-is confirmed, so that no cycle ever exists, and repeatedly until its parent confirms it.
+A place determines a member's parent; an edge is the connection to that parent. The tree changes at
+once, and the nodes follow. A node is sent its place only once its parent's own place is confirmed,
+so that no cycle ever exists. The place is sent repeatedly until the parent confirms the edge.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from sparkstrom.protocol.master.members import MasterLimits, Member, Members, se
 
 ORDER_RETRY_S = 0.5  # between repeats of an order, which may be lost
 PROBE_SPACING_S = 0.5  # likewise for a probe
-QUIET_PER_LEASE = 8  # a member heard within this part of a lease is not probed
+QUIET_PER_LEASE = 8  # a member heard from within a lease / 8 is not probed
 
 
 class Placement:
-    """The intended tree, and the progress of each member towards its place in it.
+    """The intended tree, and each member's progress towards its place in the tree.
 
-    ``leases`` are those of the master's own children and of members that move or are suspected;
-    parents hold the others. ``endpoint`` is the master's address.
+    ``leases`` are those of the master's own children and of members that move or are suspected; the
+    other members' leases are held by their parents. ``endpoint`` is the master's address.
     """
 
     def __init__(
@@ -43,13 +44,13 @@ class Placement:
         self._members, self._leases, self._children = members, leases, children
         self._welcomes, self._endpoint = welcomes, endpoint
         self._quiet_s = limits.lease_s / QUIET_PER_LEASE
-        self._attaching = Leases(limits.attach_s, now_s)  # members ordered and not confirmed
+        self._attaching = Leases(limits.attach_s, now_s)  # members sent a place, not confirmed yet
         self.tree = Topology(limits.fan_out, limits.depth)  # exactly the live members
         self.moving: dict[NodeId, None] = {}  # members whose place is not confirmed, in order
         self.suspects: dict[NodeId, float] = {}  # member -> when it was last probed
 
     def assign_place(self, node: NodeId, executor: str) -> None:
-        """Add a node to the tree, under a task of the same executor if that has room.
+        """Add a node to the tree, below another node of the same executor if that one has room.
 
         Raise UsageError if the tree is full.
         """
@@ -60,9 +61,7 @@ class Placement:
         self.tree = self.tree.attach(node, near)
 
     def detach(self, gone: Collection[NodeId]) -> list[NodeId]:
-        """Remove nodes from the tree; return the nodes that have another parent now,
-        topmost first.
-        """
+        """Remove nodes from the tree; return those that now have another parent, topmost first."""
         before, self.tree = self.tree, self.tree.detach(gone, self.suspects)
         near = {child for node in gone for child in before.children(node)}
         freed = [before.places[node] for node in gone]
@@ -112,9 +111,7 @@ class Placement:
         return effects
 
     def send_order_if_due(self, member: Member, now_s: float) -> list[Effect]:
-        """Send one member its place if its parent's place is confirmed and the last order is old
-        enough.
-        """
+        """Send a member its place, if its parent's place is confirmed and no order is recent."""
         node, live = member.node, self._members.live
         assert not member.placed, f"node {node} has its place"
         self.suspects.setdefault(node, now_s)
@@ -130,7 +127,7 @@ class Placement:
         return self._send_order(member, parent, now_s)
 
     def _send_order(self, member: Member, parent: NodeId, now_s: float) -> list[Effect]:
-        """Send the order to the member and to its parent; the first time with a new edge."""
+        """Send the place to the member and to its parent; choose a new edge the first time."""
         if member.order is None:
             at = self._endpoint if parent == MASTER else self._members.live[parent].join.address
             member.order = self._welcomes.make(member, parent, at.host, at.port)
@@ -146,7 +143,7 @@ class Placement:
         return [*effects, send_to_process(member.join, order)]
 
     def confirm(self, member: Member, edge: EdgeNo) -> None:
-        """Record that the parent has the member as its child by this edge, and holds its lease."""
+        """Record that the parent has the member as a child over this edge, and holds its lease."""
         if member.order is None or edge != member.order.edge or member.placed:
             return
         member.advance_stage(Trigger.CONFIRMED)
@@ -157,11 +154,11 @@ class Placement:
             self._leases.drop(member.node)
 
     def expired_attachments(self, now_s: float) -> dict[NodeId, str]:
-        """Return the members that live but have not attached to their parent in time, each with a
-        reason.
+        """Return live members that did not attach to their parent in time, each with a reason.
 
-        A process may return under another id once. A member that has never reported anything over
-        an edge would end the same way again, so it must fail and let Spark try another executor.
+        The process of such a member may return under another id. But a member that never reported
+        anything over an edge would end the same way again, so it must fail and let Spark try
+        another executor.
         """
         reasons: dict[NodeId, str] = {}
         for node, waited_s in self._attaching.expire(now_s):
@@ -175,14 +172,12 @@ class Placement:
         return reasons
 
     def renew_lease(self, member: Member, now_s: float) -> None:
-        """Renew the lease of a member that asks for a place, if the master holds it."""
+        """Renew the lease of a member that asks for a place, if the master holds the lease."""
         if self._leases.holds(member.node):
             self._leases.renew(member.node, now_s)
 
     def on_child_silent(self, silent: ChildSilent, now_s: float) -> list[Effect]:
-        """Process a parent's report that a child is silent: suspect the child and all nodes below
-        it.
-        """
+        """Process a report that a child is silent: suspect it and all nodes below it."""
         member = self._members.live.get(silent.child)
         above = self._members.live[silent.node]
         if member is None or member.order is None or member.order.edge != silent.edge:
@@ -191,7 +186,7 @@ class Placement:
         return self._suspect(silent.child, now_s)
 
     def _suspect(self, node: NodeId, now_s: float) -> list[Effect]:
-        """Take over the leases of a node and of all nodes below it, and probe them."""
+        """Take over the leases of a node and of all nodes below it, and probe those nodes."""
         effects: list[Effect] = []
         for asked in (node, *self.tree.descendants(node)):
             member = self._members.live[asked]
@@ -204,7 +199,7 @@ class Placement:
         return effects
 
     def probe_suspects(self, now_s: float) -> list[Effect]:
-        """Probe the suspected members again that have not been heard lately."""
+        """Probe again those suspected members that have not been heard from lately."""
         effects: list[Effect] = []
         for node, asked_s in self.suspects.items():
             spoke = self._leases.silence_s(node, now_s) < self._quiet_s
@@ -214,9 +209,7 @@ class Placement:
         return effects
 
     def on_probe_reply(self, member: Member, now_s: float) -> None:
-        """Record a direct answer: the member lives, and needs a new edge if its parent does not
-        hear it.
-        """
+        """Record that a member lives; schedule a new edge if its parent does not hear from it."""
         self._leases.renew(member.node, now_s)
         self.suspects.pop(member.node, None)
         if member.stage in NOT_HEARD:
@@ -228,10 +221,10 @@ class Placement:
             self._leases.drop(member.node)
 
     def on_new_request(self, member: Member, join: Join, now_s: float) -> list[Effect]:
-        """Give a member another edge that it requests with a newer join.
+        """Give a member another edge, which it requests with a newer join.
 
-        Its old parent is probed, because it may be gone. Its children move, too, if it lost its
-        edges to them.
+        Its old parent is probed, because that parent may be gone. If the member lost the edges to
+        its children, the children get new edges, too.
         """
         assert join.request > member.join.request, "a lower request is an older one"
         before, parent = member.order, self.tree.parent(member.node)
