@@ -52,6 +52,8 @@ PLAIN_FENCES = (
     "bitmap", "control", "direct", "frame", "gaps", "levels", "merged", "mermaid", "report",
     "sum-dense", "sum-sparse", "told",
 )  # fmt: skip
+# Records of measurements are beside the benchmarks; the site offers them as files.
+RECORD_LINK = re.compile(r"\[([^\]]+)\]\((\.\./benchmarks/[^)#]+\.md)(?:#[^)]*)?\)")
 UNLISTED = "<!-- pages that are listed nowhere else -->"
 
 
@@ -72,6 +74,7 @@ def add_to_source(app: Any, page: str, source: list[str]) -> None:
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n[a-z]*\n```\n"
     elif page == "troubleshooting":
         source[0] = with_texts(source[0])
+    source[0] = RECORD_LINK.sub(r"{download}`\1 <\2>`", source[0])
 
 
 def unlisted(app: Any, index: str) -> list[str]:

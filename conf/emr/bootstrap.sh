@@ -2,7 +2,7 @@
 # Bootstrap action of EMR: gives a node a Python environment with sparkstrom and Aeron's library, and
 # socket buffers of 4 MiB. Runs on every node as user hadoop, also on those that are added later.
 #
-#   bootstrap.sh --package s3://BUCKET/sparkstrom-0.1.0-py3-none-any.whl [--python python3.11]
+#   bootstrap.sh --package s3://BUCKET/sparkstrom-0.1.0-py3-none-manylinux_2_28_x86_64.whl [--python python3.11]
 #       [--home /opt/sparkstrom] [--wheels s3://BUCKET/wheels/] [-- WHAT PIP SHALL INSTALL AS WELL]
 #
 # --wheels is for nodes without a way to PyPI: a folder that `pip download` has filled, with
@@ -23,7 +23,7 @@ while [ $# -gt 0 ]; do
         *) fail "$1 is no option of this script; see its first lines" ;;
     esac
 done
-[ -n "$package" ] || fail "--package wants the wheel of sparkstrom, such as s3://BUCKET/sparkstrom-0.1.0-py3-none-any.whl"
+[ -n "$package" ] || fail "--package wants the wheel of sparkstrom, such as s3://BUCKET/sparkstrom-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
 [ "$(uname -m)" = x86_64 ] || fail "this node is $(uname -m): Aeron's wheel is for x86_64; take instances that are not Graviton"
 
 scratch=$(mktemp -d)

@@ -529,7 +529,7 @@ def _overflow_warning(overflows: int, first: int) -> list[str]:
         return []
     return [
         f"{overflows} times a parameter (first: index {first}) left the range in which sums are "
-        "exact: replicas may differ; the driver's parameters are delivered. Lower the learning "
+        "exact: replicas may differ; the driver's parameters are returned. Lower the learning "
         "rate, or start another fit: it takes a coarser grid"
     ]
 

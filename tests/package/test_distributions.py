@@ -1,9 +1,10 @@
-"""What `python -m build` makes has everything, and nothing that a checkout has beside it."""
+"""What `python -m build` makes is complete, and README.md runs in an environment made of it."""
 
 from __future__ import annotations
 
 import email
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,17 +19,30 @@ ROOT = Path(__file__).parents[2]
 LEFT = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "_aeron.py")
 GENERATED = "sparkstrom/transport/aeron/_aeron.py"
 FIRST_SECOND_S = 1.0
+LIMIT_S = 1500  # pip, kernels and a fit take two minutes; with the whole suite beside them more
+REPOSITORY = "https://example.org/owner/name"
+PLATFORM = "manylinux_2_28_x86_64"
+TORCH = "torch==2.13.0"  # as in the extra `test`: the build for processors alone, for CPython 3.11
+# As in conf/laptop.conf: a JVM that does not compile for hours to come.
+JVM = {"JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with sdist and wheel, from a copy of this tree; the wheel is made from the sdist."""
+    """A folder with sdist and wheel, from a copy of this tree; the wheel is made from the sdist.
+
+    The copy knows an address of the project's repository.
+    """
     pytest.importorskip("build")
     folder = tmp_path_factory.mktemp("built")
     copy, out = folder / "tree", folder / "dist"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT), symlinks=True)
+    settings = (copy / "pyproject.toml").read_text()
+    assert 'repository = ""' in settings, "it is known now: use it here"
+    settings = settings.replace('repository = ""', f'repository = "{REPOSITORY}"')
+    (copy / "pyproject.toml").write_text(settings)
     (copy / "sparkstrom.egg-info").mkdir()  # as an editable install leaves it; made anew
     # Without isolation: what builds is here, and no network is needed.
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(copy)]
@@ -64,6 +78,19 @@ def test_the_wheel_says_what_it_is_for(built: Path) -> None:
     aeron = [line for line in facts.get_all("Requires-Dist", []) if line.startswith("pyaeron")]
     assert len(aeron) == 1
     assert "x86_64" in aeron[0]
+    assert wheel.name.endswith(f"-py3-none-{PLATFORM}.whl")
+    assert facts["Author"]
+    assert f"Repository, {REPOSITORY}" in facts.get_all("Project-URL", [])
+
+
+def test_links_of_the_description_lead_into_the_repository(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        text = email.message_from_bytes(archive.read(name)).get_payload(decode=True).decode()
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert f"{REPOSITORY}/blob/main/docs/quickstart.md" in links
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
 def test_the_source_distribution_has_what_git_has(built: Path) -> None:
@@ -109,3 +136,46 @@ from sparkstrom import SparkNetwork
     assert (category, where, line) == ("RuntimeWarning", str(program), "9"), done.stderr
     assert float(spent_s) < FIRST_SECOND_S  # of this process, however busy the machine is
     assert any("fetch-aeron" in word and str(home) in word for word in words), words
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_the_readme_runs_as_pasted_in_a_fresh_environment(built: Path, tmp_path: Path) -> None:
+    """Its install lines, with the wheel in place of the clone, and then its Python block."""
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("PyPI has torch for processors alone for CPython 3.11 only")
+    (wheel,) = built.glob("*.whl")
+    text = (ROOT / "README.md").read_text()
+    (installing,) = re.findall(r"^```sh\n(python3 -m venv .*?)^```", text, re.S | re.M)
+    make, install, fetch = installing.splitlines()
+    assert install.startswith("pip install '.[")
+    install = install.partition("or a wheel: ")[2].replace("PATH_TO_WHEEL", str(wheel))
+    program = re.search(r"^```python\n(.*?)^```", text, re.S | re.M)
+    assert program is not None
+    (tmp_path / "program.py").write_text(program[1])
+    (tmp_path / "constraints.txt").write_text(TORCH)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3").symlink_to(sys.executable)
+    script = "\n".join(["set -e", make, install, fetch, "python program.py"])
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SPARK", "PYSPARK"))}
+    own = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "PIP_CONSTRAINT": str(tmp_path / "constraints.txt"),
+        "PIP_NO_COMPILE": "1",  # of thousands of modules some hundred are imported
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env=kept | JVM | own,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S - 100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "2 workers trained 20 epochs of 19,210 parameters" in done.stdout
+    assert "bit-identical, on the driver and all workers" in done.stdout
+    accuracy = re.search(r"^held-out accuracy (\S+)$", done.stdout, re.MULTILINE)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 0.9
+    assert (tmp_path / "digits.pt").exists()

@@ -122,7 +122,7 @@ def result_group(summary: Figures) -> FigureGroup:
     took, dense = as_number(summary.get("bytes_sent")), as_number(summary.get("bytes_dense"))
     less = format_reduction(took, dense) if took and dense and dense > took else ""
     sent = format_bytes(as_number(summary.get("bytes_sent")))
-    rows.append(("sent", f"{sent} of updates" + (f", {less} than dense ones" if less else "")))
+    rows.append(("sent", f"{sent} of updates" + (f", {less} than dense updates" if less else "")))
     return FigureGroup("Result", rows)
 
 
@@ -147,7 +147,7 @@ def figure_groups(summary: Figures) -> list[FigureGroup]:
 def _format_loss(value: float | None) -> str:
     """Describe the loss of the last epoch."""
     if value is None:
-        return "not a number: nobody finished an epoch, or it diverged"
+        return "not a number: no epoch was completed, or training diverged"
     return f"{format_number(value)} in the last epoch"
 
 
@@ -179,7 +179,7 @@ def _best_epoch_rows(summary: Figures) -> list[Row]:
         return []
     commit = as_number(best.get("commit"))
     delivery = (
-        "" if commit is None else f"; its parameters (commit {format_count(commit)}) are delivered"
+        "" if commit is None else f"; its parameters (commit {format_count(commit)}) are returned"
     )
     score = f"{as_text(best.get('metric'))} {format_number(as_number(best.get('value')))}"
     return [("best epoch", f"{format_count(as_number(best.get('epoch')))}: {score}{delivery}")]
@@ -241,7 +241,7 @@ def _batch_rows(summary: Figures) -> list[Row]:
     return [
         (
             "batch",
-            f"{format_count(per_worker)} rows a step; {format_count(per_round)} in a round of"
+            f"{format_count(per_worker)} rows per step; {format_count(per_round)} in a round of"
             f" {workers}",
         )
     ]
@@ -271,7 +271,7 @@ def _update_group(summary: Figures) -> FigureGroup:
     )
     lost = [(title, as_number(summary.get(key))) for title, key in masses]
     rows += [(f"mass {title}", format_number(value)) for title, value in lost if value]
-    return FigureGroup("What updates hold", rows)
+    return FigureGroup("Updates", rows)
 
 
 def _staleness_group(summary: Figures) -> FigureGroup:
@@ -283,12 +283,12 @@ def _staleness_group(summary: Figures) -> FigureGroup:
     if as_number(summary.get("staleness_minibatches")) is None:
         return FigureGroup("", [])
     rows = [
-        ("on the way", f"{of('staleness_minibatches')} minibatches of the others (max"
+        ("on the way", f"{of('staleness_minibatches')} minibatches of other workers (max"
          f" {of('staleness_minibatches_max')})"),
         ("in commits", f"{of('staleness_mean')} (max {of('staleness_max')})"),
-        ("in residuals", f"{of('residual_minibatches')} minibatches more"),
+        ("in residuals", f"{of('residual_minibatches')} more minibatches"),
     ]  # fmt: skip
-    return FigureGroup("How late learning arrives", rows)
+    return FigureGroup("Staleness", rows)
 
 
 def _bytes_group(summary: Figures) -> FigureGroup:
@@ -304,7 +304,7 @@ def _bytes_group(summary: Figures) -> FigureGroup:
         rows.append(("frames rejected", format_count(rejected)))
     rows += _ignored_message_rows(summary)
     return FigureGroup(
-        "Bytes, each hop", rows, tuple(as_text(one) for one in as_list(summary.get("slow_links")))
+        "Bytes per hop", rows, tuple(as_text(one) for one in as_list(summary.get("slow_links")))
     )
 
 

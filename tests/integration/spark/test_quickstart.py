@@ -1,4 +1,7 @@
-"""The programs in README.md and docs/quickstart.md run as they are printed there."""
+"""The program in docs/quickstart.md runs as it is printed there.
+
+README.md's runs in tests/package/test_distributions.py.
+"""
 
 from __future__ import annotations
 
@@ -24,35 +27,8 @@ def program() -> str:
     return "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M))
 
 
-def readme() -> str:
-    """Return README's first Python block, which is a complete program."""
-    found = re.search(r"^```python\n(.*?)^```", README.read_text(), re.S | re.M)
-    assert found is not None
-    return found[1]
-
-
 def test_the_readme_is_short() -> None:
     assert len(README.read_text().splitlines()) <= 150
-
-
-@pytest.mark.slow
-def test_the_readmes_first_block_runs_as_pasted(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    (tmp_path / "program.py").write_text(readme())
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env=os.environ | JVM | {"PYTHONPATH": str(ROOT), "SPARKSTROM_RUNS": ""},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-4_000:]
-    assert "2 workers trained 20 epochs" in done.stdout
-    accuracy = re.search(r"^held-out accuracy (\S+)$", done.stdout, re.MULTILINE)
-    assert accuracy is not None
-    assert float(accuracy[1]) > 0.9
-    assert (tmp_path / "digits.pt").exists()
 
 
 def test_the_quickstarts_environment_has_what_the_pages_import() -> None:

@@ -290,7 +290,7 @@ def test_its_keys_are_the_fields_and_all_are_explained() -> None:
 def test_a_round_is_a_minibatch_of_each_worker_that_has_rows() -> None:
     made = summary(rows=[50, 0, -1, 7])
     assert (made.batch_size_per_worker, made.effective_batch) == (32, 64)
-    assert "32 rows a step; 64 in a round of 2 workers" in made.table(all=True)
+    assert "32 rows per step; 64 in a round of 2 workers" in made.table(all=True)
 
 
 def test_bytes_are_told_by_kind_of_driver_and_workers() -> None:
