@@ -10,9 +10,9 @@ one message. It has five stages:
     form           ``FormWriters``  write the message in the form that suits the number of hits
     post-process   ``residual``     modify the remaining residual, for example clip it
 
-Their order matters. The scan detects NaN before anything is sent or added to theta. Writing a message
-also subtracts it from the residual and adds it to theta, so that the residual and theta reflect
-exactly the messages that exist:
+Their order matters. The scan detects NaN before anything is sent or added to theta. Writing a
+message also subtracts it from the residual and adds it to theta, so that the residual and theta
+reflect exactly the messages that exist:
 
     learned  =  sent + residual + clipped + scaled away
 
@@ -365,7 +365,7 @@ class Encoder:
         self._policy.follow_link(round_s, step_s)
 
     def accumulate(self, delta: Flat) -> None:
-        """Add ``delta`` f32[n_params] to the residual without publishing (``train_on="replica"``)."""
+        """Add ``delta`` f32[n_params] to the residual, unpublished (``train_on="replica"``)."""
         self._residual.accumulate(delta)
 
     def publish(self, learnt: Flat, theta: Flat) -> Encoded | None:
@@ -451,7 +451,7 @@ class Encoder:
         return StepSizes(least * q, tau * q, step * q, step_quanta=step, q=q)
 
     def _process_residual(self, arrays: PublicationArrays, number: int) -> None:
-        """Post-process the residual with the full tau; a shake-up's lower tau would destroy more."""
+        """Post-process the residual with the full tau; a shake-up's tau would destroy more."""
         if self._clipping is not None:
             tau = grid.tau_quanta(self.tau, self.k) * self.q
             destroyed = self._clipping.process(self._residual, arrays, number, tau)
