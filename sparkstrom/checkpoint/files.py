@@ -106,7 +106,7 @@ def open_folder(url: str | os.PathLike[str]) -> Folder:
 
 
 class LocalFolder:
-    """A folder on this machine. Writers lock their temporary files against ``remove_abandoned``."""
+    """A folder on this machine. Writers lock their temporary files, so that none is removed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

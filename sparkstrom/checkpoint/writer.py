@@ -250,5 +250,5 @@ class CheckpointWriter:
 
 
 def _failure_kind(doing: str, error: Exception) -> FailureKind:
-    """Return the kind of a failure: all but its text, in which some stores name the request."""
+    """Return a failure's kind, without its text, which may differ between equal failures."""
     return doing, type(error), getattr(error, "errno", None)

@@ -171,7 +171,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     after_seq: SeqField  # (epoch, batch) is valid once this update of the node is committed
     epoch: U32
     batch: U32
-    steps: U63  # the node's steps, plus the count from which it started (``Welcome.steps``)
+    steps: U63  # the worker's steps, plus those credited because it joined late
     activity: Activity
     final: SeqField | None = None  # number of its last update; None: more may follow
     audit: AuditAnswer | None = None  # None: not audited yet
@@ -247,7 +247,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
     closed: LastSeqs  # former ids of this process, with their last valid updates
     epoch: U32  # with ``batch``: the position at which to begin training
     batch: U32
-    steps: U63  # the step count from which a new worker starts
+    steps: U63  # step count credited to a new worker, so that nobody waits for it to catch up
     grants: list[Text]  # paths of an earlier fit's residual files that this node has to add
 
 
@@ -355,7 +355,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     seen: CommitField  # newest commit in the origin's replica when the update was made
     epoch: U32  # with ``batch``: position up to which the origin has trained
     batch: U32
-    steps: U63  # training steps of the origin, counted from ``Welcome.steps``
+    steps: U63  # as in ``Status``
     payload: Payload
 
 

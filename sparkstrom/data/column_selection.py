@@ -193,7 +193,7 @@ def features_to_arrays(data: Any) -> Columns:
 
 
 def _to_numbers(values: Any) -> NDArray[Any]:
-    """Copy one array of features to a numeric array. Raise UsageError if it is not numeric."""
+    """Convert one array of features to a new array. Raise UsageError if it is not numeric."""
     try:
         return as_array(values, own=True)
     except (TypeError, ValueError) as error:  # not numeric, or rows of different lengths

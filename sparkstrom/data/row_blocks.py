@@ -383,8 +383,8 @@ def distribute_rows(
 ) -> Iterator[tuple[int, ShuffleBlock]]:
     """Distribute a source partition's rows randomly to workers; yield (worker, shuffle block).
 
-    From each source, workers get equal numbers of rows, up to one. The distribution is the same
-    if Spark recomputes it.
+    Workers' numbers of rows from one source differ by at most one. The distribution is the same if
+    Spark recomputes it.
 
     Args:
         blocks: converts the source's rows to blocks.

@@ -198,7 +198,7 @@ class Memory(Protocol):
         """Return a host array's content as an array that kernels can read."""
 
     def part(self, array: NDArray[Any], where: slice, /) -> NDArray[Any]:
-        """Return a view of the array from ``where.start`` to ``where.stop``."""
+        """Return a view of the array's entries in the slice ``where``."""
 
     def reader(self, array: NDArray[Any], /) -> Read:
         """Return a thread-safe function that reads ranges of ``array``."""
@@ -247,8 +247,8 @@ def need_device(index: int) -> None:
 def kernels(name: str = "cpu") -> Kernels:
     """Return the kernels of the backend of this name.
 
-    The first call compiles it or loads it from the cache. Raises SetupError with the reason if CUDA
-    is unavailable, UsageError for an unknown name.
+    The first call may compile the kernels or load them from a cache. Raises SetupError with the
+    reason if CUDA is unavailable, UsageError for an unknown name.
     """
     if name == CUDA:
         return _cuda_kernels()

@@ -220,7 +220,7 @@ SEED_CODES = 4096  # hits that seed the choice, so that it differs between worke
 
 
 class Scan:
-    """Finds hits and non-finite values in one pass over the residual, before anything changes."""
+    """Finds hits and non-finite values in one pass over the residual, before theta changes."""
 
     def __init__(
         self,
@@ -245,7 +245,9 @@ class Scan:
     def subsample_ties(
         self, hits: int, fraction: float, arrays: PublicationArrays, tau: float, number: int
     ) -> int:
-        """Randomly select some of the hits below 2 tau if there are too many; leave the others.
+        """If there are too many hits, select some of those below 2 tau at random.
+
+        The other hits stay in the residual.
 
             hits      number of hits that ``find`` found with this tau
             fraction  wanted fraction of all parameters to send
@@ -371,8 +373,8 @@ class Encoder:
     def publish(self, learnt: Flat, theta: Flat) -> Encoded | None:
         """Encode an update with all residuals that reach tau; return None if no residual does.
 
-            learnt  f32[n_params]  ``train_on="local"``: ``local``, in/out; mean, sqrt and clipping
-                                   change it. "replica": the last step's change, in
+            learnt  f32[n_params]  with ``train_on="local"``: ``local``, in/out (mean, sqrt and
+                                   clipping change it); with "replica": the last step's change, in
             theta   f32[n_params]  in/out: the quantised update is added
 
         Raises TrainingError naming index and layer if any value is NaN or infinite; theta is then

@@ -1,13 +1,15 @@
 """Encode sparse updates as Rice-coded gaps between sorted indices, within a few percent of entropy.
 
-If a fraction p of the parameters are hits, gaps between indices are geometrically distributed,
-which suits Rice codes. Layout, with bits from the lowest of each byte upwards:
+The entries of an update are called hits. If they are spread randomly, the gaps between indices are
+geometrically distributed, which suits Rice codes. Layout, with bits from the lowest of each byte
+upwards:
 
     u8 rice | per hit: gap >> rice zeros and a 1 | sign (1: negative) | the low ``rice`` bits of gap
 
 The gap is ``index - previous - 1`` (for the first hit: its index). The last hit
 is followed by fewer than 8 bits, all 0, so that each message has only one valid length. The decoder
-accepts any bytes: if a read would leave the payload or an index the model, it returns the reason.
+does not trust its input: if a read would leave the payload, or an index is beyond the parameters,
+it returns the reason.
 """
 
 # Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.

@@ -1,4 +1,4 @@
-"""Apply a threshold per layer, a fixed whole multiple of tau; and estimate tau from a sample.
+"""Give each layer its own threshold, a whole multiple of tau; and estimate tau from a sample.
 
 Layers learn at different scales: with one tau for all layers, the layer with the largest changes
 would fill the messages. A layer with multiplier m has the threshold m * tau. Messages contain only

@@ -1,14 +1,14 @@
 """Encode sparse updates in which each hit adds its own tau * 2^level, close to their entropy.
 
-Few hits are far above tau. The message lists the hits with level 1 or more, then which of these
-have level 2 or more, and so on, each time as Rice-coded gaps. Layout:
+Few hits (entries of the update) are far above tau. The message lists the hits with level 1 or more,
+then which of these have level 2 or more, and so on, each time as Rice-coded gaps. Layout:
 
     u8 top | per level from 1 to top: u8 rice, gaps, 0s up to a whole byte | the hits, as ``gaps``
 
 At each level, the candidates are the hits that reached the level below. A gap counts the candidates
 between two that have this level; one more gap counts the candidates after the last one. A code is
-gap >> rice zeros, a 1, and the low ``rice`` bits of the gap, lowest first. The decoder accepts any
-bytes, as in ``gaps``.
+gap >> rice zeros, a 1, and the low ``rice`` bits of the gap, lowest first. The decoder does
+not trust its input, as in ``gaps``.
 """
 
 # Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.

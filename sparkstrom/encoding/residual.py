@@ -72,7 +72,7 @@ class Residual(Protocol):
     def move(
         self, arrays: PublicationArrays, codes: I32, step_sizes: StepSizes, /
     ) -> tuple[int, int]:
-        """Subtract hits, and add them to theta; return (overflows, index of the first or -1)."""
+        """Subtract the hits and add them to theta; return (overflows, index of the first or -1)."""
 
     def move_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes, /
@@ -103,7 +103,7 @@ class Residual(Protocol):
         """Add a residual f32[n_params] that an earlier fit left over."""
 
     def state(self) -> EncoderState:
-        """Return the state that survives a fit."""
+        """Return the state to keep for the next fit."""
 
     def load_state(self, state: EncoderState, /) -> None:
         """Add the residual in a state that ``state`` returned."""
@@ -162,7 +162,7 @@ class LocalResidual:
     def move_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes
     ) -> tuple[int, int]:
-        """Like ``move``, with each hit multiplied by 2^level."""
+        """Like ``move``, with each hit's steps multiplied by 2^level."""
         steps = (step_sizes.step, step_sizes.step - step_sizes.tau, step_sizes.q)
         return self._layered.move_levels(arrays.theta, arrays.learnt, codes, levels, *steps)
 
@@ -244,7 +244,7 @@ class ReplicaResidual:
     def move_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes
     ) -> tuple[int, int]:
-        """Like ``move``, with each hit multiplied by 2^level."""
+        """Like ``move``, with each hit's steps multiplied by 2^level."""
         steps = (step_sizes.step, -step_sizes.tau, step_sizes.q)
         return self._layered.move_levels(arrays.theta, self._array, codes, levels, *steps)
 
@@ -281,7 +281,7 @@ class ReplicaResidual:
         return {"residual": self._memory.to_host(self._array).copy()}
 
     def load_state(self, state: EncoderState) -> None:
-        """Add the residual that another ``state`` call returned."""
+        """Add the residual in a state that ``state`` returned."""
         if "residual" in state:
             self.add(np.asarray(state["residual"], np.float32), self._array)
 
@@ -298,7 +298,7 @@ class ResidualPostProcessor(Protocol):
     def process(
         self, residual: Residual, arrays: PublicationArrays, publication: int, tau: float, /
     ) -> float:
-        """Change the residual; return the sum of absolute values that this destroys.
+        """Change the residual; return the sum of the absolute values that are lost.
 
         arrays       arrays of the publication, which ``residual.clip`` needs
         publication  number of the publication, from 1
@@ -319,7 +319,7 @@ class ResidualClipping:
         frequency: number of publications from one clipping to the next.
 
     Raises:
-        UsageError: a multiple or a frequency below 1.
+        UsageError: the multiple or the frequency is below 1.
     """
 
     multiple: float = field(

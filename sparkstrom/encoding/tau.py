@@ -43,12 +43,12 @@ class WarmUp:
     continues from the last tau, and ``FixedThreshold`` with its own tau.
 
     Args:
-        publications: length of the warm-up in publications of each worker, such as an epoch's.
+        publications: number of publications of each worker in the warm-up, such as one epoch's.
         sent_fraction_first: fraction of all parameters in the first message.
         sent_fraction_last: fraction that the first publication after the warm-up would send.
 
     Raises:
-        UsageError: a value out of range.
+        UsageError: a value is out of range.
     """
 
     # number of publications of each worker
@@ -104,7 +104,7 @@ PREFIX = "threshold_"  # prefix of the algorithm's keys in an encoder's state
 
 
 class NextPublication(NamedTuple):
-    """The facts about the next publication from which its threshold is chosen."""
+    """The inputs from which the threshold of the next publication is chosen."""
 
     number: int  # number of the publication, from 1, over all fits
     sent_fraction: float | None  # sent by the last publication; None before the first
@@ -143,7 +143,7 @@ class TauSource(TauStage, Protocol):
     """Interface of the innermost stage, which gets tau from a threshold algorithm."""
 
     def follow_link(self, round_s: float, step_s: float, /) -> None:
-        """Adapt to the seconds that the last commit (``round_s``) and a step (``step_s``) took."""
+        """Adapt to how long the last commit and a training step took, in seconds."""
 
     def state(self) -> EncoderState:
         """Return this stage's own state, which excludes the threshold algorithm's state."""

@@ -122,12 +122,12 @@ _DECAY = number(least=0.5, below=1, remedy="; it is the factor by which tau fall
 
 @dataclass(frozen=True, slots=True)
 class AutoThreshold:
-    """Send as much as the network link allows: tau is what the chosen fraction of residuals reach.
+    """Send as large a fraction of the parameters as the network link allows.
 
-    The fraction starts at its maximum and follows the link's speed between both bounds. The
-    defaults come from measurements: accuracy did not improve above 1e-2 and declined below 1e-3. A
-    message contains at least 32 entries, or half of a smaller model. ``threshold="auto"`` selects
-    this algorithm.
+    tau is the value that this fraction of the residuals reach. The fraction starts at its maximum
+    and follows the link's speed between both bounds. The defaults come from measurements: accuracy
+    did not improve above 1e-2 and declined below 1e-3. A message contains at least 32 entries, or
+    half of a smaller model. ``threshold="auto"`` selects this algorithm.
 
     Args:
         sent_fraction_min: smallest fraction of all parameters to send per message.

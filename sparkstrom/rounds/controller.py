@@ -52,7 +52,7 @@ class EpochBarrier:
     def acknowledge(self, epochs: int) -> None:
         """Record that the main thread received the metrics of the first ``epochs`` epochs.
 
-        This call also shows that the thread has handled the metrics of its earlier calls.
+        The main thread has then handled all metrics that it received before.
         """
         with self._changed:
             self._handled, self._observed = self._observed, epochs

@@ -61,7 +61,7 @@ def from_host(host: NDArray[Any]) -> NDArray[Any]:
 
 
 def part(array: NDArray[Any], where: slice) -> NDArray[Any]:
-    """Return a view of the array from ``where.start`` to ``where.stop``."""
+    """Return a view of the array's entries in the slice ``where``."""
     return array[where]
 
 

@@ -129,7 +129,7 @@ class CachingCompiler:
         fromlist: tuple[str, ...] | None = (),
         level: int = 0,
     ) -> Any:
-        """Import a module, or its copy if it declares kernels; the copies' ``__import__``."""
+        """Import like ``__import__``, but return copies of modules that declare kernels."""
         found = builtins.__import__(name, given, local, fromlist or (), level)
         if not fromlist:
             return found

@@ -85,7 +85,7 @@ def from_host(host: NDArray[Any]) -> DeviceArray:
 
 
 def part(array: Any, where: slice) -> DeviceArray:
-    """Return a view of the array from ``where.start`` to ``where.stop``."""
+    """Return a view of the array's entries in the slice ``where``."""
     return as_numba_array(array, "array")[where]
 
 
