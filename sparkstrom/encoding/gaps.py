@@ -12,7 +12,7 @@ does not trust its input: if a read would leave the payload, or an index is beyo
 it returns the reason.
 """
 
-# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
 # mypy: disable-error-code="assignment, no-any-return"
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ gap >> rice zeros, a 1, and the low ``rice`` bits of the gap, lowest first. The 
 not trust its input, as in ``gaps``.
 """
 
-# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
 # mypy: disable-error-code="arg-type, assignment, no-any-return"
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from sparkstrom.encoding.cpu.intrinsics import lowest_bit, store_word
 from sparkstrom.encoding.cpu.kernel_loader import BYTES, helper, kernel
 from sparkstrom.encoding.gaps import bits_from, next_one
 
-# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
 # mypy: disable-error-code="arg-type, assignment, no-any-return"
 
 

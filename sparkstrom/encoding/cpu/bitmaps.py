@@ -5,7 +5,7 @@ the compiler can vectorise these but not one large loop. Four states are read an
 as one 32-bit word.
 """
 
-# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
 # mypy: disable-error-code="arg-type, assignment, return-value"
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ unsigned and arrays are not sliced: for a signed index Numba checks whether it c
 and a slice costs more than a sixteenth of a block.
 """
 
-# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
 # mypy: disable-error-code="assignment"
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 because they run only if residuals are tied. The loops over hits prefetch, like ``kernels.move``.
 """
 
-# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
 # mypy: disable-error-code="assignment"
 
 from __future__ import annotations
