@@ -6,6 +6,11 @@ outside the tree. ``Update``, ``Commit``, ``MergedRange``, ``Chunk`` and ``Optim
 data stream; all others are control messages. The package ``protocol`` handles the messages, and
 ``codec.wire`` encodes them. ``tag`` and ``name=`` are names on the wire, which stay the same when
 the code is renamed.
+
+A worker that makes an update is its origin. The master numbers updates; a numbered update is a
+commit. A replica is a node's copy of the parameters as of some commit, and a snapshot is a replica
+that a child fetches from its parent in chunks. A node's lease is how long its neighbours consider
+it alive after they heard from it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A kernel is a function that processes all parameters or hits. ``reference`` is the specification in
 NumPy, ``cpu`` has the same functions compiled with Numba, and ``cuda`` has them for device arrays.
-The latter two are compiled, or loaded from files, at the first call. ``warm_up`` does this before a
-worker joins a fit, so that the worker is not considered dead while it compiles.
+The latter two are compiled, or loaded from files, before their first call. ``warm_up`` does this
+before a worker joins a fit, so that the worker is not considered dead while it compiles.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class FractionAlgorithm(ThresholdAlgorithm, Protocol):
 class HasTargetFractions(Protocol):
     """A threshold algorithm with a target range for the sent fraction.
 
-    After a fit, a warning reports if the sent fraction was out of range. All of ``ALGORITHMS``
+    A warning after the fit says if the sent fraction was far out of range. All of ``ALGORITHMS``
     implement this interface; for a user-defined algorithm that does not, there is no warning.
     """
 
