@@ -239,7 +239,7 @@ class LeaveNotice(msgspec.Struct, frozen=True, tag="leaving", kw_only=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
-    """Assigns a node its id, parent and start position. Answers a join, or moves the node."""
+    """Answer to a join, or instruction to move: a node's id, parent and start position."""
 
     token: U63  # with ``count``: identifies the join that this message answers
     count: U32

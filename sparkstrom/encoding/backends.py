@@ -46,7 +46,7 @@ class Kernels(Protocol):
     def move(
         self, theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float, /
     ) -> tuple[int, int]:
-        """At the hits, add +-step to theta and +-other_step to ``other``; return overflows."""
+        """Add +-step to theta and +-other_step to ``other`` at the hits; return overflows."""
 
     def choose_local(
         self, local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32, /

@@ -245,7 +245,7 @@ class Scan:
     def subsample_ties(
         self, hits: int, fraction: float, arrays: PublicationArrays, tau: float, number: int
     ) -> int:
-        """If there are too many hits, select some of those below 2 tau at random.
+        """Select some of the hits below 2 tau at random, if there are too many hits.
 
         The other hits stay in the residual.
 

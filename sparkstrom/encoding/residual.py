@@ -308,7 +308,7 @@ class ResidualPostProcessor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResidualClipping:
-    """Clip the residual to +-``multiple`` * tau at every ``frequency``-th publication.
+    """Clips the residual to +-``multiple`` * tau at every ``frequency``-th publication.
 
     DL4J: ``ResidualClippingPostProcessor``. As in DL4J, clipping follows encoding, uses the
     message's tau, and is skipped if nothing was sent. Unlike in DL4J, ``frequency`` counts

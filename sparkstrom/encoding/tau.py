@@ -33,7 +33,7 @@ _FRACTION = number(
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Send much at first, and exponentially less from publication to publication.
+    """Sends much at first, and exponentially less from publication to publication.
 
     Early gradients are large and change quickly. If they were held back until they reach a
     threshold that suits later training, they would arrive stale. Source: Deep Gradient Compression

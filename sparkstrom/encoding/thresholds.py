@@ -122,7 +122,7 @@ _DECAY = number(least=0.5, below=1, remedy="; it is the factor by which tau fall
 
 @dataclass(frozen=True, slots=True)
 class AutoThreshold:
-    """Send as large a fraction of the parameters as the network link allows.
+    """Sends as large a fraction of the parameters as the network link allows.
 
     tau is the value that this fraction of the residuals reach. The fraction starts at its maximum
     and follows the link's speed between both bounds. The defaults come from measurements: accuracy
@@ -185,7 +185,7 @@ def algorithm_of(threshold: ThresholdAlgorithm | str) -> ThresholdAlgorithm:
 
 @dataclass(frozen=True, slots=True)
 class FixedThreshold:
-    """Use the same tau for every message (Strom 2015; DL4J: ``FixedThresholdAlgorithm``).
+    """Uses the same tau for every message (Strom 2015; DL4J: ``FixedThresholdAlgorithm``).
 
     Args:
         tau: the threshold, in parameter units.
@@ -215,7 +215,7 @@ class FixedThreshold:
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveThreshold:
-    """Adjust tau to keep the sent fraction in a band (DL4J: ``AdaptiveThresholdAlgorithm``).
+    """Adjusts tau to keep the sent fraction in a band (DL4J: ``AdaptiveThresholdAlgorithm``).
 
     Args:
         tau_initial: first threshold, in parameter units.
@@ -253,7 +253,7 @@ class AdaptiveThreshold:
 
 @dataclass(frozen=True, slots=True)
 class TargetSparsityThreshold:
-    """Adjust tau towards one sent fraction (DL4J: ``TargetSparsityThresholdAlgorithm``).
+    """Adjusts tau towards one sent fraction (DL4J: ``TargetSparsityThresholdAlgorithm``).
 
     The sent fraction does not converge: tau oscillates by one step of ``decay``.
 

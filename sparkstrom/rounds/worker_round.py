@@ -124,7 +124,7 @@ def reporting(report: WorkerReport, output: WorkerOutput | None = None) -> Itera
 
 
 def raise_failure(reports: Iterable[WorkerReport]) -> None:
-    """If a report contains a model failure, raise the first one as UsageError or TrainingError."""
+    """Raise the first model failure in the reports, if any, as UsageError or TrainingError."""
     for report in reports:
         if report.error is not None:
             reason, trace, is_usage = report.error
