@@ -1,1 +1,1 @@
-"""Foundations that every other package may import: errors, ids, clock, units, option types."""
+"""Provide the basics that every other package may import: errors, ids, clocks, units, options."""

@@ -1,4 +1,7 @@
-"""Monotonic clocks: the interface that callers take, and the system clock."""
+"""Define the interface of a monotonic clock, and implement it with the system's clock.
+
+Code takes a ``Clock`` instead of calling ``time.monotonic``, so that tests can supply the time.
+"""
 
 from __future__ import annotations
 

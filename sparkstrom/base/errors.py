@@ -1,38 +1,38 @@
-"""The exception classes of sparkstrom, by what the reader has to do.
+"""Define sparkstrom's exception classes, grouped by what the user has to do about them.
 
     SparkstromError
-    ├── UsageError        fix the call: a value, a combination of options, the data
-    ├── SetupError        fix the machine: shared memory, port, library, Java
-    │   └── NetworkError  fix the network: mask, addresses, firewall; retrying does not help
+    ├── UsageError        fix the call: a value, a combination of options, or the data
+    ├── SetupError        fix the machine: shared memory, a port, a library or Java
+    │   └── NetworkError  fix the network: mask, addresses or firewall; retrying does not help
     ├── PeerError         another process misbehaved; training continues without it
     │   └── WireError     received bytes that are not a valid message of this job
     ├── TransportError    a C call of Aeron failed
     │   └── DriverLost    the media driver died or does not answer; another can be started
     ├── QueueFull         too many requests wait for a model: try again later
-    ├── TrainingError     stop: NaN, an exception in training, lost replicas
-    │   ├── RowsRefused   a worker refused a row; also a UsageError
-    │   └── ControllerLost the task with the fit's master died; another can resume from a copy
+    ├── TrainingError     training cannot continue: NaN, an exception, or lost replicas
+    │   ├── RowsRefused   a worker rejected a row; also a UsageError
+    │   └── ControllerLost the task that ran the master died; another can resume from a copy
     └── CheckpointDamaged a checkpoint file is truncated or changed; an older one may be intact
 
-Spark pickles exceptions: every class passes its fields to ``super().__init__``, so that
-``cls(*exc.args)`` rebuilds it.
+Spark pickles exceptions. Every class therefore passes its fields to ``super().__init__``, so that
+``cls(*exc.args)`` recreates the exception.
 """
 
 from __future__ import annotations
 
-LINE_MAX = 200  # of other people's words inside one of our lines
+LINE_MAX = 200  # characters of another program's error text that one of our messages quotes
 
 
 class SparkstromError(Exception):
-    """Base class of all exceptions that sparkstrom raises on purpose."""
+    """Base class of all exceptions that sparkstrom raises deliberately."""
 
 
 class UsageError(SparkstromError, ValueError):
-    """The call is wrong. The message names the value, the reason and the remedy."""
+    """The user's call is wrong. The message names the value, the reason and the remedy."""
 
 
 class SetupError(SparkstromError, RuntimeError):
-    """The machine or cluster is not ready. The message names what, where, and the remedy."""
+    """The machine or cluster is not ready. The message names the problem, place and remedy."""
 
 
 class NetworkError(SetupError):
@@ -51,7 +51,7 @@ class WireError(PeerError):
 
 
 class TransportError(SparkstromError):
-    """A C call of Aeron failed. Holds Aeron's own error code and text."""
+    """A call to Aeron's C library failed. Holds the operation and Aeron's error code and text."""
 
     def __init__(self, doing: str, code: int, text: str) -> None:
         super().__init__(doing, code, text)
@@ -62,20 +62,20 @@ class TransportError(SparkstromError):
 
 
 class DriverLost(TransportError):
-    """The media driver died or stopped answering: start another one and reopen all connections."""
+    """Aeron's media driver died or hangs: start another one and reopen all connections."""
 
 
 def first_line(words: object) -> str:
     """Return the first non-empty line of ``words``, cut to ``LINE_MAX`` characters.
 
-    Returns "no reason" where no line has text.
+    Returns "no reason" if no line has text.
     """
     line = next((line.strip() for line in str(words).splitlines() if line.strip()), "no reason")
     return line if len(line) <= LINE_MAX else f"{line[: LINE_MAX - 4]} ..."
 
 
 def format_reason(error: Exception) -> str:
-    """Format an exception as one line of text, for messages that have the traceback elsewhere."""
+    """Format an exception as one line of text, for messages that do not show its traceback."""
     if isinstance(error, SparkstromError):
         return str(error).splitlines()[0]
     return f"{type(error).__name__}: {first_line(error)}"
@@ -84,8 +84,8 @@ def format_reason(error: Exception) -> str:
 class TrainingError(SparkstromError):
     """Training must stop: an exception or NaN in a worker, or replicas that cannot be trusted.
 
-    ``str(error)`` is one line. ``trace``, the worker's traceback, is attached as a note, which
-    Python prints below that line where nobody catches the error.
+    ``str(error)`` is one line. ``trace``, the worker's traceback, is attached as a note; Python
+    prints the note below that line if nobody catches the error.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class TrainingError(SparkstromError):
 
 
 class RowsRefused(TrainingError, UsageError):
-    """A worker refused one of its rows: fix the data, as for any other UsageError.
+    """A worker rejected one of its rows: fix the data, as for any other UsageError.
 
-    It is a TrainingError as well, because it names the worker's host. ``partition`` is the worker's
-    partition; ``reason`` names the row's original partition, and the message shows only that one.
+    This is also a TrainingError, because the error names the worker's host. ``partition`` is the
+    worker's partition. ``reason`` names the row's original partition, the only one in the message.
     """
 
     def __str__(self) -> str:
@@ -116,11 +116,11 @@ class RowsRefused(TrainingError, UsageError):
 
 
 class QueueFull(SparkstromError):
-    """Too many requests already wait for a model, so this one is refused; try again later."""
+    """Too many requests are waiting for a model, so this one is rejected; try again later."""
 
 
 class ControllerLost(TrainingError):
-    """The task that ran a fit's master is gone. ``what`` names the task and the cause."""
+    """The task that ran a fit's master has been lost. ``what`` names the task and the cause."""
 
     def __init__(self, reason: str, what: str = "") -> None:
         super().__init__(reason)
@@ -128,9 +128,7 @@ class ControllerLost(TrainingError):
 
 
 class CheckpointDamaged(SparkstromError):
-    """A checkpoint file is truncated, altered or not a checkpoint; it is neither deleted nor
-    used.
-    """
+    """A file is truncated, altered or not a checkpoint. Such a file is neither used nor deleted."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(path, why)

@@ -1,26 +1,30 @@
-"""Types for node ids and for the numbers of edges, updates and commits; positions and endpoints."""
+"""Define the types of the identifiers that processes of a fit exchange.
+
+A node is the master or a worker, and an edge is one connection between a node and its parent in the
+tree of nodes. A commit is an update that the master has numbered.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple, NewType
 
-NodeId = NewType("NodeId", int)  # u32, fresh at each join, never reused
-EdgeNo = NewType("EdgeNo", int)  # u32, from 1, rises through the whole fit
-Seq = NewType("Seq", int)  # u63, an update's number at its origin, from 1; 0: before the first
-CommitNo = NewType("CommitNo", int)  # u63, a place in the one order, from 1; 0: before the first
+NodeId = NewType("NodeId", int)  # u32; a worker gets a new one at each join; never reused
+EdgeNo = NewType("EdgeNo", int)  # u32, from 1; rises throughout the fit
+Seq = NewType("Seq", int)  # u63; number of an update among those of its origin, from 1; 0: none yet
+CommitNo = NewType("CommitNo", int)  # u63; place in the order of all updates, from 1; 0: none yet
 
-MASTER = NodeId(0)  # the driver's node: root of the tree, sequencer, origin of averaged buffers
+MASTER = NodeId(0)  # root of the tree; numbers updates; origin of averaged model buffers
 
 
 class Position(NamedTuple):
-    """A worker's position in training: ``batch`` minibatches into ``epoch``, both from 0."""
+    """A worker's position in training: ``batch`` minibatches of ``epoch`` are done; both from 0."""
 
     epoch: int
     batch: int
 
 
 class Endpoint(NamedTuple):
-    """The UDP address of a media driver, which serves all connections of one executor."""
+    """The UDP address of an Aeron media driver, which serves all connections of one executor."""
 
     host: str
     port: int

@@ -1,8 +1,8 @@
-"""The directory for compiled kernels: in the package, or else a private one for this user and host.
+"""Find a safe directory for compiled kernels: in the package, or private to this user and host.
 
 Cached files are executed, so a directory or file that another user owns or can write to is never
-used. Numba, which compiles for GPUs, reads ``NUMBA_CACHE_DIR`` when it is imported; packages whose
-modules import Numba therefore call ``use_writable_cache`` first.
+used. Numba, which compiles the GPU kernels, reads ``NUMBA_CACHE_DIR`` when it is imported, so
+packages whose modules import Numba call ``use_writable_cache`` first.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ log = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).resolve().parent.parent
 VARIABLE = "NUMBA_CACHE_DIR"
-OWN = "__pycache__"  # of the package, beside what Python compiles
-USING_NUMBA = ("", "encoding/cuda")  # folders of the package; Numba caches beside the modules
-# Directories of the host, whatever the application: those of Spark are an application's own, and
-# others would compile again. The first outlives a restart of the machine.
+OWN = "__pycache__"  # the package's cache directory, also used by Python
+USING_NUMBA = ("", "encoding/cuda")  # folders whose __pycache__ Numba may use
+# Directories shared by all applications of the host. Spark's directories belong to one application,
+# so each application would compile again. The first one survives a reboot.
 SHARED = (Path("/var/tmp"), Path("/tmp"))
 
 
 def kernel_directory(environ: Mapping[str, str], package: Path = PACKAGE) -> Path:
     """Return the directory for compiled kernels, and create it if necessary.
 
-    It is the one that ``NUMBA_CACHE_DIR`` names, else the package's own if it is writable, else one
-    per user and host. A directory that other users own or can write to is never returned.
+    This is the directory that ``NUMBA_CACHE_DIR`` names, else the package's own if writable, else
+    one per user and host. A directory that other users own or can write to is never returned.
     """
     if VARIABLE in environ:
         chosen = Path(environ[VARIABLE])
@@ -38,7 +38,7 @@ def kernel_directory(environ: Mapping[str, str], package: Path = PACKAGE) -> Pat
         return chosen if _is_safe_named(chosen) else private_directory(SHARED)
     if os.access(package, os.W_OK):
         chosen = package / OWN
-        with suppress(FileExistsError):  # what is there is looked at
+        with suppress(FileExistsError):  # an existing directory is checked below
             chosen.mkdir(mode=0o755)
         if is_safe_directory(chosen, owner=package.stat().st_uid):
             return chosen
@@ -46,7 +46,7 @@ def kernel_directory(environ: Mapping[str, str], package: Path = PACKAGE) -> Pat
 
 
 def use_writable_cache(environ: MutableMapping[str, str], package: Path = PACKAGE) -> None:
-    """Point ``NUMBA_CACHE_DIR`` to a private directory if Numba's own is unwritable or unsafe."""
+    """Set ``NUMBA_CACHE_DIR`` to a private directory if Numba's default is unwritable or unsafe."""
     if VARIABLE in environ:
         named = Path(environ[VARIABLE])
         usable = _is_safe_named(named) if named.exists() else _has_safe_parents(named)
@@ -78,12 +78,12 @@ def is_safe(status: os.stat_result, owner: int | None = None) -> bool:
 
 
 def _is_safe_named(path: Path) -> bool:
-    """Return whether the directory that the user named is safe to use; log a warning if not.
+    """Return whether the directory named by ``NUMBA_CACHE_DIR`` is safe; log a warning if not.
 
     A symbolic link is followed only if this user or root made it.
     """
     if path.exists() and not path.is_dir():
-        return True  # a file: whoever writes there fails, and says so
+        return True  # a file: writing there fails with an error of its own
     is_trusted_link = path.is_symlink() and path.lstat().st_uid in (os.getuid(), 0)
     directory = path.resolve() if is_trusted_link else path
     if is_safe_directory(directory) and _has_safe_parents(directory):
@@ -108,7 +108,7 @@ def _has_safe_parents(path: Path) -> bool:
 def private_directory(roots: tuple[Path, ...]) -> Path:
     """Return this user's private kernel directory under the first usable root.
 
-    Falls back to a new temporary directory where no root can be used.
+    Falls back to a new temporary directory if no root can be used.
     """
     name = f"sparkstrom-kernels-{os.getuid()}"
     for root in roots:
@@ -118,10 +118,10 @@ def private_directory(roots: tuple[Path, ...]) -> Path:
 
 
 def _create_private(wanted: Path) -> bool:
-    """Create the directory if needed; return whether only this user owns it and can access it."""
+    """Create the directory if needed; return whether this user alone owns and can access it."""
     try:
         wanted.mkdir(mode=0o700, exist_ok=True)
-    except FileExistsError:  # a file or a link that leads nowhere
+    except FileExistsError:  # a file or a broken link
         return False
     found = wanted.lstat()
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()

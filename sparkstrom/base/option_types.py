@@ -1,6 +1,6 @@
-"""Declare options with type, range and unit, and check their values.
+"""Declare options with their type, range and unit, and check option values.
 
-A dataclass declares an option by its field's metadata and checks all of them at once:
+A dataclass declares each option in its field's metadata and checks all options at once:
 
     @dataclass(frozen=True)
     class Example:
@@ -9,8 +9,8 @@ A dataclass declares an option by its field's metadata and checks all of them at
         def __post_init__(self) -> None:
             check_options(self)
 
-Other callers check a single value with ``OptionType.read``. NumPy scalars become Python numbers and
-paths become strings. Arrays, True in place of 1, NaN and infinities are rejected.
+Other callers check a single value with ``OptionType.read``. NumPy scalars are converted to Python
+numbers and paths to strings. Arrays, True in place of 1, NaN and infinities are rejected.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from typing import Any, TypeGuard
 
 from sparkstrom.base.errors import UsageError
 
-KEY = "option"  # of a field's metadata
-SHOWN_MAX = 100  # characters of a value in a message
+KEY = "option"  # key in a field's metadata
+SHOWN_MAX = 100  # most characters of a value in a message
 INT_MAX = 2**63 - 1  # the largest of NumPy's int64
 BYTES_MAX = 2**50  # 1 PiB
-SECONDS_MIN = 1e-3  # no system keeps shorter deadlines
+SECONDS_MIN = 1e-3  # no system can keep shorter deadlines
 SECONDS_MAX = 10**9  # about 30 years; timeouts of the C library end before 10^10
-COUNT_MAX = 10**9  # of epochs, minibatches, publications
+COUNT_MAX = 10**9  # most epochs, minibatches or publications
 FLOAT_MAX = 3.4028234663852886e38  # the largest float32
 FLOAT_MIN = 1.1754943508222875e-38  # the smallest float32 of full precision
 
@@ -43,12 +43,12 @@ class Refused(ValueError):
 
 
 def parse_word(key: str, word: str) -> object:
-    """Return ``word`` unchanged: the parser of options that take strings."""
+    """Return ``word`` unchanged. This is the parser of options that take strings."""
     return word
 
 
 def parse_number(key: str, word: str) -> int | float:
-    """Return the number that ``word`` stands for. Raise UsageError that names ``key``."""
+    """Parse ``word`` as an int or float. Raise UsageError naming ``key`` if it is no number."""
     try:
         return int(word)
     except ValueError:
@@ -58,17 +58,17 @@ def parse_number(key: str, word: str) -> int | float:
             raise UsageError(f"{key}={word!r}: is not a number") from None
 
 
-Parser = Callable[[str, str], object]  # (key, word) -> value, or UsageError that names the key
+Parser = Callable[[str, str], object]  # (key, word) -> value; raises UsageError naming the key
 
 
 def call_parser(
     classes: Mapping[str, Callable[..., object]], example: str, hint: str = ""
 ) -> Parser:
-    """Return a parser of calls such as ``Name(1e-3, decay=0.9)``; it evaluates literals only.
+    """Return a parser for text such as ``Name(1e-3, decay=0.9)``, with literal arguments only.
 
     Args:
-        classes: What may be called, by name.
-        example: A call that the error message shows.
+        classes: The classes that the text may name, by name.
+        example: A valid text, shown in error messages.
         hint: The end of the error message, such as "; or auto".
     """
 
@@ -95,24 +95,24 @@ def call_parser(
 
 @dataclass(frozen=True, slots=True)
 class OptionType:
-    """The type, range, unit and text form of one option, with the function that checks a value."""
+    """The type, range, unit and text form of one option, and the function that checks its value."""
 
-    convert: Callable[[Any], Any]  # returns the value as Python's own type, or raises Refused
-    wanted: str  # in words, as in "must be ..."
+    convert: Callable[[Any], Any]  # returns the value as a plain Python type, or raises Refused
+    wanted: str  # description of valid values, such as "must be ..."
     unit: str = ""
-    words: tuple[str | None, ...] = ()  # taken as they are: None, "auto"
-    parse: Parser = parse_word  # of the text form, but for ``words`` and none, true and false
-    accepts: str = ""  # valid values, for the documentation; "" means as in ``wanted``
+    words: tuple[str | None, ...] = ()  # values accepted as they are, such as None or "auto"
+    parse: Parser = parse_word  # parses text other than ``words``, none, true and false
+    accepts: str = ""  # valid values, for the documentation; "": derived from ``wanted``
 
     @property
     def values(self) -> str:
-        """The valid values in words, such as "a whole number of rows from 1 to 100, or None"."""
+        """The valid values as a phrase, such as "a whole number of rows from 1 to 100, or None"."""
         return self.accepts or self.wanted.removeprefix("must be ")
 
     def read(self, name: str, value: object, owner: str = "") -> Any:
-        """Check ``value`` and return it as Python's own type.
+        """Check ``value`` and return it as a plain Python type.
 
-        Raises UsageError that names the option (``name``, after ``owner`` if given) and the value.
+        Raises UsageError that names the option (``owner``, if given, and ``name``) and the value.
         """
         if value is None and None in self.words:
             return None
@@ -125,9 +125,9 @@ class OptionType:
             raise UsageError(f"{said}={shown(value)}: {refused}") from None
 
     def from_text(self, key: str, text: str) -> object:
-        """Parse the text form of a value and return the value, which ``read`` has yet to check.
+        """Parse the text form of a value and return the value, unchecked; pass it to ``read``.
 
-        Raises UsageError that names ``key``, a key of the configuration or environment.
+        Raises UsageError that names ``key``, the configuration key or environment variable.
         """
         word = text.strip()
         if word.lower() in _CONSTANTS:
@@ -139,7 +139,7 @@ _CONSTANTS: dict[str, object] = {"none": None, "true": True, "false": False}
 
 
 def check_options(options: Any, owner: str = "") -> None:
-    """Check every declared option of a dataclass instance, and store each as Python's own type.
+    """Check every declared option of a dataclass instance, and store each as a plain Python type.
 
     Raises UsageError for the first invalid field; the message starts with ``owner`` if given.
     """
@@ -153,13 +153,13 @@ def check_options(options: Any, owner: str = "") -> None:
 
 
 def shown(value: object) -> str:
-    """Return ``repr(value)`` for a message: at most ``SHOWN_MAX`` characters; never raises."""
+    """Return ``repr(value)`` for a message, cut to ``SHOWN_MAX`` characters. Never raises."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
         return f"<{type(value).__name__} of shape {shape}>"
     try:
         text = repr(value)
-    except Exception:  # such as an int of more digits than Python prints
+    except Exception:  # such as an int with more digits than Python prints
         return f"<{type(value).__name__}>"
     return text if len(text) <= SHOWN_MAX else f"{text[: SHOWN_MAX - 3]}..."
 
@@ -220,7 +220,7 @@ def number(
 
 
 def seconds(remedy: str = "", least: float = SECONDS_MIN) -> Metadata:
-    """Declare a duration option in seconds, above 0 and at least ``least``."""
+    """Declare a duration option in seconds: above 0, at least ``least`` and at most SECONDS_MAX."""
     wanted = f"must be a number of seconds above 0{remedy}"
 
     def convert(value: Any) -> float:
@@ -266,7 +266,7 @@ def one_of(choices: tuple[str, ...], words: tuple[str | None, ...] = ()) -> Meta
 
 
 def member(kind: type[enum.Enum]) -> Metadata:
-    """Declare an option that takes a member of an enumeration, or its value in either case."""
+    """Declare an option that takes an enumeration member, or its value as text in any case."""
     known = ", ".join(repr(each.value) for each in kind)
     wanted = f"must be one of {known}"
 
@@ -282,7 +282,7 @@ def member(kind: type[enum.Enum]) -> Metadata:
 
 
 def text(wanted: str, words: tuple[str | None, ...] = (), accepts: str = "") -> Metadata:
-    """Declare an option that takes a non-empty string."""
+    """Declare an option that takes a non-empty string; ``wanted`` describes it in errors."""
 
     def convert(value: Any) -> str:
         if not (isinstance(value, str) and value.strip() and "\0" not in value):
@@ -297,7 +297,7 @@ def path(
     words: tuple[str | None, ...] = (None,),
     accepts: str = "",
 ) -> Metadata:
-    """Declare a path option: a string or Path object, stored as a string; or one of ``words``."""
+    """Declare an option that takes a path (stored as a string) or one of ``words``."""
 
     def convert(value: Any) -> str:
         if hasattr(type(value), "__fspath__"):
@@ -310,7 +310,7 @@ def path(
 
 
 def path_given(value: object) -> str:
-    """Check a method's path argument; return it as a string, or raise UsageError."""
+    """Return a method's path argument as a string. Raise UsageError if it is no path."""
     kind = path("must be a path, as a string or a Path object", words=())[KEY]
     return str(kind.read("path", value))
 
@@ -321,7 +321,7 @@ def instance(
     words: tuple[str | None, ...] = (),
     parse: Parser = parse_word,
 ) -> Metadata:
-    """Declare an option that takes an instance of one of these classes, but not a class itself."""
+    """Declare an option that takes an instance of one of the classes ``kinds``."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, type):
@@ -340,12 +340,12 @@ def custom(
     parse: Parser = parse_word,
     accepts: str = "",
 ) -> Metadata:
-    """Declare an option that ``convert`` checks; it returns the value or raises Refused."""
+    """Declare an option with its own check: ``convert`` returns the value or raises Refused."""
     return {KEY: OptionType(convert, wanted, unit, parse=parse, accepts=accepts)}
 
 
 def _count_shown(count: int, unit: str) -> str:
-    """Return a number for the documentation, such as "1,000"; bytes as "16 MiB" or "1 PiB"."""
+    """Format a number for the documentation, such as "1,000", or "16 MiB" if the unit is bytes."""
     if unit == "bytes":
         for power, name in ((50, "PiB"), (40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
             if count >= 1 << power and count % (1 << power) == 0:
@@ -354,33 +354,33 @@ def _count_shown(count: int, unit: str) -> str:
 
 
 def _word_shown(word: str | None) -> str:
-    """Return a value that an option takes as it is: a quoted string, or None."""
+    """Format one of an option's ``words`` for the documentation: a quoted string, or None."""
     return "None" if word is None else f'"{word}"'
 
 
 def _listed(values: list[str]) -> str:
-    """Return "a, b or c"."""
+    """Join values to a phrase such as "a, b or c"."""
     *others, last = values
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def _with_words(kind: str, words: tuple[str | None, ...]) -> str:
-    """Return the description ``kind`` of valid values with the words that are valid, too."""
+    """Append the valid ``words`` to ``kind``, a description of the other valid values."""
     return "".join([kind, *(f", or {_word_shown(word)}" for word in words)])
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Return whether a value is an integer, of Python or NumPy; booleans are not."""
+    """Return whether a value is a Python or NumPy integer; booleans do not count."""
     return isinstance(value, Integral) and not is_truth(value)
 
 
 def is_real(value: object) -> TypeGuard[float]:
-    """Return whether a value is a real number, of Python or NumPy; booleans are not."""
+    """Return whether a value is a Python or NumPy real number; booleans do not count."""
     return isinstance(value, Real) and not is_truth(value)
 
 
 def as_float(value: object) -> float:
-    """Convert a real number to a float: infinity if it is too large, NaN if it is no number."""
+    """Convert a value to float: infinity if it is too large, NaN if it is not a real number."""
     if not is_real(value):
         return math.nan
     try:
@@ -390,7 +390,7 @@ def as_float(value: object) -> float:
 
 
 def is_truth(value: object) -> bool:
-    """Return whether a value is a boolean, of Python or NumPy."""
-    kind = type(value)  # by name: protocol modules import this one, and do without NumPy
+    """Return whether a value is a Python or NumPy boolean."""
+    kind = type(value)  # compared by name, because protocol modules import this one without NumPy
     is_numpys = kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")
     return isinstance(value, bool) or is_numpys

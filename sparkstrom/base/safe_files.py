@@ -1,4 +1,4 @@
-"""Safe access to files at paths that other users or processes may also write to."""
+"""Open, create and check files safely at paths that other users or processes can write to."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ EXPANSION_MAX = 1040  # deflate's own limit is 1,032
 
 
 class NotAFileError(OSError):
-    """The path leads to a directory, named pipe, socket or device instead of a regular file."""
+    """The path names a directory, named pipe, socket or device instead of a regular file."""
 
 
 def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> BinaryIO:
     """Open a regular file for reading. Raise NotAFileError for anything else, such as a named pipe.
 
-    ``follow=False`` refuses symbolic links. A plain ``open`` of a pipe would block until a writer
-    appears, which may never happen.
+    With ``follow=False``, a symbolic link raises OSError. A plain ``open`` of a pipe would block
+    until a writer appears, which may never happen.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path, flags)
@@ -51,9 +51,10 @@ def open_to_append(path: str | os.PathLike[str]) -> TextIO:
 
 
 def create_beside(target: Path) -> tuple[BinaryIO, Path]:
-    """Create a temporary file beside ``target``, to be renamed to it later; return (file, path).
+    """Create a temporary file in the folder of ``target``; return (open file, its path).
 
-    The name is random, and an existing file or link is never written to.
+    The caller renames the file to ``target`` when it is complete. The name is random, and an
+    existing file or link is never written to.
     """
     path = target.with_name(f"{target.name}.{secrets.token_hex(8)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -61,9 +62,10 @@ def create_beside(target: Path) -> tuple[BinaryIO, Path]:
 
 
 def check_members(archive: zipfile.ZipFile, size: int) -> None:
-    """Raise ValueError if a zip of ``size`` bytes could expand beyond deflate's limit.
+    """Raise ValueError if a zip of ``size`` bytes could be a decompression bomb.
 
-    Only stored and deflated members are accepted: a few bytes of bzip2 or LZMA expand to gigabytes.
+    Only stored and deflated members are accepted, with deflate's maximal ratio: a few bytes of
+    bzip2 or LZMA could expand to gigabytes.
     """
     for info in archive.infolist():
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -75,7 +77,7 @@ def check_members(archive: zipfile.ZipFile, size: int) -> None:
 
 
 def check_npz(file: IO[bytes]) -> None:
-    """Raise ValueError unless NumPy can load this npz file within the size that it declares.
+    """Raise ValueError unless NumPy can load this npz file without exceeding its declared size.
 
     Each array's header must declare exactly as many bytes as its member holds. Raises zipfile's own
     errors for a broken archive. Rewinds the file to its beginning.

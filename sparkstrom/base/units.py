@@ -1,4 +1,4 @@
-"""Parse rates, durations, counts and sizes that people write, such as 100mbit, 300ms or 2g."""
+"""Parse rates, durations, counts and sizes in human notation, such as 100mbit, 300ms or 2g."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0}
 
 
 def parse_rate(text: str) -> int:
-    """Parse a rate as tc writes it (100mbit, 1.5gbit, 12mbps); return bits per second.
+    """Parse a rate in tc's notation (100mbit, 1.5gbit, 12mbps); return bits per second.
 
     "bit" means bits and "bps" bytes per second. Raises ValueError for anything else and for a rate
     below 1 bit per second.
@@ -58,9 +58,9 @@ def parse_count(text: str) -> int:
 
 
 def parse_bytes(text: str, unit: int = 1) -> int:
-    """Parse a size as Spark and YARN write it (512m, 2g, 1.5 GB); return bytes.
+    """Parse a size in the notation of Spark and YARN (512m, 2g, 1.5 GB); return bytes.
 
-    A number without a prefix counts in multiples of ``unit`` bytes. Raises ValueError for anything
+    A number without a prefix is multiplied by ``unit`` bytes. Raises ValueError for anything
     else.
     """
     match = SIZE.fullmatch(text)

@@ -1,1 +1,1 @@
-"""Checkpoints of a running fit and saved models, as files that are written atomically."""
+"""Write and read checkpoints of a running fit, and saved models, as atomically written files."""

@@ -1,4 +1,4 @@
-"""The directory of a fit's checkpoints: numbered files, of which the newest few are kept."""
+"""Manage a directory of numbered checkpoint files, of which only the newest few are kept."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = re.compile(r"checkpoint-([0-9]{6,})\.npz")
 
-WriteLine = Callable[[str], object]  # shows one line of text to the user
+WriteLine = Callable[[str], object]  # shows a line of text to the user
 
 
 class CheckpointDirectory:
     """A directory with the numbered checkpoint files of one training.
 
-    One fit at a time writes to it.
+    Only one fit at a time may write to the directory.
 
     Args:
-        url: a path, or a URL of any file system that fsspec supports.
+        url: a path, or a URL on any file system that fsspec supports.
         keep_last: number of intact files that ``remove_old`` keeps, at least 1.
 
     Raises:
@@ -45,12 +45,12 @@ class CheckpointDirectory:
             raise UsageError(f"keep_last is {keep_last}: at least the newest checkpoint is kept")
         self.url, self.keep_last = os.fspath(url), keep_last
         self._folder = open_folder(url)
-        # Names of files with a known state; files never change, so each is verified once.
+        # Names of files whose state is known. Files never change, so each is verified only once.
         self._intact: set[str] = set()
         self._damaged: set[str] = set()
 
     def check(self) -> None:
-        """Create the directory and write a file to it. Raise SetupError if that fails."""
+        """Check that the directory can be created and written to. Raise SetupError if not."""
         probe = temporary_name(f"probe-{uuid.uuid4().hex}")
         try:
             self._folder.create()
@@ -59,16 +59,16 @@ class CheckpointDirectory:
             self._folder.remove(probe)
         except SparkstromError:
             raise
-        except Exception as error:  # any file system, any kind of error
+        except Exception as error:  # file systems raise errors of any kind
             raise SetupError(
                 f"checkpoint directory {self.url!r} cannot be written ({format_error(error)}): "
                 "create it, allow this user to write there, or set another checkpoint_directory"
             ) from error
 
     def write(self, checkpoint: Checkpoint) -> str:
-        """Write a checkpoint atomically, with the number after the newest; return its path or URL.
+        """Write a checkpoint atomically, under the next number; return its path or URL.
 
-        Any error of the file system is raised unchanged.
+        Errors of the file system are raised unchanged.
         """
         self._folder.create()
         self._folder.remove_abandoned()
@@ -77,14 +77,14 @@ class CheckpointDirectory:
             name = f"checkpoint-{number:06d}.npz"
             try:
                 self._folder.put(name, lambda file: write_checkpoint(checkpoint, file))
-            except FileExistsError:  # written by another process meanwhile
+            except FileExistsError:  # another process has written it meanwhile
                 number += 1
                 continue
             self._intact.add(name)
             return self._folder.path_or_url(name)
 
     def remove_old(self) -> None:
-        """Remove intact files except the newest ``keep_last``; damaged ones stay."""
+        """Remove all intact files but the newest ``keep_last``. Damaged files are kept."""
         names = [name for name in self._list_names() if name not in self._damaged]
         if len(names) > self.keep_last:
             for name in [name for name in names if self._is_intact(name)][self.keep_last :]:
@@ -92,14 +92,14 @@ class CheckpointDirectory:
                 self._intact.discard(name)
 
     def read_newest(self, report: WriteLine) -> tuple[str, Checkpoint] | None:
-        """Return the newest intact checkpoint and its path or URL, or None.
+        """Return (path or URL, checkpoint) of the newest intact file, or None if there is none.
 
         Args:
-            report: gets a line for each damaged file that is skipped.
+            report: called with a line of text for each damaged file that is skipped.
 
         Raises:
             SetupError: the directory cannot be read.
-            UsageError: the newest file has a newer format.
+            UsageError: the newest file has a format newer than this version can read.
         """
         try:
             for name in self._list_names():
@@ -122,12 +122,12 @@ class CheckpointDirectory:
         return None
 
     def _list_names(self) -> list[str]:
-        """Return the names of checkpoint files, the newest first."""
+        """Return the names of all checkpoint files, newest first."""
         found = filter(FILE_NAME.fullmatch, self._folder.list_names())
         return sorted(found, key=_file_number, reverse=True)
 
     def _read(self, name: str) -> Checkpoint | None:
-        """Return the checkpoint in a file; None if another process has removed it."""
+        """Read a checkpoint file; return None if another process has removed the file."""
         try:
             with self._folder.open(name) as file:
                 return read_untrusted_checkpoint(file, self._folder.path_or_url(name))
@@ -137,7 +137,7 @@ class CheckpointDirectory:
             raise CheckpointDamaged(self._folder.path_or_url(name), format_error(error)) from None
 
     def _is_intact(self, name: str) -> bool:
-        """Return whether a file matches its digest; it is read completely the first time."""
+        """Return whether a file matches its digest. The file is read only the first time."""
         if name in self._intact:
             return True
         try:
@@ -153,17 +153,17 @@ class CheckpointDirectory:
 
 
 def open_checkpoint(path: str | os.PathLike[str], report: WriteLine) -> tuple[str, Checkpoint]:
-    """Return a checkpoint, and the path or URL of its file.
+    """Return (path or URL, checkpoint) of a checkpoint file.
 
     Args:
         path: path or URL of a file (``*.npz``), or of a directory, whose newest intact file is
             read.
-        report: gets a line for each damaged file that is skipped.
+        report: called with a line of text for each damaged file that is skipped.
 
     Raises:
-        UsageError: no checkpoint is there, or it has a newer format.
+        UsageError: there is no checkpoint, or its format is newer than this version can read.
         CheckpointDamaged: the named file is damaged.
-        SetupError: it cannot be read.
+        SetupError: the file or directory cannot be read.
     """
     address = os.fspath(path)
     parent, _, name = address.rstrip("/").rpartition("/")
@@ -196,7 +196,7 @@ def open_checkpoint(path: str | os.PathLike[str], report: WriteLine) -> tuple[st
 
 
 def format_error(error: BaseException) -> str:
-    """Return one line that describes an error of any file system."""
+    """Describe an error of any file system in one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     words: list[Any] = [type(error).__name__, *str(error).splitlines()[:1]]
@@ -204,7 +204,7 @@ def format_error(error: BaseException) -> str:
 
 
 def _file_number(name: str) -> int:
-    """Return the number in the name of a checkpoint file."""
+    """Return the number in a checkpoint file's name."""
     match = FILE_NAME.fullmatch(name)
     assert match is not None, name
     return int(match[1])

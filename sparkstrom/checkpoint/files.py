@@ -1,15 +1,15 @@
-"""Checkpoint files: their format, and the local and remote folders that store them atomically.
+"""Write and read checkpoint files in local and remote folders, atomically and with a digest.
 
-A file is written under a temporary name and renamed. An object store needs no rename: a file
-appears when its upload completes.
+A file is written under a temporary name and then renamed. Object stores need no rename, because a
+file appears there only when its upload is complete.
 
-A checkpoint is an npz that plain NumPy opens, with a SHA-256 over all of its bytes:
+A checkpoint is an npz that plain NumPy can open, with a SHA-256 of its bytes in the zip comment:
 
-    NAME.npy          one array each, uncompressed
+    NAME.npy          one file per array, uncompressed
     description.json  {"format": 1, "sparkstrom": "0.1.0", "description": {...}}
     zip comment       "sparkstrom checkpoint, SHA-256 of all bytes before these digits: " + digits
 
-The comment is the end of the file, so a truncated file has none.
+The comment is the end of the file, so a truncated file does not have it.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ from sparkstrom.base.version import __version__
 log = logging.getLogger(__name__)
 
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci"}
-PART_BYTES = 16 << 20  # part of an upload; S3 allows 10,000 parts of at least 5 MiB
+PART_BYTES = 16 << 20  # size of an upload's parts; S3 allows 10,000 parts of at least 5 MiB
 TEMPORARY_AFFIXES = ".sparkstrom-", ".tmp"  # prefix and suffix of temporary names
 
 WriteContent = Callable[[Any], None]
 
 
 class Folder(Protocol):
-    """A folder that stores checkpoint files. Methods raise the file system's errors unchanged."""
+    """A folder of checkpoint files. Methods raise the file system's errors unchanged."""
 
     def create(self) -> None:
-        """Create the folder if it is missing and the file system has folders."""
+        """Create the folder if it is missing, unless the file system has no folders."""
 
     def list_names(self) -> list[str]:
-        """Return the names of all files, temporary ones too; [] if the folder is missing."""
+        """Return the names of all files, including temporary ones; [] if the folder is missing."""
 
     def put(self, name: str, write_content: WriteContent) -> None:
-        """Create a file atomically; raise FileExistsError if it exists or is being written."""
+        """Create a file atomically. Raise FileExistsError if it exists or is being written."""
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a file for reading; the result can seek."""
+        """Open a file for reading. The returned file is seekable."""
 
     def remove(self, name: str) -> None:
         """Remove a file."""
@@ -70,13 +70,13 @@ class Folder(Protocol):
         """Remove temporary files whose writers have died."""
 
     def path_or_url(self, name: str) -> str:
-        """Return where this file is, for messages and listeners: a local path, or a remote URL."""
+        """Return the file's local path or remote URL, for messages and listeners."""
 
 
 def open_folder(url: str | os.PathLike[str]) -> Folder:
-    """Return the folder at a path or URL, without creating it.
+    """Return the folder at a path or URL, without creating the folder.
 
-    Raise UsageError for an unknown protocol, or one whose fsspec driver is not installed.
+    Raise UsageError if the URL's protocol is unknown or its fsspec driver is not installed.
     """
     address = os.fspath(url)
     if not address:
@@ -97,16 +97,16 @@ def open_folder(url: str | os.PathLike[str]) -> Folder:
         {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
     )
     if "file" in protocols:
-        # Absolute: the program may change directory.
+        # Absolute, because the program may change its working directory.
         return LocalFolder(Path(os.path.abspath(path)))
     if protocols & {"s3", "s3a"}:
-        # botocore retries 5 times itself; with s3fs's 5 an error would take 3 minutes
+        # botocore itself retries 5 times; with s3fs's 5 retries, errors would take 3 minutes
         filesystem.retries = 1
     return RemoteFolder(filesystem, path.rstrip("/"), appears_whole=bool(protocols & OBJECT_STORES))
 
 
 class LocalFolder:
-    """A folder on this machine; writers lock their temporary files, so that none is removed."""
+    """A folder on this machine. Writers lock their temporary files, so that none is removed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -123,12 +123,12 @@ class LocalFolder:
             return []
 
     def put(self, name: str, write_content: WriteContent) -> None:
-        """Write a locked temporary file, flush it to disk, and rename it."""
+        """Write a temporary file under a lock, flush it to disk, and rename it to ``name``."""
         temporary, target = self._path / temporary_name(name), self._path / name
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with open(descriptor, "wb") as file:
             _try_lock(descriptor)
-            # Removed by another process before it was locked.
+            # Another process removed the file before it was locked.
             if os.fstat(descriptor).st_nlink == 0:
                 raise FileExistsError(errno.EEXIST, "taken for a dead writer's", str(temporary))
             try:
@@ -161,7 +161,7 @@ class LocalFolder:
             except OSError as error:
                 if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                     raise
-                continue  # a link, directory or socket is no temporary file of ours
+                continue  # a link, directory or socket is not one of our temporary files
             try:
                 if _try_lock(descriptor):
                     temporary.unlink(missing_ok=True)
@@ -182,12 +182,12 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A folder of a file system that fsspec supports; one fit at a time writes to it.
+    """A folder on a file system that fsspec supports. Only one fit at a time may write to it.
 
     Args:
         filesystem: the fsspec file system.
-        path: the folder's path there.
-        appears_whole: whether a file becomes visible only when it is closed, as in object stores.
+        path: the folder's path on that file system.
+        appears_whole: whether a file is invisible until it is closed, as in object stores.
     """
 
     def __init__(self, filesystem: Any, path: str, *, appears_whole: bool) -> None:
@@ -209,7 +209,7 @@ class RemoteFolder:
         return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in found]
 
     def put(self, name: str, write_content: WriteContent) -> None:
-        """Upload a file; rename it afterwards if the file system shows incomplete files."""
+        """Upload a file; on file systems that show incomplete files, use a temporary name first."""
         target = f"{self._path}/{name}"
         self._filesystem.invalidate_cache(self._path)
         if self._filesystem.exists(target):
@@ -229,7 +229,7 @@ class RemoteFolder:
             raise
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a file for reading, with large reads ahead."""
+        """Open a file for reading, with a large read-ahead buffer."""
         opened: IO[bytes] = self._filesystem.open(
             f"{self._path}/{name}", "rb", block_size=PART_BYTES, cache_type="readahead"
         )
@@ -240,7 +240,7 @@ class RemoteFolder:
         self._filesystem.rm_file(f"{self._path}/{name}")
 
     def remove_abandoned(self) -> None:
-        """Remove all temporary files, since no other fit writes here."""
+        """Remove all temporary files, because no other fit writes to this folder."""
         for name in fnmatch.filter(self.list_names(), temporary_name("*")):
             self.remove(name)
 
@@ -250,7 +250,7 @@ class RemoteFolder:
 
     @contextmanager
     def _open_for_writing(self, path: str) -> Iterator[IO[bytes]]:
-        """Open a file for writing within the context; discard the upload if the context fails."""
+        """Open a file for writing; if the ``with`` block fails, discard the upload."""
         file = self._filesystem.open(path, "wb", block_size=PART_BYTES)
         try:
             yield file
@@ -265,21 +265,21 @@ class RemoteFolder:
 
 def _abort_upload(upload: Any) -> None:
     """Discard an incomplete upload."""
-    upload.closed = True  # or its finalizer would close and thereby complete it
+    upload.closed = True  # otherwise its finalizer would close and so complete the upload
     try:
         upload.discard()
-    except Exception:  # the store is unreachable: invisible parts remain there
+    except Exception:  # the store is unreachable, and invisible parts remain there
         log.debug("discarding an upload", exc_info=True)
 
 
 def temporary_name(name: str) -> str:
-    """Return the temporary name under which the file ``name`` is written."""
+    """Return the temporary name under which the file ``name`` is written first."""
     begin, end = TEMPORARY_AFFIXES
     return f"{begin}{name}{end}"
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Lock an open file; return False if another process has locked it, or locks do not work."""
+    """Lock an open file; return False if another process holds the lock, or locks do not work."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -292,36 +292,36 @@ DESCRIPTION = "description.json"
 DIGEST_MARK = b"sparkstrom checkpoint, SHA-256 of all bytes before these digits: "
 DIGEST_CHARS = 2 * hashlib.sha256().digest_size
 CHUNK_BYTES = 1 << 20
-ZIP_DATE = (1980, 1, 1, 0, 0, 0)  # zip's first date, so that equal checkpoints are equal files
+ZIP_DATE = (1980, 1, 1, 0, 0, 0)  # constant, so that equal checkpoints are equal files
 NPY_VERSION = (1, 0)
-DTYPE_KINDS = "biufcSU"  # NumPy's kinds of numbers and text, which need no pickle
+DTYPE_KINDS = "biufcSU"  # NumPy's dtype kinds of numbers and text, which need no pickle
 
 
 class Sink(Protocol):
-    """An output to which a checkpoint is written sequentially."""
+    """Interface of an output to which a checkpoint is written sequentially."""
 
     def write(self, data: Any, /) -> int:
-        """Append bytes; return their number."""
+        """Append bytes; return how many were written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state of a training."""
+    """The content of a checkpoint: the state of a training, in a form that can be stored."""
 
-    description: dict[str, Any]  # JSON values that describe it
-    arrays: dict[str, NDArray[Any]]  # arrays of numbers or text by name
+    description: dict[str, Any]  # JSON values that describe the training
+    arrays: dict[str, NDArray[Any]]  # arrays of numbers or text, by name
 
     def __post_init__(self) -> None:
-        """Check that each array has a name and a dtype that needs no pickle."""
+        """Assert that each array has a name and a dtype that needs no pickle."""
         for name, array in self.arrays.items():
             assert name, "an array without a name"
             assert array.dtype.kind in DTYPE_KINDS, f"array {name} is of {array.dtype}"
 
 
 def write_checkpoint(checkpoint: Checkpoint, sink: Sink) -> None:
-    """Write a checkpoint file to ``sink``, with one chunk at a time in memory.
+    """Write a checkpoint file to ``sink``, chunk by chunk to save memory.
 
-    Errors of the sink are raised unchanged. The file is then incomplete, which readers detect.
+    Errors of the sink are raised unchanged; readers detect that the file is then incomplete.
     """
     writer = _DigestWriter(sink)
     header = {
@@ -341,16 +341,16 @@ def write_checkpoint(checkpoint: Checkpoint, sink: Sink) -> None:
 
 
 def read_untrusted_checkpoint(file: IO[bytes], path: str) -> Checkpoint:
-    """Read a checkpoint, verify its digest and return it.
+    """Verify the digest of a checkpoint file, read the checkpoint and return it.
 
     Args:
-        file: the file, which can seek.
-        path: the file's name in errors.
+        file: the file, which must be seekable.
+        path: the file's name, for error messages.
 
     Raises:
-        CheckpointDamaged: the file is truncated, changed or no checkpoint.
-        UsageError: it is intact but of a newer format.
-        OSError: it cannot be read.
+        CheckpointDamaged: the file is truncated, changed or not a checkpoint.
+        UsageError: the file is intact, but its format is newer than this version can read.
+        OSError: the file cannot be read.
     """
     verify_digest(file, path)
     try:
@@ -373,8 +373,8 @@ def read_untrusted_checkpoint(file: IO[bytes], path: str) -> Checkpoint:
             return Checkpoint(dict(header["description"]), arrays)
     except (UsageError, CheckpointDamaged):
         raise
-    except Exception as error:  # its digest is right: made by another program, or by a bug
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a false offset
+    except Exception as error:  # its digest is right, so another program or a bug made it
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a wrong offset
             raise
         raise CheckpointDamaged(path, f"it is not a checkpoint ({error!r})") from None
 
@@ -400,16 +400,16 @@ def verify_digest(file: IO[bytes], path: str) -> None:
 
 
 class _DigestWriter:
-    """Forwards bytes to a sink and hashes them.
+    """Forwards bytes to a sink, hashes them, and finally appends the hash.
 
-    The last ``DIGEST_CHARS`` bytes are held back: the digest replaces them at the end.
+    The last ``DIGEST_CHARS`` bytes are held back; the digest replaces these placeholders.
     """
 
     def __init__(self, sink: Sink) -> None:
         self._sink, self._digest, self._held, self._passed = sink, hashlib.sha256(), b"", 0
 
     def write(self, data: Any) -> int:
-        """Forward all bytes but the last ones, which are held back; return the number of bytes."""
+        """Forward all bytes but the last ones, which are held back; return ``len(data)``."""
         view = memoryview(data).cast("B")
         if len(view) >= DIGEST_CHARS:
             self._forward(self._held)
@@ -429,7 +429,7 @@ class _DigestWriter:
         return self._passed + len(self._held)
 
     def finish(self) -> None:
-        """Write the digest in place of the bytes held back."""
+        """Write the digest in place of the bytes that were held back."""
         assert self._held == b"0" * DIGEST_CHARS, (
             "the end of a checkpoint is no place for its digest"
         )
@@ -444,7 +444,7 @@ class _DigestWriter:
 
 
 def _zip_member(name: str) -> zipfile.ZipInfo:
-    """Return the zip entry of a file, with a constant date."""
+    """Return the zip entry for a file name, with a constant date."""
     return zipfile.ZipInfo(name, ZIP_DATE)
 
 
@@ -466,7 +466,7 @@ def _write_array(member: IO[bytes], array: NDArray[Any]) -> None:
 
 
 def _read_array(npz: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
-    """Return the array of an npy file in the zip. Raise ValueError if header and length differ."""
+    """Read the array of an npy file in the zip. Raise ValueError if header and length disagree."""
     with npz.open(info) as member:
         if np.lib.format.read_magic(member) != NPY_VERSION:
             raise ValueError(f"{info.filename} is of an npy version that is not written here")

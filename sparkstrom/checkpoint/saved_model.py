@@ -1,9 +1,10 @@
-"""Saved models: parameters in an npz ``NAME``, and the model's description in ``NAME.json``.
+"""Save and load models: parameters in an npz ``NAME``, a description in ``NAME.json``.
 
 A model of another library adds a file that this library can open, such as ``NAME.pt``.
 
-``NAME.json`` has two digests: one of the parameters and buffers in ``NAME``, which connects the two
-files, and one of the rest of ``NAME.json``. Files of earlier versions lack the second one.
+``NAME.json`` has two digests: one of the parameters and buffers in ``NAME``, which proves that the
+two files belong together, and one of the rest of ``NAME.json``. Files of earlier versions lack the
+second digest.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ READ_ERRORS = (
 
 
 def description_path(path: Path) -> Path:
-    """Return the path of the description of the model saved at ``path``."""
+    """Return the path of the description file (``NAME.json``) of the model saved at ``path``."""
     return path.with_name(path.name + ".json")
 
 
 def check_local_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path; raise UsageError for a URL, which would become a folder's name."""
+    """Return the path. Raise UsageError for a URL, which would be taken for a folder's name."""
     given = path_given(path)
     if "://" in given:
         raise UsageError(
@@ -62,15 +63,15 @@ def save_model(
     buffers: bytes = b"",
     exported: tuple[str, bytes] | None = None,
 ) -> None:
-    """Write the files of a model; an interrupted save leaves the former files unchanged.
+    """Write the files of a model. A failed save leaves previously saved files unchanged.
 
     Args:
         path: ``NAME``.
-        model: result of the model's ``describe``.
+        model: the description that the model's ``describe`` returns.
         parameters: float32[n_params].
-        epochs: number of epochs that it was trained for.
-        buffers: the model's encoded buffers, b"" if it has none.
-        exported: suffix and content of a file for the model's own library.
+        epochs: number of epochs that the model was trained for.
+        buffers: the model's encoded buffers, or b"" if the model has none.
+        exported: suffix and content of the file for the model's own library, if any.
 
     Raises:
         SetupError: a file cannot be written.
@@ -112,12 +113,12 @@ def save_model(
 
 
 def _encode_json(description: dict[str, Any]) -> bytes:
-    """Return a description as the content of its file."""
+    """Encode a description as the content of ``NAME.json``."""
     return json.dumps(description, indent=2).encode()
 
 
 def _write_temporary(target: Path, content: bytes, written: dict[Path, Path]) -> None:
-    """Write a file to disk under a temporary name, and add that name to ``written``."""
+    """Write a file to disk under a temporary name, and store that name in ``written[target]``."""
     created, written[target] = create_beside(target)
     with created as file:
         file.write(content)
@@ -130,14 +131,14 @@ def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, F
 
     Args:
         path: ``NAME``.
-        model: a model made of the same code, for models whose code is not saved; None: create it
-            from the description.
+        model: a model created by the same code as the saved one, for models whose code is not
+            saved; None: create the model from the description.
 
     Returns:
-        The model, its parameters float32[n_params] and the number of epochs it was trained for.
+        The model, its parameters float32[n_params], and the number of epochs it was trained for.
 
     Raises:
-        UsageError: files are missing or damaged, do not belong together, or not to ``model``.
+        UsageError: files are missing or damaged, or do not match each other or ``model``.
     """
     try:
         with open_regular(description_path(path)) as opened:
@@ -176,7 +177,7 @@ def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, F
 
 
 def _check_description(path: Path, description: dict[str, Any]) -> None:
-    """Raise UsageError unless a description is as ``save_model`` wrote it."""
+    """Raise UsageError unless a description is complete and unchanged since ``save_model``."""
     if missing := REQUIRED_KEYS - set(description):
         raise UsageError(f"{path} lacks {', '.join(sorted(missing))}")
     if unknown := set(description) - REQUIRED_KEYS - OPTIONAL_KEYS:
@@ -195,12 +196,12 @@ def _check_description(path: Path, description: dict[str, Any]) -> None:
 
 
 def _model_from_description(path: Path, description: dict[str, Any]) -> FlatModel:
-    """Make the model of a description. Raise UsageError, naming the file, if that fails."""
+    """Create a model from its description. Raise UsageError naming the file if that fails."""
     try:
         return from_description(description)
     except SparkstromError as error:
         raise UsageError(f"{path}: {error}") from error
-    except Exception as error:  # damaged, and of an earlier version without a digest
+    except Exception as error:  # a damaged file of an earlier version, without a digest
         raise UsageError(
             f"{path} describes no model that can be made ({type(error).__name__}:"
             f" {first_line(error)}): it is damaged, or of another version of sparkstrom"
@@ -208,14 +209,14 @@ def _model_from_description(path: Path, description: dict[str, Any]) -> FlatMode
 
 
 def check_same_model(current: dict[str, Any], saved: dict[str, Any], path: object) -> None:
-    """Raise UsageError if the saved model has another kind or other parameters.
+    """Raise UsageError if two models differ in their kind or parameters.
 
     Args:
         current: description of the model in this program.
         saved: description of the saved model.
-        path: the saved file's name in errors.
+        path: the saved file's name, for error messages.
     """
-    kind, saved_kind = current.get("kind"), saved.get("kind")  # a user's own model may have none
+    kind, saved_kind = current.get("kind"), saved.get("kind")  # a user-defined model may have none
     if kind != saved_kind:
         raise UsageError(f"{path} is of kind {saved_kind!r}, the model given is {kind!r}")
     parameters = current.get("parameters", []), saved.get("parameters", [])
@@ -228,14 +229,14 @@ def check_same_model(current: dict[str, Any], saved: dict[str, Any], path: objec
 
 
 def _parameters_digest(parameters: Flat, buffers: bytes) -> str:
-    """Return the SHA-256 of parameters and buffers in hexadecimal."""
+    """Return the SHA-256 of the parameters and buffers, in hexadecimal."""
     digest = hashlib.sha256(parameters.tobytes())
     digest.update(buffers)
     return digest.hexdigest()
 
 
 def _description_digest(description: dict[str, Any]) -> str:
-    """Return a SHA-256 of the values that does not depend on the file's layout."""
+    """Return a SHA-256 of a description's values, independent of the layout of the JSON."""
     rest = {name: value for name, value in description.items() if name != DESCRIPTION_DIGEST_KEY}
     content = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(content.encode()).hexdigest()

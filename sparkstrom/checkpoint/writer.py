@@ -1,6 +1,7 @@
-"""When a fit's checkpoints are due, and the thread that writes them.
+"""Decide when a fit's checkpoints are due, and write them in a separate thread.
 
-Training never waits for the thread: a store that fails or is slow costs checkpoints, not time.
+Training never waits for the thread: if the storage fails or is slow, checkpoints are skipped and
+training continues.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ SECONDS_PER_UNIT = {
     **dict.fromkeys(("h", "hour", "hours"), 3600.0),
 }
 COUNT_UNITS = {"epoch": "epochs", "epochs": "epochs", "update": "updates", "updates": "updates"}
-FINAL_WRITE_TIMEOUT_S = 120.0  # for the last checkpoint, at the end of a fit
-FailureKind = tuple[str, type[Exception], int | None]  # operation, class of error, errno
+FINAL_WRITE_TIMEOUT_S = 120.0  # for writing the last checkpoint, at the end of a fit
+FailureKind = tuple[str, type[Exception], int | None]  # operation, error class, errno
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInterval:
-    """The distance between two checkpoints."""
+    """The interval between two checkpoints, in time, epochs or updates."""
 
     amount: float  # number of units
     unit: str  # "s", "epochs" or "updates"
@@ -57,11 +58,13 @@ def parse_checkpoint_every(text: object) -> CheckpointInterval:
 class CheckpointSchedule:
     """Decides when the next checkpoint is due.
 
+    The methods take the current position as ``now_s``, ``epochs`` and ``updates``.
+
     Args:
-        every: distance from the fit's beginning, and from the last checkpoint.
-        now_s: the current time, as for all methods.
-        epochs: epochs that have been trained.
-        updates: updates that have been counted.
+        every: interval from the fit's beginning or the last checkpoint to the next one.
+        now_s: the current time in seconds.
+        epochs: number of epochs trained so far.
+        updates: number of updates committed so far.
     """
 
     def __init__(
@@ -71,38 +74,38 @@ class CheckpointSchedule:
         self.mark_written(now_s, epochs, updates)
 
     def is_due(self, now_s: float, epochs: int, updates: int) -> bool:
-        """Return whether a checkpoint is due at this time, epoch and update."""
+        """Return whether a checkpoint is due at this position."""
         return self._position(now_s, epochs, updates) >= self._due
 
     def mark_written(self, now_s: float, epochs: int, updates: int) -> None:
-        """Record that a checkpoint of this time, epoch and update is being written."""
+        """Record that a checkpoint is being written for this position."""
         at = self._position(now_s, epochs, updates)
-        # After the 2nd, 4th, ... epoch, even if one checkpoint was late.
+        # Stay with multiples, such as the 2nd, 4th, ... epoch, even if one checkpoint was late.
         if self._every.unit == "epochs":
             at = math.floor(at / self._every.amount) * self._every.amount
         self._due = at + self._every.amount
 
     def _position(self, now_s: float, epochs: int, updates: int) -> float:
-        """Return time, epochs or updates, whichever the schedule counts."""
+        """Return the argument in which the schedule's interval is measured."""
         return {"s": now_s, "epochs": epochs, "updates": updates}[self._every.unit]
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenCheckpoint:
-    """A checkpoint that has been written completely."""
+    """A record of a checkpoint that has been written completely."""
 
     path: str  # the file's path or URL
-    seconds: float  # time to copy the parameters and write the file
+    seconds: float  # time taken to copy the parameters and write the file
     description: dict[str, Any]  # the checkpoint's description
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingWrite:
-    """A checkpoint that the writer's thread has to create and write."""
+    """A request to the writer's thread to create and write a checkpoint."""
 
     make: Callable[[], Checkpoint]  # creates the checkpoint; called in the thread
-    note: str  # names it in warnings, such as "epoch 3"
-    since_s: float = field(default_factory=time.monotonic)  # when it was offered
+    note: str  # name of the checkpoint in warnings, such as "epoch 3"
+    since_s: float = field(default_factory=time.monotonic)  # time of the request
 
 
 class CheckpointWriter:
@@ -110,7 +113,8 @@ class CheckpointWriter:
 
     Args:
         directory: where to write.
-        report: gets a line for the first of several failures, and for their end.
+        report: called with a line of text for the first failure in a row, and once writing works
+            again.
 
     Attributes:
         written: the checkpoints written so far, in order.
@@ -123,17 +127,17 @@ class CheckpointWriter:
         self.warnings: list[str] = []
         self._changed = threading.Condition()
         self._offered: _PendingWrite | None = None
-        self._failure = ""  # why the last attempt failed; "" if it succeeded
+        self._failure = ""  # reason why the last attempt failed; "" if it succeeded
         self._last_reported: FailureKind | None = None  # the last failure reported
         self._failure_count = 0  # consecutive failed attempts
         self._closed = False
-        # A daemon: a store that never answers must not keep the program alive.
+        # A daemon thread, because storage that never answers must not keep the program alive.
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written, so that none may be offered now."""
+        """Whether a checkpoint is being written, so that ``offer`` may not be called now."""
         with self._changed:
             return self._offered is not None
 
@@ -142,7 +146,7 @@ class CheckpointWriter:
 
         Args:
             make: creates the checkpoint.
-            note: its name in warnings, such as "epoch 3".
+            note: name of the checkpoint in warnings, such as "epoch 3".
         """
         with self._changed:
             assert self._offered is None, "one checkpoint at a time"
@@ -151,7 +155,7 @@ class CheckpointWriter:
             self._changed.notify_all()
 
     def close(self, last: Checkpoint | None, timeout_s: float = FINAL_WRITE_TIMEOUT_S) -> None:
-        """Write the last checkpoint, if any, and end the thread; wait at most ``timeout_s``."""
+        """Write ``last``, if given, and end the thread. Wait for at most ``timeout_s`` seconds."""
         end_s = time.monotonic() + timeout_s
         if self._wait_until_idle(end_s) and last is not None:
             self.offer(lambda: last, "the end of the fit")
@@ -162,7 +166,7 @@ class CheckpointWriter:
 
     @property
     def unsaved_reason(self) -> str:
-        """What is not saved and why, as text; "" if everything is saved."""
+        """A text that says what is not saved and why; "" if everything is saved."""
         with self._changed:
             if self._offered is not None:
                 waited_s = time.monotonic() - self._offered.since_s
@@ -176,14 +180,14 @@ class CheckpointWriter:
             return f"what was learned after {self.written[-1].path} is not saved: {why}"
 
     def _wait_until_idle(self, end_s: float) -> bool:
-        """Wait until no checkpoint is being written; return False if ``end_s`` comes first."""
+        """Wait until no checkpoint is being written; return False on timeout at ``end_s``."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._offered is None, max(0.0, end_s - time.monotonic())
             )
 
     def _run(self) -> None:
-        """Write offered checkpoints until the writer is closed; the thread's body."""
+        """Write offered checkpoints until the writer is closed; runs in the writer's thread."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._offered is not None or self._closed)
@@ -213,7 +217,7 @@ class CheckpointWriter:
         self._remove_old()
 
     def _record_failure(self, offered: _PendingWrite, error: Exception) -> None:
-        """Record that a checkpoint was not written; warn of the first of several failures."""
+        """Record that a checkpoint was not written; warn if this is the first failure in a row."""
         is_first = not self._failure_count
         with self._changed:
             self._failure_count += 1
@@ -238,7 +242,7 @@ class CheckpointWriter:
             )
 
     def _warn(self, kind: FailureKind, text: str) -> None:
-        """Report a failure, unless it has the same kind as the last one reported."""
+        """Report a failure, unless the last reported failure was of the same kind."""
         if kind != self._last_reported:
             self._last_reported = kind
             self.warnings.append(text)
@@ -246,5 +250,5 @@ class CheckpointWriter:
 
 
 def _failure_kind(doing: str, error: Exception) -> FailureKind:
-    """Return the kind of a failure; it has no text, because stores name each request."""
+    """Return a failure's kind, without its text, which may differ between equal failures."""
     return doing, type(error), getattr(error, "errno", None)

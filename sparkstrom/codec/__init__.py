@@ -1,1 +1,1 @@
-"""Messages of the protocol, and their encoding as bytes: headers, payloads, encrypted frames."""
+"""Define the protocol's messages and encode them as bytes: headers, payloads, encrypted frames."""

@@ -1,18 +1,20 @@
-"""DL4J's two int32 layouts, bit for bit: for interchange and conformance, not for our own wire.
+"""Encode and decode updates in DL4J's two int32 layouts, bit for bit.
 
-A message is an int32 array: four words of header, then the hits. N is the number of values.
+The layouts serve interchange with DL4J and conformance tests; sparkstrom's own messages have other
+forms. A message is an int32 array: a header of four words, then the hits, which are the values that
+reach tau. N is the number of values.
 
     word  threshold                       bitmap
     0     number of entries               N
     1     N                               N
     2     bits of tau as float32          the same
     3     0                               1
-    4..   entries: i+1 up, -(i+1) down    N//16 + 1 words: value i in word 4 + i//16,
+    4..   i+1 for +tau, -(i+1) for -tau   N//16 + 1 words: value i in word 4 + i//16,
                                           bit i%16 "hit" and bit 16 + i%16 "sign"
 
-Both list what is *subtracted* from the residual: tau where value >= tau, -tau where value <= -tau,
-bounds included; tau is rounded to float32 first. In a bitmap, a sign bit without a hit bit is half
-a tau downwards, for -tau < value <= -tau/2; there is no half step upwards. NaN is never a hit.
+Both layouts list what is *subtracted* from the residual: tau where value >= tau, and -tau where
+value <= -tau; tau is rounded to float32 first. In a bitmap, a sign bit without a hit bit stands for
+-tau/2, where -tau < value <= -tau/2; there is no half step of +tau/2. NaN is never a hit.
 Source: ND4J's operators ``encode_threshold``, ``encode_bitmap`` and their decoders.
 """
 
@@ -33,7 +35,7 @@ Mask = NDArray[np.bool_]
 
 HEADER_WORDS = 4
 THRESHOLD, BITMAP = 0, 1  # word 3
-ENTRIES_MIN = 2  # a single hit is never sent
+ENTRIES_MIN = 2  # a message with a single hit is never sent
 WORD_VALUES = 16  # values per word of a bitmap
 VALUES_MAX = 2**31 - 1  # an entry is a signed index from 1
 
@@ -44,13 +46,13 @@ def encode_threshold(values: F32, tau: float, limit: int | None = None) -> I32 |
     Args:
         values: float32[n], the residual, changed in place (parameter units).
         tau: threshold > 0, rounded to float32 (parameter units).
-        limit: encode at most this many entries, those with the lowest indices; None: all.
+        limit: maximal number of entries, those with the lowest indices; None: all.
 
     Returns:
-        The int32 message; None for fewer than two hits, where ND4J returns null.
+        The int32 message, or None for fewer than two hits (ND4J returns null then).
 
     Raises:
-        UsageError: an argument is no such array, threshold or limit.
+        UsageError: an argument has an invalid type or value.
     """
     _check_array("values", values)
     step = _round_tau(tau)
@@ -70,7 +72,7 @@ def encode_threshold(values: F32, tau: float, limit: int | None = None) -> I32 |
 def encode_bitmap(values: F32, tau: float) -> I32:
     """Encode hits and half steps with two bits per value, and subtract them from ``values``.
 
-    ND4J returns a message even without hits. Arguments and errors are those of
+    Like ND4J, this returns a message even if there are no hits. Arguments and errors are those of
     ``encode_threshold``.
     """
     _check_array("values", values)
@@ -88,15 +90,15 @@ def encode_bitmap(values: F32, tau: float) -> I32:
 
 
 def decode_threshold(message: I32, out: F32) -> None:
-    """Add tau to ``out`` or subtract it, for every entry.
+    """Decode a message of ``encode_threshold``: add tau or -tau to ``out`` for every entry.
 
     Args:
         message: int32[4 + entries].
         out: float32[n], changed in place; several messages may be added up (parameter units).
 
     Raises:
-        WireError: the encoder cannot have made this message for n values; ``out`` is unchanged.
-        UsageError: ``out`` is no such array.
+        WireError: the message is invalid for an array of n values; ``out`` is unchanged.
+        UsageError: ``out`` is not a writable float32[n].
     """
     step = _check_message(message, out, THRESHOLD)
     if message[0] != message.size - HEADER_WORDS:
@@ -116,7 +118,7 @@ def decode_threshold(message: I32, out: F32) -> None:
 
 
 def decode_bitmap(message: I32, out: F32) -> None:
-    """Add tau, -tau or -tau/2 to ``out`` for each value, according to its two bits.
+    """Decode a message of ``encode_bitmap``: add tau, -tau or -tau/2 to ``out`` where bits are set.
 
     Arguments and errors are those of ``decode_threshold``.
     """
@@ -145,28 +147,28 @@ def _subtract(values: F32, step: np.float32, hit: Mask, sign: Mask) -> None:
 
 
 def _bitmap_words(n_values: int) -> int:
-    """Return the number of words in a bitmap message, N // 16 + 5 as in ND4J.
+    """Return the number of words in a bitmap message: N // 16 + 5, as in ND4J.
 
-    If 16 divides N, the last word is unused.
+    If N is a multiple of 16, the last word is unused.
     """
     return HEADER_WORDS + n_values // WORD_VALUES + 1
 
 
 def _pack_mask(mask: Mask, n_values: int) -> NDArray[np.uint32]:
-    """Pack a boolean mask into 16-bit halves, one uint32 word for each 16 values."""
+    """Pack a boolean mask into the low halves of uint32 words, with 16 values per word."""
     bits = np.zeros((_bitmap_words(n_values) - HEADER_WORDS) * WORD_VALUES, np.bool_)
     bits[:n_values] = mask
     return np.packbits(bits, bitorder="little").view("<u2").astype(np.uint32)
 
 
 def _unpack_mask(halves: NDArray[np.uint16]) -> Mask:
-    """Unpack 16-bit halves of words into a boolean mask of single values."""
+    """Unpack the 16-bit halves of words into a boolean mask with one element per value."""
     packed = np.ascontiguousarray(halves).view(np.uint8)
     return np.unpackbits(packed, bitorder="little").view(np.bool_)
 
 
 def _check_array(name: str, array: Any) -> None:
-    """Raise UsageError unless ``array`` can be changed in place and is not too long."""
+    """Raise UsageError unless ``array`` is a float32 vector that can be changed in place."""
     fits = isinstance(array, np.ndarray) and array.dtype == np.float32 and array.ndim == 1
     if not (fits and array.flags.c_contiguous and array.flags.writeable):
         what = getattr(array, "dtype", type(array).__name__), getattr(array, "shape", "no shape")
@@ -179,7 +181,7 @@ def _check_array(name: str, array: Any) -> None:
 
 
 def _round_tau(tau: float) -> np.float32:
-    """Return tau rounded to float32, as ND4J does. Raise UsageError if it is not positive."""
+    """Round tau to float32, as ND4J does. Raise UsageError unless tau is positive and finite."""
     if isinstance(tau, bool) or not isinstance(tau, int | float | np.integer | np.floating):
         raise UsageError(f"tau={tau!r}: a threshold is a number, such as 1e-3")
     with np.errstate(over="ignore"):
@@ -190,7 +192,7 @@ def _round_tau(tau: float) -> np.float32:
 
 
 def _check_limit(limit: int | None, n_values: int) -> int:
-    """Return the limit on entries. Raise UsageError unless it is a whole number of at least 0."""
+    """Return the maximal number of entries. Raise UsageError if ``limit`` is invalid."""
     if limit is None:
         return n_values
     try:
@@ -203,8 +205,9 @@ def _check_limit(limit: int | None, n_values: int) -> int:
 
 
 def _check_message(message: Any, out: F32, kind: int) -> np.float32:
-    """Check the header that both layouts share, and return its tau. Raise WireError or
-    UsageError.
+    """Check a message's header, which both layouts share; return its tau.
+
+    Raise WireError for an invalid message, and UsageError for an unsuitable ``out``.
     """
     _check_array("out", out)
     if not isinstance(message, np.ndarray) or message.dtype != np.int32 or message.ndim != 1:

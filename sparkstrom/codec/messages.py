@@ -1,10 +1,16 @@
-"""Every message of the protocol, as frozen values.
+"""Define every message of the protocol as an immutable struct.
 
-``Update``, ``Commit``, ``MergedRange``, ``Chunk`` and ``OptimizerChunk`` use an edge's data stream;
-all others are control messages. Neighbours in the tree exchange messages over an edge; direct
-messages go between a node and the master past the tree. ``protocol`` decides what follows from a
-message, ``codec.wire`` how it is encoded. ``tag`` and ``name=`` are the names on the wire,
-which stay the same when the code changes.
+The master and the workers are nodes of a tree. A node exchanges messages with its parent over an
+edge, which has a control stream and a data stream; direct messages go between a node and the master
+outside the tree. ``Update``, ``Commit``, ``MergedRange``, ``Chunk`` and ``OptimizerChunk`` use the
+data stream; all others are control messages. The package ``protocol`` handles the messages, and
+``codec.wire`` encodes them. ``tag`` and ``name=`` are names on the wire, which stay the same when
+the code is renamed.
+
+A worker that makes an update is its origin. The master numbers updates; a numbered update is a
+commit. A replica is a node's copy of the parameters as of some commit, and a snapshot is a replica
+that a child fetches from its parent in chunks. A node's lease is how long its neighbours consider
+it alive after they heard from it.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId, Seq
 
 U16 = Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
-U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # u64 on the wire; the top bit stays free
+U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # u64 on the wire, with an unused top bit
 NodeField = Annotated[NodeId, msgspec.Meta(ge=0, lt=2**32)]
 EdgeField = Annotated[EdgeNo, msgspec.Meta(ge=0, lt=2**32)]
 SeqField = Annotated[Seq, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -30,26 +36,26 @@ Trace = Annotated[str, msgspec.Meta(max_length=16_384)]
 
 
 class Phase(enum.IntEnum):
-    """Phase of a fit. The master repeats it in every state, so a node cannot miss one."""
+    """Phase of a fit. Every ``State`` message repeats the phase, so a node cannot miss a change."""
 
-    GATHERING = 0  # waiting for workers; those that have joined hold a replica and wait
+    GATHERING = 0  # waiting for workers; those that have joined fetch a replica and wait
     RUNNING = 1
-    DRAINING = 2  # each worker sends its last updates and names the newest
-    AUDIT = 3  # no update is numbered any more; every replica is hashed at the final commit
+    DRAINING = 2  # each worker sends its last updates and reports the newest one's number
+    AUDIT = 3  # no further update is numbered; every replica is hashed at the final commit
     DONE = 4
 
 
 class Activity(enum.IntEnum):
-    """A worker's present activity. Only STEPPING counts against ``step_timeout``."""
+    """A worker's current activity. Only STEPPING counts against ``step_timeout``."""
 
-    CATCHING_UP = 0  # it has no replica yet
+    CATCHING_UP = 0  # the worker has no complete replica yet
     WAITING = 1  # for the start, for commits of its own updates, or for slower workers
     STEPPING = 2
-    FINISHED = 3  # it has trained its whole partition, and stays until the fit is done
+    FINISHED = 3  # its whole partition is trained; it stays until the fit is done
 
 
 class Address(msgspec.Struct, frozen=True):
-    """The address at which a process listens for one edge: an endpoint and two stream ids."""
+    """The address where a process listens for one edge: a UDP endpoint and two stream ids."""
 
     host: Text
     port: U16
@@ -58,7 +64,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """An encoded update, opaque to the protocol. ``len()`` is the number of bytes in ``data``."""
+    """An encoded update, which the protocol never decodes. ``len()`` is the size of ``data``."""
 
     form: int  # u8: an ``encoding.forms.Form``
     tau_quanta: U32  # threshold as a multiple of the job's quantum
@@ -69,36 +75,36 @@ class Payload(msgspec.Struct, frozen=True):
         return len(self.data)
 
 
-BUFFERS = 6  # form of an update that replaces a model's buffers and changes no parameter
-NOTHING = Payload(form=0, tau_quanta=0, count=0, data=b"")  # stands for what the origin has itself
+BUFFERS = 6  # form of an update that replaces the model's buffers and changes no parameter
+NOTHING = Payload(form=0, tau_quanta=0, count=0, data=b"")  # sent to the origin
 
-LastSeqs = list[tuple[NodeField, SeqField]]  # (id, its newest committed seq)
+LastSeqs = list[tuple[NodeField, SeqField]]  # (origin, number of its newest committed update)
 
 
-# Direct: from a node to the master.
+# Direct messages from a node to the master.
 
 
 class Join(msgspec.Struct, frozen=True, tag="join", kw_only=True):
-    """Request for a place in the tree, or (same token and count) for another edge."""
+    """Request for a place in the tree or, if token and count repeat, for another edge."""
 
     token: U63  # random, per process
-    count: U32  # rises with each id that this process requests, from 1
+    count: U32  # from 1; rises with each node id that this process requests
     request: U32 = msgspec.field(name="knock")  # rises with each change of the address
     partition: U32
     attempt: U63  # Spark's taskAttemptId; the highest one owns the partition
     rows: U63
-    checksum: U63  # of the rows' content, in any order
+    checksum: U63  # of the rows' content, independent of their order
     batches: U32  # minibatches per epoch
     address: Address  # where the process listens for its parent
     host: Text
     executor: Text  # equal text means the same executor process
     pid: U32
     version: Text  # of sparkstrom; must equal the controller's
-    alone: bool  # True: its edges to children are gone, too, with its media driver
+    alone: bool  # True: it lost its edges to children, too, because its media driver died
 
 
 class ChildSilent(msgspec.Struct, frozen=True, tag="silent"):
-    """A parent's report that it has heard nothing from a child for a lease."""
+    """A parent's report that a child has sent nothing for the duration of a lease."""
 
     node: NodeField  # the parent
     child: NodeField
@@ -106,7 +112,7 @@ class ChildSilent(msgspec.Struct, frozen=True, tag="silent"):
 
 
 class ProbeReply(msgspec.Struct, frozen=True, tag="here"):
-    """Answer to ``Probe``: this node is alive."""
+    """Answer to ``Probe``: the node is alive."""
 
     node: NodeField
 
@@ -114,44 +120,44 @@ class ProbeReply(msgspec.Struct, frozen=True, tag="here"):
 class TrainingFailure(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
     """Training failed on this worker, so the whole fit must end."""
 
-    node: NodeField | None  # None: it failed before it had an id
+    node: NodeField | None  # None: the worker failed before it had an id
     reason: Trace  # one line
     trace: Trace  # the traceback
     host: Text = ""
     partition: U32 = 0
-    phase: Text = ""  # what the worker was doing, in words
+    phase: Text = ""  # the worker's activity, as text for people
 
 
 class WorkerLog(msgspec.Struct, frozen=True, tag="says", kw_only=True):
-    """Lines that a worker's Python code printed, for people only. They may be lost."""
+    """Lines that a worker's Python code printed, to be shown to the user. They may be lost."""
 
     host: Text
     partition: U32
-    lines: Annotated[list[tuple[Text, Text]], msgspec.Meta(max_length=64)]  # (phase, line)
-    skipped: U63  # lines left out since the previous WorkerLog
+    lines: Annotated[list[tuple[Text, Text]], msgspec.Meta(max_length=64)]  # (activity, line)
+    skipped: U63  # number of lines left out since the previous WorkerLog
 
 
-# Up: over the edge to the parent.
+# Messages to the parent, over the edge.
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach", kw_only=True):
-    """First message over a new edge: what the child holds and what it needs."""
+    """First message over a new edge: states what the child has, and thereby what it needs."""
 
-    have: CommitField  # newest commit that it has received without a gap
-    whole: bool  # it has a replica as of ``have``; False: it needs a snapshot
-    catching: bool  # it has part of a snapshot and every commit since, and continues with them
-    ids: list[NodeField]  # every id that its process has had
+    have: CommitField  # newest commit up to which the child has received all commits
+    whole: bool  # the child has a replica as of ``have``; False: it needs a snapshot
+    catching: bool  # the child has part of a snapshot and all commits since, and can continue
+    ids: list[NodeField]  # all node ids that the child's process has had
 
 
 class ResidualCheckpoint(msgspec.Struct, frozen=True):
-    """A file that a worker left on its executor's disk for the next fit."""
+    """A file with a worker's residual, left on its executor's disk for the next fit."""
 
     path: Text
     mass: float  # sum of absolute values of the residual (parameter units)
 
 
 class AuditAnswer(msgspec.Struct, frozen=True):
-    """Result of the audit at one worker."""
+    """Result of hashing one worker's replica at the audited commit."""
 
     commit: CommitField  # the audited commit
     digest: Annotated[str, msgspec.Meta(max_length=64)]  # SHA-256 of the replica's bytes, in hex
@@ -159,53 +165,54 @@ class AuditAnswer(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A node's report about itself. Relays forward it to the master unchanged, never summed.
+    """A node's report about itself. Nodes on the way to the master forward it unchanged.
 
-    Of two statuses of one node, the one with the newer edge counts, then the higher ``count``.
+    Of two statuses of one node, the one with the higher edge, or else higher ``count``, is newer.
     """
 
     node: NodeField
-    edge: EdgeField  # its edge to its parent
-    count: U63  # rises with each change
-    after_seq: SeqField  # ``epoch, batch`` count once this update of the node is committed
+    edge: EdgeField  # the node's edge to its parent
+    count: U63  # rises with each change of the status
+    after_seq: SeqField  # (epoch, batch) is valid once this update of the node is committed
     epoch: U32
     batch: U32
-    steps: U63  # its steps, plus the head start that it was credited with
+    steps: U63  # the worker's steps, plus those credited because it joined late
     activity: Activity
-    final: SeqField | None = None  # seq of its last update; None: more may follow
+    final: SeqField | None = None  # number of its last update; None: more may follow
     audit: AuditAnswer | None = None  # None: not audited yet
-    # Cumulative counters (``observe.telemetry``); None: none sampled yet.
+    # Cumulative counters (``observe.telemetry``); None: not sampled yet.
     stats: Annotated[dict[str, float], msgspec.Meta(max_length=256)] | None = None
-    lag: U63 = 0  # commits behind its parent, a power of two; 0 unless it has lasted
-    lends: bool = False  # other workers may copy its optimizer state
-    whole: bool = False  # it has a replica that its children may copy
+    lag: U63 = 0  # commits behind its parent, as a power of two; 0 unless the lag has lasted
+    lends: bool = False  # other workers may copy this node's optimizer state
+    whole: bool = False  # the node has a complete replica, which children may copy
 
     @property
     def age(self) -> tuple[EdgeNo, int]:
-        """Return the key by which statuses of one node are ordered; the greater is newer."""
+        """Return the key that orders the statuses of one node; the greater key is newer."""
         return self.edge, self.count
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="report", kw_only=True):
-    """Lease renewal, acknowledgement and changed statuses of a node. A newer one replaces older
-    ones.
+    """A node's periodic message to its parent: renews its lease, acknowledges commits, and reports
+    changed statuses. A newer heartbeat replaces older ones.
     """
 
     received: CommitField  # every commit up to this one has arrived
     bytes_received: U63 = msgspec.field(name="taken")  # from the parent over this edge
-    catching: bool  # it is fetching a snapshot
+    catching: bool  # the node is fetching a snapshot
     stamp: U63  # the parent acknowledges the statuses by repeating this (``State.stamp``)
-    statuses: list[Status] = msgspec.field(name="news")  # not acknowledged yet; itself and below
+    # Statuses of the node and its descendants that are not acknowledged yet.
+    statuses: list[Status] = msgspec.field(name="news")
 
 
 class CommitsRequest(msgspec.Struct, frozen=True, tag="ask-after"):
-    """Request to send everything after ``commit`` again, because commits are missing."""
+    """Request to send all commits after ``commit`` again, because some are missing."""
 
     commit: CommitField
 
 
 class ChunkRequest(msgspec.Struct, frozen=True, tag="ask-chunk"):
-    """Request for one chunk of a snapshot, read from the live replica when it is sent."""
+    """Request for one chunk of a snapshot; the parent reads it from its live replica."""
 
     index: U32
 
@@ -214,13 +221,13 @@ class OptimizerRequest(msgspec.Struct, frozen=True, tag="ask-updater"):
     """Request for one chunk of a worker's optimizer state, to be sent to ``asker``."""
 
     asker: NodeField
-    copy: U63 | None  # number of the copy; None: any that the source has
+    copy: U63 | None  # number of the wanted copy (``OptimizerCopy``); None: any
     index: U32
 
 
 class LeaveNotice(msgspec.Struct, frozen=True, tag="leaving", kw_only=True):
-    """A node's notice that it leaves: to its parent at the end of a fit, to the master before
-    it.
+    """Notice that a node leaves the fit: sent to its parent at the end of the fit, and to the
+    master if the node leaves earlier.
     """
 
     node: NodeField
@@ -228,156 +235,156 @@ class LeaveNotice(msgspec.Struct, frozen=True, tag="leaving", kw_only=True):
     checkpoint: ResidualCheckpoint | None = msgspec.field(name="kept")
 
 
-# Direct: from the master to a node.
+# Direct messages from the master to a node.
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
-    """A node's place: its id, its parent and where to begin. Answers a join, or moves the node."""
+    """Answer to a join, or instruction to move: a node's id, parent and start position."""
 
-    token: U63  # with ``count``: the join that this answers
+    token: U63  # with ``count``: identifies the join that this message answers
     count: U32
-    request: U32 = msgspec.field(name="knock")  # of the newest join that the master has seen
+    request: U32 = msgspec.field(name="knock")  # ``Join.request`` of the newest join received
     node: NodeField
     parent: NodeField
-    edge: EdgeField  # rises through the whole fit: a higher one replaces a lower one
+    edge: EdgeField  # numbers rise throughout the fit: a higher edge replaces a lower one
     up: Address  # where the parent listens for this node
     chunks: U32  # number of chunks in a snapshot
-    closed: LastSeqs  # former ids of this process, each with the last seq that counts
-    epoch: U32  # with ``batch``: the position at which to begin
+    closed: LastSeqs  # former ids of this process, with their last valid updates
+    epoch: U32  # with ``batch``: the position at which to begin training
     batch: U32
-    steps: U63  # the step count that a newcomer starts from
-    grants: list[Text]  # residual files of an earlier fit on this executor, for this node to add
+    steps: U63  # step count credited to a new worker, so that nobody waits for it to catch up
+    grants: list[Text]  # paths of an earlier fit's residual files that this node has to add
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt", kw_only=True):
-    """Order to a parent: a node becomes your child over this edge."""
+    """Instruction to a parent to accept a node as its child over this edge."""
 
     node: NodeField
     edge: EdgeField
-    local: Address  # where to listen for it
-    peer: Address  # where it listens
+    local: Address  # where the parent has to listen for the child
+    peer: Address  # where the child listens
 
 
 class Disown(msgspec.Struct, frozen=True, tag="disown"):
-    """Order to a parent: that node is no longer your child over this edge or an older one."""
+    """Instruction to a parent to drop a child that it has over this edge or an older one."""
 
     node: NodeField
     edge: EdgeField
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
-    """The question whether a node is alive; ``ProbeReply`` answers it."""
+    """Question to a node whether it is alive; ``ProbeReply`` is the answer."""
 
     node: NodeField
 
 
 class JoinRefusal(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
-    """Answer to a join that gets no place."""
+    """Answer to a join that is refused."""
 
-    token: U63  # with ``count``: the join that this answers
+    token: U63  # with ``count``: identifies the join that this message answers
     count: U32
     reason: Trace
-    fatal: bool  # True: the task must fail; False: it ends with success
+    fatal: bool  # True: the task must fail; False: the task ends successfully
 
 
 class IdClosed(msgspec.Struct, frozen=True, tag="closed", kw_only=True):
-    """Notice to a process that its id is closed."""
+    """Notice to a process that its node id is closed: no further update of this id counts."""
 
     token: U63
     count: U32
     node: NodeField  # the closed id
-    seq: SeqField  # its last committed update
+    seq: SeqField  # number of its last committed update
     reason: Text
-    free: bool  # True: it may join again under a new id; False: its task is over
+    free: bool  # True: the process may join again under a new id; False: its task is over
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
-    """Order to a finished worker: save the residual and leave, another task needs the slot."""
+    """Instruction to a finished worker to save its residual and leave, to free its task slot."""
 
     reason: Text
 
 
-# Down: over the edge to a child.
+# Messages to a child, over the edge.
 
 
 class AttachReply(msgspec.Struct, frozen=True, tag="attached", kw_only=True):
-    """Answer to ``Attach``: commits after ``base`` follow on the data stream."""
+    """Answer to ``Attach``: the commits after ``base`` follow on the data stream."""
 
     base: CommitField
-    snapshot: bool  # True: first fetch a replica as of ``base`` or later, in chunks
-    last: LastSeqs  # with a snapshot: every origin's newest seq as of ``base``
+    snapshot: bool  # True: the child must first fetch a replica as of ``base`` or later, in chunks
+    last: LastSeqs  # with a snapshot: every origin's newest update as of ``base``
 
 
 class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
-    """State of the fit, from the master. Each parent fills in the fields for its child's edge."""
+    """State of the fit, from the master; each parent adds the fields of its child's edge."""
 
     phase: Phase
-    beat: U63  # grows while the master lives
-    head: CommitField  # newest commit that the parent has; 0: it has no replica
-    final: CommitField  # the audited commit, from AUDIT on
-    slowest: U63  # steps of the slowest live, unfinished worker
-    nodes: U32  # live ones, in the whole tree
-    training: U32  # live workers that hold a replica and have rows left
-    minibatches: U63  # committed in the whole fit
-    minibatches_expected: U63 = 0  # in the whole fit; an estimate while rows are unread
-    epochs: U32  # finished by every partition that has rows to train on
-    wait_ms: U32  # how long a new commit now waits, above the child, for the slowest link
-    closed: list[NodeField]  # ids closed lately, whose owners may not know
-    stamp: U63 = msgspec.field(name="heard")  # newest ``Heartbeat.stamp`` of the child
+    beat: U63  # grows as long as the master is alive
+    head: CommitField  # newest commit that the parent has; 0: the parent has no replica
+    final: CommitField  # the audited commit, from the phase AUDIT on
+    slowest: U63  # step count of the slowest live, unfinished worker
+    nodes: U32  # number of live nodes in the tree
+    training: U32  # number of live workers that have a replica and untrained rows
+    minibatches: U63  # number of minibatches committed so far
+    minibatches_expected: U63 = 0  # of the whole fit; an estimate while rows are still unread
+    epochs: U32  # number of epochs that every partition with training rows has finished
+    wait_ms: U32  # how long a new commit waits for the slowest link on the way to the child
+    closed: list[NodeField]  # recently closed node ids, whose processes may not know it
+    stamp: U63 = msgspec.field(name="heard")  # newest ``Heartbeat.stamp`` from the child
     sent: CommitField  # every commit up to this one was sent to the child over this edge
     bytes_received: U63 = msgspec.field(name="taken")  # from the child over this edge
-    bytes_forwarded: U63 = msgspec.field(name="passed")  # of those; the rest waits at the parent
+    bytes_forwarded: U63 = msgspec.field(name="passed")  # the rest waits at the parent
 
 
 class ResendRequest(msgspec.Struct, frozen=True, tag="again"):
-    """Order to an origin: send all uncommitted updates again."""
+    """Instruction to an origin to send all of its uncommitted updates again."""
 
-    origin: NodeField | None  # None: every node below
+    origin: NodeField | None  # None: the receiving node and all nodes below it
 
 
 class SnapshotRequired(msgspec.Struct, frozen=True, tag="behind"):
-    """Answer to a child for which the log does not reach back far enough: fetch a snapshot."""
+    """Answer to a child that needs commits no longer in the log: it must fetch a snapshot."""
 
-    base: CommitField  # commits after this one follow
-    last: LastSeqs  # every origin's newest seq as of ``base``
+    base: CommitField  # the commits after this one follow
+    last: LastSeqs  # every origin's newest update as of ``base``
 
 
-# Data.
+# Messages on the data stream.
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
     """One encoded gradient update on its way to the master."""
 
-    origin: NodeField  # the node that made it, not the one that relayed it
-    seq: SeqField  # from 1 per origin; ids are never reused, so (origin, seq) is the key
-    seen: CommitField  # newest commit in the replica when the gradient was taken
+    origin: NodeField  # the node that made the update, not one that relayed it
+    seq: SeqField  # from 1 at each origin; ids are never reused, so (origin, seq) is unique
+    seen: CommitField  # newest commit in the origin's replica when the update was made
     epoch: U32  # with ``batch``: position up to which the origin has trained
     batch: U32
-    steps: U63  # training steps of the origin, its head start included
+    steps: U63  # as in ``Status``
     payload: Payload
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """An update with its commit number, its place in the order of all updates."""
+    """An update with its commit number, which is its place in the order of all updates."""
 
     commit: CommitField
     origin: NodeField
     seq: SeqField
-    payload: Payload  # NOTHING when it goes to its own origin
+    payload: Payload  # NOTHING if the message goes to the update's own origin
 
 
 class MergedRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Sum of all commits in (after, commit], for a child that is exactly at ``after``."""
+    """Sum of the commits ``after`` + 1 to ``commit``, for a child whose newest is ``after``."""
 
     after: CommitField
     commit: CommitField
-    last: LastSeqs  # newest seq of each origin that has an update in the sum
-    count: U32  # estimated entries, by which both ends account for it
+    last: LastSeqs  # newest update of each origin that has an update in the sum
+    count: U32  # estimated number of entries, which both ends use for flow control
     payload: bytes  # ``Form.QUANTA``
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters of one index range, as part of a snapshot."""
+    """The parameters of one index range: a part of a snapshot."""
 
     index: U32
     commit: CommitField  # the parameters contain every commit up to this one, and no later one
@@ -385,12 +392,12 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OptimizerChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of a copy of a worker's optimizer state, on its way to ``asker``."""
+    """A part of a copy of a worker's optimizer state, on its way to the node ``asker``."""
 
     asker: NodeField
-    copy: U63  # hash of the whole copy, above 0
+    copy: U63  # number of the copy: a hash of its content, above 0
     index: U32
-    count: U32  # chunks of the copy
+    count: U32  # number of chunks of the copy
     payload: bytes
 
 
@@ -409,16 +416,17 @@ NUMBER_BITS = 63  # numbers of messages stay below 2^63
 
 
 def copy_number(content: bytes) -> int:
-    """Return the number of an optimizer copy: a hash of its content, at least 1."""
+    """Return the number that identifies an optimizer copy: a hash of its content, at least 1."""
     digest = hashlib.sha256(content).digest()
     return max(1, int.from_bytes(digest[:8], "little") >> (64 - NUMBER_BITS))
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerCopy:
-    """An encoded optimizer state, which is sent in chunks that cannot be mixed with another copy's.
+    """An encoded optimizer state that is sent in chunks.
 
-    Its number is a hash of its content, so that a receiver of all chunks can check them.
+    Its number is a hash of its content. The receiver can thus tell chunks of different copies apart
+    and verify the complete copy.
     """
 
     content: bytes
@@ -427,11 +435,11 @@ class OptimizerCopy:
 
     @classmethod
     def from_content(cls, content: bytes, chunk_bytes: int) -> OptimizerCopy:
-        """Return a copy with this content, which must not be empty."""
+        """Create a copy from an encoded state, which must not be empty."""
         return cls(content, copy_number(content), chunk_bytes)
 
     def chunk(self, ask: OptimizerRequest) -> OptimizerChunk:
-        """Return the requested chunk; the first one if the request names another copy."""
+        """Return the requested chunk, or the first one if the request names a different copy."""
         size, count = self.chunk_bytes, -(-len(self.content) // self.chunk_bytes)
         index = ask.index if ask.copy == self.number and ask.index < count else 0
         payload = self.content[index * size : (index + 1) * size]

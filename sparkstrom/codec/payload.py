@@ -1,7 +1,7 @@
-"""Decoding of payloads: the bytes of updates, merged ranges and snapshot chunks become arrays.
+"""Decode payloads (updates, merged ranges and snapshot chunks) into arrays, with all checks.
 
 Everything from the network is checked first: lengths before memory is allocated, every index before
-it is used, every float before it can reach theta. Layouts are in docs/wire-format.md.
+it is used, every float before it can reach theta. docs/wire-format.md describes the layouts.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Indices = NDArray[np.int32]  # i32[count], ascending, no index twice
 Quanta = NDArray[np.int32]  # i32[count], signed multiples of the job's quantum
 
 BITMAPS = (Form.BITMAP_UP, Form.BITMAP_DOWN)
-HIT_BITS_MIN = 2  # a hit in gaps is at least a stop bit and a sign
+HIT_BITS_MIN = 2  # in the form GAPS a hit takes at least a stop bit and a sign
 
 
 @dataclass(frozen=True, slots=True)
 class Bitmap:
-    """A bitmap that was checked and is still packed."""
+    """An update in bitmap form that has been checked but not unpacked."""
 
     packed: NDArray[np.uint8]  # u8[(n_params+3)//4], states as in ``forms``
-    side: int  # +1 or -1: the sign of its half steps
+    side: int  # +1 or -1: the sign of the bitmap's half steps
     tau_quanta: int
 
 
@@ -45,13 +45,14 @@ def decode_update_untrusted(
     n_params: int,
     layers: Layers | None = None,
 ) -> tuple[Indices, Quanta]:
-    """Decode an update into indices and the quanta to add at each: tau, half of it or 2^level times
-    it.
+    """Decode an update into parameter indices and the quanta to add there.
+
+    Quanta are +-tau, +-tau/2 (half steps of bitmaps) or +-tau * 2^level.
 
     Args:
         payload: the encoded entries.
         form: an ``encoding.forms.Form`` value.
-        count: announced number of entries.
+        count: number of entries that the header announces.
         tau_quanta: threshold in quanta.
         n_params: number of parameters.
         layers: multipliers of tau by layer; None: one tau for all.
@@ -77,7 +78,7 @@ def decode_update_untrusted(
 
 
 def _check_header(count: int, tau_quanta: int, n_params: int, multiplier: int) -> None:
-    """Raise WireError unless number of entries and threshold are valid for the model."""
+    """Raise WireError unless the number of entries and the threshold are valid for the model."""
     if not 1 <= count <= n_params:
         raise WireError(f"an update of {count} entries for {n_params} parameters")
     if not 2 <= tau_quanta <= EXACT_QUANTA // multiplier or tau_quanta % 2:
@@ -88,7 +89,7 @@ def _check_header(count: int, tau_quanta: int, n_params: int, multiplier: int) -
 def _decode_hits(
     payload: bytes, form: Form, count: int, tau_quanta: int, n_params: int
 ) -> tuple[Indices, Quanta]:
-    """Decode gaps or levels. Raise WireError if they are invalid."""
+    """Decode an update in the form GAPS or LEVELS. Raise WireError if it is invalid."""
     if count * HIT_BITS_MIN > 8 * (len(payload) - 1):
         raise WireError(f"{count} hits announced, {len(payload)} bytes cannot hold so many")
     indices, quanta = np.empty(count, np.int32), np.empty(count, np.int32)
@@ -105,7 +106,7 @@ def _decode_hits(
 def _decode_bitmap(
     payload: bytes, form: Form, count: int, tau_quanta: int, n_params: int
 ) -> tuple[Indices, Quanta]:
-    """Decode a bitmap. Raise WireError if it is invalid."""
+    """Decode an update in bitmap form. Raise WireError if it is invalid."""
     packed = _unpack_checked_bitmap(payload, count, n_params)
     indices, quanta = np.empty(count, np.int32), np.empty(count, np.int32)
     host().kernels.bitmap_decode(packed, n_params, half_side(form), tau_quanta, indices, quanta)
@@ -115,9 +116,9 @@ def _decode_bitmap(
 def read_bitmap_untrusted(
     payload: bytes, form: int, count: int, tau_quanta: int, n_params: int
 ) -> Bitmap:
-    """Check a bitmap and return it packed, because adding a packed one takes a tenth of the time.
+    """Check a bitmap and return it packed. Adding a packed bitmap takes a tenth of the time.
 
-    Raise WireError and nothing else.
+    Raise WireError, and no other error, if it is invalid.
     """
     _check_header(count, tau_quanta, n_params, 1)
     if form not in BITMAPS:
@@ -127,7 +128,7 @@ def read_bitmap_untrusted(
 
 
 def _unpack_checked_bitmap(payload: bytes, count: int, n_params: int) -> NDArray[np.uint8]:
-    """Return the packed bitmap. Raise WireError if its length or number of entries is wrong."""
+    """Return a bitmap as an array. Raise WireError if its length or number of entries is wrong."""
     if len(payload) != (n_params + 3) // 4:
         raise WireError(f"a bitmap of {len(payload)} bytes for {n_params} parameters")
     packed = np.frombuffer(payload, np.uint8)
@@ -138,12 +139,12 @@ def _unpack_checked_bitmap(payload: bytes, count: int, n_params: int) -> NDArray
 
 
 def encode_quanta(total: Total) -> bytes:
-    """Encode a merged range as ``Form.QUANTA``, in its shortest layout."""
+    """Encode the sum of a merged range as ``Form.QUANTA``, in its shortest layout."""
     return sums.encode(total)
 
 
 def decode_quanta_untrusted(payload: bytes, n_params: int) -> Total:
-    """Decode a merged range into a new sum. Raise WireError and nothing else."""
+    """Decode the sum of a merged range. Raise WireError, and no other error, if it is invalid."""
     return sums.decode_untrusted(payload, n_params)
 
 
@@ -153,10 +154,9 @@ def encode_theta(theta: Flat) -> bytes:
 
 
 def decode_theta_untrusted(payload: bytes, n_params: int, k: int) -> Flat:
-    """Decode a snapshot chunk into a new float32[n_params]; every value is a finite multiple of
-    2^-k.
+    """Decode a snapshot chunk into a new float32[n_params].
 
-    Raise WireError and nothing else.
+    Raise WireError, and no other error, unless every value is a finite multiple of 2^-k.
     """
     if len(payload) != 4 * n_params:
         raise WireError(f"a snapshot chunk of {len(payload)} bytes for {n_params} parameters")

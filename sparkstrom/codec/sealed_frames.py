@@ -1,9 +1,9 @@
-"""Frames: encrypted pieces of messages, each bound to its job, edge, direction and position.
+"""Encrypt messages as frames that are bound to their job, edge, direction and position.
 
-A message is cut into pieces that fit a frame, and each piece is sealed with AES-GCM. The header is
-sent in the clear and authenticated with the body: a frame that was changed, made without the job's
-key, or sent over another edge cannot be opened. Direct messages have no edge; they are bound to the
-worker process by its token.
+A message is cut into pieces that fit a frame, and each piece is encrypted (sealed) with AES-GCM.
+The frame's header is sent unencrypted and authenticated together with the body: a frame that was
+modified, made without the job's key, or sent over another edge cannot be opened. Direct messages,
+which bypass the tree, have no edge; they are bound to a worker process by the process's token.
 """
 
 from __future__ import annotations
@@ -22,28 +22,27 @@ from sparkstrom.base.errors import WireError
 from sparkstrom.base.identity import MASTER, EdgeNo, NodeId
 
 # 4s magic | u8 version | u8 kind | 2 zero | u64 job | u32 sender | u32 receiver | u32 edge
-# | u64 counter | u32 piece | u32 pieces | u32 body_bytes, sealed: 16 more than in the clear
+# | u64 counter | u32 piece | u32 pieces | u32 body_bytes (encrypted: 16 more than the plain body)
 HEADER = struct.Struct("<4sBB2xQIIIQIII")
-NONCE = struct.Struct("<IQ")  # sender, counter: never twice under one key
-TOKEN = struct.Struct("<Q")  # authenticated with direct frames of the master, but not sent
+NONCE = struct.Struct("<IQ")  # (sender, counter), never used twice with one key
+TOKEN = struct.Struct("<Q")  # authenticated with the master's direct frames, but not sent
 
 MAGIC = b"SpSt"
 VERSION = 1
 TAG_BYTES = 16
 OVERHEAD_BYTES = HEADER.size + TAG_BYTES
 KEY_BYTES = 32
-FRAMES = b"sparkstrom frames 1"  # what the key of frames is derived for
-NOBODY = 0xFFFF_FFFF  # on the wire: sender or receiver without an id yet, which is None in a header
-UNBOUND = EdgeNo(0)  # for direct frames of the master; edges count from 1
-STRANGER_BIT = 0x8000_0000  # set in a nonce's first half where the sender has no id
-COUNT_BITS = 32  # of a teller's counter; above them stands the lower half of its token
+FRAMES = b"sparkstrom frames 1"  # purpose for which the frames' key is derived
+NOBODY = 0xFFFF_FFFF  # on the wire: a sender or receiver without an id yet (None in ``Header``)
+UNBOUND = EdgeNo(0)  # edge of the master's direct frames; real edges count from 1
+STRANGER_BIT = 0x8000_0000  # set in a nonce's first part if the sender has no id
+# A direct frame to the master has as its counter the low half of the process's token, then a count.
+COUNT_BITS = 32
 COUNT_MAX = (1 << COUNT_BITS) - 1
 
 
 class Rejection(enum.StrEnum):
-    """The reason why a frame is rejected. The set is fixed, so that counters by reason are
-    bounded.
-    """
+    """The reason why a frame is rejected. The fixed set bounds the number of counters by reason."""
 
     SHORT = "shorter than a frame"
     FOREIGN = "no frame of ours"
@@ -53,16 +52,16 @@ class Rejection(enum.StrEnum):
     SEAL = "the seal does not fit"
     AGAIN = "counted already"
     TOO_LONG = "too long a message"
-    EARLY = "a frame of an edge that is not open here yet"  # it comes again
+    EARLY = "a frame of an edge that is not open here yet"  # it will be sent again
     OTHER_EDGE = "a frame of another edge"
-    OTHER_STREAM = "a frame of the edge's other stream"  # whose counters are not these
+    OTHER_STREAM = "a frame of the edge's other stream"  # the counters of the two streams differ
     OTHER_RECEIVER = "a frame for somebody else"
     NOT_DIRECT = "only what is told directly is taken here"
-    NO_MESSAGE = "no message"  # the seal was good, the body is nothing that can be read
+    NO_MESSAGE = "no message"  # it was decrypted, but its body cannot be decoded
 
 
 class FrameError(WireError):
-    """A frame that is rejected: a ``Rejection`` for counting, and details for people."""
+    """A frame is rejected. Holds the ``Rejection``, for counting, and details for messages."""
 
     def __init__(self, rejection: str, detail: str = "") -> None:
         super().__init__(rejection, detail)
@@ -74,7 +73,7 @@ class FrameError(WireError):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The clear part of a frame: sender, receiver and position; the layout is above ``HEADER``."""
+    """A frame's unencrypted header: sender, receiver, position. ``HEADER`` defines the layout."""
 
     kind: int
     sender: NodeId | None
@@ -86,7 +85,7 @@ class Header:
 
     @property
     def is_direct_from_master(self) -> bool:
-        """Return whether the master sent this frame directly, past the tree."""
+        """Return whether the master sent this frame directly instead of through the tree."""
         return (self.sender, self.edge) == (MASTER, UNBOUND)
 
     @property
@@ -101,10 +100,9 @@ class Header:
 
 
 def direct_header(token: int, count: int, kind: int, piece: int, pieces: int) -> Header:
-    """Return the header of a frame that a process sends directly to the master.
+    """Return the header of a frame that a worker process sends directly to the master.
 
-    ``token`` and ``count`` (from 1) are also the nonce: 63 random bits per process and a number
-    that rises.
+    ``token`` (63 random bits per process) and ``count`` (from 1, rising) also form the nonce.
     """
     assert 0 < count <= COUNT_MAX, "a nonce must not repeat"
     edge, counter = EdgeNo(token >> COUNT_BITS), (token & COUNT_MAX) << COUNT_BITS | count
@@ -112,20 +110,20 @@ def direct_header(token: int, count: int, kind: int, piece: int, pieces: int) ->
 
 
 def derive_key(fit_key: bytes, purpose: bytes, salt: bytes | None = None) -> bytes:
-    """Derive a key from the fit's key by HKDF-SHA256.
+    """Derive a key for one purpose from the fit's key by HKDF-SHA256.
 
-    Each purpose has its own key; the fit's key itself encrypts nothing.
+    The fit's key itself is never used for encryption.
     """
     assert len(fit_key) == KEY_BYTES, "as the fit has drawn it"
     return HKDF(SHA256(), KEY_BYTES, salt, purpose).derive(fit_key)
 
 
 class Seal:
-    """Encrypts and opens the frames of one job.
+    """Encrypts and decrypts the frames of one job.
 
-    The caller provides the counters, which must rise with each frame of a sender. ``token`` names a
-    worker process: the master's direct frames are encrypted for it and open nowhere else. All other
-    frames are bound to their edge.
+    The caller provides the counters, which must rise with each frame of a sender. ``token``
+    identifies a worker process: only that process can open a direct frame that the master sent to
+    it. All other frames are bound to their edge.
     """
 
     def __init__(self, key: bytes, job: int) -> None:
@@ -134,11 +132,11 @@ class Seal:
 
     @classmethod
     def from_fit_key(cls, fit_key: bytes, job: int) -> Self:
-        """Return a seal with the frame key that is derived from the fit's key."""
+        """Return a seal that uses the frames' key, derived from the fit's key."""
         return cls(derive_key(fit_key, FRAMES), job)
 
     def close(self, header: Header, body: bytes, token: int = 0) -> bytes:
-        """Encrypt one piece of a message and return the frame; see the class for ``token``."""
+        """Encrypt one piece of a message; return the frame. For ``token`` see the class."""
         clear = HEADER.pack(
             MAGIC,
             VERSION,
@@ -157,7 +155,7 @@ class Seal:
         )
 
     def open_untrusted(self, frame: bytes, token: int = 0) -> tuple[Header, bytes]:
-        """Decrypt a frame; return its header and body. Raise FrameError and nothing else."""
+        """Decrypt a frame; return its header and body. Raise FrameError, and no other error."""
         if len(frame) < OVERHEAD_BYTES:
             detail = f"at least {OVERHEAD_BYTES} bytes, got {len(frame)}"
             raise FrameError(Rejection.SHORT, detail)
@@ -182,25 +180,25 @@ class Seal:
 
 
 def _to_wire(node: NodeId | None) -> int:
-    """Return the number that stands for a node id in a header; NOBODY for None."""
+    """Return the number that represents a node id in a header: NOBODY for None."""
     return NOBODY if node is None else node
 
 
 def _from_wire(node: int) -> NodeId | None:
-    """Return the node id that a number in a header stands for; None for NOBODY."""
+    """Return the node id that a number in a header represents: None for NOBODY."""
     return None if node == NOBODY else NodeId(node)
 
 
 def _authenticated_bytes(header: Header, clear: bytes, token: int) -> bytes:
-    """Return the bytes authenticated with the body, the token included for the master's direct
-    frames.
+    """Return the bytes that are authenticated together with the body: the header, and for direct
+    frames of the master also the token.
     """
     return clear + TOKEN.pack(token) if header.is_direct_from_master else clear
 
 
 def _nonce(header: Header) -> bytes:
-    """Return the nonce: the sender's id and counter, or for direct frames a process's token and
-    count.
+    """Return the nonce: the sender's id and counter, or for direct frames to the master the
+    process's token and count.
     """
     if header.sender is None:
         return NONCE.pack(header.edge | STRANGER_BIT, header.counter)
@@ -208,7 +206,7 @@ def _nonce(header: Header) -> bytes:
 
 
 def split_body(body: bytes, piece_bytes: int) -> list[bytes]:
-    """Cut a message's body into pieces of at most ``piece_bytes``; an empty body is one empty
+    """Cut a message's body into pieces of at most ``piece_bytes``. An empty body gives one empty
     piece.
     """
     return [body[i : i + piece_bytes] for i in range(0, max(1, len(body)), piece_bytes)]
@@ -217,9 +215,9 @@ def split_body(body: bytes, piece_bytes: int) -> list[bytes]:
 class Reassembler:
     """Reassembles the messages of one stream from their pieces, in bounded memory.
 
-    A sender seals all pieces of a message in a row, so the next piece has the next counter; any
-    other frame ends the incomplete message. A counter that is not above the last one is a replay.
-    ``after`` is the highest counter accepted before.
+    A sender seals all pieces of a message in sequence, so the next piece has the next counter; any
+    other frame discards the incomplete message. A counter not above the last one is a replay.
+    ``after`` is the highest counter that was accepted before.
     """
 
     def __init__(self, message_bytes_max: int, after: int = -1) -> None:
@@ -236,11 +234,11 @@ class Reassembler:
 
     @property
     def arriving_bytes(self) -> int:
-        """Return the bytes of the incomplete message."""
+        """Return the number of bytes received of the incomplete message."""
         return self._bytes if self._next is not None else 0
 
     def take(self, header: Header, body: bytes) -> bytes | None:
-        """Add a piece; return the message's body once its last piece is here, None before.
+        """Add a piece. Return the message's body if this was its last piece, else None.
 
         Raise FrameError for a replay or a message that is too long.
         """

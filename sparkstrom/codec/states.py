@@ -1,4 +1,4 @@
-"""Encoding of named arrays and plain scalars as one npz file, without pickle."""
+"""Encode an optimizer's state (named arrays and plain scalars) as npz bytes, without pickle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCALARS = "scalars"
 
 
 def encode_state(state: Values) -> bytes:
-    """Encode a state in the npz format. Names may be any text."""
+    """Encode a state in NumPy's npz format. Names may be any text."""
     arrays = {f"/{k}": v for k, v in state.items() if isinstance(v, np.ndarray)}
     scalars = {k: v for k, v in state.items() if not isinstance(v, np.ndarray)}
     file = io.BytesIO()
@@ -27,9 +27,7 @@ def encode_state(state: Values) -> bytes:
 
 
 def decode_state_untrusted(content: bytes) -> dict[str, NDArray[Any] | float | int]:
-    """Decode the npz bytes of ``encode_state`` into named values. Raise WireError and nothing
-    else.
-    """
+    """Decode bytes made by ``encode_state``. Raise WireError, and no other error, if invalid."""
     try:
         opened = io.BytesIO(content)
         check_npz(opened)
@@ -38,6 +36,6 @@ def decode_state_untrusted(content: bytes) -> dict[str, NDArray[Any] | float | i
                 name[1:]: file[name] for name in file.files if name.startswith("/")
             }
             state.update(json.loads(str(file[SCALARS])))
-    except Exception as error:  # NumPy and zipfile raise what they like
+    except Exception as error:  # NumPy and zipfile may raise anything
         raise WireError(f"an updater's state that cannot be read: {error}") from None
     return state

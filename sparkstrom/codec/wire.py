@@ -1,7 +1,8 @@
-"""Encoding of messages as a kind and a body: MessagePack for control, fixed headers for data.
+"""Encode and decode messages as a kind and a body of bytes.
 
-Numbers are little-endian. Bodies come from authenticated frames; each is still checked before
-memory is allocated. An invalid body raises WireError and no other exception.
+Control messages are MessagePack; data messages have fixed little-endian headers. Bodies come from
+authenticated frames, but are still checked before memory is allocated. An invalid body raises
+WireError and no other exception.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sparkstrom.codec.messages import (
 
 
 class Kind(enum.IntEnum):
-    """The kind of message in a body: one byte (u8) on the wire, never 0."""
+    """The kind of message that a body encodes: one byte on the wire, never 0."""
 
     CONTROL = 1
     UPDATE = 2
@@ -45,7 +46,7 @@ class Kind(enum.IntEnum):
 UPDATE_HEADER = struct.Struct("<IQQIIQB3xIII")
 
 # u64 commit | u32 origin | u64 seq | u8 form | 3 zero | u32 tau_quanta | u32 count
-# | u32 payload_bytes | payload                     (no payload: a number for the origin itself)
+# | u32 payload_bytes | payload             (empty payload: sent to the update's own origin)
 COMMITTED_HEADER = struct.Struct("<QIQB3xIII")
 
 # u32 index | u64 commit | u32 payload_bytes | payload
@@ -59,15 +60,15 @@ LAST_SEQ = struct.Struct("<IQ")
 # u32 asker | u64 copy | u32 index | u32 count | u32 payload_bytes | payload
 UPDATER_HEADER = struct.Struct("<IQIII")
 
-# None in a message is 0 on the wire: no such node could be meant, and no copy has that number.
+# Fields in which None is encoded as 0, because no valid node or copy has the number 0 there.
 ZERO_FOR_NONE: dict[type[Message], str] = {
     ResendRequest: "origin",
     OptimizerRequest: "copy",
     TrainingFailure: "node",
 }
 
-DATA = frozenset(get_args(Data))  # its types, for a look at a message's without a walk
-CONTROL_BYTES_MAX = 1 << 20  # the longest lists how far each of 40,000 origins is
+DATA = frozenset(get_args(Data))  # types of data messages
+CONTROL_BYTES_MAX = 1 << 20  # the longest control message lists the seqs of 40,000 origins
 
 _to_msgpack = msgspec.msgpack.Encoder().encode
 _control = msgspec.msgpack.Decoder(Control)
@@ -117,7 +118,7 @@ def encode(message: Message) -> tuple[Kind, bytes]:
 
 
 def _none_to_zero(message: Control) -> Control:
-    """Return the message with each None that the wire encodes as 0 replaced by 0."""
+    """Return the message with 0 in place of None in its ``ZERO_FOR_NONE`` field, if it has one."""
     field = ZERO_FOR_NONE.get(type(message))
     if field is None:
         return message
@@ -127,9 +128,7 @@ def _none_to_zero(message: Control) -> Control:
 
 
 def _zero_to_none(message: Control) -> Control:
-    """Return the message with 0 replaced by None in those fields. Raise WireError for a null in
-    them.
-    """
+    """Reverse ``_none_to_zero``. Raise WireError if the field is null on the wire."""
     field = ZERO_FOR_NONE.get(type(message))
     if field is None:
         return message
@@ -140,12 +139,12 @@ def _zero_to_none(message: Control) -> Control:
 
 
 def _payload_header_fields(payload: Payload) -> tuple[int, int, int, int]:
-    """Return what a data header contains of a payload: form, tau, entries and bytes."""
+    """Return a payload's fields in a data header: form, tau, number of entries and bytes."""
     return payload.form, payload.tau_quanta, payload.count, len(payload)
 
 
 def decode_untrusted(kind: int, body: bytes) -> Message:
-    """Decode a body of this kind. Raise WireError and nothing else."""
+    """Decode a body of this kind. Raise WireError, and no other error, if it is invalid."""
     if kind == Kind.CONTROL:
         return _decode_control(body)
     if kind == Kind.UPDATE:
@@ -162,9 +161,7 @@ def decode_untrusted(kind: int, body: bytes) -> Message:
 
 
 def is_data(message: Message) -> bool:
-    """Return whether the message uses the data stream; control messages have a stream of their
-    own.
-    """
+    """Return whether the message is sent on a data stream; all others use a control stream."""
     return type(message) in DATA
 
 
@@ -182,9 +179,9 @@ def _decode_control(body: bytes) -> Control:
 def _split_header_and_payload(
     header: struct.Struct, body: bytes, what: str
 ) -> tuple[list[Any], bytes]:
-    """Split a body into its header's fields, without the last, and the payload.
+    """Split a body; return its header's fields, except for the last, and the payload.
 
-    The last field is the payload's length. Raise WireError if the lengths disagree or padding is
+    The last field is the payload's length. Raise WireError if this length is wrong or padding is
     not zero.
     """
     if len(body) < header.size:
@@ -217,7 +214,7 @@ def _decode_update(body: bytes) -> Update:
 
 
 def _decode_commit(body: bytes) -> Commit:
-    """Decode a commit. Raise WireError if it is invalid."""
+    """Decode a commit message. Raise WireError if it is invalid."""
     fields, data = _split_header_and_payload(COMMITTED_HEADER, body, "commit")
     commit, origin, seq, form, tau_quanta, count = fields
     _check_number("commit", commit)

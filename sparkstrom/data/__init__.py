@@ -1,1 +1,1 @@
-"""A worker's rows: records, blocks of rows, a bounded store, and minibatches. No Spark in here."""
+"""Convert rows to records, store them in bounded memory, and make minibatches. Needs no Spark."""

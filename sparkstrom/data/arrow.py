@@ -1,16 +1,16 @@
-"""Convert Arrow record batches, with images and sparse vectors, to records and back.
+"""Convert Arrow record batches, including images and sparse vectors, to records and back.
 
-Columns of a Spark DataFrame or an Arrow table become arrays of a minibatch:
+The columns of a Spark DataFrame or an Arrow table become arrays of a minibatch:
 
 number           [rows]           integers as int64, floats as float32, booleans unchanged
 list of columns  [rows, columns]  float32
-array            [rows, ...]      also nested; all rows have one shape
-ml vector        [rows, size]     float32; above ``DENSE_MAX`` stored sparsely until a minibatch
+array            [rows, ...]      possibly nested; all rows must have the same shape
+ml vector        [rows, size]     float32; if longer than ``DENSE_MAX``, sparse in records
 image, bytes     [rows, ...]      see below
 
-Images become arrays [rows, height, width, channels] in grey, RGB or RGBA; OpenCV's order of Spark's
-image schema, blue first, is reversed. Pillow, an optional dependency, decodes PNG and JPEG. Other
-bytes become uint8[rows, length].
+Images become arrays [rows, height, width, channels] in grey, RGB or RGBA. Spark's image schema has
+OpenCV's order of channels, blue first, which is reversed. Pillow, an optional dependency, decodes
+PNG and JPEG. Other bytes become uint8[rows, length].
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ if TYPE_CHECKING:
 
 
 RejectRow = Callable[[int, str], None]  # (row, reason); raises UsageError
-ExpectedShape = tuple[int, ...] | None  # of one row; None: no earlier rows
+ExpectedShape = tuple[int, ...] | None  # shape of one row's value; None: not known yet
 
 ENCODED_IMAGE_MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # PNG, JPEG
-OPENCV_DEPTHS = {0: "u1", 5: "<f4"}  # the low bits of Spark's image mode: CV_8U, CV_32F
+OPENCV_DEPTHS = {0: "u1", 5: "<f4"}  # low bits of the mode in Spark's image schema: CV_8U, CV_32F
 
 
 def decode_image_bytes(
     values: list[bytes], reject: RejectRow, expected: ExpectedShape
 ) -> NDArray[np.uint8]:
-    """Decode images, or convert raw bytes, which all have one size; reject others by ``reject``."""
+    """Decode PNGs and JPEGs, or convert raw bytes, to one array; ``reject`` unsuitable rows."""
     encoded = [value.startswith(ENCODED_IMAGE_MAGIC) for value in values]
     arrays = []
     for row, value in enumerate(values):
@@ -78,13 +78,13 @@ def decode_image_bytes(
 def decode_image_structs(
     values: list[dict[str, Any]], reject: RejectRow, expected: ExpectedShape
 ) -> NDArray[Any]:
-    """Convert rows of Spark's image schema of one size and depth to a uint8 or float32 array."""
+    """Convert equally sized images in Spark's image schema to one uint8 or float32 array."""
     arrays = [_read_image_struct(row, value, reject) for row, value in enumerate(values)]
     return _stack_images(arrays, reject, expected)
 
 
 def _decode_image(row: int, value: bytes, reject: RejectRow) -> NDArray[np.uint8]:
-    """Decode a PNG or JPEG to uint8[height, width, channels]."""
+    """Decode one PNG or JPEG to uint8[height, width, channels]."""
     try:
         from PIL import Image
     except ImportError:
@@ -98,14 +98,14 @@ def _decode_image(row: int, value: bytes, reject: RejectRow) -> NDArray[np.uint8
                 reject(row, f"is an image of mode {image.mode}: only 8 bits per channel are read")
             kept = image if image.mode in ("L", "RGB", "RGBA") else image.convert("RGB")
             array = np.asarray(kept)
-    except (OSError, SyntaxError) as error:  # what Pillow raises for damaged files
+    except (OSError, SyntaxError) as error:  # Pillow's errors for damaged files
         reject(row, f"is an image that cannot be opened: {error}")
         raise
     return array.reshape(array.shape[0], array.shape[1], -1)
 
 
 def _read_image_struct(row: int, image: dict[str, Any], reject: RejectRow) -> NDArray[Any]:
-    """Return one row of Spark's image schema as an array [height, width, channels]."""
+    """Convert one image in Spark's image schema to an array [height, width, channels]."""
     shape = (image["height"], image["width"], image["nChannels"])
     depth = OPENCV_DEPTHS.get(image["mode"] & 7) if image["mode"] is not None else None
     if depth is None or None in shape:
@@ -122,7 +122,7 @@ def _read_image_struct(row: int, image: dict[str, Any], reject: RejectRow) -> ND
 def _stack_images(
     arrays: list[NDArray[Any]], reject: RejectRow, expected: ExpectedShape
 ) -> NDArray[Any]:
-    """Stack images; reject the first one whose shape or dtype differs from the others'."""
+    """Stack images to one array; reject the first one with a different shape or dtype."""
     shape = arrays[0].shape if expected is None else expected
     for row, array in enumerate(arrays):
         if array.shape != shape or array.dtype != arrays[0].dtype:
@@ -134,11 +134,11 @@ def _stack_images(
     return np.stack(arrays)
 
 
-FORMAT_KEY = b"sparkstrom.form"  # in the metadata of a schema
+FORMAT_KEY = b"sparkstrom.form"  # key of the row format in a schema's metadata
 
 
 def schema_from_format(form: RowFormat) -> pa.Schema:
-    """Return the Arrow schema of records, with their row format in its metadata."""
+    """Return the Arrow schema of a row format, with the format itself in the schema's metadata."""
     import pyarrow as pa
 
     fields = [(f"{i}: {leaf.name}", _arrow_type(leaf)) for i, leaf in enumerate(form.leaves)]
@@ -146,7 +146,7 @@ def schema_from_format(form: RowFormat) -> pa.Schema:
 
 
 def format_from_schema(schema: pa.Schema) -> RowFormat:
-    """Return the row format that ``schema_from_format`` stored in a schema."""
+    """Read the row format that ``schema_from_format`` stored in a schema's metadata."""
     leaves, features, labels, weighted, flagged = json.loads(schema.metadata[FORMAT_KEY])
     return RowFormat(
         tuple(Leaf(name, tuple(shape), *rest) for name, shape, *rest in leaves),
@@ -158,7 +158,7 @@ def format_from_schema(schema: pa.Schema) -> RowFormat:
 
 
 def records_to_arrow(form: RowFormat, records: Records) -> pa.RecordBatch:
-    """Convert records to Arrow columns, as exported Parquet files contain them.
+    """Convert records to Arrow columns for an exported Parquet file.
 
     A number is stored as a number, an array as a list of its values in row-major order, an image as
     its bytes, and a sparse vector as the bytes of its entries.
@@ -171,9 +171,9 @@ def records_to_arrow(form: RowFormat, records: Records) -> pa.RecordBatch:
 
 
 def records_from_arrow(base: RowFormat, batch: pa.RecordBatch) -> tuple[RowFormat, Records]:
-    """Convert columns to records.
+    """Convert columns made by ``records_to_arrow`` back to records; return (row format, records).
 
-    Return also their row format: ``base`` with as many sparse entries as these rows need.
+    The row format is ``base``, with room for as many sparse entries as these rows need.
     """
     leaves, arrays = [], []
     for leaf, column in zip(base.leaves, batch.columns, strict=True):
@@ -199,7 +199,7 @@ def _arrow_type(leaf: Leaf) -> pa.DataType:
 
 
 def _to_column(leaf: Leaf, array: NDArray[Any]) -> pa.Array:
-    """Convert an array in stored form to an Arrow column."""
+    """Convert a leaf's array in stored form to an Arrow column."""
     import pyarrow as pa
 
     kind = _arrow_type(leaf)
@@ -216,7 +216,7 @@ def _to_column(leaf: Leaf, array: NDArray[Any]) -> pa.Array:
 
 
 def _to_array(leaf: Leaf, column: pa.Array) -> NDArray[Any]:
-    """Convert an Arrow column to an array in stored form."""
+    """Convert an Arrow column to a leaf's array in stored form."""
     import pyarrow as pa
 
     shape = (len(column), *leaf.shape)
@@ -233,7 +233,7 @@ def _to_array(leaf: Leaf, column: pa.Array) -> NDArray[Any]:
 
 
 def _to_entries(column: pa.Array) -> NDArray[Any]:
-    """Convert a column of packed entries to sparse entries [rows, entries]."""
+    """Convert an Arrow column of packed entries to sparse entries [rows, entries]."""
     rows = [np.frombuffer(value, ENTRY_DTYPE) for value in column.to_pylist()]
     out = np.zeros((len(rows), max(1, *map(len, rows))), ENTRY_DTYPE)
     for row, entries in zip(out, rows, strict=True):
@@ -241,15 +241,15 @@ def _to_entries(column: pa.Array) -> NDArray[Any]:
     return out
 
 
-DENSE_MAX = 1024  # longer vectors are stored as entries: 8 bytes each instead of 4 per element
+DENSE_MAX = 1024  # longer vectors are stored as entries of 8 bytes, not as elements of 4 bytes
 
 
 def read_arrow_blocks(
     plan: ArrowReadPlan, partition: int, messages: Iterable[bytes]
 ) -> Iterator[Block]:
-    """Return the rows of a partition's Arrow messages as blocks.
+    """Convert a partition's serialized Arrow batches to blocks.
 
-    Raise UsageError that names column and row if a value cannot be used.
+    Raise UsageError that names the column and row if a value cannot be used.
     """
     return read_batch_blocks(plan, partition, _decode_batches(plan, messages))
 
@@ -257,18 +257,18 @@ def read_arrow_blocks(
 def read_batch_blocks(
     plan: ArrowReadPlan, partition: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[Block]:
-    """Return the rows of a partition's record batches, as ``mapInArrow`` passes them, as blocks."""
+    """Convert a partition's record batches, such as those from ``mapInArrow``, to blocks."""
     where = f"partition {partition}"
     return gather_blocks(read_record_parts(plan, batches, where), where)
 
 
 def count_arrow_rows(plan: ArrowReadPlan, messages: Iterable[bytes]) -> Iterator[int]:
-    """Yield one number: how many rows the partition's messages have."""
+    """Yield one number: the number of rows in a partition's serialized Arrow batches."""
     yield sum(batch.num_rows for batch in _decode_batches(plan, messages))
 
 
 def _decode_batches(plan: ArrowReadPlan, messages: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of Arrow messages."""
+    """Deserialize Arrow record batches."""
     import pyarrow as pa
 
     schema = pa.ipc.read_schema(pa.py_buffer(plan.schema))
@@ -279,9 +279,9 @@ def _decode_batches(plan: ArrowReadPlan, messages: Iterable[bytes]) -> Iterator[
 def read_record_parts(
     plan: ArrowReadPlan, batches: Iterable[pa.RecordBatch], where: str
 ) -> Iterator[tuple[RowFormat, Records]]:
-    """Yield the rows of batches as records of about BLOCK_BYTES, with their row format.
+    """Convert record batches; yield (row format, records) in parts of about BLOCK_BYTES.
 
-    ``where`` names the rows' origin in error messages.
+    ``where`` names the origin of the rows in error messages.
     """
     form: RowFormat | None = None
     begin = 0
@@ -306,7 +306,7 @@ def _read_part(
     where: str,
     previous: RowFormat | None,
 ) -> tuple[RowFormat, Records]:
-    """Convert a slice of a batch to records, with the shapes of earlier rows."""
+    """Convert a slice of a batch to records; shapes must equal those of ``previous``, if given."""
     leaves, arrays = [], []
     for i, source in enumerate(plan.array_sources):
         expected = previous.leaves[i].shape if previous else None
@@ -328,12 +328,12 @@ def _read_part(
 
 
 def _join_names(source: ArraySource) -> str:
-    """Return the names of an array's columns for messages."""
+    """Join the names of an array's columns for messages."""
     return ", ".join(source.names)
 
 
 class _ArrayReader:
-    """Reads one array of a minibatch from an Arrow batch and checks its rows."""
+    """Reads one array of the records from an Arrow batch, and checks every row."""
 
     def __init__(
         self, source: ArraySource, first_row: int, where: str, expected: tuple[int, ...] | None
@@ -346,7 +346,7 @@ class _ArrayReader:
         )
 
     def array(self, batch: pa.RecordBatch) -> tuple[NDArray[Any], int | None]:
-        """Return array [rows, ...] and None, or sparse entries [rows, entries] and vector size."""
+        """Return (array [rows, ...], None), or (sparse entries [rows, entries], vector size)."""
         columns = [batch.column(i) for i in self._source.columns]
         for name, column in zip(self._source.names, columns, strict=True):
             self._reject_nulls(column, name)
@@ -370,7 +370,7 @@ class _ArrayReader:
         return array, size
 
     def _read_column(self, column: pa.Array) -> tuple[NDArray[Any], int | None]:
-        """Convert one column by its Arrow type; the result is as that of ``array``."""
+        """Convert one column according to its Arrow type; the result is like that of ``array``."""
         import pyarrow as pa
 
         kind = column.type
@@ -385,7 +385,7 @@ class _ArrayReader:
         return _doubles_to_float32(_to_numpy(column)), None
 
     def _read_nested(self, column: pa.Array) -> NDArray[Any]:
-        """Convert lists of numbers, nested to any depth, to one array."""
+        """Convert a column of number lists, nested to any depth, to one array."""
         import pyarrow.compute as pc
 
         shape: list[int] = []
@@ -415,7 +415,7 @@ class _ArrayReader:
         return _doubles_to_float32(_to_numpy(column)).reshape(rows, *shape)
 
     def _read_vectors(self, column: pa.Array) -> tuple[NDArray[Any], int | None]:
-        """Convert pyspark.ml vectors: structs of type (1: dense), size, indices and values."""
+        """Convert pyspark.ml vectors: structs of type (1 is dense), size, indices and values."""
         import pyarrow.compute as pc
 
         is_dense = column.field("type").to_numpy(zero_copy_only=False) == 1
@@ -439,18 +439,18 @@ class _ArrayReader:
         return (entries_to_dense(entries, size), None) if size <= DENSE_MAX else (entries, size)
 
     def _reject_nulls(self, column: pa.Array, name: str) -> None:
-        """Raise UsageError if a column has a null."""
+        """Raise UsageError naming the first null of a column, if there is one."""
         if column.null_count:
             bad = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
             advice = search_advice(self._where, name, "{} is null")
             self._reject(bad, f"is null: fill or drop it{advice}", name)
 
     def _search_advice(self, condition: str, depth: int = 0) -> str:
-        """Return advice on finding the rows that meet a condition; see ``search_advice``."""
+        """Return advice on finding rows that meet a condition, see ``row_blocks.search_advice``."""
         return search_advice(self._where, self._source.names[0], condition, depth)
 
     def _reject(self, row: int, why: str, name: str | None = None) -> None:
-        """Raise UsageError about a row, counted within the batch."""
+        """Raise UsageError about a row, given by its index in the batch."""
         column = name or _join_names(self._source)
         kind = "" if self._source.role == FEATURES else f" ({self._source.role})"
         raise UsageError(
@@ -459,7 +459,7 @@ class _ArrayReader:
 
 
 def _column_kind(kind: pa.DataType) -> str:
-    """Return ``Leaf.column`` for a type; empty for images, whose values SQL cannot search."""
+    """Return ``Leaf.column`` for an Arrow type; "" for images, whose values SQL cannot search."""
     import pyarrow as pa
 
     if is_list_type(kind):
@@ -470,7 +470,7 @@ def _column_kind(kind: pa.DataType) -> str:
 
 
 def is_list_type(kind: pa.DataType) -> bool:
-    """Return True for Arrow's three list types, two of which Spark writes."""
+    """Return whether a type is one of Arrow's three list types."""
     import pyarrow as pa
 
     is_kind = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -478,11 +478,11 @@ def is_list_type(kind: pa.DataType) -> bool:
 
 
 def _to_numpy(column: pa.Array) -> NDArray[Any]:
-    """Convert a column to NumPy, by a copy if necessary."""
+    """Convert an Arrow column to a NumPy array; copy it only if necessary."""
     array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
     return array
 
 
 def _doubles_to_float32(array: NDArray[Any]) -> NDArray[Any]:
-    """Convert floats to float32; leave other dtypes unchanged."""
+    """Convert float arrays to float32; return other arrays unchanged."""
     return array.astype(np.float32) if array.dtype.kind == "f" else array

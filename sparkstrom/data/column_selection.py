@@ -1,4 +1,4 @@
-"""Check the column names that a user gives, and plan how executors read these columns."""
+"""Check the column names that a user passes to ``fit``, and plan how executors read them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparkstrom.data.row_blocks import (
 )
 from sparkstrom.models.base import Columns
 
-# One column; a list of numeric columns, stacked; or a tuple or dictionary of several arrays.
+# One column; a list of numeric columns, stacked to one array; or a tuple or dictionary of these.
 ColumnNames = str | list[str] | tuple[str | list[str], ...] | dict[str, str | list[str]]
 
 NAMES_ADVICE = "give a column's name, a list of numeric columns, or a tuple or dictionary of these"
@@ -25,21 +25,21 @@ IMAGE_FIELDS = ("height", "width", "nChannels", "mode", "data")  # Spark's image
 
 
 class ColumnSpec(NamedTuple):
-    """The arguments of ``fit`` that choose columns."""
+    """The arguments of ``fit`` that select columns."""
 
     features: ColumnNames = "features"  # columns of the features
     label: ColumnNames | None = "label"  # None: the model's loss uses the features alone
-    weight: str | None = None  # column of the rows' weights
-    validation: float | str | None = None  # fraction to hold out, or name of a boolean column
+    weight: str | None = None  # name of the column with the rows' weights
+    validation: float | str | None = None  # fraction to hold out, or a boolean column's name
 
     @property
     def labels(self) -> ColumnNames:
-        """The label's columns; an empty tuple if there are none."""
+        """The columns of the labels; an empty tuple if there are none."""
         return () if self.label is None else self.label
 
     @property
     def fraction(self) -> float:
-        """Fraction of the rows to hold out at random."""
+        """Fraction of the rows to hold out at random; 0 if ``validation`` is no number."""
         return as_float(self.validation) if is_real(self.validation) else 0.0
 
 
@@ -47,26 +47,26 @@ class ArraySource(NamedTuple):
     """The columns from which one array of a minibatch is made."""
 
     role: str  # FEATURES, LABEL, WEIGHT or HELD_OUT
-    names: tuple[str, ...]  # the user's names, for messages
-    columns: tuple[int, ...]  # indices in the record batches
-    is_stacked: bool  # several numeric columns form one array [rows, columns]
+    names: tuple[str, ...]  # column names as the user gave them, for messages
+    columns: tuple[int, ...]  # indices of the columns in the record batches
+    is_stacked: bool  # whether a list of numeric columns forms one array [rows, columns]
 
 
 class ArrowReadPlan(NamedTuple):
-    """Instructions for executors on how to read Arrow batches."""
+    """Instructions for executors: how to convert Arrow record batches to records."""
 
-    schema: bytes  # serialized by Arrow
+    schema: bytes  # the Arrow schema, serialized by Arrow
     array_sources: tuple[ArraySource, ...]  # one per array of a record
     features: ColumnStructure  # structure of the features
     labels: ColumnStructure  # structure of the labels
-    has_weights: bool  # whether an array has weights
-    has_held_out_flag: bool  # whether one has validation flags
+    has_weights: bool  # whether one of the arrays contains weights
+    has_held_out_flag: bool  # whether one of the arrays contains held-out flags
 
 
 def check_column_spec(chosen: ColumnSpec, dataframe: bool, data_kind: str = "an RDD") -> None:
-    """Raise UsageError for column arguments that are invalid, or that the data cannot satisfy.
+    """Raise UsageError for column arguments that are invalid or do not suit the kind of data.
 
-    ``dataframe`` is True if the data have columns; otherwise ``data_kind`` names their kind.
+    ``dataframe`` is True if the data have columns; otherwise ``data_kind`` names what they are.
     """
     value, weight = chosen.validation, chosen.weight
     _check_names(FEATURES, chosen.features)
@@ -94,7 +94,7 @@ def check_column_spec(chosen: ColumnSpec, dataframe: bool, data_kind: str = "an 
 
 
 def iter_arrays_by_role(chosen: ColumnSpec) -> Iterator[tuple[str, str | list[str]]]:
-    """Yield the role and the columns of each array. Raise UsageError without features."""
+    """Yield (role, columns) of each array. Raise UsageError if there are no features."""
     check_not_empty(FEATURES, chosen.features)
     for role, names in (
         (FEATURES, chosen.features),
@@ -121,7 +121,7 @@ def make_read_plan(
 
 
 def check_validation_value(value: object) -> None:
-    """Raise UsageError unless ``validation`` is a fraction of rows, a column's name or None."""
+    """Raise UsageError unless ``validation`` is a fraction of the rows, a column name or None."""
     if not (is_real(value) or isinstance(value, str | None)):
         raise UsageError(
             f"validation={shown(value)}: give a fraction such as 0.1, the name of a boolean"
@@ -132,7 +132,7 @@ def check_validation_value(value: object) -> None:
 
 
 def _check_names(role: str, names: Any) -> None:
-    """Raise UsageError for invalid column names; whether the columns exist is checked later."""
+    """Raise UsageError for invalid column names. Their existence is checked elsewhere."""
     if isinstance(names, str | list | tuple | dict):
         check_not_empty(role, names)
     for one in split_into_arrays(names):
@@ -149,7 +149,7 @@ def check_not_empty(role: str, names: ColumnNames) -> None:
 
 
 def split_into_arrays(names: ColumnNames) -> list[str | list[str]]:
-    """Return the columns of each array, in order."""
+    """Return the columns of each array, in order: a name, or a list of names to be stacked."""
     if isinstance(names, dict):
         return list(names.values())
     return list(names) if isinstance(names, tuple) else [names]
@@ -158,16 +158,16 @@ def split_into_arrays(names: ColumnNames) -> list[str | list[str]]:
 def resolve_array_source(
     role: str, one: Any, used: dict[str, int], check: Callable[[str, bool], None]
 ) -> ArraySource:
-    """Return the source of one array, and add its columns to ``used``.
+    """Return the source of one array, and register its columns in ``used``.
 
     Args:
         role: the array's role, for checks and messages.
         one: a column's name, or a list of names for a stacked array.
-        used: name -> index of each column that is read.
+        used: indices, by name, of all columns that are read; extended with new columns.
         check: called with (name, is_stacked); raises UsageError for an unsuitable column.
 
     Raises:
-        UsageError: ``one`` names no columns.
+        UsageError: ``one`` does not name any column.
     """
     names = [one] if isinstance(one, str) else one
     if not (isinstance(names, list) and names and all(isinstance(n, str) for n in names)):
@@ -180,7 +180,7 @@ def resolve_array_source(
 
 
 def features_to_arrays(data: Any) -> Columns:
-    """Convert features passed to ``predict`` to new arrays with the dtypes used in training.
+    """Convert features that a user passes to ``predict`` to arrays of the dtypes used in training.
 
     The arrays are copies, because a model may change them in place, and the caller may change the
     originals before the prediction is made. Raise UsageError for anything but numbers.
@@ -193,7 +193,7 @@ def features_to_arrays(data: Any) -> Columns:
 
 
 def _to_numbers(values: Any) -> NDArray[Any]:
-    """Convert one array; raise UsageError if it is not numeric."""
+    """Convert one array of features to a new array. Raise UsageError if it is not numeric."""
     try:
         return as_array(values, own=True)
     except (TypeError, ValueError) as error:  # not numeric, or rows of different lengths

@@ -1,8 +1,8 @@
-"""Pack rows of any columns into records: bytes of one length, so that one array holds all rows.
+"""Pack rows into records of equal length in bytes, and unpack records into minibatches.
 
-Partitioning, sorting, shuffling, spilling and counting only handle ``u8[rows, row_bytes]``; a
-minibatch is unpacked into arrays again. A record stores only the nonzero entries of a long sparse
-vector, which becomes dense in the minibatch.
+One array ``u8[rows, row_bytes]`` thus holds rows with any columns, so that code which distributes,
+sorts, shuffles, spills or counts rows need not know the columns. Of a long sparse vector, a record
+stores only the nonzero entries; the vector becomes dense in the minibatch.
 """
 
 from __future__ import annotations
@@ -18,60 +18,62 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, arrays_of
 
 Records = NDArray[np.uint8]  # [rows, row_bytes]
-Keys = NDArray[np.uint64]  # [rows, 2]
-ColumnStructure = None | int | tuple[str, ...]  # one array, a tuple's length, a dict's keys
+Keys = NDArray[np.uint64]  # [rows, 2]: two hashes of each row
+# Arrangement of features or labels. None: one array; int: a tuple's length; tuple: a dict's keys.
+ColumnStructure = None | int | tuple[str, ...]
 
-HASH_CHUNK_BYTES = 1 << 20  # bytes hashed at once, so that they stay in the processor's cache
+HASH_CHUNK_BYTES = 1 << 20  # bytes hashed at once; they fit into the processor's cache
 ENTRY_DTYPE = np.dtype([("place", "<i4"), ("value", "<f4")])  # place: index + 1; 0: unused entry
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Leaf(NamedTuple):
-    """The layout of one array of a minibatch within a record."""
+    """The layout, within a record, of one array of a minibatch."""
 
-    name: str  # the user's column, for messages
-    shape: tuple[int, ...]  # of one row
+    name: str  # name of the user's column, for messages
+    shape: tuple[int, ...]  # shape of one row's value
     stored_dtype: str  # dtype in a record
     batch_dtype: str  # dtype in a minibatch
-    entries: int = 0  # capacity for entries of a sparse vector; 0: dense
-    column: str = ""  # kind of the DataFrame's column: number, array or vector; empty: others
+    entries: int = 0  # room for so many entries of a sparse vector; 0: dense
+    column: str = ""  # kind of DataFrame column: "number", "array" or "vector"; "": other
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array in a record."""
+        """Number of bytes that the array takes in a record."""
         if self.entries:
             return self.entries * ENTRY_DTYPE.itemsize
         return math.prod(self.shape) * np.dtype(self.stored_dtype).itemsize
 
     def describe(self) -> str:
-        """Return the stored dtype and shape for messages, such as float32[3, 2]."""
+        """Describe the stored dtype and shape for messages, such as "float32[3, 2]"."""
         return f"{np.dtype(self.stored_dtype).name}{list(self.shape)}"
 
 
 class RowFormat(NamedTuple):
-    """The layout of a record: features, labels, then weight and held-out flag, if present."""
+    """The layout of a record: features, labels, then the weight and held-out flag, if present."""
 
     leaves: tuple[Leaf, ...]  # arrays in the order in which a record stores them
     features: ColumnStructure = None  # structure of the features
     labels: ColumnStructure = None  # structure of the labels
     has_weights: bool = False  # whether records have a weight
-    has_held_out_flag: bool = False  # the last leaf marks held-out rows
+    has_held_out_flag: bool = False  # whether the last leaf marks held-out rows
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a record."""
+        """Length of a record in bytes."""
         return sum(leaf.nbytes for leaf in self.leaves)
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """First and last + 1 byte of each leaf in a record."""
+        """The byte range (first, last + 1) of each leaf in a record."""
         ends = list(itertools.accumulate(leaf.nbytes for leaf in self.leaves))
         return list(zip([0, *ends], ends, strict=False))
 
     def pack(self, arrays: list[NDArray[Any]]) -> Records:
         """Pack arrays [rows, ...], one per leaf, into records.
 
-        Sparse arrays are as ``pack_sparse_entries`` returns them, with at most the leaf's entries.
+        Sparse arrays have the form that ``pack_sparse_entries`` returns, with no more entries per
+        row than the leaf has room for.
         """
         records = np.zeros((len(arrays[0]), self.row_bytes), np.uint8)
         for leaf, array, (first, end) in zip(self.leaves, arrays, self.spans, strict=True):
@@ -82,7 +84,7 @@ class RowFormat(NamedTuple):
         return records
 
     def array(self, records: Records, index: int) -> NDArray[Any]:
-        """Return leaf ``index`` in stored form: [rows, ...], or sparse entries [rows, entries]."""
+        """Unpack leaf ``index`` in stored form: [rows, ...], or sparse entries [rows, entries]."""
         (first, end), leaf = self.spans[index], self.leaves[index]
         raw = np.ascontiguousarray(records[:, first:end])
         if leaf.entries:
@@ -95,15 +97,15 @@ class RowFormat(NamedTuple):
         )
 
     def arrays(self, records: Records) -> list[NDArray[Any]]:
-        """Return all leaves in stored form."""
+        """Unpack all leaves in stored form; see ``array``."""
         return [self.array(records, i) for i in range(len(self.leaves))]
 
     def batch(self, records: Records) -> Batch:
-        """Unpack records into a minibatch."""
+        """Unpack records into a minibatch, with dense arrays."""
         return self.batch_from_arrays(self.arrays(records))
 
     def batch_from_arrays(self, stored: list[NDArray[Any]]) -> Batch:
-        """Convert leaves in stored form to a minibatch; arrays of equal dtype are not copied."""
+        """Convert leaves in stored form to a minibatch; copy arrays only if their dtype changes."""
         arrays = [
             entries_to_dense(array, leaf.shape[0])
             if leaf.entries
@@ -118,16 +120,16 @@ class RowFormat(NamedTuple):
         )
 
     def held_out(self, records: Records) -> NDArray[np.bool_]:
-        """Return bool[rows], True for rows that the user's validation column holds out."""
+        """Return bool[rows]: True for rows that the user's validation column holds out."""
         if not self.has_held_out_flag:
             return np.zeros(len(records), bool)
         flags: NDArray[np.bool_] = records[:, -1] != 0
         return flags
 
     def unify(self, other: RowFormat) -> RowFormat:
-        """Return a format with room for the records of both.
+        """Return a format that can hold the records of both formats.
 
-        Raise UsageError if they differ in more than the number of sparse entries.
+        Raise UsageError if the formats differ in more than the room for sparse entries.
         """
         if self == other:
             return self
@@ -144,13 +146,13 @@ class RowFormat(NamedTuple):
         return self._replace(leaves=tuple(leaves))
 
     def repack(self, records: Records, to: RowFormat) -> Records:
-        """Convert records of this format to one with room for more sparse entries."""
+        """Convert records of this format to ``to``, a format with room for more sparse entries."""
         if self == to:
             return records
         return to.pack(self.arrays(records))
 
     def keys(self, records: Records) -> Keys:
-        """Return two hashes of each row's content, u64[rows, 2], regardless of unused entries."""
+        """Return two hashes of each row's content, u64[rows, 2]; unused entries have no effect."""
         keys = np.zeros((len(records), 2), np.uint64)
         step = max(1, HASH_CHUNK_BYTES // max(1, self.row_bytes))
         for first in range(0, len(records), step):
@@ -174,15 +176,15 @@ def format_from_batch(batch: Batch) -> RowFormat:
 
 
 def flatten_batch(batch: Batch) -> list[NDArray[Any]]:
-    """Return a batch's arrays in the order of its row format's leaves."""
+    """Return a batch's arrays, in the order of the leaves in its row format."""
     weights = [] if batch.weights is None else [batch.weights]
     return [*arrays_of(batch.features), *arrays_of(batch.labels), *weights]
 
 
 def structure_of(columns: Any) -> ColumnStructure:
-    """Return how arrays or column names are arranged: the tuple's length, the dict's keys or None.
+    """Return how arrays or column names are arranged: a tuple's length, a dict's keys, or None.
 
-    None stands for one array.
+    None stands for a single array or column.
     """
     if isinstance(columns, dict):
         return tuple(columns)
@@ -195,7 +197,7 @@ def count_arrays(structure: ColumnStructure) -> int:
 
 
 def arrange_arrays(structure: ColumnStructure, arrays: list[NDArray[Any]]) -> Columns:
-    """Arrange arrays by a structure: as one array, a tuple or a dictionary."""
+    """Arrange a list of arrays as the structure says: as one array, a tuple or a dictionary."""
     if structure is None:
         return arrays[0]
     return (
@@ -208,7 +210,7 @@ def pack_sparse_entries(
 ) -> NDArray[Any]:
     """Pack the entries of ``count`` sparse rows into an array of ENTRY_DTYPE [count, entries].
 
-    ``rows``, ``places`` and ``values`` have each entry's row, index and value, sorted by row.
+    ``rows``, ``places`` and ``values`` are each entry's row, index and value, sorted by row.
     Entries with value 0 are dropped, so that equal vectors have equal records.
     """
     full = values != 0
@@ -237,7 +239,7 @@ def splitmix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _hash_words(part: Records, salt: int) -> Keys:
-    """Hash rows of bytes to u64[rows, 2], by sums over words; trailing zeros do not count."""
+    """Hash rows of bytes to u64[rows, 2] by sums over words. Trailing zeros have no effect."""
     words = -(-part.shape[1] // 8)
     padded = np.zeros((len(part), words * 8), np.uint8)
     padded[:, : part.shape[1]] = part

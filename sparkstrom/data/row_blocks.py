@@ -1,6 +1,7 @@
-"""Convert rows to blocks of records, some MiB each, check them, and send them through a shuffle.
+"""Convert rows to blocks of records, check the blocks, and distribute them in a Spark shuffle.
 
-Error messages name the column and the row's number in its partition.
+A block has about ``BLOCK_BYTES`` of records. Error messages name the column and the row's number in
+its partition.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from sparkstrom.data.packed_rows import (
 from sparkstrom.models.base import FlatModel
 from sparkstrom.models.row_checks import LABELS, BadValue
 
-BLOCK_BYTES = 2 << 20  # of a block's records; making a block takes about six times as much memory
+BLOCK_BYTES = 2 << 20  # size of a block's records; making a block takes six times as much memory
 ROWS_PER_CHUNK_MAX = 4096
 
 
 class Block(NamedTuple):
-    """Some rows of one partition, as records."""
+    """Some rows of one partition, as records, with their row numbers for error messages."""
 
     form: RowFormat  # layout of the records
     records: Records  # u8[rows, row_bytes]
-    numbers: NDArray[np.int64]  # of each row in ``where``, from 0
+    numbers: NDArray[np.int64]  # number of each row within ``where``, from 0
     where: str  # origin of the rows for messages, such as "partition 3"
 
 
 def check_block(model: FlatModel, block: Block) -> None:
-    """Raise UsageError that names the first row which the model rejects."""
+    """Have the model check a block's rows; raise UsageError naming the first rejected row."""
     batch = block.form.batch(block.records)
     try:
         model.check(batch.features, batch.labels)
@@ -52,7 +53,7 @@ def check_block(model: FlatModel, block: Block) -> None:
 
 
 def _describe_bad_value(block: Block, bad: BadValue) -> str:
-    """Return a message that names row, column and value, with advice on finding such rows."""
+    """Return an error message that names the row, column and value, and how to find such rows."""
     form = block.form
     before, structure = 0, form.features
     if bad.role == LABELS:
@@ -79,9 +80,9 @@ def _describe_bad_value(block: Block, bad: BadValue) -> str:
 def search_advice(where: str, column: str, condition: str, depth: int = 0) -> str:
     """Return advice on finding the rows of a DataFrame that meet an SQL condition.
 
-    ``condition`` has {} in place of the column, or of a value nested ``depth`` arrays deep. Row
-    numbers do not suffice for a DataFrame: after a repartition, Spark orders rows differently if
-    other columns are read. For local data the row number suffices, so the advice is empty.
+    In ``condition``, {} stands for the column, or for a value nested ``depth`` arrays deep. For a
+    DataFrame, the row number is not enough: after a repartition, Spark orders rows differently if
+    other columns are read. For local data the number is enough, so the advice is empty.
     """
     variables = ["v"] if depth == 1 else [f"v{i + 1}" for i in range(depth)]
     arrays = [quote_column(column), *variables]
@@ -103,12 +104,12 @@ def _vector_search_advice(where: str, column: str, value: str) -> str:
 
 
 def quote_column(column: str) -> str:
-    """Return a column's name for an SQL expression, in backticks if necessary."""
+    """Return a column's name for an SQL expression, quoted in backticks if necessary."""
     return column if column.isidentifier() else "`" + column.replace("`", "``") + "`"
 
 
 def _locate_bad_row(model: FlatModel, block: Block, error: UsageError) -> UsageError:
-    """Find the row that the model rejects by bisection; return an error that names it."""
+    """Find by bisection a row that the model rejects; return an error that names the row."""
     first, end = 0, len(block.records)
     while end - first > 1:
         middle = (first + end) // 2
@@ -125,7 +126,7 @@ def _locate_bad_row(model: FlatModel, block: Block, error: UsageError) -> UsageE
 
 
 def _find_error(model: FlatModel, block: Block, first: int, end: int) -> UsageError | None:
-    """Return the error that the model raises for rows ``first`` to ``end``, or None."""
+    """Return the error that the model raises for rows ``first`` to ``end`` - 1, or None."""
     batch = block.form.batch(block.records[first:end])
     try:
         model.check(batch.features, batch.labels)
@@ -135,7 +136,7 @@ def _find_error(model: FlatModel, block: Block, first: int, end: int) -> UsageEr
 
 
 def gather_blocks(parts: Iterable[tuple[RowFormat, Records]], where: str) -> Iterator[Block]:
-    """Gather consecutive records into blocks of about ``BLOCK_BYTES``; yield none without rows."""
+    """Join consecutive records into blocks of about ``BLOCK_BYTES``; ``where`` as in ``Block``."""
     held: list[Records] = []
     form, begin = RowFormat(()), 0
     for part_form, records in parts:
@@ -153,13 +154,13 @@ def gather_blocks(parts: Iterable[tuple[RowFormat, Records]], where: str) -> Ite
 
 
 def _make_block(form: RowFormat, held: list[Records], begin: int, where: str) -> Block:
-    """Return one block of all held records, with row numbers from ``begin``."""
+    """Make one block of all records in ``held``, with row numbers from ``begin``."""
     records = held[0] if len(held) == 1 else np.concatenate(held)
     return Block(form, records, np.arange(begin, begin + len(records)), where)
 
 
 def join_small_blocks(blocks: Iterable[Block], rows: int) -> Iterator[Block]:
-    """Join consecutive blocks until they have ``rows`` rows: blocks of images have only a few."""
+    """Join consecutive blocks to blocks of at least ``rows`` rows, if rows are very large."""
     held: list[Block] = []
     for block in blocks:
         held.append(block)
@@ -171,7 +172,7 @@ def join_small_blocks(blocks: Iterable[Block], rows: int) -> Iterator[Block]:
 
 
 def _join_blocks(blocks: list[Block]) -> Block:
-    """Return the rows of several blocks as one."""
+    """Return one block with the rows of several blocks."""
     form = functools.reduce(RowFormat.unify, (block.form for block in blocks))
     records = [block.form.repack(block.records, form) for block in blocks]
     numbers = np.concatenate([block.numbers for block in blocks])
@@ -181,39 +182,39 @@ def _join_blocks(blocks: list[Block]) -> Block:
 def read_row_blocks(partition: int, rows: Iterable[Any]) -> Iterator[Block]:
     """Convert a partition's rows (features, label) or (features, label, weight) to blocks.
 
-    Features and labels are a number, an array, or a tuple or dictionary of several; a tuple or list
-    of numbers is one array. Raise UsageError that names the row.
+    Features and labels are a number, an array, or a tuple or dictionary of several arrays; a tuple
+    or list of numbers is one array. Raise UsageError naming the first invalid row.
     """
     return read_labelled_blocks(f"partition {partition}", rows)
 
 
 def read_labelled_blocks(where: str, rows: Iterable[Any]) -> Iterator[Block]:
-    """Convert rows as for ``read_row_blocks``; ``where`` names their origin in messages."""
+    """Like ``read_row_blocks``, for rows of any origin, which ``where`` names in messages."""
     return gather_blocks(_pack_rows(iter(rows), where, _parse_labelled_row), where)
 
 
 def read_feature_blocks(partition: int, rows: Iterable[Any]) -> Iterator[Block]:
-    """Convert a partition's features without labels to blocks.
+    """Convert a partition's rows, which are features without labels, to blocks.
 
-    Raise UsageError that names the row.
+    Raise UsageError naming the first invalid row.
     """
     where = f"partition {partition}"
     return gather_blocks(_pack_rows(iter(rows), where, _parse_features), where)
 
 
 class ParsedRow(NamedTuple):
-    """One row's arrays, and the structure of its features and labels."""
+    """One row as arrays, and the structure of its features and labels."""
 
     features: ColumnStructure  # structure of the features
     labels: ColumnStructure  # structure of the labels
-    has_weights: bool  # whether a weight is given
+    has_weights: bool  # whether the row has a weight
     arrays: list[NDArray[Any]]  # one per leaf of the row format
 
 
 def _pack_rows(
     rows: Iterator[Any], where: str, parse: Callable[[Any, int, str], ParsedRow]
 ) -> Iterator[tuple[RowFormat, Records]]:
-    """Parse rows with ``parse`` and pack them in parts; the first row decides the format."""
+    """Parse rows with ``parse``; yield (row format, records) in parts. Row 0 sets the format."""
     form: RowFormat | None = None
     begin, count = 0, 1
     while chunk := list(itertools.islice(rows, count)):
@@ -225,7 +226,7 @@ def _pack_rows(
 
 
 def _parse_features(row: Any, number: int, where: str) -> ParsedRow:
-    """Parse one row that is features alone."""
+    """Parse a row that consists of features only."""
     structure, values = split_columns(row)
     try:
         return ParsedRow(structure, 0, False, [as_array(value) for value in values])
@@ -237,7 +238,7 @@ def _parse_features(row: Any, number: int, where: str) -> ParsedRow:
 
 
 def _parse_labelled_row(row: Any, number: int, where: str) -> ParsedRow:
-    """Parse one row (features, label) or (features, label, weight)."""
+    """Parse a row (features, label) or (features, label, weight)."""
     if not (isinstance(row, tuple | list) and len(row) in (2, 3)):
         raise UsageError(
             f"row {number} of {where} is {shorten_value(row)}: an element must be a pair "
@@ -264,9 +265,9 @@ def _parse_labelled_row(row: Any, number: int, where: str) -> ParsedRow:
 
 
 def split_columns(value: Any) -> tuple[ColumnStructure, list[Any]]:
-    """Return the structure and columns of a value.
+    """Return (structure, columns) of a row's features or labels.
 
-    A dictionary or a tuple of arrays is several columns, a tuple of numbers is one.
+    A dictionary or a tuple of arrays is several columns; a tuple of numbers is one column.
     """
     if isinstance(value, dict):
         return structure_of(value), list(value.values())
@@ -275,10 +276,10 @@ def split_columns(value: Any) -> tuple[ColumnStructure, list[Any]]:
 
 
 def as_array(value: Any, *, is_label: bool = False, own: bool = False) -> NDArray[Any]:
-    """Convert lists and floats to float32; keep integer arrays and integer labels unchanged.
+    """Convert a value to an array: float32, except for integer arrays and integer labels.
 
-    Return the value itself if nothing changes, or a copy if ``own``. Raise ValueError if it is not
-    numeric.
+    The result may share memory with ``value``, unless ``own`` is True. Raise ValueError if the
+    value is not numeric.
     """
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
@@ -289,7 +290,7 @@ def as_array(value: Any, *, is_label: bool = False, own: bool = False) -> NDArra
 
 
 def format_from_row(row: ParsedRow) -> RowFormat:
-    """Return the row format for rows like this one."""
+    """Return the row format for rows with the same structure, shapes and dtypes as this one."""
     features, labels, weighted, arrays = row
     names = [*array_names("features", features), *array_names("label", labels), "weight"]
     n_features = count_arrays(features)
@@ -304,7 +305,7 @@ def format_from_row(row: ParsedRow) -> RowFormat:
 
 
 def array_names(role: str, structure: ColumnStructure) -> list[str]:
-    """Return names for messages of the arrays of features or labels."""
+    """Return names, for messages, of the arrays of features or labels."""
     if structure is None:
         return [role]
     return [
@@ -314,7 +315,7 @@ def array_names(role: str, structure: ColumnStructure) -> list[str]:
 
 
 def batch_dtype(stored: str) -> str:
-    """Return the dtype in a minibatch: int64 for stored signed integers, otherwise unchanged."""
+    """Return the dtype in a minibatch: int64 for signed integers, else the stored dtype."""
     return "<i8" if np.dtype(stored).kind == "i" else stored
 
 
@@ -325,7 +326,7 @@ def _stack_rows(
     begin: int,
     where: str,
 ) -> list[NDArray[Any]]:
-    """Stack the rows' arrays, one per leaf. Raise UsageError for the first row that differs."""
+    """Stack the rows' arrays, for each leaf. Raise UsageError naming the first row that differs."""
     for i, (features, labels, _, arrays) in enumerate(columns):
         if (features, labels, len(arrays)) != (form.features, form.labels, len(form.leaves)):
             raise UsageError(
@@ -343,17 +344,17 @@ def _stack_rows(
 
 
 def describe_array(array: NDArray[Any]) -> str:
-    """Return an array's dtype and shape for messages."""
+    """Describe an array's dtype and shape for messages, such as "float32[3, 2]"."""
     return f"{array.dtype.name}{list(array.shape)}"
 
 
 def count_rows(rows: Iterable[Any]) -> Iterator[int]:
-    """Yield one number: how many rows the partition has."""
+    """Yield one number: the number of rows in a partition."""
     yield sum(1 for _ in rows)
 
 
 def shorten_value(value: object) -> str:
-    """Return a value as text of at most 60 characters, for messages."""
+    """Format a value for messages, in at most 60 characters."""
     text = shown(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -362,34 +363,35 @@ BlockReader = Callable[[int, Iterable[object]], Iterator[Block]]  # (partition, 
 
 
 class ShuffleBlock(NamedTuple):
-    """Some rows that a source partition sends to one worker, or the error that ended its rows.
+    """Some rows that a source partition sends to one worker, or the error that ended the source.
 
-    Spark ends a Python worker's input alike at its end and when shuffle files are lost. So that no
-    task trains silently on a truncated partition, every source sends each worker at least one
-    block, and the last one contains their number. Errors in the data are sent as a block because a
-    worker reports them to the master, whereas Spark would only retry a failed task.
+    The input of a Python worker ends in the same way if all rows have arrived and if Spark has lost
+    shuffle files. So that no task silently trains on a truncated partition, every source sends each
+    worker at least one block, and the last block states their number. Errors in the data are sent
+    as a block because a worker reports them to the master; Spark would only retry a failed task.
     """
 
-    source: int  # partition
-    number: int  # of this block, from 0
-    total: int  # number of blocks from this source to this worker, in the last one; otherwise 0
+    source: int  # index of the source partition
+    number: int  # number of this block, from 0
+    total: int  # in the last block: number of blocks from this source to this worker; else 0
     block: Block | None = None  # the rows, if any
-    refusal: SparkstromError | None = None  # error that ended the source's rows
+    refusal: SparkstromError | None = None  # the error that ended the source's rows, if any
 
 
 def distribute_rows(
     blocks: BlockReader, workers: int, seed: int, source: int, rows: Iterable[object]
 ) -> Iterator[tuple[int, ShuffleBlock]]:
-    """Distribute a source partition's rows at random; yield (worker, shuffle block).
+    """Distribute a source partition's rows randomly to workers; yield (worker, shuffle block).
 
-    Workers' shares differ by at most one row per source, and are the same if Spark recomputes them.
+    Workers' numbers of rows from one source differ by at most one. The distribution is the same if
+    Spark recomputes it.
 
     Args:
         blocks: converts the source's rows to blocks.
         workers: number of workers.
         seed: seed of the distribution.
-        source: number of the source partition.
-        rows: its rows.
+        source: index of the source partition.
+        rows: the source's rows.
     """
     chance = np.random.default_rng((seed, source))
     turn, sent, refusal = int(chance.integers(workers)), 0, None
@@ -407,16 +409,16 @@ def distribute_rows(
 
 
 def _select_rows(block: Block, share: NDArray[np.int64]) -> Block:
-    """Return a block of the rows with the given indices."""
+    """Return a block of those rows of ``block`` whose indices are in ``share``."""
     return block._replace(records=block.records[share], numbers=block.numbers[share])
 
 
 def read_shuffle_blocks(
     sources: int, partition: int, shuffled: Iterable[ShuffleBlock]
 ) -> Iterator[Block]:
-    """Yield a worker's rows from shuffle blocks of ``sources`` source partitions.
+    """Yield a worker's rows from the shuffle blocks of ``sources`` source partitions.
 
-    Raise EOFError if a block is missing at the end, and the source's error if it sent one.
+    Raise EOFError if a block is missing at the end. If a source sent an error, raise that error.
     """
     seen: dict[int, set[int]] = {source: set() for source in range(sources)}
     counts: dict[int, int] = {}

@@ -1,10 +1,10 @@
-"""Sort a worker's rows in bounded memory, shuffle them into minibatches, and fetch these ahead.
+"""Sort a worker's rows in bounded memory, shuffle them into minibatches, and prefetch those.
 
-Rows are sorted by a hash of their content, because Spark may deliver them in another order when it
-retries a task, and every attempt must get the same minibatches. A few rows stay in memory. More are
-written to a scratch file, in buckets by the first bits of their keys, and then sorted bucket by
-bucket into a second file. The files have no name, so they disappear with the process, also if it is
-killed.
+Rows are sorted by a hash of their content (their key), because Spark may deliver them in another
+order when it retries a task, and every attempt must produce the same minibatches. Rows that exceed
+the memory limit are written to a scratch file, in buckets by the first bits of their keys, and then
+sorted bucket by bucket into a second file. The files have no names, so they disappear with the
+process even if it is killed.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from sparkstrom.data.packed_rows import (
 )
 from sparkstrom.models.base import Batch, Columns
 
-BUCKETS = 256  # of training rows, and as many of held-out rows; one must fit into memory
-MEMORY_MIN_BYTES = 16 << 20  # with less, buckets would be written in very small pieces
+BUCKETS = 256  # buckets of training rows, and of held-out rows; each bucket must fit into memory
+MEMORY_MIN_BYTES = 16 << 20  # with less memory, buckets would be written in very small pieces
 DEFAULT_SCRATCH = Path(tempfile.gettempdir())
-WRITE_BUFFERS_MAX = 512  # buffers of one write call; Linux takes 1024
+WRITE_BUFFERS_MAX = 512  # buffers per write call; Linux allows 1024
 
 
 class RowChunk(NamedTuple):
-    """Rows that were added together, sorted by bucket."""
+    """Rows that one call of ``RowStore.add`` added, sorted by bucket."""
 
     form: RowFormat  # layout of the records
     records: Records  # u8[rows, row_bytes]
@@ -51,15 +51,15 @@ class RowChunk(NamedTuple):
 
 
 class SpilledRun(NamedTuple):
-    """The rows that one spill wrote to the file, sorted by bucket."""
+    """Describes the rows that one spill wrote to the file, sorted by bucket."""
 
     form: RowFormat  # layout of the records
-    offsets: NDArray[np.int64]  # bytes in the file, by bucket
-    counts: NDArray[np.int64]  # rows, by bucket
+    offsets: NDArray[np.int64]  # each bucket's position in the file, in bytes
+    counts: NDArray[np.int64]  # each bucket's number of rows
 
 
 class OrderedRows:
-    """Sorted rows in memory or in a file: training rows, then held-out rows, each by key."""
+    """Sorted rows, in memory or in a file: training rows by key, then held-out rows by key."""
 
     def __init__(
         self, form: RowFormat, rows: int, held_out: int, checksum: int, source: Records | IO[bytes]
@@ -69,13 +69,13 @@ class OrderedRows:
 
     @property
     def spilled_bytes(self) -> int:
-        """Bytes on the executor's scratch disk."""
+        """Number of bytes of rows on the executor's scratch disk; 0 if they are in memory."""
         if isinstance(self._source, np.ndarray):
             return 0
         return (self.rows + self.held_out) * self.form.row_bytes
 
     def read(self, ranges: list[tuple[int, int]]) -> Records:
-        """Return the rows of some ranges (first, end), one after the other."""
+        """Return the rows of several ranges (first, end), concatenated."""
         if isinstance(self._source, np.ndarray):
             return np.concatenate([self._source[first:end] for first, end in ranges])
         out = np.empty((sum(end - first for first, end in ranges), self.form.row_bytes), np.uint8)
@@ -93,13 +93,13 @@ class OrderedRows:
 
 
 class RowStore:
-    """Accepts rows in any order and sorts them.
+    """Accepts rows in any order, selects held-out rows, and sorts all rows by key.
 
     Args:
-        memory_bytes: approximate limit on memory, half of it for rows, half for sorting them.
-        scratch: directory for rows that exceed it.
-        seed: seed of the choice of held-out rows.
-        fraction: fraction of the rows to hold out, chosen by ``seed`` and their content.
+        memory_bytes: approximate memory limit, half of it for rows and half for sorting them.
+        scratch: directory for rows that exceed the limit.
+        seed: seed for selecting held-out rows.
+        fraction: fraction of the rows to hold out; selected by ``seed`` and their content.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class RowStore:
         self._runs: list[SpilledRun] = []
 
     def add(self, form: RowFormat, records: Records) -> None:
-        """Add records. Raise UsageError if their format differs from that of earlier ones."""
+        """Add records. Raise UsageError if their format does not match that of earlier records."""
         self._form = form if self._form is None else self._form.unify(form)
         keys = form.keys(records)
         held = form.held_out(records) | (splitmix(keys[:, 0] ^ self._salt) < self._held_out_below)
@@ -133,7 +133,7 @@ class RowStore:
             self._spill()
 
     def finish(self) -> OrderedRows:
-        """Return all rows, sorted, and empty the store."""
+        """Sort and return all rows, and empty the store."""
         form = self._form or RowFormat(())
         if self._file is None:
             records, held = self._sort_in_memory(form)
@@ -145,11 +145,11 @@ class RowStore:
     def _make_ordered_rows(
         self, form: RowFormat, rows: int, held_out: int, source: Records | IO[bytes]
     ) -> OrderedRows:
-        """Return the sorted rows with their checksum."""
+        """Create an OrderedRows with the store's checksum."""
         return OrderedRows(form, rows, held_out, self._checksum & (2**63 - 1), source)
 
     def _sort_in_memory(self, form: RowFormat) -> tuple[Records, int]:
-        """Return all records, sorted in memory, and the number of held-out ones."""
+        """Sort all records in memory; return the records and the number of held-out ones."""
         chunks, self._chunks = self._chunks, []
         total = sum(len(chunk.records) for chunk in chunks)
         records = np.empty((total, form.row_bytes), np.uint8)
@@ -168,7 +168,7 @@ class RowStore:
         return records, int(held.sum())
 
     def _spill(self) -> None:
-        """Write the rows in memory to the file, bucket by bucket, without copying them."""
+        """Move the rows in memory to the scratch file, bucket by bucket."""
         if self._file is None:
             self._file = open_unnamed_file(self._scratch)
         form = self._form
@@ -218,7 +218,7 @@ class RowStore:
 
 
 def open_unnamed_file(directory: Path) -> IO[bytes]:
-    """Create a file that disappears when the last process closes it, also after SIGKILL.
+    """Create a file that disappears when it is closed or the process dies, even by SIGKILL.
 
     Raise SetupError if the directory is not writable.
     """
@@ -232,12 +232,12 @@ def open_unnamed_file(directory: Path) -> IO[bytes]:
 
 
 def _sort_order(keys: Keys, held: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Return the order that sorts rows by held-out flag, then by key."""
+    """Return the permutation that sorts rows by held-out flag, then by key."""
     return np.lexsort((keys[:, 1], keys[:, 0], held))
 
 
 def _read_array(file: IO[bytes], into: Records, offset: int) -> None:
-    """Fill an array from a file. Raise EOFError if the file is too short."""
+    """Fill an array from a file at ``offset``. Raise EOFError if the file is too short."""
     buffer = into.reshape(-1).data
     while buffer:
         count = os.preadv(file.fileno(), [buffer], offset)
@@ -247,7 +247,7 @@ def _read_array(file: IO[bytes], into: Records, offset: int) -> None:
 
 
 def _write_arrays(file: IO[bytes], parts: list[Records], offset: int, where: Path) -> None:
-    """Write arrays to a file, one after the other. Raise SetupError if the disk is full."""
+    """Write arrays one after the other to a file. Raise SetupError if the disk is full."""
     buffers = [np.ascontiguousarray(part).reshape(-1).data for part in parts if part.size]
     for first in range(0, len(buffers), WRITE_BUFFERS_MAX):
         some = buffers[first : first + WRITE_BUFFERS_MAX]
@@ -271,21 +271,21 @@ def _write_arrays(file: IO[bytes], parts: list[Records], offset: int, where: Pat
 
 T = TypeVar("T")
 
-POLL_S = 0.1  # interval at which both threads check for the other's end
-JOIN_TIMEOUT_S = 1.0  # a thread that blocks in ``items`` for longer ends by itself later
+POLL_S = 0.1  # interval at which each thread checks whether the other has ended
+JOIN_TIMEOUT_S = 1.0  # a thread that blocks in ``items`` for longer ends on its own later
 
 
 def prefetch(
     items: Iterable[T], count: int, check_cancelled: Callable[[], None] = lambda: None
 ) -> Generator[T]:
-    """Yield ``items``, of which a thread fetches up to ``count`` ahead.
+    """Yield ``items`` while a thread fetches up to ``count`` of them in advance.
 
     Args:
-        items: what to iterate over; an exception it raises is raised after the items before it.
-        count: how many items to fetch ahead; 0 means none, without a thread.
+        items: the iterable. Its exceptions are raised here, after the items that precede them.
+        count: number of items to fetch in advance; 0: none, and no thread is used.
         check_cancelled: called before each item and while waiting for one; may raise an exception.
 
-    A caller that stops early ends the thread by ``close``.
+    A caller that stops early ends the thread by closing the generator.
     """
     if count == 0:
         for item in items:
@@ -311,7 +311,7 @@ def prefetch(
 def _next_fetched(
     fetched: queue.Queue[tuple[str, Any]], check_cancelled: Callable[[], None]
 ) -> tuple[str, Any]:
-    """Return the next queued (kind, value), and call ``check_cancelled`` repeatedly until then."""
+    """Wait for the next queued (kind, value) and return it; keep calling ``check_cancelled``."""
     while True:
         check_cancelled()
         try:
@@ -323,13 +323,13 @@ def _next_fetched(
 def _fetch(
     items: Iterable[Any], fetched: queue.Queue[tuple[str, Any]], cancelled: threading.Event
 ) -> None:
-    """Queue all items, then the end or the error of the iteration; runs in a thread."""
+    """Queue ("item", item) for all items, then ("end", None) or ("error", error), in a thread."""
     last: tuple[str, Any] = ("end", None)
     try:
         for item in items:
             if not _put_unless_cancelled(("item", item), fetched, cancelled):
                 return
-    except BaseException as error:  # raised in the consumer's thread
+    except BaseException as error:  # raised again in the consumer's thread
         last = ("error", error)
     _put_unless_cancelled(last, fetched, cancelled)
 
@@ -337,7 +337,7 @@ def _fetch(
 def _put_unless_cancelled(
     result: tuple[str, Any], fetched: queue.Queue[tuple[str, Any]], cancelled: threading.Event
 ) -> bool:
-    """Queue a value; return False if ``cancelled`` is set before there is room."""
+    """Queue a value; return False if ``cancelled`` is set before the queue has room."""
     while not cancelled.is_set():
         try:
             fetched.put(result, timeout=POLL_S)
@@ -347,12 +347,12 @@ def _put_unless_cancelled(
     return False
 
 
-PAGE_BYTES = 64 << 10  # read at once; a disk takes longer to seek it than to read it
-WINDOW_BYTES = 4 << 20  # shuffled at once, in memory
+PAGE_BYTES = 64 << 10  # amount read at once; a disk takes longer to seek a page than to read it
+WINDOW_BYTES = 4 << 20  # amount shuffled at once, in memory
 
 
 class HeldOutBatches:
-    """The held-out rows of a partition; iterates over minibatches in a fixed order."""
+    """The held-out rows of a partition, iterable as minibatches in a fixed order."""
 
     def __init__(self, ordered: OrderedRows, batch_rows: int) -> None:
         self._ordered, self._batch_rows = ordered, batch_rows
@@ -366,7 +366,7 @@ class HeldOutBatches:
         yield from map(self._ordered.form.batch_from_arrays, self.stored_arrays())
 
     def stored_arrays(self) -> Iterator[list[NDArray[Any]]]:
-        """Yield the minibatches as arrays in their stored form, one per leaf of the row format."""
+        """Yield each minibatch as arrays in stored form, one per leaf of the row format."""
         begin, end = self._ordered.rows, self._ordered.rows + self.rows
         for first in range(begin, end, self._batch_rows):
             part = (first, min(end, first + self._batch_rows))
@@ -376,9 +376,9 @@ class HeldOutBatches:
 class Batches:
     """The minibatches of one partition, shuffled by (seed, partition, epoch).
 
-    An epoch takes pages of neighbouring rows in random order and shuffles the rows within a window
-    of pages. A partition of up to ``WINDOW_BYTES`` is thus shuffled as a whole; a larger one is
-    read from disk by page. Rows of a page are random neighbours, because sort keys are hashes. The
+    In each epoch, pages of neighbouring rows are read in random order, and the rows of several
+    pages at a time (a window) are shuffled together. A partition of up to ``WINDOW_BYTES`` is thus
+    shuffled as a whole. Neighbouring rows are unrelated, because they are sorted by hashes. The
     last minibatch of an epoch may be smaller. The constructor takes arrays [rows, ...];
     ``from_store`` takes rows that need not fit into memory.
     """
@@ -412,7 +412,7 @@ class Batches:
         partition: int,
         first_epoch: int = 0,
     ) -> Self:
-        """Return the minibatches of rows that a ``RowStore`` has sorted."""
+        """Create the minibatches of rows that a ``RowStore`` has sorted."""
         made = cls.__new__(cls)
         made._initialize(ordered, batch_rows, seed, partition, first_epoch)
         return made
@@ -423,13 +423,13 @@ class Batches:
         """Initialize this object from sorted rows."""
         self._ordered, self._batch_rows = ordered, batch_rows
         self._seed, self._partition = seed, partition
-        self._first_epoch = first_epoch  # epochs of earlier fits, which shuffling continues
+        self._first_epoch = first_epoch  # epochs of earlier fits, so that shuffling continues
         row_bytes = max(1, ordered.form.row_bytes)
         self._page_rows = max(1, PAGE_BYTES // row_bytes)
         self._window_pages = max(1, WINDOW_BYTES // (self._page_rows * row_bytes))
         self._epoch, self._pages, self._starts = -1, np.zeros(0, np.int64), [0]
         self._window = -1
-        self._arrays: list[NDArray[Any]] = []  # of that window
+        self._arrays: list[NDArray[Any]] = []  # leaves of that window's rows, in stored form
         self.held_out = HeldOutBatches(ordered, batch_rows)
 
     @property
@@ -439,26 +439,26 @@ class Batches:
 
     @property
     def partition(self) -> int:
-        """Number of the partition."""
+        """Index of the partition."""
         return self._partition
 
     @property
     def checksum(self) -> int:
-        """Checksum of all rows and their held-out flags, regardless of order; 0 to 2^63 - 1."""
+        """Checksum (0 to 2^63 - 1) of all rows and held-out flags, independent of their order."""
         return self._ordered.checksum
 
     @property
     def spilled_bytes(self) -> int:
-        """Bytes on the executor's scratch disk."""
+        """Number of bytes of rows on the executor's scratch disk; 0 if they are in memory."""
         return self._ordered.spilled_bytes
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of minibatches of an epoch."""
+        """Number of minibatches in an epoch."""
         return -(-self.rows // self._batch_rows)
 
     def place(self, epoch: int, index: int) -> tuple[int, int, int]:
-        """Return (epoch over all fits, minibatch, minibatches per epoch) of this position."""
+        """Return (epoch counted over all fits, ``index``, minibatches per epoch)."""
         return self._first_epoch + epoch, index, self.batches_per_epoch
 
     def get(self, epoch: int, index: int) -> Batch:
@@ -466,7 +466,7 @@ class Batches:
         return self.form.batch_from_arrays(self.stored_arrays(epoch, index))
 
     def stored_arrays(self, epoch: int, index: int) -> list[NDArray[Any]]:
-        """Return a minibatch as arrays in their stored form; sparse vectors stay sparse."""
+        """Return a minibatch as arrays in stored form, in which sparse vectors stay sparse."""
         if epoch != self._epoch:
             self._begin_epoch(epoch)
         first = index * self._batch_rows
@@ -483,7 +483,7 @@ class Batches:
         self._ordered.close()
 
     def _begin_epoch(self, epoch: int) -> None:
-        """Shuffle the pages of an epoch and divide them into windows."""
+        """Shuffle the pages for an epoch and divide them into windows."""
         self._epoch, self._window = epoch, -1
         pages = -(-self.rows // self._page_rows)
         self._pages = self._rng(0).permutation(pages)
@@ -495,7 +495,7 @@ class Batches:
         self._starts = [*at[: pages : self._window_pages], self.rows]
 
     def _read_shuffled(self, first: int, end: int) -> list[NDArray[Any]]:
-        """Return rows ``first`` to ``end`` of the shuffled epoch, as arrays in stored form."""
+        """Return rows ``first`` to ``end`` - 1 of the shuffled epoch, as arrays in stored form."""
         parts = []
         while first < end:
             window = bisect.bisect_right(self._starts, first) - 1
@@ -509,7 +509,7 @@ class Batches:
         return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
 
     def _load_window(self, window: int) -> list[NDArray[Any]]:
-        """Read and shuffle the rows of a window, and keep them until another one is needed."""
+        """Return a window's shuffled rows; cache them until another window is needed."""
         if window != self._window:
             first_page = window * self._window_pages
             pages = np.sort(self._pages[first_page : first_page + self._window_pages])

@@ -1,4 +1,4 @@
-"""Gradient compression: thresholds, residuals, message forms, and kernels for CPU and GPU."""
+"""Compress a worker's parameter changes into updates, with kernels for CPU and GPU."""
 
 import os
 

@@ -1,8 +1,9 @@
 """Select the kernels and memory of a backend by name: "reference", "cpu" or "cuda".
 
-``reference`` is the specification in NumPy, ``cpu`` the same functions compiled with Numba,
-``cuda`` the same for device arrays. The latter two are compiled, or loaded from files, before their
-first call. ``warm_up`` does this before a node joins, so that no lease expires while it compiles.
+A kernel is a function that processes all parameters or hits. ``reference`` is the specification in
+NumPy, ``cpu`` has the same functions compiled with Numba, and ``cuda`` has them for device arrays.
+The latter two are compiled, or loaded from files, before their first call. ``warm_up`` does this
+before a worker joins a fit, so that the worker is not considered dead while it compiles.
 """
 
 from __future__ import annotations
@@ -22,51 +23,51 @@ F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 
-BACKENDS = {  # for arrays in host memory
+BACKENDS = {  # modules with kernels for arrays in host memory
     "reference": "sparkstrom.encoding.reference",
     "cpu": "sparkstrom.encoding.cpu.kernels",
 }
 
-CUDA = "cuda"  # for arrays on a device
+CUDA = "cuda"  # name of the backend for arrays on a GPU
 CUDA_KERNELS = "sparkstrom.encoding.cuda.kernels"
 
 SCRATCH_BYTES = 512  # working memory of the bitmap kernels
 
 
 class Kernels(Protocol):
-    """The functions that a kernel set provides; see ``sparkstrom.encoding.reference``."""
+    """Interface of a set of kernels; ``sparkstrom.encoding.reference`` documents the arguments."""
 
     def scan_local(self, local: F32, theta: F32, tau: float, codes: I32, /) -> tuple[int, int]:
-        """Find hits in local - theta; return (number of hits, largest bits of |local|)."""
+        """Write codes of hits in local - theta; return (number of hits, largest |local| bits)."""
 
     def scan_replica(self, residual: F32, delta: F32, tau: float, codes: I32, /) -> tuple[int, int]:
-        """Add delta to the residual and find its hits; return (hits, largest bits)."""
+        """Add delta to the residual, write codes of hits; return (number, largest bits)."""
 
     def move(
         self, theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float, /
     ) -> tuple[int, int]:
-        """Add sign * step to theta and sign * other_step to ``other``, at the hits."""
+        """Add +-step to theta and +-other_step to ``other`` at the hits; return overflows."""
 
     def choose_local(
         self, local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32, /
     ) -> int:
-        """Find hits in local - theta, but those below 2 tau only at random; return their number."""
+        """Find hits in local - theta, those below 2 tau only at random; return their number."""
 
     def choose_replica(
         self, residual: F32, tau: float, limit: int, seed: int, codes: I32, /
     ) -> int:
-        """Find hits in the residual, but those below 2 tau only at random; return their number."""
+        """Find hits in the residual, those below 2 tau only at random; return their number."""
 
     def sample(self, one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32, /) -> None:
-        """Take the absolute values of residuals ``one + sign * other`` at random indices."""
+        """Sample |one + sign * other| at random indices."""
 
     def levels_local(
         self, local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8, /
     ) -> int:
-        """Find the level of each hit in local - theta; return the highest."""
+        """Write the level of each hit in local - theta to ``levels``; return the highest."""
 
     def levels_replica(self, residual: F32, codes: I32, tau: float, top: int, levels: U8, /) -> int:
-        """Find the level of each hit in the residual; return the highest."""
+        """Write the level of each hit in the residual to ``levels``; return the highest."""
 
     def move_levels(
         self,
@@ -79,10 +80,10 @@ class Kernels(Protocol):
         q: float,
         /,
     ) -> tuple[int, int]:
-        """Move theta and ``other`` at the hits by step * 2^level; count overflows."""
+        """Like ``move``, with each hit's steps multiplied by 2^level."""
 
     def shift_codes(self, codes: I32, start: int, /) -> None:
-        """Turn hit codes of a part of the parameters into those of the whole, in place."""
+        """Add ``start`` to the index in each hit code, in place."""
 
     def bitmap_local(
         self,
@@ -96,7 +97,7 @@ class Kernels(Protocol):
         out: U8,
         /,
     ) -> tuple[int, int, int, int]:
-        """Write local - theta as a bitmap, and move theta and local by it."""
+        """Write local - theta as a bitmap, and update theta and local accordingly."""
 
     def bitmap_replica(
         self,
@@ -110,7 +111,7 @@ class Kernels(Protocol):
         out: U8,
         /,
     ) -> tuple[int, int, int, int]:
-        """Write the residual as a bitmap, subtract that from the residual, and move theta by it."""
+        """Write the residual as a bitmap; subtract that from the residual and add it to theta."""
 
     def bitmap_count(self, packed: U8, n: int, /) -> int:
         """Count the entries of a bitmap of n parameters; return -1 if padding bits are set."""
@@ -118,34 +119,34 @@ class Kernels(Protocol):
     def bitmap_decode(
         self, packed: U8, n: int, side: int, quanta: int, indices: I32, amounts: I32, /
     ) -> int:
-        """Turn a bitmap into indices and signed quanta to add."""
+        """Unpack a bitmap to indices and signed quanta; return the number of entries."""
 
     def bitmap_add(
         self, theta: F32, packed: U8, side: int, step: float, q: float, scratch: U8, /
     ) -> tuple[int, int]:
-        """Add a bitmap to theta: ``bitmap_decode`` and ``apply_hits`` in one."""
+        """Add a bitmap to theta, like ``bitmap_decode`` and ``apply_hits`` together."""
 
     def bitmap_add_both(
         self, theta: F32, local: F32, packed: U8, side: int, step: float, q: float, scratch: U8, /
     ) -> tuple[int, int]:
-        """Add a bitmap to theta and, rounded once, to local, so that the residual is unchanged."""
+        """Add a bitmap to theta and to local, so that the residual keeps its value."""
 
     def apply_hits(self, theta: F32, indices: I32, quanta: I32, q: float, /) -> tuple[int, int]:
-        """Add quanta * q to theta at ``indices``, exactly."""
+        """Add quanta * q to theta at ``indices``, exactly; return overflows."""
 
     def apply_hits_both(
         self, theta: F32, local: F32, indices: I32, quanta: I32, q: float, /
     ) -> tuple[int, int]:
-        """Add hits to theta and, rounded once, to local, so that the residual stays as it was."""
+        """Like ``apply_hits``, but also add to local, so that the residual keeps its value."""
 
     def sum_hits(self, total: I32, indices: I32, quanta: I32, /) -> tuple[int, int]:
-        """Add quanta to total at ``indices``, as integers that wrap around."""
+        """Add quanta to ``total`` at ``indices``, as wrapping integers; return overflows."""
 
     def add_quanta(self, theta: F32, total: I32, q: float, /) -> tuple[int, int]:
-        """Add total * q to theta, exactly."""
+        """Add total * q to theta, exactly; return overflows."""
 
     def add_quanta_both(self, theta: F32, local: F32, total: I32, q: float, /) -> tuple[int, int]:
-        """Add total * q to theta and, rounded once, to local, so that the residual is unchanged."""
+        """Like ``add_quanta``, but also add to local, so that the residual keeps its value."""
 
     def clip_local(self, local: F32, theta: F32, limit: float, /) -> float:
         """Clip local to within ``limit`` of theta; return the sum of |change|."""
@@ -154,50 +155,50 @@ class Kernels(Protocol):
         """Clip the residual f32[n] to +-limit; return the sum of |change|."""
 
     def residual_sums_local(self, local: F32, theta: F32, /) -> tuple[float, float]:
-        """Return the sum of |local - theta| and of its squares, in float64."""
+        """Return (sum of |local - theta|, sum of its squares), in float64."""
 
     def residual_sums_replica(self, residual: F32, /) -> tuple[float, float]:
-        """Return the sum of |residual| and of its squares, in float64."""
+        """Return (sum of |residual|, sum of its squares), in float64."""
 
 
-Read = Callable[[int, int], NDArray[Any]]  # (begin, end) -> that part of an array, on the host
+Read = Callable[[int, int], NDArray[Any]]  # (begin, end) -> entries begin to end - 1, on the host
 
 
 class Memory(Protocol):
-    """Allocates arrays where a kernel set needs them, and copies them to and from the host.
+    """Interface that allocates arrays for a set of kernels, and copies arrays from and to the host.
 
-    Each function returns when its work is done; none leaves work running on a device.
+    All functions are synchronous: they leave no work running on a device.
     """
 
     def empty(self, size: int, dtype: DTypeLike, /) -> NDArray[Any]:
-        """Allocate ``size`` uninitialised entries."""
+        """Allocate an array of ``size`` uninitialised entries."""
 
     def zeros(self, size: int, dtype: DTypeLike, /) -> NDArray[Any]:
-        """Allocate ``size`` entries of 0."""
+        """Allocate an array of ``size`` zeros."""
 
     def mirror(self, host: NDArray[Any], /) -> NDArray[Any]:
-        """Return an array for kernels to write, with the size and type of ``host``."""
+        """Return an array that kernels can write, with the size and dtype of ``host``."""
 
     def to_host(self, array: NDArray[Any], /) -> NDArray[Any]:
-        """Return the content as an array on the host."""
+        """Return the array's content as a host array."""
 
     def add(self, target: F32, source: F32, /) -> None:
         """Add ``source`` to ``target``, f32[n] both."""
 
     def copy(self, array: NDArray[Any], /) -> NDArray[Any]:
-        """Return a copy in the same memory."""
+        """Return a copy of the array in the same memory."""
 
     def assign(self, target: NDArray[Any], source: NDArray[Any], /) -> None:
         """Copy ``source`` to ``target``, of equal size and type."""
 
     def subtract(self, target: F32, one: F32, other: F32, /) -> None:
-        """Set ``target`` to one - other, f32[n] all; ``target`` may be one of them."""
+        """Set ``target`` to one - other, all f32[n]; ``target`` may be one of the others."""
 
     def from_host(self, host: NDArray[Any], /) -> NDArray[Any]:
-        """Return the content of a host array as an array that kernels can read."""
+        """Return a host array's content as an array that kernels can read."""
 
     def part(self, array: NDArray[Any], where: slice, /) -> NDArray[Any]:
-        """Return a view of the array from ``where.start`` to ``where.stop``."""
+        """Return a view of the array's entries in the slice ``where``."""
 
     def reader(self, array: NDArray[Any], /) -> Read:
         """Return a thread-safe function that reads ranges of ``array``."""
@@ -205,11 +206,11 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A kernel set and the memory that its arrays are in."""
+    """A set of kernels, and the memory of the arrays that they process."""
 
     name: str  # "reference", "cpu" or "cuda"
-    kernels: Kernels  # the functions that work on arrays
-    memory: Memory  # allocates and copies arrays
+    kernels: Kernels  # functions that process arrays
+    memory: Memory  # allocates and copies these arrays
 
 
 @cache
@@ -222,32 +223,32 @@ def backend(name: str = "cpu") -> Backend:
 
 
 def host() -> Backend:
-    """Return the backend for arrays that are always on the host, such as payloads and sums."""
+    """Return the CPU backend, for arrays that are always on the host, such as payloads and sums."""
     return backend("cpu")
 
 
 def on_device(index: int) -> Backend:
     """Return the CUDA backend, and make this thread use GPU number ``index`` of the visible ones.
 
-    Raises SetupError with the reason if it is unavailable.
+    Raises SetupError with the reason if the GPU is unavailable.
     """
     need_device(index)
     return backend(CUDA)
 
 
 def need_device(index: int) -> None:
-    """Make this thread use GPU number ``index``, without compiling anything.
+    """Make this thread use GPU number ``index``, without compiling kernels.
 
-    Raises SetupError with the reason if it is unavailable.
+    Raises SetupError with the reason if the GPU is unavailable.
     """
     _cuda_device().select(index)
 
 
 def kernels(name: str = "cpu") -> Kernels:
-    """Return the kernel set of this name.
+    """Return the kernels of the backend of this name.
 
-    The first call compiles it or loads it from the cache. Raises SetupError with the reason if CUDA
-    is unavailable, UsageError for an unknown name.
+    The first call may compile the kernels or load them from a cache. Raises SetupError with the
+    reason if CUDA is unavailable, UsageError for an unknown name.
     """
     if name == CUDA:
         return _cuda_kernels()
@@ -258,16 +259,16 @@ def kernels(name: str = "cpu") -> Kernels:
 
 
 def _cuda_kernels() -> Kernels:
-    """Return the CUDA kernel set; raise SetupError if CUDA is unavailable."""
+    """Return the CUDA kernels. Raise SetupError if CUDA is unavailable."""
     _cuda_device().require()
     return cast(Kernels, importlib.import_module(CUDA_KERNELS))
 
 
 def _cuda_device() -> Any:
-    """Import the CUDA device module; raise SetupError if numba.cuda cannot be imported."""
+    """Return the module ``cuda.device``. Raise SetupError if numba.cuda cannot be imported."""
     try:
         return importlib.import_module("sparkstrom.encoding.cuda.device")
-    except (ImportError, ValueError) as error:  # the latter: NUMBA_CUDA_DRIVER leads nowhere
+    except (ImportError, ValueError) as error:  # ValueError: NUMBA_CUDA_DRIVER is wrong
         raise SetupError(
             f"backend='cuda': numba.cuda cannot be imported: {error}. Install the package"
             " numba-cuda and look at the variables NUMBA_CUDA_*, or use backend='cpu'"
@@ -275,7 +276,7 @@ def _cuda_device() -> Any:
 
 
 def memory(name: str = "cpu") -> Memory:
-    """Return the memory for the kernel set of this name."""
+    """Return the memory for the kernels of the backend of this name."""
     module = "cuda.memory" if name == CUDA else "cpu.host_memory"
     return cast(Memory, importlib.import_module(f"sparkstrom.encoding.{module}"))
 
@@ -286,7 +287,7 @@ COMPILING = "sparkstrom: compiling kernels, once per machine: about 20 s"
 def warm_up(name: str = "cpu", say: Callable[[str], None] | None = None) -> None:
     """Load or compile every kernel that a training step can need.
 
-    ``say`` is called with a message if kernels must be compiled first, which takes some 20 s.
+    ``say`` is called with a message if kernels must be compiled, which takes about 20 s.
     """
     kernels(name)
     importlib.import_module("sparkstrom.encoding.gaps")

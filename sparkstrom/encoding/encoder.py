@@ -1,21 +1,23 @@
-"""The encoder of one worker, which turns learned changes into compressed updates without loss.
+"""Compress one worker's parameter changes into updates, keeping what is not sent for later.
 
-A publication has five stages:
+``theta`` is the vector of parameters that all workers share, and the residual is what this worker
+has learned but not yet sent. A publication is one call of ``Encoder.publish``, which makes at most
+one message. It has five stages:
 
-    residual       ``residual``     add what was learned to what was not yet sent
-    tau            ``tau``          choose the threshold
-    scan           ``Scan``         find the parameters whose residual reaches it (hits)
+    residual       ``residual``     add newly learned changes to the residual
+    tau            ``tau``          choose the threshold tau
+    scan           ``Scan``         find the parameters whose residual reaches tau (hits)
     form           ``FormWriters``  write the message in the form that suits the number of hits
-    post-process   ``residual``     change the rest, for example clip it
+    post-process   ``residual``     modify the remaining residual, for example clip it
 
-Their order matters: scan, and detect NaN, before anything changes; choose the form from the number
-of hits; only then write the message, and at the same time subtract it from the residual and add it
-to theta. So exactly the messages that exist have been subtracted.
+Their order matters. The scan detects NaN before anything is sent or added to theta. Writing a
+message also subtracts it from the residual and adds it to theta, so that the residual and theta
+reflect exactly the messages that exist:
 
-    came in  =  sent + residual + clipped + scaled away
+    learned  =  sent + residual + clipped + scaled away
 
-``aggregation`` scales a hit: it subtracts tau from the residual and adds s * tau to theta, with s =
-1 (sum), 1/workers (mean) or 1/sqrt(workers) (sqrt).
+``aggregation`` scales a hit: tau is subtracted from the residual and s * tau added to theta, with
+s = 1 (sum), 1/workers (mean) or 1/sqrt(workers) (sqrt).
 """
 
 from __future__ import annotations
@@ -53,30 +55,30 @@ from sparkstrom.encoding.thresholds import ThresholdAlgorithm, levels_of
 
 
 class WrittenMessage(NamedTuple):
-    """A message, and how it changed theta."""
+    """A message, and statistics on how applying the message changed theta."""
 
     encoded: Encoded  # the message
     steps: float  # sum of absolute steps, in multiples of tau
-    overflows: int  # parameters moved beyond the exact range
-    first_overflow: int  # the index of the first of them, or -1
+    overflows: int  # number of parameters that left the exact range of the grid
+    first_overflow: int  # index of the first such parameter, or -1
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Buffers that the scan and all forms share, allocated once."""
+    """Buffers that the scan and all form writers share, allocated once."""
 
     n_params: int  # number of the model's parameters
-    memory: Memory  # of the backend: host or device
-    layers: Layers | None  # thresholds per layer; None: one for all
-    codes: I32  # in ``memory``: the hits of the last scan, as far as there is room
-    out: U8  # on the host: a message being written
+    memory: Memory  # memory of the backend, on the host or a device
+    layers: Layers | None  # multipliers of tau per layer; None: one tau for all layers
+    codes: I32  # in ``memory``: hit codes of the last scan, as many as there is room for
+    out: U8  # on the host: the message that is being written
 
     @classmethod
     def allocate(
         cls, n_params: int, memory: Memory, layers: Layers | None, *, levels_max: int
     ) -> Workspace:
         """Allocate room for the largest possible message; untouched pages cost no memory."""
-        # From n/2 hits on the form is the bitmap, where there is one.
+        # From n/2 hits on, the form is a bitmap, if bitmaps are possible.
         room = n_params // 2 + 1 if has_bitmaps(layers, levels_max) else n_params
         sparse_bytes = levels.bytes_max(room, n_params, levels_max - 1) + gaps.FLUSH_BYTES
         out = np.empty(max(sparse_bytes, bitmap_bytes(n_params)), np.uint8)
@@ -84,33 +86,33 @@ class Workspace:
 
 
 def has_bitmaps(layers: Layers | None, levels_max: int) -> bool:
-    """Return whether bitmaps can be used: they have a single tau and no multiples of it."""
+    """Return whether bitmaps are possible; they support only one tau and no multiples of tau."""
     return layers is None and levels_max == 1
 
 
 def bitmap_bytes(n_params: int) -> int:
-    """Return the length of a bitmap in bytes: two bits per parameter."""
+    """Return the length of a bitmap in bytes, at two bits per parameter."""
     return (n_params + 3) // 4
 
 
 class FormWriter(Protocol):
-    """Encodes messages of one form, and in the same call applies them to residual and theta."""
+    """Writes messages of one form, and in the same call applies them to the residual and theta."""
 
     def write(
         self, hits: int, arrays: PublicationArrays, step_sizes: StepSizes, /
     ) -> WrittenMessage:
-        """Encode and apply the hits of the last scan; ``hits`` is at least 1."""
+        """Encode and apply the hits of the last scan; ``hits`` is their number, at least 1."""
 
 
 class GapsWriter:
-    """Writes few hits, each of which moves by tau, or by its layer's multiple of it."""
+    """Writes sparse messages in which each hit changes by tau, or its layer's multiple of tau."""
 
     def __init__(self, residual: Residual, space: Workspace) -> None:
         """Write hits of ``residual`` with the buffers of ``space``."""
         self._residual, self._space = residual, space
 
     def write(self, hits: int, arrays: PublicationArrays, step_sizes: StepSizes) -> WrittenMessage:
-        """Encode and apply the hits, see ``FormWriter.write``."""
+        """Encode and apply the hits; see ``FormWriter.write``."""
         space = self._space
         codes = space.codes[:hits]
         on_host = space.memory.to_host(codes)
@@ -126,15 +128,15 @@ class GapsWriter:
 
 
 class LevelsWriter:
-    """Writes few hits, each of which moves by the largest tau * 2^level that it reaches."""
+    """Writes sparse messages in which each hit changes by the largest tau * 2^level it reaches."""
 
     def __init__(self, residual: Residual, space: Workspace, levels_max: int) -> None:
-        """Write hits of ``residual`` with at most ``levels_max`` levels, counted from level 0."""
+        """Write hits of ``residual`` with levels 0 to ``levels_max`` - 1."""
         self._residual, self._space, self._top = residual, space, levels_max - 1
         self._levels_of: U8 = space.memory.empty(space.codes.size, np.uint8)
 
     def write(self, hits: int, arrays: PublicationArrays, step_sizes: StepSizes) -> WrittenMessage:
-        """Encode and apply the hits; the form is ``GAPS`` if none of them reaches 2 tau."""
+        """Encode and apply the hits; the form is ``GAPS`` if no hit reaches 2 tau."""
         space = self._space
         codes, found = space.codes[:hits], self._levels_of[:hits]
         top = self._residual.levels(arrays, codes, step_sizes.tau, self._top, found)
@@ -153,7 +155,9 @@ class LevelsWriter:
 
 
 class BitmapWriter:
-    """Writes many hits, with half steps of one sign in the same two bits; signs alternate."""
+    """Writes bitmaps, for many hits: per parameter +tau, -tau, a half step of one sign, or nothing.
+
+    The sign of half steps alternates between bitmaps."""
 
     def __init__(self, residual: Residual, space: Workspace) -> None:
         """Write hits of ``residual``; allocate the bitmap in the memory of ``space``."""
@@ -163,9 +167,9 @@ class BitmapWriter:
         self._half_side = 1
 
     def write(self, hits: int, arrays: PublicationArrays, step_sizes: StepSizes) -> WrittenMessage:
-        """Encode and apply the hits, see ``FormWriter.write``. The kernel counts them itself."""
+        """Encode and apply the hits; see ``FormWriter.write``. The kernel recounts them."""
         form = Form.BITMAP_UP if self._half_side > 0 else Form.BITMAP_DOWN
-        self._half_side = -self._half_side  # the next bitmap flushes the other side
+        self._half_side = -self._half_side  # the next bitmap sends half steps of the other sign
         hits, halves, *overflow = self._residual.bitmap(
             arrays, step_sizes, half_side(form), self._scratch, self._packed
         )
@@ -184,10 +188,10 @@ class BitmapWriter:
 
 
 class FormWriters:
-    """Holds a writer for each form that can occur, and chooses one by the number of hits."""
+    """Holds a writer for each possible form, and chooses one by the number of hits."""
 
     def __init__(self, residual: Residual, space: Workspace, levels_max: int) -> None:
-        """Create the writers. ``levels_max`` is the number of step sizes of a hit; 1: tau alone."""
+        """Create the writers. ``levels_max`` is the number of step sizes; 1: steps of tau only."""
         self._n_params = space.n_params
         self._has_bitmaps = has_bitmaps(space.layers, levels_max)
         self._bitmap = BitmapWriter(residual, space)
@@ -202,21 +206,21 @@ class FormWriters:
         return self._sparse
 
     def state(self) -> EncoderState:
-        """Return the state that survives a fit, whether or not bitmaps are used in this one."""
+        """Return the state to keep for the next fit, whether or not this fit uses bitmaps."""
         return self._bitmap.state()
 
     def load_state(self, state: EncoderState) -> None:
-        """Restore state returned by ``state``."""
+        """Restore the state that ``state`` returned."""
         self._bitmap.load_state(state)
 
 
-INFINITY_BITS = 0x7F800000  # bits of a float32 at or above this, sign aside, mean NaN or infinity
-CROWDED = 1.5  # times the wanted hits: with more, many residuals are tied and must be subsampled
-SEED_CODES = 4096  # hits that seed the choice: their signs differ between workers with equal steps
+INFINITY_BITS = 0x7F800000  # |x| whose float32 bits are at or above this is NaN or infinite
+CROWDED = 1.5  # times the wanted hits; with more, residuals are tied and must be subsampled
+SEED_CODES = 4096  # hits that seed the choice, so that it differs between workers
 
 
 class Scan:
-    """Finds hits and non-finite values in one pass over the residual, before anything changes."""
+    """Finds hits and non-finite values in one pass over the residual, before theta changes."""
 
     def __init__(
         self,
@@ -224,11 +228,11 @@ class Scan:
         space: Workspace,
         layer_of: Callable[[int], str] | None = None,
     ) -> None:
-        """Scan ``residual`` into ``space``; ``layer_of`` names layers in error messages."""
+        """Scan ``residual`` into ``space``; ``layer_of`` returns layer names for error messages."""
         self._residual, self._space, self._layer_of = residual, space, layer_of
 
     def find(self, arrays: PublicationArrays, tau: float) -> int:
-        """Write the codes of all parameters that reach tau to the workspace; return their number.
+        """Write the codes of all hits for this tau to the workspace; return the number of hits.
 
         Raises TrainingError naming index and layer if any value is NaN or infinite.
         """
@@ -241,16 +245,18 @@ class Scan:
     def subsample_ties(
         self, hits: int, fraction: float, arrays: PublicationArrays, tau: float, number: int
     ) -> int:
-        """Randomly subsample hits tied near the threshold; the others stay in the residual.
+        """Select some of the hits below 2 tau at random, if there are too many hits.
 
-            hits      number that ``find`` found with this tau
-            fraction  of all parameters that should be sent
-            number    of the publication, which seeds the choice
-            returns   the number of hits that remain
+        The other hits stay in the residual.
 
-        After Adam's first step all residuals have about the same size, and no tau separates them.
-        Residuals from 2 tau on are always sent: tau is chosen such that these are no more than
-        wanted.
+            hits      number of hits that ``find`` found with this tau
+            fraction  wanted fraction of all parameters to send
+            number    number of the publication, which seeds the choice
+            returns   the number of selected hits
+
+        After Adam's first step all residuals have about the same size (are tied), and no tau
+        separates them. Residuals of 2 tau and more are always sent; tau is chosen so that there are
+        no more of these than wanted.
         """
         codes = self._space.codes
         wanted = math.ceil(fraction * self._space.n_params)
@@ -263,7 +269,7 @@ class Scan:
         return min(codes.size, self._residual.choose(arrays, tau, limit, seed, codes))
 
     def _non_finite_error(self, values: Flat) -> TrainingError:
-        """Return the error that names the first parameter that is NaN or infinite."""
+        """Create the error that names the first parameter that is NaN or infinite."""
         index = int(np.argmin(np.isfinite(values)))
         where = f" ({self._layer_of(index)})" if self._layer_of else ""
         return TrainingError(
@@ -280,7 +286,7 @@ AGGREGATIONS: dict[str, Callable[[int], float]] = {
 
 
 class Encoder:
-    """The encoder of one worker: compresses learned changes into updates. Not thread-safe."""
+    """Turns one worker's parameter changes into compressed updates. Not thread-safe."""
 
     def __init__(
         self,
@@ -304,18 +310,18 @@ class Encoder:
             n_params: number of parameters.
             k: the grid's exponent; every step is a multiple of 2^-k.
             threshold: the algorithm that chooses tau for each publication.
-            clipping: what to do with the residual after a publication; None leaves it as it is.
+            clipping: processes the residual after a publication; None: no processing.
             train_on: "local" (the residual is ``local - theta``) or "replica" (a separate array).
-            aggregation: "sum", "mean" or "sqrt", how steps scale with the number of workers.
+            aggregation: "sum", "mean" or "sqrt": how steps scale with the number of workers.
             workers: number of workers that train.
-            backend: where all arrays given to this encoder are stored; None: on the host.
-            layer_of: returns a parameter's layer name, for error messages.
-            warm_up: send more in the first publications.
-            shake_frequency: send with a third of tau every so many publications; 0: never.
-            layers: multipliers of tau per layer.
+            backend: kernels and memory of all arrays given to this encoder; None: the host's.
+            layer_of: returns the layer name of a parameter index, for error messages.
+            warm_up: sends more in the first publications; None: no warm-up.
+            shake_frequency: every so many publications, use a third of tau; 0: never.
+            layers: multipliers of tau per layer; None: one tau for all layers.
 
         Raises:
-            UsageError: an unknown ``aggregation`` or ``train_on``, or no workers.
+            UsageError: ``aggregation`` or ``train_on`` is unknown, or ``workers`` is below 1.
         """
         if aggregation not in AGGREGATIONS:
             raise UsageError(f"aggregation={aggregation!r}: must be one of {list(AGGREGATIONS)}")
@@ -337,7 +343,7 @@ class Encoder:
 
     @property
     def tau(self) -> float:
-        """The threshold of the last publication, unrounded; NaN before the first one."""
+        """The threshold of the last publication, unrounded; NaN before the first publication."""
         return self._policy.tau
 
     def set_workers(self, workers: int) -> None:
@@ -350,25 +356,26 @@ class Encoder:
         self.scale = AGGREGATIONS[self.aggregation](workers)
 
     def follow_link(self, round_s: float, step_s: float) -> None:
-        """Adapt how much to send from the next publication on to how long the last one took.
+        """Adapt how much the next publications send to the time that the last one took.
 
-        Has an effect only if the threshold chooses the fraction to send, as ``AutoThreshold`` does.
+        This has an effect only if the threshold algorithm chooses the fraction to send, like
+        ``AutoThreshold``.
 
-            round_s  seconds from the last publication until it was committed
-            step_s   seconds of one training step
+            round_s  seconds from the last publication until its update was committed
+            step_s   duration of one training step in seconds
         """
         self._policy.follow_link(round_s, step_s)
 
     def accumulate(self, delta: Flat) -> None:
-        """Add ``delta`` f32[n_params] to the residual without publishing (replica training)."""
+        """Add ``delta`` f32[n_params] to the residual, unpublished (``train_on="replica"``)."""
         self._residual.accumulate(delta)
 
     def publish(self, learnt: Flat, theta: Flat) -> Encoded | None:
-        """Encode the next update from all residuals that reach tau; return None if none does.
+        """Encode an update with all residuals that reach tau; return None if no residual does.
 
-            learnt  f32[n_params]  in/out: ``local``, which changes under mean and sqrt and when
-                                   clipped; when training on the replica, in: this step's change
-            theta   f32[n_params]  in/out: the quantised update is added at once
+            learnt  f32[n_params]  with ``train_on="local"``: ``local``, in/out (mean, sqrt and
+                                   clipping change it); with "replica": the last step's change, in
+            theta   f32[n_params]  in/out: the quantised update is added
 
         Raises TrainingError naming index and layer if any value is NaN or infinite; theta is then
         unchanged.
@@ -394,31 +401,31 @@ class Encoder:
     def residual(self, local: Flat, theta: Flat) -> Flat:
         """Return a copy of the residual, f32[n_params], on the host.
 
-        ``local`` is ignored when training on the replica.
+        ``local`` is ignored with ``train_on="replica"``.
         """
         return self._residual.copy(PublicationArrays(local, theta))
 
     def residual_norms(self, local: Flat, theta: Flat) -> tuple[float, float]:
-        """Return the sum of the residual's absolute values and its Euclidean norm, in float64."""
+        """Return the residual's L1 norm (its mass) and Euclidean norm, computed in float64."""
         mass, squares = self._residual.norms(PublicationArrays(local, theta))
         return mass, math.sqrt(squares)
 
     def add_residual(self, saved: Flat, local: Flat) -> None:
-        """Add a residual f32[n_params] that an earlier fit left over."""
+        """Add ``saved``, a residual f32[n_params] that an earlier fit left over."""
         self._residual.add(saved, local)
 
     def state(self) -> EncoderState:
-        """Return the state that survives a fit, as arrays and plain scalars, for ``load_state``.
+        """Return the state to keep for the next fit, as arrays and plain scalars.
 
-        Excludes the residual of local training, which is ``local - theta`` and stored by the
-        caller.
+        With ``train_on="local"`` this excludes the residual ``local - theta``, which the caller
+        stores.
         """
         return self._policy.state() | self._forms.state() | self._residual.state()
 
     def load_state(self, state: EncoderState) -> None:
-        """Restore the state of an encoder for an equal model.
+        """Restore the state that ``state`` returned for an equal model.
 
-        The saved residual, if any, is added to this encoder's.
+        The saved residual, if any, is added to this encoder's residual.
         """
         for stage in (self._policy, self._forms, self._residual):
             stage.load_state(state)
@@ -426,7 +433,7 @@ class Encoder:
     def _tau_reached_by(
         self, fraction: float, number: int, arrays: PublicationArrays
     ) -> float | None:
-        """Return the tau, rounded down, that ``fraction`` of residuals reach; None if all are 0."""
+        """Return the tau (rounded down) that ``fraction`` of residuals reach; None if all are 0."""
         terms = self._residual.terms(arrays)
         tau = tau_reached_by(fraction, number, *terms, self.layers, self._backend)
         return None if tau is None else grid.round_tau_down(tau, self.k)
@@ -434,7 +441,8 @@ class Encoder:
     def _step_sizes(self, target: PublicationTarget) -> StepSizes:
         """Compute the step sizes of a publication from its target threshold.
 
-        Sampled thresholds are rounded to few significant bits, so that workers share step sizes.
+        Sampled thresholds are rounded to few significant bits, so that workers use few different
+        step sizes.
         """
         least = grid.tau_quanta(target.tau, self.k)
         tau = grid.round_coarsely(least) if target.is_coarse else least
@@ -445,14 +453,14 @@ class Encoder:
         return StepSizes(least * q, tau * q, step * q, step_quanta=step, q=q)
 
     def _process_residual(self, arrays: PublicationArrays, number: int) -> None:
-        """Post-process the residual with the full tau; a shake-up's own would destroy more."""
+        """Post-process the residual with the full tau; a shake-up's tau would destroy more."""
         if self._clipping is not None:
             tau = grid.tau_quanta(self.tau, self.k) * self.q
             destroyed = self._clipping.process(self._residual, arrays, number, tau)
             self.counters.mass_clipped += destroyed
 
     def _update_counters(self, written: WrittenMessage, step_sizes: StepSizes) -> None:
-        """Add a written message to the counters."""
+        """Add a message's statistics to the counters."""
         encoded, counters = written.encoded, self.counters
         counters.hits += encoded.count
         counters.payload_bytes += len(encoded.payload)
@@ -464,6 +472,6 @@ class Encoder:
 
 
 def _largest_multiple(layers: Layers | None, levels_max: int) -> int:
-    """Return the largest multiple of tau by which a hit may move."""
+    """Return the largest multiple of tau that a single hit may add."""
     multiple = layers.largest if layers else 1
     return multiple << levels.TOP_MAX if levels_max > 1 else multiple

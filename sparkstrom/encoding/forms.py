@@ -1,4 +1,4 @@
-"""The forms of an encoded update, and the values that an encoder returns and counts."""
+"""Define the forms of an encoded update, and what an encoder returns, counts and stores."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 
 class Form(enum.IntEnum):
-    """The encoding of a payload. u8 on the wire; 0 is unused, so zeroed memory is invalid."""
+    """The encoding of a payload, one byte on the wire. 0 is unused, so zeroed memory is invalid."""
 
-    GAPS = 1  # Rice-coded index gaps and signs: few hits
+    GAPS = 1  # for few hits: Rice-coded gaps between indices, and signs
     BITMAP_UP = 2  # 2 bits per parameter; the half step is +tau/2
     BITMAP_DOWN = 3  # 2 bits per parameter; the half step is -tau/2
-    QUANTA = 4  # several updates summed ("merged range"), as sparse as what it holds
+    QUANTA = 4  # the sum of several updates (a merged range), sparse or dense
     THETA = 5  # f32 per parameter: part of a snapshot
-    BUFFERS = 6  # arrays beside the parameters, as the model lays them out
-    LEVELS = 7  # as GAPS, each hit moving by tau times a power of two
+    BUFFERS = 6  # the model's buffers (state other than parameters), in the model's own layout
+    LEVELS = 7  # like GAPS, but each hit adds tau times its own power of two
 
 
 # The four states of a parameter in a bitmap.
@@ -31,10 +31,10 @@ def half_side(form: Form) -> int:
 
 
 def prefers_bitmap(hits: int, n_params: int) -> bool:
-    """Return whether a bitmap is the shorter form: from half of all parameters on.
+    """Return whether a bitmap is the shorter form, which is so if half of the parameters are hits.
 
     A bitmap takes 2 bits per parameter and includes half steps. Gaps for the same entries would
-    take one bit per parameter and two per entry (whether it is a half step, and its sign).
+    take one bit per parameter, and two bits per entry (half step or not, and the sign).
     """
     return 2 * hits >= n_params
 
@@ -47,21 +47,21 @@ class Encoded:
     """An encoded update, ready to publish."""
 
     form: Form  # how the payload is encoded
-    tau_quanta: int  # what a full hit of level 0 adds, as a multiple of the job's quantum
-    count: int  # entries in the payload
+    tau_quanta: int  # what a full hit of level 0 adds, in quanta of the grid
+    count: int  # number of entries in the payload
     payload: bytes  # the encoded entries
     sent_fraction: float  # count divided by the number of parameters
 
 
 @dataclass(slots=True)
 class EncoderTotals:
-    """Totals of one encoder since its creation. Masses are sums of absolute values, float64."""
+    """Totals of one encoder since its creation. A mass is a sum of absolute values, in float64."""
 
-    publications: int = 0  # calls of publish; some found nothing to send
-    hits: int = 0  # entries sent, half steps among them
-    payload_bytes: int = 0  # of all messages; for benchmarks, which have no wire to count
-    mass_sent: float = 0.0  # what theta moved by (parameter units)
+    publications: int = 0  # calls of ``Encoder.publish``, including those with nothing to send
+    hits: int = 0  # entries sent, including half steps
+    payload_bytes: int = 0  # of all messages; used by benchmarks, which have no network to count
+    mass_sent: float = 0.0  # added to theta (parameter units)
     mass_clipped: float = 0.0  # destroyed by clipping the residual
-    mass_scaled_away: float = 0.0  # taken out of the residual and not sent: mean and sqrt
-    overflows: int = 0  # parameters moved beyond the exact range
-    first_overflow: int = -1  # the index of the first of them
+    mass_scaled_away: float = 0.0  # removed from the residual but not sent (mean and sqrt)
+    overflows: int = 0  # number of times that a parameter left the exact range
+    first_overflow: int = -1  # index of the first such parameter, or -1

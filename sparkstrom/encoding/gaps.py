@@ -1,16 +1,18 @@
-"""Sparse updates as Rice-coded gaps between sorted indices, within a few percent of entropy.
+"""Encode sparse updates as Rice-coded gaps between sorted indices, within a few percent of entropy.
 
-At density p an index gap is geometrically distributed, which suits Rice codes. Layout, with bits
-from the lowest of each byte upwards:
+The entries of an update are called hits. If they are spread randomly, the gaps between indices are
+geometrically distributed, which suits Rice codes. Layout, with bits from the lowest of each byte
+upwards:
 
-    u8 rice | per hit: gap >> rice as that many 0s and a 1 | sign (1 = down) | rice low bits of gap
+    u8 rice | per hit: gap >> rice zeros and a 1 | sign (1: negative) | the low ``rice`` bits of gap
 
-The gap is ``index - previous - 1`` (for the first hit: its index). Bits after the last hit are 0
-and fewer than 8, so that each message has one valid length. Decoders trust no input: every read
-stays within the payload and every index within the model, or decoding returns a reason.
+The gap is ``index - previous - 1`` (for the first hit: its index). The last hit
+is followed by fewer than 8 bits, all 0, so that each message has only one valid length. The decoder
+does not trust its input: if a read would leave the payload, or an index is beyond the parameters,
+it returns the reason.
 """
 
-# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
 # mypy: disable-error-code="assignment, no-any-return"
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ U8 = NDArray[np.uint8]
 U64 = np.uint64  # unsigned, so that Numba does not ask whether an index counts from the end
 
 RICE_MAX = 30  # indices are i32
-NEAR = U64(57 - RICE_MAX - 2)  # zeros after which a whole hit is within the bits at hand
-FLUSH_BYTES = 8  # the encoder writes whole words; what it overhangs is not part of the message
+NEAR = U64(57 - RICE_MAX - 2)  # after so many zeros, the rest of a hit is in the same word
+FLUSH_BYTES = 8  # room after the message, because the encoder writes whole 8-byte words
 
-# Reasons that decoding returns the index of; 0 is success.
+# ``read_gaps`` returns an index into this tuple; 0 is success.
 REASONS = (
     "fine",
     "the Rice parameter is out of range",
@@ -57,7 +59,7 @@ def bytes_max(count: int, n_params: int) -> int:
 def encode(codes: I32, n_params: int, out: U8) -> int:
     """Encode hits as a message; return its length in bytes, at most ``bytes_max``.
 
-    codes i32[hits]     in   ascending indices, ``~index`` for hits downwards; at least one
+    codes i32[hits]     in   ascending by index; ``index``, or ``~index`` if negative; not empty
     out   u8[capacity]  out  capacity >= bytes_max + FLUSH_BYTES
     """
     assert out.size >= bytes_max(codes.size, n_params) + FLUSH_BYTES
@@ -67,13 +69,13 @@ def encode(codes: I32, n_params: int, out: U8) -> int:
 
 @helper
 def _index_of_code(code: int) -> int:
-    """Return a code's parameter index; hits downwards have ``~index``."""
+    """Return the parameter index in a hit code, which is ``index`` or ``~index``."""
     return code ^ (code >> 31)
 
 
 @kernel("i8(i4[::1], i8)")
 def best_rice(codes: I32, guess: int) -> int:
-    """Return the best Rice parameter among ``guess`` and its two neighbours, by counting bits."""
+    """Return which of ``guess`` and its two neighbours is the Rice parameter with fewest bits."""
     down, up, count = max(0, guess - 1), min(RICE_MAX, guess + 1), codes.shape[0]
     first = _index_of_code(codes[0]) if count else 0
     lower, same, higher = first >> down, first >> guess, first >> up
@@ -88,9 +90,9 @@ def best_rice(codes: I32, guess: int) -> int:
 
 @kernel("i8(i4[::1], i8, u1[::1])")
 def write_gaps(codes: I32, rice: int, out: U8) -> int:
-    """Write the Rice codes of hits after the parameter's byte; return the message's length.
+    """Write the message of hits for a Rice parameter; return the message's length in bytes.
 
-    Bits collect in a 64-bit word that is written whole; fewer than 8 remain for the next hit.
+    Bits are collected in a 64-bit word; after each hit, all but fewer than 8 bits are written.
     """
     out[0] = rice
     at, word, bits = U64(1), U64(0), U64(0)  # fewer than 8 bits wait in the word
@@ -114,7 +116,7 @@ def write_gaps(codes: I32, rice: int, out: U8) -> int:
 
 @helper
 def bits_from(payload: U8, position: np.uint64) -> np.uint64:
-    """Read 57 or more bits from bit ``position`` on; bits beyond the payload are 0."""
+    """Read 57 or more bits, starting at bit ``position``; bits beyond the payload are 0."""
     at, size = position >> U64(3), U64(payload.shape[0])
     word = U64(0)
     if at + U64(8) <= size:
@@ -133,7 +135,7 @@ def next_one(payload: U8, position: np.uint64) -> np.uint64:
         word = bits_from(payload, position)
         if word != U64(0):
             return position + lowest_bit(word)
-        position += U64(56) - (position & U64(7))  # bytes of which all bits are 0
+        position += U64(56) - (position & U64(7))  # skip bytes whose bits are all 0
     return end
 
 
@@ -143,15 +145,15 @@ def read_gaps(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I3
 
     payload u8[bytes]   in
     quanta  i32         in   tau in quanta
-    indices i32[count]  out  ascending, all within n_params; garbage unless the answer is 0
-    amounts i32[count]  out  +-quanta; likewise
+    indices i32[count]  out  ascending, below n_params; garbage unless the result is 0
+    amounts i32[count]  out  +-quanta; garbage unless the result is 0
     returns i64              0, or an index into ``REASONS``
     """
     if payload.shape[0] == 0 or payload[0] > RICE_MAX:
         return 1
     rice, end = U64(payload[0]), U64(payload.shape[0]) << U64(3)
     low, farthest = (U64(1) << rice) - U64(1), U64(n_params) >> rice
-    position, index = U64(8), U64(0)  # index: of the first parameter that may come next
+    position, index = U64(8), U64(0)  # index: the lowest possible next index
     for j in range(indices.shape[0]):
         word = bits_from(payload, position)
         zeros = lowest_bit(word)
@@ -163,7 +165,7 @@ def read_gaps(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I3
         position += zeros + rice + U64(2)
         if position > end:
             return 2
-        if zeros > farthest:  # before the shift: 1 GiB of zeros would overflow it
+        if zeros > farthest:  # checked first, because 1 GiB of zeros would overflow the shift
             return 3
         index += (zeros << rice) + ((word >> U64(2)) & low)
         if index >= U64(n_params):
@@ -176,6 +178,6 @@ def read_gaps(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I3
 
 
 def read(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I32) -> str:
-    """Decode an untrusted message with ``read_gaps``; return "" or why it is invalid."""
+    """Decode an untrusted message with ``read_gaps``; return "", or why the message is invalid."""
     answer = read_gaps(payload, n_params, quanta, indices, amounts)
     return REASONS[answer] if answer else ""

@@ -1,9 +1,10 @@
-"""The exact grid: parameters as multiples of 2^-k, so that sums do not depend on their order.
+"""Round parameters to multiples of 2^-k (a grid), so that sums do not depend on their order.
 
 Every parameter and every step of an update is a multiple of one quantum q = 2^-k. float32 adds
-multiples of q exactly while the result stays within 2^24 q, and exact sums commute: replicas get
-the same bits in any order, any grouping, on any device. So q is chosen once per job, with room for
-parameters to grow, and every value added to theta is rounded to it first.
+multiples of q exactly as long as the result is within +-2^24 q (the exact range). Exact sums are
+independent of order and grouping, so replicas on all devices get the same bits. q is chosen once
+per fit, with room for parameters to grow, and every value is rounded to the grid before it is added
+to theta.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from sparkstrom.base.errors import UsageError
 
 Flat = NDArray[np.float32]  # f32[n_params], contiguous
 
-EXACT_QUANTA = 2**24  # float32 has a 24-bit significand: up to here every integer is a float32
-KEPT_QUANTA = 2**22  # a later fit keeps its quantum while there is still a factor 4 of room
-RANGE_MIN = 16.0  # parameters may grow to this however small they start; gives k = 20
-RANGE_HEADROOM = 8.0  # or to this many times the largest initial parameter
-COARSE_BITS = 3  # with 2 a sum takes 15 % less, and a step may be two thirds of its threshold
-RANGE_MAX = 2.0**127  # beyond, the grid's own range would not be a float32
+EXACT_QUANTA = 2**24  # float32 has a 24-bit significand: integers up to this are exact
+KEPT_QUANTA = 2**22  # a later fit keeps the quantum as long as parameters can still grow fourfold
+RANGE_MIN = 16.0  # the exact range is at least this, for small initial parameters; gives k = 20
+RANGE_HEADROOM = 8.0  # and at least so many times the largest initial parameter
+COARSE_BITS = 3  # with 2, sums take 15 % fewer bytes, but a step may be 2/3 of its threshold
+RANGE_MAX = 2.0**127  # above this, the grid's exact range would not be a float32
 
 
 def quantum(k: int) -> float:
-    """Return the job's quantum q = 2^-k (parameter units), exact in float32 and float64."""
+    """Return the quantum q = 2^-k (parameter units), which is exact in float32 and float64."""
     return math.ldexp(1.0, -k)
 
 
@@ -47,14 +48,14 @@ def first_exponent(theta: Flat) -> int:
 
 
 def next_exponent(theta: Flat, k: int) -> int:
-    """Choose k for a later fit: unchanged while max|theta| <= 2^22 q, else coarser."""
+    """Choose k for a later fit: unchanged if max|theta| <= 2^22 q, else for a coarser grid."""
     if max_absolute(theta) <= KEPT_QUANTA * quantum(k):
         return k
     return min(k, first_exponent(theta))
 
 
 def max_absolute(theta: Flat) -> float:
-    """Return max|theta|, or 0.0 without parameters. Raise UsageError if one is not finite."""
+    """Return max|theta|, or 0.0 if theta is empty. Raise UsageError if a value is not finite."""
     finite = np.isfinite(theta)
     if not finite.all():
         index = int(np.argmin(finite))
@@ -74,21 +75,22 @@ def round_to_grid(theta: Flat, k: int) -> Flat:
 def tau_quanta(tau: float, k: int) -> int:
     """Convert a threshold to the nearest even number of quanta, from 2 to 2^24.
 
-    It is even so that a bitmap's half step is whole; above 2^24 it would not be an exact float32.
+    The number is even so that a bitmap's half step is a whole number of quanta. Above 2^24 it
+    would not be an exact float32.
     """
     return _round_to_even(math.ldexp(tau, k), EXACT_QUANTA)
 
 
 def round_tau_down(tau: float, k: int) -> float:
-    """Round a threshold down to the grid; return 0.0 if it is below the smallest one."""
+    """Round a threshold down to an even number of quanta; return 0.0 if it is below 2 quanta."""
     return math.ldexp(math.floor(math.ldexp(tau, k) / 2) * 2, -k)
 
 
 def round_coarsely(quanta: int) -> int:
-    """Round an even number of quanta down to 3 significant bits: at least four fifths remain.
+    """Round an even number of quanta down to 3 significant bits, by less than a fifth.
 
-    Workers with similar thresholds then use few different steps with a large common divisor, and a
-    sum of their updates takes half the bytes.
+    Workers with similar thresholds then use few different steps with a large common divisor, so
+    that an encoded sum of their updates takes half the bytes.
     """
     half = quanta // 2
     spare = max(0, half.bit_length() - COARSE_BITS)
@@ -96,7 +98,7 @@ def round_coarsely(quanta: int) -> int:
 
 
 def scaled_quanta(quanta: int, scale: float) -> int:
-    """Scale a hit's quanta for aggregation; return a positive even number, at most ``quanta``."""
+    """Scale a hit's quanta for ``aggregation``; return an even number from 2 to ``quanta``."""
     return _round_to_even(quanta * scale, quanta)
 
 
@@ -108,6 +110,6 @@ def _round_to_even(quanta: float, most: int) -> int:
 def tau_limits(k: int, multiplier: int = 1) -> tuple[float, float]:
     """Return the smallest and largest threshold that this grid can represent (parameter units).
 
-    ``multiplier`` times the largest one must be representable as well.
+    ``multiplier`` times the largest threshold is representable as well.
     """
     return 2 * quantum(k), EXACT_QUANTA // multiplier // 2 * 2 * quantum(k)

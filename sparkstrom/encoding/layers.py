@@ -1,10 +1,10 @@
-"""Thresholds per layer, as fixed whole multiples of tau; and tau from a sample of the residual.
+"""Give each layer its own threshold, a whole multiple of tau; and estimate tau from a sample.
 
-Layers learn at different scales, and with one tau for all of them the layer with the largest
-changes fills the messages. A layer with multiplier m has the threshold m * tau. Messages name tau
-alone: decoders multiply an entry by the multiplier of its index, which they know from the job, so
-nothing is added to the wire and entries stay whole quanta. Multipliers exclude half steps, hence
-bitmaps: gaps are never longer.
+Layers learn at different scales: with one tau for all layers, the layer with the largest changes
+would fill the messages. A layer with multiplier m has the threshold m * tau. Messages contain only
+tau. Decoders know the multipliers from the fit, and multiply each entry by the multiplier of its
+layer, so messages do not grow and entries stay whole quanta. With multipliers there are no half
+steps, and so no bitmaps, because without half steps gaps are never longer than a bitmap.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding.backends import F32, I32, U8, Backend, host
 from sparkstrom.encoding.grid import Flat
 
-MULTIPLIER_MAX = 1024  # times the smallest tau still leaves three decades of tau above it
-NAMES_SHOWN = 20
+MULTIPLIER_MAX = 1024  # leaves a range of three decades for tau
+NAMES_SHOWN = 20  # names of layers in an error message
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The multipliers of consecutive index ranges from 0 on. Small and picklable."""
+    """The multipliers of tau for consecutive index ranges, from index 0 on. Picklable."""
 
-    stops: tuple[int, ...]  # where each range ends; the last is n_params
-    multipliers: tuple[int, ...]  # of each range: its threshold in multiples of tau
+    stops: tuple[int, ...]  # the end index of each range; the last one is n_params
+    multipliers: tuple[int, ...]  # each range's threshold in multiples of tau
 
     @property
     def largest(self) -> int:
@@ -39,17 +39,17 @@ class Layers:
         return max(self.multipliers)
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Return (start, stop, multiplier) of each range."""
+        """Yield (start, stop, multiplier) of each range."""
         return zip((0, *self.stops), self.stops, self.multipliers, strict=False)
 
     def split(self, indices: NDArray[np.integer]) -> Iterator[tuple[slice, int]]:
-        """Split ascending ``indices`` by range; return (slice, multiplier) of each range."""
+        """Split ascending ``indices`` by range; yield (slice, multiplier) of each range."""
         edges = np.searchsorted(indices, self.stops).tolist()
         slices = (slice(low, high) for low, high in zip((0, *edges), edges, strict=False))
         return zip(slices, self.multipliers, strict=True)
 
     def multipliers_at(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Return the multiplier of each index; ``indices`` may have any order."""
+        """Return the multiplier for each index; ``indices`` may have any order."""
         return np.array(self.multipliers)[np.searchsorted(self.stops, indices, side="right")]
 
     def scale(self, indices: I32, quanta: I32) -> None:
@@ -61,12 +61,12 @@ class Layers:
 def layers_of(
     n_params: int, layer_of: Callable[[int], str], multipliers: Mapping[str, int]
 ) -> Layers | None:
-    """Find the layers that ``multipliers`` names; return None if it is empty.
+    """Return the model's layers with their multipliers; None if ``multipliers`` is empty.
 
-    A name matches layers with exactly that name, or whose name continues after it with a separator:
-    "layer 2" matches "layer 2 weights", not "layer 20 weights". The longest matching name applies;
-    layers without one have 1. A layer's parameters are contiguous. Raises UsageError for a name
-    that matches no layer.
+    ``layer_of`` returns a parameter's layer name; a layer's parameters are contiguous. A key of
+    ``multipliers`` matches layers of exactly that name, or whose name continues with a separator:
+    "layer 2" matches "layer 2 weights", but not "layer 20 weights". The longest matching key
+    applies; other layers have multiplier 1. Raises UsageError for a key that matches no layer.
     """
     if not multipliers:
         return None
@@ -101,14 +101,14 @@ def _find_layer_end(name: str, start: int, n_params: int, layer_of: Callable[[in
 
 
 class LayeredKernels:
-    """The kernels that an encoder calls, applied layer by layer with each layer's own tau.
+    """Runs a backend's kernels layer by layer, with each layer's multiple of tau.
 
-    Argument tables are in ``sparkstrom.encoding.reference``; ``codes`` must have room for all hits.
-    The borders of layers among the hits are computed on the host.
+    ``sparkstrom.encoding.reference`` documents the arguments; ``codes`` must have room for all
+    hits. Which hits belong to which layer is computed on the host.
     """
 
     def __init__(self, backend: Backend, layers: Layers) -> None:
-        """Apply the kernels of ``backend`` with the multipliers of ``layers``."""
+        """Run the kernels of ``backend`` with the multipliers of ``layers``."""
         self._kernels, self._memory, self._layers = backend.kernels, backend.memory, layers
 
     def scan_local(self, local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int]:
@@ -127,7 +127,7 @@ class LayeredKernels:
         tau: float,
         codes: I32,
     ) -> tuple[int, int]:
-        """Scan each layer with its multiple of tau; hit codes are the whole model's."""
+        """Scan each layer with its multiple of tau; write codes with indices of the whole model."""
         hits, worst, part = 0, 0, self._memory.part
         for start, stop, multiplier in self._layers.ranges():
             own, rest = slice(start, stop), part(codes, slice(hits, None))
@@ -170,7 +170,7 @@ class LayeredKernels:
         seed: int,
         codes: I32,
     ) -> int:
-        """Choose hits in each layer with its multiple of tau."""
+        """Find hits, and select some at random, in each layer with its multiple of tau."""
         hits, part = 0, self._memory.part
         for start, stop, multiplier in self._layers.ranges():
             rest = part(codes, slice(hits, None))
@@ -245,19 +245,19 @@ class LayeredKernels:
         )
 
     def _cut(self, codes: I32) -> Iterator[tuple[I32, slice, int]]:
-        """Yield (codes, slice of them, multiplier) for each range."""
+        """Split hit codes by layer; yield (codes of the layer, their slice, multiplier)."""
         for at, multiplier in self._layers.split(indices_of(self._memory.to_host(codes))):
             yield self._memory.part(codes, at), at, multiplier
 
 
 def indices_of(codes: I32) -> I32:
-    """Return the parameter index of each hit code, which is ``~index`` for hits downwards."""
+    """Return the parameter index in each hit code, which is ``index`` or ``~index``."""
     return codes ^ (codes >> 31)
 
 
-SAMPLE_HITS = 128  # sampled residuals that reach tau: their number is then off by a tenth
+SAMPLE_HITS = 128  # hits in a sample, which estimate the number of hits with an error of a tenth
 SAMPLE_LEAST = 8192  # smallest sample
-SAMPLE_PARAMS = 65_536  # largest sample; models up to this size are not sampled
+SAMPLE_PARAMS = 65_536  # largest sample; smaller models are read completely
 
 
 def tau_reached_by(
@@ -269,11 +269,11 @@ def tau_reached_by(
     layers: Layers | None = None,
     backend: Backend | None = None,
 ) -> float | None:
-    """Return the threshold that ``fraction`` of the residuals reach; None if all are 0.
+    """Return the tau that ``fraction`` of the residuals reach; None if all residuals are 0.
 
-    The residual is ``learnt + sign * other``, f32[n_params] each, in the backend's memory (None: on
-    the host). Large models are sampled at random, in the same way for the same ``publication``;
-    only the sample is copied to the host. Residuals count in multiples of their layer's tau.
+    The residual is ``learnt + sign * other``, both f32[n_params] in the backend's memory (None: the
+    host's). A large model is sampled at random, seeded by ``publication``; only the sample is
+    copied to the host. With ``layers``, each residual is divided by its layer's multiplier first.
     """
     residuals = Residuals(learnt, other, sign, layers, backend or host())
     enough = max(SAMPLE_LEAST, math.ceil(SAMPLE_HITS / fraction))
@@ -281,7 +281,7 @@ def tau_reached_by(
     for size in sorted({few, SAMPLE_PARAMS}):
         sizes, taken = residuals.sample_sizes(size, publication)
         wanted = math.ceil(fraction * taken)
-        if sizes.size >= wanted:  # otherwise most of them are 0: take a larger sample
+        if sizes.size >= wanted:  # otherwise most residuals are 0: take a larger sample
             break
     if sizes.size == 0:
         return None
@@ -290,22 +290,22 @@ def tau_reached_by(
 
 
 class Residuals(NamedTuple):
-    """Residuals ``learnt + sign * other``, in multiples of their layers' taus."""
+    """The residuals ``learnt + sign * other`` of a model, to be read completely or sampled."""
 
-    learnt: Flat  # f32[n_params], as ``Residual.terms`` returns it
-    other: Flat  # f32[n_params], likewise
+    learnt: Flat  # f32[n_params], first term of ``Residual.terms``
+    other: Flat  # f32[n_params], second term
     sign: int  # 1 or -1
-    layers: Layers | None  # thresholds per layer; None: one for all
+    layers: Layers | None  # multipliers of tau per layer; None: one tau for all
     backend: Backend  # whose memory holds the arrays
 
     def sample_sizes(self, size: int, seed: int) -> tuple[Flat, int]:
-        """Return (non-zero finite absolute values of a sample, number of entries sampled)."""
+        """Return (nonzero finite |residual| / multiplier of a sample, size of the sample)."""
         where, sizes = (
             self._read_all() if self.learnt.size <= SAMPLE_PARAMS else self._read_sample(size, seed)
         )
         if self.layers is not None:
             sizes = (sizes / self.layers.multipliers_at(where)).astype(np.float32)
-        return sizes[(sizes > 0) & np.isfinite(sizes)], sizes.size  # the scan reports infinite ones
+        return sizes[(sizes > 0) & np.isfinite(sizes)], sizes.size  # ``Scan`` reports infinite ones
 
     def _read_all(self) -> tuple[I32, Flat]:
         """Return (indices, absolute values) of all residuals."""
@@ -316,7 +316,7 @@ class Residuals(NamedTuple):
     def _read_sample(self, size: int, seed: int) -> tuple[I32, Flat]:
         """Return (indices, absolute values) of a random sample.
 
-        A fixed stride could hit a single column of a weight matrix.
+        The sample is random because a fixed stride could hit a single column of a weight matrix.
         """
         kernels, memory = self.backend.kernels, self.backend.memory
         where, sizes = memory.empty(size, np.int32), memory.empty(size, np.float32)

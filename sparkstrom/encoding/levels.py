@@ -1,16 +1,17 @@
-"""Sparse updates in which each hit moves by its own tau * 2^level, coded near their entropy.
+"""Encode sparse updates in which each hit adds its own tau * 2^level, close to their entropy.
 
-Few hits are far above tau. The message lists the hits with level 1 or more, then which of those
-have level 2 or more, and so on, each time as Rice-coded gaps between members. Layout:
+Few hits (entries of the update) are far above tau. The message lists the hits with level 1 or more,
+then which of these have level 2 or more, and so on, each time as Rice-coded gaps. Layout:
 
     u8 top | per level from 1 to top: u8 rice, gaps, 0s up to a whole byte | the hits, as ``gaps``
 
-A gap counts candidates (hits of the level below) since the last one with this level; one more gap
-counts those that remain. A code is gap >> rice as that many 0s, a 1, and the rice low bits of the
-gap, the lowest first. Decoders trust no input, as in ``gaps``.
+At each level, the candidates are the hits that reached the level below. A gap counts the candidates
+between two that have this level; one more gap counts the candidates after the last one. A code is
+gap >> rice zeros, a 1, and the low ``rice`` bits of the gap, lowest first. The decoder does
+not trust its input, as in ``gaps``.
 """
 
-# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
 # mypy: disable-error-code="arg-type, assignment, no-any-return"
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def bytes_max(count: int, n_params: int, top: int) -> int:
 def encode(codes: I32, levels: U8, top: int, n_params: int, out: U8) -> int:
     """Encode hits and their levels as a message; return its length in bytes.
 
-    codes  i32[hits]     in   ascending indices, ``~index`` for hits downwards; at least one
-    levels u8[hits]      in   <= top
+    codes  i32[hits]     in   ascending by index; ``index``, or ``~index`` if negative; not empty
+    levels u8[hits]      in   level of each hit, <= top
     top    int           in   1 .. ``TOP_MAX``
     out    u8[capacity]  out  capacity >= bytes_max + FLUSH_BYTES
     """
@@ -54,12 +55,12 @@ def encode(codes: I32, levels: U8, top: int, n_params: int, out: U8) -> int:
 
 
 def read(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I32) -> str:
-    """Decode an untrusted message into indices and signed quanta; return "" or why it is invalid.
+    """Decode an untrusted message to indices and signed quanta; return "", or why it is invalid.
 
     payload u8[bytes]   in
     quanta  i32         in   tau in quanta; tau * 2^TOP_MAX is an i32
-    indices i32[count]  out  ascending, all within n_params; garbage unless the answer is ""
-    amounts i32[count]  out  +-quanta * 2^level; likewise
+    indices i32[count]  out  ascending, below n_params; garbage unless the result is ""
+    amounts i32[count]  out  +-quanta * 2^level; garbage unless the result is ""
     """
     if payload.size == 0 or not 1 <= payload[0] <= TOP_MAX:
         return "the highest level is out of range"
@@ -75,7 +76,7 @@ def read(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I32) ->
 
 
 def entropy_bits(codes: I32, levels: U8, n_params: int) -> float:
-    """Return the entropy in bits of evenly spread hits with their signs and levels."""
+    """Return the entropy, in bits, of randomly spread hits with their signs and levels."""
     p = codes.size / n_params
     bits = -n_params * (p * math.log2(p) + (1 - p) * math.log2(1 - p)) + codes.size
     counts = np.bincount(levels)
@@ -84,7 +85,7 @@ def entropy_bits(codes: I32, levels: U8, n_params: int) -> float:
 
 @kernel("i8(u1[::1], i8, i8)")
 def best_rice(levels: U8, level: int, guess: int) -> int:
-    """Return the best Rice parameter for one level among ``guess`` and its two neighbours."""
+    """Return which of ``guess`` and its two neighbours is the best Rice parameter for a level."""
     down, up = max(0, guess - 1), min(RICE_MAX, guess + 1)
     lower, same, higher, gap = down + 1, guess + 1, up + 1, 0
     for j in range(levels.shape[0]):
@@ -101,7 +102,7 @@ def best_rice(levels: U8, level: int, guess: int) -> int:
 
 @helper
 def _write_rice_code(out: U8, position: int, gap: int, rice: int) -> int:
-    """Write one Rice code to zeroed bits; return the position after it."""
+    """Write one Rice code to zeroed bits; return the bit position after the code."""
     position += gap >> rice
     out[position >> 3] |= np.uint8(1 << (position & 7))
     for bit in range(rice):
@@ -112,7 +113,7 @@ def _write_rice_code(out: U8, position: int, gap: int, rice: int) -> int:
 
 @kernel("i8(u1[::1], i8, u1[::1], i8)")
 def write_level(levels: U8, level: int, out: U8, at: int) -> int:
-    """Write which hits have this level, after the Rice parameter at ``at``; return the end."""
+    """Write which candidates have ``level``, after a Rice parameter at out[at]; return the end."""
     rice, position, gap = np.int64(out[at]), 8 * (at + 1), 0
     room = min(out.shape[0], at + 3 + (2 * (levels.shape[0] + 1) + 7) // 8)
     for byte in range(at + 1, room):
@@ -127,7 +128,7 @@ def write_level(levels: U8, level: int, out: U8, at: int) -> int:
 
 @helper
 def _read_rice_code(payload: U8, position: int, rice: int, most: int) -> tuple[int, int]:
-    """Read one Rice code; return (gap, position after it), gap -1 if invalid or above ``most``."""
+    """Read one Rice code; return (gap, next position); gap is -1 if invalid or above ``most``."""
     end, zeros = 8 * payload.shape[0], 0
     while position < end and not (payload[position >> 3] >> (position & 7)) & 1:
         zeros, position = zeros + 1, position + 1
@@ -142,11 +143,11 @@ def _read_rice_code(payload: U8, position: int, rice: int, most: int) -> tuple[i
 
 @kernel(f"i8({BYTES}, i8, i8, u1[::1])")
 def read_level(payload: U8, at: int, level: int, levels: U8) -> int:
-    """Raise the level of the hits listed for it; return the end, or -1 if the data is invalid.
+    """Set ``level`` for the candidates listed for it; return the end in bytes, or -1 if invalid.
 
     payload u8[bytes]  in
     at      i64        in      position of the Rice parameter, in bytes
-    levels  u8[hits]   in/out  level - 1 for candidates
+    levels  u8[hits]   in/out  candidates have level - 1
     """
     if at >= payload.shape[0] or payload[at] > RICE_MAX:
         return -1

@@ -1,8 +1,13 @@
-"""Reference implementation of all kernels in NumPy; faster backends must give equal results.
+"""Implement all kernels in NumPy, as the specification that faster backends must reproduce.
 
-A hit is a parameter whose residual has reached tau. Its code is its index for a hit upwards, and
-``~index`` for one downwards. Callers allocate all memory. Kernels that move theta return how many
-parameters left the exact range (|theta| > 2^24 q), and the index of the first of them, or -1.
+``theta`` are the parameters that all workers share, tau is the threshold for sending, and the
+residual is what a worker has learned but not yet sent: ``local - theta`` for kernels named
+``*_local``, and a separate array for ``*_replica``.
+
+A hit is a parameter whose residual has reached tau in absolute value. A hit's code is its index if
+the residual is positive, and ``~index`` if negative; "sign" is +1 or -1 accordingly. Callers
+allocate all memory. Kernels that change theta return (overflows, first): how many parameters left
+the exact range |theta| <= 2^24 q, and the index of the first such parameter, or -1.
 """
 
 from __future__ import annotations
@@ -19,26 +24,27 @@ U8 = NDArray[np.uint8]
 
 
 def scan_local(local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int]:
-    """Find hits, where |local - theta| >= tau. Changes nothing but ``codes``.
+    """Write the codes of all hits, where |local - theta| >= tau.
 
     local   f32[n]         in                            (parameter units)
     theta   f32[n]         in                            (parameter units)
     tau     f32            in    > 0                     (parameter units)
     codes   i32[capacity]  out   ascending, then garbage; hits beyond capacity are only counted
-    returns (hits, worst)  worst: largest bits(local) & 0x7fffffff; >= 0x7f800000 is NaN or Inf
+    returns (hits, worst)  number of hits; largest bits(local) & 0x7fffffff, NaN or infinite if
+                           >= 0x7f800000
     """
     with np.errstate(invalid="ignore", over="ignore"):
         return _write_codes(local - theta, tau, codes), _largest_bits(local)
 
 
 def scan_replica(residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int, int]:
-    """Add delta to the residual, then find hits, where |residual| >= tau.
+    """Add delta to the residual, then write the codes of all hits, where |residual| >= tau.
 
     residual f32[n]         in/out                        (parameter units)
     delta    f32[n]         in                            (parameter units)
     tau      f32            in    > 0                     (parameter units)
     codes    i32[capacity]  out   ascending, then garbage; hits beyond capacity are only counted
-    returns  (hits, worst)  worst: largest bits(residual) & 0x7fffffff, as in ``scan_local``
+    returns  (hits, worst)  as in ``scan_local``, with the bits of the residual
     """
     with np.errstate(invalid="ignore", over="ignore"):
         residual += delta
@@ -48,13 +54,13 @@ def scan_replica(residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int
 def move(
     theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Add sign * step to theta and sign * other_step to ``other``, at the hits.
+    """Apply hits: add sign * step to theta, and sign * other_step to ``other``.
 
     theta      f32[n]     in/out                               (parameter units)
     other      f32[n]     in/out  local or residual            (parameter units)
     codes      i32[hits]  in      from a scan, no index twice
     step       f32        in      > 0, a multiple of q         (parameter units)
-    other_step f32        in      multiple of q; 0: ``other`` is not looked at
+    other_step f32        in      multiple of q; 0: ``other`` is not used
     """
     sign = np.where(codes >= 0, 1.0, -1.0)
     where = np.where(codes >= 0, codes, ~codes)
@@ -66,15 +72,15 @@ def move(
 
 
 def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-    """Find hits like ``scan_local``, but select those below 2 tau at random.
+    """Write the codes of hits like ``scan_local``, but select hits below 2 tau at random.
 
     local   f32[n]         in                            (parameter units)
     theta   f32[n]         in                            (parameter units)
     tau     f32            in    > 0                     (parameter units)
-    limit   i64            in    0 .. 2^32: below 2 tau, taken where ``hash_indices`` is less
+    limit   i64            in    0 .. 2^32: a hit below 2 tau needs ``hash_indices`` < limit
     seed    i64            in    >= 0
     codes   i32[capacity]  out   ascending, then garbage; hits beyond capacity are only counted
-    returns i64                  hits taken
+    returns i64                  number of selected hits
     """
     return choose_replica(local - theta, tau, limit, seed, codes)
 
@@ -103,15 +109,15 @@ def hash_indices(i: NDArray[np.integer], seed: int) -> NDArray[np.uint64]:
 
 
 def sample(one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32) -> None:
-    """Take the absolute values of residuals ``one + sign * other`` at random indices.
+    """Sample the absolute values of the residuals ``one + sign * other`` at random indices.
 
-    An index may be taken twice.
+    An index may occur twice.
 
         one, other  f32[n]  in                                          (parameter units)
         sign        i64     in   -1 or 1
         seed        i64     in   >= 0
         where       i32[m]  out  indices: n / 2^32 times ``hash_indices`` of 0, 1, 2 ...
-        sizes       f32[m]  out  absolute values there; NaN and infinity as they are
+        sizes       f32[m]  out  absolute values at these indices, including NaN and infinity
     """
     where[:] = (hash_indices(np.arange(where.size), seed) * np.uint64(one.size)) >> np.uint64(32)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -119,12 +125,12 @@ def sample(one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32) -
 
 
 def levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
-    """Find each hit's level: the largest l <= top with |local - theta| >= tau * 2^l.
+    """Write each hit's level: the largest l <= top with |local - theta| >= tau * 2^l.
 
     codes   i32[hits]  in    from a scan with this tau, no index twice
     top     i64        in    0 .. 7
-    levels  u8[hits]   out   l of each
-    returns i64              the largest of them
+    levels  u8[hits]   out   level of each hit
+    returns i64              the highest level
     """
     return levels_replica(local - theta, codes, tau, top, levels)
 
@@ -155,10 +161,12 @@ def move_levels(
 
 
 def shift_codes(codes: I32, start: int) -> None:
-    """Turn hit codes of a part of the parameters into those of the whole, in place.
+    """Add ``start`` to the index in each hit code, in place.
 
-    codes  i32[hits]  in/out  each index becomes index + start
-    start  i64        in      where the part begins
+    This turns codes for a part of the parameters into codes for all parameters.
+
+    codes  i32[hits]  in/out
+    start  i64        in      index at which the part begins
     """
     codes += np.where(codes < 0, -start, start).astype(np.int32)
 
@@ -166,13 +174,13 @@ def shift_codes(codes: I32, start: int) -> None:
 def bitmap_local(
     local: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:
-    """Write local - theta as a bitmap, and move theta and local by it.
+    """Write local - theta as a bitmap, and apply the bitmap to theta and local.
 
     local   f32[n]        in/out  += sign * (step - tau)       (parameter units)
     theta   f32[n]        in/out  += sign * step               (parameter units)
     tau     f32           in      > 0, an even multiple of q   (parameter units)
     step    f32           in      > 0, <= tau, likewise        (parameter units)
-    side    i64           in      +1 or -1: which side's half steps (tau/2, step/2) are sent
+    side    i64           in      +1 or -1: the sign of half steps (tau/2, step/2) to send
     scratch u8[512]       -       working memory
     out     u8[(n+3)//4]  out     parameter i in bits 2(i%4), 2(i%4)+1 of byte i//4; padding 0
     returns (hits, half steps, overflows, first overflow)
@@ -190,9 +198,9 @@ def bitmap_local(
 def bitmap_replica(
     residual: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:
-    """Write the residual as a bitmap, subtract that from the residual, and move theta by it.
+    """Write the residual as a bitmap, and apply the bitmap to theta and the residual.
 
-    As ``bitmap_local``, but: residual f32[n] in/out -= sign * tau.
+    Like ``bitmap_local``, but with the residual f32[n], in/out, -= sign * tau.
     """
     states = _bitmap_states(residual, tau, side)
     signs = _step_multiples(states, side)
@@ -212,13 +220,13 @@ def bitmap_count(packed: U8, n: int) -> int:
 
 
 def bitmap_decode(packed: U8, n: int, side: int, quanta: int, indices: I32, amounts: I32) -> int:
-    """Turn a bitmap into indices and signed quanta to add.
+    """Unpack a bitmap to indices and signed quanta to add.
 
     packed  u8[(n+3)//4]  in
     quanta  i32           in   tau in quanta, even
-    indices i32[count]    out  ascending; count as ``bitmap_count`` says
+    indices i32[count]    out  ascending; count is the result of ``bitmap_count``
     amounts i32[count]    out  +-quanta, or +-quanta/2 for half steps
-    returns i64                entries written
+    returns i64                number of entries written
     """
     states = _unpack_bitmap(packed)[:n]
     where = np.flatnonzero(states)
@@ -231,7 +239,7 @@ def bitmap_decode(packed: U8, n: int, side: int, quanta: int, indices: I32, amou
 def bitmap_add(
     theta: F32, packed: U8, side: int, step: float, q: float, scratch: U8
 ) -> tuple[int, int]:
-    """Add a bitmap to theta: ``bitmap_decode`` and ``apply_hits`` in one.
+    """Add a bitmap to theta, like ``bitmap_decode`` and ``apply_hits`` together.
 
     theta   f32[n]        in/out                               (parameter units)
     packed  u8[(n+3)//4]  in
@@ -249,7 +257,7 @@ def bitmap_add(
 def bitmap_add_both(
     theta: F32, local: F32, packed: U8, side: int, step: float, q: float, scratch: U8
 ) -> tuple[int, int]:
-    """Add a bitmap to theta and, rounded once, to local, so that the residual stays as it was."""
+    """Add a bitmap to theta, and (rounded once) to local, to keep the residual local - theta."""
     local[:] = local + _step_multiples(_unpack_bitmap(packed)[: local.size], side) * step
     return bitmap_add(theta, packed, side, step, q, scratch)
 
@@ -267,16 +275,16 @@ def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, in
 
 
 def apply_hits_both(theta: F32, local: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
-    """Add hits to theta and, rounded once, to local, so that the residual stays as it was."""
+    """Add hits to theta, and (rounded once) to local, to keep the residual local - theta."""
     local[indices] = local[indices] + quanta.astype(np.float64) * q
     return apply_hits(theta, indices, quanta, q)
 
 
 def sum_hits(total: I32, indices: I32, quanta: I32) -> tuple[int, int]:
-    """Add quanta to total at ``indices``, as integers that wrap around.
+    """Add quanta to ``total`` at ``indices``, as integers that wrap around.
 
     total   i32[n]   in/out                           (multiples of q)
-    returns (overflows, first overflowing index or -1)
+    returns (number of sums that wrapped around, index of the first or -1)
     """
     exact = total[indices].astype(np.int64) + quanta
     wrapped = exact.astype(np.int32)
@@ -297,7 +305,7 @@ def add_quanta(theta: F32, total: I32, q: float) -> tuple[int, int]:
 
 
 def add_quanta_both(theta: F32, local: F32, total: I32, q: float) -> tuple[int, int]:
-    """Add total * q to theta and, rounded once, to local, so that the residual stays as it was."""
+    """Add total * q to theta, and (rounded once) to local, to keep the residual local - theta."""
     local[:] = local + total.astype(np.float64) * q
     return add_quanta(theta, total, q)
 
@@ -325,18 +333,18 @@ def clip_replica(residual: F32, limit: float) -> float:
 
 
 def residual_sums_local(local: F32, theta: F32) -> tuple[float, float]:
-    """Return the sum of |local - theta| and of its squares, in float64."""
+    """Return (sum of |local - theta|, sum of its squares), in float64."""
     return residual_sums_replica(local - theta)
 
 
 def residual_sums_replica(residual: F32) -> tuple[float, float]:
-    """Return the sum of |residual| and of its squares, in float64."""
+    """Return (sum of |residual|, sum of its squares), in float64."""
     wide = residual.astype(np.float64)
     return float(np.abs(wide).sum()), float(np.square(wide).sum())
 
 
 def _write_codes(residual: F32, tau: float, codes: I32) -> int:
-    """Write the hit codes of a residual as far as there is room; return the number of hits."""
+    """Write the codes of a residual's hits as long as there is room; return the number of hits."""
     hits = np.flatnonzero(np.abs(residual) >= np.float32(tau))
     written = hits[: codes.size]
     codes[: written.size] = np.where(residual[written] > 0, written, ~written)
@@ -344,20 +352,20 @@ def _write_codes(residual: F32, tau: float, codes: I32) -> int:
 
 
 def _largest_bits(values: F32) -> int:
-    """Return the largest bit pattern of any absolute value, which reveals NaN and infinity."""
+    """Return the largest bit pattern of all absolute values, which reveals NaN and infinity."""
     return int(np.max(values.view(np.int32) & 0x7FFFFFFF, initial=0))
 
 
 def _count_overflows(
     exact: NDArray[np.float64], where: NDArray[np.integer], q: float
 ) -> tuple[int, int]:
-    """Return how many exact results left the exact range, and the index of the first or -1."""
+    """Return (number of values beyond the exact range, index of the first or -1)."""
     over = np.flatnonzero(np.abs(exact) > EXACT_QUANTA * q)
     return int(over.size), int(where[over[0]]) if over.size else -1
 
 
 def _bitmap_states(residual: F32, tau: float, side: int) -> U8:
-    """Return each parameter's bitmap state for this tau, with half steps on one side."""
+    """Return each parameter's bitmap state for this tau, with half steps of the sign ``side``."""
     states = np.full(residual.size, NOTHING, np.uint8)
     states[residual * np.float32(side) >= np.float32(tau / 2)] = HALF
     states[residual >= np.float32(tau)] = UP
@@ -366,7 +374,7 @@ def _bitmap_states(residual: F32, tau: float, side: int) -> U8:
 
 
 def _step_multiples(states: U8, side: int) -> NDArray[np.float64]:
-    """Return the multiple of a step that each state stands for: 0, 1, -1 or side / 2."""
+    """Return each state's multiple of a step: 0, 1, -1 or side / 2."""
     return np.array([0, 1, -1, side / 2])[states]
 
 
@@ -384,7 +392,7 @@ def _pack_bitmap(
 
 
 def _unpack_bitmap(packed: U8) -> U8:
-    """Return the four states of each byte of a bitmap, one per entry."""
+    """Unpack a bitmap to an array of states, one per parameter (and padding)."""
     states = np.empty((packed.size, 4), np.uint8)
     for slot in range(4):
         states[:, slot] = packed >> (2 * slot) & 3

@@ -1,13 +1,13 @@
-"""Error feedback: the residual, which is what was learned and not yet sent, and its clipping.
+"""Keep the residual: what a worker has learned but not yet sent (error feedback). Also clip it.
 
-An entry of the residual that reaches the threshold tau is sent. There are two kinds:
+An entry of the residual that reaches the threshold tau is sent. There are two kinds of residual:
 
-- ``LocalResidual``: the model trains on its own array ``local`` beside the shared parameters
-  ``theta``. The residual is ``local - theta`` and needs no array. Sending adds tau to theta, which
-  reduces the difference by tau. With the aggregations "mean" and "sqrt" theta moves by less than
-  tau; the rest is subtracted from local, so that the difference still shrinks by tau.
-- ``ReplicaResidual``: the model trains on theta and passes the change of each step, which is added
-  to a separate array. This is DL4J's rule.
+- ``LocalResidual``: the model trains on its own array ``local``, and ``theta`` are the shared
+  parameters. The residual is ``local - theta`` and needs no array. Sending an entry adds tau to
+  theta, which reduces the difference by tau. With the aggregations "mean" and "sqrt", less than tau
+  is added to theta; the rest is subtracted from local, so that the difference still shrinks by tau.
+- ``ReplicaResidual``: the model trains on theta, and the change of each step is added to a separate
+  array. This is DL4J's rule.
 """
 
 from __future__ import annotations
@@ -28,91 +28,91 @@ TRAIN_ON = ("local", "replica")
 
 
 class PublicationArrays(NamedTuple):
-    """The arrays that a publication reads and changes, f32[n_params] each."""
+    """The arrays that a publication (``Encoder.publish``) reads and changes, f32[n_params]."""
 
-    learnt: Flat  # ``local``, in/out, or training on the replica ``delta``: what the step changed
-    theta: Flat  # in/out
+    learnt: Flat  # ``local`` (in/out); for ReplicaResidual, the change of the last step (in)
+    theta: Flat  # the shared parameters (in/out)
 
 
 class StepSizes(NamedTuple):
-    """The step sizes of a full hit (parameter units), each an even multiple of the quantum q."""
+    """The step sizes of a full hit of level 0, in parameter units: even multiples of quantum q."""
 
-    least: float  # smallest residual that is a hit: tau, before any rounding down
-    tau: float  # subtracted from the residual
-    step: float  # added to theta: less than tau under mean and sqrt
+    least: float  # smallest residual that is a hit: tau before it was rounded down
+    tau: float  # what a hit subtracts from the residual
+    step: float  # what a hit adds to theta: less than tau under mean and sqrt
     step_quanta: int  # ``step`` in quanta
     q: float  # the quantum
 
 
 class Residual(Protocol):
-    """The sum of learned changes that were not sent yet.
+    """Interface of a residual: the sum of learned changes that have not been sent.
 
-    ``sparkstrom.encoding.reference`` has tables of the arguments.
+    ``sparkstrom.encoding.reference`` documents the kernels' arguments, which have the same names.
     """
 
     def terms(self, arrays: PublicationArrays, /) -> tuple[Flat, Flat, int]:
-        """Return (one, other, sign): before a scan the residual is one + sign * other."""
+        """Return (one, other, sign): before ``scan`` the residual is one + sign * other."""
 
     def values(self, learnt: Flat, /) -> Flat:
-        """Return the array that holds any NaN or infinity after a scan."""
+        """Return the array in which NaN or infinity appears, after ``scan``."""
 
     def scan(self, arrays: PublicationArrays, tau: float, codes: I32, /) -> tuple[int, int]:
-        """Add what was learned, then find hits; return (hits, worst) as ``scan_local`` does."""
+        """Add new changes, write the codes of hits; return (hits, worst) like ``scan_local``."""
 
     def choose(
         self, arrays: PublicationArrays, tau: float, limit: int, seed: int, codes: I32, /
     ) -> int:
-        """Find hits again, those below 2 tau with a probability; return their number."""
+        """Find hits again, but select those below 2 tau at random; return the number of hits."""
 
     def levels(
         self, arrays: PublicationArrays, codes: I32, tau: float, top: int, levels: U8, /
     ) -> int:
-        """Find the level of each hit, up to ``top``; return the highest."""
+        """Write each hit's level, at most ``top``, to ``levels``; return the highest level."""
 
     def move(
         self, arrays: PublicationArrays, codes: I32, step_sizes: StepSizes, /
     ) -> tuple[int, int]:
-        """Subtract hits and add them to theta; return (overflows, index of the first or -1)."""
+        """Subtract the hits and add them to theta; return (overflows, index of the first or -1)."""
 
     def move_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes, /
     ) -> tuple[int, int]:
-        """Like ``move``, with each hit multiplied by 2^level."""
+        """Like ``move``, with each hit's steps multiplied by 2^level."""
 
     def bitmap(
         self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8, /
     ) -> tuple[int, int, int, int]:
-        """Write hits and half steps of one sign as a bitmap, subtract them and add them to theta.
+        """Write hits and half steps (of sign ``side``) as a bitmap; subtract and add them to theta.
 
         Returns (hits, half steps, overflows, index of the first overflow or -1).
         """
 
     def clip(self, arrays: PublicationArrays, limit: float, /) -> float:
-        """Clip absolute values to ``limit``; return the sum of what was cut off."""
+        """Clip the residual to +-``limit``; return the sum of |change|."""
 
     def norms(self, arrays: PublicationArrays, /) -> tuple[float, float]:
-        """Return the sums of absolute values and of squares, in float64."""
+        """Return the sum of absolute values and the sum of squares, in float64."""
 
     def copy(self, arrays: PublicationArrays, /) -> Flat:
-        """Return a copy f32[n_params] on the host."""
+        """Return a copy of the residual, f32[n_params], on the host."""
 
     def accumulate(self, delta: Flat, /) -> None:
-        """Add a step that is not published."""
+        """Add the change of a step that is not published."""
 
     def add(self, saved: Flat, local: Flat, /) -> None:
         """Add a residual f32[n_params] that an earlier fit left over."""
 
     def state(self) -> EncoderState:
-        """Return the state that survives a fit."""
+        """Return the state to keep for the next fit."""
 
     def load_state(self, state: EncoderState, /) -> None:
-        """Add the residual that another ``state`` call returned."""
+        """Add the residual in a state that ``state`` returned."""
 
 
 def create_residual(
     train_on: str, n_params: int, backend: Backend, layers: Layers | None = None
 ) -> Residual:
-    """Create the residual of a model that trains on ``train_on``: "local" or "replica".
+    """Create a LocalResidual (``train_on`` is "local") or a ReplicaResidual ("replica").
 
     Raises UsageError for any other ``train_on``.
     """
@@ -123,10 +123,10 @@ def create_residual(
 
 
 class LocalResidual:
-    """The residual ``local - theta``, which needs no array and is part of the caller's state."""
+    """The residual ``local - theta``, which needs no array of its own."""
 
     def __init__(self, n_params: int, backend: Backend, layers: Layers | None = None) -> None:
-        """Select kernels; with ``layers``, those with a threshold per layer."""
+        """Select the kernels of ``backend``; with ``layers``, use one threshold per layer."""
         self._n_params, self._memory, self._kernels = n_params, backend.memory, backend.kernels
         self._layered = LayeredKernels(backend, layers) if layers else backend.kernels
 
@@ -135,7 +135,7 @@ class LocalResidual:
         return arrays.learnt, arrays.theta, -1
 
     def values(self, learnt: Flat) -> Flat:
-        """Return ``local``, where NaN and infinity appear."""
+        """Return ``local``, in which NaN and infinity appear."""
         return learnt
 
     def scan(self, arrays: PublicationArrays, tau: float, codes: I32) -> tuple[int, int]:
@@ -145,7 +145,7 @@ class LocalResidual:
     def choose(
         self, arrays: PublicationArrays, tau: float, limit: int, seed: int, codes: I32
     ) -> int:
-        """Find hits in local - theta again, with a probability below 2 tau; return their number."""
+        """Find hits in local - theta again; see ``Residual.choose``."""
         return self._layered.choose_local(arrays.learnt, arrays.theta, tau, limit, seed, codes)
 
     def levels(
@@ -162,23 +162,23 @@ class LocalResidual:
     def move_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes
     ) -> tuple[int, int]:
-        """Like ``move``, with each hit multiplied by 2^level."""
+        """Like ``move``, with each hit's steps multiplied by 2^level."""
         steps = (step_sizes.step, step_sizes.step - step_sizes.tau, step_sizes.q)
         return self._layered.move_levels(arrays.theta, arrays.learnt, codes, levels, *steps)
 
     def bitmap(
         self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8
     ) -> tuple[int, int, int, int]:
-        """Write local - theta as a bitmap and move theta; see ``Residual.bitmap``."""
+        """Write local - theta as a bitmap and add that to theta; see ``Residual.bitmap``."""
         steps = (step_sizes.tau, step_sizes.step, side, step_sizes.q)
         return self._kernels.bitmap_local(arrays.learnt, arrays.theta, *steps, scratch, out)
 
     def clip(self, arrays: PublicationArrays, limit: float) -> float:
-        """Clip local to within ``limit`` of theta; return the sum of what was cut off."""
+        """Clip local to within ``limit`` of theta; return the sum of |change|."""
         return self._layered.clip_local(arrays.learnt, arrays.theta, limit)
 
     def norms(self, arrays: PublicationArrays) -> tuple[float, float]:
-        """Return the sums of |local - theta| and of its squares."""
+        """Return the sum of |local - theta| and the sum of (local - theta)^2."""
         return self._kernels.residual_sums_local(arrays.learnt, arrays.theta)
 
     def copy(self, arrays: PublicationArrays) -> Flat:
@@ -213,7 +213,7 @@ class ReplicaResidual:
         self._array: Flat = backend.memory.zeros(n_params, np.float32)
 
     def terms(self, arrays: PublicationArrays) -> tuple[Flat, Flat, int]:
-        """Return (residual, delta, 1): the step is added by ``scan``."""
+        """Return (residual, delta, 1), because ``scan`` will add delta to the residual."""
         return self._array, arrays.learnt, 1
 
     def values(self, learnt: Flat) -> Flat:
@@ -227,7 +227,7 @@ class ReplicaResidual:
     def choose(
         self, arrays: PublicationArrays, tau: float, limit: int, seed: int, codes: I32
     ) -> int:
-        """Find hits in the residual again, with a probability below 2 tau; return their number."""
+        """Find hits in the residual again; see ``Residual.choose``."""
         return self._layered.choose_replica(self._array, tau, limit, seed, codes)
 
     def levels(
@@ -244,23 +244,23 @@ class ReplicaResidual:
     def move_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes
     ) -> tuple[int, int]:
-        """Like ``move``, with each hit multiplied by 2^level."""
+        """Like ``move``, with each hit's steps multiplied by 2^level."""
         steps = (step_sizes.step, -step_sizes.tau, step_sizes.q)
         return self._layered.move_levels(arrays.theta, self._array, codes, levels, *steps)
 
     def bitmap(
         self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8
     ) -> tuple[int, int, int, int]:
-        """Write the residual as a bitmap and move theta; see ``Residual.bitmap``."""
+        """Write the residual as a bitmap and add that to theta; see ``Residual.bitmap``."""
         steps = (step_sizes.tau, step_sizes.step, side, step_sizes.q)
         return self._kernels.bitmap_replica(self._array, arrays.theta, *steps, scratch, out)
 
     def clip(self, arrays: PublicationArrays, limit: float) -> float:
-        """Clip the residual to +-limit; return the sum of what was cut off."""
+        """Clip the residual to +-``limit``; return the sum of |change|."""
         return self._layered.clip_replica(self._array, limit)
 
     def norms(self, arrays: PublicationArrays) -> tuple[float, float]:
-        """Return the sums of |residual| and of its squares."""
+        """Return the sum of |residual| and the sum of its squares."""
         return self._kernels.residual_sums_replica(self._array)
 
     def copy(self, arrays: PublicationArrays) -> Flat:
@@ -268,7 +268,7 @@ class ReplicaResidual:
         return self._memory.to_host(self._array).copy()
 
     def accumulate(self, delta: Flat) -> None:
-        """Add a step that is not published to the residual."""
+        """Add the change of a step that is not published to the residual."""
         self._memory.add(self._array, delta)
 
     def add(self, saved: Flat, local: Flat) -> None:
@@ -277,11 +277,11 @@ class ReplicaResidual:
         self._memory.add(self._array, saved)
 
     def state(self) -> EncoderState:
-        """Return a copy of the residual on the host, to be saved."""
+        """Return a copy of the residual, on the host, under the key "residual"."""
         return {"residual": self._memory.to_host(self._array).copy()}
 
     def load_state(self, state: EncoderState) -> None:
-        """Add the residual that another ``state`` call returned."""
+        """Add the residual in a state that ``state`` returned."""
         if "residual" in state:
             self.add(np.asarray(state["residual"], np.float32), self._array)
 
@@ -293,33 +293,33 @@ def _check_shape(saved: Flat, n_params: int) -> None:
 
 
 class ResidualPostProcessor(Protocol):
-    """Interface for changing the residual after each message."""
+    """Interface of a processor that changes the residual after each message."""
 
     def process(
         self, residual: Residual, arrays: PublicationArrays, publication: int, tau: float, /
     ) -> float:
-        """Change the residual; return the sum of absolute values that this destroys.
+        """Change the residual; return the sum of the absolute values that are lost.
 
-        arrays       local and theta, if the residual is their difference
+        arrays       arrays of the publication, which ``residual.clip`` needs
         publication  number of the publication, from 1
-        tau          threshold of that message (parameter units)
+        tau          threshold of the publication (parameter units)
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ResidualClipping:
-    """Clip the residual to ``multiple`` tau at every ``frequency``-th publication.
+    """Clips the residual to +-``multiple`` * tau at every ``frequency``-th publication.
 
-    DL4J: ``ResidualClippingPostProcessor``. As in DL4J, clipping follows encoding, uses the tau of
-    that message, and is skipped when nothing was sent. Unlike DL4J it counts publications, not
-    training steps. Pass ``None`` instead to clip nothing.
+    DL4J: ``ResidualClippingPostProcessor``. As in DL4J, clipping follows encoding, uses the
+    message's tau, and is skipped if nothing was sent. Unlike in DL4J, ``frequency`` counts
+    publications, not training steps. Pass ``None`` instead of this object for no clipping.
 
     Args:
         multiple: clip absolute values above this many tau.
-        frequency: clip at every so many publications.
+        frequency: number of publications from one clipping to the next.
 
     Raises:
-        UsageError: a multiple or a frequency below 1.
+        UsageError: the multiple or the frequency is below 1.
     """
 
     multiple: float = field(
@@ -343,11 +343,11 @@ class ResidualClipping:
         check_options(self)
 
     def is_due(self, publication: int) -> bool:
-        """Return whether publication number ``publication`` (from 1) ends with clipping."""
+        """Return whether publication number ``publication`` (from 1) is followed by clipping."""
         return publication % self.frequency == 0
 
     def process(
         self, residual: Residual, arrays: PublicationArrays, publication: int, tau: float
     ) -> float:
-        """Clip the residual if it is due; return the sum of absolute values that this destroys."""
+        """Clip the residual if clipping is due; return the sum of |change|, or 0.0."""
         return residual.clip(arrays, self.multiple * tau) if self.is_due(publication) else 0.0

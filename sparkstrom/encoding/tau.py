@@ -1,8 +1,9 @@
-"""The threshold of each publication: an algorithm's tau, warm-up, shake-ups and limits.
+"""Choose the threshold of each publication: an algorithm's tau, with warm-up, shake-ups and limits.
 
-Warm-up sends much at first; a shake-up is every n-th publication, which sends all that reaches a
-fraction of tau. Both replace tau for single messages and nothing else: what is sent is still
-subtracted from the residual, so nothing is lost. Publications are counted from 1 and across fits.
+A publication is one call of ``Encoder.publish``; publications are counted from 1 and across fits.
+During a warm-up, the first publications send much. A shake-up is every n-th publication, which
+sends all that reaches a third of tau. Both only replace tau: what is sent is still subtracted from
+the residual, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ _FRACTION = number(
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Send much at first, and exponentially less from publication to publication.
+    """Sends much at first, and exponentially less from publication to publication.
 
-    Early gradients are large and change quickly. If they are held back until they reach a threshold
-    that suits later training, they arrive stale. Source: Deep Gradient Compression (Lin et al.
-    2018, section 3.3), where sparsity rises from epoch to epoch as 75 %, 93.75 %, 98.4 %, 99.6 %,
-    99.9 %: these defaults with ``publications=4``. As there, tau is derived from a sample of the
-    residual. The threshold algorithm takes over afterwards, from the last tau; a fixed one with its
-    own.
+    Early gradients are large and change quickly. If they were held back until they reach a
+    threshold that suits later training, they would arrive stale. Source: Deep Gradient Compression
+    (Lin et al. 2018, section 3.3), where sparsity rises from epoch to epoch as 75 %, 93.75 %,
+    98.4 %, 99.6 %, 99.9 %; the defaults give the same with ``publications=4``. As in that paper,
+    tau is derived from a sample of the residual. After the warm-up, the threshold algorithm
+    continues from the last tau, and ``FixedThreshold`` with its own tau.
 
     Args:
-        publications: number of publications of each worker in the warm-up: an epoch's or a few.
+        publications: number of publications of each worker in the warm-up, such as one epoch's.
         sent_fraction_first: fraction of all parameters in the first message.
-        sent_fraction_last: fraction that the ramp would reach one publication after its last.
+        sent_fraction_last: fraction that the first publication after the warm-up would send.
 
     Raises:
-        UsageError: a value out of range.
+        UsageError: a value is out of range.
     """
 
-    # of each worker; an epoch's worth or a few
+    # number of publications of each worker
     publications: int = field(
         metadata=whole(
             1,
@@ -59,13 +60,13 @@ class WarmUp:
             remedy="; for no warm-up give None in place of WarmUp",
         )
     )
-    # of all parameters, in the first message
+    # fraction of all parameters in the first message
     sent_fraction_first: float = field(default=0.25, metadata=_FRACTION)
-    # what the ramp would reach one publication after its last
+    # fraction for the first publication after the warm-up, if it continued
     sent_fraction_last: float = field(default=1e-3, metadata=_FRACTION)
 
     def __post_init__(self) -> None:
-        """Raise UsageError unless the fractions and the count are valid."""
+        """Raise UsageError if the number of publications or a fraction is invalid."""
         check_options(self)
         if not 0 < self.sent_fraction_last <= self.sent_fraction_first < 1:
             raise UsageError(
@@ -79,13 +80,13 @@ class WarmUp:
         return publication <= self.publications
 
     def sent_fraction(self, publication: int) -> float:
-        """Return the fraction of all parameters that this publication should send."""
+        """Return the fraction of all parameters to send in this publication."""
         ratio = self.sent_fraction_last / self.sent_fraction_first
         return float(self.sent_fraction_first * ratio ** ((publication - 1) / self.publications))
 
 
 def is_shake_up(publication: int, frequency: int) -> bool:
-    """Return whether this publication is a shake-up; with ``frequency`` 0 none is."""
+    """Return whether this publication is a shake-up; every ``frequency``-th one is (0: none)."""
     return frequency > 0 and publication > 0 and publication % frequency == 0
 
 
@@ -93,32 +94,33 @@ def is_shake_up(publication: int, frequency: int) -> bool:
 #
 #     ShakeUpTau( WarmUpTau( ClampedTau( FeedbackTau | SampledTau )))
 #
-# The innermost stage gets tau from a threshold algorithm. Each wrapper changes the input or the
-# output of its inner stage, and is independent of what that is. As in optax, the algorithm's state,
-# a small plain dict, is passed in and returned; ``TauPolicy`` holds it in between.
+# The innermost stage gets tau from a threshold algorithm. Each outer stage wraps an inner stage of
+# any kind, and changes the inner stage's input or output. As in optax, the algorithm's state, a
+# small plain dict, is passed in and returned; ``TauPolicy`` holds the state between publications.
 
 
 TauReachedBy = Callable[[float], float | None]
-PREFIX = "threshold_"  # of the keys of the algorithm's state within an encoder's state
+PREFIX = "threshold_"  # prefix of the algorithm's keys in an encoder's state
 
 
 class NextPublication(NamedTuple):
-    """The facts about the next publication from which its threshold is chosen."""
+    """The inputs from which the threshold of the next publication is chosen."""
 
-    number: int  # from 1, over all fits
-    sent_fraction: float | None  # of the last publication; None before the first
-    tau_reached_by: TauReachedBy  # fraction -> tau that it reaches; None if all residuals are 0
-    fraction: float | None = None  # prescribed fraction to send (warm-up), if any
-    use_as_feedback: bool = True  # False after a shake-up: its sent fraction is no feedback on tau
+    number: int  # number of the publication, from 1, over all fits
+    sent_fraction: float | None  # sent by the last publication; None before the first
+    # Returns the tau that a given fraction of residuals reach; None if all residuals are 0.
+    tau_reached_by: TauReachedBy
+    fraction: float | None = None  # fraction to send that a warm-up prescribes, if any
+    use_as_feedback: bool = True  # whether ``sent_fraction`` may affect tau; False after shake-ups
 
 
 class PublicationTarget(NamedTuple):
-    """The threshold of one publication, and the state that its algorithm continues with."""
+    """The threshold of one publication, and the next state of the threshold algorithm."""
 
     state: ThresholdState  # the algorithm's next state, with "tau" (parameter units, unrounded)
     divisor: float = 1.0  # this publication uses tau / divisor
-    wanted: float | None = None  # fraction to send; ties beyond it are subsampled; None: send all
-    is_coarse: bool = False  # round the step, so that workers use few different ones
+    wanted: float | None = None  # fraction to send; more ties are subsampled; None: send all
+    is_coarse: bool = False  # whether to round steps, so that workers use few different ones
 
     @property
     def tau(self) -> float:
@@ -127,38 +129,38 @@ class PublicationTarget(NamedTuple):
 
 
 class TauStage(Protocol):
-    """A step of choosing tau: makes one, or modifies that of an inner stage."""
+    """Interface of a stage that chooses tau, or modifies the choice of an inner stage."""
 
     def next_tau(self, state: ThresholdState, upcoming: NextPublication, /) -> PublicationTarget:
-        """Choose the threshold of the coming publication.
+        """Choose the threshold of the upcoming publication.
 
-        ``state`` is the threshold algorithm's state after the last publication, {} before the
-        first.
+        ``state`` is the threshold algorithm's state after the last publication; {} before the first
+        one.
         """
 
 
 class TauSource(TauStage, Protocol):
-    """The innermost stage, which gets tau from a threshold algorithm."""
+    """Interface of the innermost stage, which gets tau from a threshold algorithm."""
 
     def follow_link(self, round_s: float, step_s: float, /) -> None:
-        """Adapt to how long the last publication took until it was committed (seconds)."""
+        """Adapt to how long the last commit and a training step took, in seconds."""
 
     def state(self) -> EncoderState:
-        """Return the state to keep besides the threshold algorithm's own."""
+        """Return this stage's own state, which excludes the threshold algorithm's state."""
 
     def load_state(self, state: EncoderState, /) -> None:
-        """Restore state returned by ``state``."""
+        """Restore the state that ``state`` returned."""
 
 
 def tau_source(algorithm: ThresholdAlgorithm, n_params: int) -> TauSource:
-    """Return the stage for an algorithm: sampling if it chooses a fraction, else feedback."""
+    """Return the innermost stage: SampledTau for a FractionAlgorithm, else FeedbackTau."""
     if isinstance(algorithm, FractionAlgorithm):
         return SampledTau(algorithm, n_params)
     return FeedbackTau(algorithm)
 
 
 class FeedbackTau:
-    """Chooses tau by feedback: the algorithm reacts to the fraction that the last message sent."""
+    """Chooses tau by an algorithm that reacts to the fraction that the last message sent."""
 
     def __init__(self, algorithm: ThresholdAlgorithm) -> None:
         """Choose tau by ``algorithm``."""
@@ -175,7 +177,7 @@ class FeedbackTau:
         return PublicationTarget(self._algorithm.next_tau(state, upcoming.sent_fraction))
 
     def follow_link(self, round_s: float, step_s: float) -> None:
-        """Do nothing: the fraction to send depends on the threshold alone."""
+        """Do nothing, because the algorithm does not depend on the link."""
 
     def state(self) -> EncoderState:
         """Return {}: this stage keeps no state of its own."""
@@ -186,26 +188,26 @@ class FeedbackTau:
 
 
 class SampledTau:
-    """Chooses tau from a sample, so that a target fraction of residuals reach it.
+    """Chooses tau from a sample of the residuals, so that a target fraction of them reach tau.
 
-    The wanted fraction follows the speed of the link.
+    The target fraction follows the speed of the network link.
     """
 
     def __init__(self, algorithm: FractionAlgorithm, n_params: int) -> None:
-        """Start with the largest fraction that ``algorithm`` allows for so many parameters."""
+        """Start with the algorithm's largest fraction; ``n_params`` sets the smallest one."""
         self._algorithm = algorithm
         self._wanted = algorithm.sent_fraction_max
         self._least = small_model_fraction(algorithm, n_params)
 
     def next_tau(self, state: ThresholdState, upcoming: NextPublication) -> PublicationTarget:
-        """Choose, from a sample of residuals, the tau that the target fraction reach."""
+        """Choose from a sample the tau that the target or prescribed fraction reach."""
         asked = self._wanted if upcoming.fraction is None else upcoming.fraction
         fraction = max(asked, self._least)
         found = sample_tau(upcoming, fraction, state, self._algorithm)
         return PublicationTarget(found, wanted=fraction, is_coarse=True)
 
     def follow_link(self, round_s: float, step_s: float) -> None:
-        """Adapt the target fraction to the duration of the last publication."""
+        """Adapt the target fraction to the time that the last commit took."""
         self._wanted = self._algorithm.next_fraction(self._wanted, round_s, step_s)
 
     def state(self) -> EncoderState:
@@ -221,9 +223,9 @@ class SampledTau:
 def sample_tau(
     upcoming: NextPublication, fraction: float, state: ThresholdState, algorithm: ThresholdAlgorithm
 ) -> ThresholdState:
-    """Return a state whose tau ``fraction`` of the residuals reach.
+    """Return a state whose tau is reached by ``fraction`` of the residuals.
 
-    Where all residuals are 0, it is the last state or the algorithm's first one.
+    If all residuals are 0, return the last state, or the algorithm's first state.
     """
     tau = upcoming.tau_reached_by(fraction)
     if tau is not None:
@@ -233,14 +235,14 @@ def sample_tau(
 
 @dataclass(frozen=True, slots=True)
 class ClampedTau:
-    """Keeps tau within the limits of the grid, so that it cannot grow or shrink for ever."""
+    """Keeps tau within the limits of the grid, so that tau cannot grow or shrink forever."""
 
     inner: TauStage  # the stage whose tau is clamped
     least: float  # smallest tau, parameter units
     most: float  # largest tau, parameter units
 
     def next_tau(self, state: ThresholdState, upcoming: NextPublication) -> PublicationTarget:
-        """Clamp the tau of the inner stage, also in its state."""
+        """Return the inner stage's choice with tau clamped in the algorithm's state."""
         target = self.inner.next_tau(state, upcoming)
         if self.least <= target.state["tau"] <= self.most:
             return target
@@ -253,10 +255,10 @@ class WarmUpTau:
     """Prescribes the fraction to send during the warm-up."""
 
     inner: TauStage  # the stage that chooses tau for the prescribed fraction
-    warm_up: WarmUp  # its duration and fractions
+    warm_up: WarmUp  # length and fractions of the warm-up
 
     def next_tau(self, state: ThresholdState, upcoming: NextPublication) -> PublicationTarget:
-        """Return the inner stage's choice, for the fraction of the ramp during the warm-up."""
+        """Return the inner stage's choice; during the warm-up, for the prescribed fraction."""
         if self.warm_up.covers(upcoming.number):
             upcoming = upcoming._replace(fraction=self.warm_up.sent_fraction(upcoming.number))
         return self.inner.next_tau(state, upcoming)
@@ -264,18 +266,18 @@ class WarmUpTau:
 
 @dataclass(frozen=True, slots=True)
 class ShakeUpTau:
-    """Sends more in every ``frequency``-th publication: all that reaches a third of tau.
+    """Makes every ``frequency``-th publication a shake-up, which sends all that reaches tau / 3.
 
-    The threshold algorithm does not use the outcome of a shake-up as feedback.
+    The threshold algorithm does not use the fraction that a shake-up sent as feedback.
     """
 
     inner: TauStage  # the stage whose tau is reduced
-    frequency: int  # publications
-    after: int = 0  # no shake-up among the first so many publications
+    frequency: int  # publications from one shake-up to the next
+    after: int = 0  # number of first publications without shake-ups
 
     def next_tau(self, state: ThresholdState, upcoming: NextPublication) -> PublicationTarget:
         """Return the inner stage's choice; in a shake-up, with a third of its tau."""
-        if self._is_shake_up(upcoming.number - 1):  # what a shake-up sent is no evidence about tau
+        if self._is_shake_up(upcoming.number - 1):  # its fraction says nothing about tau
             upcoming = upcoming._replace(use_as_feedback=False)
         target = self.inner.next_tau(state, upcoming)
         if self._is_shake_up(upcoming.number):
@@ -288,24 +290,24 @@ class ShakeUpTau:
 
 
 class TauPolicy:
-    """Chooses the thresholds of one worker's publications, and holds the state in between."""
+    """Chooses the threshold of each publication of a worker, and keeps the state in between."""
 
     def __init__(self, source: TauSource, stage: TauStage) -> None:
-        """Use ``stage``, which is ``source`` in its wrappers."""
+        """Choose tau by ``stage``, which wraps ``source``."""
         self._source, self._stage = source, stage
         self._state: ThresholdState = {}
         self._sent_fraction: float | None = None
-        self.publications = 0  # survives from fit to fit, unlike an encoder's counters
+        self.publications = 0  # counted over all fits, unlike an encoder's counters
 
     @property
     def tau(self) -> float:
-        """The threshold of the last publication, shake-ups aside, unrounded; nan before it."""
+        """The last publication's threshold, unrounded, not reduced by shake-ups; NaN at first."""
         return self._state.get("tau", math.nan)
 
     def next_tau(self, tau_reached_by: TauReachedBy) -> PublicationTarget:
         """Choose the threshold of publication number ``publications + 1``.
 
-        ``tau_reached_by(fraction)`` samples the residuals; it returns None where all of them are 0.
+        ``tau_reached_by(fraction)`` returns the tau that this fraction of residuals reach, or None.
         """
         upcoming = NextPublication(self.publications + 1, self._sent_fraction, tau_reached_by)
         target = self._stage.next_tau(self._state, upcoming)
@@ -313,16 +315,16 @@ class TauPolicy:
         return target
 
     def count(self, sent_fraction: float) -> None:
-        """Record that a publication was made and what fraction it sent (0.0: nothing to send)."""
+        """Record a publication and the fraction that it sent (0.0: nothing to send)."""
         self.publications += 1
         self._sent_fraction = sent_fraction
 
     def follow_link(self, round_s: float, step_s: float) -> None:
-        """Adapt to the link, see ``TauSource.follow_link``."""
+        """Adapt to the speed of the link; see ``TauSource.follow_link``."""
         self._source.follow_link(round_s, step_s)
 
     def state(self) -> EncoderState:
-        """Return the state that survives a fit."""
+        """Return the state to keep for the next fit."""
         state: EncoderState = {"publications": self.publications}
         state |= {f"{PREFIX}{name}": value for name, value in self._state.items()}
         if self._sent_fraction is not None:
@@ -330,7 +332,7 @@ class TauPolicy:
         return state | self._source.state()
 
     def load_state(self, state: EncoderState) -> None:
-        """Restore the state of another policy."""
+        """Restore the state that another policy's ``state`` returned."""
         self.publications = int(state["publications"])
         self._sent_fraction = float(state["sent_fraction"]) if "sent_fraction" in state else None
         self._source.load_state(state)
@@ -348,10 +350,10 @@ def tau_policy(
     warm_up: WarmUp | None = None,
     shake_frequency: int = 0,
 ) -> TauPolicy:
-    """Build a policy from its stages: algorithm, limits, warm-up, shake-ups.
+    """Build a TauPolicy from its stages: algorithm, limits, warm-up and shake-ups.
 
-    ``limits`` are the smallest and largest tau (parameter units), ``n_params`` the model's number
-    of parameters. ``shake_frequency`` 0: no shake-ups.
+    ``limits`` are the smallest and largest tau (parameter units), and ``n_params`` is the model's
+    number of parameters. With ``shake_frequency`` 0 there are no shake-ups.
     """
     source = tau_source(threshold, n_params)
     stage: TauStage = ClampedTau(source, *limits)

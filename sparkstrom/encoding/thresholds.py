@@ -1,14 +1,14 @@
-"""Threshold algorithms, which choose tau for the next message, and DL4J's names of their options.
+"""Define the algorithms that choose the threshold tau of each message, and DL4J's option names.
 
-``AutoThreshold``, the default, derives tau from the present distribution of the residual; the
-others steer it by the fraction of parameters that the last message sent.
+``AutoThreshold``, the default, derives tau from the current distribution of the residual. The other
+algorithms keep tau fixed or adjust it according to the fraction of parameters in the last message.
 
-To add an algorithm, define a class here and list it in ``ALGORITHMS``. It is a frozen option. Its
-state is a small plain dict that the caller keeps from fit to fit and in checkpoints: ``{}`` before
-the first message, then ``tau`` (unrounded, parameter units) and ``sent_fraction`` (hits per
-parameter of the last message it used). Formulas and reducers are those of DL4J's
-``org.deeplearning4j.optimize.solvers.accumulation .encoding.threshold``; its "sparsity ratio" is
-our sent fraction (a larger one is denser).
+To add an algorithm, define a frozen dataclass here and list it in ``ALGORITHMS``. An algorithm's
+state is a small plain dict that the caller keeps between fits and in checkpoints: ``{}`` before the
+first message, then ``tau`` (unrounded, parameter units) and ``sent_fraction`` (entries per
+parameter of the last message that the algorithm used). The formulas are those of DL4J's package
+``org.deeplearning4j.optimize.solvers.accumulation.encoding.threshold``. Its "sparsity ratio" is our
+sent fraction, of which a larger value means a denser message.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sparkstrom.base.option_types import FLOAT_MIN, check_options, number, whole
 ThresholdState = dict[str, float]
 
 AUTO = "auto"  # option value that stands for ``AutoThreshold()``
-LEVELS_MAX = 4  # tau, 2 tau, 4 tau, 8 tau: 3 bits of a byte on the wire would hold more
-ROUND_S = 0.1  # a publication committed this soon delays nothing
-RISE = 1.25  # of the wanted fraction per publication: from minimum to maximum in 11
-FALL_MAX = 0.2  # per publication, from maximum to minimum in two: one late commit proves little
+LEVELS_MAX = 4  # tau, 2 tau, 4 tau and 8 tau; the wire format has room for more
+ROUND_S = 0.1  # a commit this soon after the publication delays nothing
+RISE = 1.25  # growth of the wanted fraction per publication: minimum to maximum in 11 publications
+FALL_MAX = 0.2  # smallest factor per publication, because one late commit proves little
 
 
 @runtime_checkable
@@ -33,24 +33,24 @@ class ThresholdAlgorithm(Protocol):
     """Interface of threshold algorithms; ``Leveled`` and ``FractionAlgorithm`` extend it."""
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
-        """Return the state for the next message, with its ``tau``.
+        """Return the state for the next message, which contains the message's ``tau``.
 
-        ``sent_fraction`` is that of the last message, or None before the first one.
+        ``sent_fraction`` is the fraction that the last message sent; None before the first message.
         """
 
 
 @runtime_checkable
 class Leveled(Protocol):
-    """A threshold with which an entry may move by several multiples of tau at once."""
+    """A threshold algorithm that lets an entry send a multiple of tau at once."""
 
     @property
     def levels(self) -> int:
-        """The number of step sizes: an entry moves by tau, 2 tau, ... 2^(levels - 1) tau."""
+        """The number of step sizes: an entry sends tau, 2 tau, ... or 2^(levels - 1) tau."""
 
 
 @runtime_checkable
 class FractionAlgorithm(ThresholdAlgorithm, Protocol):
-    """A threshold that chooses the fraction to send; tau follows from the residuals."""
+    """An algorithm that chooses the fraction to send; tau is then derived from the residuals."""
 
     @property
     def sent_fraction_min(self) -> float:
@@ -58,49 +58,50 @@ class FractionAlgorithm(ThresholdAlgorithm, Protocol):
 
     @property
     def sent_fraction_max(self) -> float:
-        """The largest fraction of all parameters to send, with which training starts."""
+        """The largest fraction of all parameters to send; training starts with this fraction."""
 
     def next_fraction(self, fraction: float, round_s: float, step_s: float) -> float:
-        """Return the fraction to send next, from the last one and how long it took.
+        """Return the fraction to send next, given the last one and how long its commit took.
 
-        ``round_s``: seconds until the last publication was committed; ``step_s``: seconds of a
+        ``round_s``: seconds from the last publication to its commit; ``step_s``: seconds per
         training step.
         """
 
 
 @runtime_checkable
 class HasTargetFractions(Protocol):
-    """A threshold with a target range; after a fit, warnings compare it with what was sent.
+    """A threshold algorithm with a target range for the sent fraction.
 
-    All of ``ALGORITHMS`` implement this. A user's own algorithm without it gets no such warning.
+    A warning after the fit says if the sent fraction was far out of range. All of ``ALGORITHMS``
+    implement this interface; for a user-defined algorithm that does not, there is no warning.
     """
 
     @property
     def wanted_fractions(self) -> tuple[float, float]:
-        """The smallest and largest fraction of all parameters that a message should hold."""
+        """The smallest and largest fraction of all parameters that a message should contain."""
 
 
 @runtime_checkable
 class SendsSomeEntries(Protocol):
-    """A threshold that sends at least some entries of a small model, whatever its fractions are."""
+    """A threshold algorithm with a minimal number of entries per message, for small models."""
 
     @property
     def entries_min(self) -> int:
-        """The smallest number of entries to send per message, if half of the model has so many."""
+        """The smallest number of entries to send per message, but at most half of the model."""
 
 
 def small_model_fraction(threshold: ThresholdAlgorithm, n_params: int) -> float:
-    """Return the smallest fraction to send for a model of this size: at most 1/2, 0 for any.
+    """Return the smallest fraction to send for a model of this size: from 0 (no limit) to 1/2.
 
-    With 1/2, tau is the median of the residuals. With more it would be nearly the smallest one, of
-    which no message could hold enough multiples.
+    With 1/2, tau is the median of the residuals. With more, tau would be close to the smallest
+    residual, and the multiples of tau that a message supports could not represent the large ones.
     """
     entries = threshold.entries_min if isinstance(threshold, SendsSomeEntries) else 0
     return min(entries / n_params, 0.5)
 
 
 def levels_of(threshold: ThresholdAlgorithm) -> int:
-    """Return the number of step sizes of a threshold: 1 unless it is ``Leveled``."""
+    """Return an algorithm's number of step sizes: 1 unless the algorithm is ``Leveled``."""
     return threshold.levels if isinstance(threshold, Leveled) else 1
 
 
@@ -121,25 +122,25 @@ _DECAY = number(least=0.5, below=1, remedy="; it is the factor by which tau fall
 
 @dataclass(frozen=True, slots=True)
 class AutoThreshold:
-    """Send as much as the link has room for: tau is what the chosen fraction of residuals reach.
+    """Sends as large a fraction of the parameters as the network link allows.
 
-    The fraction starts at its maximum and follows the link between both bounds. The defaults come
-    from measurements: accuracy did not improve above 1e-2 and fell below 1e-3. A model of less than
-    a few thousand parameters sends at least 32 of them, or half. ``threshold="auto"`` means this
-    algorithm.
+    tau is the value that this fraction of the residuals reach. The fraction starts at its maximum
+    and follows the link's speed between both bounds. The defaults come from measurements: accuracy
+    did not improve above 1e-2 and declined below 1e-3. A message contains at least 32 entries, or
+    half of a smaller model. ``threshold="auto"`` selects this algorithm.
 
     Args:
         sent_fraction_min: smallest fraction of all parameters to send per message.
         sent_fraction_max: largest fraction of all parameters to send per message.
-        levels: number of step sizes; an entry moves by tau, 2 tau, ... 2^(levels - 1) tau.
+        levels: number of step sizes; an entry sends tau, 2 tau, ... or 2^(levels - 1) tau.
 
     Raises:
-        UsageError: a value out of range, or a minimum above the maximum.
+        UsageError: a value is out of range, or the minimum is above the maximum.
     """
 
     sent_fraction_min: float = field(default=1e-3, metadata=_FRACTION)
     sent_fraction_max: float = field(default=1e-2, metadata=_FRACTION)
-    # an entry moves by tau, 2 tau, ... 2^(levels - 1) tau; 1: by tau alone
+    # an entry sends tau, 2 tau, ... or 2^(levels - 1) tau; 1: only tau
     levels: int = field(default=4, metadata=_LEVELS)
 
     def __post_init__(self) -> None:
@@ -149,7 +150,7 @@ class AutoThreshold:
 
     @property
     def entries_min(self) -> int:
-        """A message of fewer entries is hardly smaller, because of its headers."""
+        """32, because a message with fewer entries would hardly be shorter, due to its headers."""
         return 32
 
     @property
@@ -158,24 +159,24 @@ class AutoThreshold:
         return self.sent_fraction_min, self.sent_fraction_max
 
     def next_fraction(self, fraction: float, round_s: float, step_s: float) -> float:
-        """Return the fraction to send next, from the last one and how long it took.
+        """Return the fraction to send next, given the last one and how long its commit took.
 
-        ``round_s`` is the time in seconds from the last publication until it was committed;
-        ``step_s`` is that of a training step. The fraction grows by a quarter while a publication
-        takes no longer than a step (or ``ROUND_S``, if steps are shorter). Otherwise it shrinks in
-        proportion, to a fifth at most.
+        ``round_s`` is the time in seconds from the last publication to its commit; ``step_s`` is
+        the duration of a training step. The fraction grows by a quarter if the commit took no
+        longer than a step (or ``ROUND_S``, if steps are shorter). Otherwise the fraction shrinks in
+        proportion, to no less than a fifth.
         """
         room_s = max(step_s, ROUND_S)
         change = RISE if round_s <= room_s else max(FALL_MAX, room_s / round_s)
         return min(max(fraction * change, self.sent_fraction_min), self.sent_fraction_max)
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
-        """Return the last state, or a tau of 0; called only where all residuals are 0."""
+        """Return the last state, or a tau of 0. Only called if all residuals are 0."""
         return state if "tau" in state else {"tau": 0.0}
 
 
 def algorithm_of(threshold: ThresholdAlgorithm | str) -> ThresholdAlgorithm:
-    """Return the algorithm that an option's value stands for: "auto" is ``AutoThreshold()``."""
+    """Return the algorithm for an option's value: "auto" means ``AutoThreshold()``."""
     if isinstance(threshold, str):
         assert threshold == AUTO, threshold
         return AutoThreshold()
@@ -184,18 +185,18 @@ def algorithm_of(threshold: ThresholdAlgorithm | str) -> ThresholdAlgorithm:
 
 @dataclass(frozen=True, slots=True)
 class FixedThreshold:
-    """Use the same tau for every message (Strom 2015; DL4J: ``FixedThresholdAlgorithm``).
+    """Uses the same tau for every message (Strom 2015; DL4J: ``FixedThresholdAlgorithm``).
 
     Args:
         tau: the threshold, in parameter units.
-        levels: number of step sizes; an entry moves by tau, 2 tau, ... 2^(levels - 1) tau.
+        levels: number of step sizes; an entry sends tau, 2 tau, ... or 2^(levels - 1) tau.
 
     Raises:
-        UsageError: a tau that is not positive and finite, or levels out of range.
+        UsageError: tau is not positive and finite, or levels are out of range.
     """
 
     tau: float = field(metadata=_TAU)  # parameter units
-    # an entry moves by tau, 2 tau, ... 2^(levels - 1) tau; DL4J: by tau alone
+    # an entry sends tau, 2 tau, ... or 2^(levels - 1) tau; DL4J: only tau
     levels: int = field(default=1, metadata=_LEVELS)
 
     def __post_init__(self) -> None:
@@ -204,7 +205,7 @@ class FixedThreshold:
 
     @property
     def wanted_fractions(self) -> tuple[float, float]:
-        """The bounds of ``AutoThreshold``, because a fixed tau has no target of its own."""
+        """The bounds of ``AutoThreshold``, because a fixed tau has no target range of its own."""
         return AutoThreshold().wanted_fractions
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
@@ -214,17 +215,17 @@ class FixedThreshold:
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveThreshold:
-    """Steer tau so that the sent fraction stays within a band (``AdaptiveThresholdAlgorithm``).
+    """Adjusts tau to keep the sent fraction in a band (DL4J: ``AdaptiveThresholdAlgorithm``).
 
     Args:
         tau_initial: first threshold, in parameter units.
         sent_fraction_min: lower bound of the band, as a fraction of all parameters per message.
         sent_fraction_max: upper bound of the band.
-        decay: factor by which tau falls per message below the band, and rises above it.
-        levels: number of step sizes; an entry moves by tau, 2 tau, ... 2^(levels - 1) tau.
+        decay: tau is multiplied by this per message below the band, and divided by it above.
+        levels: number of step sizes; an entry sends tau, 2 tau, ... or 2^(levels - 1) tau.
 
     Raises:
-        UsageError: a value out of range.
+        UsageError: a value is out of range.
     """
 
     tau_initial: float = field(default=1e-4, metadata=_TAU)  # parameter units
@@ -232,7 +233,7 @@ class AdaptiveThreshold:
     sent_fraction_max: float = field(default=1e-2, metadata=_FRACTION)
     # tau halves or doubles in 20 messages
     decay: float = field(default=0.5 ** (1 / 20), metadata=_DECAY)
-    levels: int = field(default=1, metadata=_LEVELS)  # as of ``FixedThreshold``
+    levels: int = field(default=1, metadata=_LEVELS)  # as in ``FixedThreshold``
 
     def __post_init__(self) -> None:
         """Raise UsageError if an option is out of range."""
@@ -245,25 +246,25 @@ class AdaptiveThreshold:
         return self.sent_fraction_min, self.sent_fraction_max
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
-        """Multiply tau by ``decay`` below the band and divide it above; keep it within the band."""
+        """Multiply tau by ``decay`` below the band, divide it above, keep it within the band."""
         low, high = self.sent_fraction_min, self.sent_fraction_max
         return _adjust_tau(state, sent_fraction, self.tau_initial, low, high, self.decay)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSparsityThreshold:
-    """Steer tau towards one sent fraction (DL4J: ``TargetSparsityThresholdAlgorithm``).
+    """Adjusts tau towards one sent fraction (DL4J: ``TargetSparsityThresholdAlgorithm``).
 
-    The sent fraction does not converge: tau swings around the target by one step of ``decay``.
+    The sent fraction does not converge: tau oscillates by one step of ``decay``.
 
     Args:
         tau_initial: first threshold, in parameter units.
         sent_fraction_target: fraction of all parameters to send per message.
-        decay: factor by which tau falls per message below the target, and rises above it.
-        levels: number of step sizes; an entry moves by tau, 2 tau, ... 2^(levels - 1) tau.
+        decay: tau is multiplied by this per message below the target, and divided by it above.
+        levels: number of step sizes; an entry sends tau, 2 tau, ... or 2^(levels - 1) tau.
 
     Raises:
-        UsageError: a value out of range.
+        UsageError: a value is out of range.
     """
 
     tau_initial: float = field(default=1e-4, metadata=_TAU)  # parameter units
@@ -275,7 +276,7 @@ class TargetSparsityThreshold:
     )
     # tau halves or doubles in 20 messages
     decay: float = field(default=0.5 ** (1 / 20), metadata=_DECAY)
-    levels: int = field(default=1, metadata=_LEVELS)  # as of ``FixedThreshold``
+    levels: int = field(default=1, metadata=_LEVELS)  # as in ``FixedThreshold``
 
     def __post_init__(self) -> None:
         """Raise UsageError if an option is out of range."""
@@ -287,12 +288,12 @@ class TargetSparsityThreshold:
         return self.sent_fraction_target, self.sent_fraction_target
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
-        """Multiply tau by ``decay`` below the target, and divide it above."""
+        """Multiply tau by ``decay`` below the target, and divide it above the target."""
         target = self.sent_fraction_target
         return _adjust_tau(state, sent_fraction, self.tau_initial, target, target, self.decay)
 
 
-# Classes that saved options may name.
+# Classes whose names saved options may contain.
 ALGORITHMS: tuple[type[ThresholdAlgorithm], ...] = (
     AdaptiveThreshold,
     AutoThreshold,
@@ -309,7 +310,7 @@ def _adjust_tau(
     high: float,
     decay: float,
 ) -> ThresholdState:
-    """Return the next state: tau falls below ``low``, rises above ``high``, else stays."""
+    """Return the next state: tau falls for a sent fraction below ``low``, rises above ``high``."""
     if "tau" not in state:
         return {"tau": tau_initial}
     tau = state["tau"]
@@ -332,7 +333,7 @@ def _check_band(low: float, high: float) -> None:
         )
 
 
-# DL4J option -> ours, from the Builders of SharedTrainingMaster, ParallelWrapper and
+# Our name of a DL4J option in the Builders of SharedTrainingMaster, ParallelWrapper and
 # EncodedGradientsAccumulator. All option classes of gradient sharing pass this dict and ``REFUSED``
 # to ``options(refused=..., aliases=...)``.
 ALIASES: dict[str, str] = {
@@ -348,7 +349,7 @@ _ENCODING = (
     " is no handler to replace"
 )
 
-# DL4J option -> the remedy that the error message names.
+# Unsupported DL4J options, with the remedy that the error message names.
 REFUSED: dict[str, str] = {
     "updates_threshold": "write threshold=AdaptiveThreshold(tau)",
     "encoding_handler": _ENCODING,

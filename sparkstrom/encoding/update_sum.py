@@ -1,7 +1,8 @@
-"""Sums of updates: a sorted sparse list while small, then a dense array; and their wire format.
+"""Add up updates as a sorted sparse list, or as a dense array if there are many entries.
 
-A sum of a hundred updates of a large model holds a few percent of its parameters; a dense array
-would cost more than the updates did. Both representations hold the same integers.
+Also encodes and decodes such sums. A sum of a hundred updates of a large model contains only a few
+percent of the parameters, so that a dense array would be larger than the updates. Both
+representations contain the same integers.
 """
 
 from __future__ import annotations
@@ -18,27 +19,27 @@ from sparkstrom.encoding.cpu.intrinsics import lowest_bit, store_word
 from sparkstrom.encoding.cpu.kernel_loader import BYTES, helper, kernel
 from sparkstrom.encoding.gaps import bits_from, next_one
 
-# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
 # mypy: disable-error-code="arg-type, assignment, no-any-return"
 
 
 I32 = NDArray[np.int32]
-Hits = tuple[I32, I32]  # ascending indices, no index twice; quanta to add
+Hits = tuple[I32, I32]  # (indices, ascending and unique; quanta to add there)
 
-SPARSE_MAX = 8  # parameters per entry: with more entries an array is smaller and faster to add to
+SPARSE_MAX = 8  # parameters per entry, below which a dense array is smaller and faster
 
 
 @kernel("UniTuple(i8, 2)(i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1])")
 def merge(
     ones: I32, one: I32, others: I32, other: I32, indices: I32, quanta: I32
 ) -> tuple[int, int]:
-    """Add two sorted sparse lists; return (entries written, sums that wrapped around).
+    """Add two sorted sparse lists; return (entries written, number of sums that wrapped around).
 
-    Entries that add up to 0 are left out.
+    Entries whose sum is 0 are left out.
 
-        ones, others     i32[any]  in   ascending indices, no index twice in either
-        one, other       i32[any]  in   their quanta; sums wrap around, as in ``sum_hits``
-        indices, quanta  i32[sum]  out  room for all of both
+        ones, others     i32[any]  in   indices of the two lists, ascending and unique
+        one, other       i32[any]  in   quanta of the two lists; sums wrap around like ``sum_hits``
+        indices, quanta  i32[sum]  out  the result, with room for all entries of both lists
     """
     i, j, made, overflows = 0, 0, 0, 0
     while i < ones.shape[0] or j < others.shape[0]:
@@ -56,20 +57,20 @@ def merge(
 
 
 class Total:
-    """A running sum of updates over ``n_params`` parameters.
+    """A running sum of updates to ``n_params`` parameters.
 
-    ``overflows`` counts entries whose sum left int32, so that it is wrong by 2 ** 32 quanta.
+    ``overflows`` counts sums that left the range of int32 and so are wrong by 2 ** 32 quanta.
     """
 
     def __init__(self, n_params: int) -> None:
-        """Create a sum of no updates, which is sparse at first."""
+        """Create an empty sum, which is sparse at first."""
         self.n_params, self.overflows = n_params, 0
         self._hits: Hits = (np.empty(0, np.int32), np.empty(0, np.int32))
-        self._array: I32 | None = None  # i32[n_params], once it is not sparse
+        self._array: I32 | None = None  # i32[n_params] if the sum is dense; None if sparse
 
     @classmethod
     def of_array(cls, array: I32) -> Total:
-        """Create a dense sum from i32[n_params], which it uses without a copy."""
+        """Create a dense sum that uses ``array``, i32[n_params], without a copy."""
         total = cls(array.size)
         total._array = array
         return total
@@ -88,7 +89,7 @@ class Total:
         return where, self._array[where]
 
     def dense(self) -> I32:
-        """Return a copy as i32[n_params]."""
+        """Return a copy of the sum as i32[n_params]."""
         if self._array is not None:
             return self._array.copy()
         array = np.zeros(self.n_params, np.int32)
@@ -96,7 +97,7 @@ class Total:
         return array
 
     def add(self, hits: Hits) -> None:
-        """Add an update's entries; sums wrap around, as in ``sum_hits``."""
+        """Add an update's entries. Sums wrap around, as in ``reference.sum_hits``."""
         if self._array is None and (self._hits[0].size + hits[0].size) * SPARSE_MAX > self.n_params:
             self._array = self.dense()
         if self._array is not None:
@@ -121,7 +122,7 @@ class Total:
             self._array += other._array
             wrapped = (before ^ self._array) & (
                 other._array ^ self._array
-            )  # neither operand had its sign
+            )  # the result has neither operand's sign
             self.overflows += int(np.count_nonzero(wrapped < 0))
 
 
@@ -133,9 +134,10 @@ class Total:
 #             bits beyond order + 1, then a 1 for its highest bit, then its other bits, lowest first
 #     dense:  u8 2, 3 or 4 | u32 unit | i8, i16 or i32 per parameter
 #
-# An entry is +-(size + least) * unit: ``unit`` divides all entries, ``least`` is the smallest
-# absolute value in units. Gaps are as in ``gaps``. Sizes are in Exp-Golomb code with an order per
-# message, because the thresholds of updates from one time are similar and those of older sums not.
+# An entry is +-(size + least) * unit: ``unit`` divides all entries, and ``least`` is the smallest
+# absolute value in units. Gaps are as in ``gaps``. Sizes are in Exp-Golomb code whose order is
+# chosen per message, because the thresholds of updates from the same time are similar and those of
+# older sums are not.
 
 U8 = NDArray[np.uint8]
 U64 = np.uint64
@@ -144,15 +146,15 @@ SPARSE, DENSE = 1, {2: "<i1", 3: "<i2", 4: "<i4"}
 SPARSE_HEADER = struct.Struct("<BIIIBB")  # layout, count, unit, least, rice, order
 DENSE_HEADER = struct.Struct("<BI")  # layout, unit
 ORDER_MAX = 30  # sizes are below 2^31
-ENTRY_BITS_MIN = 3  # a gap's 1, a sign, a size's 1
-UNIT_END = 2**31  # units are below; that of entries which all are -2^31 is not
+ENTRY_BITS_MIN = 3  # the gap's 1, the sign, the size's 1
+UNIT_END = 2**31  # valid units are below this; the unit is 2^31 if all entries are -2^31
 SAMPLE = 4096  # entries from which the order is estimated
-FLUSH_BYTES = 8  # the encoder writes whole words
-NEAR = U64(57 - 32)  # 0s after which the rest of a code is within the bits at hand
+FLUSH_BYTES = 8  # room after the entries, because the encoder writes whole 8-byte words
+NEAR = U64(57 - 32)  # after so many 0s, the rest of a code is in the same word
 
 
 def encode(total: Total) -> bytes:
-    """Encode a sum in its shortest layout."""
+    """Encode a sum in the shortest of its layouts."""
     indices, quanta = total.hits
     unit, least, largest = (int(value) for value in unit_and_bounds(quanta))
     head, bits = _sparse_header(indices, quanta, unit, least, largest, total.n_params)
@@ -169,9 +171,9 @@ def encode(total: Total) -> bytes:
 
 
 def decode_untrusted(payload: bytes, n_params: int) -> Total:
-    """Decode a sum that ``encode`` wrote. Raise WireError for invalid bytes and nothing else.
+    """Decode a sum that ``encode`` wrote. Raise WireError, and no other error, if it is invalid.
 
-    Needs at most 100 bytes of memory per byte of a sparse payload.
+    A sparse payload needs at most 100 bytes of memory per byte.
     """
     if len(payload) and payload[0] == SPARSE and len(payload) >= SPARSE_HEADER.size:
         return _decode_sparse(payload, n_params)
@@ -183,7 +185,7 @@ def decode_untrusted(payload: bytes, n_params: int) -> Total:
 def _sparse_header(
     indices: I32, quanta: I32, unit: int, least: int, largest: int, n_params: int
 ) -> tuple[bytes, int]:
-    """Return the header of the shortest sparse encoding, and the number of bits after it."""
+    """Return (header of the shortest sparse encoding, number of bits that follow the header)."""
     if indices.size == 0:
         return SPARSE_HEADER.pack(SPARSE, 0, 1, 1, 0, 0), 0
     rice = int(gaps.best_rice(indices, gaps.rice_guess(indices.size, n_params)))
@@ -199,7 +201,7 @@ def _sparse_header(
 
 
 def _golomb_bits(sizes: NDArray[np.int64], order: int) -> int:
-    """Return the bits that ``sizes`` take in Exp-Golomb code of this order."""
+    """Return the number of bits of ``sizes`` in Exp-Golomb code of this order."""
     lengths = np.frexp((sizes + 2**order).astype(np.float64))[1]
     return int((2 * lengths - 1 - order).sum())
 
@@ -236,7 +238,7 @@ def _decode_dense(payload: bytes, n_params: int) -> Total:
     return Total.of_array(array)
 
 
-# Reasons that ``read_sparse`` returns the index of; 0 is success.
+# ``read_sparse`` returns an index into this tuple; 0 is success.
 REASONS = (
     "fine",
     "they do not fit into so few bytes",
@@ -248,11 +250,11 @@ REASONS = (
 
 @kernel("UniTuple(i8, 3)(i4[::1])")
 def unit_and_bounds(quanta: I32) -> tuple[int, int, int]:
-    """Return (unit, smallest, largest): the entries' greatest common divisor, and their bounds.
+    """Return (unit, smallest, largest): the entries' greatest common divisor, and their range.
 
-    The bounds are absolute values in units; without entries all three are 1.
+    The range is of absolute values, in units. Without entries all three are 1.
 
-        quanta i32[count] in  none is 0
+        quanta i32[count] in  all nonzero
     """
     unit, smallest, largest = np.int64(0), np.int64(2**31), np.int64(0)
     for j in range(quanta.shape[0]):
@@ -268,7 +270,7 @@ def unit_and_bounds(quanta: I32) -> tuple[int, int, int]:
 
 @helper
 def _bit_length(value: np.uint64) -> np.uint64:
-    """Return the number of bits up to the highest 1 of a 32-bit value."""
+    """Return the number of bits of a 32-bit value, up to its highest 1."""
     length = U64(0)
     for shift in (U64(16), U64(8), U64(4), U64(2), U64(1)):
         if value >> shift:
@@ -278,7 +280,7 @@ def _bit_length(value: np.uint64) -> np.uint64:
 
 @kernel("i8(i4[::1], i4[::1], i8, i8, i8, i8)")
 def sparse_bits(indices: I32, quanta: I32, unit: int, least: int, rice: int, order: int) -> int:
-    """Return the number of bits that ``write_sparse`` will write."""
+    """Return the number of bits that ``write_sparse`` will write for the same arguments."""
     bits, next_index = 0, 0
     for j in range(indices.shape[0]):
         size = U64(abs(np.int64(quanta[j])) // unit - least)
@@ -293,7 +295,9 @@ def _append_bits(
     out: U8, at: np.uint64, word: np.uint64, bits: np.uint64, zeros: np.uint64, field: np.uint64,
     width: np.uint64,
 ) -> tuple[np.uint64, np.uint64, np.uint64]:  # fmt: skip
-    """Append ``zeros`` 0s and a field of up to 32 bits to the fewer than 8 bits in ``word``."""
+    """Append ``zeros`` 0s and a field of up to 32 bits; return the new (at, word, bits).
+
+    The message so far is the bytes out[:at], and then the fewer than 8 ``bits`` in ``word``."""
     bits += zeros
     while bits >= U64(32):
         store_word(out, at, word)
@@ -308,11 +312,11 @@ def _append_bits(
 def write_sparse(
     indices: I32, quanta: I32, unit: int, least: int, rice: int, order: int, out: U8
 ) -> int:
-    """Write the entries of a sparse sum; return the bytes: ``sparse_bits`` rounded up, at most.
+    """Write the entries of a sparse sum; return their length in bytes, ``sparse_bits`` rounded up.
 
-    indices i32[count]    in   ascending, no index twice
-    quanta  i32[count]    in   none is 0; multiples of ``unit``, none smaller than ``least`` of it
-    out     u8[capacity]  out  capacity >= the bytes + FLUSH_BYTES
+    indices i32[count]    in   ascending and unique
+    quanta  i32[count]    in   multiples of ``unit``, in absolute value at least ``least * unit``
+    out     u8[capacity]  out  capacity >= length + FLUSH_BYTES
     """
     at, word, bits, next_index = U64(0), U64(0), U64(0), np.int64(0)
     shift, base, one = U64(rice), U64(1) << U64(order), U64(1)
@@ -353,8 +357,8 @@ def read_sparse(
 ) -> int:
     """Decode the entries of an untrusted sparse sum; return 0 or an index into ``REASONS``.
 
-    indices i32[count]  out  ascending, all within n_params; garbage unless the answer is 0
-    quanta  i32[count]  out  none is 0; likewise
+    indices i32[count]  out  ascending, below n_params; garbage unless the result is 0
+    quanta  i32[count]  out  all nonzero; garbage unless the result is 0
     returns i64              0, or an index into ``REASONS``
     """
     end, one = U64(payload.shape[0]) << U64(3), U64(1)
@@ -365,7 +369,7 @@ def read_sparse(
         position += zeros + shift + U64(2)
         if position > end:
             return 1
-        if zeros > farthest:  # before the shift: 1 GiB of zeros would overflow it
+        if zeros > farthest:  # checked first, because 1 GiB of zeros would overflow the shift
             return 2
         index += (zeros << shift) + (word & ((one << shift) - one))
         if index >= U64(n_params):
@@ -379,7 +383,7 @@ def read_sparse(
         if position > end:
             return 1
         size = ((one << rest) | (word & ((one << rest) - one))) - base
-        # Below 2^32 units of below 2^32 each: no overflow in 64 bits.
+        # Fewer than 2^32 units, each below 2^32, so 64 bits suffice.
         value = (size + U64(least)) * U64(unit)
         if value > U64(2**31 - 1) + minus:
             return 3

@@ -1,12 +1,12 @@
-"""Combine the workers' results of a round into the state with which the next round starts.
+"""Combine the workers' results of one round into the state from which the next round starts.
 
-All workers start a round with the same parameters and train alone for some steps. The next round
-starts with their weighted mean, or with what an accumulator or an outer optimizer makes of the
-results. A worker's weight is the number of rows that it trained on, so one step of SGD per round
-equals one step of a single machine on all rows.
+All workers start a round with the same parameters and train independently for some steps. The next
+round starts from the weighted mean of their parameters, or from the parameters that a user-defined
+accumulator or an outer optimizer computes. A worker's weight is the number (or the summed weights)
+of its trained rows, so one step of SGD per round equals one step of one machine on all rows.
 
 Sums are float64 and depend on the order of their terms. Callers pass the workers in order of
-partition, so that repeated rounds give the same bits.
+partition, so that a repeated round gives bit-identical results.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from sparkstrom.runtime.optimizer_states import (
     decode_schedule_steps,
 )
 
-CHECKED_AT_ONCE = 1 << 20  # parameters; bounds the temporary array of booleans
-OUTER_PREFIX = "outer/"  # precedes the names of the outer optimizer's values in a stored state
+CHECKED_AT_ONCE = 1 << 20  # parameters; limits the size of the temporary boolean array
+OUTER_PREFIX = "outer/"  # prefix of the outer optimizer's names in a stored state
 NO_PARTITION = -1  # stored as the partition of a state that all workers share
 NOT_FINITE_AFTER = (
     "{} is {} after round {}: training diverges or the data hold such values; lower the learning"
@@ -54,11 +54,11 @@ Scalar = float | int
 
 
 class AveragingOptions(Protocol):
-    """The options of rounds that ParameterAveragingTrainingMaster and ParallelWrapper share."""
+    """The round options common to ParameterAveragingTrainingMaster and ParallelWrapper."""
 
     @property
     def averaging_frequency(self) -> int:
-        """Number of minibatches of each worker in a round."""
+        """Number of minibatches that each worker trains in one round."""
         ...
 
     @property
@@ -68,17 +68,17 @@ class AveragingOptions(Protocol):
 
     @property
     def outer(self) -> Updater | None:
-        """The outer optimizer, if there is one."""
+        """The outer optimizer, applied to the combined parameters after each round; or None."""
         ...
 
     @property
     def accumulator(self) -> Accumulator | None:
-        """The user's function that combines parameters; None: their mean."""
+        """The user's function that combines the workers' parameters; None: take their mean."""
         ...
 
 
 class StoredState(Protocol):
-    """An optimizer state outside this process's memory, such as in a file."""
+    """An optimizer state that is stored outside this process's memory, such as in a file."""
 
     def load(self) -> State:
         """Read the state and return it."""
@@ -89,12 +89,12 @@ class StoredState(Protocol):
 class RoundResults:
     """The results of one round, as a backend returns them."""
 
-    reports: Sequence[RoundReport]  # of the workers that had minibatches, in order of partition
+    reports: Sequence[RoundReport]  # from workers with minibatches, by partition
     # The weighted mean, f32[n_params]; f32[workers with weight, n_params] for an accumulator;
     # None if a model failed or no row has a weight.
     parameters: Flat | None = None
     updater: State | None = None  # the averaged optimizer state, with save_updater=True
-    # With save_updater="own": each worker's optimizer state, by partition.
+    # With save_updater=PER_WORKER: each worker's optimizer state, by partition.
     own: Mapping[int, State | StoredState] = field(default_factory=dict)
     traffic: Counter[str] = field(default_factory=Counter)  # bytes over the network, by kind
 
@@ -102,8 +102,8 @@ class RoundResults:
 class RoundState:
     """The state between two rounds: parameters f32[n_params], buffers and optimizer states.
 
-    Every round replaces arrays and never changes them, except for the outer optimizer's, so
-    snapshots may share them.
+    A round replaces arrays and never modifies them in place, except for the outer optimizer's
+    arrays. Snapshots can therefore share the arrays.
     """
 
     def __init__(
@@ -114,28 +114,28 @@ class RoundState:
         states: OptimizerStates,
         steps: int,
     ) -> None:
-        """Make the state with which the first round of a fit starts.
+        """Create the state from which the first round of a fit starts.
 
         Args:
-            model: The model.
+            model: The model that is trained.
             options: How results are combined.
             parameters: f32[n_params].
             states: Optimizer states of an earlier fit, from which to continue.
-            steps: Number of steps of each worker before, unless ``states`` contain it.
+            steps: Number of earlier steps of each worker, unless ``states`` contain that number.
         """
         self._model, self._save = model, options.save_updater
         self._accumulator = options.accumulator
         self.parameters = parameters
         self.buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
         self.fresh = fresh_state(copy.deepcopy(model), parameters)  # before the first step
-        self.updater = self.fresh  # with which workers without an ``own`` state start
+        self.updater = self.fresh  # for workers that have no state in ``own``
         self.own: dict[int, State | StoredState] = {}  # workers' own states, by partition
         self.outer, self.steps, self.rounds = OuterStep(options.outer), steps, 0
         if states.one:
             self._resume_from(states)
 
     def _resume_from(self, states: OptimizerStates) -> None:
-        """Load the states of an earlier fit, as far as the options use them."""
+        """Load those optimizer states of an earlier fit that the options use."""
         stored = decode_state_untrusted(states.one)
         self.steps = decode_schedule_steps(states.one, self.steps)
         outer = {
@@ -148,7 +148,7 @@ class RoundState:
         if self._save:
             self.updater = decode_optimizer_state(states.one)
         if self._save == PER_WORKER:
-            # Files of older versions have a state of no partition.
+            # Files of older versions contain a state without a partition.
             self.own = {
                 index: decode_optimizer_state(state)
                 for index, state in states.own.items()
@@ -156,9 +156,9 @@ class RoundState:
             }
 
     def advance(self, results: RoundResults) -> None:
-        """Replace the state with the combined results of a round.
+        """Combine the results of a round, and replace the state with the outcome.
 
-        Raise TrainingError if parameters are not finite, or the user's accumulator fails.
+        Raise TrainingError if a parameter is not finite, or the user's accumulator fails.
         """
         trained = [report for report in results.reports if report.weight]
         combined = results.parameters
@@ -179,12 +179,12 @@ class RoundState:
         self.rounds += 1
 
     def copy_states(self) -> OptimizerSnapshot:
-        """Return the present optimizer states, which later rounds do not change."""
+        """Return a snapshot of the optimizer states, which later rounds do not change."""
         outer = copy.deepcopy(self.outer.state)
         return OptimizerSnapshot(self.updater, dict(self.own), outer, self.steps)
 
     def digest(self) -> str:
-        """Return the SHA-256 of parameters and buffers, as hexadecimal digits."""
+        """Return the SHA-256 of the parameters and buffers, in hexadecimal."""
         return hashlib.sha256(self.parameters.tobytes() + self.buffers).hexdigest()
 
 
@@ -192,16 +192,16 @@ class RoundState:
 class OptimizerSnapshot:
     """The optimizer states after one round."""
 
-    updater: State  # shared by all workers without an own state
+    updater: State  # for all workers that have no state in ``own``
     own: Mapping[int, State | StoredState]  # workers' own states, by partition
-    outer: State  # the outer optimizer's; empty without one
-    steps: int  # of each worker so far
+    outer: State  # the outer optimizer's state; empty without one
+    steps: int  # number of steps of each worker so far
 
     def encoded(self, *, everybody: bool = True) -> tuple[bytes, ...]:
         """Return the encoded states for a checkpoint or a later fit.
 
-        The first one contains the outer optimizer's state, too. Without ``everybody`` it is the
-        only one.
+        The first encoded state also contains the outer optimizer's state. ``everybody=False``
+        returns only that first one.
         """
         more: State = {OUTER_PREFIX + name: value for name, value in self.outer.items()}
         more[SCHEDULE_STEPS_KEY] = self.steps
@@ -214,9 +214,9 @@ class OptimizerSnapshot:
 
 
 class AveragedParameters:
-    """The parameters of a fit in rounds, with the interface ``fit.session.FitParameters``.
+    """The parameters of a round-based fit, with the interface ``fit.session.FitParameters``.
 
-    ``k``: exponent of the grid that gradient sharing would use for them.
+    ``k``: exponent of the grid (``encoding.grid``) that a gradient-sharing fit would use.
     """
 
     def __init__(self, state: RoundState, k: int) -> None:
@@ -236,13 +236,13 @@ class AveragedParameters:
 class OuterStep:
     """Computes the next round's parameters from a round's initial and combined parameters.
 
-    Without an ``updater`` they are the combined parameters. With one, the difference between
-    initial and combined parameters is its gradient: ``Nesterov(0.7, 0.9)`` is DiLoCo's outer
+    Without an ``updater``, the result is the combined parameters. With one, its gradient is the
+    difference between initial and combined parameters: ``Nesterov(0.7, 0.9)`` is DiLoCo's outer
     optimizer (Douillard et al. 2023).
     """
 
     updater: Updater | None = None  # the outer optimizer
-    state: State = field(default_factory=dict)  # the updater's; empty before its first step
+    state: State = field(default_factory=dict)  # the updater's state; empty before its first step
 
     def step(self, before: Flat, combined: Flat) -> Flat:
         """Return the parameters of the next round, f32[n_params]; may overwrite ``combined``.
@@ -259,7 +259,7 @@ class OuterStep:
 
 
 class WeightedSum:
-    """Accumulates a weighted mean: the sum of weight x values, f64[n], and of the weights."""
+    """Accumulates a weighted mean: the sum of weight x values, f64[n], and the sum of weights."""
 
     def __init__(self, size: int) -> None:
         self.total: Sum = np.zeros(size, np.float64)
@@ -271,23 +271,23 @@ class WeightedSum:
         self.weight += weight
 
     def add_sum(self, total: Sum, weight: float) -> None:
-        """Add another sum: ``total`` of weight x values, and ``weight`` of the weights."""
+        """Add a partial sum: ``total`` sums weight x values, and ``weight`` sums the weights."""
         self.total += total
         self.weight += weight
 
     def mean(self, dtype: Any = np.float32) -> NDArray[Any]:
-        """Return the mean, rounded once to ``dtype``. The weight must not be 0."""
+        """Return the mean, rounded to ``dtype``. The sum of weights must not be 0."""
         assert self.weight > 0, "the sum has no weight, so it has no mean"
         return (self.total / self.weight).astype(dtype)
 
 
 def is_averaged(value: Any) -> bool:
-    """Return whether a value of an optimizer's state is averaged: it is an array of floats."""
+    """Return whether a value in an optimizer's state can be averaged: it is a float array."""
     return isinstance(value, np.ndarray) and value.dtype.kind == "f"
 
 
 def weighted_mean(vectors: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArray[Any]:
-    """Return the weighted mean of arrays of one shape, in the shape and dtype of the first."""
+    """Return the weighted mean of equally shaped arrays, in the shape and dtype of the first."""
     total = WeightedSum(vectors[0].size)
     for values, weight in zip(vectors, weights, strict=True):
         total.add(values, weight)
@@ -299,8 +299,8 @@ def average_states(
 ) -> State:
     """Return the weighted mean of the workers' optimizer states.
 
-    Arrays of floats are averaged; ``merge_scalars`` merges all other values. A value that some
-    states lack is taken from the others. ``steps``: each worker's steps in the round.
+    Float arrays are averaged; ``merge_scalars`` merges all other values. A value that only some
+    states contain is computed from these. ``steps``: each worker's number of steps in the round.
     """
     arrays = [{k: v for k, v in state.items() if is_averaged(v)} for state in states]
     scalars = [{k: v for k, v in state.items() if not is_averaged(v)} for state in states]
@@ -316,9 +316,9 @@ def merge_scalars(
 ) -> State:
     """Merge the learning rates, counts and flags of the workers' optimizer states into one state.
 
-    Numbers come from the workers that took the most steps in the round. Many of torch's schedules
-    derive a rate from the previous one, so a mean of rates at different positions would stay wrong.
-    Arrays are merged by their maximum.
+    Numbers come from the workers that took the most steps in the round: many torch schedules derive
+    a rate from the previous one, so averaging rates of different positions would cause a lasting
+    error. Arrays are merged by their elementwise maximum.
     """
     merged: State = {}
     for name in _all_names(scalars):
@@ -334,12 +334,12 @@ def merge_scalars(
 
 
 def _all_names(states: Sequence[State]) -> list[str]:
-    """Return the names that occur in any of the states, each once."""
+    """Return every name that occurs in any of the states, without repetitions."""
     return list(dict.fromkeys(name for state in states for name in state))
 
 
 def _merge_numbers(values: Sequence[Scalar], weights: Sequence[float]) -> Scalar:
-    """Return the common value; if they differ, the maximum of integers or the weighted mean."""
+    """Merge numbers: the common value, else the maximum of integers or weighted mean of floats."""
     first = values[0]
     if all(value == first for value in values):
         return first
@@ -361,12 +361,13 @@ def apply_accumulator(
 ) -> Flat:
     """Call a user's accumulator; return the parameters of the next round, f32[n_params].
 
-    ``before``: f32[n_params]; ``after``: f32[workers, n_params]; ``rows``: trained by each worker.
-    Raise TrainingError if it raises, or returns another shape or values that are not finite.
+    ``before``: f32[n_params]; ``after``: f32[workers, n_params]; ``rows``: number of rows that each
+    worker trained. Raise TrainingError if the accumulator raises, or returns another shape or
+    values that are not finite.
     """
     after.flags.writeable = False
     try:
-        # Copies on both sides: a user's function may change its argument or keep its result.
+        # Copies, because a user's function may change its argument or keep its result.
         made = np.array(accumulator(before.copy(), after, np.array(rows, np.int64)), np.float32)
     except Exception as error:  # a user's function may raise anything
         trace = traceback.format_exc()
@@ -382,8 +383,8 @@ def apply_accumulator(
 def check_finite(model: FlatModel, parameters: Flat, rounds: int) -> None:
     """Raise TrainingError if a parameter is infinite or NaN after ``rounds`` rounds.
 
-    A finite loss does not exclude it, because a step computes its loss before it changes
-    parameters.
+    A finite loss does not rule this out, because a step computes its loss before it changes
+    the parameters.
     """
     for first in range(0, parameters.size, CHECKED_AT_ONCE):
         finite = np.isfinite(parameters[first : first + CHECKED_AT_ONCE])
@@ -394,20 +395,20 @@ def check_finite(model: FlatModel, parameters: Flat, rounds: int) -> None:
 
 
 def _encode(updater: State, partition: int, more: State) -> bytes:
-    """Encode one worker's optimizer state, its partition, and the values in ``more``."""
+    """Encode one worker's optimizer state, with its partition and the values in ``more``."""
     named = {OPTIMIZER_PREFIX + name: value for name, value in updater.items()}
     return encode_state(named | more | {PARTITION_KEY: partition})
 
 
 def load_state(state: State | StoredState) -> State:
-    """Return the state itself, read first if it is a StoredState."""
+    """Return an optimizer state; load it first if it is a StoredState."""
     return state if isinstance(state, dict) else state.load()
 
 
 def fresh_state(model: FlatModel, parameters: Flat) -> State:
-    """Return a copy of the state of the model's optimizer before its first step.
+    """Return a copy of the optimizer state that the model has before its first step.
 
-    ``model`` must be a copy, because it is bound to other parameters.
+    ``model`` must be a copy, because this function binds it to other parameters.
     """
     model.bind(parameters.copy())
     state = model.updater_state()

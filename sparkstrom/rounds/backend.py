@@ -1,4 +1,7 @@
-"""The interface ``RoundsBackend``, by which a fit in rounds has its workers train and measure."""
+"""Define ``RoundsBackend``, the interface through which a round-based fit uses its workers.
+
+Backends run the workers as Spark tasks (by RDDs or by DataFrames) or as local processes.
+"""
 
 from __future__ import annotations
 
@@ -15,50 +18,50 @@ from sparkstrom.rounds.worker_round import HeldOutReport, ReplicaReport, RoundPa
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """What a worker reports about its rows before the first round."""
+    """A worker's report about its partition of the rows, made before the first round."""
 
     partition: int
     rows: int  # number of rows to train on
     held_out: int  # number of held-out rows
-    checksum: int  # of the rows, to recognize them when a fit is resumed
+    checksum: int  # checksum of the rows, to recognize them when a fit is resumed
     batches: int  # minibatches per epoch
-    spilled_bytes: int  # bytes of rows on disk, because they do not fit into memory
+    spilled_bytes: int  # bytes of rows that are on disk because they do not fit into memory
     host: str = ""  # the worker's host
 
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """How the minibatches that are left in one epoch are divided into rounds."""
+    """The division of an epoch's remaining minibatches into rounds."""
 
-    epoch: int  # of this fit, from 0
+    epoch: int  # epoch of this fit, from 0
     frequency: int  # most minibatches of a worker in one round
-    firsts: tuple[int, ...]  # each worker's first minibatch; above 0 if the fit resumed within it
+    firsts: tuple[int, ...]  # each worker's first minibatch; above 0 if resumed mid-epoch
     ends: tuple[int, ...]  # each worker's number of minibatches in an epoch
-    held_out: bool  # whether rows are held out, to be measured after the last round
+    held_out: bool  # whether to evaluate the model on held-out rows after the last round
 
     @property
     def rounds(self) -> int:
-        """Number of rounds until every worker has trained all of its minibatches."""
+        """Number of rounds that all workers need to train their remaining minibatches."""
         left = [end - first for first, end in zip(self.firsts, self.ends, strict=True)]
         return max(0, -(-max(left) // self.frequency))
 
     def batches(self, number: int, worker: int) -> range:
-        """Return the indices of a worker's minibatches in round ``number``, counted from 0."""
+        """Return the indices of a worker's minibatches in round ``number`` (from 0), if any."""
         first = min(self.firsts[worker] + number * self.frequency, self.ends[worker])
         return range(first, min(first + self.frequency, self.ends[worker]))
 
 
 @dataclass(frozen=True, slots=True)
 class RoundOrder:
-    """One round to train, as a backend gets it."""
+    """A request to a backend to train one round."""
 
     plan: EpochPlan
-    number: int  # of the round in its epoch, from 0
-    pace: RoundPace  # position of the whole fit when the round starts
+    number: int  # number of the round in its epoch, from 0
+    pace: RoundPace  # position of the whole fit at the start of the round
 
 
 class RoundsBackend(ABC):
-    """The workers of one fit; a subclass for each kind, such as Spark tasks or local processes.
+    """The workers of one round-based fit; subclasses run them as Spark tasks or local processes.
 
     The thread that trains the rounds calls all methods except ``abort``.
     """
@@ -67,7 +70,7 @@ class RoundsBackend(ABC):
         self._aborted = threading.Event()
 
     def abort(self) -> None:
-        """Make the present call and all later ones raise FitCancelled soon. Thread-safe."""
+        """Make the current call and all later calls raise FitCancelled soon. Thread-safe."""
         self._aborted.set()
 
     def check_aborted(self) -> None:
@@ -79,26 +82,26 @@ class RoundsBackend(ABC):
     def open(self) -> AbstractContextManager[Sequence[PartitionFacts]]:
         """Read the rows; return a context manager that keeps the workers ready inside its block.
 
-        Its value has the facts of all partitions, in any order.
+        Entering it returns the facts of all partitions, in any order.
         """
 
     @abstractmethod
     def train(self, order: RoundOrder, state: RoundState) -> RoundResults:
         """Train one round that starts from ``state``; return its results.
 
-        If a user's model raises, the exception is in a report of the results.
+        An exception that a user's model raises in a worker is stored in that worker's report.
         """
 
     @abstractmethod
     def measure(self, plan: EpochPlan, state: RoundState) -> Sequence[HeldOutReport]:
-        """Measure the held-out rows with the parameters of ``state`` at an epoch's end.
+        """Evaluate the parameters of ``state`` on the held-out rows at the end of an epoch.
 
-        Return a report of each worker that has held-out rows.
+        Return the reports of the workers that have held-out rows.
         """
 
     def end(self, state: RoundState) -> Sequence[ReplicaReport]:
         """End the workers after the last round.
 
-        Return a hash of the parameters for each worker that keeps its own copy.
+        Return a report, with a hash of the parameters, for each worker that keeps its own copy.
         """
         return ()

@@ -1,8 +1,8 @@
-"""The controller of a fit in rounds: progress, results, snapshots, and requests to stop.
+"""Control a round-based fit: read its progress and results, take snapshots, stop it.
 
-``RoundsControl`` has the interface of every fit's controller (``runtime.fit_state.MasterControl``).
-It numbers rounds where gradient sharing numbers updates. The driver program's main thread reads it
-while the thread that trains the rounds writes it.
+``RoundsControl`` implements the interface that every fit's controller has
+(``runtime.fit_state.MasterControl``), with rounds in place of gradient sharing's numbered updates.
+The driver program's main thread reads it, and the thread that trains the rounds writes to it.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ from sparkstrom.rounds.worker_round import HeldOutReport, RoundReport, WorkerRep
 from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot, WorkerLogBuffer
 from sparkstrom.runtime.message_endpoint import Traffic
 
-OBSERVER_TIMEOUT_S = 30.0  # at an epoch's end; longer than early stopping should need
+OBSERVER_TIMEOUT_S = 30.0  # wait at an epoch's end; longer than early stopping should need
 
 
 class EpochBarrier:
-    """Makes rounds wait at each epoch's end until early stopping has decided.
+    """Makes the rounds' thread wait at each epoch's end until early stopping has decided.
 
-    Otherwise the last round of a fit and the round with the best parameters would depend on when
-    the main thread happens to poll.
+    Otherwise the main thread's polling times would decide which round is the last one and which one
+    has the best parameters.
     """
 
     def __init__(self, *, has_observer: bool) -> None:
         self._has_observer = has_observer  # early stopping may end the fit at an epoch's end
-        self._observed = 0  # number of epochs whose figures the main thread has received
-        self._handled = 0  # number of epochs about which early stopping has decided
+        self._observed = 0  # number of epochs whose metrics the main thread has received
+        self._handled = 0  # number of epochs for which early stopping has decided
         self._changed = threading.Condition()
 
     def acknowledge(self, epochs: int) -> None:
-        """Record that the main thread received the figures of the first ``epochs`` epochs.
+        """Record that the main thread received the metrics of the first ``epochs`` epochs.
 
-        It has then handled all figures that an earlier call recorded.
+        The main thread has then handled all metrics that it received before.
         """
         with self._changed:
             self._handled, self._observed = self._observed, epochs
             self._changed.notify_all()
 
     def open(self) -> None:
-        """End all present and future calls of ``wait``."""
+        """Make all current and future calls of ``wait`` return at once."""
         with self._changed:
             self._has_observer = False
             self._changed.notify_all()
 
     def wait(self, epochs: int) -> None:
-        """Block until the first ``epochs`` epochs are handled, at most OBSERVER_TIMEOUT_S."""
+        """Block until the first ``epochs`` epochs are handled, for at most OBSERVER_TIMEOUT_S."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._handled >= epochs or not self._has_observer, OBSERVER_TIMEOUT_S
@@ -74,13 +74,13 @@ class EpochBarrier:
 
 @dataclass(frozen=True, slots=True)
 class RoundsProgress(Progress):
-    """The progress of a fit in rounds, with the number of epochs that have ended."""
+    """The progress of a round-based fit, with the number of epochs that have ended."""
 
-    epochs: int = 0  # number of this fit's epochs whose figures are in ``stats``
+    epochs: int = 0  # number of this fit's epochs whose metrics are in ``stats``
 
 
 class WorkerTally:
-    """Totals of one worker over all rounds so far: steps, examples, losses, bytes and seconds."""
+    """One worker's totals over all rounds so far: steps, examples, losses, bytes and seconds."""
 
     def __init__(self, partition: int) -> None:
         self.log = EpochLog(partition)
@@ -92,7 +92,7 @@ class WorkerTally:
         self._seconds = Counter[str]()  # by activity
 
     def add(self, report: RoundReport) -> None:
-        """Add the figures of one round to the totals."""
+        """Add the results of one round to the totals."""
         self.host = report.host
         self._steps += report.steps
         self._examples += report.examples
@@ -104,7 +104,7 @@ class WorkerTally:
         self._seconds.update(report.seconds)
 
     def end_epoch(self, epoch: int, report: HeldOutReport | None) -> None:
-        """Record the end of an epoch; ``report`` has its held-out rows' figures, if it has any."""
+        """Record the end of an epoch; ``report`` is its evaluation on held-out rows, if any."""
         self._last_loss, self._epoch_loss = self._epoch_loss, 0.0
         self._last_examples, self._epoch_examples = self._epoch_examples, 0
         held = (report.total, report.weight) if report else (0.0, 0.0)
@@ -113,9 +113,9 @@ class WorkerTally:
             self._seconds.update(report.seconds)
 
     def counters(self, epoch: int, n_params: int) -> WorkerCounters:
-        """Return the totals in the form in which workers of gradient sharing send theirs.
+        """Return the totals as the counters that a worker sends in a gradient-sharing fit.
 
-        Each round counts as one publication of all ``n_params`` parameters.
+        Each round counts as one update ("publication") of all ``n_params`` parameters.
         """
         training = TrainingCounters(
             partition=self.facts.partition,
@@ -136,13 +136,13 @@ class WorkerTally:
 
 
 class RoundsControl:
-    """The controller of one fit in rounds, shared by the main thread and the rounds' thread.
+    """The controller of one round-based fit, shared by the main thread and the rounds' thread.
 
     Args:
         spec: The fit.
-        state: Parameters and optimizer states with which the next round starts.
+        state: Parameters and optimizer states from which the next round starts.
         has_observer: Whether early stopping may end the fit at an epoch's end.
-        abort: Ends the backend's present call; see ``RoundsBackend.abort``.
+        abort: Ends the backend's current call; see ``RoundsBackend.abort``.
     """
 
     drains_after_tasks = False
@@ -162,29 +162,29 @@ class RoundsControl:
         self._abort, self._barrier = abort, EpochBarrier(has_observer=has_observer)
         self._lock = threading.RLock()  # state, positions, tallies and progress change together
         self._tallies = {index: WorkerTally(index) for index in range(spec.workers)}
-        self._executors: set[str] = set()  # that have trained in a round
+        self._executors: set[str] = set()  # ids of the executors that have trained a round
         self._departures: list[Departure] = []
         self._output = WorkerLogBuffer()
         self._traffic, self._hashes = Traffic(), dict[str, str]()
         self._phase, self._epochs = Phase.GATHERING, 0
         self._snapshot: OptimizerSnapshot | None = None  # of the newest ``snapshot(updaters=True)``
-        # Positions of partitions after the newest epoch's end, until the main thread received it.
+        # Positions after the newest epoch's end, by partition, until the main thread received it.
         self._epoch_ends = dict[int, Position]()
         self._initial = state.parameters
         self._progress = self._make_progress()
 
-    # Called in the main thread.
+    # Methods that the main thread calls.
 
     @property
     def progress(self) -> RoundsProgress:
-        """The newest progress. Reading it changes nothing."""
+        """The newest progress. Reading it has no side effects."""
         return self._progress
 
     def acknowledge(self, progress: Progress) -> None:
         """Record that the caller has received ``progress`` and has handled all earlier progress.
 
-        After ``progress`` with the figures of the newest epoch, snapshots count that epoch as
-        complete. A fit that resumes from an earlier snapshot measures the epoch again.
+        Once the metrics of the newest epoch are received, snapshots count that epoch as complete.
+        A fit that resumes from an earlier snapshot evaluates the end of that epoch again.
         """
         assert isinstance(progress, RoundsProgress), "``progress`` came from this object"
         with self._lock:
@@ -193,24 +193,24 @@ class RoundsControl:
         self._barrier.acknowledge(progress.epochs)
 
     def start(self) -> None:
-        """Do nothing: rounds begin when the job starts its thread."""
+        """Do nothing: the rounds begin when the job starts its thread."""
 
     def request_stop(self, reason: str) -> None:
-        """Stop after the present round; the first reason is kept."""
+        """Stop after the current round. Of several requests, the first reason is kept."""
         with self._lock:
             self.stop_reason = self.stop_reason or reason
 
     def give_up(self, reason: str) -> None:
-        """Stop as soon as possible, even within a round."""
+        """Stop as soon as possible, even in the middle of a round."""
         self.given_up = True
         self._abort()
         self._barrier.open()
 
     def snapshot(self, *, updaters: bool = False) -> Snapshot:
-        """Return the parameters after the newest round, copied, with buffers and positions.
+        """Return a copy of the parameters after the newest round, with buffers and positions.
 
-        With ``updaters``, also keep the optimizer states of that round, which
-        ``copy_optimizer_states`` and ``optimizer_copies`` return.
+        With ``updaters``, also keep the optimizer states of that round for
+        ``copy_optimizer_states`` and ``optimizer_copies``.
         """
         with self._lock:
             if updaters:
@@ -222,8 +222,8 @@ class RoundsControl:
     def copy_optimizer_states(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
         """Return a completed future with the encoded optimizer states of the newest snapshot.
 
-        It has one worker's state, or with ``everybody`` all workers'. The states are released, so
-        a second call returns none.
+        The result has one worker's state, or with ``everybody`` all workers' states. The call
+        releases the states, so a second call returns none.
         """
         copies: Future[tuple[bytes, ...]] = Future()
         snapshot, self._snapshot = self._snapshot, None
@@ -232,7 +232,7 @@ class RoundsControl:
 
     @property
     def optimizer_copies(self) -> tuple[bytes, ...]:
-        """The newest snapshot's optimizer states, encoded; () if it has none."""
+        """The encoded optimizer states of the newest snapshot; () if it has none."""
         return () if self._snapshot is None else self._snapshot.encoded()
 
     def end(self) -> None:
@@ -272,21 +272,21 @@ class RoundsControl:
             minibatches_resumed=partitions.minibatches_resumed,
         )
 
-    # Called in the thread that trains the rounds.
+    # Methods that the thread that trains the rounds calls.
 
     @property
     def continues(self) -> bool:
-        """Whether to train another round: no stop was requested."""
+        """Whether to train another round, because nobody has requested a stop."""
         return self.stop_reason is None and not self.given_up
 
     def enter_phase(self, phase: Phase) -> None:
-        """Record that a phase of the fit begins now."""
+        """Record that a new phase of the fit begins now."""
         with self._lock:
             self._phase, self.began_s[phase] = phase, time.monotonic()
             self._progress = self._make_progress()
 
     def begin_training(self, partitions: Sequence[PartitionFacts]) -> None:
-        """Record what the workers reported about their rows; the phase is RUNNING afterwards."""
+        """Record the workers' reports about their rows, and enter the phase RUNNING."""
         with self._lock:
             for facts in partitions:
                 self._tallies[facts.partition].facts = facts
@@ -294,7 +294,7 @@ class RoundsControl:
         self.enter_phase(Phase.RUNNING)
 
     def record_output(self, reports: Iterable[WorkerReport]) -> None:
-        """Record the lines that models printed, and lost attempts; a round may have failed."""
+        """Record what models printed, and lost attempts. Also call this for a failed round."""
         with self._lock:
             now_s = time.monotonic()
             for report in reports:
@@ -310,7 +310,7 @@ class RoundsControl:
             self._progress = self._make_progress()
 
     def end_round(self, results: RoundResults, positions: Mapping[int, Position]) -> None:
-        """Record a round's results, and the partitions' positions after it.
+        """Record a round's results, and the partitions' positions after the round.
 
         Raise TrainingError if the combined parameters are not finite.
         """
@@ -328,14 +328,14 @@ class RoundsControl:
     def end_epoch(self, epoch: int, reports: Mapping[int, HeldOutReport]) -> None:
         """Record the end of an epoch, counted from 0, and wait for early stopping to decide.
 
-        ``reports`` has the figures of held-out rows by partition.
+        ``reports`` has the evaluations on held-out rows, by partition.
         """
         with self._lock:
             self._epochs = epoch + 1
             for index, tally in self._tallies.items():
                 position = self.partitions[index].position
                 if tally.facts.rows and position.epoch > epoch:
-                    continue  # it was recorded before the fit was resumed
+                    continue  # this epoch was recorded before the fit was resumed
                 if tally.facts.rows or tally.facts.held_out:
                     tally.end_epoch(epoch, reports.get(index))
                 if tally.facts.rows:
@@ -349,7 +349,7 @@ class RoundsControl:
         self.finished.set()
 
     def finish(self, hashes: Mapping[str, str]) -> list[str]:
-        """End the fit after all rounds; return each worker's figures by epoch, as JSON.
+        """End the fit after all rounds; return each worker's metrics of all epochs, as JSON.
 
         ``hashes``: SHA-256 of parameters and buffers, by node id.
         """
@@ -379,7 +379,7 @@ class RoundsControl:
         }
 
     def _make_progress(self) -> RoundsProgress:
-        """Return a progress value of the present state."""
+        """Return the progress that corresponds to the current state."""
         partitions, spec = self.partitions, self.spec
         training = frozenset(i for i, tally in self._tallies.items() if tally.facts.rows)
         joined = 0 if self._phase is Phase.GATHERING else spec.workers

@@ -1,4 +1,4 @@
-"""Run a fit in rounds on any backend: divide epochs into rounds and train one after the other."""
+"""Run a round-based fit on any backend: divide epochs into rounds and train them in turn."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from sparkstrom.rounds.control import RoundsControl
 from sparkstrom.rounds.worker_round import RoundPace, fit_length, raise_failure
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 
-MakeJob = Callable[[Callable[[], list[str]]], FitJob]  # (train_all_rounds) -> its job
+MakeJob = Callable[[Callable[[], list[str]]], FitJob]  # (train_all_rounds) -> job that runs it
 
 
 class RoundsRun(BaseFitRunner):
-    """One fit in rounds: its parameters, controller and job, which ``run`` runs once.
+    """One round-based fit, with its parameters, controller and job; ``run`` is called once.
 
     Args:
         spec: The fit.
         model: The model that is trained.
         options: How workers' results are combined.
-        network: Holds the parameters with which the first round starts.
-        states: The optimizer states with which the first round starts.
+        network: Holds the parameters from which the first round starts.
+        states: The optimizer states from which the first round starts.
         backend: The workers.
-        make_job: Returns the job whose thread calls the given function, which trains all rounds.
+        make_job: Receives a function that trains all rounds; returns a job whose thread calls it.
         has_observer: Whether early stopping may end the fit.
         keeps_states: Whether the next fit continues with the optimizer states.
     """
@@ -66,7 +66,7 @@ class RoundsRun(BaseFitRunner):
 
     @property
     def states_after(self) -> OptimizerStates:
-        """The optimizer states with which the next fit continues."""
+        """The optimizer states from which the next fit continues."""
         if not self._keeps_states:
             return OptimizerStates()
         return OptimizerStates.from_copies(self.master.state.copy_states().encoded())
@@ -84,8 +84,8 @@ class RoundsLoop:
 
     Args:
         backend: The workers.
-        control: The fit's controller, which gets all results.
-        frequency: Minibatches of a worker in one round.
+        control: The fit's controller, which receives all results.
+        frequency: Number of minibatches that a worker trains in one round.
     """
 
     def __init__(self, backend: RoundsBackend, control: RoundsControl, frequency: int) -> None:
@@ -93,10 +93,10 @@ class RoundsLoop:
         self._facts: Sequence[PartitionFacts] = ()  # by partition
 
     def run(self) -> list[str]:
-        """Train all rounds in this thread. Return each worker's figures by epoch, as JSON.
+        """Train all rounds in this thread. Return each worker's metrics of all epochs, as JSON.
 
-        A SparkstromError ends the fit: it is passed to the controller, and the list is empty. All
-        other exceptions are raised.
+        A SparkstromError ends the fit: the error is passed to the controller, and the returned list
+        is empty. All other exceptions are raised.
         """
         control = self._control
         try:
@@ -117,9 +117,9 @@ class RoundsLoop:
             return []
 
     def _begin_training(self, facts: Sequence[PartitionFacts]) -> None:
-        """Check the workers' rows and enter the phase of training.
+        """Check the workers' rows and begin training.
 
-        Raise UsageError if a resumed fit had other rows, or no partition has rows.
+        Raise UsageError if the rows differ from those before a resume, or there are no rows.
         """
         self._facts = sorted(facts, key=lambda one: one.partition)
         for one in self._facts:
@@ -131,19 +131,19 @@ class RoundsLoop:
         self._control.begin_training(self._facts)
 
     def _is_incomplete(self, epoch: int) -> bool:
-        """Return whether some partition with rows has not completed this epoch."""
+        """Return whether any partition with rows has not completed this epoch."""
         partitions = self._control.partitions
         return any(p.rows and p.position.epoch <= epoch for p in partitions)
 
     def _first_batch(self, epoch: int, index: int) -> int:
-        """Return the index of a worker's first minibatch of the epoch that is not trained yet."""
+        """Return the index of the worker's first minibatch of the epoch that is not yet trained."""
         position = self._control.partitions[index].position
         if position.epoch == epoch:
             return position.batch
         return 0 if position.epoch < epoch else self._facts[index].batches
 
     def _train_epoch(self, epoch: int) -> None:
-        """Train the rest of an epoch in rounds, then measure the held-out rows.
+        """Train the rest of an epoch in rounds, then evaluate the model on the held-out rows.
 
         Return early if a stop was requested. Raise the first error of a model.
         """
@@ -175,7 +175,7 @@ class RoundsLoop:
         results = self._backend.train(RoundOrder(plan, number, pace), self._control.state)
         self._control.record_output(results.reports)
         raise_failure(results.reports)
-        # A position stays in the epoch until ``end_epoch``, after its held-out rows are measured.
+        # A position stays in the epoch until ``end_epoch``, after the held-out rows are evaluated.
         positions = {
             one.partition: Position(plan.epoch, each.stop)
             for one, each in zip(self._facts, batches, strict=True)

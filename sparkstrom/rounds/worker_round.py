@@ -1,7 +1,7 @@
-"""Train one worker for one round, or measure its held-out rows, and report the figures.
+"""Train one worker for one round, or evaluate it on its held-out rows, and report the results.
 
-Workers of all backends use these functions. The result of ``train_locally`` depends on its
-arguments only: it first loads all state into the model, so a repeated task computes the same bits.
+The workers of all backends use these functions. ``train_locally`` first loads all state into the
+model, so its result depends on its arguments only and a repeated task computes the same bits.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ NOT_FINITE_LOSS = (
 
 
 class IncompleteInput(EOFError):
-    """A round's data did not arrive completely; the backend must run the task again."""
+    """A round's input arrived incomplete, so the backend must run the task again."""
 
 
 class ModelFailure(NamedTuple):
-    """An exception that a user's code raised in a worker."""
+    """An exception that a user's model raised in a worker, in a form that can be sent."""
 
     reason: str  # the exception's type and message
     trace: str  # the end of its traceback
@@ -54,19 +54,19 @@ class ModelFailure(NamedTuple):
 
 @dataclass(slots=True)
 class WorkerReport:
-    """A worker's report on one task of a fit in rounds; subclasses add the task's results."""
+    """A worker's report on one task of a round-based fit; subclasses add the task's results."""
 
     partition: int
     host: str = ""
     activity: str = ""  # the worker's last activity, for messages
-    seconds: dict[str, float] = field(default_factory=dict)  # by activity
+    seconds: dict[str, float] = field(default_factory=dict)  # time spent, by activity
     lines: list[tuple[str, str]] = field(default_factory=list)  # (activity, printed line)
-    skipped: int = 0  # printed lines beyond the limit
+    skipped: int = 0  # printed lines left out because of the limit
     error: ModelFailure | None = None
-    lost_attempts: list[str] = field(default_factory=list)  # how failed attempts at it ended
+    lost_attempts: list[str] = field(default_factory=list)  # why earlier attempts were lost
 
     def add_seconds(self, activity: str, since_s: float) -> None:
-        """Add the time since ``since_s``, a value of ``time.monotonic``, to an activity."""
+        """Add the time since ``since_s``, a ``time.monotonic`` reading, to an activity's total."""
         spent = time.monotonic() - since_s
         self.seconds[activity] = self.seconds.get(activity, 0.0) + spent
 
@@ -78,20 +78,20 @@ class RoundReport(WorkerReport):
     activity: str = "reading parameters"
     executor: str = ""  # id of the executor that ran the task
     steps: int = 0
-    examples: int = 0  # rows in all of its minibatches
-    weight: float = 0.0  # sum of the rows' weights; if it is 0, its parameters do not count
+    examples: int = 0  # rows in all minibatches of the round
+    weight: float = 0.0  # sum of the rows' weights; if 0, the worker's parameters do not count
     loss_sum: float = 0.0  # examples x mean loss
-    sent_bytes: int = 0  # size of the results
+    sent_bytes: int = 0  # size of the results that the worker sent
     buffers: bytes = b""  # the model's buffers after the round
 
 
 @dataclass(slots=True)
 class HeldOutReport(WorkerReport):
-    """A worker's report on its held-out rows at an epoch's end; total / weight is the metric."""
+    """A worker's evaluation on its held-out rows after an epoch; total / weight is the metric."""
 
     activity: str = "measuring"
     total: float = 0.0  # sum of weight x loss, or of the weights of correct predictions
-    weight: float = 0.0  # sum of the weights
+    weight: float = 0.0  # sum of the rows' weights
 
 
 @dataclass(slots=True)
@@ -103,10 +103,10 @@ class ReplicaReport(WorkerReport):
 
 @contextmanager
 def reporting(report: WorkerReport, output: WorkerOutput | None = None) -> Iterator[None]:
-    """Record in the report the lines that the block prints, and an exception that it raises.
+    """Record in ``report`` what the block prints, and any exception that it raises.
 
-    Only IncompleteInput is raised. Other exceptions come from the user's model, and a backend that
-    repeats the task would only get them again. ``output``: limits the lines of several tasks
+    Only IncompleteInput is raised again. Other exceptions come from the user's model, and would
+    recur if a backend repeated the task. ``output`` limits the number of lines of several tasks
     together; None means a limit for this task alone.
     """
     output = output or WorkerOutput(SystemClock())
@@ -124,7 +124,7 @@ def reporting(report: WorkerReport, output: WorkerOutput | None = None) -> Itera
 
 
 def raise_failure(reports: Iterable[WorkerReport]) -> None:
-    """Raise the first model failure among the reports: a UsageError, or else a TrainingError."""
+    """Raise the first model failure in the reports, if any, as UsageError or TrainingError."""
     for report in reports:
         if report.error is not None:
             reason, trace, is_usage = report.error
@@ -139,25 +139,22 @@ class RoundStart:
 
     parameters: Flat  # f32[n_params], owned by the worker and trained in place
     buffers: bytes  # b"" if the model has none
-    updater: State  # the optimizer's; emptied once it is loaded into the model
-    steps_before: int  # steps of each worker in earlier rounds
+    updater: State  # optimizer state; emptied once it is loaded into the model
+    steps_before: int  # number of steps of each worker in earlier rounds
     pace: RoundPace | None = None  # None if this is the only worker
 
 
 @dataclass(frozen=True, slots=True)
 class RoundPace:
-    """The position of the whole fit at the start of a round, in minibatches of all workers."""
+    """The position of the whole fit at the start of a round, for learning-rate schedules."""
 
-    before: int  # minibatches before the round, including those of earlier fits
+    before: int  # minibatches of all workers before the round, including those of earlier fits
     workers: int  # number of workers that train in this round
-    minibatches: int  # of all these workers in this round
-    length: FitLength  # of the whole fit
+    minibatches: int  # minibatches of all these workers in this round
+    length: FitLength  # length of the whole fit
 
     def at(self, steps: int) -> int:
-        """Return the number of minibatches of the fit when each worker has taken ``steps`` steps.
-
-        The steps of this round are meant.
-        """
+        """Return the fit's number of minibatches after ``steps`` steps of each worker."""
         return self.before + min(self.workers * steps, max(0, self.minibatches - 1))
 
 
@@ -165,7 +162,7 @@ class RoundBatch(NamedTuple):
     """A minibatch and its position in the worker's epoch."""
 
     batch: Batch
-    place: tuple[int, int, int]  # epoch, minibatch, minibatches in the epoch
+    place: tuple[int, int, int]  # (epoch, index of the minibatch, minibatches in the epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +171,7 @@ class LocalRoundResult:
 
     parameters: Flat  # f32[n_params]
     buffers: bytes
-    updater: State  # the optimizer's live state in the model, not a copy
+    updater: State  # the model's live optimizer state, not a copy
     weight: float  # sum of the trained rows' weights
     steps: int
     examples: int  # trained rows
@@ -184,12 +181,12 @@ class LocalRoundResult:
 def train_locally(
     model: FlatModel, start: RoundStart, batches: Iterable[RoundBatch]
 ) -> LocalRoundResult:
-    """Train on the minibatches and return the result. Raise TrainingError for a non-finite loss."""
+    """Train ``model`` on the minibatches. Raise TrainingError if a loss is not finite."""
     model.bind(start.parameters)
     if isinstance(model, Buffered) and start.buffers:
         model.load_buffers_bytes(start.buffers)
     if start.pace is not None and isinstance(model, FitLengthAware):
-        model.set_fit_length(start.pace.length)  # before the state: a schedule may depend on it
+        model.set_fit_length(start.pace.length)  # before the state: schedules may depend on it
     model.load_updater_state(start.updater)
     start.updater.clear()  # the model has a copy; free this memory
     weight, steps, examples, loss_sum = 0.0, 0, 0, 0.0
@@ -212,7 +209,7 @@ def train_locally(
 def train_and_report(
     model: FlatModel, start: RoundStart, batches: Iterable[RoundBatch], report: RoundReport
 ) -> LocalRoundResult:
-    """Call ``train_locally``, return its result, and write its figures to ``report``."""
+    """Call ``train_locally``, record its statistics in ``report``, and return its result."""
     report.activity, began_s = "training", time.monotonic()
     result = train_locally(model, start, batches)
     report.add_seconds("stepping", began_s + report.seconds.get("reading", 0.0))
@@ -223,9 +220,9 @@ def train_and_report(
 
 
 def _set_pace(model: FlatModel, start: RoundStart, steps: int) -> None:
-    """Tell a Paced model how many steps were taken before this one.
+    """Tell a Paced model the position at which its learning-rate schedules are evaluated.
 
-    Its schedules then follow the whole fit's minibatches, or this worker's own steps if the model
+    That is the number of the fit's minibatches so far, or of this worker's own steps if the model
     counts those or trains alone. ``steps``: this worker's steps in this round so far.
     """
     if isinstance(model, Paced):
@@ -237,12 +234,12 @@ def _set_pace(model: FlatModel, start: RoundStart, steps: int) -> None:
 
 
 def fit_length(spec: FitSpec, minibatches: int) -> FitLength:
-    """Return the length of a fit; ``minibatches`` includes those before a resume."""
+    """Return the length of a fit; ``minibatches`` includes those before the fit was resumed."""
     return FitLength(spec.epochs, minibatches, spec.first_epoch, spec.minibatches_before)
 
 
 def sum_row_weights(batch: Batch) -> float:
-    """Return the sum of the rows' weights, or the number of rows if they have none."""
+    """Return the sum of a minibatch's row weights, or its number of rows without weights."""
     if batch.weights is None:
         return float(batch.rows)
     return float(batch.weights.sum(dtype=np.float64))
@@ -256,7 +253,7 @@ def measure_held_out(
     metric: str,
     report: HeldOutReport,
 ) -> None:
-    """Measure held-out rows with these parameters, and write the sums to ``report``."""
+    """Evaluate the parameters on held-out rows, and write the metric's sums to ``report``."""
     began_s = time.monotonic()
     model.bind(parameters)
     if isinstance(model, Buffered) and buffers:

@@ -1,1 +1,1 @@
-"""Kernels compiled with Numba for arrays in host memory, and that memory."""
+"""Implement the CPU backend: kernels compiled with Numba, and their host memory."""

@@ -1,11 +1,11 @@
-"""Bitmap kernels for the CPU; argument tables are in ``sparkstrom.encoding.reference``.
+"""CPU kernels for bitmaps; ``sparkstrom.encoding.reference`` documents the arguments.
 
-Each block is processed by several small loops over one type of number each, which the compiler
-vectorises; it could not do so with one loop for everything. Four states are read and written as one
-32-bit word.
+Each block of parameters is processed by several small loops, each over numbers of one type, because
+the compiler can vectorise these but not one large loop. Four states are read and written together
+as one 32-bit word.
 """
 
-# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
 # mypy: disable-error-code="arg-type, assignment, return-value"
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 U32, U64 = np.uint32, np.uint64
 
-PACKED = 256  # bytes per round of counting
-BLOCK = 512  # parameters per round of loops: all their memory stays in the L1 cache
+PACKED = 256  # bytes of a bitmap that are counted in one inner loop
+BLOCK = 512  # parameters per block, whose memory fits into the L1 cache
 MAGNITUDE = np.int32(0x7FFFFFFF)
 STATES = U32(0x03030303)
 LOWEST = U32(0x01010101)
@@ -32,7 +32,7 @@ LOWEST = U32(0x01010101)
 def _sent_amount(
     value: float, tau: float, half: float, toward: float, step: float, part: float
 ) -> float:
-    """Return the amount that a value sends: +-step, ``part`` for a half step, or 0."""
+    """Return the amount sent for a residual: +-step, ``part`` (a half step), or 0."""
     amount = np.float32(0)
     if value * toward >= half:
         amount = part
@@ -45,7 +45,7 @@ def _sent_amount(
 
 @helper
 def _bitmap_state(value: float, tau: float, half: float, toward: float) -> np.uint8:
-    """Return the bitmap state of a value: 1 up, 2 down, 3 half step, 0 nothing."""
+    """Return the bitmap state for a residual: 1 is +tau, 2 -tau, 3 a half step, 0 nothing."""
     state = np.uint8(0)
     if value * toward >= half:
         state = np.uint8(3)
@@ -58,7 +58,7 @@ def _bitmap_state(value: float, tau: float, half: float, toward: float) -> np.ui
 
 @helper
 def _may_overflow(theta: F32, start: np.uint64, size: int, step: float, q: float) -> bool:
-    """Return whether a step could move any parameter of the block out of the exact range."""
+    """Return whether a step could take any parameter of the block out of the exact range."""
     bits, largest = theta.view(np.int32), np.int32(0)
     for i in range(size):
         largest = max(largest, np.int32(bits[start + U64(i)] & MAGNITUDE))
@@ -69,7 +69,10 @@ def _may_overflow(theta: F32, start: np.uint64, size: int, step: float, q: float
 def _count_overflow(
     value: float, amount: float, at: np.uint64, q: float, so_far: tuple[int, int]
 ) -> tuple[int, int]:
-    """Add a parameter that is about to leave the exact range to (count, index of the first)."""
+    """Return ``so_far`` updated for a parameter to which ``amount`` will be added.
+
+    ``so_far``: (number of overflows, index of the first or -1).
+    """
     overflows, first = so_far
     if amount != 0 and abs(np.float64(value) + np.float64(amount)) > EXACT_QUANTA * q:
         overflows, first = overflows + 1, (np.int64(at) if first < 0 else first)
@@ -78,18 +81,18 @@ def _count_overflow(
 
 @helper
 def _sum_bytes(lanes: np.uint32) -> int:
-    """Return the sum of the four bytes of a word."""
+    """Return the sum of the four bytes in a word."""
     pairs = (lanes & U32(0xFF00FF)) + ((lanes >> U32(8)) & U32(0xFF00FF))
     return np.int64((pairs & U32(0xFFFF)) + (pairs >> U32(16)))
 
 
 @helper
 def _pack_states(states: U8, size: int, out: U8, at: np.uint64) -> tuple[int, int]:
-    """Pack a block's states into bytes; return (states that are set, half steps among them)."""
+    """Pack a block's states to ``out``; return (number of nonzero states, of half steps)."""
     for i in range(size, (size + 3) // 4 * 4):
         states[U64(i)] = 0
     words, used, halves = states.view(np.uint32), U32(0), U32(0)
-    for j in range((size + 3) // 4):  # at most 128: a byte can count them
+    for j in range((size + 3) // 4):  # at most 128 iterations, so a byte can hold each count
         word = words[U64(j)]
         high = word >> U32(1)
         used += (word | high) & LOWEST
@@ -100,7 +103,7 @@ def _pack_states(states: U8, size: int, out: U8, at: np.uint64) -> tuple[int, in
 
 @helper
 def _unpack_states(packed: U8, at: np.uint64, size: int, states: U8) -> None:
-    """Unpack a block of a bitmap into one state per byte."""
+    """Unpack a block of a bitmap to an array with one state per byte."""
     words = states.view(np.uint32)
     for j in range((size + 3) // 4):
         byte = U32(packed[at + U64(j)])
@@ -111,7 +114,7 @@ def _unpack_states(packed: U8, at: np.uint64, size: int, states: U8) -> None:
 def bitmap_local(
     local: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:
-    """Write local - theta as a bitmap, see ``reference.bitmap_local``."""
+    """Write and apply local - theta as a bitmap; see ``reference.bitmap_local``."""
     n, used, halves, overflows = local.shape[0], 0, 0, (0, -1)
     toward, half, rest = np.float32(side), tau * np.float32(0.5), step - tau
     part, rest_part = step * np.float32(0.5) * toward, rest * np.float32(0.5) * toward
@@ -142,7 +145,7 @@ def bitmap_local(
 def bitmap_replica(
     residual: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:
-    """Write the residual as a bitmap, see ``reference.bitmap_replica``."""
+    """Write and apply the residual as a bitmap; see ``reference.bitmap_replica``."""
     n, used, halves, overflows = residual.shape[0], 0, 0, (0, -1)
     toward, half = np.float32(side), tau * np.float32(0.5)
     part, tau_part = step * np.float32(0.5) * toward, half * toward
@@ -166,7 +169,7 @@ def bitmap_replica(
 
 @helper
 def _count_entries(byte: np.uint8) -> np.uint32:
-    """Return how many of a byte's four states are set."""
+    """Return how many of a byte's four states are nonzero."""
     used = (byte | (byte >> 1)) & np.uint8(0x55)
     pairs = (used & np.uint8(0x33)) + ((used >> 2) & np.uint8(0x33))
     return U32((pairs & np.uint8(0x0F)) + (pairs >> 4))
@@ -174,7 +177,7 @@ def _count_entries(byte: np.uint8) -> np.uint32:
 
 @kernel(f"i8({BYTES}, i8)")
 def bitmap_count(packed: U8, n: int) -> int:
-    """Count the entries of a bitmap, see ``reference.bitmap_count``."""
+    """Count the entries of a bitmap; see ``reference.bitmap_count``."""
     count, whole = 0, packed.shape[0] - packed.shape[0] % PACKED
     for start in range(0, whole, PACKED):
         lanes = U32(0)
@@ -190,14 +193,14 @@ def bitmap_count(packed: U8, n: int) -> int:
 
 @helper
 def _signed_quanta(state: int, side: int, quanta: int) -> np.int32:
-    """Return the signed quanta that a state adds."""
+    """Return the signed quanta that a state stands for."""
     full = np.int32(quanta) * np.int32((state & 1) - (state >> 1))
     return full + np.int32(state == 3) * np.int32(side * (quanta // 2))
 
 
 @kernel(f"i8({BYTES}, i8, i8, i4, i4[::1], i4[::1])")
 def bitmap_decode(packed: U8, n: int, side: int, quanta: int, indices: I32, amounts: I32) -> int:
-    """Turn a bitmap into indices and quanta, see ``reference.bitmap_decode``."""
+    """Unpack a bitmap to indices and quanta; see ``reference.bitmap_decode``."""
     written, room = U64(0), U64(indices.shape[0])
     for j in range(packed.shape[0]):
         byte = packed[j]
@@ -205,7 +208,7 @@ def bitmap_decode(packed: U8, n: int, side: int, quanta: int, indices: I32, amou
             continue
         for slot in range(4):
             state = (byte >> (2 * slot)) & 3
-            if written < room and 4 * j + slot < n:  # where nothing is set, the next overwrites it
+            if written < room and 4 * j + slot < n:  # an entry for state 0 is overwritten
                 indices[written] = 4 * j + slot
                 amounts[written] = _signed_quanta(state, side, quanta)
                 written += U64(state != 0)
@@ -214,7 +217,7 @@ def bitmap_decode(packed: U8, n: int, side: int, quanta: int, indices: I32, amou
 
 @helper
 def _state_amount(state: np.uint8, step: float, part: float) -> float:
-    """Return the amount that a state adds: +-step, ``part`` for a half step, or 0."""
+    """Return the amount that a state adds: +-step, ``part`` (a half step), or 0."""
     amount = np.float32(0)
     if state == 1:
         amount = step
@@ -229,7 +232,7 @@ def _state_amount(state: np.uint8, step: float, part: float) -> float:
 def bitmap_add(
     theta: F32, packed: U8, side: int, step: float, q: float, scratch: U8
 ) -> tuple[int, int]:
-    """Add a bitmap to theta, see ``reference.bitmap_add``."""
+    """Add a bitmap to theta; see ``reference.bitmap_add``."""
     n, overflows = theta.shape[0], (0, -1)
     part = step * np.float32(0.5) * np.float32(side)
     for block in range((n + BLOCK - 1) // BLOCK):
@@ -250,7 +253,7 @@ def bitmap_add(
 def bitmap_add_both(
     theta: F32, local: F32, packed: U8, side: int, step: float, q: float, scratch: U8
 ) -> tuple[int, int]:
-    """Add a bitmap to theta and local, see ``reference.bitmap_add_both``."""
+    """Add a bitmap to theta and local; see ``reference.bitmap_add_both``."""
     n, part = local.shape[0], step * np.float32(0.5) * np.float32(side)
     for block in range((n + BLOCK - 1) // BLOCK):
         start, size = U64(block * BLOCK), min(BLOCK, n - block * BLOCK)

@@ -1,4 +1,7 @@
-"""Memory for kernels on the host: NumPy arrays, which need no copies to or from it."""
+"""Memory for the CPU kernels: plain NumPy arrays, so transfers to and from the host are no-ops.
+
+The functions implement ``encoding.backends.Memory``.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,22 @@ from numpy.typing import DTypeLike, NDArray
 
 
 def empty(size: int, dtype: DTypeLike) -> NDArray[Any]:
-    """Allocate ``size`` uninitialised entries; untouched pages cost no memory."""
+    """Allocate an array of ``size`` uninitialised entries; untouched pages use no memory."""
     return np.empty(size, dtype)
 
 
 def zeros(size: int, dtype: DTypeLike) -> NDArray[Any]:
-    """Allocate ``size`` entries of 0."""
+    """Allocate an array of ``size`` zeros."""
     return np.zeros(size, dtype)
 
 
 def mirror(host: NDArray[Any]) -> NDArray[Any]:
-    """Return an array for kernels to write that is as large as ``host``: ``host`` itself."""
+    """Return an array that kernels can write, of the size of ``host``: ``host`` itself."""
     return host
 
 
 def to_host(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array itself, which the host can read."""
+    """Return the array itself, because it is on the host."""
     return array
 
 
@@ -48,20 +51,20 @@ def assign(target: NDArray[Any], source: NDArray[Any]) -> None:
 def subtract(
     target: NDArray[np.float32], one: NDArray[np.float32], other: NDArray[np.float32]
 ) -> None:
-    """Set ``target`` to one - other, f32[n] all; ``target`` may be one of them."""
+    """Set ``target`` to one - other, all f32[n]; ``target`` may be one of the others."""
     np.subtract(one, other, out=target)
 
 
 def from_host(host: NDArray[Any]) -> NDArray[Any]:
-    """Return the array itself, which kernels can read."""
+    """Return the array itself, because kernels can read it."""
     return host
 
 
 def part(array: NDArray[Any], where: slice) -> NDArray[Any]:
-    """Return a view of the array from ``where.start`` to ``where.stop``."""
+    """Return a view of the array's entries in the slice ``where``."""
     return array[where]
 
 
 def reader(array: NDArray[Any]) -> Callable[[int, int], NDArray[Any]]:
-    """Return a function (begin, end) that returns a view of ``array``; thread-safe."""
+    """Return a thread-safe function (begin, end) that returns a view of that range of ``array``."""
     return lambda begin, end: array[begin:end]

@@ -1,7 +1,7 @@
-"""Four machine instructions for kernels that Numba lacks and LLVM has on every processor.
+"""Give kernels four machine instructions that LLVM has for every processor but Numba lacks.
 
-None of them checks bounds; callers do. Only the process that compiles executes these functions, so
-they import Numba inside.
+The instructions do not check bounds; callers must. Only the process that compiles kernels executes
+the functions of this module, so they import Numba inside their bodies.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any
 
 @native
 def lowest_bit(typing: Any, word: Any) -> Any:
-    """Return the position of the lowest 1 of a u64 word; 64 if it is 0."""
+    """Return the position of the lowest 1 bit of a u64 word; 64 if the word is 0."""
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Generate the LLVM code of a call."""
+        """Generate the LLVM code for one call."""
         return builder.cttz(arguments[0], ir.Constant(_BIT, 0))
 
     return types.uint64(types.uint64), generate
@@ -37,11 +37,11 @@ def lowest_bit(typing: Any, word: Any) -> Any:
 
 @native
 def prefetch(typing: Any, array: Any, index: Any) -> Any:
-    """Fetch array[index] into the cache for writing, without waiting; any index is allowed."""
+    """Start to fetch array[index] into the cache, for writing. Any index is allowed."""
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Generate the LLVM code of a call."""
+        """Generate the LLVM code for one call."""
         where = _address(context, builder, signature.args[0], *arguments)
         shape = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
         function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], shape)
@@ -54,11 +54,11 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
 
 @native
 def load_word(typing: Any, array: Any, at: Any) -> Any:
-    """Load the 8 bytes from array[at] on, aligned or not, as a u64 in the machine's byte order."""
+    """Load 8 bytes at array[at], aligned or not, as a u64 in the machine's byte order."""
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Generate the LLVM code of a call."""
+        """Generate the LLVM code for one call."""
         where = _address(context, builder, signature.args[0], *arguments)
         word = builder.load(builder.bitcast(where, _I64.as_pointer()))
         word.align = 1
@@ -69,11 +69,11 @@ def load_word(typing: Any, array: Any, at: Any) -> Any:
 
 @native
 def store_word(typing: Any, array: Any, at: Any, word: Any) -> Any:
-    """Store a u64 in the 8 bytes from array[at] on, aligned or not."""
+    """Store a u64 in the 8 bytes at array[at], aligned or not."""
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Generate the LLVM code of a call."""
+        """Generate the LLVM code for one call."""
         array_type, where = signature.args[0], arguments[:2]
         target = _address(context, builder, array_type, *where)
         builder.store(arguments[2], builder.bitcast(target, _I64.as_pointer()), align=1)

@@ -1,11 +1,11 @@
-"""Decorators for compiled kernels, and their loading and calling through ctypes without Numba.
+"""Decorate functions as compiled kernels, and load and call the machine code without Numba.
 
-A compiled function has Numba's own calling convention:
+A compiled function is called through ctypes and has Numba's calling convention:
 
     i32 status = f(result*, error**, arguments ...)
 
-An array is nine or more arguments: two owners (NULL: the caller owns it), number of entries, bytes
-of one, address, shape, strides. A tuple of equal numbers is returned as an array.
+An array is passed as seven or more arguments: two owners (NULL: the caller), number of entries,
+bytes per entry, address, shape, strides. A tuple of numbers of one type is returned as an array.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NUMBERS = {
     "float32": ctypes.c_float,
     "float64": ctypes.c_double,
 }
-SUCCESS_STATUSES = (0, -2)  # status of success; -2: the function returned None
+SUCCESS_STATUSES = (0, -2)  # statuses of success; -2: the function returned None
 
 ArgumentConverter = Callable[[Any], tuple[Any, ...]]  # a Python value -> its C arguments
 
@@ -55,13 +55,13 @@ ArgumentConverter = Callable[[Any], tuple[Any, ...]]  # a Python value -> its C 
 class Argument(NamedTuple):
     """The type of one argument: a number, or an array if ``dimensions`` is above 0."""
 
-    kind: str  # NumPy's name
-    dimensions: int
+    kind: str  # NumPy's name of the number's or entries' type
+    dimensions: int  # 0: a number
     read_only: bool
 
 
 class Native(NamedTuple):
-    """A compiled function in memory, with its types."""
+    """A compiled function in memory: its address and types."""
 
     address: int
     arguments: list[Argument]
@@ -70,7 +70,7 @@ class Native(NamedTuple):
 
 
 def python_entry(name: str, native: Native) -> Callable[..., Any]:
-    """Return a Python function that calls compiled code; it raises TypeError for wrong types."""
+    """Return a Python function that calls a compiled one. Raises TypeError for wrong arrays."""
     pointer = ctypes.c_void_p
     types = [kind for argument in native.arguments for kind in _ctypes_of(argument)]
     function = ctypes.CFUNCTYPE(ctypes.c_int32, pointer, pointer, *types)(native.address)
@@ -93,7 +93,7 @@ def python_entry(name: str, native: Native) -> Callable[..., Any]:
 
 
 def _ctypes_of(argument: Argument) -> Sequence[Any]:
-    """Return the ctypes that one argument consists of."""
+    """Return the C types of the C arguments that one argument is passed as."""
     if not argument.dimensions:
         return [NUMBERS[argument.kind]]
     pointer, size = ctypes.c_void_p, ctypes.c_int64
@@ -101,7 +101,7 @@ def _ctypes_of(argument: Argument) -> Sequence[Any]:
 
 
 def _argument_converter(name: str, argument: Argument) -> ArgumentConverter:
-    """Return a function that turns a Python value into the C arguments for it."""
+    """Return a function that converts a Python value to its C arguments."""
     if not argument.dimensions:
         plain = float if argument.kind.startswith("float") else int
         return lambda value: (plain(value),)
@@ -109,15 +109,15 @@ def _argument_converter(name: str, argument: Argument) -> ArgumentConverter:
 
 
 def _array_converter(name: str, argument: Argument) -> ArgumentConverter:
-    """Return a function that turns an array into C arguments, and checks it on every call.
+    """Return a function that converts an array to its C arguments, and checks the array.
 
-    Compiled code does not check arrays itself.
+    The check is needed on every call, because compiled code does not check arrays.
     """
     dtype, dimensions, read_only = np.dtype(argument.kind), argument.dimensions, argument.read_only
     itemsize, memory = dtype.itemsize, ctypes.c_char * 0
 
     def flatten(array: Any) -> tuple[Any, ...]:
-        """Return the C arguments of an array; raise TypeError if the kernel cannot take it."""
+        """Return an array's C arguments. Raise TypeError if the kernel cannot use the array."""
         flags = array.flags
         fits = flags.c_contiguous and flags.aligned if read_only else flags.carray
         if not fits or array.ndim != dimensions or array.dtype != dtype:
@@ -125,7 +125,7 @@ def _array_converter(name: str, argument: Argument) -> ArgumentConverter:
                 f"kernel {name} takes {dtype}[{dimensions}] in one piece"
                 f"{'' if read_only else ', writable'}; got {array.dtype}{list(array.shape)}"
             )
-        # Both give the address; ``from_buffer`` takes half the time but requires writable memory.
+        # Both return the address; ``from_buffer`` takes half the time but needs writable memory.
         where = array.__array_interface__["data"][0] if read_only else memory.from_buffer(array)
         if dimensions == 1:
             return None, None, array.size, itemsize, where, array.size, itemsize
@@ -134,32 +134,33 @@ def _array_converter(name: str, argument: Argument) -> ArgumentConverter:
     return flatten
 
 
-# A module's object file is named by a hash of its source and of all modules of sparkstrom that it
-# imports, of the versions of compiler and interpreter, and of the processor. The first process that
-# finds no file compiles it under a lock; others on the host wait. Files are executed: see
-# ``base.kernel_cache``.
+# The name of a module's object file contains a hash of its source, of all sparkstrom modules that
+# it imports, of the versions of compiler and interpreter, and of the processor. The first process
+# that does not find the file compiles the module under a lock, and others on the host wait. The
+# files are executed, so they must be safe: see ``base.kernel_cache``.
 
 
 log = logging.getLogger(__name__)
 
-Loaded = dict[str, Native]  # by function
-Compiled = tuple[str, list[Argument], str, int, bytes]  # symbol, then as in Native; the object
+Loaded = dict[str, Native]  # a module's compiled functions by name
+# (symbol, arguments, result and results as in Native, object code)
+Compiled = tuple[str, list[Argument], str, int, bytes]
 
 COMPILER = "sparkstrom.encoding.cpu.numba_compiler"
 OWN_IMPORTS = re.compile(r"^from (sparkstrom[\w.]*) import", re.MULTILINE)
-LAST_OWNER = "NRT_MemInfo_call_dtor"  # called by an array's last owner; kernels own none
-COMPILE_S = 600.0  # all kernels take 20 s of a core; machines may be busy
-LOCK_POLL_S = 0.05  # between attempts to lock
+LAST_OWNER = "NRT_MemInfo_call_dtor"  # destroys an array; never called, because kernels own none
+COMPILE_S = 600.0  # timeout; all kernels take 20 s of one core, but machines may be busy
+LOCK_POLL_S = 0.05  # interval between attempts to lock
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 ERROR_TEXT_MAX = 2000  # characters of the compiler's error output in a message
 
 
 class UnknownNumba(Exception):
-    """Numba lacks internals that ``numba_compiler`` uses; the message names them."""
+    """The installed Numba lacks internals that ``numba_compiler`` needs; the message names them."""
 
 
 def are_on_disk(modules: Sequence[str]) -> bool:
-    """Return whether the compiled functions of these modules are on disk already."""
+    """Return whether the compiled functions of these modules are already on disk."""
     try:
         directory = kernel_directory(os.environ)
         return all((directory / f"{m}-{_fingerprint(m)}.kernels").exists() for m in modules)
@@ -168,10 +169,10 @@ def are_on_disk(modules: Sequence[str]) -> bool:
 
 
 def load_modules(modules: Sequence[str]) -> dict[str, Loaded]:
-    """Return the compiled functions of these modules, after compiling them if necessary.
+    """Return the compiled functions of these modules by module name; compile them if necessary.
 
-    Raises SetupError if they are not on disk and cannot be compiled, and UnknownNumba if this
-    version of Numba can compile them only within each process.
+    Raises SetupError if functions are not on disk and cannot be compiled, and UnknownNumba if this
+    version of Numba cannot compile to files.
     """
     try:
         directory = kernel_directory(os.environ)
@@ -190,9 +191,9 @@ def load_modules(modules: Sequence[str]) -> dict[str, Loaded]:
 
 
 def jit_directory(module: str) -> Path:
-    """Create and return Numba's cache directory for a module, named by a hash of its sources.
+    """Create and return a Numba cache directory for a module, named by a hash of its sources.
 
-    Numba itself would notice changes of the module's own file only, not of its imports.
+    Numba itself would only notice changes of the module's own file, not of its imports.
     """
     path = kernel_directory(os.environ) / f"{module}-{_fingerprint(module)}.jit"
     path.mkdir(mode=0o700, exist_ok=True)
@@ -200,7 +201,7 @@ def jit_directory(module: str) -> Path:
 
 
 def _is_usable(path: Path) -> bool:
-    """Return whether the file exists and nobody else can have made or changed it."""
+    """Return whether the file exists and no other user can have created or changed it."""
     try:
         with open_regular(path, follow=False) as file:
             return is_safe(os.fstat(file.fileno()), path.parent.stat().st_uid)
@@ -209,7 +210,7 @@ def _is_usable(path: Path) -> bool:
 
 
 def _fingerprint(module: str) -> str:
-    """Return a hash of everything that the machine code depends on."""
+    """Return a hash of everything that a module's machine code depends on."""
     digest = hashlib.sha256(_platform().encode())
     waiting, seen = [module], {module}
     while waiting:
@@ -230,7 +231,7 @@ def module_source(name: str) -> str:
 
 
 def _source_of(spec: Any) -> str:
-    """Return a module's source text, from its file or, in an archive, from its loader."""
+    """Return a module's source text, from its file or (in an archive) from its loader."""
     if spec.origin and os.path.isfile(spec.origin):
         return Path(spec.origin).read_text(encoding="utf-8")
     return spec.loader.get_source(spec.name) or __version__
@@ -250,9 +251,9 @@ def _platform() -> str:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold a lock file, one process of the host at a time; the OS releases it if that one dies.
+    """Hold an exclusive lock on a file, which the kernel releases if this process dies.
 
-    Raises SetupError after ``COMPILE_S`` seconds of waiting.
+    Raises SetupError after waiting for ``COMPILE_S`` seconds.
     """
     descriptor = os.open(path, _LOCK, 0o600)
     until_s = time.monotonic() + COMPILE_S
@@ -270,7 +271,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Lock the file if no other process has it; return whether that succeeded."""
+    """Lock the file unless another process holds the lock; return whether this succeeded."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -279,7 +280,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _compile(missing: dict[str, Path], directory: Path) -> None:
-    """Compile modules to files in a subprocess that imports Numba, so that this one need not.
+    """Compile modules to files in a subprocess, so that this process need not import Numba.
 
     Raises SetupError if the subprocess fails or takes too long.
     """
@@ -317,14 +318,14 @@ def write_functions(path: Path, functions: dict[str, Compiled]) -> None:
 
 
 def write_refusal(path: Path, reason: str) -> None:
-    """Write the reason why functions cannot be compiled to files, so that no process retries."""
+    """Write to a file why functions cannot be compiled to files, so that no process retries."""
     path.write_bytes(json.dumps(reason).encode())
 
 
 def read_functions(path: Path) -> Loaded:
-    """Load the compiled functions that ``write_functions`` stored, for the rest of this process.
+    """Load a file of ``write_functions``; the functions stay in memory until the process ends.
 
-    Raises UnknownNumba if the file is from ``write_refusal``.
+    Raises UnknownNumba if ``write_refusal`` wrote the file.
     """
     with open_regular(path, follow=False) as file:
         if not is_safe(os.fstat(file.fileno()), path.parent.stat().st_uid):
@@ -344,11 +345,11 @@ def read_functions(path: Path) -> Loaded:
     return out
 
 
-_engines: list[Any] = []  # kept for ever: an engine frees its code when it is collected
+_engines: list[Any] = []  # kept forever, because a garbage-collected engine frees its code
 
 
 def _create_llvm_engine() -> Any:
-    """Create an LLVM engine for one file, because modules may have helpers of the same name."""
+    """Create an LLVM engine; each file needs its own, because helpers may have equal names."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     llvm.add_symbol(LAST_OWNER, ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value)
@@ -357,20 +358,20 @@ def _create_llvm_engine() -> Any:
     return _engines[-1]
 
 
-# Numba compiles kernels once per host, in a process of its own (``numba_compiler``); others load
-# the object files with LLVM alone, which takes less time than importing Numba. With a Numba whose
-# internals are unknown, each process compiles with ``njit(cache=True)``. A module's kernels are
-# loaded at the first call of one, or by ``load_all``, never in the middle of a step. ``fastmath``
-# is off, because conservation requires exact arithmetic.
+# Numba compiles kernels once per host, in a separate process (``numba_compiler``). All other
+# processes load the object files with LLVM alone, which takes less time than importing Numba. If
+# Numba's internals are unknown, each process compiles with ``njit(cache=True)``. A module's kernels
+# are loaded together at the first call of one, or by ``load_all``. ``fastmath`` is off, because
+# sums of updates must be exact.
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-BYTES = "Array(uint8, 1, 'C', True)"  # read-only u8[:]: bytes from the network; takes writable too
+BYTES = "Array(uint8, 1, 'C', True)"  # read-only u8[:], for bytes; also takes writable arrays
 
 
 class Compiler(Protocol):
-    """Interface of what the decorators do in the process that compiles."""
+    """Interface of the compiler that the decorators call in the process that compiles."""
 
     def kernel(self, signature: str, function: Callable[..., Any], /) -> Any:
         """Compile a function that Python calls."""
@@ -390,9 +391,9 @@ JIT_WARNING = (
     " it, or install an older numba"
 )
 
-compiler: Compiler | None = None  # set only by the compiling process, before it imports kernels
+compiler: Compiler | None = None  # set only in the compiling process, before it imports kernels
 
-_units: dict[str, Unit] = {}  # by module
+_units: dict[str, Unit] = {}  # by module name
 _loading = threading.RLock()
 
 
@@ -400,13 +401,13 @@ class Unit:
     """The kernels of one module, which are loaded together."""
 
     def __init__(self, module: str) -> None:
-        """Store the name of the module; its kernels are loaded later."""
+        """Store the module's name; its kernels are loaded later."""
         self.module = module
         self._loaded: Loaded | None = None
-        self._jitted: Any = None  # a copy of the module whose functions are Numba's own
+        self._jitted: Any = None  # a copy of the module with functions compiled by Numba
 
     def use_loaded(self, loaded: Loaded) -> None:
-        """Use functions loaded from an object file."""
+        """Use functions that were loaded from an object file."""
         self._loaded = loaded
 
     def use_jitted(self, module: Any) -> None:
@@ -415,30 +416,30 @@ class Unit:
 
     @property
     def is_loaded(self) -> bool:
-        """True once the kernels are in memory."""
+        """Whether the kernels are in memory."""
         return self._loaded is not None or self._jitted is not None
 
     @property
     def is_jitted(self) -> bool:
-        """True if Numba has compiled the kernels in this process."""
+        """Whether Numba has compiled the kernels in this process."""
         return self._jitted is not None
 
     def entry(self, name: str) -> Callable[..., Any]:
-        """Return a kernel's Python callable; the first call loads all kernels of the module."""
+        """Return a kernel as a Python callable. The first call loads all kernels of the module."""
         self._ensure_loaded()
         if self._jitted is not None:
             return cast(Callable[..., Any], getattr(self._jitted, name))
         return python_entry(name, self._loaded_function(name))
 
     def address(self, name: str) -> int:
-        """Return the address of a callback; the first call loads all kernels of the module."""
+        """Return the address of a callback. The first call loads all kernels of the module."""
         self._ensure_loaded()
         if self._jitted is not None:
             return int(getattr(self._jitted, name).address)
         return self._loaded_function(name).address
 
     def _ensure_loaded(self) -> None:
-        """Load the kernels unless they are in memory."""
+        """Load the kernels unless they are already in memory."""
         if not self.is_loaded:
             _load_units([self])
 
@@ -449,7 +450,7 @@ class Unit:
 
 
 class Kernel:
-    """A compiled function that Python calls. Raises TypeError for arrays of the wrong type."""
+    """A compiled function that Python calls. A call raises TypeError for wrong arrays."""
 
     def __init__(self, unit: Unit, name: str) -> None:
         """Refer to the kernel ``name`` of ``unit``; the first call loads it."""
@@ -472,15 +473,15 @@ class Callback:
 
     @property
     def address(self) -> int:
-        """The address of the function, which stays valid for the life of this process."""
+        """The address of the function, which stays valid until this process ends."""
         return self._unit.address(self._name)
 
 
 def kernel(signature: str) -> Callable[[Function], Function]:
-    """Decorate a function to run as machine code with this signature (in Numba's notation)."""
+    """Decorate a function to be compiled for this signature (in Numba's notation)."""
 
     def declare(function: Function) -> Function:
-        """Return the function in its compiled form."""
+        """Return the compiled function, or an object that loads it when needed."""
         if compiler is not None:
             return cast(Function, compiler.kernel(signature, function))
         return cast(Function, Kernel(_unit(function), function.__name__))
@@ -489,10 +490,10 @@ def kernel(signature: str) -> Callable[[Function], Function]:
 
 
 def callback(signature: str) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a function to become a C function, whose ``address`` can be passed to a library."""
+    """Decorate a function to be compiled to a C function, whose ``address`` C code can call."""
 
     def declare(function: Callable[..., Any]) -> Any:
-        """Return the function in its compiled form."""
+        """Return the compiled function, or an object that loads it when needed."""
         if compiler is not None:
             return compiler.callback(signature, function)
         return Callback(_unit(function), function.__name__)
@@ -501,7 +502,7 @@ def callback(signature: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 def helper(function: Function) -> Function:
-    """Decorate a function that only kernels call."""
+    """Decorate a function that only kernels call; it is compiled with them."""
     return function if compiler is None else cast(Function, compiler.helper(function))
 
 
@@ -511,23 +512,23 @@ def native(describe: Callable[..., Any]) -> Any:
 
 
 def load_all() -> None:
-    """Load all kernels of all modules imported so far; compile them if necessary."""
+    """Load the kernels of all modules imported so far; compile them if necessary."""
     with _loading:
         _load_units([unit for unit in _units.values() if not unit.is_loaded])
 
 
 def are_compiled() -> bool:
-    """Return whether ``load_all`` has nothing to compile."""
+    """Return whether all kernels are compiled, so that ``load_all`` only loads files."""
     return are_on_disk([unit.module for unit in _units.values() if not unit.is_loaded])
 
 
 def _unit(function: Callable[..., Any]) -> Unit:
-    """Return the unit of the module that a function is defined in."""
+    """Return the unit of the module that defines a function."""
     return _units.setdefault(function.__module__, Unit(function.__module__))
 
 
 def _load_units(units: list[Unit]) -> None:
-    """Load these units from files, or have Numba compile them in this process."""
+    """Load units from files, or have Numba compile them in this process if there are none."""
     with _loading:
         wanted = {unit.module: unit for unit in units if not unit.is_loaded}
         try:

@@ -1,13 +1,14 @@
-"""All kernels for the CPU; argument tables are in ``sparkstrom.encoding.reference``.
+"""All CPU kernels, compiled with Numba; ``sparkstrom.encoding.reference`` documents the arguments.
 
-A scan examines a block with one vectorised loop, and again only if the block holds a hit: then 64
-parameters become the bits of one word, whose lowest bits are the next hits. Integer maxima over
-``bits & 0x7fffffff`` detect NaN and infinity at no cost, and order like the floats themselves.
-Indices are unsigned and arrays are not sliced: Numba checks of a signed index whether it counts
-from the end, and a slice costs more than a sixteenth of a block.
+A scan examines each block of parameters in one vectorised loop. Only if the block has a hit, the
+scan compares again, and collects the results for 64 parameters as the bits of one word, from which
+hits are extracted from the lowest bit up. Integer maxima of ``bits & 0x7fffffff`` detect NaN and
+infinity at no cost, because these integers have the order of the absolute values. Indices are
+unsigned and arrays are not sliced: for a signed index Numba checks whether it counts from the end,
+and a slice costs more than a sixteenth of a block.
 """
 
-# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
 # mypy: disable-error-code="assignment"
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 U64 = np.uint64
 
-BLOCK = 256  # parameters per first look: a constant, so that the loop is vectors only
-WORD = 64  # parameters per second look
-LIKELY = 2  # hits per word that are written without a branch: where there is none, it is garbage
-AHEAD = 16  # hits between asking for a line of memory and needing it
+BLOCK = 256  # parameters per block; a constant, so that the loop is fully vectorised
+WORD = 64  # parameters per word of hit bits
+LIKELY = 2  # hits per word written without a branch; garbage if there are fewer, overwritten later
+AHEAD = 16  # number of hits by which memory is prefetched
 MAGNITUDE = np.int32(0x7FFFFFFF)
 ONE = U64(1)
 
@@ -91,7 +92,7 @@ def _append_if_hit(value: float, tau: float, i: int, codes: I32, hits: np.uint64
 def _append_block_hits(
     values: F32, tau: float, start: np.uint64, codes: I32, hits: np.uint64
 ) -> np.uint64:
-    """Append the codes of the hits in a block of values, for which there must be room."""
+    """Append the codes of a block's hits, which need room; return the number of all hits."""
     bits = values.view(np.int32)
     for part in range(0, BLOCK, WORD):
         base, word = start + U64(part), U64(0)
@@ -114,7 +115,7 @@ def _append_block_hits(
 def _append_block_hits_of_difference(
     local: F32, theta: F32, tau: float, start: np.uint64, codes: I32, hits: np.uint64
 ) -> np.uint64:
-    """Append the codes of the hits in a block of local - theta, as ``_append_block_hits`` does."""
+    """Append the codes of hits in a block of local - theta, like ``_append_block_hits``."""
     for part in range(0, BLOCK, WORD):
         base, word = start + U64(part), U64(0)
         for i in range(WORD):
@@ -134,7 +135,7 @@ def _append_block_hits_of_difference(
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], f4, i4[::1])")
 def scan_local(local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int]:
-    """Find hits in local - theta, see ``reference.scan_local``."""
+    """Find hits in local - theta; see ``reference.scan_local``."""
     hits, worst, n = U64(0), np.int32(0), local.shape[0]
     bits = local.view(np.int32)
     for block in range(n // BLOCK):
@@ -160,7 +161,7 @@ def scan_local(local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], f4, i4[::1])")
 def scan_replica(residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int, int]:
-    """Add delta and find hits in the residual, see ``reference.scan_replica``."""
+    """Add delta to the residual and find hits; see ``reference.scan_replica``."""
     hits, worst, n = U64(0), np.int32(0), residual.shape[0]
     bits, tau_bits = residual.view(np.int32), np.float32(tau).view(np.int32)
     for block in range(n // BLOCK):
@@ -169,7 +170,7 @@ def scan_replica(residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int
             residual[start + U64(i)] += delta[start + U64(i)]
             largest = max(largest, np.int32(bits[start + U64(i)] & MAGNITUDE))
         worst = max(worst, largest)
-        if largest < tau_bits:  # the bits of positive floats are ordered as the floats are
+        if largest < tau_bits:  # bits of positive floats have the order of the floats
             continue
         if hits + U64(BLOCK) <= U64(codes.shape[0]):
             hits = _append_block_hits(residual, tau, start, codes, hits)
@@ -188,7 +189,7 @@ def scan_replica(residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int
 
 @helper
 def _index_of_code(code: np.int32) -> np.uint64:
-    """Return the parameter index of a hit code."""
+    """Return the parameter index in a hit code, which is ``index`` or ``~index``."""
     return U64(np.uint32(code ^ (code >> np.int32(31))))
 
 
@@ -196,7 +197,7 @@ def _index_of_code(code: np.int32) -> np.uint64:
 def move(
     theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Move theta and ``other`` at the hits, see ``reference.move``."""
+    """Apply hits to theta and ``other``; see ``reference.move``."""
     overflows, first, hits = 0, -1, codes.shape[0]
     limit, both = EXACT_QUANTA * q, other_step != 0
     for j in range(hits):
@@ -216,7 +217,7 @@ def move(
 
 @kernel("UniTuple(i8, 2)(f4[::1], i4[::1], i4[::1], f8)")
 def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
-    """Add quanta to theta at indices, see ``reference.apply_hits``."""
+    """Add quanta to theta at indices; see ``reference.apply_hits``."""
     overflows, first, hits = 0, -1, indices.shape[0]
     limit = EXACT_QUANTA * q
     for j in range(hits):
@@ -231,7 +232,7 @@ def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, in
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], i4[::1], i4[::1], f8)")
 def apply_hits_both(theta: F32, local: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
-    """Add quanta to theta and local at indices, see ``reference.apply_hits_both``."""
+    """Add quanta to theta and local at indices; see ``reference.apply_hits_both``."""
     hits = indices.shape[0]
     for j in range(hits):
         prefetch(local, U64(np.uint32(indices[U64(min(j + AHEAD, hits - 1))])))
@@ -241,7 +242,7 @@ def apply_hits_both(theta: F32, local: F32, indices: I32, quanta: I32, q: float)
 
 @kernel("UniTuple(i8, 2)(i4[::1], i4[::1], i4[::1])")
 def sum_hits(total: I32, indices: I32, quanta: I32) -> tuple[int, int]:
-    """Add quanta to an integer sum, see ``reference.sum_hits``."""
+    """Add quanta to an integer sum at indices; see ``reference.sum_hits``."""
     overflows, first = 0, -1
     for j in range(indices.shape[0]):
         at = U64(np.uint32(indices[j]))
@@ -254,7 +255,7 @@ def sum_hits(total: I32, indices: I32, quanta: I32) -> tuple[int, int]:
 
 @kernel("UniTuple(i8, 2)(f4[::1], i4[::1], f8)")
 def add_quanta(theta: F32, total: I32, q: float) -> tuple[int, int]:
-    """Add a sum of updates to theta, see ``reference.add_quanta``."""
+    """Add a sum of updates to theta; see ``reference.add_quanta``."""
     overflows, first = 0, -1
     for i in range(theta.shape[0]):
         exact = theta[i] + total[i] * q
@@ -266,7 +267,7 @@ def add_quanta(theta: F32, total: I32, q: float) -> tuple[int, int]:
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], i4[::1], f8)")
 def add_quanta_both(theta: F32, local: F32, total: I32, q: float) -> tuple[int, int]:
-    """Add a sum of updates to theta and local, see ``reference.add_quanta_both``."""
+    """Add a sum of updates to theta and local; see ``reference.add_quanta_both``."""
     for i in range(local.shape[0]):
         local[i] += total[i] * q
     return add_quanta(theta, total, q)
@@ -274,7 +275,7 @@ def add_quanta_both(theta: F32, local: F32, total: I32, q: float) -> tuple[int, 
 
 @kernel("f8(f4[::1], f4[::1], f4)")
 def clip_local(local: F32, theta: F32, limit: float) -> float:
-    """Clip local - theta, see ``reference.clip_local``."""
+    """Clip local - theta; see ``reference.clip_local``."""
     mass = 0.0
     for i in range(local.shape[0]):
         residual = local[i] - theta[i]
@@ -287,7 +288,7 @@ def clip_local(local: F32, theta: F32, limit: float) -> float:
 
 @kernel("f8(f4[::1], f4)")
 def clip_replica(residual: F32, limit: float) -> float:
-    """Clip the residual, see ``reference.clip_replica``."""
+    """Clip the residual; see ``reference.clip_replica``."""
     mass = 0.0
     for i in range(residual.shape[0]):
         if abs(residual[i]) > limit:
@@ -299,7 +300,7 @@ def clip_replica(residual: F32, limit: float) -> float:
 
 @kernel("UniTuple(f8, 2)(f4[::1], f4[::1])")
 def residual_sums_local(local: F32, theta: F32) -> tuple[float, float]:
-    """Return the norms of local - theta, see ``reference.residual_sums_local``."""
+    """Return sums over local - theta; see ``reference.residual_sums_local``."""
     mass, square = 0.0, 0.0
     for i in range(local.shape[0]):
         value = np.float64(local[i] - theta[i])
@@ -309,7 +310,7 @@ def residual_sums_local(local: F32, theta: F32) -> tuple[float, float]:
 
 @kernel("UniTuple(f8, 2)(f4[::1])")
 def residual_sums_replica(residual: F32) -> tuple[float, float]:
-    """Return the norms of the residual, see ``reference.residual_sums_replica``."""
+    """Return sums over the residual; see ``reference.residual_sums_replica``."""
     mass, square = 0.0, 0.0
     for i in range(residual.shape[0]):
         value = np.float64(residual[i])

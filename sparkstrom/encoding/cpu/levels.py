@@ -1,10 +1,10 @@
-"""CPU kernels for levels of hits, random choice among hits, and random samples.
+"""CPU kernels that find the levels of hits, select hits at random, and sample residuals.
 
-Argument tables are in ``sparkstrom.encoding.reference``. The loops over all parameters run only
-where values are tied, so they are plain; those over hits prefetch, as ``kernels.move`` does.
+``sparkstrom.encoding.reference`` documents the arguments. The loops over all parameters are simple,
+because they run only if residuals are tied. The loops over hits prefetch, like ``kernels.move``.
 """
 
-# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
 # mypy: disable-error-code="assignment"
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 U64 = np.uint64
 
-AHEAD = 16  # hits between asking for a line of memory and needing it
+AHEAD = 16  # number of hits by which memory is prefetched
 LOW32 = U64(0xFFFFFFFF)
 
 
 @helper
 def _index_of_code(code: np.int32) -> np.uint64:
-    """Return the parameter index of a hit code."""
+    """Return the parameter index in a hit code, which is ``index`` or ``~index``."""
     return U64(np.uint32(code ^ (code >> np.int32(31))))
 
 
 @helper
 def _hash_index(i: np.uint64, seed: np.uint64) -> np.uint64:
-    """Hash an index with the seed, see ``reference.hash_indices``."""
+    """Hash an index with the seed; see ``reference.hash_indices``."""
     x = (i * U64(0x9E3779B1) + seed) & LOW32
     x = ((x ^ (x >> U64(16))) * U64(0x85EBCA6B)) & LOW32
     x = ((x ^ (x >> U64(13))) * U64(0xC2B2AE35)) & LOW32
@@ -44,7 +44,7 @@ def _hash_index(i: np.uint64, seed: np.uint64) -> np.uint64:
 def _append_if_chosen(
     value: float, tau: float, i: int, limit: int, seed: int, codes: I32, hits: np.uint64
 ) -> np.uint64:
-    """Append a hit's code if it is at least 2 tau or chosen at random; return the hits."""
+    """Append the code of a hit that is at least 2 tau or selected; return the number of hits."""
     size = abs(value)
     if not size >= tau:
         return hits
@@ -57,7 +57,7 @@ def _append_if_chosen(
 
 @kernel("i8(f4[::1], f4[::1], f4, i8, i8, i4[::1])")
 def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-    """Choose among hits in local - theta at random, see ``reference.choose_local``."""
+    """Find hits in local - theta, small ones at random; see ``reference.choose_local``."""
     hits = U64(0)
     for i in range(local.shape[0]):
         hits = _append_if_chosen(local[i] - theta[i], tau, i, limit, seed, codes, hits)
@@ -66,7 +66,7 @@ def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, code
 
 @kernel("i8(f4[::1], f4, i8, i8, i4[::1])")
 def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-    """Choose among hits in the residual at random, see ``reference.choose_replica``."""
+    """Find hits in the residual, small ones at random; see ``reference.choose_replica``."""
     hits = U64(0)
     for i in range(residual.shape[0]):
         hits = _append_if_chosen(residual[i], tau, i, limit, seed, codes, hits)
@@ -75,7 +75,7 @@ def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32)
 
 @kernel("void(f4[::1], f4[::1], i8, i8, i4[::1], f4[::1])")
 def sample(one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32) -> None:
-    """Sample residuals at random, see ``reference.sample``."""
+    """Sample residuals at random; see ``reference.sample``."""
     n, taken, factor = U64(one.shape[0]), where.shape[0], np.float32(sign)
     for j in range(taken):
         where[j] = (_hash_index(U64(j), U64(seed)) * n) >> U64(32)
@@ -98,7 +98,7 @@ def _hit_level(value: float, tau: float, top: int) -> int:
 
 @kernel("i8(f4[::1], f4[::1], i4[::1], f4, i8, u1[::1])")
 def levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
-    """Find the level of each hit in local - theta, see ``reference.levels_local``."""
+    """Find the level of each hit in local - theta; see ``reference.levels_local``."""
     highest, hits = 0, codes.shape[0]
     for j in range(hits):
         soon = _index_of_code(codes[U64(min(j + AHEAD, hits - 1))])
@@ -113,7 +113,7 @@ def levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, level
 
 @kernel("i8(f4[::1], i4[::1], f4, i8, u1[::1])")
 def levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
-    """Find the level of each hit in the residual, see ``reference.levels_replica``."""
+    """Find the level of each hit in the residual; see ``reference.levels_replica``."""
     highest, hits = 0, codes.shape[0]
     for j in range(hits):
         prefetch(residual, _index_of_code(codes[U64(min(j + AHEAD, hits - 1))]))
@@ -127,7 +127,7 @@ def levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) 
 def move_levels(
     theta: F32, other: F32, codes: I32, levels: U8, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Move theta and ``other`` by tau * 2^level, see ``reference.move_levels``."""
+    """Add each hit's steps * 2^level to theta and ``other``; see ``reference.move_levels``."""
     overflows, first, hits = 0, -1, codes.shape[0]
     limit, both = EXACT_QUANTA * q, other_step != 0
     for j in range(hits):
@@ -148,6 +148,6 @@ def move_levels(
 
 @kernel("void(i4[::1], i8)")
 def shift_codes(codes: I32, start: int) -> None:
-    """Add ``start`` to the index of each code, see ``reference.shift_codes``."""
+    """Add ``start`` to the index in each hit code; see ``reference.shift_codes``."""
     for j in range(codes.shape[0]):
         codes[j] += -start if codes[j] < 0 else start

@@ -1,10 +1,11 @@
-"""Compile Numba kernels to object files that run without Numba.
+"""Compile kernels with Numba to object files that can be called without Numba.
 
-``encoding.cpu.kernel_loader`` starts this as a separate process: ``python -m
+``encoding.cpu.kernel_loader`` runs this module in a separate process: ``python -m
 sparkstrom.encoding.cpu.numba_compiler ORDER``, where ORDER is JSON that names modules and files.
-Importing a module compiles its decorated functions, and their machine code is written. That depends
-on internals of Numba: if the installed version has different ones, the process writes the reason
-instead, and ``CachingCompiler`` compiles in each process with Numba's public functions alone.
+The process imports each module, which compiles the decorated functions, and writes their machine
+code. This needs internals of Numba. If the installed version has different internals, the process
+writes the reason to the file instead, and ``CachingCompiler`` compiles the kernels within each
+process, with public functions of Numba only.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from sparkstrom.encoding.cpu.kernel_loader import (
 )
 
 DECORATORS = ("kernel", "callback", "helper", "native")
-COMPILED_NOW = "compiled_now"  # a program's module, which is called __main__ there
+COMPILED_NOW = "compiled_now"  # name for a program's module, instead of __main__
 NOTHING = ir.FunctionType(ir.VoidType(), [])
-PYTHONS = ("Py", "numba_", "NRT_")  # names in Python and in Numba's own runtime
-# Wrappers would need Python.
+PYTHONS = ("Py", "numba_", "NRT_")  # prefixes of names in Python and in Numba's runtime
+# Options that omit Numba's wrappers, because these need Python.
 UNWRAPPED = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 class NumbaCompiler:
-    """Compiles decorated functions at once and collects the results by module and name."""
+    """Compiles functions as soon as they are decorated, and collects the results."""
 
     def __init__(self) -> None:
-        """Create ``made``, the results by module and function name."""
+        """Create ``made``, the results by module name and function name."""
         self.made: dict[str, dict[str, Compiled]] = {}
 
     def kernel(self, signature: str, function: Callable[..., Any], /) -> Any:
@@ -59,7 +60,7 @@ class NumbaCompiler:
         return dispatcher
 
     def callback(self, signature: str, function: Callable[..., Any], /) -> Any:
-        """Compile a C function like Numba's ``cfunc``, but without reporting errors to Python."""
+        """Compile a C function, like Numba's ``cfunc`` but without reporting errors to Python."""
         dispatcher = njit(signature, **UNWRAPPED)(function)
         (result,) = dispatcher.overloads.values()
         symbol = f"callback.{result.fndesc.llvm_func_name}"
@@ -77,7 +78,7 @@ class NumbaCompiler:
     def _record(
         self, function: Callable[..., Any], symbol: str, signature: Any, library: Any
     ) -> None:
-        """Record a compiled function, its types and its object code under its module and name."""
+        """Store a function's symbol, types and object code in ``made``."""
         library._ensure_finalized()
         needed = [f.name for f in library._final_module.functions if f.is_declaration]
         needed = [name for name in needed if name.startswith(PYTHONS) and name != LAST_OWNER]
@@ -91,22 +92,23 @@ class NumbaCompiler:
 
 
 class CachingCompiler:
-    """Compiles kernels in the calling process with Numba's public functions and its own cache."""
+    """Compiles kernels in the calling process, with Numba's public functions and cache."""
 
     def __init__(self) -> None:
-        """Start without compiled copies of modules."""
+        """Start without any compiled copy of a module."""
         self._copies: dict[str, ModuleType] = {}
 
     def copy_module(self, name: str) -> ModuleType:
-        """Execute a module once more with compiled kernels; ``sys.modules`` keeps the original.
+        """Execute a module again, with compiled kernels; return the copy.
 
-        The copy shares its imports with the original, except for modules that also declare kernels.
+        ``sys.modules`` keeps the original. Both share their imports, except that the copy imports
+        copies of modules that declare kernels.
         """
         if name not in self._copies:
             first = sys.modules[name]
             copy = ModuleType(COMPILED_NOW if name == "__main__" else name)
             if name == "__main__":
-                sys.modules[COMPILED_NOW] = copy  # where a dataclass looks up its annotations
+                sys.modules[COMPILED_NOW] = copy  # dataclasses look up annotations there
             copy.__dict__.update(
                 __spec__=first.__spec__,
                 __package__=first.__package__,
@@ -127,7 +129,7 @@ class CachingCompiler:
         fromlist: tuple[str, ...] | None = (),
         level: int = 0,
     ) -> Any:
-        """Replace ``__import__`` in a copy, so that it imports copies of modules with kernels."""
+        """Import like ``__import__``, but return copies of modules that declare kernels."""
         found = builtins.__import__(name, given, local, fromlist or (), level)
         if not fromlist:
             return found
@@ -138,14 +140,14 @@ class CachingCompiler:
         return self._copy_if_kernels(found)
 
     def _copy_if_kernels(self, found: Any) -> Any:
-        """Return the copy of a module that declares kernels, or any other object itself."""
+        """Return the copy of a module that declares kernels; return any other object itself."""
         if found is compiled:
             return self._substitute_decorators()
         is_ours = isinstance(found, ModuleType) and declares_kernels(found)
         return self.copy_module(found.__name__) if is_ours else found
 
     def _substitute_decorators(self) -> Any:
-        """Return a substitute for ``compiled`` whose decorators compile with this compiler."""
+        """Return a substitute for ``kernel_loader`` whose decorators compile with this compiler."""
         decorators = {
             "compiler": self,
             "kernel": lambda signature: lambda function: self.kernel(signature, function),
@@ -174,7 +176,7 @@ class CachingCompiler:
 
 @contextmanager
 def use_cache_directory(directory: Path) -> Iterator[None]:
-    """Let Numba cache functions that are decorated in the block in this directory."""
+    """Have Numba use this cache directory for functions decorated in the ``with`` block."""
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(directory)
     try:
         yield
@@ -183,24 +185,24 @@ def use_cache_directory(directory: Path) -> Iterator[None]:
 
 
 def declares_kernels(module: Any) -> bool:
-    """Return whether a module uses any of the decorators of ``compiled``."""
+    """Return whether a module has imported any of the decorators of ``kernel_loader``."""
     return any(getattr(module, name, None) is getattr(compiled, name) for name in DECORATORS)
 
 
 def _compile_cached(
     decorator: Any, signature: str, function: Callable[..., Any], **options: Any
 ) -> Any:
-    """Compile with Numba's cache if possible; a module in an archive has no file to cache for."""
+    """Compile, with Numba's cache if possible: a module in an archive cannot be cached."""
     try:
         return decorator(signature, cache=True, **options)(function)
     except RuntimeError as error:
-        if "cannot cache" not in str(error):  # as in an archive, where no file of it is
+        if "cannot cache" not in str(error):  # raised for a module in an archive
             raise
         return decorator(signature, **options)(function)
 
 
 def _describe_type(kind: Any) -> Argument:
-    """Describe a Numba type as an Argument."""
+    """Convert a Numba type to an Argument."""
     if isinstance(kind, types.Array):
         assert kind.layout == "C", f"{kind}: arrays come in one piece"
         return Argument(str(kind.dtype), kind.ndim, not kind.mutable)
@@ -208,7 +210,7 @@ def _describe_type(kind: Any) -> Argument:
 
 
 def c_function(symbol: str, compiled_function: Any) -> Any:
-    """Create a library with a C function ``symbol`` that calls a compiled one; a failure traps."""
+    """Return a code library whose C function ``symbol`` calls a compiled function; errors trap."""
     from numba.core.compiler_lock import global_compiler_lock
 
     inner = compiled_function.fndesc.llvm_func_name
@@ -239,7 +241,7 @@ def c_function(symbol: str, compiled_function: Any) -> Any:
 
 
 def keep_object_files() -> None:
-    """Patch Numba so that every library keeps its object file, as it does for its own cache."""
+    """Patch Numba so that every code library keeps its object file, as Numba does for its cache."""
     from numba.core.codegen import CPUCodeLibrary
 
     make = CPUCodeLibrary.__init__
@@ -253,22 +255,22 @@ def keep_object_files() -> None:
 
 
 def import_kernel_module(name: str, file: str | None) -> ModuleType:
-    """Import a module of sparkstrom by name, or a test's or a program's by its file."""
+    """Import a module: by name if it belongs to sparkstrom, else by its file."""
     if name.startswith("sparkstrom.") or file is None:
         return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(COMPILED_NOW, file)
     assert spec is not None, f"{file} is a Python file"
     assert spec.loader is not None, f"{file} is a Python file"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where a dataclass looks up its annotations
+    sys.modules[spec.name] = module  # dataclasses look up annotations there
     spec.loader.exec_module(module)
     return module
 
 
 def main(order: list[tuple[str, str | None, str]]) -> int:
-    """Compile each module of ``order`` (name, file, target) and write its object file to target.
+    """Compile each module of ``order``, (name, file, target), to the file ``target``; return 0.
 
-    Writes the reason instead if this version of Numba has other internals.
+    Writes the reason to the files instead if this version of Numba has other internals.
     """
     try:
         keep_object_files()

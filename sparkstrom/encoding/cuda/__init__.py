@@ -1,1 +1,1 @@
-"""Kernels compiled with Numba for CUDA devices, and device memory."""
+"""Implement the CUDA backend: kernels compiled with Numba, and their device memory."""

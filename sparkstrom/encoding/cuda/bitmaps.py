@@ -1,8 +1,9 @@
-"""Bitmap kernels for CUDA, which write a bitmap per block and add one per parameter.
+"""CUDA kernels that write bitmaps, and add bitmaps to parameters.
 
-The threads of a block examine adjacent parameters and store each one's state in shared memory; when
-the tile is complete, they pack four states to a byte. Signs are selected, not multiplied, so that
-fused operations give the same bits.
+To write, the threads of a block examine adjacent parameters and store the parameters' states in
+shared memory. When the block's tile is complete, they pack four states into each byte. Adding uses
+one thread per parameter. Signs are selected, not multiplied, so that fused operations give the same
+bits.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ F32, F64, I32, U8 = np.float32, np.float64, np.int32, np.uint8
 
 @helper
 def _bitmap_state(value: Any, tau: Any, half: Any, side: Any) -> Any:
-    """Return the bitmap state of a value: 1 up, 2 down, 3 half step, 0 nothing."""
+    """Return the bitmap state for a residual: 1 is +tau, 2 -tau, 3 a half step, 0 nothing."""
     if value >= tau:
         return U8(1)
     if value <= -tau:
@@ -43,7 +44,7 @@ def _bitmap_state(value: Any, tau: Any, half: Any, side: Any) -> Any:
 
 @helper
 def _state_amount(state: Any, step: Any, part: Any) -> Any:
-    """Return the amount that a non-zero state adds: +-step, or ``part`` for a half step."""
+    """Return the amount that a nonzero state adds: +-step, or ``part`` (a half step)."""
     if state == U8(3):
         return part
     return step if state == U8(1) else -step
@@ -62,10 +63,11 @@ def _write_kernel(
     out: Any,
     answer: Any,
 ) -> None:
-    """Write a bitmap, and move theta and ``other`` by it.
+    """Write a residual as a bitmap, and apply the bitmap to theta and ``other``.
 
-    ``other`` is local if ``difference`` is True, and the residual is other - theta; otherwise it is
-    the residual itself. Adds (overflows, LAST - first, hits, half steps) to ``answer`` i32[4].
+    If ``difference`` is True, ``other`` is local and the residual is other - theta; otherwise
+    ``other`` is the residual. Counts in ``answer``, i32[4]: overflows, LAST - first overflow, hits,
+    half steps.
     """
     states = cuda.shared.array(TILE, np.uint8)
     counts = cuda.shared.array(2, np.int32)
@@ -106,7 +108,7 @@ def _write_kernel(
 
 @kernel("void(f4[::1], u1[::1], f4, f4, f8, i4[::1])")
 def _add_kernel(theta: Any, packed: Any, step: Any, part: Any, limit: Any, answer: Any) -> None:
-    """Add a bitmap to theta, and count overflows in ``answer``."""
+    """Add a bitmap to theta; count overflows in ``answer``, as ``count_if`` does."""
     i = cuda.grid(1)
     if i < theta.shape[0]:
         state = U8(I32(packed[i >> 2]) >> I32(2 * (i & 3)) & I32(3))
@@ -119,14 +121,14 @@ def _add_kernel(theta: Any, packed: Any, step: Any, part: Any, limit: Any, answe
 def bitmap_local(
     local: Any, theta: Any, tau: float, step: float, side: int, q: float, unused: Any, out: Any
 ) -> tuple[int, int, int, int]:
-    """Write local - theta as a bitmap, see ``reference.bitmap_local``."""
+    """Write and apply local - theta as a bitmap; see ``reference.bitmap_local``."""
     return _write_bitmap(local, theta, True, tau, step, step - tau, side, q, out)
 
 
 def bitmap_replica(
     residual: Any, theta: Any, tau: float, step: float, side: int, q: float, unused: Any, out: Any
 ) -> tuple[int, int, int, int]:
-    """Write the residual as a bitmap, see ``reference.bitmap_replica``."""
+    """Write and apply the residual as a bitmap; see ``reference.bitmap_replica``."""
     return _write_bitmap(residual, theta, False, tau, step, -tau, side, q, out)
 
 
@@ -141,7 +143,7 @@ def _write_bitmap(
     q: float,
     out: Any,
 ) -> tuple[int, int, int, int]:
-    """Write a bitmap; return (hits, half steps, overflows, first overflow)."""
+    """Write and apply a bitmap; return (hits, half steps, overflows, first overflow or -1)."""
     values, to = (
         checked_array(other, np.float32, "local or residual"),
         checked_array(theta, np.float32, "theta"),
@@ -166,20 +168,20 @@ def _write_bitmap(
 def bitmap_add(
     theta: Any, packed: Any, side: int, step: float, q: float, unused: Any
 ) -> tuple[int, int]:
-    """Add a bitmap to theta, see ``reference.bitmap_add``."""
+    """Add a bitmap to theta; see ``reference.bitmap_add``."""
     return _add_bitmap(theta, packed, side, step, EXACT_QUANTA * q)
 
 
 def bitmap_add_both(
     theta: Any, local: Any, packed: Any, side: int, step: float, q: float, unused: Any
 ) -> tuple[int, int]:
-    """Add a bitmap to theta and local, see ``reference.bitmap_add_both``."""
+    """Add a bitmap to theta and local; see ``reference.bitmap_add_both``."""
     _add_bitmap(local, packed, side, step, np.inf)
     return bitmap_add(theta, packed, side, step, q, unused)
 
 
 def _add_bitmap(theta: Any, packed: Any, side: int, step: float, limit: float) -> tuple[int, int]:
-    """Add a bitmap to one array; return (overflows, first overflow)."""
+    """Add a bitmap to one array; return (overflows, first overflow or -1)."""
     to, states, answer = (
         checked_array(theta, np.float32, "theta"),
         checked_array(packed, np.uint8, "packed"),
@@ -192,12 +194,12 @@ def _add_bitmap(theta: Any, packed: Any, side: int, step: float, limit: float) -
 
 
 def _bitmap_counters() -> DeviceArray:
-    """Return the zeroed device array in which the kernels count."""
+    """Return a zeroed device array in which the kernels of this module count."""
     return scratch.zeros("bitmap", 4)
 
 
 def _read_counters(answer: DeviceArray) -> tuple[int, int, int, int]:
-    """Read (hits, half steps, overflows, first overflow) from ``answer``, and reset it to 0."""
+    """Return (hits, half steps, overflows, first overflow or -1); reset ``answer`` to 0."""
     overflows, last, hits, halves = answer.copy_to_host().tolist()
     if overflows or hits or halves:
         answer.copy_to_device(np.zeros(4, np.int32))

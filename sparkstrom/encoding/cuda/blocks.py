@@ -1,6 +1,7 @@
-"""Device functions that kernels of several files call, for one thread or for a whole block.
+"""Define device functions that kernels of several modules call.
 
-Numba's cache does not notice edits of this file: after one, touch the files that import it.
+Some work for one thread, and some for a whole block together. Numba's cache does not notice edits
+of this file: after an edit, touch the files that import it.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ from sparkstrom.encoding.cuda.device import running as cuda
 
 I32, U32 = np.int32, np.uint32
 ONE = np.uint32(1)
-LAST = 2**31 - 1  # positions are kept as LAST - position: the first is the largest, and 0 is none
+LAST = 2**31 - 1  # positions are stored as LAST - position: max finds the first, and 0 is none
 
 
 @helper
 def index_of_code(code: Any) -> Any:
-    """Return the parameter index of a hit code."""
+    """Return the parameter index in a hit code, which is ``index`` or ``~index``."""
     return I32(code ^ (code >> I32(31)))
 
 
 @helper
 def larger(one: Any, other: Any) -> Any:
-    """Return the larger of two values: Numba 0.68 fails to compile ``max`` for CUDA."""
+    """Return the larger of two values; Numba 0.68 fails to compile ``max`` for CUDA."""
     return one if one > other else other
 
 
 @helper
 def count_if(over: bool, position: Any, answer: Any) -> None:
-    """If ``over``, count it in answer[0] and record the smallest position in answer[1].
+    """If ``over``, add 1 to answer[0], and keep the smallest position so far in answer[1].
 
-    ``answer`` is i32[2], all 0 at first; positions are stored as ``LAST - position``.
+    ``answer`` is i32[2], initially 0; positions are stored as ``LAST - position``.
     """
     if over:
         cuda.atomic.add(answer, 0, I32(1))
@@ -42,7 +43,7 @@ def count_if(over: bool, position: Any, answer: Any) -> None:
 
 @helper
 def sum_of_block(sums: Any, value: Any) -> Any:
-    """Return the sum of ``value`` over all threads of a block to each thread, added in a tree."""
+    """Return to each thread the sum of ``value`` over all threads of the block, added in a tree."""
     thread, half = cuda.threadIdx.x, THREADS // 2
     sums[thread] = value
     cuda.syncthreads()
@@ -56,7 +57,7 @@ def sum_of_block(sums: Any, value: Any) -> Any:
 
 @helper
 def prefix_sum(sums: Any, value: Any, threads: int) -> None:
-    """Set sums[t] to the sum of the values of threads 0 to t, in log2(threads) rounds."""
+    """Set sums[t] to the sum of ``value`` over threads 0 to t, in log2(threads) rounds."""
     thread, step = cuda.threadIdx.x, 1
     sums[thread] = value
     cuda.syncthreads()
@@ -74,10 +75,11 @@ def prefix_sum(sums: Any, value: Any, threads: int) -> None:
 def record_hits(
     hits: Any, down: Any, worst: Any, words: Any, downs: Any, ranks: Any, counts: Any, worsts: Any
 ) -> None:
-    """Turn the hits of each thread in a block into words of bits in index order, with ranks.
+    """Write the hits of all threads of a block as words of bits in index order, with ranks.
 
-    Bit k of ``hits`` stands for parameter k * THREADS + thread of the tile; ``down`` likewise marks
-    hits downwards. Also writes the number of hits and the largest ``worst`` of the tile.
+    Bit k of ``hits`` stands for parameter k * THREADS + thread of the block's tile; ``down`` marks
+    hits with negative residuals in the same way. Also writes the tile's number of hits to
+    ``counts``, and the largest ``worst`` to ``worsts``. ``scan`` describes these arrays.
     """
     shared_hits = cuda.shared.array(THREADS, np.uint32)
     shared_down = cuda.shared.array(THREADS, np.uint32)
@@ -89,7 +91,7 @@ def record_hits(
     if thread == 0:
         largest[0] = I32(0)
     any_hit = cuda.syncthreads_or(I32(hits != U32(0)))
-    if worst > largest[0]:  # an old value at worst asks for an atomic too many
+    if worst > largest[0]:  # with an outdated value, the atomic is unnecessary
         cuda.atomic.max(largest, 0, worst)
     at = tile * THREADS + thread
     if not any_hit:

@@ -1,18 +1,19 @@
-"""Access to the CUDA device: its availability, arrays of other libraries, and compilation.
+"""Access CUDA devices: select one, accept other libraries' arrays, compile kernels.
 
-Arrays are used in place. Numba, CuPy and torch give the address of their memory by
+Arrays are used in place. Numba, CuPy and torch expose the address of their memory by
 ``__cuda_array_interface__``, JAX and others by DLPack. Arrays must be on Numba's current device.
 Numba uses the legacy default stream, as torch and CuPy do by default; callers on another stream
-must synchronise it first. Every function returns when its work is done.
+must synchronise that stream first. All functions are synchronous.
 
-Numba fuses ``a * b + c`` into one operation of one rounding, and has no option to prevent it. So
-where bits matter, a kernel only multiplies if the product is exact (a power of two times an
-integer, squares of float32 in float64), or selects a sign instead of multiplying by it. Then fused
-and separate operations give the same bits.
+Numba fuses ``a * b + c`` into one operation with one rounding, which cannot be disabled. If exact
+bits matter, a kernel therefore multiplies only if the product is exact (a power of two times an
+integer, or squares of float32 in float64), and selects a sign instead of multiplying by it. Fused
+and separate operations then give the same bits.
 
-Under Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``) a CUDA thread is a Python thread: blocks are
-small. While a kernel runs, the simulator replaces ``cuda`` in the kernel's file. In a helper's file
-it would do so at every call while other threads use it; such files use ``running`` instead.
+Under Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``) every CUDA thread is a Python thread, so blocks
+are small. While a kernel runs, the simulator replaces the name ``cuda`` in the kernel's file. In a
+file with helpers it would do so at every call, while other threads use the name; such files
+therefore use ``running`` instead of ``cuda``.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from numpy.typing import DTypeLike, NDArray
 from sparkstrom.base.errors import SetupError, UsageError
 
 # ``DLPackInterface`` converts device arrays that support only DLPack. DLPack passes a capsule
-# around a C struct. Reading pointer, shape and strides from it requires no library. We neither
-# rename nor free the capsule: its owner frees it with the last reference, so we keep one as long as
-# the memory is in use. Source: dlpack.h, version 0.8 (the layout of unversioned capsules has not
-# changed since).
+# around a C struct, from which pointer, shape and strides can be read without a library. We neither
+# rename nor free the capsule: its owner frees it with the last reference, so we keep a reference as
+# long as the memory is in use. Source: dlpack.h, version 0.8 (the layout of unversioned capsules
+# has not changed since).
 
 
 CUDA, CUDA_MANAGED = 2, 13  # DLDeviceType
@@ -56,7 +57,7 @@ class _Tensor(ctypes.Structure):
         ("bits", ctypes.c_uint8),
         ("lanes", ctypes.c_uint16),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),  # in entries; null: contiguous
+        ("strides", ctypes.POINTER(ctypes.c_int64)),  # in entries, not bytes; null: contiguous
         ("byte_offset", ctypes.c_uint64),
     )
 
@@ -67,16 +68,16 @@ _pointer_in.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 def is_on_cuda(array: Any) -> bool:
-    """Return whether an array reports by DLPack that it is on a CUDA device."""
+    """Return whether an array supports DLPack and is on a CUDA device."""
     ask = getattr(array, "__dlpack_device__", None)
     return ask is not None and int(ask()[0]) in (CUDA, CUDA_MANAGED)
 
 
 class DLPackInterface:
-    """A DLPack device array of another library, as ``__cuda_array_interface__`` (version 3)."""
+    """Adapter that gives a DLPack device array a ``__cuda_array_interface__`` (version 3)."""
 
     def __init__(self, array: Any) -> None:
-        """Export ``array`` by DLPack. Raise UsageError for a type that is not supported."""
+        """Export ``array`` by DLPack. Raise UsageError for an unsupported entry type."""
         self._capsule = array.__dlpack__()  # the producer synchronises with the default stream
         tensor = _Tensor.from_address(_pointer_in(self._capsule, b"dltensor"))
         if tensor.code not in KINDS or tensor.lanes != 1:
@@ -98,17 +99,17 @@ class DLPackInterface:
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-DeviceArray = Any  # one that Numba's kernels take
+DeviceArray = Any  # a Numba device array, which kernels accept
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 THREADS = 8 if SIMULATED else 256
-PREFIX_THREADS = 8 if SIMULATED else 1024  # of the one block that adds up all tiles
-ITEMS = 32  # parameters per thread, as many as a word has bits
+PREFIX_THREADS = 8 if SIMULATED else 1024  # threads of the single block that adds up all tiles
+ITEMS = 32  # parameters per thread: the number of bits in a word
 TILE = THREADS * ITEMS  # parameters per block
 
-STREAM_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no order with the legacy default stream
+STREAM_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the legacy default stream
 
-# Small models and prefix sums in one block are normal: do not warn about low occupancy.
+# Do not warn about low occupancy: small models and prefix sums in one block are normal.
 config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
 
 
@@ -136,7 +137,7 @@ def select(index: int) -> None:
     try:
         count = len(cuda.gpus)
     except CudaSupportError:
-        require()  # says what is missing
+        require()  # raises an error that says what is missing
         raise
     if not 0 <= index < count:
         raise SetupError(f"backend='cuda': device {index} is wanted, Numba sees {count}")
@@ -153,7 +154,7 @@ def current_device() -> int:
 def independent_stream() -> Any:
     """Create a stream on this thread's device that does not synchronise with the default stream.
 
-    Numba's own streams wait for the default stream, on which the model's step runs.
+    Numba's own streams would wait for the default stream, on which the model's step runs.
     """
     if SIMULATED:
         return cuda.stream()
@@ -167,20 +168,20 @@ def independent_stream() -> Any:
 
 
 def is_usable() -> bool:
-    """Return whether a device and a compiler for it exist; ``require`` reports what is missing."""
+    """Return whether a CUDA device and a compiler exist; ``require`` says what is missing."""
     return bool(cuda.is_available())
 
 
 def _first_sentence(error: Exception) -> str:
-    """Return the first sentence of an error's text."""
+    """Return the first sentence of an error message."""
     return " ".join(str(error).split()).partition(". ")[0].rstrip(" :.")
 
 
 def kernel(signature: str) -> Callable[[Callable[..., None]], Any]:
     """Decorate a function to be compiled for this signature at import; call it as ``k[grid](...)``.
 
-    Does not use ``fastmath``, because conservation requires exact arithmetic. Without a device
-    nothing is compiled, and ``backends`` returns no kernels, but modules can still be imported.
+    ``fastmath`` is off, because sums of updates must be exact. Without a device, nothing is
+    compiled, so that modules can still be imported; ``backends`` then refuses to return kernels.
     """
 
     def compile_now(function: Callable[..., None]) -> Any:
@@ -193,12 +194,12 @@ def kernel(signature: str) -> Callable[[Callable[..., None]], Any]:
 
 
 def helper(function: Function) -> Function:
-    """Decorate a device function that kernels of its file call, or of any file if in ``blocks``."""
+    """Decorate a device function for kernels of its own file (of all files, if in ``blocks``)."""
     return cast(Function, cuda.jit(function, device=True))
 
 
 class _SimulatedCuda:
-    """Stands for ``numba.cuda`` in kernels that Numba's simulator runs."""
+    """Substitute for ``numba.cuda`` in device functions that Numba's simulator runs."""
 
     def __init__(self) -> None:
         """Import Numba's simulator, which must be enabled."""
@@ -211,11 +212,11 @@ class _SimulatedCuda:
         return getattr(self._simulated._get_kernel_context(), name)
 
 
-running: Any = _SimulatedCuda() if SIMULATED else cuda  # ``cuda`` of a file that has helpers only
+running: Any = _SimulatedCuda() if SIMULATED else cuda  # ``cuda``, for files with helpers only
 
 
 def tiles_of(n: int) -> int:
-    """Return the number of blocks for n parameters, with a tile of parameters per block."""
+    """Return the number of blocks for n parameters, with one tile of parameters per block."""
     return -(-n // TILE)
 
 
@@ -225,9 +226,9 @@ def blocks_of(n: int) -> int:
 
 
 def checked_array(array: Any, dtype: DTypeLike, name: str) -> DeviceArray:
-    """Return the array as a device array of Numba's, in the same memory.
+    """Return the array as a Numba device array, in the same memory.
 
-    Raises UsageError unless it is one contiguous vector of this dtype on the device.
+    Raises UsageError unless the array is a contiguous vector of this dtype on the device.
     """
     device = as_numba_array(array, name)
     if device.dtype != np.dtype(dtype):
@@ -244,9 +245,9 @@ def checked_array(array: Any, dtype: DTypeLike, name: str) -> DeviceArray:
 
 
 def as_numba_array(array: Any, name: str) -> DeviceArray:
-    """Return the array as a device array of Numba's, in the same memory.
+    """Return the array as a Numba device array, in the same memory.
 
-    Raises UsageError if it is in host memory.
+    Raises UsageError if the array is in host memory.
     """
     if is_cuda_ndarray(array):
         return array
@@ -262,7 +263,7 @@ def as_numba_array(array: Any, name: str) -> DeviceArray:
 
 
 class Scratch(threading.local):
-    """Named working memory of one thread on the device, reused across calls and grown on demand."""
+    """Named working arrays of one thread on the device, reused across calls and grown on demand."""
 
     def __init__(self) -> None:
         """Start without arrays; ``get`` allocates them."""
@@ -270,19 +271,19 @@ class Scratch(threading.local):
         self._device: int | None = None
 
     def move_to(self, device: int) -> None:
-        """Drop all arrays if they are on another device than this one."""
+        """Drop all arrays if they are on a device other than this one."""
         if device != self._device:
             self._arrays, self._device = {}, device
 
     def get(self, name: str, size: int, dtype: DTypeLike) -> DeviceArray:
-        """Return the array of this name with at least ``size`` entries of undefined content."""
+        """Return the array of this name, with at least ``size`` entries of undefined content."""
         held = self._arrays.get(name)
         if held is None or held.size < size:
             held = self._arrays[name] = cuda.device_array(max(1, size), dtype)
         return held
 
     def zeros(self, name: str, size: int) -> DeviceArray:
-        """Return the i32[size] array of this name, all 0; callers must reset what they change."""
+        """Return the i32[size] array of this name, all 0. Callers must reset what they change."""
         if name not in self._arrays:
             self._arrays[name] = cuda.to_device(np.zeros(size, np.int32))
         return self._arrays[name]
@@ -292,6 +293,6 @@ scratch = Scratch()
 
 
 def sum_partial(partial: DeviceArray, size: int) -> float:
-    """Return the sum of the first ``size`` of f64[...], in an order that depends on size alone."""
+    """Return the sum of the first ``size`` entries of f64[...]; the order depends only on size."""
     host: NDArray[np.float64] = partial[:size].copy_to_host()
     return float(host.sum())

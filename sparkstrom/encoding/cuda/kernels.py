@@ -1,7 +1,7 @@
-"""All kernels for CUDA; argument tables are in ``sparkstrom.encoding.reference``.
+"""All CUDA kernels; ``sparkstrom.encoding.reference`` documents the arguments.
 
-Every array of a call is on the device and used in place. Only the results are copied to the host:
-counts, and with ``memory.to_host`` the message.
+All array arguments are on the device and used in place. Only the returned counts are copied to the
+host; a message is copied by ``memory.to_host``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CUDA kernels for levels of hits, random choice among hits, and random samples."""
+"""CUDA kernels that find the levels of hits, select hits at random, and sample residuals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LOW32 = np.uint64(0xFFFFFFFF)
 
 @helper
 def _hash_index(i: Any, seed: Any) -> Any:
-    """Hash an index with the seed, see ``reference.hash_indices``, in 32 bits."""
+    """Hash an index with the seed to 32 bits; see ``reference.hash_indices``."""
     x = (U64(i) * U64(0x9E3779B1) + U64(seed)) & LOW32
     x = ((x ^ (x >> U64(16))) * U64(0x85EBCA6B)) & LOW32
     x = ((x ^ (x >> U64(13))) * U64(0xC2B2AE35)) & LOW32
@@ -58,17 +58,17 @@ def _find_chosen(
     counts: Any,
     worsts: Any,
 ) -> None:
-    """Record the hits that are at least 2 tau or chosen at random.
+    """Record the hits that are at least 2 tau or randomly selected.
 
-    ``values`` is local if ``difference`` is True, and the residual is values - theta; otherwise it
-    is the residual itself.
+    If ``difference`` is True, ``values`` is local and the residual is values - theta; otherwise
+    ``values`` is the residual. The last five arguments are those of ``record_hits``.
     """
     n = values.shape[0]
     start = cuda.blockIdx.x * TILE + cuda.threadIdx.x
     hits, down = U32(0), U32(0)
     for item in range(ITEMS):
         i = start + item * THREADS
-        near = i if i < n else n - 1  # always read, as in a scan
+        near = i if i < n else n - 1  # read unconditionally, as in a scan
         residual = values[near] - theta[near] if difference else values[near]
         size = abs(residual)
         if size >= tau and i < n and (size >= tau + tau or _hash_index(i, seed) < limit):
@@ -88,9 +88,9 @@ def _find_levels(
     levels: Any,
     highest: Any,
 ) -> None:
-    """Write the level of each hit, and raise ``highest`` i32[1], 0 at first, to the largest.
+    """Write the level of each hit, and the highest level to ``highest`` i32[1], which starts at 0.
 
-    ``values`` is as in ``_find_chosen``.
+    ``values``, ``theta`` and ``difference`` are as in ``_find_chosen``.
     """
     j = cuda.grid(1)
     if j < codes.shape[0]:
@@ -100,7 +100,7 @@ def _find_levels(
         while level < top and size >= next_tau:
             level, next_tau = I32(level + 1), F32(next_tau + next_tau)
         levels[j] = U8(level)
-        if level > highest[0]:  # an old value asks for an atomic too many
+        if level > highest[0]:  # with an outdated value, the atomic is unnecessary
             cuda.atomic.max(highest, 0, level)
 
 
@@ -115,13 +115,13 @@ def _move_levels(
     limit: Any,
     answer: Any,
 ) -> None:
-    """Move theta and ``other`` at each hit by its step times 2^level; count overflows."""
+    """Add each hit's signed steps times 2^level to theta and ``other``; count overflows."""
     j = cuda.grid(1)
     if j < codes.shape[0]:
         at, times = index_of_code(codes[j]), F32(I32(1) << I32(levels[j]))
         if codes[j] < 0:
             times = F32(-times)
-        exact = F64(theta[at]) + F64(F32(times * step))  # a power of two: no product is rounded
+        exact = F64(theta[at]) + F64(F32(times * step))  # exact: times is a power of two
         theta[at] = F32(exact)
         if other_step != F32(0):
             other[at] = F32(other[at] + F32(times * other_step))
@@ -130,7 +130,7 @@ def _move_levels(
 
 @kernel("void(i4[::1], i4)")
 def _shift(codes: Any, start: Any) -> None:
-    """Add ``start`` to the index of each code."""
+    """Add ``start`` to the index in each hit code."""
     j = cuda.grid(1)
     if j < codes.shape[0]:
         codes[j] = I32(codes[j] - start if codes[j] < 0 else codes[j] + start)
@@ -138,7 +138,7 @@ def _shift(codes: Any, start: Any) -> None:
 
 @kernel("void(f4[::1], f4[::1], f4, u8, i4[::1], f4[::1])")
 def _sample(one: Any, other: Any, sign: Any, seed: Any, where: Any, sizes: Any) -> None:
-    """Write random indices and the absolute values of the residuals there."""
+    """Write random indices and the absolute values of the residuals at these indices."""
     j = cuda.grid(1)
     if j < where.shape[0]:
         at = (_hash_index(j, seed) * U64(one.shape[0])) >> U64(32)
@@ -147,7 +147,7 @@ def _sample(one: Any, other: Any, sign: Any, seed: Any, where: Any, sizes: Any) 
 
 
 def sample(one: Any, other: Any, sign: int, seed: int, where: Any, sizes: Any) -> None:
-    """Sample residuals at random, see ``reference.sample``."""
+    """Sample residuals at random; see ``reference.sample``."""
     of = (
         checked_array(one, F32, "one"),
         checked_array(other, F32, "other"),
@@ -160,13 +160,13 @@ def sample(one: Any, other: Any, sign: int, seed: int, where: Any, sizes: Any) -
 
 
 def choose_local(local: Any, theta: Any, tau: float, limit: int, seed: int, codes: Any) -> int:
-    """Choose among hits in local - theta at random, see ``reference.choose_local``."""
+    """Find hits in local - theta, small ones at random; see ``reference.choose_local``."""
     values = checked_array(local, F32, "local")
     return _choose_hits((values, checked_array(theta, F32, "theta"), True), tau, limit, seed, codes)
 
 
 def choose_replica(residual: Any, tau: float, limit: int, seed: int, codes: Any) -> int:
-    """Choose among hits in the residual at random, see ``reference.choose_replica``."""
+    """Find hits in the residual, small ones at random; see ``reference.choose_replica``."""
     values = checked_array(residual, F32, "residual")
     return _choose_hits((values, values, False), tau, limit, seed, codes)
 
@@ -174,7 +174,10 @@ def choose_replica(residual: Any, tau: float, limit: int, seed: int, codes: Any)
 def _choose_hits(
     residual: tuple[DeviceArray, DeviceArray, bool], tau: float, limit: int, seed: int, codes: Any
 ) -> int:
-    """Find hits and select some of them at random; return how many."""
+    """Find hits, and select small ones at random; return the number of hits.
+
+    ``residual`` is (values, theta, difference), as in ``_find_chosen``.
+    """
     chance = U64(limit), U64(seed) & LOW32
     return run_scan(_find_chosen, checked_array(codes, I32, "codes"), *residual, F32(tau), *chance)[
         0
@@ -182,7 +185,7 @@ def _choose_hits(
 
 
 def levels_local(local: Any, theta: Any, codes: Any, tau: float, top: int, levels: Any) -> int:
-    """Find the level of each hit in local - theta, see ``reference.levels_local``."""
+    """Find the level of each hit in local - theta; see ``reference.levels_local``."""
     values = checked_array(local, F32, "local")
     return _find_hit_levels(
         (values, checked_array(theta, F32, "theta"), True), codes, tau, top, levels
@@ -190,7 +193,7 @@ def levels_local(local: Any, theta: Any, codes: Any, tau: float, top: int, level
 
 
 def levels_replica(residual: Any, codes: Any, tau: float, top: int, levels: Any) -> int:
-    """Find the level of each hit in the residual, see ``reference.levels_replica``."""
+    """Find the level of each hit in the residual; see ``reference.levels_replica``."""
     values = checked_array(residual, F32, "residual")
     return _find_hit_levels((values, values, False), codes, tau, top, levels)
 
@@ -198,7 +201,7 @@ def levels_replica(residual: Any, codes: Any, tau: float, top: int, levels: Any)
 def _find_hit_levels(
     residual: tuple[DeviceArray, DeviceArray, bool], codes: Any, tau: float, top: int, levels: Any
 ) -> int:
-    """Find the level of each hit; return the highest."""
+    """Find the level of each hit; return the highest. ``residual`` is as in ``_choose_hits``."""
     where, found = checked_array(codes, I32, "codes"), checked_array(levels, U8, "levels")
     highest = scratch.zeros("highest", 1)
     if where.size:
@@ -214,7 +217,7 @@ def _find_hit_levels(
 def move_levels(
     theta: Any, other: Any, codes: Any, levels: Any, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Move theta and ``other`` by tau * 2^level, see ``reference.move_levels``."""
+    """Add each hit's steps * 2^level to theta and ``other``; see ``reference.move_levels``."""
     to, also = checked_array(theta, F32, "theta"), checked_array(other, F32, "other")
     where, found, answer = (
         checked_array(codes, I32, "codes"),
@@ -229,7 +232,7 @@ def move_levels(
 
 
 def shift_codes(codes: Any, start: int) -> None:
-    """Add ``start`` to the index of each code, see ``reference.shift_codes``."""
+    """Add ``start`` to the index in each hit code; see ``reference.shift_codes``."""
     where = checked_array(codes, I32, "codes")
     if where.size and start:
         _shift[blocks_of(where.size), THREADS](where, I32(start))

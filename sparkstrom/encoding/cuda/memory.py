@@ -1,4 +1,7 @@
-"""Memory for kernels on a CUDA device, and copies to and from the host."""
+"""Memory for the CUDA kernels: allocate device arrays, and copy them to and from the host.
+
+The functions implement ``encoding.backends.Memory``.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,17 @@ from sparkstrom.encoding.cuda.parameter_kernels import accumulate, subtract_arra
 
 
 def empty(size: int, dtype: DTypeLike) -> DeviceArray:
-    """Allocate ``size`` uninitialised entries on the device."""
+    """Allocate a device array of ``size`` uninitialised entries."""
     return cuda.device_array(size, dtype)
 
 
 def zeros(size: int, dtype: DTypeLike) -> DeviceArray:
-    """Allocate ``size`` entries of 0 on the device."""
+    """Allocate a device array of ``size`` zeros."""
     return cuda.to_device(np.zeros(size, dtype))
 
 
 def mirror(host: NDArray[Any]) -> DeviceArray:
-    """Allocate an array on the device with the size and type of ``host``."""
+    """Allocate a device array with the size and dtype of ``host``."""
     return empty(host.size, host.dtype)
 
 
@@ -59,7 +62,7 @@ def assign(target: Any, source: Any) -> None:
         return
     if not isinstance(to, np.ndarray):
         to.copy_to_device(there)
-        cuda.synchronize()  # else the last bytes from the host may still be on their way
+        cuda.synchronize()  # otherwise the last bytes may still be in transfer
     elif isinstance(there, np.ndarray):
         np.copyto(to, there)
     else:
@@ -67,12 +70,12 @@ def assign(target: Any, source: Any) -> None:
 
 
 def _host_or_device_array(array: Any, name: str) -> Any:
-    """Return a NumPy array itself, and any other array as a device array of Numba's."""
+    """Return a NumPy array as it is, and any other array as a Numba device array."""
     return array if isinstance(array, np.ndarray) else as_numba_array(array, name)
 
 
 def subtract(target: Any, one: Any, other: Any) -> None:
-    """Set ``target`` to one - other, f32[n] all; ``target`` may be one of them."""
+    """Set ``target`` to one - other, all f32[n]; ``target`` may be one of the others."""
     subtract_arrays(target, one, other)
 
 
@@ -82,29 +85,29 @@ def from_host(host: NDArray[Any]) -> DeviceArray:
 
 
 def part(array: Any, where: slice) -> DeviceArray:
-    """Return a view of the array from ``where.start`` to ``where.stop``."""
+    """Return a view of the array's entries in the slice ``where``."""
     return as_numba_array(array, "array")[where]
 
 
 def reader(array: Any) -> Reader:
-    """Return a thread-safe reader for ranges of ``array``."""
+    """Return a thread-safe callable that copies ranges of ``array`` to the host."""
     return Reader(as_numba_array(array, "array"))
 
 
 class Reader:
     """Copies ranges of a device array to the host, from any thread.
 
-    It uses a stream of its own, so it does not wait for kernels of the model. The caller must
+    A reader uses its own stream, so that it does not wait for the model's kernels. The caller must
     ensure that the array is not written meanwhile. Each call selects the array's device, because a
-    thread that has not used CUDA before would get the first one.
+    thread that has not used CUDA before would use the first device.
     """
 
     def __init__(self, array: DeviceArray) -> None:
-        """Prepare to read ``array`` of the current device, on a new stream."""
+        """Prepare to read ``array``, which is on the current device, with a new stream."""
         self._array, self._device, self._stream = array, current_device(), independent_stream()
 
     def __call__(self, begin: int, end: int) -> NDArray[Any]:
-        """Copy entries ``begin`` to ``end`` to a new array on the host."""
+        """Copy entries ``begin`` to ``end`` - 1 to a new host array."""
         with cuda.gpus[self._device]:
             part: NDArray[Any] = self._array[begin:end].copy_to_host(stream=self._stream)
             self._stream.synchronize()

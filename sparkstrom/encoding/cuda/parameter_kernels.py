@@ -1,8 +1,9 @@
-"""CUDA kernels that move, clip and sum parameters, with one thread per hit or parameter.
+"""CUDA kernels that apply hits and sums of updates, clip residuals, and compute norms.
 
-No index occurs twice, so results do not depend on the order of threads. Sums for the host (clipped
-mass, norms) are added in a tree per tile and then tile by tile: the same bits every time, though
-not those of the CPU's sequential sum. Squares of float32 are exact in float64.
+No index occurs twice, so results do not depend on the order of threads. Sums that are returned
+(clipped mass and norms) are added in a tree within each tile (``device.TILE`` parameters) and then
+tile by tile. Their bits are thus reproducible, but differ from the CPU's sequential sum. Squares of
+float32 are exact in float64.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ F32, F64, I32 = np.float32, np.float64, np.int32
 def _move_kernel(
     theta: Any, other: Any, codes: Any, step: Any, other_step: Any, limit: Any, answer: Any
 ) -> None:
-    """Move theta and ``other`` at each hit by a step of the hit's sign; count overflows."""
+    """Add each hit's signed steps to theta and ``other``; count overflows."""
     j = cuda.grid(1)
     if j < codes.shape[0]:
         code = codes[j]
@@ -95,10 +96,10 @@ def _subtract(target: Any, one: Any, other: Any) -> None:
 
 @kernel("void(f4[::1], f4[::1], b1, f4, f8[::1])")
 def _clip_kernel(values: Any, theta: Any, difference: Any, limit: Any, masses: Any) -> None:
-    """Clip the residual to +-limit; write the sum of |change| of each tile to ``masses``.
+    """Clip the residual to +-limit; write each tile's sum of |change| to ``masses``.
 
-    ``values`` is local if ``difference`` is True, and the residual is values - theta; otherwise it
-    is the residual itself.
+    If ``difference`` is True, ``values`` is local and the residual is values - theta; otherwise
+    ``values`` is the residual.
     """
     sums = cuda.shared.array(THREADS, np.float64)
     start, mass = cuda.blockIdx.x * TILE + cuda.threadIdx.x, F64(0)
@@ -119,7 +120,7 @@ def _clip_kernel(values: Any, theta: Any, difference: Any, limit: Any, masses: A
 
 @kernel("void(f4[::1], f4[::1], b1, f8[::1], f8[::1])")
 def _norms_kernel(values: Any, theta: Any, difference: Any, masses: Any, squares: Any) -> None:
-    """Write the sums of |residual| and of its squares of each tile to ``masses``, ``squares``."""
+    """Write each tile's sum of |residual| to ``masses``, and of its squares to ``squares``."""
     mass_sums = cuda.shared.array(THREADS, np.float64)
     square_sums = cuda.shared.array(THREADS, np.float64)
     start, mass, square = cuda.blockIdx.x * TILE + cuda.threadIdx.x, F64(0), F64(0)
@@ -136,7 +137,7 @@ def _norms_kernel(values: Any, theta: Any, difference: Any, masses: Any, squares
 def move(
     theta: Any, other: Any, codes: Any, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Move theta and ``other`` at the hits, see ``reference.move``."""
+    """Apply hits to theta and ``other``; see ``reference.move``."""
     to, also, where = (
         _float_array("theta", theta),
         _float_array("other", other),
@@ -151,12 +152,12 @@ def move(
 
 
 def apply_hits(theta: Any, indices: Any, quanta: Any, q: float) -> tuple[int, int]:
-    """Add quanta to theta at indices, see ``reference.apply_hits``."""
+    """Add quanta to theta at indices; see ``reference.apply_hits``."""
     return _apply_hits(theta, indices, quanta, q, EXACT_QUANTA * q)
 
 
 def apply_hits_both(theta: Any, local: Any, indices: Any, quanta: Any, q: float) -> tuple[int, int]:
-    """Add quanta to theta and local at indices, see ``reference.apply_hits_both``."""
+    """Add quanta to theta and local at indices; see ``reference.apply_hits_both``."""
     _apply_hits(local, indices, quanta, q, np.inf)
     return apply_hits(theta, indices, quanta, q)
 
@@ -175,7 +176,7 @@ def _apply_hits(theta: Any, indices: Any, quanta: Any, q: float, limit: float) -
 
 
 def sum_hits(total: Any, indices: Any, quanta: Any) -> tuple[int, int]:
-    """Add quanta to an integer sum, see ``reference.sum_hits``."""
+    """Add quanta to an integer sum at indices; see ``reference.sum_hits``."""
     to, where, much = (
         _int_array("total", total),
         _int_array("indices", indices),
@@ -188,12 +189,12 @@ def sum_hits(total: Any, indices: Any, quanta: Any) -> tuple[int, int]:
 
 
 def add_quanta(theta: Any, total: Any, q: float) -> tuple[int, int]:
-    """Add a sum of updates to theta, see ``reference.add_quanta``."""
+    """Add a sum of updates to theta; see ``reference.add_quanta``."""
     return _add_quanta(theta, total, q, EXACT_QUANTA * q)
 
 
 def add_quanta_both(theta: Any, local: Any, total: Any, q: float) -> tuple[int, int]:
-    """Add a sum of updates to theta and local, see ``reference.add_quanta_both``."""
+    """Add a sum of updates to theta and local; see ``reference.add_quanta_both``."""
     _add_quanta(local, total, q, np.inf)
     return add_quanta(theta, total, q)
 
@@ -215,7 +216,7 @@ def accumulate(residual: Any, delta: Any) -> None:
 
 
 def subtract_arrays(target: Any, one: Any, other: Any) -> None:
-    """Set ``target`` to one - other, f32[n] all."""
+    """Set ``target`` to one - other, all f32[n]."""
     to, minuend, less = (
         _float_array("target", target),
         _float_array("one", one),
@@ -227,12 +228,12 @@ def subtract_arrays(target: Any, one: Any, other: Any) -> None:
 
 
 def clip_local(local: Any, theta: Any, limit: float) -> float:
-    """Clip local - theta, see ``reference.clip_local``."""
+    """Clip local - theta; see ``reference.clip_local``."""
     return _clip_residual(_float_array("local", local), _float_array("theta", theta), True, limit)
 
 
 def clip_replica(residual: Any, limit: float) -> float:
-    """Clip the residual, see ``reference.clip_replica``."""
+    """Clip the residual; see ``reference.clip_replica``."""
     values = _float_array("residual", residual)
     return _clip_residual(values, values, False, limit)
 
@@ -240,7 +241,7 @@ def clip_replica(residual: Any, limit: float) -> float:
 def _clip_residual(
     values: DeviceArray, theta: DeviceArray, difference: bool, limit: float
 ) -> float:
-    """Clip a residual; return the sum of |change|."""
+    """Clip a residual, given as for ``_clip_kernel``; return the sum of |change|."""
     tiles = tiles_of(values.size)
     masses = scratch.get("masses", tiles, np.float64)
     if tiles:
@@ -249,12 +250,12 @@ def _clip_residual(
 
 
 def residual_sums_local(local: Any, theta: Any) -> tuple[float, float]:
-    """Return ``reference.residual_sums_local``, added in another order."""
+    """Like ``reference.residual_sums_local``, but adds in a different order."""
     return _residual_norms(_float_array("local", local), _float_array("theta", theta), True)
 
 
 def residual_sums_replica(residual: Any) -> tuple[float, float]:
-    """Return ``reference.residual_sums_replica``, added in another order."""
+    """Like ``reference.residual_sums_replica``, but adds in a different order."""
     values = _float_array("residual", residual)
     return _residual_norms(values, values, False)
 
@@ -262,7 +263,7 @@ def residual_sums_replica(residual: Any) -> tuple[float, float]:
 def _residual_norms(
     values: DeviceArray, theta: DeviceArray, difference: bool
 ) -> tuple[float, float]:
-    """Return the sums of a residual's absolute values and squares."""
+    """Return (sum of a residual's absolute values, sum of squares)."""
     tiles = tiles_of(values.size)
     masses, squares = (scratch.get(name, tiles, np.float64) for name in ("masses", "squares"))
     if tiles:
@@ -271,15 +272,15 @@ def _residual_norms(
 
 
 def overflow_counter() -> DeviceArray:
-    """Return the zeroed device array in which ``count_if`` counts."""
+    """Return a zeroed device array for ``count_if`` to count in."""
     return scratch.zeros("noted", 2)
 
 
 def read_overflows(answer: DeviceArray, where: DeviceArray | None) -> tuple[int, int]:
-    """Read how many positions were counted and the index of the first; reset ``answer`` to 0.
+    """Return (number of positions that ``count_if`` counted, index of the first or -1).
 
-    ``where`` holds the code of each position; None: positions are indices. Returns index -1 if none
-    was counted.
+    ``where`` contains the index or hit code of each position; None: positions are indices. Resets
+    ``answer`` to 0.
     """
     count, last = answer.copy_to_host().tolist()
     if count == 0:
@@ -293,10 +294,10 @@ def read_overflows(answer: DeviceArray, where: DeviceArray | None) -> tuple[int,
 
 
 def _float_array(name: str, array: Any) -> DeviceArray:
-    """Return a device array of float32, see ``checked_array``."""
+    """Return the array as a float32 device array; see ``checked_array``."""
     return checked_array(array, np.float32, name)
 
 
 def _int_array(name: str, array: Any) -> DeviceArray:
-    """Return a device array of int32, see ``checked_array``."""
+    """Return the array as an int32 device array; see ``checked_array``."""
     return checked_array(array, np.int32, name)

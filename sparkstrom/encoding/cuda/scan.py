@@ -1,10 +1,13 @@
-"""Find hits on the device in one pass over the arrays, and list them in index order.
+"""CUDA kernels that find hits in one pass over the arrays, and list them in index order.
 
-The pass leaves one bit per parameter: each block examines a tile, with adjacent memory for adjacent
-threads, and stores hits as the bits of 32-bit words, with their rank within the tile. A prefix sum
-over the tiles' counts then gives the position of each tile's first code, and a last kernel writes
-the codes. It reads the words alone, a 64th of the data. So codes ascend as on the CPU, whatever
-order blocks run in.
+The pass records one bit per parameter. Each block examines a tile of parameters (adjacent threads
+read adjacent memory), and stores hits as bits of 32-bit words, with each word's rank: the number of
+hits before the word in the tile. A prefix sum over the tiles' hit counts then gives the position of
+each tile's first code. A last kernel writes the codes; it reads only the words, which are a 64th of
+the data. The codes are thus ascending, as on the CPU, in whatever order the blocks run.
+
+Arrays between these kernels: ``words`` (hit bits), ``downs`` (bits of hits with negative residual),
+``ranks`` (per word), ``counts`` (hits per tile), ``worsts`` (largest bits of |value| per tile).
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ from sparkstrom.encoding.cuda.device import (
 )
 
 U32, I32 = np.uint32, np.int32
-MAGNITUDE = np.int32(0x7FFFFFFF)
-GROUP = 8  # values on their way to a thread at the same time
+MAGNITUDE = np.int32(0x7FFFFFFF)  # mask that removes a float's sign bit
+GROUP = 8  # number of values that a thread reads before it writes any
 
 
 @kernel("void(f4[::1], f4[::1], f4, u4[::1], u4[::1], i4[::1], i4[::1], i4[::1])")
@@ -42,7 +45,7 @@ def _find_local(
     hits, down, worst = U32(0), U32(0), I32(0)
     for item in range(ITEMS):
         i = start + item * THREADS
-        near = i if i < n else n - 1  # always read: a condition would hold up the reads behind it
+        near = i if i < n else n - 1  # read unconditionally: a condition would delay later reads
         value = local[near]
         residual = value - theta[near]
         worst = larger(worst, I32(value.view(np.int32) & MAGNITUDE))
@@ -62,13 +65,13 @@ def _find_replica(
     counts: Any,
     worsts: Any,
 ) -> None:
-    """Add delta to the residual, then record its hits and its largest bits."""
+    """Add delta to the residual, then record the hits and largest bits of the residual."""
     n = residual.shape[0]
     start = cuda.blockIdx.x * TILE + cuda.threadIdx.x
     hits, down, worst = U32(0), U32(0), I32(0)
-    sums = cuda.local.array(GROUP, np.float32)  # registers: both loops over it are unrolled
+    sums = cuda.local.array(GROUP, np.float32)  # in registers: loops over it are unrolled
     for group in range(ITEMS // GROUP):
-        for k in range(GROUP):  # all reads before the first write, or they wait for it
+        for k in range(GROUP):  # all reads before any write, which would delay them
             i = start + (group * GROUP + k) * THREADS
             near = i if i < n else n - 1
             sums[k] = residual[near] + delta[near]
@@ -88,7 +91,7 @@ def _find_replica(
 def _find_states(
     packed: Any, n: Any, words: Any, downs: Any, ranks: Any, counts: Any, worsts: Any
 ) -> None:
-    """Record the entries of a bitmap; ``worsts`` is 1 where padding bits are set."""
+    """Record the entries of a bitmap as hits; ``worsts`` becomes 1 where padding bits are set."""
     start = cuda.blockIdx.x * TILE + cuda.threadIdx.x
     hits, worst = U32(0), I32(0)
     for item in range(ITEMS):
@@ -105,9 +108,9 @@ def _find_states(
 
 @kernel("void(i4[::1], i4[::1], i8, i4[::1], i4[::1])")
 def _sum_counts(counts: Any, worsts: Any, tiles: Any, offsets: Any, answer: Any) -> None:
-    """Write each tile's first rank to ``offsets``, and (all hits, largest worst) to ``answer``.
+    """Write the number of hits before each tile to ``offsets``; compute totals.
 
-    Runs as a single block.
+    ``answer`` gets (number of all hits, largest of ``worsts``). Runs as a single block.
     """
     sums = cuda.shared.array(PREFIX_THREADS, np.int32)
     largest = cuda.shared.array(1, np.int32)
@@ -135,7 +138,7 @@ def _sum_counts(counts: Any, worsts: Any, tiles: Any, offsets: Any, answer: Any)
 
 @kernel("void(u4[::1], u4[::1], i4[::1], i4[::1], i4[::1])")
 def _write_codes(words: Any, downs: Any, ranks: Any, offsets: Any, codes: Any) -> None:
-    """Write the code of each recorded hit at its rank, as far as there is room."""
+    """Write the code of each recorded hit to its place in ``codes``, as long as there is room."""
     at = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
     word = words[at]
     if word != U32(0):
@@ -160,7 +163,7 @@ def _write_amounts(
     indices: Any,
     amounts: Any,
 ) -> None:
-    """Write index and signed quanta of each recorded bitmap entry at its rank."""
+    """Write the index and signed quanta of each recorded bitmap entry to its place."""
     at = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
     word = words[at]
     if word != U32(0):
@@ -175,7 +178,7 @@ def _write_amounts(
 
 
 def _scan_tables(n: int) -> list[DeviceArray]:
-    """Return working memory for n parameters: words, downs, ranks, counts and worsts."""
+    """Return working arrays for n parameters: words, downs, ranks, counts and worsts."""
     tiles = tiles_of(n)
     words = [scratch.get(name, tiles * THREADS, np.uint32) for name in ("words", "downs")]
     ranks = scratch.get("ranks", tiles * THREADS, np.int32)
@@ -183,7 +186,7 @@ def _scan_tables(n: int) -> list[DeviceArray]:
 
 
 def _compute_offsets(n: int, tables: list[DeviceArray]) -> tuple[DeviceArray, DeviceArray]:
-    """Return each tile's first rank, and (hits, worst), both on the device."""
+    """Return (number of hits before each tile, i32[2] of all hits and worst), on the device."""
     offsets = scratch.get("offsets", tiles_of(n), np.int32)
     answer = scratch.get("placed", 2, np.int32)
     _sum_counts[1, PREFIX_THREADS](tables[3], tables[4], tiles_of(n), offsets, answer)
@@ -191,12 +194,12 @@ def _compute_offsets(n: int, tables: list[DeviceArray]) -> tuple[DeviceArray, De
 
 
 def run_scan(find: Any, codes: DeviceArray, one: DeviceArray, *rest: Any) -> tuple[int, int]:
-    """Run the scan kernel ``find`` on arrays, and write the codes of the hits it records.
+    """Run the scan kernel ``find`` on arrays, and write the codes of the hits that it records.
 
-    find   a kernel that calls ``record_hits`` with its last five arguments, allocated here
+    find   a kernel that passes its last five arguments, allocated here, to ``record_hits``
     codes  i32[capacity]  out  ascending, then garbage; hits beyond capacity are only counted
-    one    T[n], followed by the kernel's other arguments
-    returns (hits, worst)
+    one    T[n]           the first argument of ``find``; ``rest`` are the next ones
+    returns (number of hits, largest ``worst`` recorded)
     """
     n = int(one.size)
     if n == 0:
@@ -212,7 +215,7 @@ def run_scan(find: Any, codes: DeviceArray, one: DeviceArray, *rest: Any) -> tup
 
 
 def scan_local(local: Any, theta: Any, tau: float, codes: Any) -> tuple[int, int]:
-    """Find hits in local - theta, see ``reference.scan_local``."""
+    """Find hits in local - theta; see ``reference.scan_local``."""
     one, other = (
         checked_array(local, np.float32, "local"),
         checked_array(theta, np.float32, "theta"),
@@ -223,9 +226,9 @@ def scan_local(local: Any, theta: Any, tau: float, codes: Any) -> tuple[int, int
 
 
 def scan_replica(residual: Any, delta: Any, tau: float, codes: Any) -> tuple[int, int]:
-    """Add delta and find hits in the residual, see ``reference.scan_replica``.
+    """Add delta to the residual and find hits; see ``reference.scan_replica``.
 
-    Among several NaNs, the hardware decides which one ``worst`` shows.
+    The bits of a NaN in ``worst`` may depend on the hardware.
     """
     one, other = (
         checked_array(residual, np.float32, "residual"),
@@ -237,7 +240,7 @@ def scan_replica(residual: Any, delta: Any, tau: float, codes: Any) -> tuple[int
 
 
 def bitmap_count(packed: Any, n: int) -> int:
-    """Count the entries of a bitmap, see ``reference.bitmap_count``."""
+    """Count the entries of a bitmap; see ``reference.bitmap_count``."""
     device = checked_array(packed, np.uint8, "packed")
     if device.size == 0:
         return 0
@@ -247,7 +250,7 @@ def bitmap_count(packed: Any, n: int) -> int:
 
 
 def bitmap_decode(packed: Any, n: int, side: int, quanta: int, indices: Any, amounts: Any) -> int:
-    """Turn a bitmap into indices and quanta, see ``reference.bitmap_decode``."""
+    """Unpack a bitmap to indices and quanta; see ``reference.bitmap_decode``."""
     device = checked_array(packed, np.uint8, "packed")
     to_indices = checked_array(indices, np.int32, "indices")
     to_amounts = checked_array(amounts, np.int32, "amounts")
@@ -269,7 +272,7 @@ def bitmap_decode(packed: Any, n: int, side: int, quanta: int, indices: Any, amo
 
 
 def _find_bitmap(packed: DeviceArray, n: int) -> tuple[DeviceArray, DeviceArray]:
-    """Record the entries of a bitmap; return tile offsets and (entries, padding set)."""
+    """Record the entries of a bitmap; return (tile offsets, i32[2]: entries, padding set)."""
     places = 4 * int(packed.size)
     tables = _scan_tables(places)
     _find_states[tiles_of(places), THREADS](packed, n, *tables)
