@@ -2,8 +2,8 @@
 
 Epoch conditions judge the score on the held-out rows after each epoch. Iteration conditions judge
 the minibatch losses that workers report several times a second, and the elapsed time. Users pass
-them as ``EarlyStopping(patience=None, conditions=[...])``; the first condition that is met ends the
-fit. ``EarlyStopper`` applies the rule during a fit.
+conditions as ``EarlyStopping(patience=None, conditions=[...])``; the first condition that is met
+ends the fit. ``EarlyStopper`` applies an ``EarlyStopping`` rule during a fit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EpochScores:
     """The scores on the held-out rows that epoch conditions judge, one for each epoch so far."""
 
     values: Sequence[float]  # one per epoch, in order; NaN: not measured
-    higher_is_better: bool = False  # as accuracy is; loss is not
+    higher_is_better: bool = False  # True for accuracy, False for loss
 
 
 class TerminationCondition:

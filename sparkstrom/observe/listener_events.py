@@ -72,7 +72,10 @@ class WorkerChange:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSays:
-    """A line that a worker's code printed, warned or logged; cut, without control characters."""
+    """A line that a worker's code printed, warned or logged.
+
+    Long lines are cut, and control characters are escaped.
+    """
 
     partition: int  # the worker's partition
     host: str  # its host
@@ -160,7 +163,7 @@ class TrainingListener:
 def iteration_from_progress(
     figures: ProgressFigures, seconds: float, minibatches: tuple[int, int]
 ) -> Iteration:
-    """Convert progress figures to an event; ``minibatches`` is (committed, expected)."""
+    """Convert progress values to an event; ``minibatches`` is (committed, expected)."""
     return Iteration(
         minibatches=minibatches[0],
         minibatches_expected=minibatches[1],

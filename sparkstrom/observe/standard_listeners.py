@@ -131,7 +131,10 @@ class PerformanceListener(PeriodicListener):
 
 
 class TimeIterationListener(PeriodicListener):
-    """Logs the estimated remaining time every ``frequency`` minibatches. DL4J: same name."""
+    """Logs the estimated remaining time every ``frequency`` minibatches.
+
+    DL4J: ``TimeIterationListener``.
+    """
 
     def __init__(self, frequency: int = 100, say: WriteLine = log_or_print) -> None:
         super().__init__(frequency)

@@ -69,7 +69,7 @@ def counter(
 class EpochFigures:
     """Sums of a partition's latest epochs, each measured when the epoch ended."""
 
-    finished: int  # number of the newest epoch, from 0 in this fit
+    finished: int  # number of the latest finished epoch, from 0 in this fit
     held_weight: float  # total weight of held-out rows; 0: none
     # epoch -> weighted sum of losses or correct predictions over the held-out rows
     held_sums: dict[int, float] = field(metadata={WIRE_NAME: "held@"}, default_factory=dict)
