@@ -1,4 +1,4 @@
-"""Asynchronous data-parallel training on Spark executors, by gradient sharing over Aeron.
+"""Asynchronous data-parallel training on Spark executors by gradient sharing over Aeron.
 
 Public names are imported lazily: ``import sparkstrom`` starts no JVM, compiles no kernel and opens
 no socket.
@@ -117,12 +117,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import and return a public name. Raise AttributeError for any other."""
+    """Import a public name on first use and return it. Raise AttributeError for any other name."""
     if name == "errors":
         return importlib.import_module("sparkstrom.base.errors")
     if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module 'sparkstrom' has no attribute {name!r}")
-    if name == "SparkNetwork":  # now, not after Spark has started and read data
+    if name == "SparkNetwork":  # warn before Spark has started and read data
         importlib.import_module("sparkstrom.transport.aeron.library").warn_if_library_missing(2)
     return getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)
 

@@ -1,4 +1,4 @@
-"""Public import path of listeners and their events, for ``network.fit(..., listeners=[...])``.
+"""Public import path for listeners and their events, used in ``network.fit(..., listeners=[...])``.
 
 See docs/listeners.md.
 """

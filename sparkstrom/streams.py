@@ -1,4 +1,4 @@
-"""Public import path of ``each_batch``, which trains on each micro-batch of Structured Streaming.
+"""Public import path for ``each_batch``, which trains on each micro-batch of Structured Streaming.
 
 Use it as ``stream.writeStream.foreachBatch(each_batch(network)).start()``; see docs/streams.md.
 """

@@ -1,4 +1,4 @@
-"""Models that are trained on one flat parameter vector, and optimizers of the NumPy network."""
+"""Models trained on one flat parameter vector, and the optimizers of the built-in NumPy network."""
 
 from sparkstrom.models.base import FlatModel
 from sparkstrom.models.dense import DenseNetwork

@@ -1,6 +1,7 @@
-"""Protocols that models implement to be trained, and the layout of the flat parameter vector.
+"""Define the protocols that trainable models implement, and the layout of the flat vector.
 
-``FlatModel`` is required; the other protocols are optional and are recognized by their methods.
+``FlatModel`` is required. The other protocols are optional; a model supports a protocol if it has
+the protocol's methods. The flat vector holds all parameters of a model, one array after the other.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import shown
 
 Flat = NDArray[np.float32]  # f32[n_params], contiguous
-# One array, or several by position or by name; rows first in each.
+# One array, or several by position or by name; the first dimension of each is the rows.
 Columns = NDArray[Any] | tuple[NDArray[Any], ...] | dict[str, NDArray[Any]]
-State = dict[str, "NDArray[Any] | float | int"]  # named arrays and plain scalars, nothing else
+State = dict[str, "NDArray[Any] | float | int"]  # optimizer state: named arrays and plain scalars
 
 
 class Batch(NamedTuple):
     """A minibatch of one worker.
 
     Attributes:
-        features: array, or tuple or dict of arrays, rows first.
+        features: array, or tuple or dict of arrays, with rows as first dimension.
         labels: the same; an empty tuple for a model without labels.
-        weights: f32[rows], at least 0, how much each row counts in the mean loss; None: equally.
+        weights: f32[rows], at least 0: each row's weight in the mean loss; None: all rows weigh 1.
     """
 
     features: Columns
@@ -44,12 +45,12 @@ class Batch(NamedTuple):
 
 
 def count_rows(columns: Columns) -> int:
-    """Return the number of rows; all arrays of the columns have the same number."""
+    """Return the number of rows, which is the same for all arrays of the columns."""
     return len(columns) if isinstance(columns, np.ndarray) else len(arrays_of(columns)[0])
 
 
 def arrays_of(columns: Columns) -> tuple[NDArray[Any], ...]:
-    """Return the arrays of columns in order: by position, or in the dict's insertion order."""
+    """Return the arrays in order: by position, or in the insertion order of a dict."""
     if isinstance(columns, np.ndarray):
         return (columns,)
     return tuple(columns.values()) if isinstance(columns, dict) else columns
@@ -57,10 +58,10 @@ def arrays_of(columns: Columns) -> tuple[NDArray[Any], ...]:
 
 @runtime_checkable
 class FlatModel(Protocol):
-    """A model whose parameters are one contiguous float32 vector, changed in place.
+    """A model whose parameters are one contiguous float32 vector that training changes in place.
 
-    Models are pickled to get to executors. A pickle holds the architecture and the seed; parameters
-    are sent separately.
+    Models are pickled to send them to executors. A pickle contains the architecture and the seed;
+    parameters are sent separately.
     """
 
     @property
@@ -68,34 +69,34 @@ class FlatModel(Protocol):
         """The number of parameters."""
 
     def initial(self) -> Flat:
-        """Return fresh parameters f32[n_params], the same for the same seed."""
+        """Return new initial parameters f32[n_params]; equal for equal seeds."""
 
     def bind(self, params: Flat) -> None:
-        """Use ``params`` as the memory of ``step`` and ``predict``: views, no copies."""
+        """Make ``step`` and ``predict`` work directly on the memory of ``params``, not a copy."""
 
     def step(self, batch: Batch) -> float:
-        """Train on one minibatch: change the bound parameters in place; return the mean loss."""
+        """Train on one minibatch, changing the bound parameters in place; return the mean loss."""
 
     def predict(self, features: Columns) -> Any:
-        """Return outputs for the bound parameters: f32[rows, outputs], or the model's own form."""
+        """Return outputs for the bound parameters: f32[rows, outputs], or model-specific arrays."""
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError with value, reason and remedy if these rows do not fit the model."""
+        """Raise UsageError, with value, reason and remedy, if these rows do not fit the model."""
 
     def updater_state(self) -> State:
-        """Return the optimizer's state by name, for ``load_updater_state``."""
+        """Return the optimizer's state by name, as accepted by ``load_updater_state``."""
 
     def load_updater_state(self, state: State) -> None:
-        """Restore a state that ``updater_state`` of an equal model returned."""
+        """Restore an optimizer state returned by ``updater_state`` of an equal model."""
 
     def layer_of(self, index: int) -> str:
-        """Return the name of the layer and array that contains parameter ``index``."""
+        """Return the name of the layer and array that contain parameter ``index``."""
 
     def describe(self) -> dict[str, Any]:
         """Return a description for JSON, from which ``from_description`` makes an equal model."""
 
 
-WRAPPERS = {  # by the top-level package of the class or of one of its bases
+WRAPPERS = {  # top-level package of a foreign model's class or base class -> what wraps the model
     **dict.fromkeys(
         ("lightning", "pytorch_lightning"), "a LightningModel of sparkstrom.models.lightning"
     ),
@@ -105,7 +106,7 @@ WRAPPERS = {  # by the top-level package of the class or of one of its bases
 
 
 def explain_invalid_model(value: Any) -> str | None:
-    """Return why a value is no model and what to pass instead, or None if it is one."""
+    """Return why a value is not a model and what to pass instead, or None if it is a model."""
     if isinstance(value, type):
         return f"model is the class {value.__name__}: pass an object, {value.__name__}(...)"
     if isinstance(value, FlatModel):
@@ -119,7 +120,7 @@ def explain_invalid_model(value: Any) -> str | None:
 
 @runtime_checkable
 class HasInitialValues(Protocol):
-    """A model that starts from given parameters, which are not pickled, instead of a seed."""
+    """A model that can start from given parameters, which are not pickled, instead of a seed."""
 
     def start_from(self, params: Flat) -> None:
         """Make ``initial`` return a copy of these parameters, f32[n_params], from now on."""
@@ -127,30 +128,30 @@ class HasInitialValues(Protocol):
 
 @runtime_checkable
 class Buffered(Protocol):
-    """A model with arrays that are not parameters, such as BatchNorm's statistics.
+    """A model with buffers: arrays that are not parameters, such as BatchNorm's statistics.
 
-    Each worker reports its buffers at the end of an epoch. The average of each partition's latest
-    report, added in partition order, replaces those of all workers. The bytes are the arrays in
-    little endian, one after the other, in the model's own order; names, sizes and code are not in
-    them.
+    Each worker reports its buffers at the end of an epoch. The average over the partitions' latest
+    reports, added in partition order, then replaces the buffers of all workers. Buffers are
+    exchanged as bytes: the arrays in little endian, one after the other, in an order that the model
+    defines. The bytes contain no names, sizes or code.
     """
 
     def buffers_bytes(self) -> bytes:
-        """Return the current buffers; empty if the model has none."""
+        """Return the current buffers; b"" if the model has none."""
 
     def load_buffers_bytes(self, buffers: bytes) -> None:
-        """Restore what ``buffers_bytes`` of an equal model returned, or raise UsageError."""
+        """Restore buffers from ``buffers_bytes`` of an equal model, or raise UsageError."""
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
-        """Return the mean, summed in float64 in the given order; of integers the maximum."""
+        """Return the mean of all reports, summed in order in float64; for integers the maximum."""
 
 
 @runtime_checkable
 class WeighedBuffers(Protocol):
-    """A ``Buffered`` model whose buffers can be averaged with weights.
+    """A ``Buffered`` model that can average buffers with a weight for each report.
 
-    Rounds of averaging weight each worker by its number of rows. Workers of other models count
-    equally.
+    Round-based training then weights each worker by its number of rows. For other models all
+    workers count equally.
     """
 
     def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
@@ -159,9 +160,9 @@ class WeighedBuffers(Protocol):
 
 @runtime_checkable
 class Measured(Protocol):
-    """A model whose loss can be computed without training, for ``score`` and early stopping.
+    """A model that can compute its loss without training, for ``score`` and early stopping.
 
-    All models of this package implement it.
+    All models of this package implement this protocol.
     """
 
     @property
@@ -169,41 +170,41 @@ class Measured(Protocol):
         """What ``predict`` returns: "probabilities" (rows that sum to 1), "logits" or "values"."""
 
     def loss(self, batch: Batch) -> tuple[float, float]:
-        """Return (sum of weight x loss, sum of weights) without changing the model.
+        """Return (sum of weight x loss, sum of weights) over the rows, without changing the model.
 
-        Without weights each row weighs 1. Dropout is off, BatchNorm does not update its statistics,
-        and penalties on parameters are not included.
+        If the batch has no weights, each row weighs 1. Dropout is off, BatchNorm keeps its
+        statistics, and penalties on parameters are not included.
         """
 
 
 @runtime_checkable
 class HasPenalty(Protocol):
-    """A model that is trained with a penalty on its parameters, which ``loss`` leaves out."""
+    """A model trained with a penalty on its parameters, such as l2, that ``loss`` leaves out."""
 
     def penalty(self) -> float:
-        """Return the penalty of the bound parameters that training adds to the loss."""
+        """Return the penalty that training adds to the loss for the bound parameters."""
 
 
 @runtime_checkable
 class HasOptimizerState(Protocol):
-    """A model trained elsewhere, such as by DL4J, whose optimizer state is continued."""
+    """A model trained elsewhere, such as by DL4J, whose optimizer continues its saved state."""
 
     def continuing_state(self) -> State:
-        """Return the state for the first fit; {} if the optimizer starts without one."""
+        """Return the optimizer state for the first fit; {} to start with a new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a machine that a worker may use, and its seed."""
+    """A worker's share of its machine, and its random seed."""
 
-    threads: int  # the task's CPUs
-    gpu: int | None  # index of the GPU that Spark assigned to the task
-    seed: int  # differs for each partition and fit
+    threads: int  # number of CPUs of the task
+    gpu: int | None  # index of the GPU that Spark assigned to the task; None: no GPU
+    seed: int  # different for each partition and fit
 
 
 @runtime_checkable
 class Placeable(Protocol):
-    """A model that uses the resources it is given on an executor."""
+    """A model that must be told which of an executor's resources it may use."""
 
     def place(self, share: Share) -> None:
         """Use these resources, before ``bind``; raise UsageError if the model needs others."""
@@ -213,59 +214,59 @@ class Placeable(Protocol):
 class DeviceModel(Protocol):
     """A model that can train in place in the memory of a GPU.
 
-    The property is read on executors, after ``place``. If it is not None, parameters, residual and
-    encoding are on that GPU, and ``bind`` gets an array with ``__cuda_array_interface__``,
-    f32[n_params]. No kernel of ours is running on the device when ``step`` starts, and none of the
-    model's, on any stream, may be running when ``step`` returns.
+    ``cuda_device`` is read on executors, after ``place``. If it is not None, parameters, residual
+    and encoding are on that GPU, and ``bind`` gets an array with ``__cuda_array_interface__``,
+    f32[n_params]. When ``step`` starts, none of sparkstrom's kernels is running on the device; when
+    ``step`` returns, none of the model's may be running, on any stream.
     """
 
     @property
     def cuda_device(self) -> int | None:
-        """The GPU's index among those visible to this process; None for the CPU."""
+        """The index of the GPU among those visible to this process; None for the CPU."""
 
 
 @runtime_checkable
 class Paced(Protocol):
-    """A model whose momentum and schedules count the fit's minibatches instead of its own steps.
+    """A model whose momentum and schedules follow the whole fit's progress, not only its own steps.
 
-    All models of this package implement it. Saved states hold the user's own hyperparameters. In
-    rounds of averaging, a model with a true attribute ``counts_own_steps`` gets the steps of its
-    own worker.
+    All models of this package implement this protocol. Saved optimizer states contain the user's
+    unscaled hyperparameters. In round-based training, a model with the attribute
+    ``counts_own_steps = True`` gets the number of steps of its own worker instead.
     """
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Set the number of training workers and the position in the fit, before a step.
+        """Set the number of training workers and the position in the fit; called before a step.
 
         Args:
-            workers: number of workers that train now.
-            minibatches: minibatches of all workers so far, earlier fits included; an estimate that
+            workers: number of workers that are training now.
+            minibatches: minibatches of all workers so far, including earlier fits; an estimate that
                 never decreases.
-            counted: how many of them the controller has counted for certain.
+            counted: how many of these minibatches the controller has definitely counted.
 
-        With one worker and its own step count nothing is scaled.
+        With one worker and its own step count, nothing is scaled.
         """
 
     def horizons(self, workers: int) -> dict[str, str]:
-        """Return what changes with this many workers: name -> text; empty for nothing."""
+        """Return what changes with this many workers: name -> text; {} if nothing does."""
 
 
 @runtime_checkable
 class EpochAware(Protocol):
-    """A model that gets its position in its worker's epoch before each step."""
+    """A model that is told, before each step, its position in the worker's epoch."""
 
     def set_position(self, epoch: int, batch: int, batches: int) -> None:
-        """Set the position of the next step: minibatch ``batch`` of ``batches``, both from 0.
+        """Set the position of the next step: minibatch ``batch`` (from 0) of ``batches``.
 
-        Epochs count from 0 over all fits of a network.
+        ``epoch`` counts from 0 over all fits of a network.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class FitLength:
-    """The length of a whole fit, including what was trained before it was resumed."""
+    """The length of a whole fit, including the part before it was resumed."""
 
     epochs: int
-    minibatches: int  # counted by schedules: of all workers; with horizon="worker" of one
+    minibatches: int  # as schedules count them: of all workers; with horizon="worker", of one
     first_epoch: int = 0  # number of epochs in earlier fits
     minibatches_before: int = 0  # minibatches of earlier fits whose optimizer state is continued
 
@@ -275,13 +276,13 @@ class FitLengthAware(Protocol):
     """A model whose learning-rate schedule can depend on the length of the fit."""
 
     def set_fit_length(self, length: FitLength) -> None:
-        """Set the length before the first step of a fit. Repeated calls change nothing."""
+        """Set the length before the first step of a fit. Repeating a call changes nothing."""
 
 
 def buffers_to_save(model: Any) -> bytes:
-    """Return the bytes that a saved network stores as buffers; b"" for a model without any.
+    """Return the bytes that a saved network stores as buffers; b"" for a model without buffers.
 
-    A model with ``saved_buffers_bytes()`` also saves the weights of its frozen layers.
+    A model with ``saved_buffers_bytes()`` also saves the weights of its frozen layers there.
     """
     if hasattr(model, "saved_buffers_bytes"):
         saved: bytes = model.saved_buffers_bytes()
@@ -291,14 +292,14 @@ def buffers_to_save(model: Any) -> bytes:
 
 @runtime_checkable
 class HasFrozenParameters(Protocol):
-    """A model with parameters that can be frozen in one fit and trained in the next."""
+    """A model whose parameters can be frozen in one fit and trained in the next."""
 
     def frozen_parameters(self) -> list[slice]:
-        """Return the slices of the flat vector that hold frozen parameters."""
+        """Return the slices of the flat vector that contain frozen parameters."""
 
 
 def zero_frozen_entries(model: Any, residual: Flat) -> Flat:
-    """Return the residual f32[n_params] with zeros for parameters that are frozen now."""
+    """Return the residual f32[n_params] with zeros for parameters that are currently frozen."""
     frozen = model.frozen_parameters() if isinstance(model, HasFrozenParameters) else []
     if frozen:
         residual = residual.copy()
@@ -309,7 +310,7 @@ def zero_frozen_entries(model: Any, residual: Flat) -> Flat:
 
 @runtime_checkable
 class RequiresLoss(Protocol):
-    """A ``Measured`` model that may have been made without a loss."""
+    """A ``Measured`` model that may have been created without a loss function."""
 
     def need_loss(self) -> None:
         """Raise UsageError if ``loss`` cannot be computed; called before any work starts."""
@@ -320,7 +321,7 @@ class Exporting(Protocol):
     """A model that can be saved in the file format of its own library."""
 
     def exported(self) -> tuple[str, bytes]:
-        """Return suffix and content of a file that the library opens, with the bound parameters."""
+        """Return (suffix, content) of a file with the bound parameters for the model's library."""
 
 
 Shape = tuple[int, ...]
@@ -328,7 +329,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and positions of consecutive arrays in a flat vector."""
+    """Names, shapes and positions of the arrays that follow one another in a flat vector."""
 
     names: tuple[str, ...]
     shapes: tuple[Shape, ...]
@@ -337,7 +338,7 @@ class Layout:
 
     @classmethod
     def from_shapes(cls, arrays: Iterable[tuple[str, Shape]]) -> Layout:
-        """Make the layout of arrays given as (name, shape) in their order."""
+        """Make the layout of consecutive arrays, given as (name, shape)."""
         names, shapes, starts, start = [], [], [], 0
         for name, shape in arrays:
             names.append(name)
@@ -347,7 +348,7 @@ class Layout:
         return cls(tuple(names), tuple(shapes), tuple(starts), start)
 
     def views(self, flat: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield each name with its array, a view of ``flat``."""
+        """Yield (name, array) for each array; the arrays are views of ``flat``."""
         for name, shape, start in zip(self.names, self.shapes, self.starts, strict=True):
             yield name, flat[start : start + prod(shape)].reshape(shape)
 
@@ -370,7 +371,7 @@ def check_bindable(params: Flat, n_params: int) -> Flat:
 
 
 def check_bindable_on_device(params: Any, n_params: int) -> Any:
-    """Return ``params`` in GPU memory; raise UsageError unless float32, contiguous, writable."""
+    """Return ``params`` in GPU memory; raise UsageError unless float32, contiguous and writable."""
     interface = params.__cuda_array_interface__
     shape, read_only = tuple(interface["shape"]), interface["data"][1]
     fits = shape == (n_params,) and interface["typestr"] == "<f4"
@@ -383,7 +384,7 @@ def check_bindable_on_device(params: Any, n_params: int) -> Any:
 
 
 def require_single_array(columns: Columns, what: str = "features") -> NDArray[Any]:
-    """Return the only array of ``columns``, or raise UsageError if there is none or several."""
+    """Return the only array of ``columns``; raise UsageError if there is none or more than one."""
     if isinstance(columns, np.ndarray):
         return columns
     if not columns:
@@ -395,8 +396,8 @@ def require_single_array(columns: Columns, what: str = "features") -> NDArray[An
     )
 
 
-# ``kind`` of a description -> module and class, imported when needed. A description cannot name a
-# module, so a file of unknown origin cannot make us import one.
+# ``kind`` of a description -> (module, class), imported when needed. A description cannot name a
+# module, so a file of unknown origin cannot cause an arbitrary import.
 MODEL_CLASSES = {
     "dense": ("sparkstrom.models.dense", "DenseNetwork"),
     "jax": ("sparkstrom.models.jax", "JaxModel"),
@@ -407,7 +408,7 @@ MODEL_CLASSES = {
     "keras": ("sparkstrom.models.keras", "KerasModel"),
 }
 
-# The key that only a self-contained description has. Other kinds need the user's code.
+# ``kind`` -> a key that only a self-contained description has. Other kinds need the user's code.
 SELF_CONTAINED_KEYS = {
     "dense": "widths",
     "dl4j-dense": "widths",
@@ -424,7 +425,7 @@ def is_self_contained(description: dict[str, Any]) -> bool:
 def from_description(description: dict[str, Any]) -> FlatModel:
     """Make the model that ``FlatModel.describe`` described.
 
-    Raise UsageError for an unknown kind of model, or if the description lacks the model's code.
+    Raise UsageError for an unknown kind of model, or if the model needs code that is not described.
     """
     kind = description.get("kind")
     if kind not in MODEL_CLASSES:

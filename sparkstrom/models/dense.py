@@ -1,7 +1,7 @@
-"""DenseNetwork: a small network of dense layers in NumPy, which needs no other library.
+"""DenseNetwork: a small network of dense layers in NumPy that needs no other library.
 
-All weights and biases are views of one flat vector, so optimizer, encoder and snapshot work on one
-array without copies.
+All weights and biases are views of one flat vector, so the optimizer, the encoder and snapshots
+work on one array without copying.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WIDTHS_REMEDY = "give at least inputs and outputs, each above 0, such as [64, 3
 
 
 def _check_optimizer(value: Any) -> Any:
-    """Return an optimizer: any object with an updater's methods. Raise Refused for other values."""
+    """Return the value if it is None or has the methods of an updater; otherwise raise Refused."""
     known = all(callable(getattr(value, name, None)) for name in ("init", "update"))
     if value is not None and (isinstance(value, type) or not known):
         raise Refused("must be None or an updater, such as sparkstrom.models.updaters.Adam(1e-3)")
@@ -42,18 +42,18 @@ OPTIMIZER_OPTION = custom(_check_optimizer, "must be None or an updater")
 
 
 class DenseNetwork:
-    """Dense layers of the given widths, trained with NumPy.
+    """A network of dense layers with the given widths, trained with NumPy.
 
     Features are f32[rows, widths[0]], outputs f32[rows, widths[-1]].
 
     Args:
-        widths: number of inputs, of each hidden layer's units, and of outputs.
-        hidden: activation of hidden layers: relu, tanh, sigmoid or identity.
-        loss: cross_entropy (softmax outputs; labels are class indices or shares per class) or
-            squared_error (linear outputs).
+        widths: number of inputs, of units in each hidden layer, and of outputs.
+        hidden: activation of the hidden layers: relu, tanh, sigmoid or identity.
+        loss: cross_entropy (softmax outputs; labels are class indices, or a share for each class)
+            or squared_error (linear outputs).
         updater: the optimizer; by default ``Sgd(0.1)``.
-        seed: the same seed gives the same initial parameters.
-        l2: weight of half the squared norm of the weight matrices.
+        seed: equal seeds give equal initial parameters.
+        l2: factor of the l2 penalty, which is half the squared norm of the weight matrices.
 
     Raises:
         UsageError: an option is invalid, or rows do not fit.
@@ -107,7 +107,7 @@ class DenseNetwork:
         return int(self._slices[-1][1].stop)
 
     def initial(self) -> Flat:
-        """Return fresh f32[n_params]: He (relu) or Glorot uniform weights, zero biases."""
+        """Return new parameters f32[n_params]: He (relu) or Glorot uniform weights, zero biases."""
         rng = np.random.default_rng(self._seed)
         flat = np.zeros(self.n_params, np.float32)
         for (n_in, n_out), (weights, _) in zip(self._shapes, self._slices, strict=True):
@@ -117,11 +117,11 @@ class DenseNetwork:
         return flat
 
     def bind(self, params: Flat) -> None:
-        """Work on this memory, f32[n_params], from now on; keep the optimizer's state."""
+        """Use this memory, f32[n_params], for the parameters; keep the optimizer's state."""
         self._params = check_bindable(params, self.n_params)
 
     def step(self, batch: Batch) -> float:
-        """Train on one minibatch in place; return the mean loss without the penalty."""
+        """Train on one minibatch in place; return the mean loss without the l2 penalty."""
         params, gradient = self._require_bound(), self._get_gradient_buffer()
         features, labels = require_single_array(batch.features), require_single_array(batch.labels)
         layers, gradients = self._views(params), self._views(gradient)
@@ -154,8 +154,8 @@ class DenseNetwork:
     def predict(self, features: Columns) -> F32:
         """Return outputs f32[rows, outputs]: probabilities, or values for squared_error.
 
-        They are computed in float64 and rounded once: on some processors a matrix product rounds a
-        row differently depending on its position, which float32 would show.
+        They are computed in float64 and rounded once. In float32, a row's result could depend on
+        its position, because on some processors matrix products round rows differently.
         """
         rows = require_single_array(features)
         self._check_width(rows)
@@ -169,7 +169,7 @@ class DenseNetwork:
         return "probabilities" if self._loss == "cross_entropy" else "values"
 
     def loss(self, batch: Batch) -> tuple[float, float]:
-        """Return (sum of weight x loss, sum of weights), without the penalty."""
+        """Return (sum of weight x loss, sum of weights), without the l2 penalty."""
         outputs = self._forward(
             require_single_array(batch.features), self._views(self._require_bound())
         )[-1]
@@ -179,14 +179,14 @@ class DenseNetwork:
         return mean * float(weight), float(weight)
 
     def penalty(self) -> float:
-        """Return l2 times half the squared norm of the weights."""
+        """Return the l2 penalty: ``l2`` times half the squared norm of the weights."""
         squares = [
             np.square(w, dtype=np.float64).sum() for w, _ in self._views(self._require_bound())
         ]
         return float(self._l2 * sum(squares) / 2)
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError with row and value if rows do not fit this network."""
+        """Raise UsageError, with row and value, if rows do not fit this network."""
         features, labels = require_single_array(features), require_single_array(labels, "labels")
         self._check_width(features)
         refuse_non_finite(FEATURES, features)
@@ -195,11 +195,11 @@ class DenseNetwork:
         LOSSES[self._loss].check(labels, self._widths[-1])
 
     def updater_state(self) -> State:
-        """Return the optimizer's arrays (not copied) and scalars by name."""
+        """Return the optimizer's state by name: arrays (not copied) and scalars."""
         return self._state
 
     def load_updater_state(self, state: State) -> None:
-        """Restore a state that ``updater_state`` of an equal network returned."""
+        """Restore an optimizer state returned by ``updater_state`` of an equal network."""
         fresh = self._updater.init(self.n_params)
         if set(state) != set(fresh):
             raise UsageError(
@@ -224,7 +224,7 @@ class DenseNetwork:
         raise IndexError(index)
 
     def describe(self) -> dict[str, Any]:
-        """Return options and array shapes; ``from_description`` makes an equal network of them."""
+        """Return options and array shapes for JSON; ``from_description`` makes an equal network."""
         return {
             "kind": "dense",
             "widths": list(self._widths),
@@ -256,7 +256,7 @@ class DenseNetwork:
         return list(zip(self._widths, self._widths[1:], strict=False))
 
     def _named_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield name and shape of each array in the flat vector, for readers of saved files."""
+        """Yield (name, shape) of each array in the flat vector, for people who read saved files."""
         for layer, shape in enumerate(self._shapes, 1):
             yield f"layer {layer} weights", shape
             yield f"layer {layer} biases", shape[1:]
@@ -267,13 +267,13 @@ class DenseNetwork:
         return self._params
 
     def _get_gradient_buffer(self) -> Flat:
-        """Return the memory for gradients, f32[n_params]; allocate it at the first call."""
+        """Return the memory for gradients, f32[n_params], allocated by the first call."""
         if self._gradient is None:
             self._gradient = np.zeros(self.n_params, np.float32)
         return self._gradient
 
     def _views(self, flat: Flat) -> list[tuple[F32, F32]]:
-        """Return views of each layer's weights [inputs, outputs] and biases [outputs]."""
+        """Return views of each layer's (weights [inputs, outputs], biases [outputs])."""
         return [
             (flat[weights].reshape(shape), flat[biases])
             for shape, (weights, biases) in zip(self._shapes, self._slices, strict=True)
@@ -291,7 +291,7 @@ class DenseNetwork:
     def _forward(self, features: NDArray[Any], layers: list[tuple[Any, F32]]) -> list[Any]:
         """Return the inputs followed by each layer's output, in the precision of the weights.
 
-        The last output is that before the loss's activation, such as logits.
+        The last output is taken before the loss's output activation: for cross_entropy, the logits.
         """
         shape = (
             len(features),
@@ -306,7 +306,7 @@ class DenseNetwork:
         return activations
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the description: no parameters, no gradient, no optimizer state."""
+        """Return the description only: no parameters, gradient or optimizer state."""
         return self.describe()
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,12 +1,12 @@
 """JaxModel: pure functions and an optax optimizer as a flat-parameter model.
 
-Parameters are a pytree, raveled into the flat vector in ``ravel_pytree``'s order. A step is one
-jitted function from one flat vector to the next; the result is copied back into the bound memory,
-because JAX arrays cannot be changed in place.
+The parameters are a pytree, flattened into the vector in the order of ``ravel_pytree``. A step is
+one jitted function from a flat vector to the next vector, which is then copied back into the bound
+memory, because JAX arrays cannot be changed in place.
 
-Momentum is scaled to the number of workers by rebuilding the optax transformation: it keeps its
-hyperparameters only in closures, so the same functions are made with other cell values. Schedules
-are evaluated at a count in the optimizer's state, which is set to the fit's position.
+To scale momentum to the number of workers, the optax transformation is rebuilt. optax keeps
+hyperparameters only in closures, so its functions are copied with changed closure variables. A
+schedule is evaluated at a count in the optimizer's state, which is set to the fit's position.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ except ImportError as missing:
 
 __all__ = ["JaxModel"]
 
-# Closure variables of optax.inject_hyperparams: the function that makes the transformation in each
-# step, and the user's numbers.
+# Closure variables of optax.inject_hyperparams: the function that creates the transformation in
+# each step, and the user's numeric hyperparameters.
 INNER_FACTORY, NUMERIC_HYPERPARAMETERS = "inner_factory", "numeric_hps"
 INJECTED_MOMENTA = (OPTAX_SHARED_MOMENTUM, "momentum")
 SCHEDULE_STATES = ("ScaleByScheduleState", "WrappedScheduleState")
@@ -71,7 +71,7 @@ class TransformRebuilder:
     """Rebuilds an optax transformation with its momenta scaled to a number of workers.
 
     Attributes:
-        momenta_found: name and original value of each momentum.
+        momenta_found: (name, original value) of each momentum.
         uninspectable: class names of callables whose closures cannot be inspected.
     """
 
@@ -82,14 +82,14 @@ class TransformRebuilder:
         self._rebuilt: dict[int, tuple[Any, Any]] = {}  # id -> (original, rebuilt)
 
     def rebuild(self, value: Any) -> Any:
-        """Return a copy with scaled momenta, or ``value`` itself if it contains none."""
+        """Return a copy of ``value`` in which all momenta are scaled."""
         if id(value) not in self._rebuilt:
             self._rebuilt[id(value)] = value, value
             self._rebuilt[id(value)] = value, self._rebuild_value(value)
         return self._rebuilt[id(value)][1]
 
     def _rebuild_value(self, value: Any) -> Any:
-        """Rebuild a value by its type; record a callable that cannot be inspected."""
+        """Rebuild a value according to its type; record callables that cannot be inspected."""
         if isinstance(value, FunctionType):
             return self._rebuild_function(value) if value.__closure__ else value
         if isinstance(value, MethodType):
@@ -111,7 +111,7 @@ class TransformRebuilder:
         return value
 
     def _rebuild_function(self, function: FunctionType) -> FunctionType:
-        """Return a copy of the function with rebuilt closure variables."""
+        """Return a copy of the function whose closure variables are rebuilt."""
         assert function.__closure__ is not None
         cells = tuple(CellType() for _ in function.__closure__)
         rebuilt = FunctionType(
@@ -131,7 +131,7 @@ class TransformRebuilder:
         return rebuilt
 
     def _rebuild_cell(self, function: FunctionType, name: str, value: Any) -> Any:
-        """Return the new value of a closure variable: scaled if it is a momentum of optax."""
+        """Return the new value of a closure variable, scaled if it is one of optax's momenta."""
         maker = function.__qualname__.partition(".")[0]
         if not function.__module__.startswith("optax"):
             return self.rebuild(value)
@@ -155,10 +155,10 @@ def scale_optimizer(optimizer: Any, workers: Any) -> Any:
 
 
 def advance_schedules(state: Any, minibatches: Any) -> Any:
-    """Return the optimizer state with all schedules at least at step ``minibatches``."""
+    """Return the optimizer state with all schedules advanced to step ``minibatches`` or beyond."""
 
     def advance(part: Any) -> Any:
-        """Return a schedule's state with its new count; other values unchanged."""
+        """Return a schedule's state with the new count; return other values unchanged."""
         if type(part).__name__ not in SCHEDULE_STATES:
             return part
         return part._replace(count=jnp.maximum(part.count, minibatches))
@@ -171,7 +171,7 @@ def advance_schedules(state: Any, minibatches: Any) -> Any:
 def describe_scaling(optimizer: Any, state: Any, workers: int) -> dict[str, str]:
     """Return what changes in the optimizer with this many workers: name -> text.
 
-    ``state`` is the optimizer's; its leaves may be shapes instead of arrays.
+    ``state`` is the optimizer's state; its leaves may be shapes instead of arrays.
     """
     rebuilder = TransformRebuilder(workers)
     rebuilder.rebuild(optimizer)
@@ -196,7 +196,7 @@ def describe_scaling(optimizer: Any, state: Any, workers: int) -> dict[str, str]
 
 
 def explain_invalid_optimizer(value: Any) -> str:
-    """Return the error message, with the code to write, for a value that is no optimizer."""
+    """Return the error message, with the code to write, for a value that is not an optimizer."""
     if isinstance(value, functools.partial):
         options = [*map(repr, value.args), *(f"{k}={v!r}" for k, v in value.keywords.items())]
         code = f"optax.{value.func.__name__}({', '.join(options)})"
@@ -212,33 +212,33 @@ SEED = whole(-(2**63))[KEY]  # range of jax.random.key
 
 
 class JaxModel:
-    """A model of pure functions.
+    """A model defined by pure functions.
 
-    If ``init`` makes other collections besides ``params``, as Flax does for BatchNorm, they are
-    buffers: ``apply`` gets them with the parameters, and ``apply_train`` returns (outputs, changed
-    collections), as Flax's ``module.apply(..., mutable=["batch_stats"])`` does.
+    If ``init`` returns further collections besides ``params``, as Flax does for BatchNorm, they are
+    buffers: ``apply`` gets them together with the parameters, and ``apply_train`` returns (outputs,
+    changed collections), like Flax's ``module.apply(..., mutable=["batch_stats"])``.
 
-    Each new number of rows is compiled, so a worker compiles twice: for a full and for the last
-    minibatch.
+    JAX compiles the step for each new number of rows, so a worker compiles it twice: for a full
+    minibatch and for the last one.
 
     Args:
-        init: ``init(key)`` makes the parameters, a pytree of float32 arrays.
+        init: ``init(key)`` returns the initial parameters, a pytree of float32 arrays.
         apply: ``apply(params, features)`` returns the outputs. Features and labels are one array,
             or a tuple or dict of arrays.
-        loss: ``loss(outputs, labels)`` returns one loss per row [rows, ...], as optax's losses do,
-            or their mean; rows with weights need the former.
+        loss: ``loss(outputs, labels)`` returns one loss per row [rows, ...], like optax's losses,
+            or the mean of these losses; if rows have weights, it must be one loss per row.
         optimizer: an optax ``GradientTransformation``.
         apply_train: ``apply_train(params, features, key)`` replaces ``apply`` in training and gets
             a new random key in each step, for dropout.
         outputs: what ``apply`` returns, for metrics: logits, probabilities or values; by default
             logits if the loss's name contains cross_entropy, else values.
-        seed: the same seed gives the same initial parameters and keys.
+        seed: equal seeds give equal initial parameters and random keys.
 
     Raises:
         UsageError: an option is invalid, or parameters are not float32.
     """
 
-    class_axis = -1  # of outputs for sequences and images
+    class_axis = -1  # axis of the classes in the outputs for sequences and images
 
     def __init__(
         self,
@@ -264,10 +264,10 @@ class JaxModel:
         self._tree = jax.tree_util.tree_structure(shapes)
         self._layout = Layout.from_shapes((name, leaf.shape) for name, leaf in named_leaves(shapes))
         self._has_buffers = bool(buffers)
-        self._non_trainable: Any = None  # buffers, made when first needed
+        self._non_trainable: Any = None  # buffers, created when first needed
         self._params: Flat | None = None
-        self._state: Any = None  # pytree of the optimizer, made at the first step
-        # (workers, minibatches of the fit); workers is None if there was never more than one.
+        self._state: Any = None  # the optimizer's state, created by the first step
+        # (workers, minibatches of the fit); workers is None while there has only been one.
         self._fit_position: tuple[int | None, int] | None = None
         self._key_seed = [0, 0]  # this worker's seed and its step number, for random keys
         self._jit_step = jax.jit(self._train_step, donate_argnums=1)
@@ -291,16 +291,16 @@ class JaxModel:
         return self._layout.size
 
     def initial(self) -> Flat:
-        """Return fresh parameters f32[n_params] from ``init``."""
+        """Return new initial parameters f32[n_params], made by ``init``."""
         tree, _ = split_collections(self._init(jax.random.key(self._seed)))
         return np.array(ravel_pytree(tree)[0], np.float32)
 
     def bind(self, params: Flat) -> None:
-        """Read parameters from this memory, f32[n_params], and write them there from now on."""
+        """Use this memory, f32[n_params], from now on: each step reads and writes it."""
         self._params = check_bindable(params, self.n_params)
 
     def place(self, share: Share) -> None:
-        """Limit XLA's threads, if it has not computed yet, and set this worker's random keys."""
+        """Limit XLA's threads, unless it has already computed; seed this worker's random keys."""
         limit_to_task_cpus(share.threads)
         self._key_seed = [share.seed % 2**32, 0]
 
@@ -320,10 +320,10 @@ class JaxModel:
         return float(loss)
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Scale momentum to the number of workers and move schedules to the fit's position.
+        """Scale momentum to the number of workers and advance schedules to the fit's position.
 
-        The step is recompiled once, when a second worker joins; the number is an input of the
-        compiled function.
+        The step is recompiled once, when a second worker joins. Later changes need no compilation,
+        because the number of workers is an input of the compiled function.
         """
         alone = workers == 1 and (self._fit_position is None or self._fit_position[0] is None)
         self._fit_position = None if alone else workers, minibatches
@@ -345,7 +345,7 @@ class JaxModel:
 
     @property
     def per_label(self) -> bool:
-        """Whether the loss treats each of several outputs as a label that is true or false."""
+        """Whether the loss treats each output as a separate label that is true or false."""
         return "sigmoid_binary" in loss_name(self._loss)
 
     def loss(self, batch: Batch) -> tuple[float, float]:
@@ -355,38 +355,38 @@ class JaxModel:
         return mean * float(weight), float(weight)
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError with row and value, or with JAX's error about the shapes."""
+        """Raise UsageError if rows do not fit, naming row and value or JAX's error about shapes."""
         self._shape_check.check(features, labels)
 
     def updater_state(self) -> State:
-        """Return copies of the optimizer's arrays and scalars, by their path in optax's state."""
+        """Return copies of the optimizer's arrays and scalars, named by path in optax's state."""
         return state_from_leaves(named_leaves(self._optimizer_state()))
 
     def load_updater_state(self, state: State) -> None:
-        """Restore a state that ``updater_state`` of an equal model returned."""
+        """Restore an optimizer state returned by ``updater_state`` of an equal model."""
         like = jax.eval_shape(self._jit_init, np.zeros(self.n_params, np.float32))
         leaves = leaves_from_state(state, named_leaves(like))
         self._state = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)
 
     def layer_of(self, index: int) -> str:
-        """Return the path of the array with parameter ``index``, like ``params/Dense_0/kernel``."""
+        """Return the path of the array that contains ``index``, like ``params/Dense_0/kernel``."""
         return self._layout.name_at(index)
 
     def describe(self) -> dict[str, Any]:
-        """Return names and shapes of the parameters; the functions cannot be described."""
+        """Return names and shapes of the parameters; the functions are not included."""
         arrays = zip(self._layout.names, self._layout.shapes, strict=True)
         return {"kind": "jax", "parameters": [[name, list(shape)] for name, shape in arrays]}
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> JaxModel:
-        """Raise UsageError: a description does not contain functions."""
+        """Raise UsageError, because a description does not contain the functions."""
         raise UsageError(
             "a JaxModel is made of functions, which are not in a saved file: create the model as"
             " before, and load it with SparkNetwork.load(path, spark, model=JaxModel(...))"
         )
 
     def exported(self) -> tuple[str, bytes]:
-        """Return ``.arrays.npz``: bound parameters and buffers by their paths, for plain NumPy."""
+        """Return (".arrays.npz", content): parameters and buffers by path, readable with NumPy."""
         file = io.BytesIO()
         arrays = {
             **dict(self._layout.views(self._require_bound())),
@@ -396,24 +396,24 @@ class JaxModel:
         return ".arrays.npz", file.getvalue()
 
     def parameters(self, flat: Any) -> Any:
-        """Return the values of f32[n_params] as the pytree that ``init`` makes.
+        """Return the values of f32[n_params] as a pytree like the one that ``init`` returns.
 
-        Leaves are views if ``flat`` is a NumPy array. Buffers have their current values.
+        If ``flat`` is a NumPy array, the leaves are views of it. Buffers have their current values.
         """
         return self._merge_buffers(self._unravel_params(flat), self._get_buffers())
 
     def buffers_bytes(self) -> bytes:
-        """Return the current collections besides ``params`` as bytes; b"" if there are none."""
+        """Return the current buffers (collections besides ``params``); b"" if there are none."""
         return pack_buffers(self._buffer_values())
 
     def load_buffers_bytes(self, buffers: bytes) -> None:
-        """Restore what ``buffers_bytes`` of an equal model returned."""
+        """Restore buffers from ``buffers_bytes`` of an equal model."""
         values = [jnp.array(value) for value in unpack_buffers(self._buffer_values(), buffers)]
         tree = jax.tree_util.tree_structure(self._get_buffers())
         self._non_trainable = jax.tree_util.tree_unflatten(tree, values)
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
-        """Return the mean, summed in float64 in the given order; of integers the maximum."""
+        """Return the mean of all reports, summed in order in float64; for integers the maximum."""
         return average_buffers(self._buffer_values(), reports)
 
     def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
@@ -425,17 +425,17 @@ class JaxModel:
         return [np.asarray(leaf) for _, leaf in self._named_buffers()]
 
     def _named_buffers(self) -> list[tuple[str, Any]]:
-        """Return path and value of each buffer."""
+        """Return (path, value) of each buffer."""
         return named_leaves(self._get_buffers())
 
     def _get_buffers(self) -> Any:
-        """Return the current buffers; make them at the first call."""
+        """Return the current buffers; the first call creates them."""
         if self._non_trainable is None:
             self._non_trainable = self._make_buffers()
         return self._non_trainable
 
     def _make_buffers(self) -> Any:
-        """Return the collections besides ``params`` that ``init`` makes; {} if there are none."""
+        """Return the collections besides ``params`` that ``init`` creates; {} if there are none."""
         return (
             split_collections(self._init(jax.random.key(self._seed)))[1]
             if self._has_buffers
@@ -453,7 +453,7 @@ class JaxModel:
         key_seed: Any,
         fit_position: Any = None,
     ) -> tuple[Any, Any, Any, Any]:
-        """Return new (flat, optimizer state, buffers) and the loss; a pure function."""
+        """Return the new (flat vector, optimizer state, buffers) and the loss; a pure function."""
 
         def objective(params: Any) -> Any:
             """Return the loss and the changed buffers."""
@@ -476,7 +476,7 @@ class JaxModel:
         return ravel_pytree(params)[0], state, buffers, loss
 
     def _trace_step(self, features: Any, labels: Any) -> tuple[Any, Any]:
-        """Trace a step and a prediction from zeros; return outputs and losses."""
+        """Run a step and a prediction from zeros, for tracing; return outputs and losses."""
         flat, buffers = jnp.zeros(self.n_params, jnp.float32), self._make_buffers()
         key_seed = np.zeros(2, np.uint32)
         self._train_step(flat, self._jit_init(flat), buffers, features, labels, None, key_seed)
@@ -486,21 +486,21 @@ class JaxModel:
     def _compute_loss(
         self, flat: Any, buffers: Any, features: Any, labels: Any, weights: Any
     ) -> Any:
-        """Return the mean loss as a pure function, without randomness."""
+        """Return the mean loss without randomness; a pure function."""
         outputs = self._compute_outputs(flat, buffers, features)
         return mean_loss(
             self._compute_losses(outputs, labels), count_traced_rows(features), weights
         )
 
     def _compute_losses(self, outputs: Any, labels: Any) -> Any:
-        """Return the user's losses; labels that are class indices are converted to integers."""
+        """Return the user's losses; convert labels to integers if the loss takes class indices."""
         is_array = hasattr(labels, "dtype")
         if self._takes_class_indices and is_array and jnp.issubdtype(labels.dtype, jnp.floating):
             labels = labels.astype(jnp.int32)
         return self._loss(outputs, labels)
 
     def _compute_outputs(self, flat: Any, buffers: Any, features: Any) -> Any:
-        """Return the outputs of ``apply`` as a pure function of all its inputs."""
+        """Return the outputs of ``apply``; a pure function of all its inputs."""
         return self._apply(self._merge_buffers(self._unravel_params(flat), buffers), features)
 
     def _forward(self, params: Any, buffers: Any, features: Any, key_seed: Any) -> tuple[Any, Any]:
@@ -515,17 +515,17 @@ class JaxModel:
         return split_train_result(result, buffers) if buffers else (result, buffers)
 
     def _unravel_params(self, flat: Any) -> Any:
-        """Return the pytree of parameters whose leaves are parts of the flat vector."""
+        """Return the pytree of parameters; its leaves are parts of the flat vector."""
         return jax.tree_util.tree_unflatten(
             self._tree, [view for _, view in self._layout.views(flat)]
         )
 
     def _merge_buffers(self, params: Any, buffers: Any) -> Any:
-        """Return the first argument of ``apply``: parameters and buffers in one pytree."""
+        """Return parameters and buffers as one pytree, the first argument of ``apply``."""
         return {**params, **buffers} if buffers else params
 
     def _optimizer_state(self) -> Any:
-        """Return the optimizer's state; make it at the first call."""
+        """Return the optimizer's state; the first call creates it."""
         if self._state is None:
             self._state = self._jit_init(self._require_bound())
         return self._state
@@ -536,7 +536,7 @@ class JaxModel:
         return self._params
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return functions and options: no parameters, no optimizer state."""
+        """Return functions and options only: no parameters or optimizer state."""
         return {name: getattr(self, f"_{name}") for name in OPTIONS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -552,7 +552,7 @@ class JaxModel:
 
 
 def require_callables(**functions: Any) -> None:
-    """Raise UsageError naming an option that is not callable."""
+    """Raise UsageError, naming the option, if one of these is not callable."""
     for name, function in functions.items():
         if not callable(function):
             raise UsageError(f"{name} is a {type(function).__name__}: pass a function")
@@ -566,14 +566,14 @@ def resolve_outputs(outputs: str | None, loss: Any) -> str:
 
 
 def split_collections(tree: Any) -> tuple[Any, dict[str, Any]]:
-    """Return ``init``'s result as (parameters, collections besides ``params``)."""
+    """Split ``init``'s result into (parameters, collections besides ``params``)."""
     if not (isinstance(tree, Mapping) and "params" in tree):
         return tree, {}
     return {"params": tree["params"]}, {name: tree[name] for name in tree if name != "params"}
 
 
 def require_apply_train(buffers: dict[str, Any], apply_train: Any) -> None:
-    """Raise UsageError if there are buffers, but no ``apply_train`` to change them."""
+    """Raise UsageError if there are buffers but no ``apply_train`` to update them."""
     if buffers and apply_train is None:
         names = ", ".join(sorted(buffers))
         raise UsageError(
@@ -585,9 +585,10 @@ def require_apply_train(buffers: dict[str, Any], apply_train: Any) -> None:
 
 
 def split_train_result(result: Any, buffers: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return outputs and new buffers from ``apply_train``'s result.
+    """Split ``apply_train``'s result into (outputs, new buffers).
 
-    Raise UsageError if the result is no such pair, or if names, shapes or types of buffers differ.
+    Raise UsageError if the result is not such a pair, or if the buffers' names, shapes or dtypes
+    have changed.
     """
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
         raise UsageError(
@@ -610,7 +611,7 @@ def split_train_result(result: Any, buffers: dict[str, Any]) -> tuple[Any, dict[
 
 
 def require_float32_parameters(tree: Any) -> None:
-    """Raise UsageError unless the tree has leaves, and all of them are float32."""
+    """Raise UsageError unless the tree has leaves and all of them are float32."""
     leaves = named_leaves(tree)
     if not leaves:
         raise UsageError("init makes no arrays: return the pytree of parameters")
@@ -625,8 +626,8 @@ def require_float32_parameters(tree: Any) -> None:
 def find_learning_rates(part: Any, depth: int = 12) -> list[float]:
     """Return the constant learning rates of an optax transformation, in order.
 
-    optax keeps them only in closures: ``scale_by_learning_rate`` has the negative rate as
-    step_size. ``depth`` bounds the recursion.
+    optax keeps them only in closures: that of ``scale_by_learning_rate`` holds the negative rate as
+    step_size. ``depth`` limits the recursion.
     """
     if depth == 0:
         return []

@@ -1,7 +1,8 @@
-"""Common parts of models on JAX: buffers, thread limits, pytrees by name, losses, checks of rows.
+"""Common parts of models on JAX: buffers, thread limits, named pytree leaves, losses, row checks.
 
-JAX arrays cannot be changed in place, and the flat vector is NumPy memory that other workers'
-updates are added to between two steps: a step on JAX copies the vector once in each direction.
+JAX arrays cannot be changed in place, whereas the flat vector is NumPy memory to which other
+workers' updates are added between two steps. A step on JAX therefore copies the vector once in each
+direction.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ Arrays = list[Any]
 
 
 def pack_buffers(arrays: Arrays) -> bytes:
-    """Return the little-endian bytes of the arrays, one after the other."""
+    """Return the bytes of the arrays in little endian, one after the other."""
     return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
 
 
 def unpack_buffers(templates: Arrays, data: bytes) -> Arrays:
-    """Return packed bytes as arrays like ``templates``; raise UsageError for another size."""
+    """Convert packed bytes to arrays like ``templates``; raise UsageError if the size differs."""
     wanted = sum(array.nbytes for array in templates)
     if len(data) != wanted:
         raise UsageError(
@@ -51,14 +52,14 @@ def unpack_buffers(templates: Arrays, data: bytes) -> Arrays:
 def average_buffers(
     templates: Arrays, reports: list[bytes], weights: Sequence[float] | None = None
 ) -> bytes:
-    """Return the mean of packed buffers, packed; of integer arrays the maximum.
+    """Return the mean of packed buffers, packed again; for integer arrays the maximum.
 
-    Sums are in float64 and in the given order, so that equal reports give equal bytes.
+    Sums are computed in float64 and in the given order, so equal reports give equal bytes.
 
     Args:
-        templates: arrays with the buffers' dtypes and shapes.
+        templates: arrays with the dtypes and shapes of the buffers.
         reports: packed buffers of each worker.
-        weights: weight of each report; None: all count equally.
+        weights: weight of each report; None: all reports weigh the same.
     """
     columns = [unpack_buffers(templates, report) for report in reports]
     counts = [1.0] * len(reports) if weights is None else weights
@@ -68,7 +69,7 @@ def average_buffers(
 
 
 def _weighted_mean(values: Arrays, weights: Sequence[float]) -> Any:
-    """Return the weighted mean of arrays, computed in float64; of integers the maximum."""
+    """Return the weighted mean of arrays, computed in float64; for integers the maximum."""
     first = values[0]
     if first.dtype.kind in "biu":
         return np.maximum.reduce(values)
@@ -92,10 +93,10 @@ TASK_CPUS = "OMP_NUM_THREADS"  # Spark sets it to spark.task.cpus in its Python 
 
 
 def limit_to_task_cpus(threads: int | None = None) -> None:
-    """Limit XLA in a Spark task to ``threads``, or the task's CPUs, and select the CPU by default.
+    """In a Spark task, limit XLA to ``threads`` or the task's CPUs, and use the CPU by default.
 
-    Do nothing outside of a Spark task. XLA reads ``NPROC`` and chooses the platform at the first
-    computation of a process, so later calls have no effect. ``JAX_PLATFORMS`` is respected.
+    Outside a Spark task, do nothing. XLA reads ``NPROC`` and selects the platform in a process's
+    first computation, so later calls have no effect. A user's ``JAX_PLATFORMS`` takes precedence.
     """
     cpus = threads or os.environ.get(TASK_CPUS)
     if cpus is None:
@@ -107,13 +108,13 @@ def limit_to_task_cpus(threads: int | None = None) -> None:
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """Return path and value of each leaf, like ``layers/0/kernel``, in ``ravel_pytree``'s order."""
+    """Return (path, value) of each leaf, as in ``layers/0/kernel``, in ``ravel_pytree``'s order."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [("/".join(map(_key_name, path)) or "value", leaf) for path, leaf in leaves]
 
 
 def _key_name(key: Any) -> str:
-    """Return the text of one key in the path of a leaf."""
+    """Return one key of a leaf's path as text."""
     for field in ("key", "name", "idx"):  # of a mapping, an attribute, a sequence
         if hasattr(key, field):
             return str(getattr(key, field))
@@ -121,12 +122,12 @@ def _key_name(key: Any) -> str:
 
 
 def state_from_leaves(leaves: Iterable[tuple[str, Any]]) -> State:
-    """Return named JAX arrays as an optimizer state of NumPy copies and plain scalars."""
+    """Convert named JAX arrays to an optimizer state of NumPy copies and plain scalars."""
     return {name: _to_numpy(leaf) for name, leaf in leaves}
 
 
 def _to_numpy(leaf: Any) -> Any:
-    """Return a JAX leaf as a NumPy array or a plain scalar."""
+    """Convert a JAX leaf to a NumPy array or a plain scalar."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
@@ -135,11 +136,11 @@ def _to_numpy(leaf: Any) -> Any:
 
 
 def leaves_from_state(state: State, templates: list[tuple[str, Any]]) -> list[Any]:
-    """Return the state's values as JAX arrays, in the order of ``templates``.
+    """Convert a state's values to JAX arrays, in the order of ``templates``.
 
     Args:
         state: result of ``state_from_leaves``.
-        templates: name and array, or its shape and dtype, of each leaf.
+        templates: (name, array) of each leaf; instead of the array, its shape and dtype will do.
 
     Raises:
         UsageError: names or shapes differ.
@@ -153,7 +154,7 @@ def leaves_from_state(state: State, templates: list[tuple[str, Any]]) -> list[An
 
 
 def _leaf_from_state(name: str, value: Any, template: Any) -> Any:
-    """Return a state's value as a JAX array like ``template``, or raise UsageError."""
+    """Convert a state's value to a JAX array like ``template``, or raise UsageError."""
     if jnp.issubdtype(template.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(jnp.asarray(value, jnp.uint32))
     if np.shape(value) != template.shape:
@@ -165,20 +166,20 @@ def _leaf_from_state(name: str, value: Any, template: Any) -> Any:
 
 
 def count_traced_rows(columns: Any) -> int:
-    """Return the number of rows of columns inside of a traced function."""
+    """Return the number of rows of columns inside a traced function."""
     return int(jax.tree_util.tree_leaves(columns)[0].shape[0])
 
 
 def reduce_to_row_losses(losses: Any, rows: int) -> Any:
-    """Return one loss per row, f32[rows]: the mean over all further dimensions."""
+    """Return one loss per row, f32[rows]: the mean over all other dimensions."""
     return losses.astype(jnp.float32).reshape(rows, -1).mean(axis=1)
 
 
 def mean_loss(losses: Any, rows: int, weights: Any) -> Any:
     """Return sum(weight * loss) / sum(weight), or the plain mean if ``weights`` is None.
 
-    ``losses`` are one per row, [rows, ...], or their mean, which is returned unchanged. Raise
-    UsageError for a mean if the rows have weights.
+    ``losses`` is either one loss per row, [rows, ...], or already their mean, which is returned
+    unchanged. Raise UsageError for a mean if the rows have weights.
     """
     if jnp.ndim(losses) == 0:
         if weights is not None:
@@ -191,25 +192,25 @@ def mean_loss(losses: Any, rows: int, weights: Any) -> Any:
     if weights is None:
         return row_losses.mean()
     total = weights.sum()
-    return (row_losses * weights).sum() / jnp.where(total > 0, total, 1.0)  # all weights 0: loss 0
+    return (row_losses * weights).sum() / jnp.where(total > 0, total, 1.0)  # 0 if all weights are 0
 
 
-INTEGER_ERROR = "numpy.integer"  # part of optax's error for labels that are not integers
+INTEGER_ERROR = "numpy.integer"  # occurs in optax's error for labels that are not integers
 INTEGER_REMEDY = (
     "; labels are doubles, as Spark ML's are, and are converted only for losses whose name contains"
     " integer_labels, such as optax's: in yours, call labels.astype(int), or cast the column,"
     " df.withColumn('label', col('label').cast('int'))"
 )
-TRIAL_ROWS = 7  # an unlikely dimension of a model, so that rows are recognized in shapes
+TRIAL_ROWS = 7  # number of rows when tracing: an unlikely size for a model's own dimensions
 
 
 class ShapeCheck:
-    """Checks rows before training: traces the model on their shapes, once for each kind of rows.
+    """Checks rows before training by tracing the model on their shapes, once for each kind of rows.
 
     Args:
-        run: (features, labels) -> (outputs, losses); traced, never computed.
+        run: (features, labels) -> (outputs, losses); only traced, never computed.
         libraries: packages whose errors are explained; errors raised by user code are not.
-        takes_classes: whether the loss takes class indices, also as doubles.
+        takes_classes: whether the loss takes class indices, which may be stored as doubles.
         ignored_label: the label that the loss ignores, or None.
     """
 
@@ -222,10 +223,10 @@ class ShapeCheck:
     ) -> None:
         self._run, self._libraries = run, libraries
         self._takes_classes, self._ignored_label = takes_classes, ignored_label
-        self._checked_shapes: dict[Any, Any] = {}  # shapes and dtypes of rows -> those of outputs
+        self._checked_shapes: dict[Any, Any] = {}  # shapes, dtypes of rows -> shapes of outputs
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError with row and value for rows that the model cannot train on."""
+        """Raise UsageError, with row and value, for rows that the model cannot train on."""
         rows = count_rows(features)
         for role, columns in ((FEATURES, features), (LABELS, labels)):
             for array in arrays_of(columns):
@@ -238,7 +239,7 @@ class ShapeCheck:
             _check_class_labels(labels, outputs.shape, self._takes_classes, self._ignored_label)
 
     def _trace_outputs(self, features: Columns, labels: Columns) -> Any:
-        """Return the outputs' shapes for rows like these; raise UsageError if the model fails."""
+        """Return the shapes of the outputs for such rows; raise UsageError if the model fails."""
         kinds = [f"{a.dtype}{list(a.shape[1:])}" for a in arrays_of(features)]
         try:
             like = jax.tree_util.tree_map(_make_trial_rows, (features, labels))
@@ -266,13 +267,13 @@ class ShapeCheck:
 
 
 def _make_trial_rows(array: Any) -> Any:
-    """Return the shape and dtype of ``TRIAL_ROWS`` rows like those of the array."""
+    """Return shape and dtype of ``TRIAL_ROWS`` rows like the rows of the array."""
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
     return jax.ShapeDtypeStruct((TRIAL_ROWS, *array.shape[1:]), dtype)
 
 
 def _refuse_beyond_int32(role: str, columns: Columns) -> None:
-    """Raise BadValue for an integer that does not fit into 32 bits."""
+    """Raise BadValue for the first integer that does not fit into 32 bits."""
     for i, array in enumerate(arrays_of(columns)):
         if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
             fits = (array >= INT32_RANGE.min) & (array <= INT32_RANGE.max)
@@ -282,7 +283,7 @@ def _refuse_beyond_int32(role: str, columns: Columns) -> None:
 
 
 def _check_loss_shape(losses: Any) -> None:
-    """Raise UsageError unless the losses are one per row or a scalar."""
+    """Raise UsageError unless the loss returns one loss per row or a scalar."""
     rows = TRIAL_ROWS
     if losses.shape and losses.shape[0] != rows:
         raise UsageError(
@@ -297,17 +298,17 @@ def _check_loss_shape(losses: Any) -> None:
 
 
 def _has_floating_labels(labels: Columns) -> bool:
-    """Return whether one of the label arrays is floating."""
+    """Return whether at least one label array has a floating-point dtype."""
     return any(array.dtype.kind == "f" for array in arrays_of(labels))
 
 
 def _check_class_labels(
     labels: Any, outputs: tuple[int, ...], takes_classes: bool, ignored_label: int | None
 ) -> None:
-    """Raise BadValue for a class label out of range, which JAX would clamp silently.
+    """Raise BadValue for a class label that is out of range, which JAX would silently clamp.
 
-    Labels [rows] of outputs [rows, several] are classes if they are integers, or if the loss takes
-    class indices (``takes_classes``), also as doubles.
+    Labels [rows] are classes if outputs are [rows, several] and the labels are integers, or the
+    loss takes class indices (``takes_classes``), even as doubles.
     """
     has_classes = len(outputs) == 2 and outputs[1] > 1
     are_classes = takes_classes or np.issubdtype(labels.dtype, np.integer)

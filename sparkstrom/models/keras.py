@@ -1,9 +1,9 @@
 """KerasModel: a Keras 3 model on the JAX backend as a flat-parameter model.
 
-A step is a pure function of Keras' stateless calls, jitted like JaxModel's. The flat vector holds
-the trainable variables. Variables that are not trainable are of three kinds: statistics of layers
-(BatchNorm) are buffers and averaged over the workers, seeds differ for each worker, and weights of
-frozen layers stay unchanged.
+A step is a pure function built from Keras' stateless calls and jitted like JaxModel's. The flat
+vector contains the trainable variables. There are three kinds of non-trainable variables: layer
+statistics (BatchNorm) are buffers, averaged over the workers; seeds differ between workers; weights
+of frozen layers do not change.
 """
 
 from __future__ import annotations
@@ -67,25 +67,26 @@ from sparkstrom.models.losses import loss_name
 __all__ = ["KerasModel"]
 
 SERIALIZED_PARTS = ("model", "optimizer")
-# Trainable variables without weight decay: their indices, and a pattern of their names.
+# Trainable variables excluded from weight decay: their indices, and a pattern of their names.
 DecayExclusions = tuple[list[int], str | None]
 NO_EXCLUSIONS: DecayExclusions = ([], None)
-NAME_COUNTER = re.compile(r"_\d+(?=/)")  # Keras numbers unnamed objects over the whole process
+NAME_COUNTER = re.compile(r"_\d+(?=/)")  # the number that Keras adds to names, unique in a process
 
 
 class KerasModel:
     """A built Keras model with its loss and optimizer.
 
-    Initial parameters are the values that the model has when it is passed. Arguments of ``compile``
-    are not used. Custom layers are sent to executors as class and ``get_config``. Each new number
-    of rows is compiled, so a worker compiles twice: for a full and for the last minibatch.
+    The initial parameters are the values that the model has when it is passed. Arguments of Keras'
+    ``compile`` are not used. Custom layers are sent to executors as their class and ``get_config``.
+    JAX compiles the step for each new number of rows, so a worker compiles it twice: for a full
+    minibatch and for the last one.
 
     Args:
         model: a ``keras.Model`` that has been built.
         loss: the name of a Keras loss, a ``keras.losses.Loss``, or a function (labels, outputs) ->
-            one loss per row; for several outputs a list of these, or a dict by output name, which
+            one loss per row. For several outputs, a list of losses or a dict by output name; they
             are summed.
-        optimizer: a ``keras.optimizers.Optimizer``, with its schedule, or the name of one.
+        optimizer: a ``keras.optimizers.Optimizer``, with a schedule if any, or an optimizer's name.
         outputs: what the model returns, for metrics: logits, probabilities or values; by default
             determined by the loss.
 
@@ -93,7 +94,7 @@ class KerasModel:
         UsageError: model, loss or optimizer cannot be trained here or sent to executors.
     """
 
-    class_axis = -1  # of outputs for sequences and images
+    class_axis = -1  # axis of the classes in the outputs for sequences and images
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class KerasModel:
     def _set_up(
         self, model: Any, loss: Any, optimizer: Any, outputs: str, exclusions: DecayExclusions
     ) -> None:
-        """Initialize everything that follows from the parts, also after unpickling."""
+        """Initialize everything that is derived from these parts; also called after unpickling."""
         self._model, self._loss, self._outputs = model, loss, outputs
         names = getattr(model, "output_names", None) or ()
         self._row_loss = resolve_row_loss(loss, names)
@@ -133,14 +134,14 @@ class KerasModel:
         self._non_trainable = [jnp.array(v.value) for v in model.non_trainable_variables]
         self._buffers, self._frozen = find_buffer_variables(model), find_frozen_variables(model)
         self._optimizer_state = [jnp.array(v.value) for v in self._optimizer.variables]
-        # (workers, minibatches of the fit); workers is None if there was never more than one.
+        # (workers, minibatches of the fit); workers is None while there has only been one.
         self._fit_position: tuple[int | None, int] | None = None
         self._params: Flat | None = None
         self._initial = None
         self._compile_functions()
 
     def _compile_functions(self) -> None:
-        """Make the jitted functions, which are compiled when first called."""
+        """Create the jitted functions; each is compiled in its first call."""
         self._jit_step = jax.jit(self._train_step, donate_argnums=1)
         self._shape_check = ShapeCheck(
             self._trace_step,
@@ -153,9 +154,9 @@ class KerasModel:
         self._jit_loss = jax.jit(self._compute_loss)
 
     def _finalize_adapted_layers(self) -> None:
-        """Make adapted layers use the values that this model holds for their variables.
+        """Make adapted layers use this model's values of their variables.
 
-        Keras compiles the results of ``adapt`` into functions as constants.
+        Needed because Keras builds the results of ``adapt`` into functions as constants.
         """
         if layers := find_adapted_layers(self._model):
             self._assign_non_trainable()
@@ -164,7 +165,7 @@ class KerasModel:
             self._compile_functions()
 
     def _assign_non_trainable(self) -> None:
-        """Copy the variables that are not trained into the user's Keras model."""
+        """Copy the non-trainable variables into the user's Keras model."""
         for value, variable in zip(
             self._non_trainable, self._model.non_trainable_variables, strict=True
         ):
@@ -193,7 +194,7 @@ class KerasModel:
 
     @property
     def per_label(self) -> bool:
-        """Whether the loss treats each of several outputs as a label that is true or false."""
+        """Whether the loss treats each output as a separate label that is true or false."""
         return "binary" in normalize_loss_name(self._loss)
 
     @property
@@ -204,7 +205,7 @@ class KerasModel:
 
     @property
     def module(self) -> Any:
-        """The user's model, with the bound parameters and other variables copied into it."""
+        """The user's Keras model, with the bound parameters and other variables copied into it."""
         for (_, view), variable in zip(
             self._layout.views(self._require_bound()), self._model.trainable_variables, strict=True
         ):
@@ -213,7 +214,7 @@ class KerasModel:
         return self._model
 
     def initial(self) -> Flat:
-        """Return the values f32[n_params] when the model was passed; not after unpickling."""
+        """Return the values f32[n_params] that the model was passed with; not after unpickling."""
         if self._initial is None:
             raise UsageError(
                 "this KerasModel was pickled, and pickles contain no parameters: bind parameters,"
@@ -226,14 +227,14 @@ class KerasModel:
         self._initial = check_bindable(params, self.n_params).copy()
 
     def place(self, share: Share) -> None:
-        """Set this worker's random seeds; XLA's threads were limited when Keras was imported."""
+        """Set this worker's random seeds; XLA's threads were already limited at Keras' import."""
         limit_to_task_cpus(share.threads)
         for i, variable in enumerate(self._model.non_trainable_variables):
             if is_seed(variable):
                 self._non_trainable[i] = jnp.array([share.seed % 2**32, i], variable.dtype)
 
     def bind(self, params: Flat) -> None:
-        """Read parameters from this memory, f32[n_params], and write them there from now on."""
+        """Use this memory, f32[n_params], from now on: each step reads and writes it."""
         self._params = check_bindable(params, self.n_params)
 
     def step(self, batch: Batch) -> float:
@@ -246,10 +247,10 @@ class KerasModel:
         return float(loss)
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Scale momentum to the number of workers and move schedules to the fit's position.
+        """Scale momentum to the number of workers and advance schedules to the fit's position.
 
-        The step is recompiled once, when a second worker joins; the number is an input of the
-        compiled function.
+        The step is recompiled once, when a second worker joins. Later changes need no compilation,
+        because the number of workers is an input of the compiled function.
         """
         alone = workers == 1 and (self._fit_position is None or self._fit_position[0] is None)
         self._fit_position = None if alone else workers, minibatches
@@ -270,27 +271,27 @@ class KerasModel:
         return mean * float(weight), float(weight)
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError with row and value, or with Keras' error about the shapes."""
+        """Raise UsageError if rows do not fit, with row and value or Keras' error on shapes."""
         self._shape_check.check(features, labels)
 
     def updater_state(self) -> State:
-        """Return copies of the optimizer's variables, named by their number."""
+        """Return copies of the optimizer's variables, named by optimizer and number."""
         return state_from_leaves(
             zip(self._optimizer_state_names(), self._optimizer_state, strict=True)
         )
 
     def load_updater_state(self, state: State) -> None:
-        """Restore a state that ``updater_state`` of an equal model returned."""
+        """Restore an optimizer state returned by ``updater_state`` of an equal model."""
         wanted = list(zip(self._optimizer_state_names(), self._optimizer_state, strict=True))
         unnumbered = {NAME_COUNTER.sub("", name): value for name, value in state.items()}
         self._optimizer_state = leaves_from_state(unnumbered, wanted)
 
     def layer_of(self, index: int) -> str:
-        """Return layer and variable with parameter ``index``, like ``dense_1/kernel``."""
+        """Return the layer and variable that contain ``index``, like ``dense_1/kernel``."""
         return self._layout.name_at(index)
 
     def exported(self) -> tuple[str, bytes]:
-        """Return a ``.keras`` file with the bound values for ``keras.saving.load_model``."""
+        """Return (".keras", content): a file with the bound values for Keras' ``load_model``."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "model.keras"
             keras.saving.save_model(self.module, path)
@@ -301,7 +302,7 @@ class KerasModel:
         return pack_buffers(self._buffer_values())
 
     def load_buffers_bytes(self, buffers: bytes) -> None:
-        """Restore what ``buffers_bytes`` or ``saved_buffers_bytes`` of an equal model returned."""
+        """Restore buffers from ``buffers_bytes`` or ``saved_buffers_bytes`` of an equal model."""
         indices = self._buffers
         if len(buffers) != sum(self._non_trainable[i].nbytes for i in indices):
             indices = [*self._buffers, *self._frozen]
@@ -319,7 +320,7 @@ class KerasModel:
         )
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
-        """Return the mean, summed in float64 in the given order; of integers the maximum."""
+        """Return the mean of all reports, summed in order in float64; for integers the maximum."""
         return average_buffers(self._buffer_values(), reports)
 
     def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
@@ -340,10 +341,13 @@ class KerasModel:
         weights: Any,
         fit_position: Any = None,
     ) -> tuple[Any, Any, Any, Any]:
-        """Return new (flat, optimizer state, other variables) and the loss; a pure function."""
+        """Return the new (flat vector, optimizer state, other variables) and the loss.
+
+        A pure function.
+        """
 
         def objective(variables: Any) -> Any:
-            """Return the loss with penalties, and (loss without them, changed variables)."""
+            """Return the loss with penalties, and (loss without penalties, changed variables)."""
             outputs, changed, penalties = self._model.stateless_call(
                 variables, non_trainable, features, training=True, return_losses=True
             )
@@ -362,7 +366,7 @@ class KerasModel:
         return flat, list(optimizer_state), list(non_trainable), loss
 
     def _trace_step(self, features: Any, labels: Any) -> tuple[Any, Any]:
-        """Trace a step and a prediction from zeros; return outputs and losses."""
+        """Run a step and a prediction from zeros, for tracing; return outputs and losses."""
         flat = jnp.zeros(self.n_params, jnp.float32)
         with unfiltered_tracebacks():
             self._train_step(
@@ -372,7 +376,7 @@ class KerasModel:
             return outputs, self._row_loss(labels, outputs)
 
     def _compute_outputs(self, flat: Any, non_trainable: Any, features: Any) -> Any:
-        """Return the outputs in inference mode as a pure function."""
+        """Return the outputs in inference mode; a pure function."""
         return self._model.stateless_call(
             self._split_params(flat), non_trainable, features, training=False
         )[0]
@@ -380,16 +384,16 @@ class KerasModel:
     def _compute_loss(
         self, flat: Any, non_trainable: Any, features: Any, labels: Any, weights: Any
     ) -> Any:
-        """Return the mean loss in inference mode as a pure function."""
+        """Return the mean loss in inference mode; a pure function."""
         losses = self._row_loss(labels, self._compute_outputs(flat, non_trainable, features))
         return mean_loss(losses, count_traced_rows(features), weights)
 
     def _split_params(self, flat: Any) -> list[Any]:
-        """Return the trainable variables as parts of the flat vector."""
+        """Return the values of the trainable variables as parts of the flat vector."""
         return [view for _, view in self._layout.views(flat)]
 
     def _optimizer_state_names(self) -> list[str]:
-        """Return a name for each variable, without Keras' counter of unnamed optimizers."""
+        """Return a name for each of the optimizer's variables, without Keras' object counter."""
         return [
             NAME_COUNTER.sub("", f"{self._optimizer.name}/{i}")
             for i in range(len(self._optimizer_state))
@@ -401,7 +405,7 @@ class KerasModel:
         return self._params
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return configurations, custom classes and the variables that are not trainable."""
+        """Return configurations, custom classes and non-trainable variables, but no parameters."""
         return {
             "model": keras.saving.serialize_keras_object(self._model),
             "loss": self._loss,
@@ -414,10 +418,10 @@ class KerasModel:
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make the model from its configuration, without values for its parameters."""
+        """Recreate the model from its configuration, without values for its parameters."""
         require_jax_backend()
         model, optimizer = (deserialize(state[part], state["classes"]) for part in SERIALIZED_PARTS)
-        exclusions = state.get("excluded", NO_EXCLUSIONS)  # missing in pickles of earlier versions
+        exclusions = state.get("excluded", NO_EXCLUSIONS)  # pickles of earlier versions lack this
         self._set_up(model, state["loss"], optimizer, state["outputs"], exclusions)
         self._non_trainable = [jnp.array(value) for value in state["fixed"]]
         self._finalize_adapted_layers()
@@ -432,7 +436,8 @@ class KerasModel:
     def describe(self) -> dict[str, Any]:
         """Return names and shapes of the parameters, and how to make the model again.
 
-        The latter are Keras' configurations, or the names of the user's classes and losses, if any.
+        If everything is Keras' own, that is Keras' configurations; otherwise only the names of the
+        user's classes and losses.
         """
         arrays = zip(self._layout.names, self._layout.shapes, strict=True)
         described: dict[str, Any] = {
@@ -454,9 +459,9 @@ class KerasModel:
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> KerasModel:
-        """Make the model that ``describe`` described, of Keras' own classes only.
+        """Make the model that ``describe`` described, using only Keras' own classes.
 
-        Raise UsageError if the description lacks code of the user, or names code of other packages.
+        Raise UsageError if the description lacks the user's code or names other packages' code.
         """
         if "model" not in description:
             raise UsageError(
@@ -481,22 +486,22 @@ class KerasModel:
 
 
 def collect_custom_objects(model: Any) -> dict[str, Any]:
-    """Return all registered objects and the model's custom classes, by their Keras names."""
+    """Return all registered objects and the model's custom classes, by their names in Keras."""
     return {**keras.saving.get_custom_objects(), **find_custom_classes(list_layers(model))}
 
 
 def _format_custom_loss(loss: Any) -> str:
-    """Return the name of a user's loss for ``code_of`` in a description."""
+    """Return the text that names a user's loss in a description's ``code_of``."""
     kind = "functools.partial of " if isinstance(loss, partial) else ""
     return f"loss {kind}{loss_name(loss)}"
 
 
 def _format_missing_code(description: dict[str, Any]) -> str:
-    """Return the description's ``code_of`` in parentheses; empty if it has none."""
+    """Return the names in the description's ``code_of``, in parentheses; "" if there are none."""
     names = description.get("code_of")
     return f" ({', '.join(map(str, names))})" if isinstance(names, list) and names else ""
 
 
 def flatten_variables(variables: Any) -> Flat:
-    """Return a copy of the variables' values, one after the other, f32[n_params]."""
+    """Return a copy of the variables' values as one vector, f32[n_params]."""
     return np.concatenate([np.asarray(v.value, np.float32).reshape(-1) for v in variables])

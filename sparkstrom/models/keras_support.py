@@ -1,7 +1,7 @@
-"""Helpers of KerasModel: checks of models, losses and optimizers, conversions, scaling.
+"""Helpers of KerasModel: check and convert models, losses and optimizers; scale momentum.
 
-Import Keras from here: its backend, and in a Spark task its threads, must be set before it is
-imported, because it computes during its import.
+Other modules import Keras from here. Keras computes during its import, so its backend, and in a
+Spark task its number of threads, must be set before.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MEAN_REDUCTIONS = (None, "none", "sum_over_batch_size", "mean", "mean_with_sampl
 
 @contextlib.contextmanager
 def unfiltered_tracebacks() -> Iterator[None]:
-    """Turn off Keras' traceback filter, which lists arguments in users' errors, in the context."""
+    """Turn off Keras' traceback filter, which adds arguments to users' errors, in the context."""
     was_enabled = keras.config.is_traceback_filtering_enabled()
     keras.config.disable_traceback_filtering()
     try:
@@ -88,7 +88,7 @@ def require_built_model(model: Any) -> None:
             )
 
 
-TRAINER_METHODS = (
+TRAINER_METHODS = (  # called only by Keras' own trainer
     "train_step",
     "compute_loss",
     "compute_loss_and_updates",
@@ -98,7 +98,7 @@ TRAINER_METHODS = (
 
 
 def _refuse_custom_steps(model: Any) -> None:
-    """Raise UsageError if a model overrides methods that only Keras' own trainer calls."""
+    """Raise UsageError if a model overrides a method that only Keras' own trainer would call."""
     for name in TRAINER_METHODS:
         owner = next((kind for kind in type(model).__mro__ if name in vars(kind)), None)
         if name in vars(model) or (owner is not None and is_user_defined(owner)):
@@ -110,9 +110,9 @@ def _refuse_custom_steps(model: Any) -> None:
 
 
 def _refuse_scaled_losses(model: Any) -> None:
-    """Raise UsageError if Keras' trainer would scale or weight the loss.
+    """Raise UsageError if Keras' own trainer would scale or weight the loss.
 
-    A step here uses the loss that was passed to KerasModel, unchanged.
+    A step here uses the loss exactly as it was passed to KerasModel.
     """
     if getattr(model.dtype_policy, "name", None) == "mixed_float16":
         raise UsageError(
@@ -152,10 +152,10 @@ def _refuse_tensorflow_layers(layers: Iterable[Any]) -> None:
 
 
 def get_decay_exclusions(optimizer: Any, variables: Sequence[Any]) -> tuple[list[int], str | None]:
-    """Return the arguments of ``exclude_from_weight_decay``: variable indices and a name pattern.
+    """Return the variables excluded from weight decay: (variable indices, name pattern or None).
 
-    An optimizer's configuration does not contain them. Raise UsageError for variables of another
-    model.
+    These arguments of ``exclude_from_weight_decay`` are not part of an optimizer's configuration.
+    Raise UsageError for variables of another model.
     """
     keys = getattr(optimizer, "_exclude_from_weight_decay", None) or set()
     indices = [i for i, v in enumerate(variables) if keys and optimizer._var_key(v) in keys]
@@ -171,8 +171,8 @@ def get_decay_exclusions(optimizer: Any, variables: Sequence[Any]) -> tuple[list
 def resolve_optimizer(optimizer: Any) -> Any:
     """Return a new, unbuilt optimizer with the same options.
 
-    Raise UsageError for a value that is no optimizer, has already trained, or uses features that
-    are not available here.
+    Raise UsageError for a value that is not an optimizer, an optimizer that has already trained, or
+    features that are not available here.
     """
     if isinstance(optimizer, type | partial):
         kind: Any = getattr(optimizer, "func", optimizer)
@@ -224,22 +224,22 @@ def resolve_optimizer(optimizer: Any) -> Any:
 
 
 def get_schedule(optimizer: Any) -> Any:
-    """Return the optimizer's learning rate schedule, or None."""
+    """Return the optimizer's learning-rate schedule, or None."""
     rate = getattr(optimizer, RATE_ATTRIBUTE, None)
     is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     return rate if is_schedule else None
 
 
 def resolve_row_loss(loss: Any, output_names: Sequence[str] = ()) -> RowLoss:
-    """Return a function (labels, outputs) -> losses that are not yet reduced to one number.
+    """Return a function (labels, outputs) -> losses that are not yet reduced to a single number.
 
     Args:
         loss: a name, ``Loss`` or function; for several outputs a list, or a dict by output name,
-            whose losses are summed.
-        output_names: the model's output names.
+            of losses to sum.
+        output_names: names of the model's outputs.
 
     Raises:
-        UsageError: the loss is unknown, or is no mean over rows.
+        UsageError: the loss is unknown, or is not a mean over rows.
     """
     if isinstance(loss, list | tuple | dict):
         return _sum_losses(loss, output_names)
@@ -270,7 +270,7 @@ def resolve_row_loss(loss: Any, output_names: Sequence[str] = ()) -> RowLoss:
 
 
 def _sum_losses(losses: Any, output_names: Sequence[str]) -> RowLoss:
-    """Return a function that sums all outputs' losses; raise UsageError if one is missing."""
+    """Return a function that sums the losses of all outputs; raise UsageError if one is missing."""
     keys = list(losses) if isinstance(losses, dict) else list(output_names)
     if sorted(map(str, keys)) != sorted(output_names) or len(losses) != len(output_names):
         given = ", ".join(map(str, losses)) if isinstance(losses, dict) else len(losses)
@@ -297,14 +297,14 @@ def _sum_losses(losses: Any, output_names: Sequence[str]) -> RowLoss:
 
 
 def _with_casts_and_masks(call: RowLoss, dtype: str) -> RowLoss:
-    """Return ``call`` with Keras' casts and masks.
+    """Wrap the loss function ``call`` with Keras' casts and masks.
 
-    Labels and outputs are cast to ``dtype``. Masked positions are left out of the mean; layers
+    Labels and outputs are cast to ``dtype``. Masked positions are excluded from the mean; layers
     attach masks to outputs, and losses with ``ignore_class`` attach them to their results.
     """
 
     def losses(labels: Any, outputs: Any) -> Any:
-        """Return ``call``'s losses, in which masked positions do not count."""
+        """Return the losses of ``call``, scaled so that masked positions do not count."""
         values = call(_cast_floats(labels, dtype), _cast_floats(outputs, dtype))
         masks = [
             mask
@@ -320,10 +320,10 @@ def _with_casts_and_masks(call: RowLoss, dtype: str) -> RowLoss:
 
 
 def _cast_floats(tree: Any, dtype: str) -> Any:
-    """Return the tree with floating arrays cast to ``dtype``; integers are not changed."""
+    """Return the tree with floating-point arrays cast to ``dtype``; other arrays are unchanged."""
 
     def cast(each: Any) -> Any:
-        """Return one array, cast if it is floating."""
+        """Return one array, cast if it is floating-point."""
         kind = keras.backend.standardize_dtype(each.dtype)
         return each.astype(dtype) if keras.backend.is_float_dtype(kind) else each
 
@@ -331,7 +331,7 @@ def _cast_floats(tree: Any, dtype: str) -> Any:
 
 
 def resolve_outputs(outputs: str | None, loss: Any) -> str:
-    """Return the kind of outputs: the option, or what the loss suggests if it is None."""
+    """Return the kind of outputs: the given option or, if it is None, what the loss suggests."""
     if outputs is not None:
         return str(OUTPUTS_OPTION.read("outputs", outputs))
     if "crossentropy" not in normalize_loss_name(loss):
@@ -340,7 +340,7 @@ def resolve_outputs(outputs: str | None, loss: Any) -> str:
 
 
 def loss_options(loss: Any) -> dict[str, Any]:
-    """Return the configuration of a Loss, or the keyword arguments of a functools.partial."""
+    """Return a Loss's configuration, or a functools.partial's keyword arguments; {} for others."""
     if isinstance(loss, partial):
         return loss.keywords
     return loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
@@ -353,29 +353,29 @@ def normalize_loss_name(loss: Any) -> str:
 
 
 def list_losses(loss: Any) -> list[Any]:
-    """Return the losses of all outputs, given as one loss, a list or a dict, as a list."""
+    """Return all losses as a list, whether given as one loss, a list or a dict."""
     if isinstance(loss, dict):
         return list(loss.values())
     return list(loss) if isinstance(loss, list | tuple) else [loss]
 
 
 def describe_loss(loss: Any) -> Any:
-    """Return the serialized form of Keras' own losses, in the structure of ``loss``."""
+    """Return Keras' own losses in serialized form, in the structure of ``loss``."""
     if isinstance(loss, dict):
         return {name: describe_loss(each) for name, each in loss.items()}
     if isinstance(loss, list | tuple):
         return [describe_loss(each) for each in loss]
-    # Keras knows a function by its name.
+    # Keras serializes a loss function as its name.
     return keras.saving.serialize_keras_object(getattr(loss, "__name__", loss))
 
 
 def get_variable_name(variable: Any) -> str:
-    """Return "layer/variable"; the rest of a variable's path differs between processes."""
+    """Return "layer/variable", the part of a variable's path that is the same in all processes."""
     return SEED_STATE if is_seed(variable) else "/".join(variable.path.split("/")[-2:])
 
 
 def list_layers(model: Any) -> list[Any]:
-    """Return the model and all layers inside of it."""
+    """Return the model and all layers inside it."""
     return list(model._flatten_layers())
 
 
@@ -385,7 +385,7 @@ def is_seed(variable: Any) -> bool:
 
 
 def find_buffer_variables(model: Any) -> list[int]:
-    """Return the indices of non-trainable variables that layers change in training."""
+    """Return the indices of the non-trainable variables that layers update during training."""
     frozen = set(find_frozen_variables(model))
     return [
         i
@@ -395,7 +395,7 @@ def find_buffer_variables(model: Any) -> list[int]:
 
 
 def find_frozen_variables(model: Any) -> list[int]:
-    """Return the indices of non-trainable variables that belong to frozen layers."""
+    """Return the indices of the non-trainable variables that belong to frozen layers."""
     frozen_ids = {
         id(variable)
         for layer in list_layers(model)
@@ -410,12 +410,12 @@ def find_frozen_variables(model: Any) -> list[int]:
 
 
 def find_adapted_layers(model: Any) -> list[Any]:
-    """Return the Normalization layers, which compute with constants from ``adapt``."""
+    """Return the Normalization layers, which use the results of ``adapt`` as constants."""
     return [each for each in list_layers(model) if isinstance(each, keras.layers.Normalization)]
 
 
 def is_user_defined(value: Any) -> bool:
-    """Return whether an object, class or function is outside of Keras; False for a name."""
+    """Return whether an object, class or function is defined outside Keras; False for a name."""
     if isinstance(value, str):
         return False
     module = getattr(value, "__module__", None) or type(value).__module__
@@ -423,7 +423,7 @@ def is_user_defined(value: Any) -> bool:
 
 
 def find_custom_classes(objects: Iterable[Any]) -> dict[str, type]:
-    """Return the objects' classes that are not Keras' own, by their registered name."""
+    """Return the classes of these objects that are not Keras' own, by their registered name."""
     classes = {
         type(value) for value in objects if value is not None and is_user_defined(type(value))
     }
@@ -431,7 +431,7 @@ def find_custom_classes(objects: Iterable[Any]) -> dict[str, type]:
 
 
 def deserialize(configuration: Any, classes: dict[str, Any]) -> Any:
-    """Make an object from its serialized configuration; raise UsageError if Keras cannot."""
+    """Make an object from its serialized configuration; raise UsageError if Keras fails to."""
     try:
         return keras.saving.deserialize_keras_object(configuration, classes)
     except (TypeError, ValueError, ImportError) as error:
@@ -445,7 +445,7 @@ def deserialize(configuration: Any, classes: dict[str, Any]) -> Any:
 
 
 def require_equal_copy(model: Any, copied: Any) -> None:
-    """Raise UsageError if a copy made from the model's configuration has other variables."""
+    """Raise UsageError if a copy made from the model's configuration has different variables."""
     expected, actual = (
         [
             (get_variable_name(v), tuple(v.shape))
@@ -473,7 +473,7 @@ VARIABLE_OPTIONS = ("trainable", "regularizer", "constraint")
 
 
 def _require_same_options(model: Any, own: Any, other: Any) -> None:
-    """Raise UsageError if the copy ``other`` lacks an option of the variable ``own``."""
+    """Raise UsageError if a copied variable lacks an option that the original variable has."""
     for option in VARIABLE_OPTIONS:
         expected, actual = (
             keras.saving.serialize_keras_object(getattr(v, option, None)) for v in (own, other)
@@ -502,8 +502,8 @@ UNSAFE_CLASSES = ("Lambda", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "Flax
 def _is_safe_class(module: Any, name: Any, registered: Any) -> bool:
     """Return whether a saved description may name this class.
 
-    Safe are Keras' own public classes without code in their configuration, and plain values. Names
-    of functions, such as losses and activations, are plain text in a description.
+    Safe are plain values, and Keras' own public classes whose configuration contains no code.
+    Functions, such as losses and activations, occur in a description only as plain names.
     """
     if module is None:
         return name in SAFE_VALUE_NAMES
@@ -523,7 +523,7 @@ def _is_safe_class(module: Any, name: Any, registered: Any) -> bool:
 
 
 def require_safe_keras() -> None:
-    """Raise UsageError if this version of Keras may run code that a description names."""
+    """Raise UsageError if this version of Keras might run code that a description names."""
     version = tuple(int(part) for part in re.findall(r"\d+", keras.__version__)[:3])
     if version < SAFE_KERAS_VERSION:
         raise UsageError(
@@ -555,7 +555,10 @@ BY_FIT = "steps by the fit's minibatches"
 
 
 class PositiveTracer:
-    """A traced number above 0, as Keras compares momentum with 0, which JAX refuses."""
+    """A traced number that claims to be above 0.
+
+    Keras compares momentum with 0 in Python, which JAX does not allow for traced numbers.
+    """
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -566,11 +569,11 @@ class PositiveTracer:
         return self._value
 
     def __gt__(self, other: float) -> bool:
-        """Return True: it is compared with 0 only."""
+        """Return True; Keras only compares with 0."""
         return True
 
     def __ne__(self, other: object) -> bool:
-        """Return True: it is compared with 0 only."""
+        """Return True; Keras only compares with 0."""
         return True
 
     def __rsub__(self, other: Any) -> Any:
@@ -589,8 +592,8 @@ class PositiveTracer:
 def scaled_optimizer(optimizer: Any, fit_position: tuple[Any, Any] | None) -> Iterator[None]:
     """Scale the optimizer's momenta and set its schedule's position within the context.
 
-    ``fit_position`` is (workers, minibatches); workers is None if there was never more than one.
-    Both are traced values, so that a change of the number does not recompile the step.
+    ``fit_position`` is (workers, minibatches); workers is None while there has only been one. Both
+    are traced values, so the step is not recompiled when they change.
     """
     if fit_position is None:
         yield
@@ -617,7 +620,7 @@ def scaled_optimizer(optimizer: Any, fit_position: tuple[Any, Any] | None) -> It
 
 @contextlib.contextmanager
 def scaled_statistics(model: Any, fit_position: tuple[Any, Any] | None) -> Iterator[None]:
-    """Scale BatchNormalization's momentum within the context; see ``scaled_optimizer``."""
+    """Scale the momentum of BatchNormalization within the context; see ``scaled_optimizer``."""
     workers = None if fit_position is None else fit_position[0]
     originals = (
         [] if workers is None else [(layer, layer.momentum) for layer in find_batch_norms(model)]
@@ -642,7 +645,7 @@ def find_batch_norms(model: Any) -> list[Any]:
 
 
 def list_momentum_attributes(optimizer: Any) -> list[str]:
-    """Return the names of the optimizer's momenta, without those that are 0."""
+    """Return the names of the optimizer's momentum attributes, without those that are 0."""
     return [name for name in KERAS_MOMENTA if getattr(optimizer, name, None)]
 
 

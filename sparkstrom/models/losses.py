@@ -1,4 +1,4 @@
-"""Activations and losses of the built-in network, in NumPy, and the names of losses."""
+"""Activations and losses of the built-in NumPy network; also the names of any library's losses."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ F32 = NDArray[np.float32]
 
 
 class Activation(NamedTuple):
-    """An activation function a = f(z) and its derivative, both in place."""
+    """An activation function a = f(z) and the multiplication by its derivative, both in place."""
 
     forward: Callable[[F32], F32]
-    backward: Callable[[F32, F32], None]  # (a, upstream): upstream *= f'(z)
+    backward: Callable[[F32, F32], None]  # called as (a, upstream): upstream *= f'(z)
 
 
 def _relu(z: F32) -> F32:
@@ -27,7 +27,7 @@ def _relu(z: F32) -> F32:
 
 
 def _relu_backward(a: F32, upstream: F32) -> None:
-    """Multiply the gradient by 1 where the output is positive, else by 0."""
+    """Multiply the gradient in place by 1 where the output is positive, and by 0 elsewhere."""
     upstream *= a > 0
 
 
@@ -37,12 +37,12 @@ def _tanh(z: F32) -> F32:
 
 
 def _tanh_backward(a: F32, upstream: F32) -> None:
-    """Multiply the gradient by tanh's derivative, 1 - a**2."""
+    """Multiply the gradient in place by tanh's derivative, 1 - a**2."""
     upstream *= 1 - a * a
 
 
 def _sigmoid(z: F32) -> F32:
-    """Compute 1 / (1 + exp(-z)) as (1 + tanh(z / 2)) / 2, which cannot overflow."""
+    """Compute 1 / (1 + exp(-z)) in place, as (1 + tanh(z / 2)) / 2 so that it cannot overflow."""
     z *= np.float32(0.5)
     np.tanh(z, out=z)
     z += np.float32(1)
@@ -51,7 +51,7 @@ def _sigmoid(z: F32) -> F32:
 
 
 def _sigmoid_backward(a: F32, upstream: F32) -> None:
-    """Multiply the gradient by the sigmoid's derivative, a * (1 - a)."""
+    """Multiply the gradient in place by the sigmoid's derivative, a * (1 - a)."""
     upstream *= a * (1 - a)
 
 
@@ -73,16 +73,16 @@ ACTIVATIONS = {
 
 
 Labels = NDArray[Any]  # class indices [rows], or numbers [rows, outputs]
-Weights = F32 | None  # [rows], how much each row counts; None: all equally
+Weights = F32 | None  # [rows], the weight of each row; None: all rows weigh the same
 
 
 class Loss(NamedTuple):
-    """A loss function with its output activation and its check of labels.
+    """A loss function together with its output activation and its check of labels.
 
     Attributes:
-        gradient: (outputs, labels, weights) -> mean loss and its derivative by the outputs; with
-            weights the mean is sum(weight * loss) / sum(weight).
-        output: turns the last layer's values into predictions, in place.
+        gradient: (outputs, labels, weights) -> mean loss and its gradient with respect to the
+            outputs; with weights, the mean is sum(weight * loss) / sum(weight).
+        output: converts the last layer's values to predictions, in place.
         check: (labels, number of outputs); raises UsageError for labels that do not fit.
     """
 
@@ -100,10 +100,10 @@ def softmax(z: F32) -> F32:
 
 
 def cross_entropy(z: F32, labels: Labels, weights: Weights = None) -> tuple[float, F32]:
-    """Return the softmax cross-entropy of logits [rows, outputs] and its gradient.
+    """Return the mean softmax cross-entropy of logits [rows, outputs], and its gradient.
 
-    Labels are class indices [rows] or shares [rows, outputs]. ``z`` is overwritten: the row's
-    largest logit is subtracted first, so that nothing overflows.
+    Labels are class indices [rows], or a share for each class [rows, outputs]. ``z`` is
+    overwritten: each row's largest logit is subtracted first, to avoid overflow.
     """
     z -= z.max(axis=1, keepdims=True)
     log_sum = np.log(np.exp(z).sum(axis=1, keepdims=True))
@@ -121,7 +121,7 @@ def cross_entropy(z: F32, labels: Labels, weights: Weights = None) -> tuple[floa
 
 
 def squared_error(z: F32, labels: Labels, weights: Weights = None) -> tuple[float, F32]:
-    """Return the squared error and its gradient by the outputs ``z``.
+    """Return the squared error, and its gradient with respect to the outputs ``z``.
 
     The error is summed over outputs and averaged over rows.
     """
@@ -132,7 +132,7 @@ def squared_error(z: F32, labels: Labels, weights: Weights = None) -> tuple[floa
 
 
 def _average_loss(losses: NDArray[Any], gradient: F32, weights: Weights) -> tuple[float, F32]:
-    """Return the mean of the rows' losses; scale the rows' gradients in place to match."""
+    """Return the mean of the rows' losses, and their gradient, scaled in place to match."""
     if weights is None:
         gradient /= np.float32(len(losses))
         return float(losses.mean(dtype=np.float64)), gradient
@@ -142,13 +142,13 @@ def _average_loss(losses: NDArray[Any], gradient: F32, weights: Weights) -> tupl
 
 
 def loss_name(loss: Any) -> str:
-    """Return the name of a loss of any library; for a functools.partial, that of its function."""
+    """Return the name of any library's loss; for a functools.partial, the name of its function."""
     loss = getattr(loss, "func", loss)
     return str(getattr(loss, "__name__", type(loss).__name__))
 
 
 def _check_class_labels(labels: Labels, outputs: int) -> None:
-    """Raise UsageError unless labels are class indices, or shares [rows, outputs]."""
+    """Raise UsageError unless labels are class indices [rows], or class shares [rows, outputs]."""
     if labels.ndim != 1:
         _check_numeric_labels(labels, outputs)
         return
@@ -156,7 +156,7 @@ def _check_class_labels(labels: Labels, outputs: int) -> None:
 
 
 def _check_numeric_labels(labels: Labels, outputs: int) -> None:
-    """Raise UsageError unless labels are finite numbers [rows, outputs]."""
+    """Raise UsageError unless labels are finite numbers, one per row and output."""
     if labels.size != len(labels) * outputs:
         raise UsageError(
             f"labels have shape {list(labels.shape)}, the network has {outputs} outputs:"

@@ -1,4 +1,4 @@
-"""Interpretation of model outputs: predictions in blocks, classes, probabilities, accuracy."""
+"""Interpret a model's outputs: predict in blocks; derive classes, probabilities and accuracy."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from sparkstrom.models.base import Batch, Columns, Measured, arrays_of, require_
 
 PROBABILITIES, LOGITS, VALUES = OUTPUT_KINDS = ("probabilities", "logits", "values")
 OUTPUTS_OPTION = one_of(OUTPUT_KINDS)[KEY]  # the option ``outputs`` of all model classes
-BLOCK_ROWS = 256  # rows per prediction: bounds the memory of activations
+BLOCK_ROWS = 256  # rows per call of ``predict``, to bound the memory of activations
 
 Outputs = NDArray[np.float32]  # [rows, outputs]
 
 
 def get_output_kind(model: object) -> str:
-    """Return the kind of the model's outputs; logits for a model that does not declare it."""
+    """Return the kind of the model's outputs; logits if the model does not declare it."""
     return model.outputs if isinstance(model, Measured) else LOGITS
 
 
 def has_label_per_output(model: object, outputs: NDArray[Any]) -> bool:
-    """Return whether each of several outputs is trained with its own label, 0 or 1."""
+    """Return whether the model has several outputs, each trained with its own label, 0 or 1."""
     if not getattr(model, "per_label", False) or outputs.ndim < 2:
         return False
     return int(outputs.shape[label_axis(model, outputs)]) > 1
 
 
 def label_axis(model: object, outputs: NDArray[Any]) -> int:
-    """Return the axis of the outputs that holds the classes, or the labels of a row."""
+    """Return the axis of the outputs along which a row's classes or labels are stored."""
     return 1 if outputs.ndim == 2 else int(getattr(model, "class_axis", 1))
 
 
 def predict_flattened(model: Any, features: Columns) -> Outputs:
-    """Return the outputs as f32[rows, outputs], predicted in blocks."""
+    """Predict in blocks of rows; return the outputs as f32[rows, outputs]."""
     outputs = predict_keeping_shape(model, features)
     return outputs.reshape(len(outputs), -1) if len(outputs) else np.zeros((0, 0), np.float32)
 
 
 def predict_keeping_shape(model: Any, features: Columns) -> NDArray[Any]:
-    """Return the outputs [rows, ...] in the model's own shape, predicted in blocks.
+    """Predict in blocks of rows; return the outputs [rows, ...] in the model's own shape.
 
-    A row's output does not depend on the rows around it: a matrix product rounds differently for
-    another number of rows, so all blocks have the same length, and the last one is filled up with
-    copies of its first row. If the model returns a dict, the entry named like its output kind is
+    A row's output does not depend on the other rows: because matrix products round differently for
+    different numbers of rows, all blocks have the same length, and the last block is filled up with
+    copies of its first row. If the model returns a dict, the entry named after its output kind is
     used. Raise UsageError for several outputs.
     """
     rows = len(arrays_of(features)[0])
@@ -70,9 +70,9 @@ def predict_keeping_shape(model: Any, features: Columns) -> NDArray[Any]:
 
 
 def concatenate_outputs(pieces: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Concatenate outputs [rows, ...] of consecutive rows, in the dtype of the first piece.
+    """Concatenate the outputs [rows, ...] of consecutive rows, in the dtype of the first piece.
 
-    Raise UsageError if the shape of a row differs between pieces.
+    Raise UsageError if the shape of a row's output differs between pieces.
     """
     first = pieces[0]
     for piece in pieces:
@@ -86,7 +86,7 @@ def concatenate_outputs(pieces: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _describe_outputs(outputs: Any) -> str:
-    """Return the type of outputs, with the keys of a dict, for an error message."""
+    """Return the type of outputs, and the keys of a dict, for an error message."""
     if isinstance(outputs, dict):
         return f"a dict of {', '.join(map(str, outputs))}"
     return f"a {type(outputs).__name__}"
@@ -102,7 +102,7 @@ def select_rows(columns: Columns, index: NDArray[Any] | slice) -> Columns:
 
 
 def iter_row_blocks(batch: Batch) -> Iterator[Batch]:
-    """Yield the batch in consecutive parts of at most ``BLOCK_ROWS`` rows, to bound memory."""
+    """Split the batch into consecutive parts of at most ``BLOCK_ROWS`` rows, to bound memory."""
     for first in range(0, batch.rows, BLOCK_ROWS):
         part = slice(first, first + BLOCK_ROWS)
         weights = None if batch.weights is None else batch.weights[part]
@@ -110,12 +110,12 @@ def iter_row_blocks(batch: Batch) -> Iterator[Batch]:
 
 
 def count_classes(outputs: Outputs) -> int:
-    """Return the number of classes; one output stands for two, as that of class 1."""
+    """Return the number of classes; a single output means two classes, and scores class 1."""
     return max(2, int(outputs.shape[1]))
 
 
 def argmax_classes(outputs: Outputs, kind: str = LOGITS) -> NDArray[np.int64]:
-    """Return the most likely class of each row, i64[rows]; the first of equally likely ones."""
+    """Return the most likely class of each row, i64[rows]; of equally likely classes, the first."""
     if outputs.shape[1] == 1:
         boundary = 0.5 if kind == PROBABILITIES else 0.0
         return (outputs[:, 0] > boundary).astype(np.int64)
@@ -126,11 +126,12 @@ def argmax_classes(outputs: Outputs, kind: str = LOGITS) -> NDArray[np.int64]:
 def flatten_positions(
     model: object, outputs: NDArray[Any], labels: NDArray[Any]
 ) -> tuple[Outputs, NDArray[Any]]:
-    """Return outputs [n, classes] and class indices [n], one for each row or position.
+    """Return outputs [n, classes] and class indices [n], with an entry for each row or position.
 
-    Sequences and images have a label for each position: outputs are [rows, classes, steps ...] or,
-    where the labels' shape shows it, [rows, steps ..., classes]. With a loss per label each output
-    is a position with two classes: [n, 1]. Raise UsageError for labels of another shape.
+    Sequences and images have a label for each position. Their outputs are [rows, classes, steps
+    ...], or [rows, steps ..., classes] if the labels' shape implies it. With a loss per label, each
+    output counts as a position with two classes, and the result is [n, 1]. Raise UsageError if the
+    labels' shape does not fit.
     """
     if has_label_per_output(model, outputs):
         if labels.size != outputs.size:
@@ -152,9 +153,9 @@ def flatten_positions(
 def _find_class_axis(
     model: object, outputs: tuple[int, ...], labels: tuple[int, ...]
 ) -> int | None:
-    """Return the axis of the classes; None if each row has one label.
+    """Return the axis of the classes; None if each row has a single label.
 
-    If both axes fit the labels' shape, the model's ``class_axis`` decides.
+    If the labels' shape fits both possible axes, the model's ``class_axis`` decides.
     """
     positions_by_axis = {1: outputs[2:], -1: outputs[1:-1]}
     if len(outputs) < 3 or outputs[0] != labels[0]:
@@ -169,7 +170,7 @@ def _find_class_axis(
 
 
 def to_class_indices(labels: Columns) -> NDArray[Any]:
-    """Return class indices [rows]; for labels with a share per class, the largest share.
+    """Return class indices [rows]; if labels are a share for each class, the largest share's index.
 
     Raise UsageError for several arrays, and for rows with several true labels.
     """
@@ -189,17 +190,17 @@ def to_class_indices(labels: Columns) -> NDArray[Any]:
 def mask_counted_labels(
     model: object, labels: NDArray[Any], classes: NDArray[Any]
 ) -> NDArray[np.bool_]:
-    """Return bool[n]: False where the model's loss ignores the class index."""
+    """Return bool[n]: False for class indices that the model's loss ignores."""
     ignored = getattr(model, "ignored_label", None)
-    if ignored is None or labels.size != classes.size:  # a share per class: nothing is ignored
+    if ignored is None or labels.size != classes.size:  # class shares: no label is ignored
         return np.ones(len(classes), np.bool_)
     return np.asarray(classes != ignored)
 
 
 def measure_batch(model: Any, batch: Batch, metric: str) -> tuple[float, float]:
-    """Return (weighted sum, sum of weights) of a metric over the batch.
+    """Evaluate a metric on the batch; return (weighted sum, sum of weights).
 
-    The metric "loss" sums weight x loss, "accuracy" the weights of correct rows.
+    For "loss" the sum is of weight x loss, for "accuracy" of the weights of correct rows.
     """
     if metric == "loss":
         total, weight = model.loss(batch)
@@ -221,8 +222,8 @@ def measure_batch(model: Any, batch: Batch, metric: str) -> tuple[float, float]:
 def compute_raw_scores(outputs: Outputs, kind: str) -> NDArray[np.float64]:
     """Return f64[rows, classes]: probabilities, or logits minus their mean over the classes.
 
-    The largest entry of a row is its class. Logits are only defined up to a constant, so without
-    the subtraction they could not be compared between rows.
+    The largest score of a row belongs to the predicted class. Logits are only defined up to a
+    constant per row; subtracting the mean makes them comparable between rows.
     """
     scores: NDArray[np.float64] = outputs.astype(np.float64)
     if kind == PROBABILITIES:
@@ -245,7 +246,7 @@ def compute_probabilities(outputs: Outputs, kind: str) -> NDArray[np.float64]:
 
 
 def compute_class_score(outputs: Outputs, kind: str, index: int) -> NDArray[np.float32]:
-    """Return f32[rows]: the higher, the more likely class ``index`` is.
+    """Return a score f32[rows] that is higher the more likely class ``index`` is.
 
     Raise UsageError if the model has no such class.
     """

@@ -1,4 +1,4 @@
-"""Checks of rows that all models share, and errors that name the row and the value."""
+"""Check rows before training, with errors that name the row and the value; used by all models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparkstrom.models.base import Columns, arrays_of
 
 
 def is_raised_by_user_code(error: BaseException, *libraries: str) -> bool:
-    """Return whether a ``raise`` or ``assert`` outside of these packages raised the error."""
+    """Return whether the error comes from a ``raise`` or ``assert`` outside these packages."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -27,7 +27,7 @@ def is_raised_by_user_code(error: BaseException, *libraries: str) -> bool:
 
 
 def _package_directory(library: str) -> str:
-    """Return the directory of an installed package, with a separator at the end."""
+    """Return the directory of an installed package, with a trailing separator."""
     spec = importlib.util.find_spec(library)
     assert spec is not None, f"{library} raised something"
     assert spec.origin is not None, "it is a package of files"
@@ -35,22 +35,22 @@ def _package_directory(library: str) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return "Class: message" of an error, with the first line of its message."""
+    """Return "Class: message" for an error, with only the first line of the message."""
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-FEATURES, LABELS = "features", "labels"  # roles of arrays
+FEATURES, LABELS = "features", "labels"  # the two roles that columns can have
 FILL_REMEDY = "it must be a finite number; fill it or drop the row"
 
 
 class BadValue(UsageError):
     """Raised for a value that a model cannot train on.
 
-    Callers that know the columns' names write a better message from the attributes.
+    Callers that know the names of the columns build a better message from the attributes.
 
     Attributes:
         role: ``FEATURES`` or ``LABELS``.
-        array: name or position of the array; empty for the only one.
+        array: name or position of the array; empty if it is the only one.
         row: the row's position in the minibatch.
         position: the value's position in the row, such as ``3, 4``; empty for a single number.
         text: the value as text.
@@ -77,14 +77,14 @@ class BadValue(UsageError):
 
     @property
     def location_text(self) -> str:
-        """The position in the row, such as " at [3, 4]"; empty for a single number."""
+        """The value's position as text, such as " at [3, 4]"; empty for a single number."""
         return f" at [{self.position}]" if self.position else ""
 
 
 def refuse_invalid_values(
     role: str, columns: Columns, index: int, valid: NDArray[np.bool_], reason: str
 ) -> None:
-    """Raise BadValue for the first value of array ``index`` that is not ``valid`` [rows, ...]."""
+    """Raise BadValue for the first value of array ``index`` for which ``valid`` is False."""
     if valid.all():
         return
     row, *position = (int(at) for at in np.argwhere(~valid)[0])
@@ -95,14 +95,14 @@ def refuse_invalid_values(
 
 
 def refuse_non_finite(role: str, columns: Columns) -> None:
-    """Raise BadValue for the first NaN or infinity in the columns."""
+    """Raise BadValue for the first value in the columns that is NaN or infinite."""
     for i, array in enumerate(arrays_of(columns)):
         if array.dtype.kind == "f":
             refuse_invalid_values(role, columns, i, np.isfinite(array), FILL_REMEDY)
 
 
 def refuse_unknown_classes(labels: NDArray[Any], classes: int, ignored: int | None = None) -> None:
-    """Raise BadValue for a label [rows] that is neither in [0, classes) nor ``ignored``."""
+    """Raise BadValue for the first label that is neither in [0, classes) nor ``ignored``."""
     is_class = (labels >= 0) & (labels < classes) & (labels == np.floor(labels))
     if ignored is not None:
         is_class |= labels == ignored
@@ -110,7 +110,7 @@ def refuse_unknown_classes(labels: NDArray[Any], classes: int, ignored: int | No
 
 
 def explain_unknown_class(classes: int) -> str:
-    """Return the error text for a label outside [0, classes), with a remedy."""
+    """Return an error text, with a remedy, for a label outside [0, classes)."""
     return (
         f"labels must be 0 to {classes - 1}, as the model returns {classes} classes; renumber the"
         " labels, or give the model more outputs"

@@ -1,4 +1,4 @@
-"""Optimizers of the built-in network, in NumPy, by the names of DL4J's updaters."""
+"""Optimizers of the built-in network in NumPy, named after DL4J's updaters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkstrom.base.option_types import check_options, number
 from sparkstrom.models.base import Flat, State
 from sparkstrom.models.momentum_scaling import scale_momentum
 
-# Fields of the optimizers below.
+# Fields of the optimizers below that are momenta.
 BUILTIN_MOMENTA = ("momentum", "beta1")
 
 
@@ -21,10 +21,10 @@ DECAY = number(least=0, below=1)
 
 
 class Updater(Protocol):
-    """Interface of optimizers over one flat vector.
+    """Interface of an optimizer for one flat vector.
 
-    An optimizer is an immutable value; its state belongs to the caller. Default options are those
-    of DL4J (org.nd4j.linalg.learning.config) where it has them.
+    An optimizer is an immutable value; the caller owns its state. Default options are those of
+    DL4J (org.nd4j.linalg.learning.config) where DL4J has them.
     """
 
     name: ClassVar[str]
@@ -33,9 +33,9 @@ class Updater(Protocol):
         """Return a new state: arrays f32[n_params] and scalars."""
 
     def update(self, gradient: Flat, state: State) -> Flat:
-        """Turn the mean gradient f32[n_params], in place, into the step to add.
+        """Convert the mean gradient f32[n_params], in place, to the step to add to the parameters.
 
-        ``state`` is changed in place.
+        ``state`` is updated in place.
         """
 
 
@@ -123,7 +123,7 @@ class Adam:
         check_options(self, type(self).__name__)
 
     def init(self, n_params: int) -> State:
-        """Return the state: means of gradient and square, and the number of steps."""
+        """Return the state: running means of gradient and squared gradient, and a step count."""
         return {
             "mean": np.zeros(n_params, np.float32),
             "square": np.zeros(n_params, np.float32),
@@ -168,7 +168,7 @@ class RmsProp:
         check_options(self, type(self).__name__)
 
     def init(self, n_params: int) -> State:
-        """Return the state: the mean square."""
+        """Return the state: the running mean of squared gradients."""
         return {"square": np.zeros(n_params, np.float32)}
 
     def update(self, gradient: Flat, state: State) -> Flat:
@@ -201,7 +201,7 @@ class AdaGrad:
         check_options(self, type(self).__name__)
 
     def init(self, n_params: int) -> State:
-        """Return the state: the sum of squares."""
+        """Return the state: the sum of squared gradients."""
         return {"square": np.zeros(n_params, np.float32)}
 
     def update(self, gradient: Flat, state: State) -> Flat:
@@ -217,13 +217,13 @@ UPDATERS: dict[str, type[Any]] = {u.name: u for u in (Sgd, Nesterov, Adam, RmsPr
 
 
 def get_momenta(optimizer: Updater) -> dict[str, float]:
-    """Return the optimizer's momenta above 0 by the name of their field."""
+    """Return the optimizer's momenta by field name, without those that are 0."""
     values = {name: getattr(optimizer, name, 0.0) for name in BUILTIN_MOMENTA}
     return {name: value for name, value in values.items() if value}
 
 
 def scale_optimizer(optimizer: Updater, workers: int) -> Updater:
-    """Return the optimizer with its momenta scaled to this many workers."""
+    """Return a copy of the optimizer with its momenta scaled to this many workers."""
     changes = {
         name: scale_momentum(value, workers) for name, value in get_momenta(optimizer).items()
     }

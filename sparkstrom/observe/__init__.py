@@ -1,1 +1,1 @@
-"""Monitoring of a fit: counters, epochs, progress, listeners, early stopping and reports."""
+"""Monitor a fit: counters, epoch scores, progress, listeners, early stopping and reports."""

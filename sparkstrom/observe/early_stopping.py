@@ -1,9 +1,9 @@
-"""Early stopping: the rule, DL4J's termination conditions, and the class that applies them.
+"""Decide when a fit ends early: by a patience rule, or by DL4J's termination conditions.
 
-Epoch conditions judge the score of the held-out rows after each epoch. Iteration conditions judge
-the losses of minibatches, reported by workers several times a second, and the elapsed time.
-``EarlyStopping(patience=None, conditions=[...])`` takes them; the first one that is met ends the
-fit.
+Epoch conditions judge the score on the held-out rows after each epoch. Iteration conditions judge
+the minibatch losses that workers report several times a second, and the elapsed time. Users pass
+conditions as ``EarlyStopping(patience=None, conditions=[...])``; the first condition that is met
+ends the fit. ``EarlyStopper`` applies an ``EarlyStopping`` rule during a fit.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ def _check_unit(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EpochScores:
-    """The held-out scores that epoch conditions judge, up to the epoch that has just ended."""
+    """The scores on the held-out rows that epoch conditions judge, one for each epoch so far."""
 
     values: Sequence[float]  # one per epoch, in order; NaN: not measured
-    higher_is_better: bool = False  # as accuracy is; loss is not
+    higher_is_better: bool = False  # True for accuracy, False for loss
 
 
 class TerminationCondition:
-    """Base of all conditions; a subclass overrides the methods for the figures that it judges."""
+    """Base class of all conditions; subclasses override the methods for the values they judge."""
 
     __slots__ = ()
-    needs_held_out = False  # whether it judges by rows that are not trained on
+    needs_held_out = False  # whether the condition judges the score on the held-out rows
 
     def after_epoch(self, scores: EpochScores) -> bool:
         """Return whether to end the fit after this epoch."""
         return False
 
     def after_minibatches(self, loss: float) -> bool:
-        """Return whether to end the fit, given the mean loss of a worker's newest minibatches."""
+        """Return whether to end the fit, given the mean loss of a worker's latest minibatches."""
         return False
 
     def after_seconds(self, seconds: float) -> bool:
-        """Return whether to end the fit, so many seconds after it began."""
+        """Return whether to end the fit ``seconds`` after its start."""
         return False
 
 
@@ -87,7 +87,10 @@ class MaxEpochsTerminationCondition(TerminationCondition):
 
 @dataclass(frozen=True, slots=True)
 class ScoreImprovementEpochTerminationCondition(TerminationCondition):
-    """End when the score has not improved by more than ``min_improvement`` for some epochs."""
+    """End the fit after ``max_epochs_with_no_improvement`` epochs without a sufficient improvement.
+
+    A score must be better than the best so far by more than ``min_improvement``.
+    """
 
     max_epochs_with_no_improvement: int = field(metadata=whole(1, COUNT_MAX, unit="epochs"))
     min_improvement: float = field(default=0.0, metadata=number())
@@ -97,7 +100,7 @@ class ScoreImprovementEpochTerminationCondition(TerminationCondition):
         check_options(self, type(self).__name__)
 
     def after_epoch(self, scores: EpochScores) -> bool:
-        """Return whether the best epoch was too many epochs ago."""
+        """Return whether the last improvement is ``max_epochs_with_no_improvement`` epochs ago."""
         best, at = math.nan, 0
         for i, value in enumerate(scores.values):
             gain = value - best if scores.higher_is_better else best - value
@@ -109,7 +112,7 @@ class ScoreImprovementEpochTerminationCondition(TerminationCondition):
 
 @dataclass(frozen=True, slots=True)
 class BestScoreEpochTerminationCondition(TerminationCondition):
-    """End when the score is better than ``best_expected_score``."""
+    """End the fit when the score is better than ``best_expected_score``."""
 
     best_expected_score: float = field(metadata=number())
     needs_held_out = True
@@ -118,7 +121,7 @@ class BestScoreEpochTerminationCondition(TerminationCondition):
         check_options(self, type(self).__name__)
 
     def after_epoch(self, scores: EpochScores) -> bool:
-        """Return whether the newest score is better."""
+        """Return whether the latest score is better than ``best_expected_score``."""
         value = scores.values[-1]
         if scores.higher_is_better:
             return value > self.best_expected_score
@@ -127,7 +130,7 @@ class BestScoreEpochTerminationCondition(TerminationCondition):
 
 @dataclass(frozen=True, slots=True)
 class MaxTimeIterationTerminationCondition(TerminationCondition):
-    """End the fit after ``max_time``; ``unit`` is one of Java's TimeUnit, in lower case."""
+    """End the fit after ``max_time``; ``unit`` is a constant of Java's TimeUnit in lower case."""
 
     max_time: float = field(metadata=number(above=0))
     unit: str = field(default="seconds", metadata=custom(_check_unit, _UNITS))
@@ -136,13 +139,13 @@ class MaxTimeIterationTerminationCondition(TerminationCondition):
         check_options(self, type(self).__name__)
 
     def after_seconds(self, seconds: float) -> bool:
-        """Return whether the time is over."""
+        """Return whether ``max_time`` has passed."""
         return seconds >= self.max_time * SECONDS_PER_UNIT[self.unit.lower()]
 
 
 @dataclass(frozen=True, slots=True)
 class MaxScoreIterationTerminationCondition(TerminationCondition):
-    """End when the loss of minibatches exceeds ``max_score`` or is NaN: training diverges."""
+    """End the fit when training diverges: a minibatch loss exceeds ``max_score`` or is NaN."""
 
     max_score: float = field(metadata=number())
 
@@ -156,7 +159,7 @@ class MaxScoreIterationTerminationCondition(TerminationCondition):
 
 @dataclass(frozen=True, slots=True)
 class InvalidScoreIterationTerminationCondition(TerminationCondition):
-    """End when the loss of minibatches is infinite or NaN."""
+    """End the fit when a minibatch loss is infinite or NaN."""
 
     def after_minibatches(self, loss: float) -> bool:
         """Return whether the loss is not finite."""
@@ -178,17 +181,17 @@ LOSS, ACCURACY = METRICS = ("loss", "accuracy")
 
 @dataclass(frozen=True, slots=True)
 class EarlyStopping:
-    """End a fit when ``metric`` of the held-out rows has not improved for ``patience`` epochs.
+    """End a fit when ``metric`` on the held-out rows has not improved for ``patience`` epochs.
 
     Args:
-        patience: epochs without improvement until the fit ends; None with ``conditions`` alone.
-        min_delta: a smaller gain counts as no improvement.
+        patience: epochs without improvement until the fit ends; None to use only ``conditions``.
+        min_delta: an improvement must be larger than this to count.
         metric: "loss" (lower is better) or "accuracy" (higher is better).
-        keep_best: deliver the parameters of the best epoch instead of the last ones.
-        conditions: DL4J's termination conditions; any of them ends the fit, too.
+        keep_best: return the parameters of the best epoch instead of the last ones.
+        conditions: DL4J's termination conditions; each of them can end the fit, too.
 
     Raises:
-        UsageError: a value out of range, or neither patience nor conditions.
+        UsageError: a value is out of range, or there are neither patience nor conditions.
     """
 
     patience: int | None = field(
@@ -215,7 +218,7 @@ class EarlyStopping:
             )
 
     def _check_conditions(self) -> None:
-        """Store conditions as a tuple; raise UsageError if one is no termination condition."""
+        """Store conditions as a tuple; raise UsageError if one is not a TerminationCondition."""
         if isinstance(self.conditions, list):
             object.__setattr__(self, "conditions", tuple(self.conditions))
         conditions: object = self.conditions
@@ -228,15 +231,15 @@ class EarlyStopping:
 
     @property
     def needs_held_out(self) -> bool:
-        """Whether the rule needs scores of held-out rows."""
+        """Whether the rule needs scores on held-out rows."""
         judged = self.patience is not None
         return judged or any(condition.needs_held_out for condition in self.conditions)
 
 
 def parse_early_stopping(value: Any) -> Any:
-    """Return a rule for a condition or a list of them; return any other value unchanged.
+    """Convert one condition, or a list of them, to an EarlyStopping; return other values unchanged.
 
-    Raises UsageError for a list that is no list of conditions.
+    Raise UsageError for a list with something other than conditions.
     """
     if isinstance(value, TerminationCondition):
         value = (value,)
@@ -251,10 +254,10 @@ def parse_early_stopping(value: Any) -> Any:
 def limit_epochs(
     rule: EarlyStopping | None, epochs: int
 ) -> tuple[int, MaxEpochsTerminationCondition | None]:
-    """Return the number of epochs to train, and the condition that limits it, or None.
+    """Return (number of epochs to train, the MaxEpochs condition that reduces it, or None).
 
-    MaxEpochsTerminationCondition is applied before the fit starts because further short epochs
-    could be trained before the driver has judged the one that should be the last.
+    A MaxEpochsTerminationCondition must be applied before the fit starts: workers could train
+    further short epochs before the driver has judged the epoch that should be the last.
     """
     conditions = rule.conditions if rule is not None else ()
     limits = [c for c in conditions if isinstance(c, MaxEpochsTerminationCondition)]
@@ -265,17 +268,17 @@ def limit_epochs(
 
 
 class EarlyStopper:
-    """Applies a rule to one score per epoch: finds the best epoch and the reason to stop."""
+    """Applies an EarlyStopping rule: finds the best epoch by its score, and the reason to stop."""
 
     def __init__(self, rule: EarlyStopping) -> None:
         self._rule = rule
-        self.epoch: int | None = None  # the best epoch so far
+        self.epoch: int | None = None  # the best epoch so far; None: no finite score yet
         self.value = math.nan
         self._first: int | None = None
         self._values: list[float] = []
 
     def observe(self, epoch: int, value: float) -> bool:
-        """Record an epoch's score; return whether it is the best so far (NaN never is)."""
+        """Record an epoch's score; return whether this epoch is the best so far (never for NaN)."""
         self._first = epoch if self._first is None else self._first
         self._values.append(value)
         if not math.isfinite(value):
@@ -287,7 +290,7 @@ class EarlyStopper:
         return True
 
     def reason_to_stop(self, epoch: int) -> str | None:
-        """Return why training should end with this epoch, or None."""
+        """Return why training should end after this epoch, or None to continue."""
         if self._first is None:
             return None
         scores = EpochScores(self._values, higher_is_better=self._rule.metric == ACCURACY)

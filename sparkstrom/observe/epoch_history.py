@@ -1,7 +1,7 @@
-"""Losses and validation scores per epoch, recorded by workers and combined on the driver.
+"""Record the loss and held-out score of each epoch on workers, and combine them on the driver.
 
-Partitions reach the end of an epoch at different times, each with its own theta. An epoch's figure
-is the sum over partitions of what each measured at its own end of that epoch.
+Partitions reach the end of an epoch at different times, each with its own version of the
+parameters. An epoch's value combines what each partition measured at its own end of that epoch.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from sparkstrom.observe.telemetry import EpochFigures, TrainingCounters, WorkerC
 
 # Attempt number of epochs read from a checkpoint; any real attempt replaces them.
 RESUMED_ATTEMPT = -1
-# A worker's counters hold three figures for each of its newest epochs, at most RECENT_EPOCHS_MAX:
-# a message has room for 256 names. The driver has received epochs that ended over RECENT_S ago, so
-# RECENT_EPOCHS_MIN of those are enough.
+# A worker's counters repeat three values for each of its latest epochs, for RECENT_EPOCHS_MAX at
+# most, because a message has room for 256 names. Epochs that ended more than RECENT_S seconds ago
+# have reached the driver, so they are only repeated to make up RECENT_EPOCHS_MIN epochs.
 RECENT_EPOCHS_MAX, RECENT_EPOCHS_MIN, RECENT_S = 48, 8, 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionEpoch:
-    """Figures of one epoch of one partition, measured by one attempt of its task.
+    """Sums over one epoch of one partition, measured by one attempt of its Spark task.
 
-    Field names are keys of checkpoints and of task reports.
+    The field names are keys in checkpoints and in task reports.
     """
 
     epoch: int  # from 0 in this fit
-    loss_sum: float  # examples x mean loss, each minibatch before its step
+    loss_sum: float  # sum of the rows' losses; each minibatch is evaluated before its step
     examples: int  # rows trained
-    held_sum: float = 0.0  # sum over held-out rows of weight x loss, or of weight x hit
-    held_weight: float = 0.0  # 0: nothing held out
+    held_sum: float = 0.0  # weighted sum over held-out rows: their losses, or 1 if correct
+    held_weight: float = 0.0  # total weight of the held-out rows; 0: none
 
 
 class EpochLog:
-    """The finished epochs of one worker, for its live counters and its final report."""
+    """A worker's record of its finished epochs, for its live counters and its final report."""
 
     def __init__(
         self, partition: int = 0, attempt: int = 0, clock: Callable[[], float] = time.monotonic
@@ -52,7 +52,7 @@ class EpochLog:
         self._added_s.append(self._clock())
 
     def recent_figures(self) -> EpochFigures | None:
-        """Return the newest epochs for the live counters, or None before the first one."""
+        """Return the latest epochs for the live counters, or None if no epoch has ended yet."""
         if not self._finished:
             return None
         since_s = self._clock() - RECENT_S
@@ -67,7 +67,7 @@ class EpochLog:
         )
 
     def report(self) -> dict[str, Any]:
-        """Return all epochs as a JSON object."""
+        """Return all epochs as a JSON object, for ``EpochHistory.add_reports``."""
         return {
             "partition": self._partition,
             "attempt": self._attempt,
@@ -77,32 +77,32 @@ class EpochLog:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One epoch over all partitions. NaN: not measured, or not reported in time.
+    """The results of one epoch over all partitions. NaN: not measured, or not reported in time.
 
-    Field names are keys of checkpoints and of ``TrainingSummary.to_dict()``.
+    The field names are keys in checkpoints and in ``TrainingSummary.to_dict()``.
     """
 
-    epoch: int  # from 1 over all fits of a network
-    loss: float  # mean over examples, each under the parameters before its own step
+    epoch: int  # from 1, counted over all fits of a network
+    loss: float  # mean over rows; each minibatch is evaluated before its own step
     examples: int  # rows trained, over all partitions
-    validation: float  # loss or accuracy of held-out rows, under theta at each partition's end
-    partitions: int  # number of partitions that reported it
+    validation: float  # held-out loss or accuracy, with the parameters at each partition's end
+    partitions: int  # number of partitions that have reported this epoch
     held_weight: float = field(default=0.0, repr=False)  # total weight of held-out rows; 0: none
 
 
 @dataclass(slots=True)
 class EpochHistory:
-    """The driver's record of every epoch of a fit, by partition, attempt and epoch."""
+    """The driver's record of all epochs of a fit, by partition and task attempt."""
 
-    first_epoch: int = 0  # epochs of earlier fits
-    # (partition, attempt) -> epoch -> figures
+    first_epoch: int = 0  # number of epochs in earlier fits
+    # (partition, attempt) -> epoch -> sums
     _attempts: dict[tuple[int, int], dict[int, PartitionEpoch]] = field(default_factory=dict)
-    _resumed_epochs: list[Epoch] = field(default_factory=list)  # complete epochs of the resumed fit
+    _resumed_epochs: list[Epoch] = field(default_factory=list)  # completed before resuming the fit
 
     def report(self, trained: Mapping[int, int]) -> dict[str, Any]:
-        """Return the record as a JSON object for a checkpoint; ``restore`` reads it.
+        """Return the record as a JSON object for a checkpoint; ``restore`` reads it back.
 
-        ``trained``: number of completed epochs of each partition that has rows.
+        ``trained`` maps each partition that has rows to its number of completed epochs.
         """
         whole = min(trained.values(), default=0)
         known = {p: self._latest_of_partition(p) for p in trained}
@@ -120,7 +120,7 @@ class EpochHistory:
         }
 
     def restore(self, report: Mapping[str, Any]) -> None:
-        """Restore what ``report`` returned; later figures of the same epochs replace these."""
+        """Restore a record from ``report``; later reports of the same epochs replace its parts."""
         self._resumed_epochs = [Epoch(**epoch) for epoch in report["whole"]]
         for partition, epoch in report["parts"]:
             epochs = self._epochs_of_attempt(partition, RESUMED_ATTEMPT)
@@ -132,7 +132,7 @@ class EpochHistory:
         return len(self._resumed_epochs)
 
     def _latest_of_partition(self, partition: int) -> dict[int, PartitionEpoch]:
-        """Return a partition's epochs by number; newer attempts replace older ones."""
+        """Return a partition's epochs by number; newer task attempts replace older ones."""
         attempts = sorted(attempt for known, attempt in self._attempts if known == partition)
         newest: dict[int, PartitionEpoch] = {}
         for attempt in attempts:
@@ -140,13 +140,13 @@ class EpochHistory:
         return newest
 
     def add_counters(self, counters: Iterable[WorkerCounters]) -> None:
-        """Record the epochs in the live counters of all workers."""
+        """Record the epochs contained in the live counters of all workers."""
         for worker in counters:
             if worker.training is not None and worker.training.epochs is not None:
                 self._add_worker(worker.training, worker.training.epochs)
 
     def _add_worker(self, training: TrainingCounters, figures: EpochFigures) -> None:
-        """Record a worker's live epochs; skip one unless all three figures of it have arrived."""
+        """Record a worker's live epochs; skip epochs whose three values have not all arrived."""
         known = self._epochs_of_attempt(training.partition, training.attempt)
         for epoch, held_sum in figures.held_sums.items():
             loss, examples = figures.loss_sums.get(epoch), figures.examples.get(epoch)
@@ -154,17 +154,17 @@ class EpochHistory:
                 known[epoch] = PartitionEpoch(epoch, loss, examples, held_sum, figures.held_weight)
 
     def add_reports(self, reports: Iterable[Mapping[str, Any]]) -> None:
-        """Record the final reports of tasks; they are complete and replace live figures."""
+        """Record the final reports of tasks; they are complete and replace live values."""
         for report in reports:
             known = self._epochs_of_attempt(report["partition"], report["attempt"])
             known.update({epoch["epoch"]: PartitionEpoch(**epoch) for epoch in report["epochs"]})
 
     def _epochs_of_attempt(self, partition: int, attempt: int) -> dict[int, PartitionEpoch]:
-        """Return the record of one attempt, by epoch; create an empty one if there is none."""
+        """Return the epochs of one task attempt by number; create the record if it is missing."""
         return self._attempts.setdefault((partition, attempt), {})
 
     def epochs_reported_by(self, partitions: Collection[int]) -> list[int]:
-        """Return the epochs (from 0, ascending) that every one of these partitions reported."""
+        """Return the epochs (from 0, ascending) that all of these partitions have reported."""
         if not partitions:
             return []
         known: dict[int, set[int]] = {partition: set() for partition in partitions}
@@ -174,7 +174,7 @@ class EpochHistory:
         return sorted(set.intersection(*known.values()))
 
     def _latest_of_epoch(self, epoch: int) -> list[PartitionEpoch]:
-        """Return this epoch's figures, from the newest attempt of each partition."""
+        """Return this epoch's sums from the newest task attempt of each partition."""
         newest: dict[int, tuple[int, PartitionEpoch]] = {}
         for (partition, attempt), epochs in self._attempts.items():
             if epoch in epochs and attempt >= newest.get(partition, (-1, None))[0]:
@@ -182,13 +182,13 @@ class EpochHistory:
         return [newest[partition][1] for partition in sorted(newest)]
 
     def history(self) -> list[Epoch]:
-        """Return all epochs that any partition reported, ascending."""
+        """Return all epochs that at least one partition has reported, in ascending order."""
         epochs = {epoch for epochs in self._attempts.values() for epoch in epochs}
         later = sorted(epoch for epoch in epochs if epoch >= self.epochs_resumed_from)
         return [*self._resumed_epochs, *map(self.epoch, later)]
 
     def epoch(self, epoch: int) -> Epoch:
-        """Combine the figures known so far of one epoch (from 0 in this fit)."""
+        """Combine what partitions have reported so far about one epoch (from 0 in this fit)."""
         if epoch < self.epochs_resumed_from:
             return self._resumed_epochs[epoch]
         parts = self._latest_of_epoch(epoch)

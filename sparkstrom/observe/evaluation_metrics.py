@@ -1,9 +1,9 @@
-"""Metrics of an evaluation that merge exactly over partitions: classification, regression, ROC.
+"""Evaluation metrics that merge exactly over partitions: classification, regression, ROC.
 
-Counts are integers and sums are exact, so no metric depends on how rows are spread over
-partitions. A float64 is an integer multiple of 2^-1126 (a quantum), and integers add without
-rounding. A sum is rounded once, when it is read, as by ``math.fsum``. The definitions are
-scikit-learn's with ``zero_division=0``.
+Counts are integers and sums are exact, so no metric depends on how the rows are distributed over
+partitions. To sum exactly, each float64 is treated as an integer multiple of 2^-1126 (a quantum),
+and Python's integers add without rounding; the sum is rounded once, when it is read. The
+definitions are those of scikit-learn with ``zero_division=0``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ QUANTA_PER_ONE = 1 << (MANTISSA_BITS - EXPONENT_MIN)
 
 @dataclass(frozen=True, slots=True)
 class ExactSum:
-    """A sum of float64 values without rounding."""
+    """A sum of float64 values that is kept exactly, as an integer."""
 
     quanta: int = 0  # in multiples of 2^-1126
 
     @classmethod
     def from_values(cls, values: NDArray[np.floating]) -> ExactSum:
-        """Sum all values of an array; raise UsageError if one is not finite."""
+        """Return the sum of all values of an array; raise UsageError if a value is not finite."""
         values = np.asarray(values, np.float64).ravel()
         if not np.isfinite(values).all():
             bad = values[~np.isfinite(values)][0]
@@ -57,7 +57,7 @@ class ExactSum:
 
     @property
     def fraction(self) -> Fraction:
-        """The sum as a fraction."""
+        """The sum as an exact fraction."""
         return Fraction(self.quanta, QUANTA_PER_ONE)
 
     def __float__(self) -> float:
@@ -74,13 +74,13 @@ class Classification:
     """A sparse confusion matrix, with accuracy, precision, recall and F1.
 
     Only pairs of label and prediction that occur are stored, so memory is bounded by the number of
-    rows even for many classes.
+    rows, however many classes there are.
     """
 
     classes: int  # number of classes
     cells: I64  # label x classes + predicted class, ascending
     counts: I64  # number of rows in each cell
-    by_label: bool = False  # multi-label: each label of a row counts as a row of two classes
+    by_label: bool = False  # multi-label: each label of a row is counted like a two-class row
 
     @property
     def confusion(self) -> I64:
@@ -102,9 +102,9 @@ class Classification:
         *,
         by_label: bool = False,
     ) -> Classification:
-        """Count pairs of label and predicted class.
+        """Count the pairs of label and predicted class.
 
-        Raise UsageError for a label that is no integer from 0 to ``classes - 1``.
+        Raise UsageError for a label that is not an integer from 0 to ``classes - 1``.
         """
         known = (labels >= 0) & (labels < classes) & (labels == np.floor(labels))
         if not known.all():
@@ -117,7 +117,7 @@ class Classification:
 
     @staticmethod
     def merge(parts: Sequence[Classification]) -> Classification:
-        """Add the counts of all partitions."""
+        """Return the summed counts of all partitions."""
         first = parts[0]
         cells, where = np.unique(
             np.concatenate([part.cells for part in parts]), return_inverse=True
@@ -128,7 +128,7 @@ class Classification:
 
     @property
     def rows(self) -> int:
-        """The number of rows counted."""
+        """The number of rows counted; with ``by_label``, of labels."""
         return int(self.counts.sum())
 
     @property
@@ -137,14 +137,14 @@ class Classification:
         return float(_safe_divide(self._hits.sum(), self.counts.sum()))
 
     def precision(self, average: str | None = "macro") -> Any:
-        """Return the fraction of rows predicted as a class that belong to it.
+        """Return the fraction of rows predicted as a class that belong to that class.
 
-        ``average``: one of ``AVERAGES``, as scikit-learn has it, or None for float64[classes].
+        ``average`` is one of ``AVERAGES``, as in scikit-learn, or None for float64[classes].
         """
         return self._average(_safe_divide(self._hits, self._predictions), average)
 
     def recall(self, average: str | None = "macro") -> Any:
-        """Return the fraction of a class's rows that were predicted as it; see ``precision``."""
+        """Return the fraction of a class's rows that were predicted as such; see ``precision``."""
         return self._average(_safe_divide(self._hits, self._support), average)
 
     def f1(self, average: str | None = "macro") -> Any:
@@ -155,30 +155,30 @@ class Classification:
 
     @property
     def _hits(self) -> I64:
-        """Correctly predicted rows of each class."""
+        """The number of correctly predicted rows of each class."""
         labels, found = np.divmod(self.cells, self.classes)
         return self._count_by_class(labels[labels == found], self.counts[labels == found])
 
     @property
     def _support(self) -> I64:
-        """Rows of each class."""
+        """The number of rows whose true class is each class."""
         return self._count_by_class(self.cells // self.classes, self.counts)
 
     @property
     def _predictions(self) -> I64:
-        """Rows predicted as each class."""
+        """The number of rows predicted as each class."""
         return self._count_by_class(self.cells % self.classes, self.counts)
 
     def _count_by_class(self, class_of_count: I64, counts: I64) -> I64:
-        """Sum counts per class; ``class_of_count`` holds the class of each."""
+        """Sum ``counts`` per class; ``class_of_count`` holds the class of each count."""
         out = np.zeros(self.classes, np.int64)
         np.add.at(out, class_of_count, counts)
         return out
 
     def _average(self, by_class: F64, average: str | None) -> Any:
-        """Average over the classes that occur as label or prediction, as scikit-learn does.
+        """Average values over the classes that occur as label or prediction, like scikit-learn.
 
-        Raise UsageError for an unknown average, or "binary" unless there are two classes.
+        Raise UsageError for an unknown average, or for "binary" unless there are two classes.
         """
         seen = (self._predictions + self._support) > 0
         if average is None:
@@ -200,7 +200,7 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """Exact sums per output of a regression, with MSE, RMSE, MAE and R2.
+    """Exact sums for each output of a regression, with MSE, RMSE, MAE and R2.
 
     Squared labels are exact because labels are float32.
     """
@@ -216,7 +216,7 @@ class Regression:
 
     @classmethod
     def from_predictions(cls, labels: NDArray[Any], predicted: NDArray[Any]) -> Regression:
-        """Sum labels and predictions of shape [rows] or [rows, outputs].
+        """Sum up labels and predictions of shape [rows] or [rows, outputs].
 
         Raise UsageError if they do not have the same number of values.
         """
@@ -238,7 +238,7 @@ class Regression:
 
     @staticmethod
     def merge(parts: Sequence[Regression]) -> Regression:
-        """Add the sums of all partitions."""
+        """Return the added sums of all partitions."""
         return Regression(
             sum(part.rows for part in parts),
             *(
@@ -249,24 +249,24 @@ class Regression:
 
     @property
     def mse(self) -> float:
-        """Mean squared error, over rows and outputs."""
+        """Mean squared error over all rows and outputs."""
         return _mean_as_float([total.fraction / self.rows for total in self.squared])
 
     @property
     def rmse(self) -> float:
-        """Root mean squared error; of several outputs the mean of their roots."""
+        """Root mean squared error; for several outputs, the mean of the outputs' RMSEs."""
         return float(np.mean([float(total.fraction / self.rows) ** 0.5 for total in self.squared]))
 
     @property
     def mae(self) -> float:
-        """Mean absolute error, over rows and outputs."""
+        """Mean absolute error over all rows and outputs."""
         return _mean_as_float([total.fraction / self.rows for total in self.absolute])
 
     @property
     def r2(self) -> float:
         """Coefficient of determination, averaged over outputs; NaN for fewer than two rows.
 
-        An output whose labels are all equal scores 1 if it has no error, otherwise 0.
+        An output whose labels are all equal scores 1 if all its predictions are exact, otherwise 0.
         """
         if self.rows < 2:
             return float("nan")
@@ -282,15 +282,15 @@ class Regression:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Roc:
-    """An exact ROC curve: every distinct score with its numbers of positive and negative rows.
+    """An exact ROC curve: the number of positive and negative rows for every distinct score.
 
-    It takes 20 bytes per distinct score; scores are not binned.
+    Scores are not binned; each distinct score takes 20 bytes.
     """
 
     scores: NDArray[np.float32]  # distinct, descending
-    positives: I64  # rows of the positive class with each score
-    negatives: I64  # other rows with each score
-    positive: int = 1  # the positive class
+    positives: I64  # number of rows of the positive class with each score
+    negatives: I64  # number of other rows with each score
+    positive: int = 1  # index of the positive class
     classes: int = 2  # number of classes of the model
 
     def __repr__(self) -> str:
@@ -308,8 +308,8 @@ class Roc:
 
         Args:
             is_positive: bool[rows], whether a row belongs to the positive class.
-            scores: float[rows], the model's score of that class.
-            positive: the positive class.
+            scores: float[rows], the model's score for the positive class.
+            positive: index of the positive class.
             classes: number of classes of the model.
 
         Raises:
@@ -324,7 +324,7 @@ class Roc:
 
     @staticmethod
     def merge(parts: Sequence[Roc]) -> Roc:
-        """Add the counts of all partitions."""
+        """Return the added counts of all partitions."""
         everything = np.concatenate([part.scores for part in parts])
         falling, where = np.unique(-everything, return_inverse=True)
         counts = np.zeros((2, len(falling)), np.int64)
@@ -333,9 +333,9 @@ class Roc:
         return Roc(-falling, counts[0], counts[1], parts[0].positive, parts[0].classes)
 
     def curve(self) -> tuple[F64, F64, F64]:
-        """Return false positive rates, true positive rates and thresholds, ascending by rate.
+        """Return false positive rates, true positive rates and thresholds, by ascending rates.
 
-        As ``sklearn.metrics.roc_curve`` with drop_intermediate=False; the first threshold is
+        Equals ``sklearn.metrics.roc_curve`` with drop_intermediate=False; the first threshold is
         infinite.
         """
         true = np.concatenate([[0], np.cumsum(self.positives)])
@@ -345,7 +345,7 @@ class Roc:
 
     @property
     def auc(self) -> float:
-        """Area under the curve; NaN if all rows are positive, or none."""
+        """Area under the curve; NaN if all rows are positive or all are negative."""
         positives, negatives = int(self.positives.sum()), int(self.negatives.sum())
         if not positives or not negatives:
             return float("nan")
@@ -359,7 +359,7 @@ class Roc:
 
     @property
     def average_precision(self) -> float:
-        """Sum over thresholds of precision x increase of recall; NaN without positive rows."""
+        """Sum over thresholds of precision x increase in recall; NaN without positive rows."""
         if not self.positives.sum():
             return float("nan")
         true = np.cumsum(self.positives)
@@ -376,15 +376,15 @@ def _safe_divide(part: Any, whole: Any) -> F64:
 
 
 def _column_sums(columns: F64) -> tuple[ExactSum, ...]:
-    """Sum each column of [rows, columns] exactly."""
+    """Return the exact sum of each column of [rows, columns]."""
     return tuple(ExactSum.from_values(column) for column in columns.T)
 
 
 def _merge_sums(sums: Sequence[ExactSum]) -> ExactSum:
-    """Add exact sums."""
+    """Return the total of exact sums."""
     return ExactSum(sum(part.quanta for part in sums))
 
 
 def _mean_as_float(values: list[Fraction]) -> float:
-    """Return the mean of fractions, rounded once."""
+    """Return the exact mean of fractions as a float, rounded only once."""
     return float(sum(values, Fraction()) / len(values))

@@ -1,7 +1,7 @@
-"""Events of a fit, the listener interface, and the run log that stores events as JSON lines.
+"""Define a fit's events, the listener interface, and the run log (events as JSON lines).
 
-DL4J's ``TrainingListener`` and ``IterationListener`` run inside a worker. Here a listener runs on
-the driver beside the training, and its events cover all workers.
+DL4J's ``TrainingListener`` and ``IterationListener`` run inside a worker. Listeners here run on the
+driver while workers train, and their events describe all workers.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from sparkstrom.observe.progress import ProgressFigures
 
 @dataclass(frozen=True, slots=True)
 class FitBegin:
-    """The fit has been checked and its workers are about to start."""
+    """The options of a fit have been checked, and its workers are about to start."""
 
     model: str  # name of the model's class
     n_params: int  # number of parameters
-    workers: int  # workers wanted
+    workers: int  # requested number of workers
     epochs: int  # epochs of this fit
     first_epoch: int  # number of epochs trained by earlier fits
     options: dict[str, Any]  # options of the training master, as JSON values
-    resumed_from: str | None = None  # path of the checkpoint that the fit resumes
+    resumed_from: str | None = None  # path of the checkpoint that the fit resumes from
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """The state of training, sent when minibatches were committed since the last event.
+    """The state of training; sent only if minibatches were committed since the previous event.
 
     The driver polls ten times a second, so one event covers many minibatches of all workers.
     """
 
     minibatches: int  # committed in this fit
-    minibatches_expected: int  # of the whole fit
-    epoch: float  # of this fit, mean over partitions
+    minibatches_expected: int  # number in the whole fit
+    epoch: float  # position in this fit in epochs, averaged over partitions
     loss: float | None  # mean over each worker's last epoch; None: no step yet
-    examples: int  # trained so far
+    examples: int  # rows trained so far
     seconds: float  # since the fit began
-    updates: int  # committed so far
-    bytes_sent: int  # sealed updates, once at their origin
-    sent_fraction: float | None  # entries per parameter and publication
+    updates: int  # updates committed so far
+    bytes_sent: int  # size of the encrypted updates, each counted once, where it originates
+    sent_fraction: float | None  # mean fraction of the parameters that one update contains
     tau: float | None  # the workers' mean threshold
     staleness: float  # mean number of the fit's minibatches that an update had not seen
-    waiting: float  # mean number of the fit's minibatches that learning waits in residuals
+    waiting: float  # mean delay of learned changes in residuals, in minibatches of the fit
     workers: int  # live workers
-    workers_wanted: int  # that the fit was started with
+    workers_wanted: int  # number of workers that the fit was started with
     bytes_wire: int = 0  # bytes that left network interfaces, headers included
     bytes_by_kind: dict[str, int] = field(default_factory=dict)  # passed to the transport, each hop
     slow_links: tuple[str, ...] = ()  # descriptions of links found too slow so far
@@ -61,7 +61,7 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class WorkerChange:
-    """Workers have joined or left; a partition whose worker was replaced is in both sets."""
+    """Workers have joined or left; the partition of a replaced worker is in both sets."""
 
     joined: frozenset[int]  # partitions with a new worker
     left: frozenset[int]  # partitions whose worker is gone
@@ -72,7 +72,10 @@ class WorkerChange:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSays:
-    """A line that a worker's code printed, warned or logged; cut, without control characters."""
+    """A line that a worker's code printed, warned or logged.
+
+    Long lines are cut, and control characters are escaped.
+    """
 
     partition: int  # the worker's partition
     host: str  # its host
@@ -85,24 +88,24 @@ class WorkerSays:
 class EpochEnd:
     """All partitions have completed an epoch."""
 
-    epoch: int  # from 1 over all fits of a network
-    loss: float  # mean over examples, each under the parameters before its own step
-    validation: float | None  # loss or accuracy of held-out rows; None: no rows held out
+    epoch: int  # from 1, counted over all fits of a network
+    loss: float  # mean over rows; each minibatch is evaluated before its own step
+    validation: float | None  # loss or accuracy on the held-out rows; None: no rows held out
     examples: int  # rows trained, over all partitions
     seconds: float  # since the fit began
-    copy: Callable[[], Any] = field(repr=False, compare=False)  # makes the result of ``snapshot``
-    # does the work of ``evaluate``
+    copy: Callable[[], Any] = field(repr=False, compare=False)  # implements ``snapshot``
+    # Implements ``evaluate``.
     evaluator: Callable[..., Any] = field(repr=False, compare=False)
 
     def snapshot(self) -> Any:
-        """Return a copy of the driver's replica as of now; nothing is copied before this call.
+        """Return a copy of the parameters on the driver as of now, made by this call.
 
         The copy has ``commit``, ``parameters`` (float32[n_params]) and ``buffers``.
         """
         return self.copy()
 
     def evaluate(self, features: Any, labels: Any, metrics: Any = None) -> Any:
-        """Evaluate two arrays with ``snapshot()`` in this thread; see ``network.evaluate``."""
+        """Evaluate a ``snapshot()`` on two arrays in this thread; see ``network.evaluate``."""
         return self.evaluator(features, labels, metrics)
 
 
@@ -112,7 +115,7 @@ class CheckpointWritten:
 
     path: str  # directory of the checkpoint
     epochs: float  # epochs that all partitions had completed
-    write_seconds: float  # time to copy and write it
+    write_seconds: float  # time to copy and write the checkpoint
     seconds: float = 0.0  # since the fit began
 
 
@@ -121,7 +124,7 @@ class FitEnd:
     """The fit has ended, and all its threads and jobs have stopped."""
 
     summary: Any  # TrainingSummary; None: the fit failed
-    error: str | None  # reason of the failure, in one line
+    error: str | None  # reason for the failure, in one line; None: the fit succeeded
     seconds: float  # since the fit began
 
 
@@ -129,17 +132,17 @@ Event = FitBegin | Iteration | WorkerChange | WorkerSays | EpochEnd | Checkpoint
 
 
 class TrainingListener:
-    """Base of listeners; any object with some of these methods is a listener, too."""
+    """Base class of listeners; any object with some of these methods works as a listener, too."""
 
-    # True: an exception in a method ends the fit. False: it is logged once, and the listener
+    # True: an exception in a method ends the fit. False: the exception is logged, and the listener
     # receives no more events.
     fails_fit = True
 
     def on_fit_begin(self, event: FitBegin) -> None:
-        """Handle the begin of a fit, before the first worker starts."""
+        """Handle the beginning of a fit, before the first worker starts."""
 
     def on_iteration(self, event: Iteration) -> None:
-        """Handle progress of training."""
+        """Handle training progress."""
 
     def on_worker_change(self, event: WorkerChange) -> None:
         """Handle workers that joined or left."""
@@ -148,19 +151,19 @@ class TrainingListener:
         """Handle a line that a worker's code printed, warned or logged."""
 
     def on_epoch(self, event: EpochEnd) -> None:
-        """Handle a complete epoch."""
+        """Handle an epoch that all partitions have completed."""
 
     def on_checkpoint(self, event: CheckpointWritten) -> None:
-        """Handle a written checkpoint."""
+        """Handle a checkpoint that has been written."""
 
     def on_fit_end(self, event: FitEnd) -> None:
-        """Handle the end of a fit, also of a failed one; the last event."""
+        """Handle the end of a fit, successful or failed; this is the last event."""
 
 
 def iteration_from_progress(
     figures: ProgressFigures, seconds: float, minibatches: tuple[int, int]
 ) -> Iteration:
-    """Make an event of progress figures; ``minibatches``: committed and expected."""
+    """Convert progress values to an event; ``minibatches`` is (committed, expected)."""
     return Iteration(
         minibatches=minibatches[0],
         minibatches_expected=minibatches[1],
@@ -195,9 +198,9 @@ EVENT_NAMES = {
 class JsonLines(TrainingListener):
     """Appends every event to the run log at ``path``, one JSON object per line.
 
-    Every line has ``event`` and ``time`` (UTC, ISO 8601); the first one of a fit also has
-    ``format`` and ``sparkstrom``. NaN and infinity are null. A file may hold several fits. A full
-    disk ends the log, not the fit.
+    Every line has ``event`` and ``time`` (UTC, ISO 8601); the first line of a fit also has
+    ``format`` and ``sparkstrom``, their versions. NaN and infinity are stored as null. A file may
+    hold several fits. A full disk ends the log, not the fit.
     """
 
     fails_fit = False
@@ -208,7 +211,7 @@ class JsonLines(TrainingListener):
         self._iteration_due_s = 0.0
 
     def on_fit_begin(self, event: FitBegin) -> None:
-        """Open the log and write the first line; complete a line that a crash cut off."""
+        """Open the log, end a line that a crash left incomplete, and write the first line."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open_to_append(self.path)
         if _ends_mid_line(self.path):
@@ -217,7 +220,7 @@ class JsonLines(TrainingListener):
         self._write(event, format=RUN_LOG_FORMAT, sparkstrom=__version__)
 
     def on_iteration(self, event: Iteration) -> None:
-        """Write the state of training, at most once per interval."""
+        """Write the state of training, at most once per ``ITERATION_INTERVAL_S``."""
         if event.seconds >= self._iteration_due_s:
             self._iteration_due_s = event.seconds + ITERATION_INTERVAL_S
             self._write(event)
@@ -227,15 +230,15 @@ class JsonLines(TrainingListener):
         self._write(event)
 
     def on_worker_says(self, event: WorkerSays) -> None:
-        """Write the line."""
+        """Write a line that a worker's code printed, warned or logged."""
         self._write(event)
 
     def on_epoch(self, event: EpochEnd) -> None:
-        """Write the figures of the epoch."""
+        """Write the results of the epoch."""
         self._write(event)
 
     def on_checkpoint(self, event: CheckpointWritten) -> None:
-        """Write where the checkpoint is."""
+        """Write the path of the checkpoint."""
         self._write(event)
 
     def on_fit_end(self, event: FitEnd) -> None:
@@ -246,7 +249,7 @@ class JsonLines(TrainingListener):
             self._file = None
 
     def _write(self, event: Event, **more: Any) -> None:
-        """Append one line for an event, with more fields."""
+        """Append one line for an event; ``more`` are additional fields."""
         if self._file is None:
             return
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -258,7 +261,7 @@ class JsonLines(TrainingListener):
 def to_json_value(value: Any) -> Any:
     """Convert a value to JSON types: dataclasses to objects, sets to sorted lists, NaN to None.
 
-    Fields that are functions are left out.
+    Fields that hold functions are omitted.
     """
     match value:
         case _ if is_dataclass(value) and not isinstance(value, type):
@@ -283,14 +286,14 @@ def to_json_value(value: Any) -> Any:
 
 
 def read_run_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Read the events of a run log; lines that a crash cut off are left out."""
+    """Read the events of a run log; skip lines that are not JSON objects, such as cut-off ones."""
     with open_regular(path) as file:
         lines = file.read().decode("utf-8").split("\n")
     return [event for line in lines if (event := _parse_line(line)) is not None]
 
 
 def _parse_line(line: str) -> dict[str, Any] | None:
-    """Return the line's JSON object, or None."""
+    """Return the line's JSON object, or None if the line is not one."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -299,7 +302,7 @@ def _parse_line(line: str) -> dict[str, Any] | None:
 
 
 def _ends_mid_line(path: Path) -> bool:
-    """Return whether the file's last line has no line break."""
+    """Return whether the file ends without a line break."""
     with path.open("rb") as file:
         if not file.seek(0, os.SEEK_END):
             return False

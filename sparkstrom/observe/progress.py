@@ -1,6 +1,6 @@
-"""Progress of a fit for people: figures, their text, and a display that writes plain lines.
+"""Human-readable training progress: the values, their formatting, and a plain-text display.
 
-Also escapes and rate-limits text that workers print, before it is shown.
+Also escapes and rate-limits the text that workers print before it is shown.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ TAB_COLUMNS = 4
 
 
 def to_printable_line(text: str, chars_max: int = LINE_CHARS_MAX) -> str:
-    """Return text that is safe for a terminal: control characters are escaped, as ``\\x1b``.
+    """Return text that is safe for a terminal: control characters are escaped, such as ``\\x1b``.
 
-    Text longer than ``chars_max`` is cut and ends in an ellipsis.
+    Text longer than ``chars_max`` is truncated and ends with an ellipsis.
     """
     shown = text[: chars_max + 1].expandtabs(TAB_COLUMNS)
     shown = "".join(c if c.isprintable() else _escape_character(c) for c in shown)
@@ -30,7 +30,7 @@ def to_printable_line(text: str, chars_max: int = LINE_CHARS_MAX) -> str:
 
 
 def _escape_character(character: str) -> str:
-    """Return Python's escape sequence of a character."""
+    """Return Python's escape sequence for a character."""
     return character.encode("unicode_escape").decode("ascii")
 
 
@@ -74,23 +74,23 @@ RATE_WINDOW_S, RATE_WINDOW_MIN_S = 15.0, 1.0
 
 @dataclass(frozen=True, slots=True)
 class ProgressFigures:
-    """The state of a running fit at one moment."""
+    """The progress of a running fit at one moment, as shown to users."""
 
-    phase: str  # description for people
+    phase: str  # human-readable description
     workers: int  # live workers
-    partitions: int  # workers wanted
-    epoch: float  # mean over partitions
+    partitions: int  # requested number of workers, one per partition
+    epoch: float  # position in this fit in epochs, averaged over partitions
     epochs: int  # epochs of this fit
     loss: float | None  # None: no step yet
-    examples: int  # trained so far
-    updates: int  # committed so far
-    bytes_sent: int  # updates at their origin
-    staleness: float  # mean number of minibatches that an update had not seen
-    waiting: float  # mean number of minibatches that learning waits in residuals
-    sent_fraction: float | None = None  # entries per parameter and publication
+    examples: int  # rows trained so far
+    updates: int  # updates committed so far
+    bytes_sent: int  # size of the updates, each counted once, where it originates
+    staleness: float  # mean number of the fit's minibatches that an update had not seen
+    waiting: float  # mean delay of learned changes in residuals, in minibatches of the fit
+    sent_fraction: float | None = None  # mean fraction of the parameters that one update contains
     tau: float | None = None  # mean threshold
     slow_links: int = 0  # slow links to live workers
-    held_out: float | None = None  # loss or accuracy of the held-out rows after the newest epoch
+    held_out: float | None = None  # loss or accuracy on the held-out rows after the latest epoch
 
     @property
     def is_starting(self) -> bool:
@@ -105,14 +105,14 @@ class ProgressFigures:
 
 @dataclass(slots=True)
 class ProgressRate:
-    """Throughput and remaining time over the last seconds, so that a stall is visible."""
+    """Throughput and remaining time, measured over the last seconds so that a stall is visible."""
 
     examples_per_s: float | None = None  # None: not known yet
     remaining_s: float | None = None  # None: not known, or no progress
     _samples: deque[tuple[float, int, float]] = field(default_factory=deque)
 
     def update(self, figures: ProgressFigures, now_s: float) -> None:
-        """Add the present figures and recompute the rates."""
+        """Add the current progress and recompute the rates."""
         if figures.is_starting:
             return
         samples = self._samples
@@ -129,9 +129,9 @@ class ProgressRate:
 
 
 def format_figures(figures: ProgressFigures, rate: ProgressRate) -> list[str]:
-    """Return the known figures as text, the most important first.
+    """Return the known values as texts, the most important first.
 
-    A caller with little room leaves out the last ones.
+    A caller with limited space drops texts from the end.
     """
     per_s, waiting = rate.examples_per_s, round(figures.waiting)
     texts = [
@@ -163,11 +163,11 @@ def format_clock_time(seconds: float) -> str:
 
 
 class ProgressDisplay:
-    """Display of a running fit; this base class shows nothing. Thread-safe.
+    """Displays the progress of a running fit; this base class shows nothing. Thread-safe.
 
     Subclasses override ``_draw``, called when the interval has passed or the phase has changed, and
-    ``_write``, called with a line of text. The first error of either (a closed stream, a full disk)
-    ends the display but not the fit.
+    ``_write``, called with a line of text. The first exception in either of them (a closed stream,
+    a full disk) ends the display but not the fit.
     """
 
     every_s = 0.0  # minimum seconds between two drawings
@@ -181,7 +181,7 @@ class ProgressDisplay:
         self._has_failed = False
 
     def show(self, figures: ProgressFigures, *, force: bool = False) -> None:
-        """Draw the figures if it is time; ``force`` draws in any case, as the final state."""
+        """Draw the progress if the interval has passed; ``force`` always draws (final state)."""
         now_s = time.monotonic()
         with self._lock:
             if now_s < self._due_s and not force and figures.phase == self._phase:
@@ -192,12 +192,12 @@ class ProgressDisplay:
             self._guarded(partial(self._draw, figures, seconds, last=force))
 
     def say(self, text: str) -> None:
-        """Write a line of text that stays visible."""
+        """Write a line of text that is not overwritten by later progress."""
         with self._lock:
             self._guarded(partial(self._write, text))
 
     def _guarded(self, output: Callable[[], object]) -> None:
-        """Call ``output``; after the first error that it raises, call nothing any more."""
+        """Call ``output`` and suppress its exceptions; after the first exception, do nothing."""
         if self._has_failed:
             return
         try:
@@ -210,18 +210,18 @@ class ProgressDisplay:
         """End the display. Idempotent."""
 
     def _interval_s(self, seconds: float) -> float:
-        """Return the seconds until the next drawing, ``seconds`` after the fit's start."""
+        """Return the seconds until the next drawing, given the seconds since the fit's start."""
         return self.every_s
 
     def _draw(self, figures: ProgressFigures, seconds: float, *, last: bool) -> None:
-        """Draw the state ``seconds`` after the fit's start; ``last``: it is the final one."""
+        """Draw the progress ``seconds`` after the fit's start; ``last`` marks the final state."""
 
     def _write(self, text: str) -> None:
         """Write one line of text."""
 
 
 class PlainTextDisplay(ProgressDisplay):
-    """Writes a line at each change of phase and at intervals, for files, logs and CI."""
+    """Writes a progress line at intervals and at each change of phase, for files, logs and CI."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class PlainTextDisplay(ProgressDisplay):
         return min(LOG_EVERY_S_MAX, max(LOG_EVERY_S, seconds / LOG_INTERVAL_DIVISOR))
 
     def _draw(self, figures: ProgressFigures, seconds: float, *, last: bool) -> None:
-        """Write the figures as one line of text."""
+        """Write the progress as one line of text."""
         self._write(format_progress_line(figures, self._rate, seconds))
 
     def _write(self, text: str) -> None:
@@ -241,7 +241,7 @@ class PlainTextDisplay(ProgressDisplay):
 
 
 def write_and_flush(stream: TextIO, text: str) -> None:
-    """Write and flush; escape characters that the stream's encoding does not have."""
+    """Write text and flush; escape non-ASCII characters if the stream's encoding lacks some."""
     try:
         stream.write(text)
     except UnicodeEncodeError:
@@ -258,7 +258,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def format_progress_line(figures: ProgressFigures, rate: ProgressRate, seconds: float) -> str:
-    """Return all figures as one line of plain text; ``seconds`` since the fit's start."""
+    """Return the progress as one line of plain text, ``seconds`` after the fit's start."""
     if figures.is_starting:
         return f"sparkstrom: {figures.phase}  {seconds:.0f} s"
     text = "  ".join(format_figures(figures, rate))

@@ -1,7 +1,7 @@
-"""A tqdm progress bar in the bottom line of a terminal; other output is written above it.
+"""Draw a tqdm progress bar in the bottom line of a terminal, with other output above it.
 
-After drawing, the cursor returns to the bar's first column, as after Spark's own bar. Output that
-this process does not control, such as Spark's bar and log lines of the JVM, then overwrites the bar
+After drawing, the cursor returns to the bar's first column, as with Spark's own bar. Output that
+this process does not control, such as Spark's bar and the JVM's log lines, then overwrites the bar
 instead of being appended to it.
 """
 
@@ -26,11 +26,11 @@ from sparkstrom.observe.progress import (
 
 DRAW_EVERY_S = 0.2
 BAR_CELLS_MIN = 10
-ERASE = "\r\x1b[J"  # the line, and below it what a narrower terminal has wrapped
+ERASE = "\r\x1b[J"  # erases this line and those below, onto which a narrow terminal wraps
 
 
 class TqdmBar(tqdm):  # type: ignore[misc]
-    """tqdm's bar with the cursor left in its first column."""
+    """A tqdm bar that leaves the cursor in its first column."""
 
     monitor_interval = 0  # start no monitor thread
 
@@ -46,7 +46,7 @@ class TqdmBar(tqdm):  # type: ignore[misc]
 
 
 class TerminalBar(ProgressDisplay):
-    """A progress bar in a terminal's bottom line; this process's other output goes above it."""
+    """A progress bar in a terminal's bottom line; other output of this process appears above it."""
 
     every_s = DRAW_EVERY_S
 
@@ -54,11 +54,11 @@ class TerminalBar(ProgressDisplay):
         super().__init__()
         self._stream = stream or sys.stderr
         self._tqdm_bar: TqdmBar | None = None
-        self._undo_redirects: list[Callable[[], None]] = []  # put redirected streams back
+        self._undo_redirects: list[Callable[[], None]] = []  # each restores a redirected stream
         self._is_mid_line = False  # other output has begun a line and not ended it
 
     def close(self) -> None:
-        """End the display and the redirection of streams; the last drawing stays."""
+        """End the display and restore the redirected streams; the last drawing remains visible."""
         with self._lock:
             if self._tqdm_bar is not None:
                 self._guarded(self._tqdm_bar.close)
@@ -68,7 +68,7 @@ class TerminalBar(ProgressDisplay):
                 self._undo_redirects.pop()()
 
     def _draw(self, figures: ProgressFigures, seconds: float, *, last: bool) -> None:
-        """Draw the bar with the figures that fit into the terminal's width."""
+        """Draw the bar with as many values as fit into the terminal's width."""
         columns = terminal_columns(self._stream) - 1
         if self._tqdm_bar is None:
             self._tqdm_bar = TqdmBar(
@@ -91,7 +91,7 @@ class TerminalBar(ProgressDisplay):
         self.write_above(self._stream, f"{text}\n")
 
     def write_above(self, stream: TextIO, text: str) -> None:
-        """Write other output to the terminal; the bar is redrawn once a line is complete."""
+        """Write other output to the terminal; the bar is redrawn when a line is complete."""
         if not text:
             return
         with self._lock:
@@ -130,7 +130,7 @@ class StreamAboveBar:
         self._stream, self._bar = stream, bar
 
     def write(self, text: str) -> int:
-        """Write above the bar; return the number of characters."""
+        """Write text above the bar; return the number of characters."""
         self._bar.write_above(self._stream, text)
         return len(text)
 
@@ -139,7 +139,7 @@ class StreamAboveBar:
 
 
 def terminal_columns(stream: TextIO) -> int:
-    """Return the present width of a stream's terminal, or a default."""
+    """Return the current width of a stream's terminal in characters, or a default."""
     try:
         return os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):  # no terminal, closed, or of unknown size
@@ -147,7 +147,7 @@ def terminal_columns(stream: TextIO) -> int:
 
 
 def join_within_width(figures: list[str], width: int) -> str:
-    """Join the leading figures that fit into ``width`` characters."""
+    """Join as many leading texts as fit into ``width`` characters."""
     text = ""
     for figure in figures:
         longer = f"{text}  {figure}" if text else figure

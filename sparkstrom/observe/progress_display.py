@@ -1,6 +1,6 @@
 """Choose how a fit displays its progress, and draw a progress bar in a notebook.
 
-The bar is one output of the notebook's cell, updated in place by IPython's display. It needs no
+The notebook bar is a single cell output, updated in place by ``IPython.display``. It uses no
 widgets, so it works in every front end and in a saved notebook.
 """
 
@@ -38,7 +38,7 @@ RUNNING_COLOR, DONE_COLOR, BROKEN_COLOR = "#2b7de9", "#2e9e5b", "#c0392b"
 
 
 class NotebookBar(ProgressDisplay):
-    """A progress bar in the output of a notebook's cell; lines of text are printed below it."""
+    """A progress bar in the output of a notebook cell; lines of text are printed below it."""
 
     every_s = DRAW_EVERY_S
 
@@ -49,7 +49,7 @@ class NotebookBar(ProgressDisplay):
         self._ended = False
 
     def close(self) -> None:
-        """End the display; a fit that has not finished is shown as broken off."""
+        """End the display; mark a fit that has not finished as broken off."""
         with self._lock:
             if self._newest is not None and not self._ended:
                 self._ended = True
@@ -61,7 +61,7 @@ class NotebookBar(ProgressDisplay):
         self._update(DONE_COLOR if last else RUNNING_COLOR)
 
     def _update(self, color: str) -> None:
-        """Show the newest figures with a bar of this colour."""
+        """Show the latest progress with a bar of this colour."""
         from IPython.display import display
 
         assert self._newest is not None
@@ -80,7 +80,7 @@ class NotebookBar(ProgressDisplay):
 
 
 def progress_html(figures: ProgressFigures, rate: ProgressRate, seconds: float, color: str) -> str:
-    """Return the bar and its texts as HTML; text is escaped."""
+    """Return the bar and its texts as HTML, with the texts escaped."""
     texts = [] if figures.is_starting else format_figures(figures, rate)
     shown = [*texts, f"{seconds:.0f} s"]
     phase = figures.phase if color != BROKEN_COLOR else f"ended while {figures.phase}"
@@ -98,7 +98,7 @@ REQUIRED_PACKAGES = {"bar": "tqdm", "notebook": "IPython"}
 
 
 def check_progress(progress: bool | str) -> None:
-    """Raise UsageError for an unknown value of ``progress=``, or if its package is missing."""
+    """Raise UsageError if the value of ``progress=`` is unknown or needs a missing package."""
     if is_truth(progress):
         return
     if not isinstance(progress, str) or progress not in PROGRESS_MODES:
@@ -113,7 +113,7 @@ def check_progress(progress: bool | str) -> None:
 
 
 def make_progress_display(progress: bool | str) -> ProgressDisplay:
-    """Create the display for a value of ``progress=`` that ``check_progress`` accepts."""
+    """Create the display for a value of ``progress=`` that passed ``check_progress``."""
     if is_truth(progress) and not progress:
         return ProgressDisplay()
     mode = progress if isinstance(progress, str) else "auto"
@@ -129,7 +129,7 @@ def make_progress_display(progress: bool | str) -> ProgressDisplay:
 
 
 def _default_mode() -> str:
-    """Return "notebook", "bar" for a terminal that can move its cursor, or "plain"."""
+    """Return "notebook", "bar" (for a terminal that can move its cursor) or "plain"."""
     if is_in_notebook():
         return "notebook"
     can_draw = is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"

@@ -1,4 +1,4 @@
-"""Listeners that come with the package: those of DL4J, and writers for TensorBoard and MLflow."""
+"""The listeners included in the package: DL4J's, and writers for TensorBoard and MLflow."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ WriteLine = Callable[[str], None]
 
 
 def log_or_print(text: str) -> None:
-    """Log a line at level INFO; where logging shows no such records, write it to stderr.
+    """Log a line at level INFO, or write it to stderr if logging would not show it.
 
-    Without this, a program that has not configured logging would see nothing of its listeners.
+    Without this, a program that has not configured logging would not see its listeners' output.
     """
     if log.isEnabledFor(logging.INFO) and _has_handlers(log):
         log.info("%s", text)
@@ -43,7 +43,7 @@ def log_or_print(text: str) -> None:
 
 
 def _has_handlers(logger: logging.Logger | None) -> bool:
-    """Return whether a record of ``logger`` reaches a handler that shows it."""
+    """Return whether records of ``logger`` reach a handler other than NullHandler."""
     while logger is not None:
         if any(not isinstance(each, logging.NullHandler) for each in logger.handlers):
             return True
@@ -52,9 +52,9 @@ def _has_handlers(logger: logging.Logger | None) -> bool:
 
 
 class IntervalTrigger:
-    """Decides whether a growing count has passed another multiple of ``every``.
+    """Detects when a growing count reaches the next multiple of ``every``.
 
-    Raises UsageError if ``every`` is less than 1.
+    Raises UsageError if ``every`` is less than 1. ``name`` is the option's name in the message.
     """
 
     def __init__(self, name: str, every: int) -> None:
@@ -62,11 +62,11 @@ class IntervalTrigger:
         self._every, self._next = every, every
 
     def reset(self) -> None:
-        """Start again from a count of 0."""
+        """Start counting from 0 again."""
         self._next = self._every
 
     def is_due(self, count: int) -> bool:
-        """Return whether the count has reached the next multiple; several at once count as one."""
+        """Return whether the count has reached a new multiple, also if it has skipped some."""
         if count < self._next:
             return False
         self._next = (count // self._every + 1) * self._every
@@ -74,21 +74,21 @@ class IntervalTrigger:
 
 
 class PeriodicListener(TrainingListener):
-    """Base of listeners that act once per ``frequency``; each fit counts from 0."""
+    """Base class of listeners that act every ``frequency`` minibatches or epochs of a fit."""
 
     def __init__(self, frequency: int) -> None:
         self._due = IntervalTrigger("frequency", frequency)
 
     def on_fit_begin(self, event: FitBegin) -> None:
-        """Count from 0 again."""
+        """Start counting from 0 again."""
         self._due.reset()
 
 
 class ScoreIterationListener(PeriodicListener):
     """Logs the loss every ``frequency`` minibatches of the fit. DL4J: ``ScoreIterationListener``.
 
-    ``say`` receives each line; by default the line is logged to ``sparkstrom.listeners`` at level
-    INFO, or written to stderr if the program shows no such records.
+    ``say`` receives each line; by default, ``log_or_print`` logs the line to
+    ``sparkstrom.listeners`` at level INFO, or writes it to stderr if logging would not show it.
     """
 
     def __init__(self, frequency: int = 100, say: WriteLine = log_or_print) -> None:
@@ -102,7 +102,7 @@ class ScoreIterationListener(PeriodicListener):
 
 
 class PerformanceListener(PeriodicListener):
-    """Logs throughput since its last line. DL4J: ``PerformanceListener``."""
+    """Logs the throughput every ``frequency`` minibatches. DL4J: ``PerformanceListener``."""
 
     def __init__(self, frequency: int = 100, say: WriteLine = log_or_print) -> None:
         super().__init__(frequency)
@@ -131,7 +131,10 @@ class PerformanceListener(PeriodicListener):
 
 
 class TimeIterationListener(PeriodicListener):
-    """Logs the estimated remaining time of the fit. DL4J: ``TimeIterationListener``."""
+    """Logs the estimated remaining time every ``frequency`` minibatches.
+
+    DL4J: ``TimeIterationListener``.
+    """
 
     def __init__(self, frequency: int = 100, say: WriteLine = log_or_print) -> None:
         super().__init__(frequency)
@@ -144,7 +147,7 @@ class TimeIterationListener(PeriodicListener):
 
     def on_iteration(self, event: Iteration) -> None:
         """Log the remaining time, if it is due."""
-        self._first = first = self._first or event  # starting workers does not count
+        self._first = first = self._first or event  # excludes the time to start workers
         done = event.minibatches - first.minibatches
         if not done or not self._due.is_due(event.minibatches):
             return
@@ -153,13 +156,13 @@ class TimeIterationListener(PeriodicListener):
 
 
 def estimate_remaining_s(first: Iteration, now: Iteration) -> float:
-    """Return the seconds to the fit's end at the pace since the earlier event ``first``."""
+    """Return the estimated seconds until the fit ends, at the pace since the event ``first``."""
     pace = (now.seconds - first.seconds) / (now.minibatches - first.minibatches)
     return max(0.0, pace * (now.minibatches_expected - now.minibatches))
 
 
 class CollectScoresListener(PeriodicListener):
-    """Collects pairs (minibatches, loss) in ``scores``. DL4J: CollectScoresIterationListener."""
+    """Collects (minibatches, loss) pairs in ``scores``. DL4J: CollectScoresIterationListener."""
 
     def __init__(self, frequency: int = 1) -> None:
         super().__init__(frequency)
@@ -172,11 +175,10 @@ class CollectScoresListener(PeriodicListener):
 
 
 class EvaluativeListener(PeriodicListener):
-    """Evaluates given rows every ``frequency`` epochs. DL4J: ``EvaluativeListener``.
+    """Evaluates the model on given rows every ``frequency`` epochs. DL4J: ``EvaluativeListener``.
 
-    It evaluates on the driver beside the training, with the parameters of that moment: give some
-    thousand rows, not all. ``results`` holds (epoch, evaluation); ``metrics`` are those of
-    ``network.evaluate``.
+    The evaluation runs on the driver while workers train, with a copy of the current parameters, so
+    pass some thousand rows rather than all. ``results`` holds (epoch, evaluation) pairs.
     """
 
     def __init__(
@@ -191,9 +193,9 @@ class EvaluativeListener(PeriodicListener):
         """Create the listener.
 
         Args:
-            features: rows to evaluate, as for ``network.evaluate``.
-            labels: their labels.
-            frequency: evaluate every so many epochs.
+            features: rows to evaluate on, as for ``network.evaluate``.
+            labels: labels of these rows.
+            frequency: number of epochs between two evaluations.
             metrics: metrics, as for ``network.evaluate``.
             say: receives each line of text.
         """
@@ -207,7 +209,7 @@ class EvaluativeListener(PeriodicListener):
         self._epochs = 0
 
     def on_epoch(self, event: EpochEnd) -> None:
-        """Evaluate the rows, if it is due."""
+        """Evaluate the model, if an evaluation is due."""
         self._epochs += 1
         if not self._due.is_due(self._epochs):
             return
@@ -217,7 +219,7 @@ class EvaluativeListener(PeriodicListener):
 
 
 class WorkerChangeReporter(TrainingListener):
-    """Reports lost and replaced workers at once; part of every fit that shows progress."""
+    """Reports lost and replaced workers at once; added to every fit that shows progress."""
 
     fails_fit = False
 
@@ -226,7 +228,7 @@ class WorkerChangeReporter(TrainingListener):
         self._lost: set[int] = set()
 
     def on_worker_change(self, event: WorkerChange) -> None:
-        """Report lost workers with reasons, and partitions that have a new worker."""
+        """Report lost workers with the reasons, and partitions that have a new worker."""
         for reason in event.reasons:
             self._say(f"sparkstrom lost a worker: {reason}")
         lost = self._lost | event.left
@@ -238,13 +240,13 @@ class WorkerChangeReporter(TrainingListener):
         self._lost.clear()
 
 
-# Listeners for other tools import their library when they are made, so that a missing one is
-# reported before any work starts.
+# Listeners for other tools import that tool's library in their constructor, so that a missing
+# library is reported before any work starts.
 SCALAR_INTERVAL_S = 1.0  # minimum seconds between two points of a curve
 
 
 class ScalarListener(TrainingListener):
-    """Base of listeners that log scalars by name, over minibatches or over epochs."""
+    """Base class of listeners that log named scalars, over minibatches or over epochs."""
 
     def __init__(self) -> None:
         self._due_s = 0.0
@@ -254,7 +256,7 @@ class ScalarListener(TrainingListener):
         self._due_s, self._last = 0.0, None
 
     def on_iteration(self, event: Iteration) -> None:
-        """Log the figures of training, at most once per interval."""
+        """Log the state of training, at most once per ``SCALAR_INTERVAL_S``."""
         if event.seconds < self._due_s:
             return
         self._due_s = event.seconds + SCALAR_INTERVAL_S
@@ -263,18 +265,18 @@ class ScalarListener(TrainingListener):
             self._log_scalar(f"train/{name}", value, event.minibatches)
 
     def on_epoch(self, event: EpochEnd) -> None:
-        """Log loss and validation score of the epoch."""
+        """Log the epoch's loss and validation score."""
         self._log_scalar("epoch/loss", event.loss, event.epoch)
         if event.validation is not None:
             self._log_scalar("epoch/validation", event.validation, event.epoch)
 
     def _log_scalar(self, name: str, value: float, step: int) -> None:
-        """Log one value; ``step`` is a number of minibatches or of an epoch."""
+        """Log one value; ``step`` is its position: a number of minibatches, or an epoch."""
         raise NotImplementedError
 
 
 def iteration_scalars(event: Iteration, last: Iteration | None) -> Iterator[tuple[str, float]]:
-    """Yield the known figures of an event by name, and throughput since the ``last`` one."""
+    """Yield (name, value) of an event's known values and of the throughput since ``last``."""
     names = ("loss", "sent_fraction", "tau", "staleness", "bytes_sent", "workers")
     for name in names:
         if (value := getattr(event, name)) is not None:
@@ -285,7 +287,7 @@ def iteration_scalars(event: Iteration, last: Iteration | None) -> Iterator[tupl
 
 
 class TensorBoardListener(ScalarListener):
-    """Writes scalars to ``log_dir`` for TensorBoard; needs the package ``tensorboard``."""
+    """Writes scalars to ``log_dir`` for TensorBoard; needs the ``tensorboard`` package."""
 
     def __init__(self, log_dir: str) -> None:
         super().__init__()
@@ -318,10 +320,10 @@ class TensorBoardListener(ScalarListener):
 
 
 class MlflowListener(ScalarListener):
-    """Logs options and figures of each fit as a run of MLflow.
+    """Logs the options and metrics of each fit as an MLflow run.
 
-    Needs the package ``mlflow`` or ``mlflow-skinny``. ``tracking_uri``: None means MLflow's own
-    environment variables. ``run_id`` is that of the newest fit's run.
+    Needs the package ``mlflow`` or ``mlflow-skinny``. If ``tracking_uri`` is None, MLflow's own
+    environment variables apply. ``run_id`` identifies the run of the latest fit.
     """
 
     def __init__(self, tracking_uri: str | None = None, experiment: str = "sparkstrom") -> None:
@@ -353,7 +355,7 @@ class MlflowListener(ScalarListener):
 
 
 def _import_required(module: str, package: str) -> Any:
-    """Import a module; raise SetupError that names the package to install if it is missing."""
+    """Import a module; if it is missing, raise SetupError naming the package to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,8 +1,8 @@
-"""Counters that workers send to the driver: typed records and their flat form on the wire.
+"""Define the counters that workers send to the driver, as typed records and in their wire format.
 
-All counters are cumulative. On the wire they are a flat map of names to floats, which relays
-forward unchanged; only this module encodes and decodes it. A name that no field has, or a value
-that its field cannot hold, is kept as an unknown name and reported in the summary.
+All counters are cumulative. On the wire they are a flat map of names to floats that relays forward
+unchanged; only this module encodes and decodes the map. An entry that matches no field, or whose
+value its field cannot hold, is recorded as an unknown name and reported in the summary.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 Record = TypeVar("Record")
 
-WIRE_NAME = "told"  # metadata key: name on the wire, or prefix of the names of a dict or record
+WIRE_NAME = "told"  # metadata key: name on the wire; for a dict or record, a prefix of names
 MERGE = "merge"  # metadata key: function that combines the values of all workers
-ONCE_PER_PARTITION = "once_per_partition"  # metadata key: count the last worker of each partition
+ONCE_PER_PARTITION = "once_per_partition"  # metadata key: use only each partition's last worker
 DECIMAL_KEY = re.compile("0|[1-9][0-9]{0,8}")
 SLOW_LINK_PREFIX = "narrow_"  # prefix of the fields of ``SlowLink`` on the wire
 
 
 def sum_known(values: Sequence[float | None]) -> float:
-    """Sum the values that are known."""
+    """Return the sum of the values that are not None."""
     return sum(value or 0.0 for value in values)
 
 
 def mean_known(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the values that are known, or None."""
+    """Return the mean of the values that are not None, or None if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def sum_by_key(values: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Add counts by key."""
+    """Return the summed counts of each key."""
     total = Counter[str]()
     for counts in values:
         total.update(counts)
@@ -51,13 +51,13 @@ def counter(
     merge: Callable[[Any], Any] = sum,
     once_per_partition: bool = False,
 ) -> Any:
-    """Declare a field whose values are combined over workers; see ``merge_records``.
+    """Declare a field whose values are combined over all workers; see ``merge_records``.
 
     Args:
         wire_name: name on the wire; None: the field's name.
         default: value before the first report.
         merge: combines the values of all workers.
-        once_per_partition: combine only the last worker of each partition.
+        once_per_partition: whether to combine only the last worker of each partition.
     """
     metadata: dict[str, Any] = {MERGE: merge, ONCE_PER_PARTITION: once_per_partition}
     if wire_name is not None:
@@ -67,13 +67,13 @@ def counter(
 
 @dataclass(frozen=True, slots=True)
 class EpochFigures:
-    """Figures of a partition's newest epochs, each measured at the epoch's end."""
+    """Sums of a partition's latest epochs, each measured when the epoch ended."""
 
-    finished: int  # number of the newest epoch, from 0 in this fit
+    finished: int  # number of the latest finished epoch, from 0 in this fit
     held_weight: float  # total weight of held-out rows; 0: none
-    # By epoch.
+    # epoch -> weighted sum of losses or correct predictions over the held-out rows
     held_sums: dict[int, float] = field(metadata={WIRE_NAME: "held@"}, default_factory=dict)
-    # epoch -> sum of losses over rows
+    # epoch -> sum of losses over the trained rows
     loss_sums: dict[int, float] = field(metadata={WIRE_NAME: "loss@"}, default_factory=dict)
     # epoch -> rows trained
     examples: dict[int, int] = field(metadata={WIRE_NAME: "examples@"}, default_factory=dict)
@@ -84,7 +84,7 @@ class ResidualFigures:
     """Statistics of the absolute values of a residual, in parameter units."""
 
     tau: float  # the threshold at that moment
-    at_least_tau: float  # number of entries that reach it
+    at_least_tau: float  # number of entries that reach the threshold
     mean: float  # of all entries
     max: float
     p50: float  # median; the others are percentiles, too
@@ -100,33 +100,33 @@ class ResidualFigures:
 
 @dataclass(frozen=True, slots=True)
 class TrainingCounters:
-    """Counters of a worker's trainer. Masses are sums of absolute values in parameter units."""
+    """Counters of a worker's trainer. A mass is a sum of absolute values, in parameter units."""
 
     partition: int = -1  # -1: not assigned yet
     attempt: int = 0  # number of Spark's task attempt
-    epoch: int = 0  # the present epoch
+    epoch: int = 0  # the current epoch
     steps: int = counter()  # minibatches trained
     examples: int = counter()  # rows trained
-    loss_sum: float = counter(default=0.0)  # examples x mean loss
-    last_loss_sum: float = counter(default=0.0)  # of the newest finished epoch
-    last_examples: int = counter()  # likewise
+    loss_sum: float = counter(default=0.0)  # sum of the rows' losses
+    last_loss_sum: float = counter(default=0.0)  # loss_sum of the latest finished epoch alone
+    last_examples: int = counter()  # examples of the latest finished epoch alone
     # A worker that replaces another one reads the same rows.
     rows_held_out: int = counter(once_per_partition=True)
     spilled_bytes: int = counter(once_per_partition=True)  # rows on local disk
     fresh_updaters: int = counter()  # 1: joined late and received no optimizer state in time
     publications: int = counter()  # updates published
-    hits: int = counter()  # entries sent
-    mass_clipped: float = counter(default=0.0)
-    mass_scaled_away: float = counter("mass_scaled", default=0.0)
-    mass_left: float = counter(default=0.0)  # mass that has left the residual, sent or not
-    mass_waited: float = counter(default=0.0)  # mass x own steps that it stayed in the residual
+    hits: int = counter()  # parameter entries sent, over all updates
+    mass_clipped: float = counter(default=0.0)  # removed from the residual by clipping
+    mass_scaled_away: float = counter("mass_scaled", default=0.0)  # removed by scaling it down
+    mass_left: float = counter(default=0.0)  # removed from the residual: sent, clipped or scaled
+    mass_waited: float = counter(default=0.0)  # mass x steps of this worker spent in the residual
     overflows: int = counter("breaches")  # parameters beyond the exact range
-    # Squared Euclidean norm of the residual; None: not at the end yet.
+    # Squared Euclidean norm of the residual; None until training ends.
     residual_square: float | None = counter(default=None, merge=sum_known)
     tau: float | None = counter(default=None, merge=mean_known)  # None: nothing published yet
     # Seconds by activity.
     seconds: dict[str, float] = field(metadata={WIRE_NAME: "s_"}, default_factory=dict)
-    # None: no epoch has ended.
+    # None: no epoch has ended yet.
     epochs: EpochFigures | None = field(metadata={WIRE_NAME: ""}, default=None)
     # None: without encoding_debug_mode.
     residual: ResidualFigures | None = field(metadata={WIRE_NAME: "r_"}, default=None)
@@ -134,11 +134,12 @@ class TrainingCounters:
 
 @dataclass(frozen=True, slots=True)
 class LinkBytes:
-    """Bytes that left network interfaces through Aeron's media drivers."""
+    """Bytes sent over network interfaces through Aeron's media drivers."""
 
-    # By name of the media driver: all bytes that it has sent.
+    # Name of a media driver -> all bytes that this driver has sent, for all its clients.
     drivers: dict[str, float] = field(metadata={WIRE_NAME: "wire_driver "})
-    own: float = field(metadata={WIRE_NAME: "wire_own"})  # what one node adds for its own frames
+    # Correction for this node: datagram headers, minus its traffic within the host.
+    own: float = field(metadata={WIRE_NAME: "wire_own"})
 
 
 NO_LINK_BYTES = LinkBytes({}, 0.0)
@@ -146,30 +147,30 @@ NO_LINK_BYTES = LinkBytes({}, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class SlowLink:
-    """A link to a child that is slower than training needs. Rates in bytes per second."""
+    """A link to a child that is slower than training needs. Rates are in bytes per second."""
 
-    node: int  # the child
+    node: int  # id of the child
     carries: float  # measured rate
-    needed: float  # rate that all commits would need
+    needed: float  # rate required to send every commit
     behind: int  # commits queued or in flight
-    sums: bool  # whether some of them are sent merged into sums
+    sums: bool  # whether some of these commits are sent merged into sums
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCounters:
     """Counters of a worker's protocol node: traffic, messages and links."""
 
-    update_bytes: int = counter()  # own updates, sealed
-    wire_bytes: int = counter()  # passed to the transport
+    update_bytes: int = counter()  # encrypted size of the worker's own updates
+    wire_bytes: int = counter()  # all bytes passed to the transport
     by_kind: dict[str, int] = field(  # wire_bytes by kind of message
         metadata={WIRE_NAME: "kind_", MERGE: sum_by_key}, default_factory=dict
     )
-    rejected: int = counter()  # frames from strangers, and damaged ones
+    rejected: int = counter()  # frames that are damaged or not from this job
     round_s: float | None = None  # seconds from an update to its commit
     ignored: int = counter()  # messages that the protocol ignored
-    # bytes by media driver; None before the first report
+    # Bytes by media driver; None before the first report.
     links: LinkBytes | None = field(metadata={WIRE_NAME: ""}, default=None)
-    # The newest slow link to a child.
+    # The latest slow link to a child; None: no link is slow.
     slow_link: SlowLink | None = field(metadata={WIRE_NAME: SLOW_LINK_PREFIX}, default=None)
 
 
@@ -183,13 +184,13 @@ class WorkerCounters:
 
 
 def to_wire(counters: WorkerCounters) -> dict[str, float]:
-    """Encode counters as a flat map of names to floats. Unknown names are left out."""
+    """Encode counters as a flat map of names to floats. Unknown names are omitted."""
     parts = (counters.training, counters.node)
     return {name: value for part in parts if part for name, value in _flatten(part, "").items()}
 
 
 def from_wire(encoded: Mapping[str, float]) -> WorkerCounters:
-    """Decode a map that ``to_wire`` made. Never raises: misfits become unknown names."""
+    """Decode a map from ``to_wire``. Never raises: entries that do not fit become unknown names."""
     remaining = dict(encoded)
     training, node = (
         _pop_record(TrainingCounters, remaining, ""),
@@ -199,9 +200,9 @@ def from_wire(encoded: Mapping[str, float]) -> WorkerCounters:
 
 
 def merge_records(kind: type[Record], records: Sequence[Record]) -> Record:
-    """Combine the records of several workers, each field as ``counter`` declares it.
+    """Combine the records of several workers into one, each field as declared by ``counter``.
 
-    Fields declared otherwise keep their defaults.
+    Fields declared without ``counter`` or a merge function keep their defaults.
     """
     by_partition = {getattr(record, "partition", -1): record for record in records}
     last = [record for partition, record in by_partition.items() if partition >= 0]
@@ -214,10 +215,10 @@ def merge_records(kind: type[Record], records: Sequence[Record]) -> Record:
 
 
 def sum_link_bytes(node_links: Iterable[LinkBytes]) -> int:
-    """Return the bytes that left interfaces, summed over nodes and their media drivers.
+    """Return the bytes sent over network interfaces, summed over nodes and their media drivers.
 
-    The workers of an executor share a media driver, and each reports that driver's total counter;
-    the largest value is the newest and counts once.
+    The workers of an executor share a media driver, and each of them reports that driver's total;
+    the largest value is the most recent and counts once.
     """
     drivers: dict[str, float] = {}
     own = 0.0
@@ -230,12 +231,12 @@ def sum_link_bytes(node_links: Iterable[LinkBytes]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _WireField:
-    """How one field of a record is encoded."""
+    """Describes how one field of a record is encoded."""
 
     name: str  # the field's name
-    wire_name: str  # its name, or the prefix of its names, on the wire
-    kind: Any  # type of its values: a number or a record
-    keys: Any  # type of the keys of a dict; None: it is no dict
+    wire_name: str  # the field's name on the wire; for a dict or record, a prefix of names
+    kind: Any  # type of the field's values: a number or a record
+    keys: Any  # for a dict, the type of its keys; otherwise None
     is_required: bool  # whether the field has no default
 
     @property
@@ -260,7 +261,7 @@ def _wire_fields(record: Any) -> tuple[_WireField, ...]:
 
 
 def _value_and_key_types(hint: Any) -> tuple[Any, Any]:
-    """Return the type of a field's values, and of its keys if it is a dict (else None)."""
+    """Return the type of a field's values, and for a dict the type of its keys (else None)."""
     if isinstance(hint, UnionType):
         hint = next(kind for kind in get_args(hint) if kind is not type(None))
     if get_origin(hint) is dict:
@@ -270,7 +271,7 @@ def _value_and_key_types(hint: Any) -> tuple[Any, Any]:
 
 
 def _flatten(record: Any, prefix: str) -> dict[str, float]:
-    """Encode a record's fields, with a prefix before each name."""
+    """Encode a record's fields, with a prefix before each wire name."""
     encoded: dict[str, float] = {}
     kind: Any = type(record)
     for entry in _wire_fields(kind):
@@ -287,7 +288,7 @@ def _flatten(record: Any, prefix: str) -> dict[str, float]:
 def _pop_record(record: type[Record], remaining: dict[str, float], prefix: str) -> Record | None:
     """Remove a record's entries from ``remaining`` and decode them.
 
-    Return None and leave ``remaining`` unchanged if a required field or every field is missing.
+    Return None and leave ``remaining`` unchanged if a required field is missing, or all fields are.
     """
     rest, decoded, kind = dict(remaining), dict[str, Any](), cast(Any, record)
     for entry in _wire_fields(kind):
@@ -324,7 +325,7 @@ def _pop_mapping(entry: _WireField, remaining: dict[str, float], prefix: str) ->
 
 
 def _pop_number(kind: Any, remaining: dict[str, float], name: str) -> Any:
-    """Remove a number from ``remaining`` and return it; None if it is missing or does not fit."""
+    """Remove and return a number of type ``kind``; None if it is missing or of another type."""
     value = remaining.get(name)
     if value is None or (kind is not float and not (math.isfinite(value) and value == int(value))):
         return None
@@ -333,16 +334,16 @@ def _pop_number(kind: Any, remaining: dict[str, float], name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class FitTotals:
-    """The counters of all workers of a fit, combined; those that have left count, too."""
+    """The combined counters of all workers of a fit, including workers that have left."""
 
-    training: TrainingCounters  # of all workers' trainers
-    node: NodeCounters  # of all workers' nodes
-    links: tuple[LinkBytes, ...]  # of each node
+    training: TrainingCounters  # combined over all trainers
+    node: NodeCounters  # combined over all nodes
+    links: tuple[LinkBytes, ...]  # one for each node
     unknown: tuple[str, ...]  # names on the wire that this version does not know
 
     @classmethod
     def from_counters(cls, counters: Iterable[WorkerCounters]) -> FitTotals:
-        """Combine the counters of all workers, each field as ``counter`` declares it."""
+        """Combine the counters of all workers, each field as declared by ``counter``."""
         workers = list(counters)
         nodes = [worker.node for worker in workers if worker.node is not None]
         trainers = [worker.training for worker in workers if worker.training is not None]
@@ -354,11 +355,11 @@ class FitTotals:
         )
 
     def residual_wait_minibatches(self, workers: int, minibatches: int) -> float:
-        """Return the mean number of the fit's minibatches that learning waits in residuals.
+        """Return the mean delay of learned changes in residuals, in minibatches of the fit.
 
-        By Little's law a mass waits ``mass_waited / mass_left`` steps of its worker, and the fit
-        trains ``workers`` minibatches per step. The result is at most ``minibatches``, the length
-        of the fit.
+        By Little's law, a mass waits ``mass_waited / mass_left`` steps of its worker, and during
+        each of them the fit trains ``workers`` minibatches. The result is at most ``minibatches``,
+        the length of the fit.
         """
         waited, left = self.training.mass_waited, self.training.mass_left
         if not waited:

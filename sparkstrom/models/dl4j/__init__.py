@@ -1,4 +1,4 @@
-"""Import of networks that Deeplearning4j saved, without Java."""
+"""Import networks that Deeplearning4j saved, without Java."""
 
 from sparkstrom.models.dl4j.files import NoDl4jNetwork, NotImported
 from sparkstrom.models.dl4j.importing import from_dl4j

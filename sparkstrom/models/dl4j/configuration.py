@@ -1,15 +1,16 @@
-"""Parser of DL4J's JSON configurations of all versions, into a list of layer specs.
+"""Parse DL4J's JSON configurations, of all versions, into a list of layer specs.
 
 1.0.0-beta3 and later write ``{"@class": "org.deeplearning4j.nn.conf.layers.DenseLayer", ...}``,
 earlier versions ``{"dense": {...}}``, and versions before 0.8 some plain words. Keys are converted
-to lower case: Jackson wrote ``nIn`` in some versions and ``nin`` in others.
+to lower case, because Jackson wrote ``nIn`` in some versions and ``nin`` in others.
 
-A spec is made for each layer, each preprocessor before a layer, each operation that a wrapper
-adds after a layer, and each vertex of a ComputationGraph that joins or changes activations.
+There is a spec for each layer, for each preprocessor before a layer, for each operation that a
+wrapper adds after a layer, and for each vertex of a ComputationGraph that joins or changes
+activations.
 
-The file has the parameters in the order of a graph's vertices. 1.0.0-beta4 and later write this
-order. Before, it follows from the order of the JSON by DL4J's topological sort, which iterates over
-Java's hash sets.
+The file stores parameters in the order of a graph's vertices. 1.0.0-beta4 and later write this
+order. For earlier versions, it is reconstructed by repeating DL4J's topological sort of the JSON's
+vertices, which iterates over Java's hash sets.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ CLASS_KEY = "@class"
 
 
 class TypedObject(NamedTuple):
-    """An object of the JSON."""
+    """A JSON object that represents an instance of a Java class."""
 
-    kind: str  # the short name of its class, in lower case
-    fields: dict[str, Any]  # its other fields
+    kind: str  # the short name of the class, in lower case
+    fields: dict[str, Any]  # all fields except the class
 
 
 def lowercase_keys(value: Any) -> Any:
-    """Return a JSON value with all keys in lower case, also in nested objects and lists."""
+    """Return a JSON value with all keys in lower case, including nested ones."""
     if isinstance(value, dict):
         return {str(key).lower(): lowercase_keys(one) for key, one in value.items()}
     return [lowercase_keys(one) for one in value] if isinstance(value, list) else value
 
 
 def parse_typed(value: Any) -> TypedObject | None:
-    """Return class and fields of a JSON object, or the class named by a string; else None."""
+    """Return class and fields of a JSON object, or the class named by a string; otherwise None."""
     if isinstance(value, str):
         return TypedObject(value.lower(), {})
     if not isinstance(value, dict) or not value:
@@ -53,7 +54,7 @@ def parse_typed(value: Any) -> TypedObject | None:
     return None
 
 
-# Names before 1.0.0-beta3, and of subclasses -> the class with the same function.
+# Names before 1.0.0-beta3, and names of subclasses -> the class that does the same.
 LAYER_ALIASES = {
     "dense": "denselayer",
     "output": "outputlayer",
@@ -98,17 +99,17 @@ LOSS_ALIASES = {
 
 
 def parse_activation(value: Any) -> TypedObject | None:
-    """Return an activation; ``ActivationReLU``, ``{"ReLU": {}}`` and "relu" are all ``relu``."""
+    """Parse an activation; ``ActivationReLU``, ``{"ReLU": {}}`` and "relu" all give ``relu``."""
     return _parse_named(value, "activation", ACTIVATION_ALIASES)
 
 
 def parse_loss(value: Any) -> TypedObject | None:
-    """Return a loss, such as ``mcxent`` for ``LossMCXENT``, ``{"MCXENT": {}}`` and "MCXENT"."""
+    """Parse a loss; ``LossMCXENT``, ``{"MCXENT": {}}`` and "MCXENT" all have kind ``mcxent``."""
     return _parse_named(value, "loss", LOSS_ALIASES)
 
 
 def _parse_named(value: Any, prefix: str, names: dict[str, str]) -> TypedObject | None:
-    """Parse a typed object; remove ``prefix`` from its class and replace names of old versions."""
+    """Parse a typed object; remove ``prefix`` from its class and replace old versions' names."""
     parsed = parse_typed(value)
     if parsed is None:
         return None
@@ -116,12 +117,12 @@ def _parse_named(value: Any, prefix: str, names: dict[str, str]) -> TypedObject 
     return TypedObject(names.get(kind, kind), parsed.fields)
 
 
-NETWORK_INPUT = -1  # stands for the network's input among sources
+NETWORK_INPUT = -1  # the network's input, in a list of source numbers
 LAST_TIME_STEP = "lasttimestep"
 SINGLE_END_REMEDY = (
     "use a graph of one input and one output, in which each vertex leads to the output"
 )
-JOIN_VERTICES = ("merge", "elementwise")  # several inputs; all others have one
+JOIN_VERTICES = ("merge", "elementwise")  # have several inputs; all other vertices have one
 UNARY_VERTICES = (
     *("scale", "shift", "subset", "l2normalize", "reversetimeseries", "poolhelper", "reshape"),
 )
@@ -129,19 +130,19 @@ LAYER_VERTICES = ("layer", "preprocessor", LAST_TIME_STEP)
 
 
 class LayerConf(NamedTuple):
-    """A layer's NeuralNetConfiguration, or a vertex without one, and its inputs."""
+    """A layer's NeuralNetConfiguration, or a vertex without one, together with its inputs."""
 
-    name: str  # the layer's name unless its fields have another one
-    fields: dict[str, Any]  # its options, with keys in lower case
+    name: str  # the layer's name, unless ``fields`` contains another one
+    fields: dict[str, Any]  # the options, with keys in lower case
     preprocessor: Any  # JSON of the preprocessor before the layer, or None
-    sources: tuple[int, ...]  # numbers of the confs whose outputs it gets, or ``NETWORK_INPUT``
+    sources: tuple[int, ...]  # numbers of the LayerConfs it gets input from, or NETWORK_INPUT
     vertex: str | None = None  # the vertex's kind; None for a layer
 
 
 def parse_graph(path: str, config: dict[str, Any]) -> list[LayerConf]:
     """Return the vertices of a ComputationGraphConfiguration in the order of their parameters.
 
-    Raise NotImported for a graph without exactly one input and output.
+    Raise NotImported for a graph without exactly one input and one output.
     """
     inputs, outputs = config.get("networkinputs"), config.get("networkoutputs")
     vertices, sources = config["vertices"], config.get("vertexinputs")
@@ -168,7 +169,7 @@ def parse_graph(path: str, config: dict[str, Any]) -> list[LayerConf]:
 
 
 def _parse_vertex(path: str, name: str, value: Any, sources: tuple[int, ...]) -> LayerConf:
-    """Return a vertex as a conf; raise NotImported or NoDl4jNetwork if it is none."""
+    """Convert a vertex to a LayerConf; raise NotImported or NoDl4jNetwork if that is impossible."""
     parsed = parse_typed(lowercase_keys(value))
     if parsed is None:
         raise NoDl4jNetwork(path, f"vertex {name!r} is {value!r}")
@@ -192,7 +193,7 @@ def _parse_vertex(path: str, name: str, value: Any, sources: tuple[int, ...]) ->
 
 
 def _order_vertices(path: str, config: dict[str, Any], start: str) -> list[str]:
-    """Return all vertices, each after its sources, without the input ``start``."""
+    """Return the names of all vertices, each after its sources; the input ``start`` is omitted."""
     vertices, sources = config["vertices"], config["vertexinputs"]
     for name in vertices:
         unknown = {*sources.get(name, ())} - {*vertices, start}
@@ -216,7 +217,7 @@ def _order_vertices(path: str, config: dict[str, Any], start: str) -> list[str]:
 
 
 def _sort_topologically(names: list[str], sources: dict[str, list[str]]) -> list[str]:
-    """Return the names in the order of DL4J's ComputationGraph.calculateIndices."""
+    """Return the names in the order of DL4J's ``ComputationGraph.calculateIndices``."""
     number = {name: i for i, name in enumerate(names)}
     missing = {name: {*sources.get(name, ())} for name in names}
     ordered: list[str] = []
@@ -233,7 +234,7 @@ def _sort_topologically(names: list[str], sources: dict[str, list[str]]) -> list
 
 
 def _sort_as_java_hash_set(numbers: list[int]) -> Iterable[int]:
-    """Return the numbers in the iteration order of a java.util.HashSet."""
+    """Return the numbers in the order in which a ``java.util.HashSet`` iterates over them."""
     buckets = 16
     while len(numbers) > buckets * 3 // 4:
         buckets *= 2
@@ -260,7 +261,7 @@ FROZEN_WRAPPERS = ("frozenlayer", "frozenlayerwithbackprop")
 LOSS_LAYERS = ("outputlayer", "losslayer", "rnnoutputlayer", "rnnlosslayer", "cnnlosslayer")
 RETRAIN_REMEDY = "train the module again in PyTorch (TorchModel)"
 PREDICT_REMEDY = "import it with from_dl4j(path, training=False) to predict with it"
-JAVA_SIZE_MAX = 1 << 31  # of Java's arrays
+JAVA_SIZE_MAX = 1 << 31  # sizes are below this limit of Java's arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,13 +270,13 @@ class LayerSpec:
 
     Attributes:
         kind: the short name of its class in DL4J, in lower case.
-        name: DL4J's name of the layer.
+        name: the layer's name in DL4J.
         fields: its options as DL4J wrote them, with keys in lower case.
-        path: the file, for errors.
-        frozen: not trained, and always in evaluation mode.
-        stops_gradients: layers before it get no gradients.
+        path: the file, for error messages.
+        frozen: whether it is not trained and always in evaluation mode.
+        stops_gradients: whether earlier layers get no gradients through it.
         variables: names of its arrays, if DL4J wrote them.
-        sources: numbers of the specs whose outputs it gets, in order.
+        sources: numbers of the specs that it gets input from, in order.
     """
 
     kind: str
@@ -293,7 +294,7 @@ class LayerSpec:
         return f"{self.kind} {self.name!r}"
 
     def get_int(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        """Return the integer ``name``, or the default if it is missing or null."""
+        """Return the integer option ``name``; the default if it is missing or null."""
         value = self.fields.get(name, default)
         value = default if value is None else value
         if (
@@ -305,15 +306,15 @@ class LayerSpec:
         return value
 
     def get_float(self, name: str, default: float) -> float:
-        """Return the number ``name``, or the default if it is missing, null or NaN."""
+        """Return the numeric option ``name``; the default if it is missing, null or NaN."""
         return read_float(self.path, self.label, self.fields, name, default)
 
     def get_bool(self, name: str, default: bool) -> bool:
-        """Return the option ``name``, true or false, or the default if it is missing."""
+        """Return the boolean option ``name``; the default if it is missing."""
         return bool(self.fields.get(name, default))
 
     def get_pair(self, name: str, default: int, minimum: int = 1) -> tuple[int, int]:
-        """Return the option ``name`` as (height, width); both are the default if it is missing."""
+        """Return the option ``name`` as (height, width); both are ``default`` if it is missing."""
         value = self.fields.get(name)
         sizes = self.get_sizes(name, minimum) if value is not None else (default, default)
         if len(sizes) != 2:
@@ -321,7 +322,7 @@ class LayerSpec:
         return sizes[0], sizes[1]
 
     def get_sizes(self, name: str, minimum: int = 0) -> tuple[int, ...]:
-        """Return the option ``name`` as a tuple of sizes, one for a single number."""
+        """Return the option ``name`` as a tuple of sizes; a single number becomes one size."""
         value = self.fields.get(name)
         listed = value if isinstance(value, list) else [value]
         if not (listed and all(type(v) is int and minimum <= v < JAVA_SIZE_MAX for v in listed)):
@@ -329,20 +330,20 @@ class LayerSpec:
         return tuple(listed)
 
     def get_word(self, name: str, default: str) -> str:
-        """Return the constant ``name`` in lower case, or the default if it is missing."""
+        """Return the enum constant ``name`` in lower case; the default if it is missing."""
         value = self.fields.get(name)
         return str(value).lower() if value is not None else default
 
     def unsupported(self, what: str, remedy: str = RETRAIN_REMEDY) -> NotImported:
-        """Return a NotImported error, to be raised, that names this layer."""
+        """Return a NotImported error that names this layer, for the caller to raise."""
         return NotImported(self.path, self.label, what, remedy)
 
 
 def read_float(path: str, label: str, fields: dict[str, Any], name: str, default: float) -> float:
     """Return the finite number ``name`` of ``fields``; the default if it is missing, null or NaN.
 
-    ``path`` and ``label`` are for the NoDl4jNetwork error about any other value. Jackson writes NaN
-    as a string.
+    Raise NoDl4jNetwork, with ``path`` and ``label``, for any other value. Jackson writes NaN as a
+    string.
     """
     value = fields.get(name)
     if value is None or value == "NaN" or (isinstance(value, float) and math.isnan(value)):
@@ -354,12 +355,12 @@ def read_float(path: str, label: str, fields: dict[str, Any], name: str, default
 
 @dataclass(frozen=True, slots=True)
 class SavedNetwork:
-    """A parsed configuration: layer specs, and options of the whole network."""
+    """A parsed configuration: the layer specs, and options of the whole network."""
 
-    path: str  # the file, for errors
+    path: str  # the file, for error messages
     specs: tuple[LayerSpec, ...]  # the layers in the order of their parameters
-    iterations: int  # minibatches that the network was trained for
-    epochs: int  # epochs that it was trained for
+    iterations: int  # number of minibatches that DL4J trained
+    epochs: int  # number of epochs that DL4J trained
     untrainable: tuple[str, ...]  # options that training here does not support
     tbptt_length: int = 0  # time steps between two updates of TruncatedBPTT; 0: whole sequences
 
@@ -368,12 +369,12 @@ def parse_network(path: str, configuration: dict[str, Any]) -> SavedNetwork:
     """Parse the configuration of a MultiLayerNetwork or ComputationGraph.
 
     Args:
-        path: the file, for errors.
+        path: the file, for error messages.
         configuration: content of configuration.json.
 
     Raises:
         NoDl4jNetwork: the configuration is invalid.
-        NotImported: it has a layer or vertex that is not supported.
+        NotImported: the network has a layer or vertex that is not supported.
     """
     config = {key.lower(): value for key, value in configuration.items()}
     is_graph = isinstance(config.get("vertices"), dict)
@@ -394,7 +395,7 @@ def parse_network(path: str, configuration: dict[str, Any]) -> SavedNetwork:
 
 
 def _read_count(path: str, config: dict[str, Any], name: str) -> int:
-    """Return the counter ``name``, 0 if it is missing; raise NoDl4jNetwork if it is invalid."""
+    """Return the counter ``name``, or 0 if it is missing; raise NoDl4jNetwork if it is invalid."""
     count = config.get(name.lower(), 0)
     if type(count) is not int or count < 0:
         raise NoDl4jNetwork(path, f"{name}={count!r}")
@@ -402,7 +403,7 @@ def _read_count(path: str, config: dict[str, Any], name: str) -> int:
 
 
 def _read_tbptt_lengths(path: str, config: dict[str, Any]) -> tuple[int, int]:
-    """Return TruncatedBPTT's lengths (forward, back); (0, 0) for standard backpropagation."""
+    """Return TruncatedBPTT's (forward, back) lengths; (0, 0) for standard backpropagation."""
     if str(config.get("backproptype", "standard")).lower() == "standard":
         return 0, 0
     forward, back = config.get("tbpttfwdlength", 20), config.get("tbpttbacklength", 20)
@@ -426,9 +427,9 @@ def _parse_layer_list(path: str, config: dict[str, Any]) -> list[LayerConf]:
 
 
 def _connect_specs(path: str, confs: list[LayerConf]) -> list[LayerSpec]:
-    """Return the specs of all confs, with the numbers of their source specs."""
+    """Return the specs of all LayerConfs, including the numbers of each spec's source specs."""
     specs: list[LayerSpec] = []
-    last = {NETWORK_INPUT: NETWORK_INPUT}  # number of each conf's last spec
+    last = {NETWORK_INPUT: NETWORK_INPUT}  # number of each LayerConf -> of its last spec
     for number, conf in enumerate(confs):
         sources = tuple(last[source] for source in conf.sources)
         for spec in _expand_conf(path, conf):
@@ -439,7 +440,7 @@ def _connect_specs(path: str, confs: list[LayerConf]) -> list[LayerSpec]:
 
 
 def _expand_conf(path: str, conf: LayerConf) -> Iterator[LayerSpec]:
-    """Yield the specs of one conf in order: its preprocessor, then its vertex or layer."""
+    """Yield the specs of one LayerConf in order: its preprocessor, then its vertex or layer."""
     if conf.preprocessor is not None:
         yield from _parse_preprocessors(path, conf.name, conf.preprocessor)
     if conf.vertex is not None:
@@ -458,7 +459,7 @@ def _expand_conf(path: str, conf: LayerConf) -> Iterator[LayerSpec]:
 
 
 def _unwrap_layer(path: str, default: str, parsed: TypedObject) -> Iterator[LayerSpec]:
-    """Yield the layer inside of wrappers; LastTimeStep is a spec after it."""
+    """Yield the layer inside wrappers; a LastTimeStep wrapper adds a spec after the layer."""
     kind = LAYER_ALIASES.get(parsed.kind, parsed.kind)
     name = str(parsed.fields.get("layername") or default)
     if kind in FROZEN_WRAPPERS or kind == LAST_TIME_STEP:
@@ -481,7 +482,7 @@ def _unwrap_layer(path: str, default: str, parsed: TypedObject) -> Iterator[Laye
 
 
 def _flatten_bidirectional(spec: LayerSpec) -> LayerSpec:
-    """Return the spec with the forward layer's options, which hold for both directions."""
+    """Return the spec with the forward layer's options, which apply to both directions."""
     layers = [parse_typed(spec.fields.get(name)) for name in ("fwd", "bwd")]
     if any(layer is None or layer.kind not in RECURRENT_LAYERS for layer in layers):
         kinds = " and ".join("nothing" if layer is None else layer.kind for layer in layers)
@@ -493,7 +494,7 @@ def _flatten_bidirectional(spec: LayerSpec) -> LayerSpec:
 
 
 def _parse_preprocessors(path: str, layer: str, value: Any) -> Iterator[LayerSpec]:
-    """Yield the spec of a preprocessor, or those of all parts of a composed one."""
+    """Yield the spec of a preprocessor, or the specs of all parts of a composed preprocessor."""
     parsed = parse_typed(value)
     if parsed is None:
         raise NoDl4jNetwork(path, f"the preprocessor of {layer} is {value!r}")
@@ -512,7 +513,7 @@ def _parse_preprocessors(path: str, layer: str, value: Any) -> Iterator[LayerSpe
 
 
 def _check_single_loss(path: str, specs: list[LayerSpec]) -> None:
-    """Raise NotImported for a layer with a loss that is not the last one."""
+    """Raise NotImported if a layer other than the last one has a loss."""
     for spec in specs[:-1]:
         if spec.kind in LOSS_LAYERS:
             raise spec.unsupported("it has a loss and is not the last layer")
@@ -530,5 +531,5 @@ def _find_untrainable_options(conf: dict[str, Any]) -> Iterator[str]:
     if conf.get("usedropconnect", False) is True:
         yield "useDropConnect"
     policy = str(conf.get("learningratepolicy") or "none").lower()
-    if policy != "none":  # of 0.9 and earlier
+    if policy != "none":  # an option of DL4J 0.9 and earlier
         yield f"learningRatePolicy {policy}"

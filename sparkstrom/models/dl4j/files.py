@@ -1,23 +1,23 @@
-"""Readers of the files that DL4J saves: ``ModelSerializer.writeModel``'s zip and ND4J's arrays.
+"""Read the files that DL4J saves: the zip of ``ModelSerializer.writeModel``, and ND4J's arrays.
 
 The zip contains
 
     configuration.json    the network, and how it is trained
     coefficients.bin      all parameters, one after the other
     updaterState.bin      the updater's state, if it was saved
-    normalizer.bin        the data's normalizer, if one was added
+    normalizer.bin        the normalizer of the data, if one was added
 
-An array (``Nd4j.write``) is two buffers: its shape information and its values. A buffer is
+An array (``Nd4j.write``) consists of two buffers: its shape information and its values. A buffer is
 
     UTF allocation mode | length, i32 in modes before 1.0.0-beta, else i64 | UTF type | values
 
-with a UTF string as u16 byte count and bytes, and everything big endian. The shape information of
-rank r is r, r sizes, r strides, an offset or flags, the element-wise stride, and the order as a
-character's number: 99 for 'c', 102 for 'f'. Values have no gaps and are in the order of the
-strides: computed arrays are often permuted, whatever their order character is.
+in big endian; a UTF string is its byte count as u16, then its bytes. The shape information for
+rank r is r, r sizes, r strides, an offset or flags, the element-wise stride, and the character code
+of the order: 99 for 'c', 102 for 'f'. Values have no gaps and are ordered by the strides, not by
+the order character: computed arrays are often permuted.
 
-All bytes are untrusted: no more memory is allocated than the file's real size can fill, as deflate
-makes at most 1,032 bytes of one.
+All bytes are untrusted. No more memory is allocated than the file's actual size can fill, given
+that deflate expands one byte to at most 1,032.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NoDl4jNetwork(UsageError):
 
     Attributes:
         path: the file.
-        why: what is wrong with it.
+        why: what is wrong with the file.
     """
 
     def __init__(self, path: str, why: str) -> None:
@@ -75,7 +75,7 @@ class NotImported(UsageError):
         return f"{self.path}: {self.where} is not imported: {self.what}; {self.remedy}"
 
 
-INT32_LENGTH_MODES = ("DIRECT", "HEAP", "JAVACPP")  # allocation modes of 0.x
+INT32_LENGTH_MODES = ("DIRECT", "HEAP", "JAVACPP")  # allocation modes in DL4J 0.x
 INT64_LENGTH_MODES = ("LONG_SHAPE", "MIXED_DATA_TYPES")
 INTEGER_DTYPES = {"INT": ">i4", "LONG": ">i8"}
 FLOAT_DTYPES = {"FLOAT": ">f4", "DOUBLE": ">f8", "HALF": ">f2", "BFLOAT16": ">u2"}
@@ -84,7 +84,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class BadArray(Exception):
-    """Raised for bytes that are no array, or not the expected one; the message is the reason."""
+    """Raised if bytes are not an array, or not the expected one; the message is the reason."""
 
 
 class ArrayReader:
@@ -94,13 +94,13 @@ class ArrayReader:
         self._stream, self._bytes_left = stream, bytes_max
 
     def read_array(self, expected: int | None = None) -> NDArray[np.float32]:
-        """Read an array and return it as float32 in its own shape.
+        """Read an array; return it as float32 in its stored shape.
 
         Args:
-            expected: the required number of values; nothing is allocated for another number.
+            expected: the required number of values; for any other number, nothing is allocated.
 
         Raises:
-            BadArray: the bytes are no array, or have another number of values.
+            BadArray: the bytes are not an array, or it has a different number of values.
         """
         kind, count = self._read_header("shape information")
         if kind not in INTEGER_DTYPES or not 4 <= count <= 2 * RANK_MAX + 4:
@@ -141,7 +141,7 @@ class ArrayReader:
         return float(struct.unpack(">d", self._read_bytes(8))[0])
 
     def _read_header(self, what: str) -> tuple[str, int]:
-        """Read type and number of values of a buffer; ``what`` names it in errors."""
+        """Read a buffer's (type, number of values); ``what`` describes the buffer in errors."""
         mode = self.read_text()
         if mode in INT32_LENGTH_MODES:
             count = self.read_int()
@@ -155,7 +155,7 @@ class ArrayReader:
         return kind[:40], count
 
     def _read_values(self, dtype: str, count: int) -> NDArray[np.generic]:
-        """Read ``count`` values without allocating more than the stream can fill."""
+        """Read ``count`` values; never allocate more memory than the stream can fill."""
         size = count * np.dtype(dtype).itemsize
         if size > self._bytes_left:
             raise BadArray(f"{size} bytes of values announced, {self._bytes_left} are left")
@@ -167,7 +167,7 @@ class ArrayReader:
         return values
 
     def _read_bytes(self, count: int) -> bytes:
-        """Read ``count`` bytes. Raise BadArray if the stream ends before."""
+        """Read ``count`` bytes. Raise BadArray if the stream ends too early."""
         found = self._stream.read(count) if count <= self._bytes_left else b""
         if len(found) != count:
             raise BadArray("it ends within an array")
@@ -176,9 +176,9 @@ class ArrayReader:
 
 
 def _parse_shape(info: list[int]) -> tuple[tuple[int, ...], list[int]]:
-    """Return an array's sizes, and its axes from the slowest to the fastest in memory.
+    """Return an array's sizes, and its axes ordered from the slowest to the fastest in memory.
 
-    Raise BadArray for invalid shape information, or values with gaps.
+    Raise BadArray if the shape information is invalid, or if values would have gaps.
     """
     rank = info[0]
     if not 0 <= rank <= RANK_MAX or len(info) != 2 * rank + 4:
@@ -190,7 +190,7 @@ def _parse_shape(info: list[int]) -> tuple[tuple[int, ...], list[int]]:
     long.sort(key=lambda axis: -strides[axis])
     for number, axis in enumerate(
         long if len(long) > 1 else ()
-    ):  # a vector's stride may be a view's
+    ):  # the stride of a vector may be that of the view it was saved from
         if strides[axis] != prod(shape[other] for other in long[number + 1 :]):
             raise BadArray(f"shape {shape} with strides {tuple(strides)}")
     return shape, [axis for axis in range(rank) if shape[axis] == 1] + long
@@ -213,7 +213,7 @@ DAMAGE_ERRORS = (
 
 
 class ModelZip:
-    """A saved network's zip file. Methods raise NoDl4jNetwork for a missing or damaged entry."""
+    """A saved network's zip file. Methods raise NoDl4jNetwork if an entry is missing or damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -260,13 +260,13 @@ class ModelZip:
         return self.read(entry, lambda reader: reader.read_array(expected).reshape(-1))
 
     def read(self, entry: str, parse: Callable[[ArrayReader], Result]) -> Result:
-        """Return the result of ``parse``, called with a reader of the entry's content."""
+        """Call ``parse`` with an ArrayReader of the entry's content; return the result."""
         info = self._find_entry(entry)
         limit = min(info.file_size, info.compress_size * EXPANSION_MAX + EXPANSION_MAX)
         try:
             with self._file.open(info) as stream:
                 return parse(ArrayReader(stream, limit))
-        except NotImported:  # is a ValueError
+        except NotImported:  # must not be caught below as a ValueError
             raise
         except (BadArray, MemoryError, *DAMAGE_ERRORS) as error:
             raise NoDl4jNetwork(self.path, f"{entry}: {error}") from None

@@ -1,7 +1,7 @@
-"""``from_dl4j``: import of networks that Deeplearning4j saved.
+"""``from_dl4j``: import networks that Deeplearning4j saved.
 
-A network of dense layers becomes a DenseNetwork if that computes and trains the same; all others
-become a Dl4jModel on torch.
+A network of dense layers becomes a DenseNetwork if that class computes and trains it identically;
+all other networks become a Dl4jModel on torch.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from sparkstrom.models.updaters import AdaGrad, Adam, Nesterov, Sgd, Updater
 
 BUILTIN_ACTIVATIONS = ("relu", "tanh", "sigmoid", "identity")
 CLASS_LOSSES = ("mcxent", "negativeloglikelihood")
-NORMALIZED_KIND = "dl4j-dense"  # of descriptions with a normalizer; "dense" without
+NORMALIZED_KIND = "dl4j-dense"  # kind of a description with a normalizer; else "dense"
 
 
 class ImportedDenseNetwork(DenseNetwork):
@@ -72,12 +72,12 @@ class ImportedDenseNetwork(DenseNetwork):
     def load_imported(
         self, arrays: list[Arrays], states: list[dict[str, Arrays]], steps: int
     ) -> None:
-        """Start from DL4J's parameters, and its updater's state.
+        """Start from DL4J's parameters and its updater's state.
 
         Args:
             arrays: weights and biases of each layer.
-            states: updater vectors of each layer; empty for a new updater.
-            steps: minibatches that the network was trained for.
+            states: the updater's vectors of each layer; empty for a new updater.
+            steps: number of minibatches that DL4J trained.
         """
         self._imported_params = _flatten_arrays(arrays)
         self.bind(self._imported_params.copy())
@@ -91,21 +91,21 @@ class ImportedDenseNetwork(DenseNetwork):
         self._resume_state = state
 
     def initial(self) -> Flat:
-        """Return DL4J's parameters, f32[n_params]; fresh ones after unpickling."""
+        """Return DL4J's parameters, f32[n_params]; new random ones after unpickling."""
         return super().initial() if self._imported_params is None else self._imported_params.copy()
 
     def continuing_state(self) -> State:
-        """Return the optimizer state for the first fit; empty for a new optimizer."""
+        """Return the optimizer state for the first fit; {} to start with a new one."""
         return copy.deepcopy(self._resume_state or {})
 
     def describe(self) -> dict[str, Any]:
-        """Return the description, with the normalizer if there is one."""
+        """Return the description, including the normalizer if there is one."""
         kind = {} if self.normalizer is None else {"kind": NORMALIZED_KIND}
         return {**super().describe(), **kind, **describe_normalizer(self.normalizer)}
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> ImportedDenseNetwork:
-        """Make the network that ``describe`` described, without its initial values."""
+        """Make the network that ``describe`` described, without DL4J's initial values."""
         made = cls.__new__(cls)
         made.__setstate__(description)
         return made
@@ -127,11 +127,11 @@ class ImportedDenseNetwork(DenseNetwork):
 
 
 def make_dense_network(network: SavedNetwork) -> ImportedDenseNetwork | None:
-    """Return a DenseNetwork that computes and trains the same; None if that is impossible."""
+    """Return a DenseNetwork that computes and trains identically; None if there is none."""
     specs = network.specs
     try:
         rules = [_get_rules_by_role(spec) for spec in specs]
-    except NotImported:  # options of training alone
+    except NotImported:  # because of options that only affect training
         return None
     if not _has_only_dense_layers(specs) or not all(map(_is_plain_dense_layer, specs)):
         return None
@@ -154,7 +154,7 @@ def make_dense_network(network: SavedNetwork) -> ImportedDenseNetwork | None:
 
 
 def _has_only_dense_layers(specs: tuple[LayerSpec, ...]) -> bool:
-    """Return whether the network is DenseLayers followed by an OutputLayer."""
+    """Return whether the network consists of DenseLayers followed by an OutputLayer."""
     kinds = [spec.kind for spec in specs]
     return kinds[-1] == "outputlayer" and set(kinds[:-1]) <= {"denselayer"}
 
@@ -168,7 +168,7 @@ def _is_plain_dense_layer(spec: LayerSpec) -> bool:
 
 
 def _get_plain_activation(spec: LayerSpec) -> str | None:
-    """Return the name of a layer's activation; None if it has options."""
+    """Return the name of a layer's activation; None if the activation has options."""
     parsed = parse_activation(
         spec.fields.get("activationfn", spec.fields.get("activationfunction"))
     )
@@ -178,7 +178,7 @@ def _get_plain_activation(spec: LayerSpec) -> str | None:
 
 
 def _get_builtin_loss(spec: LayerSpec) -> str | None:
-    """Return the name of DenseNetwork's loss that equals the layer's, or None."""
+    """Return the name of the DenseNetwork loss that is equal to the layer's, or None."""
     parsed = parse_loss(spec.fields.get("lossfn", spec.fields.get("lossfunction")))
     if parsed is None or parsed.fields.get("weights") is not None:
         return None
@@ -190,7 +190,7 @@ def _get_builtin_loss(spec: LayerSpec) -> str | None:
 
 
 def _get_rules_by_role(spec: LayerSpec) -> tuple[list[TrainingRule], list[TrainingRule]]:
-    """Return the training rules of a layer's weights, and those of its biases."""
+    """Return (training rules of a layer's weights, training rules of its biases)."""
     pieces = list_array_specs(spec)
     return (
         [get_training_rule(spec, piece) for piece in pieces if piece.role != BIAS],
@@ -201,19 +201,19 @@ def _get_rules_by_role(spec: LayerSpec) -> tuple[list[TrainingRule], list[Traini
 def _flatten_rules(
     rules: list[tuple[list[TrainingRule], list[TrainingRule]]],
 ) -> list[TrainingRule]:
-    """Return all rules of all layers as one list."""
+    """Return the rules of all layers as one list."""
     return [rule for pair in rules for part in pair for rule in part]
 
 
 def _has_only_l2(rule: TrainingRule) -> bool:
-    """Return whether a rule has no penalty besides l2 and no gradient normalization."""
+    """Return whether a rule has no penalty except l2, and no gradient normalization."""
     return not (rule.l1 or rule.decay) and rule.normalization == "none"
 
 
 def _make_builtin_optimizer(
     rules: list[tuple[list[TrainingRule], list[TrainingRule]]],
 ) -> Updater | None:
-    """Return the built-in optimizer that equals all arrays' updaters, or None."""
+    """Return the built-in optimizer that is equal to the updaters of all arrays, or None."""
     confs = [rule.optimizer for rule in _flatten_rules(rules)]
     if any(conf != confs[0] for conf in confs) or confs[0].schedules != "{}":
         return None
@@ -244,26 +244,26 @@ def _flatten_arrays(arrays: list[Arrays]) -> Flat:
     return np.concatenate(pieces).astype(np.float32)
 
 
-# Layers that take nIn features in dimension 1 of their input.
+# Layers whose input has nIn features in dimension 1.
 FEATURE_LAYERS = ("denselayer", "outputlayer", *RECURRENT_LAYERS)
 
 
 def from_dl4j(path: str | os.PathLike[str], *, training: bool = True) -> Any:
     """Return the model that ``ModelSerializer.writeModel`` saved, with its parameters.
 
-    A network of dense layers becomes the built-in one if that computes and trains the same; all
-    others become a TorchModel, which needs torch. ``SparkNetwork`` trains either with DL4J's loss,
-    penalties and updater, starting from the updater's saved state. ``predict`` returns what DL4J's
-    ``output`` does, in its shapes; ``normalizer`` is the saved one, with ``transform(features)``,
-    or None.
+    A network of dense layers becomes a DenseNetwork if that class computes and trains it
+    identically; all other networks become a TorchModel, which needs torch. ``SparkNetwork`` trains
+    either of them with DL4J's loss, penalties and updater, starting from the updater's saved state.
+    ``predict`` returns what DL4J's ``output`` does, in the same shapes; ``normalizer`` is the saved
+    normalizer, with ``transform(features)``, or None.
 
     Args:
         path: the zip file.
-        training: False imports a network that only predicts, and ignores how it was trained.
+        training: False imports a network only for prediction, and ignores how it was trained.
 
     Raises:
         NoDl4jNetwork: the file is damaged or was not written by DL4J.
-        NotImported: the network uses something that sparkstrom does not have; names it.
+        NotImported: the network uses something that sparkstrom lacks; the message names it.
         UsageError: the file does not exist.
     """
     if not isinstance(path, str | os.PathLike):
@@ -289,7 +289,7 @@ def from_dl4j(path: str | os.PathLike[str], *, training: bool = True) -> Any:
 
 
 def _check_normalizer_width(network: SavedNetwork, normalizer: Normalizer) -> None:
-    """Raise NoDl4jNetwork if the normalizer has another number of features than the network."""
+    """Raise NoDl4jNetwork if the normalizer and the network have different numbers of features."""
     fitted = count_normalized_features(normalizer)
     for spec in network.specs:
         first = NETWORK_INPUT in spec.sources and spec.kind in FEATURE_LAYERS
@@ -299,7 +299,7 @@ def _check_normalizer_width(network: SavedNetwork, normalizer: Normalizer) -> No
 
 
 def _read_parameters(file: ModelZip, network: SavedNetwork) -> Any:
-    """Return all parameters f32[n]; a network without parameters may have no entry for them."""
+    """Return all parameters f32[n]; a network without parameters may lack the entry for them."""
     count = count_parameters(network)
     if not count:
         return np.zeros(0, np.float32)
@@ -309,8 +309,8 @@ def _read_parameters(file: ModelZip, network: SavedNetwork) -> Any:
 def _read_optimizer_states(file: ModelZip, network: SavedNetwork) -> list[dict[str, Arrays]]:
     """Return the updater's vectors of each layer.
 
-    Without a saved state, DL4J starts a new one, but counts steps from the network's iterations.
-    The result is empty if a new optimizer does the same, or if an updater is unknown.
+    If no state was saved, DL4J starts a new one, but continues to count steps from the network's
+    iterations. The result is empty if a new optimizer does the same, or if an updater is unknown.
     """
     count = count_state_values(network)
     if not count:

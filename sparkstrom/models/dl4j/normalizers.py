@@ -1,4 +1,4 @@
-"""Normalizers that DL4J saves with a network (``NormalizerSerializer``), and their reader.
+"""Normalizers that DL4J saves with a network (``NormalizerSerializer``), and how to read them.
 
 Features of rank 3 and 4 are normalized along dimension 1, as in DL4J.
 """
@@ -15,16 +15,16 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.models.dl4j.files import ArrayReader, BadArray, NotImported
 
 F32 = NDArray[np.float32]
-RANGE_MIN = 1e-5  # range of a constant feature: ND4J's EPS_THRESHOLD
+RANGE_MIN = 1e-5  # minimum range, for constant features: ND4J's EPS_THRESHOLD
 HEADER, VERSION = "NORMALIZER", 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StandardizeNormalizer:
-    """Computes (x - mean) / std of each feature, as DL4J's NormalizerStandardize.
+    """Computes (x - mean) / std of each feature, like DL4J's NormalizerStandardize.
 
-    Statistics are f32[features] or f32[labels]; those of labels are None if it was not fitted to
-    them.
+    Statistics are f32[features] or f32[labels]. The statistics of labels are None if the normalizer
+    was not fitted to labels.
     """
 
     mean: F32  # f32[features]
@@ -37,13 +37,13 @@ class StandardizeNormalizer:
         return _standardize(features, self.mean, self.std)
 
     def transform_labels(self, labels: NDArray[Any]) -> F32:
-        """Return normalized labels; unchanged if the normalizer was not fitted to labels."""
+        """Return normalized labels, or the same labels if the normalizer was not fitted to them."""
         if self.label_mean is None or self.label_std is None:
             return np.asarray(labels, np.float32)
         return _standardize(labels, self.label_mean, self.label_std)
 
     def revert_labels(self, outputs: NDArray[Any]) -> F32:
-        """Return a network's outputs in the units of the labels."""
+        """Convert a network's outputs to the units of the original labels."""
         if self.label_mean is None or self.label_std is None:
             return np.asarray(outputs, np.float32)
         numbers = _to_float32(outputs, self.label_mean.size)
@@ -56,9 +56,10 @@ class StandardizeNormalizer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MinMaxNormalizer:
-    """Maps each feature's range to a target range, as DL4J's NormalizerMinMaxScaler.
+    """Maps each feature's range to a target range, like DL4J's NormalizerMinMaxScaler.
 
-    Bounds are f32[features] or f32[labels]; those of labels are None if it was not fitted to them.
+    Bounds are f32[features] or f32[labels]. The bounds of labels are None if the normalizer was not
+    fitted to labels.
     """
 
     target_min: float
@@ -73,13 +74,13 @@ class MinMaxNormalizer:
         return self._rescale(features, self.lower, self.upper)
 
     def transform_labels(self, labels: NDArray[Any]) -> F32:
-        """Return normalized labels; unchanged if the normalizer was not fitted to labels."""
+        """Return normalized labels, or the same labels if the normalizer was not fitted to them."""
         if self.label_lower is None or self.label_upper is None:
             return np.asarray(labels, np.float32)
         return self._rescale(labels, self.label_lower, self.label_upper)
 
     def revert_labels(self, outputs: NDArray[Any]) -> F32:
-        """Return a network's outputs in the units of the labels."""
+        """Convert a network's outputs to the units of the original labels."""
         if self.label_lower is None or self.label_upper is None:
             return np.asarray(outputs, np.float32)
         numbers = _to_float32(outputs, self.label_lower.size)
@@ -89,7 +90,7 @@ class MinMaxNormalizer:
         return np.asarray(shares * width + lower, np.float32)
 
     def _rescale(self, values: NDArray[Any], lower: F32, upper: F32) -> F32:
-        """Return values mapped from [lower, upper] of each feature to the target range."""
+        """Map values from each feature's range [lower, upper] to the target range."""
         numbers = _to_float32(values, lower.size)
         start = _reshape_for_broadcast(lower, numbers)
         width = np.maximum(_reshape_for_broadcast(upper, numbers) - start, RANGE_MIN)
@@ -100,7 +101,7 @@ class MinMaxNormalizer:
 
 @dataclass(frozen=True, slots=True)
 class ImageNormalizer:
-    """Maps pixels from [0, pixel_max] to a range, as DL4J's ImagePreProcessingScaler."""
+    """Maps pixels from [0, pixel_max] to a target range, like DL4J's ImagePreProcessingScaler."""
 
     range_min: float
     range_max: float
@@ -112,11 +113,11 @@ class ImageNormalizer:
         return np.asarray(shares * (self.range_max - self.range_min) + self.range_min, np.float32)
 
     def transform_labels(self, labels: NDArray[Any]) -> F32:
-        """Return the labels unchanged: this normalizer is for features only."""
+        """Return the labels unchanged, because this normalizer is only for features."""
         return np.asarray(labels, np.float32)
 
     def revert_labels(self, outputs: NDArray[Any]) -> F32:
-        """Return the outputs unchanged: this normalizer is for features only."""
+        """Return the outputs unchanged, because this normalizer is only for features."""
         return np.asarray(outputs, np.float32)
 
 
@@ -129,7 +130,7 @@ NORMALIZERS_BY_NAME: dict[str, Any] = {
 
 
 def describe_normalizer(normalizer: Normalizer | None) -> dict[str, Any]:
-    """Return the entry {"normalizer": ...} of a model's JSON description; {} for None."""
+    """Return {"normalizer": ...} for a model's JSON description; {} if there is no normalizer."""
     if normalizer is None:
         return {}
     name = next(name for name, kind in NORMALIZERS_BY_NAME.items() if isinstance(normalizer, kind))
@@ -151,7 +152,7 @@ def normalizer_from_description(description: dict[str, Any]) -> Normalizer | Non
 
 
 def count_normalized_features(normalizer: Normalizer) -> int | None:
-    """Return the number of features that the normalizer takes; None if it takes any number."""
+    """Return the number of features that the normalizer requires; None if any number will do."""
     if isinstance(normalizer, ImageNormalizer):
         return None
     fitted = normalizer.mean if isinstance(normalizer, StandardizeNormalizer) else normalizer.lower
@@ -159,10 +160,10 @@ def count_normalized_features(normalizer: Normalizer) -> int | None:
 
 
 def read_normalizer(path: str, reader: ArrayReader) -> Normalizer:
-    """Read and return the normalizer in normalizer.bin.
+    """Read the normalizer from normalizer.bin.
 
     Args:
-        path: the zip file, for errors.
+        path: the zip file, for error messages.
         reader: reader of the entry.
 
     Raises:
@@ -197,17 +198,17 @@ NORMALIZER_REMEDY = (
 
 
 def _check_single_input(path: str, kind: str, reader: ArrayReader) -> None:
-    """Raise NotImported for a normalizer of several inputs or outputs."""
+    """Raise NotImported if a normalizer has several inputs or outputs."""
     if not kind.startswith("MULTI_"):
         return
-    inputs, outputs = reader.read_int(), reader.read_int()  # outputs -1: not fitted to labels
+    inputs, outputs = reader.read_int(), reader.read_int()  # -1 outputs: not fitted to labels
     if inputs != 1 or outputs not in (-1, 1):
         what = f"it has {inputs} inputs and {max(outputs, 0)} outputs"
         raise NotImported(path, f"normalizer {kind}", what, NORMALIZER_REMEDY)
 
 
 def _check_equal_lengths(arrays: list[F32]) -> list[F32]:
-    """Return the arrays. Raise BadArray unless the two of each pair have the same shape."""
+    """Return the arrays. Raise BadArray unless the two arrays of each pair have the same shape."""
     for first, second in zip(arrays[::2], arrays[1::2], strict=True):
         if first.shape != second.shape:
             raise BadArray(f"{first.size} and {second.size} statistics of the same features")
@@ -215,7 +216,7 @@ def _check_equal_lengths(arrays: list[F32]) -> list[F32]:
 
 
 def _standardize(values: NDArray[Any], mean: F32, std: F32) -> F32:
-    """Return (values - mean) / std along dimension 1; a std of 0 counts as 1."""
+    """Return (values - mean) / std along dimension 1, with a std of 0 replaced by 1."""
     numbers = _to_float32(values, mean.size)
     centered = numbers - _reshape_for_broadcast(mean, numbers)
     scale = _reshape_for_broadcast(std, numbers)
@@ -223,7 +224,7 @@ def _standardize(values: NDArray[Any], mean: F32, std: F32) -> F32:
 
 
 def _to_float32(values: Any, width: int | None = None) -> F32:
-    """Return the values as float32. Raise UsageError unless dimension 1 has ``width`` features."""
+    """Convert values to float32. Raise UsageError unless dimension 1 has ``width`` features."""
     try:
         numbers = np.asarray(values, np.float32)
     except (TypeError, ValueError) as error:
@@ -237,5 +238,5 @@ def _to_float32(values: Any, width: int | None = None) -> F32:
 
 
 def _reshape_for_broadcast(statistics: F32, values: F32) -> F32:
-    """Return statistics [features] in a shape that broadcasts along dimension 1 of ``values``."""
+    """Reshape statistics [features] so that they broadcast along dimension 1 of ``values``."""
     return statistics.reshape(1, -1, *[1] * (values.ndim - 2))

@@ -1,8 +1,8 @@
-"""Arrays of DL4J's layers: shapes, order in coefficients.bin, and how each one is trained.
+"""Describe the arrays of DL4J's layers: shape, order in coefficients.bin, and how each is trained.
 
-DL4J's ParamInitializers cut one row vector into arrays, layer by layer. The state in
-updaterState.bin consists of blocks: neighbouring arrays with equal updaters share a block, in which
-each of the updater's vectors follows the one before.
+DL4J's ParamInitializers divide one row vector into arrays, layer by layer. The state in
+updaterState.bin consists of blocks. Neighbouring arrays with equal updaters share a block, and a
+block contains the updater's state vectors one after the other.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class ArraySpec(NamedTuple):
     """One array of a layer."""
 
     name: str  # DL4J's name of the array
-    shape: tuple[int, ...]  # its sizes
-    order: Literal["C", "F"]  # order of its values in the file; "C" for convolutions and vectors
-    role: str  # one of ``ROLES``, on which its training depends
+    shape: tuple[int, ...]  # the array's sizes
+    order: Literal["C", "F"]  # order of the values in the file; "C" for convolutions and vectors
+    role: str  # one of ``ROLES``; determines how the array is trained
 
     @property
     def size(self) -> int:
@@ -81,7 +81,7 @@ def list_array_specs(spec: LayerSpec) -> list[ArraySpec]:
 
 
 def _dense_arrays(spec: LayerSpec, *, bias: bool) -> Iterator[ArraySpec]:
-    """Yield the arrays of a dense layer; ``bias``: whether it has one by default."""
+    """Yield the arrays of a dense layer; ``bias`` tells whether it has a bias by default."""
     n_in, n_out = spec.get_int("nin"), spec.get_int("nout")
     yield ArraySpec("W", (n_in, n_out), "F", WEIGHT)
     if spec.get_bool("hasbias", bias):
@@ -93,7 +93,7 @@ def _dense_arrays(spec: LayerSpec, *, bias: bool) -> Iterator[ArraySpec]:
 def _convolution_arrays(
     spec: LayerSpec, kernel: tuple[int, int], *, transposed: bool = False
 ) -> Iterator[ArraySpec]:
-    """Yield the arrays of a convolution; transposed kernels have the input channels first."""
+    """Yield the arrays of a convolution; the kernel has output channels first unless transposed."""
     n_in, n_out = spec.get_int("nin"), spec.get_int("nout")
     if spec.get_bool("hasbias", True):
         yield ArraySpec("b", (n_out,), "C", BIAS)
@@ -104,9 +104,9 @@ def _convolution_arrays(
 def _convolution1d_arrays(spec: LayerSpec) -> Iterator[ArraySpec]:
     """Yield the arrays of a 1D convolution.
 
-    Up to 1.0.0-beta7 kernels are stored like those of images, from 1.0.0-M1 on as [size, nIn,
-    nOut]. A file does not tell beta7 from M1, so ``rnnDataFormat``, which beta7 introduced, is
-    taken for M1.
+    Kernels are stored like those for images up to 1.0.0-beta7, and as [size, nIn, nOut] from
+    1.0.0-M1 on. A file does not tell beta7 and M1 apart: both write ``rnnDataFormat``, whose
+    presence is taken to mean M1.
     """
     size = spec.get_sizes("kernelsize", 1)[0]
     for piece in _convolution_arrays(spec, (size, 1)):
@@ -129,7 +129,7 @@ def _channelwise_arrays(spec: LayerSpec) -> Iterator[ArraySpec]:
 
 
 def get_prelu_shape(spec: LayerSpec) -> tuple[int, ...]:
-    """Return the shape of PReLU's slopes without rows; shared axes, from 1, have size 1."""
+    """Return the shape of PReLU's slopes, without the rows; shared axes (from 1) have size 1."""
     shape = list(spec.get_sizes("inputshape", 1))
     for axis in spec.get_sizes("sharedaxes", 1) if spec.fields.get("sharedaxes") else ():
         if axis > len(shape):
@@ -139,7 +139,7 @@ def get_prelu_shape(spec: LayerSpec) -> tuple[int, ...]:
 
 
 def _lstm_arrays(spec: LayerSpec, *, peepholes: int) -> Iterator[ArraySpec]:
-    """Yield the arrays of an LSTM; ``peepholes``: their columns in the recurrent weights."""
+    """Yield the arrays of an LSTM; ``peepholes`` is their column count in the recurrent weights."""
     n_in, n_out = spec.get_int("nin"), spec.get_int("nout")
     yield ArraySpec("W", (n_in, 4 * n_out), "F", WEIGHT)
     yield ArraySpec("RW", (n_out, 4 * n_out + peepholes), "F", WEIGHT)
@@ -157,21 +157,21 @@ def _simple_rnn_arrays(spec: LayerSpec) -> Iterator[ArraySpec]:
 
 
 def _bidirectional_arrays(spec: LayerSpec) -> Iterator[ArraySpec]:
-    """Yield the inner layer's arrays for both directions, with a prefix f or b."""
+    """Yield the inner layer's arrays for both directions, with the prefix f or b."""
     pieces = list_array_specs(replace(spec, kind=str(spec.fields["within"])))
     for direction in "fb":
         yield from (piece._replace(name=f"{direction}{piece.name}") for piece in pieces)
 
 
 def _graves_bidirectional_arrays(spec: LayerSpec) -> Iterator[ArraySpec]:
-    """Yield the arrays of both directions, with a suffix F or B."""
+    """Yield the arrays of both directions, with the suffix F or B."""
     pieces = list(_lstm_arrays(spec, peepholes=3))
     for direction in "FB":
         yield from (piece._replace(name=f"{piece.name}{direction}") for piece in pieces)
 
 
 def _batch_norm_arrays(spec: LayerSpec) -> Iterator[ArraySpec]:
-    """Yield the arrays of BatchNormalization: gain and offset unless locked, and statistics."""
+    """Yield the arrays of BatchNormalization: gamma and beta unless locked, then the statistics."""
     n_out = spec.get_int("nout")
     if not spec.get_bool("lockgammabeta", False):
         yield ArraySpec("gamma", (n_out,), "C", GAIN)
@@ -181,7 +181,7 @@ def _batch_norm_arrays(spec: LayerSpec) -> Iterator[ArraySpec]:
 
 
 def has_log_std(spec: LayerSpec) -> bool:
-    """Return whether the second statistic is log10 of std; it was the variance before beta4."""
+    """Return whether BatchNormalization stores log10 of the std; before beta4, the variance."""
     if spec.variables:
         return VARIANCE not in spec.variables
     return spec.get_bool("uselogstd", False)
@@ -193,7 +193,7 @@ def count_parameters(network: SavedNetwork) -> int:
 
 
 def split_parameters(network: SavedNetwork, flat: NDArray[np.float32]) -> list[Arrays]:
-    """Return the arrays of each layer, in DL4J's shapes, as parts of coefficients.bin."""
+    """Divide the content of coefficients.bin into the arrays of each layer, in DL4J's shapes."""
     offset, layers = 0, []
     for spec in network.specs:
         arrays: Arrays = {}
@@ -206,7 +206,7 @@ def split_parameters(network: SavedNetwork, flat: NDArray[np.float32]) -> list[A
 
 
 NO_OP = "noop"
-# State vectors of each updater, in the order of a block.
+# State vectors of each updater, in their order within a block.
 STATE_VECTORS: dict[str, tuple[str, ...]] = {
     NO_OP: (),
     "none": (),
@@ -233,8 +233,8 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {  # org.nd4j.linalg.learning.
     "adagrad": {"learningrate": 0.1, "epsilon": 1e-6},
     "rmsprop": {"learningrate": 0.1, "rmsdecay": 0.95, "epsilon": 1e-8},
 }
-ADAGRAD_INITIAL = 1e-6  # independent of its epsilon
-# Options that 0.8 and earlier wrote next to the updater's name -> today's names.
+ADAGRAD_INITIAL = 1e-6  # does not depend on AdaGrad's epsilon
+# Options that DL4J 0.8 and earlier wrote next to the updater's name -> their current names.
 LEGACY_OPTION_NAMES = {
     "adammeandecay": "beta1",
     "adamvardecay": "beta2",
@@ -243,7 +243,7 @@ LEGACY_OPTION_NAMES = {
 
 
 def get_initial_vector_value(kind: str, options: Mapping[str, Any]) -> float:
-    """Return the value with which an updater's state vectors start."""
+    """Return the initial value of an updater's state vectors."""
     if kind == "adagrad":
         return ADAGRAD_INITIAL
     return float(options["epsilon"]) if kind == "rmsprop" else 0.0
@@ -251,12 +251,12 @@ def get_initial_vector_value(kind: str, options: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerConf:
-    """An updater's class and options. Neighbouring arrays with equal ones share a state block.
+    """An updater's class and options. Neighbouring arrays with equal confs share a state block.
 
     Attributes:
         kind: the short name of its class, in lower case.
-        options: its numbers, by DL4J's name in lower case.
-        schedules: JSON of its schedules by option.
+        options: its numeric options, by DL4J's name in lower case.
+        schedules: JSON object of its schedules by option.
     """
 
     kind: str
@@ -265,7 +265,7 @@ class OptimizerConf:
 
     @property
     def vectors(self) -> tuple[str, ...] | None:
-        """The names of its state vectors; None if the class is unknown."""
+        """The names of the updater's state vectors; None if its class is unknown."""
         return STATE_VECTORS.get(self.kind)
 
 
@@ -278,7 +278,7 @@ class TrainingRule:
     l2: float = 0.0  # weight of half the sum of squares
     decay: float = 0.0  # weight decay per step
     decay_by_rate: bool = True  # whether ``decay`` is multiplied by the learning rate
-    normalization: str = "none"  # of gradients; DL4J's constant in lower case
+    normalization: str = "none"  # gradient normalization: DL4J's constant in lower case
     threshold: float = 1.0  # limit for gradient clipping
 
 
@@ -304,7 +304,7 @@ def _read_optimizer(spec: LayerSpec, name: str) -> OptimizerConf | None:
 
 
 def _read_legacy_optimizer(spec: LayerSpec) -> OptimizerConf:
-    """Return the updater that 0.8 and earlier wrote; of kind "none" if the layer has none."""
+    """Return the updater as DL4J 0.8 and earlier wrote it; kind "none" if the layer has none."""
     name = spec.fields.get("updater")
     if not isinstance(name, str):
         return OptimizerConf("none")
@@ -315,7 +315,7 @@ def _read_legacy_optimizer(spec: LayerSpec) -> OptimizerConf:
 
 
 def _make_optimizer_conf(spec: LayerSpec, parsed: TypedObject) -> OptimizerConf:
-    """Return an updater with its options, DL4J's defaults and schedules."""
+    """Return an updater with its options, completed by DL4J's defaults, and its schedules."""
     where, fields = f"{parsed.kind} of {spec.label}", parsed.fields
     options = {
         name: read_float(spec.path, where, fields, name, default)
@@ -326,10 +326,10 @@ def _make_optimizer_conf(spec: LayerSpec, parsed: TypedObject) -> OptimizerConf:
 
 
 def _read_penalties(spec: LayerSpec, bias: bool) -> dict[str, Any]:
-    """Return l1, l2 and weight decay of a layer's weights, or biases, as TrainingRule's options."""
+    """Return l1, l2 and weight decay of a layer's weights or biases, as TrainingRule fields."""
     listed = spec.fields.get("regularizationbias" if bias else "regularization")
     end = "bias" if bias else ""
-    if not isinstance(listed, list):  # before 1.0.0-beta4, where l2 meant today's weight decay
+    if not isinstance(listed, list):  # before 1.0.0-beta4, l2 meant what is now weight decay
         return {
             "l1": spec.get_float(f"l1{end}", 0.0),
             "decay": spec.get_float(f"l2{end}", 0.0),
@@ -350,7 +350,7 @@ def _read_penalties(spec: LayerSpec, bias: bool) -> dict[str, Any]:
 
 
 def _read_constant(spec: LayerSpec, value: Any) -> float:
-    """Return a number or a constant schedule's value; raise NotImported for other schedules."""
+    """Return a number, or the value of a constant schedule; raise NotImported for others."""
     parsed = parse_typed(value)
     if parsed is not None and parsed.kind == "fixedschedule":
         value = parsed.fields.get("value")
@@ -361,10 +361,10 @@ def _read_constant(spec: LayerSpec, value: Any) -> float:
 
 @dataclass(slots=True)
 class StateBlock:
-    """Neighbouring arrays with equal updaters."""
+    """Neighbouring arrays with equal updaters, whose state is stored together."""
 
     optimizer: OptimizerConf  # the updater
-    pieces: list[tuple[int, ArraySpec]]  # number of the layer and spec of each array
+    pieces: list[tuple[int, ArraySpec]]  # (layer number, spec) of each array
 
     @property
     def size(self) -> int:
@@ -373,7 +373,7 @@ class StateBlock:
 
 
 def list_state_blocks(network: SavedNetwork) -> list[StateBlock]:
-    """Return the blocks of updaterState.bin in their order."""
+    """Return the blocks of updaterState.bin in order."""
     blocks: list[StateBlock] = []
     for number, spec in enumerate(network.specs):
         for piece in list_array_specs(spec):
@@ -395,7 +395,7 @@ def count_state_values(network: SavedNetwork) -> int | None:
 
 
 def split_state(network: SavedNetwork, flat: NDArray[np.float32]) -> list[dict[str, Arrays]]:
-    """Return each layer's state in DL4J's shapes: vector name -> array name -> values."""
+    """Return each layer's state, in DL4J's shapes, as vector name -> array name -> values."""
     layers: list[dict[str, Arrays]] = [{} for _ in network.specs]
     offset = 0
     for block in list_state_blocks(network):
@@ -411,7 +411,7 @@ def split_state(network: SavedNetwork, flat: NDArray[np.float32]) -> list[dict[s
 
 
 def make_initial_state(network: SavedNetwork) -> NDArray[np.float32]:
-    """Return the content of updaterState.bin before the first step, one flat array."""
+    """Return the content of updaterState.bin before the first step, as one flat array."""
     parts = [
         np.full(
             len(block.optimizer.vectors or ()) * block.size,
@@ -424,7 +424,7 @@ def make_initial_state(network: SavedNetwork) -> NDArray[np.float32]:
 
 
 def find_untrainable_options(network: SavedNetwork) -> Iterator[str]:
-    """Yield the names of the network's options that training here does not support."""
+    """Yield the network's options that training here does not support."""
     yield from network.untrainable
     for spec in network.specs:
         for name, word in (("weightnoise", "weightNoise"), ("constraints", "constraints")):
@@ -436,6 +436,6 @@ def find_untrainable_options(network: SavedNetwork) -> Iterator[str]:
                 yield f"updater {updater.kind} of {spec.label}"
             if "momentum" in updater.schedules:  # momentumISchedule, or 0.9's momentumSchedule
                 yield f"momentumSchedule of {spec.label}"
-            rate = updater.options.get("learningrate", 1.0)  # 0.9 and earlier have one for biases
+            rate = updater.options.get("learningrate", 1.0)  # DL4J <= 0.9 has another for biases
             if piece.role == BIAS and spec.get_float("biaslearningrate", rate) != rate:
                 yield f"biasLearningRate of {spec.label}"

@@ -1,4 +1,4 @@
-"""LightningModules of ``lightning`` or ``pytorch_lightning`` as flat-parameter models."""
+"""LightningModules, from ``lightning`` or ``pytorch_lightning``, as flat-parameter models."""
 
 from sparkstrom.models.lightning.model import LightningModel
 

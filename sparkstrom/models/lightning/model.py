@@ -1,7 +1,7 @@
-"""LightningModel: a LightningModule's own steps and optimizer, trained on one flat vector.
+"""LightningModel: trains a LightningModule's own steps and optimizer on one flat vector.
 
-Each of the packages ``lightning`` and ``pytorch_lightning`` has its own class LightningModule.
-Neither is imported here: a user's module comes with its own.
+The packages ``lightning`` and ``pytorch_lightning`` each define their own class LightningModule.
+Neither package is imported here; the user's module brings its own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CUSTOM_STEP_REMEDY = "for your own step use TorchModel(module, None, optimizer, 
 REMOVED_HOOK_REMEDY = "Lightning 2 has no such hook: use on_train_batch_end and on_train_epoch_end"
 PREDICT_STEP_REMEDY = "do it in predict_step"
 
-# Hooks that are not called here -> what to do instead.
+# Hooks of Lightning that are not called here -> what to do instead.
 REFUSED_HOOKS = {
     "optimizer_step": CUSTOM_STEP_REMEDY,
     "optimizer_zero_grad": CUSTOM_STEP_REMEDY,
@@ -74,7 +74,7 @@ REFUSED_HOOKS = {
     "training_step_end": REMOVED_HOOK_REMEDY,
 }
 
-# Hooks that are not called when held-out rows are measured.
+# Hooks of Lightning that are not called when the model is evaluated on held-out rows.
 REFUSED_VALIDATION_HOOKS = (
     *("on_validation_start", "on_validation_end", "on_validation_model_zero_grad"),
     *("on_validation_batch_start", "on_validation_batch_end", "on_validation_model_eval"),
@@ -84,7 +84,7 @@ REFUSED_VALIDATION_HOOKS = (
 
 
 def find_lightning_base(module: Any) -> type | None:
-    """Return the class LightningModule from which the module's class inherits, or None."""
+    """Return the LightningModule class that the module's class inherits from, or None."""
     for kind in type(module).__mro__:
         if (
             kind.__name__ == "LightningModule"
@@ -95,7 +95,7 @@ def find_lightning_base(module: Any) -> type | None:
 
 
 def iter_lightning_modules(module: nn.Module) -> Iterator[Any]:
-    """Yield the LightningModules among the module and its submodules."""
+    """Yield those of the module and its submodules that are LightningModules."""
     return (part for part in module.modules() if find_lightning_base(part) is not None)
 
 
@@ -108,14 +108,14 @@ def iter_metrics(module: nn.Module) -> Iterator[Any]:
 
 
 def is_overridden(module: Any, name: str) -> bool:
-    """Return whether the user's module has a method ``name`` of its own."""
+    """Return whether the user's module overrides Lightning's method ``name``."""
     method = getattr(type(module), name, None)
     base_method = getattr(find_lightning_base(module), name, None)
     return name in vars(module) or (method is not None and method is not base_method)
 
 
 def check_module(module: Any) -> None:
-    """Raise UsageError naming a part of the module that would not be used here."""
+    """Raise UsageError, naming the part, if a part of the module would not be used here."""
     kind = type(module).__name__
     if find_lightning_base(module) is None:
         raise UsageError(
@@ -142,7 +142,7 @@ def check_module(module: Any) -> None:
 
 
 def require_validation_step(module: Any) -> None:
-    """Raise UsageError if held-out rows cannot be measured as Lightning would do it."""
+    """Raise UsageError unless the module can be evaluated on held-out rows as in Lightning."""
     kind = type(module).__name__
     if not is_overridden(module, "validation_step"):
         raise UsageError(
@@ -158,7 +158,7 @@ def require_validation_step(module: Any) -> None:
 
 
 def make_step_arguments(step: Callable[..., Any], batch: Any, index: int) -> tuple[Any, ...]:
-    """Return (batch, index) or (batch,) as the step takes; raise UsageError if neither fits."""
+    """Return the step's arguments, (batch, index) or (batch,); raise UsageError if neither fits."""
     parameters = inspect.signature(step).parameters
     arguments = (batch, index) if len(parameters) > 1 else (batch,)
     try:
@@ -188,17 +188,17 @@ TRAINER_REMEDIES = {
 
 
 class TrainerStub:
-    """Replacement of a Trainer with the attributes that Lightning's code and most users read.
+    """Replacement for a Trainer, with the attributes that Lightning's code and most users read.
 
     Attributes:
-        current_epoch: epoch of this worker, over all fits.
-        global_step: the fit's minibatches.
-        batch: position in this worker's epoch, from 0.
-        num_training_batches: minibatches of this worker's epoch.
+        current_epoch: this worker's epoch, counted over all fits.
+        global_step: number of minibatches of the fit so far.
+        batch: index of the minibatch in this worker's epoch, from 0.
+        num_training_batches: number of minibatches in this worker's epoch.
         fit_length: length of the fit, for schedulers.
         has_read_length: whether configure_optimizers has read the fit's length.
-        stage: what the module does now, such as ``TRAINING``.
-        logged: name -> value of the current minibatch's ``log`` calls.
+        stage: what the module is doing, such as ``TRAINING``.
+        logged: name -> value of the ``log`` calls in the current minibatch.
     """
 
     def __init__(self) -> None:
@@ -219,26 +219,26 @@ class TrainerStub:
 
     @property
     def validating(self) -> bool:
-        """Whether held-out rows are being measured."""
+        """Whether the model is being evaluated on held-out rows."""
         return self.stage == VALIDATING
 
     @property
     def predicting(self) -> bool:
-        """Whether rows are being predicted."""
+        """Whether a prediction is running."""
         return self.stage == PREDICTING
 
     @property
     def estimated_stepping_batches(self) -> int:
-        """The fit's minibatches of all workers.
+        """The number of minibatches of the whole fit, over all workers.
 
-        If configure_optimizers reads it, the scheduler depends on the fit's length.
+        A scheduler depends on the fit's length if configure_optimizers reads this attribute.
         """
         self.has_read_length |= self.stage == CONFIGURING
         return self.fit_length.minibatches
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether the current minibatch is the last one of the worker's epoch."""
+        """Whether the current minibatch is the last one in the worker's epoch."""
         return self.batch + 1 == self.num_training_batches
 
     def __getattr__(self, name: str) -> Any:
@@ -250,7 +250,7 @@ class TrainerStub:
 
     @contextlib.contextmanager
     def attached(self, module: nn.Module, stage: str) -> Iterator[None]:
-        """Replace the module's trainer and record what it logs within the context."""
+        """Act as the module's trainer within the context, and record what the module logs."""
         parts = [(part, part._trainer) for part in iter_lightning_modules(module)]
         self.stage, self.logged = stage, {}
         for part, _ in parts:
@@ -265,11 +265,11 @@ class TrainerStub:
             self.stage = CONFIGURING
 
     def _log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Record a logged value; options such as ``prog_bar`` are ignored."""
+        """Record a logged value; ignore options such as ``prog_bar``."""
         self.logged[name] = value
 
     def get_logged_number(self, name: str) -> float | None:
-        """Return the logged value, or None. Raise UsageError if it is no single number."""
+        """Return the logged value, or None. Raise UsageError if it is not a single number."""
         if name not in self.logged:
             return None
         value = self.logged[name]
@@ -283,16 +283,16 @@ class TrainerStub:
         )
 
 
-IGNORED_KEYS = ("name", "strict", "monitor", "reduce_on_plateau")  # without effect here
+IGNORED_KEYS = ("name", "strict", "monitor", "reduce_on_plateau")  # have no effect here
 SCHEDULER_KEYS = ("scheduler", "interval", "frequency")
 ONE_OPTIMIZER_REMEDY = "training_step is called once in a step here: return one optimizer"
 
 
 def parse_optimizers(result: Any, scaling: WorkerScaling) -> tuple[Optimizer, LRScheduler | None]:
-    """Return the optimizer and scheduler, or None, of configure_optimizers' result.
+    """Parse configure_optimizers' result; return (optimizer, scheduler or None).
 
-    Set the scheduler's interval and frequency in ``scaling``. Raise UsageError naming what is not
-    supported.
+    Set the scheduler's interval and frequency in ``scaling``. Raise UsageError, with the reason, if
+    something is not supported.
     """
     optimizers, schedulers = _split_optimizers_result(result)
     if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer):
@@ -307,7 +307,7 @@ def parse_optimizers(result: Any, scaling: WorkerScaling) -> tuple[Optimizer, LR
 
 
 def _split_optimizers_result(result: Any) -> tuple[list[Any], list[Any]]:
-    """Return lists of optimizers and schedulers from any result that Lightning accepts."""
+    """Return (optimizers, schedulers) as lists, from any result that Lightning accepts."""
     if isinstance(result, dict):
         unknown = set(result) - {"optimizer", "lr_scheduler", "monitor"}
         if unknown or "optimizer" not in result:
@@ -327,7 +327,7 @@ def _split_optimizers_result(result: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _parse_scheduler(value: Any, scaling: WorkerScaling) -> LRScheduler:
-    """Return the scheduler of ``lr_scheduler``; set interval and frequency in ``scaling``."""
+    """Return the scheduler from ``lr_scheduler``; set its interval and frequency in ``scaling``."""
     options = value if isinstance(value, dict) else {"scheduler": value}
     scheduler = options.get("scheduler")
     unknown = sorted(set(options) - {*SCHEDULER_KEYS, *IGNORED_KEYS})
@@ -345,7 +345,7 @@ def _parse_scheduler(value: Any, scaling: WorkerScaling) -> LRScheduler:
             f"lr_scheduler is a {type(scheduler).__name__}: it must be one of"
             " torch.optim.lr_scheduler, or a dict with `scheduler`"
         )
-    # Lightning's default is an epoch.
+    # Lightning's default interval is an epoch.
     interval, frequency = options.get("interval", EPOCH), options.get("frequency", 1)
     if interval not in INTERVALS:
         raise UsageError(f"lr_scheduler has interval={interval!r}: it must be step or epoch")
@@ -371,16 +371,17 @@ class LightningModel(FlatModule):
     """A LightningModule as a flat-parameter model, with automatic optimization.
 
     ``training_step``, ``configure_optimizers`` and the hooks around a step are the module's own.
-    ``validation_step`` measures held-out rows. ``predict_step``, or else ``forward``, predicts.
+    ``validation_step`` evaluates on held-out rows. ``predict_step`` predicts or, if the module has
+    none, ``forward``.
 
     Args:
         module: the LightningModule.
         batch: function TorchBatch -> argument of the steps; by default (features, labels), one dict
-            of both if both are dicts, and the features alone without labels.
+            of both if both are dicts, or only the features if there are no labels.
         monitor: name of a value that validation_step logs: a mean over rows, lower is better.
         device: where workers train; see TorchModel.
-        clip_norm: upper bound of the gradient's norm, Trainer's ``gradient_clip_val``.
-        autocast: "bfloat16" for Trainer's ``precision="bf16-mixed"``.
+        clip_norm: upper bound of the gradient's norm, like Trainer's ``gradient_clip_val``.
+        autocast: "bfloat16" corresponds to Trainer's ``precision="bf16-mixed"``.
         outputs: what predictions are, for metrics: logits, probabilities or values.
 
     Raises:
@@ -423,11 +424,11 @@ class LightningModel(FlatModule):
         return {k: repr(v) for k, v in known.items() if isinstance(v, str | int | float | bool)}
 
     def _set_up(self, module: Any) -> None:
-        """Initialize everything that follows from the module, also after unpickling."""
+        """Initialize everything that is derived from the module; also called after unpickling."""
         super()._set_up(module)
         self._trainer = TrainerStub()
         self._started_epoch: int | None = None
-        self._validated_batches = 0  # minibatches since the last step
+        self._validated_batches = 0  # minibatches evaluated since the last training step
 
     def bind(self, params: Any) -> None:
         """Make the parameters views of ``params``, f32[n_params]; move metrics to the device."""
@@ -438,17 +439,17 @@ class LightningModel(FlatModule):
             metric.to(self._device)
 
     def set_position(self, epoch: int, batch: int, batches: int) -> None:
-        """Set the next step's position in the worker's epoch: ``batch`` of ``batches``."""
+        """Set the position of the next step: minibatch ``batch`` of ``batches`` in ``epoch``."""
         self._trainer.current_epoch = self._scaling.epoch = epoch
         self._trainer.batch, self._trainer.num_training_batches = batch, batches
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Scale momentum to the number of workers and move the schedule to the fit's position."""
+        """Scale momentum to the number of workers; advance the schedule to the fit's position."""
         super().keep_pace(workers, minibatches, counted)
         self._trainer.global_step = minibatches
 
     def _make_optimizer(self) -> OptimizerPair:
-        """Return the optimizer and scheduler of configure_optimizers."""
+        """Return the optimizer and scheduler from the module's configure_optimizers."""
         self._trainer.fit_length = self._fit_length or UNKNOWN_LENGTH
         with self._trainer.attached(self._module, CONFIGURING):
             result = self._module.configure_optimizers()
@@ -461,7 +462,7 @@ class LightningModel(FlatModule):
         return self._trainer.has_read_length
 
     def _train_batch(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> torch.Tensor:
-        """Train on one minibatch, with hooks in Lightning's order; return the loss."""
+        """Train on one minibatch, with the module's hooks in Lightning's order; return the loss."""
         module: Any = self._module
         trainer, self._validated_batches = self._trainer, 0
         with trainer.attached(module, TRAINING):
@@ -488,7 +489,7 @@ class LightningModel(FlatModule):
         return loss.detach()
 
     def _begin_epoch(self) -> None:
-        """Call the hooks of training's first step, and of the first step of an epoch."""
+        """Call the hooks for the start of training and of an epoch, if they are due."""
         module: Any = self._module
         if self._started_epoch is None:
             module.on_train_start()
@@ -498,7 +499,7 @@ class LightningModel(FlatModule):
             module.on_train_epoch_start()
 
     def _training_loss(self, step_batch: Any, index: int) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Return training_step's loss, and the outputs for on_train_batch_end."""
+        """Return training_step's loss, and its outputs for on_train_batch_end."""
         step = self._module.training_step
         with (
             explaining_shape_errors(step.__qualname__, STEP_REMEDY, batch=step_batch),
@@ -515,11 +516,11 @@ class LightningModel(FlatModule):
         return loss, {**rest, "loss": loss.detach()}
 
     def need_loss(self) -> None:
-        """Raise UsageError unless the module's validation_step can measure held-out rows."""
+        """Raise UsageError unless validation_step can evaluate the model on held-out rows."""
         require_validation_step(self._module)
 
     def loss(self, batch: Batch) -> tuple[float, float]:
-        """Return (``monitor`` as logged by validation_step x rows, number of rows)."""
+        """Return (number of rows x the value that validation_step logs as ``monitor``, rows)."""
         self.need_loss()
         step_batch = self._make_step_batch(batch_to_device(self._device, batch))
         step = self._module.validation_step
@@ -549,7 +550,7 @@ class LightningModel(FlatModule):
         check_rows(labels, rows, "labels")
 
     def _predict_rows(self, features: Columns) -> Any:
-        """Return the outputs of predict_step, or else forward, as NumPy arrays."""
+        """Return the outputs of predict_step, or of forward without it, as NumPy arrays."""
         module, given = self._module, features_to_device(self._device, features)
         if not is_overridden(module, "predict_step") and not is_overridden(module, "forward"):
             raise UsageError(
@@ -564,7 +565,7 @@ class LightningModel(FlatModule):
                 return outputs_to_numpy(step(*make_step_arguments(step, given, 0)))
 
     def _make_step_batch(self, batch: TorchBatch) -> Any:
-        """Return the argument of the steps, passed through the module's own hooks."""
+        """Return the argument for the module's steps, after its own batch-transfer hooks."""
         if self._make_batch is not None:
             step_batch = self._make_batch(batch)
         elif batch.weights is not None:
@@ -575,13 +576,13 @@ class LightningModel(FlatModule):
         return module.on_after_batch_transfer(module.on_before_batch_transfer(step_batch, 0), 0)
 
     def _reset_metrics(self) -> None:
-        """Reset the state of all torchmetrics inside of the module."""
+        """Reset the state of all torchmetrics inside the module."""
         for metric in iter_metrics(self._module):
             metric.reset()
 
 
 def make_default_batch(batch: TorchBatch) -> Any:
-    """Return (features, labels), one dict if both are dicts, or features without labels."""
+    """Return (features, labels), one dict of both if both are dicts, or features if unlabelled."""
     features, labels = batch.features, batch.labels
     if isinstance(labels, tuple) and not labels:
         return features
@@ -593,7 +594,7 @@ def make_default_batch(batch: TorchBatch) -> Any:
 
 
 def _describe_result(result: Any) -> str:
-    """Return the type of a step's result, with shape or keys, for an error message."""
+    """Return the type of a step's result, with its shape or keys, for an error message."""
     if isinstance(result, torch.Tensor):
         return f"a tensor {list(result.shape)}"
     if isinstance(result, dict):

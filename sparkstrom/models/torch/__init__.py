@@ -1,4 +1,4 @@
-"""PyTorch modules as flat-parameter models. No other part of the package imports torch."""
+"""PyTorch modules as flat-parameter models. Importing this package requires torch."""
 
 from sparkstrom.base.errors import UsageError
 

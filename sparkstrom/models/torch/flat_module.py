@@ -1,10 +1,11 @@
 """FlatModule: base class of torch models whose parameters are views of one flat vector.
 
-It provides memory, buffers, state and pickling. Subclasses add loss, optimizer and training step.
+This class provides memory, buffers, optimizer state and pickling; subclasses add the loss, the
+optimizer and the training step.
 
 A pickle contains the module without the memory of its parameters. Functions such as loss and step
-are pickled next to the module. A function that holds the module itself would get another copy of it
-on an executor, whose training is lost, so it is refused.
+are pickled next to the module. A function that captures the module itself is refused: on an
+executor it would get a separate copy of the module, and what it trains there would be lost.
 """
 
 from __future__ import annotations
@@ -89,16 +90,16 @@ from sparkstrom.models.torch.worker_scaling import (
     describe_statistics,
 )
 
-INSPECTED_MAX = 10_000  # objects, breadth first: a function may refer to a whole program
+INSPECTED_MAX = 10_000  # maximum objects to inspect: a function may refer to a whole program
 
-EMPTY_CELL = types.CellType()  # equals the cell of a variable without a value
+EMPTY_CELL = types.CellType()  # equals the closure cell of a variable without a value
 
 
 def copy_without_storage(module: nn.Module, named: NamedParameters) -> nn.Module:
-    """Return a copy of the module whose parameters have a shape but one element of memory.
+    """Return a copy of the module whose parameters keep their shape but take one element of memory.
 
-    Parametrizations are inactive until ``materialize``, because torch refuses to pickle their
-    classes. Raise UsageError if the module cannot be copied.
+    Parametrizations are inactive until ``materialize`` is called, because torch refuses to pickle
+    their classes. Raise UsageError if the module cannot be copied.
     """
     memo: dict[int, Any] = {
         id(parameter): _strip_storage(parameter) for parameter in named.values()
@@ -117,7 +118,7 @@ def copy_without_storage(module: nn.Module, named: NamedParameters) -> nn.Module
 
 
 def materialize(module: nn.Module) -> nn.Module:
-    """Activate a copied module's parametrizations (weight_norm, ...); return the module."""
+    """Activate the parametrizations (weight_norm, ...) of a copied module; return the module."""
     for part in list(module.modules()):
         if parametrize.is_parametrized(part) and not _is_materialized(part):
             parametrize._inject_new_class(part)
@@ -132,22 +133,22 @@ def _is_materialized(part: nn.Module) -> bool:
 
 
 def _strip_storage(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a parameter of the same shape and attributes with one element of memory."""
+    """Return a parameter of equal shape and attributes with a single element of memory."""
     values = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
     stripped = nn.Parameter(values, requires_grad=parameter.requires_grad)
-    stripped.__dict__.update(parameter.__dict__)  # attributes of the user, such as no_decay
+    stripped.__dict__.update(parameter.__dict__)  # user-defined attributes, such as no_decay
     return stripped
 
 
-# Parameter's name -> (hooks on its gradient, hooks after accumulation of the gradient).
+# Parameter name -> (hooks on its gradient, hooks called after its gradient was accumulated).
 Hooks = dict[str, tuple[list[Any], list[Any]]]
 
 
 def collect_hooks(module: nn.Module, named: NamedParameters) -> Hooks:
-    """Return the hooks of each parameter that has some.
+    """Return the hooks of each parameter that has hooks.
 
-    torch drops hooks of parameters when it pickles or copies a module, so they are pickled
-    separately. Raise UsageError for a hook that holds the module itself.
+    torch drops the hooks of parameters when a module is pickled or copied, so they are pickled
+    separately. Raise UsageError for a hook that captures the module itself.
     """
     found: Hooks = {}
     for name, parameter in named.items():
@@ -161,7 +162,7 @@ def collect_hooks(module: nn.Module, named: NamedParameters) -> Hooks:
 
 
 def register_hooks(named: NamedParameters, hooks: Hooks) -> None:
-    """Register hooks that ``collect_hooks`` returned on the parameters of the same names."""
+    """Register the hooks from ``collect_hooks`` on the parameters of the same names."""
     for name, (of_gradient, accumulated) in hooks.items():
         for hook in of_gradient:
             named[name].register_hook(hook)
@@ -182,7 +183,7 @@ HOOK_REMEDY = (
 def refuse_captured_module(
     module: nn.Module, remedy: str = FUNCTION_REMEDY, **functions: Any
 ) -> None:
-    """Raise UsageError if a function holds the module, or a part of it with parameters.
+    """Raise UsageError if a function captures the module, or a part of it with parameters.
 
     Args:
         module: the module.
@@ -210,9 +211,9 @@ def refuse_captured_module(
 
 
 def _reachable_objects(function: Any) -> Iterator[Any]:
-    """Yield the objects that are pickled with a function, at most ``INSPECTED_MAX``.
+    """Yield the objects that would be pickled with a function, at most ``INSPECTED_MAX``.
 
-    These are closures, defaults, attributes, and globals that the function reads.
+    They are found through closures, defaults, attributes, and globals that the function reads.
     """
     queue, seen = deque([function]), {id(function)}
     while queue and len(seen) < INSPECTED_MAX:
@@ -225,7 +226,7 @@ def _reachable_objects(function: Any) -> Iterator[Any]:
 
 
 def _referenced_objects(value: Any) -> Iterator[Any]:
-    """Yield the objects that ``value`` refers to directly and that are pickled with it."""
+    """Yield the objects that ``value`` refers to directly and that would be pickled with it."""
     if isinstance(value, partial):
         yield from (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, types.MethodType):
@@ -243,7 +244,7 @@ def _referenced_objects(value: Any) -> Iterator[Any]:
 
 
 def _iter_used_globals(function: types.FunctionType) -> Iterator[Any]:
-    """Yield the modules and tensors that a function reads by name, and functions of its file."""
+    """Yield the global modules, tensors and functions of the same file that a function reads."""
     for name in _list_global_names(function.__code__):
         value = function.__globals__.get(name)
         beside = getattr(value, "__module__", None) == function.__module__
@@ -254,7 +255,7 @@ def _iter_used_globals(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _list_global_names(code: types.CodeType) -> set[str]:
-    """Return the names of globals that the code reads, nested functions included."""
+    """Return the names of the globals that the code reads, including its nested functions."""
     names = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -271,7 +272,7 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"  # GPUs that this process sees, in its 
 def check_options(
     loss: Any, step: Any, clip_norm: float | None, accumulate: int, autocast: str | None
 ) -> None:
-    """Raise UsageError naming an invalid option of TorchModel, with the valid values."""
+    """Raise UsageError, with the valid values, if an option of TorchModel is invalid."""
     if loss is not None or step is None:
         check_loss(loss)
     if step is not None:
@@ -286,7 +287,7 @@ def check_options(
 def _refuse_options_with_step(
     step: Any, clip_norm: float | None, accumulate: int, autocast: str | None
 ) -> None:
-    """Raise UsageError for options that have no effect with a user's own step."""
+    """Raise UsageError for options that have no effect with a user-defined step."""
     options = {
         "clip_norm": clip_norm,
         "accumulate": None if accumulate == 1 else accumulate,
@@ -302,7 +303,7 @@ def _refuse_options_with_step(
 
 
 def check_device_name(name: str | None) -> str | None:
-    """Return the name. Raise UsageError unless it is None or a CPU or CUDA device of torch."""
+    """Return the name. Raise UsageError unless it is None or names the CPU or a CUDA device."""
     if name is None:
         return None
     kind, _, index = name.partition(":") if isinstance(name, str) else ("", "", "")
@@ -315,7 +316,7 @@ def check_device_name(name: str | None) -> str | None:
 
 
 def choose_device(name: str | None, gpu: int | None) -> torch.device:
-    """Return the device of this task: the named one, else Spark's GPU, else the CPU.
+    """Return the device for this task: the named device, else Spark's GPU, else the CPU.
 
     Args:
         name: the option ``device``; "cuda" also selects Spark's GPU if there is one.
@@ -351,7 +352,7 @@ def get_gpu_index(device: torch.device) -> int | None:
 
 
 def _get_index_in_process(gpu: int) -> int:
-    """Return the index, in this process, of the GPU with number ``gpu`` on the machine."""
+    """Convert a GPU's number on the machine to its index among those visible to this process."""
     seen = os.environ.get(VISIBLE_DEVICES, "").split(",")
     return seen.index(str(gpu)) if str(gpu) in seen else gpu
 
@@ -361,21 +362,21 @@ TOTAL_STEPS_KEY = f"{FIT_PREFIX}total_steps"
 
 
 class FlatModule:
-    """A torch module as a flat-parameter model, without loss, optimizer and training step.
+    """A torch module as a flat-parameter model; loss, optimizer and training step are abstract.
 
     Class attributes of subclasses:
         KIND: ``kind`` of the model's description.
         OPTIONS: names of attributes that are pickled besides the module.
     """
 
-    KIND = ""  # of descriptions
+    KIND = ""
     OPTIONS: tuple[str, ...] = ()
     _device_wanted: str | None
     _autocast: str | None
     _outputs_kind: str
 
     def _adopt_module(self, module: nn.Module) -> None:
-        """Take the user's module with its current values. Raise UsageError if it is invalid."""
+        """Use the user's module with its current values. Raise UsageError if it is invalid."""
         self._set_up(module)
         refuse_aliases(module, self._named_parameters)
         collect_hooks(module, self._named_parameters)
@@ -384,7 +385,7 @@ class FlatModule:
             module.train()
 
     def _set_up(self, module: nn.Module) -> None:
-        """Initialize everything that follows from the module, also after unpickling."""
+        """Initialize everything that is derived from the module; also called after unpickling."""
         self._named_parameters = named_parameters(module)
         self._module = module
         self._layout: Layout = make_layout(self._named_parameters)
@@ -393,11 +394,11 @@ class FlatModule:
         self._views: ParameterViews | None = None
         self._optimizer_pair: OptimizerPair | None = None
         self._scaling = WorkerScaling()
-        self._has_values = False  # the module still holds its initial parameters
+        self._has_values = False  # whether the module still contains its initial parameters
         self._initial: Flat | None = None
         self._has_stepped = False
         self._is_placed = False
-        self._fit_length: FitLength | None = None  # None: unknown so far
+        self._fit_length: FitLength | None = None  # None: not known yet
         self._early_optimizer_state: State | None = None  # loaded before the fit's length was known
 
     def __repr__(self) -> str:
@@ -406,11 +407,11 @@ class FlatModule:
         return f"{kind}({module}, {self.n_params:,} parameters{options})"
 
     def _describe_options(self) -> dict[str, str]:
-        """Return the options that ``repr`` shows, such as the learning rate: name -> text."""
+        """Return the options to show in ``repr``, such as the learning rate: name -> text."""
         return {}
 
     def _make_optimizer(self) -> OptimizerPair:
-        """Return a new optimizer of the module's parameters, and its scheduler or None."""
+        """Return a new optimizer for the module's parameters, and its scheduler or None."""
         raise NotImplementedError
 
     def _train_batch(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> Any:
@@ -423,16 +424,16 @@ class FlatModule:
 
     @property
     def n_params(self) -> int:
-        """The number of parameters, including frozen ones, tied ones once."""
+        """The number of parameters, including frozen ones; tied parameters count once."""
         return self._layout.size
 
     @property
     def module(self) -> nn.Module:
-        """The user's module; its parameters are views of the memory that was bound last."""
+        """The user's module, whose parameters are views of the most recently bound memory."""
         return self._module
 
     def frozen_parameters(self) -> list[slice]:
-        """Return the slices of parameters without ``requires_grad`` in the flat vector."""
+        """Return the slices of the flat vector whose parameters have no ``requires_grad``."""
         return [
             slice(start, start + parameter.numel())
             for parameter, start in zip(
@@ -442,7 +443,7 @@ class FlatModule:
         ]
 
     def initial(self) -> Flat:
-        """Return the values f32[n_params] when the module was passed; not after unpickling."""
+        """Return the values f32[n_params] that the module was passed with; not after unpickling."""
         if self._has_values:
             return gather_values(self._named_parameters)
         if self._initial is None:
@@ -457,7 +458,7 @@ class FlatModule:
         self._initial, self._has_values = check_bindable(params, self.n_params).copy(), False
 
     def place(self, share: Share) -> None:
-        """Use this many threads and this GPU, and seed torch's random numbers, in this process."""
+        """Set this process's number of threads, GPU and random seed for torch."""
         torch.set_num_threads(share.threads)
         torch.manual_seed(share.seed)
         self._device = choose_device(self._device_wanted, share.gpu)
@@ -465,13 +466,13 @@ class FlatModule:
 
     @property
     def cuda_device(self) -> int | None:
-        """The index of the GPU that trains the model; None for the CPU, and before ``place``."""
+        """The index of the GPU that trains the model; None for the CPU, or before ``place``."""
         return get_gpu_index(self._device)
 
     def bind(self, params: Any) -> None:
         """Make the parameters views of ``params``, f32[n_params], and keep the optimizer.
 
-        ``params`` are on the host or on the model's device.
+        ``params`` is on the host or on the model's device.
         """
         shared = as_tensor(params, self.n_params, self._device)
         if self._has_values:
@@ -480,13 +481,13 @@ class FlatModule:
         self._views = ParameterViews(
             self._named_parameters, self._layout, shared, shared.to(self._device)
         )
-        if self._is_placed:  # now: the first optimizer makes torch import 800 modules
+        if self._is_placed:  # in advance, because torch then imports 800 modules
             self._get_optimizer()
 
     def step(self, batch: Batch) -> float:
-        """Train on one minibatch: change the bound parameters in place; return the mean loss.
+        """Train on one minibatch, changing the bound parameters in place; return the mean loss.
 
-        Raise UsageError if a parameter's memory is no longer in the flat vector afterwards.
+        Raise UsageError if a parameter's memory is no longer part of the flat vector afterwards.
         """
         views = self._require_bound()
         optimizer, scheduler = self._get_optimizer()
@@ -505,13 +506,13 @@ class FlatModule:
         return loss
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Scale momentum to the number of workers and move the schedule to the fit's position."""
+        """Scale momentum to the number of workers; advance the schedule to the fit's position."""
         self._scaling.set_global_step(workers, minibatches, counted)
 
     def set_fit_length(self, length: FitLength) -> None:
-        """Rebuild a scheduler that depends on the fit's length, for a fit of this length.
+        """Rebuild the scheduler for a fit of this length, if the scheduler depends on the length.
 
-        Such a scheduler starts again in each fit and holds its last rate beyond the fit's end.
+        Such a scheduler starts again in each fit, and keeps its last rate beyond the fit's end.
         """
         if length == self._fit_length:
             return
@@ -554,11 +555,11 @@ class FlatModule:
             ) from error
 
     def updater_state(self) -> State:
-        """Return the state of optimizer and scheduler by name; see ``models.torch.optimizers``."""
+        """Return the state of optimizer and scheduler, named as in ``models.torch.optimizers``."""
         return dump_state(*self._get_optimizer(), self._named_parameters) | self._get_fit_state()
 
     def load_updater_state(self, state: State) -> None:
-        """Restore a state that ``updater_state`` of an equal model returned."""
+        """Restore an optimizer state returned by ``updater_state`` of an equal model."""
         self._get_optimizer()
         if not self._depends_on_fit_length():
             load_state(*self._get_optimizer(), self._named_parameters, state)
@@ -579,11 +580,11 @@ class FlatModule:
             self._scaling.resume_at(self._get_optimizer()[1], count_scheduler_steps(state))
 
     def layer_of(self, index: int) -> str:
-        """Return the name of the parameter with entry ``index``, as in ``named_parameters()``."""
+        """Return the name, as in ``named_parameters()``, of the parameter with entry ``index``."""
         return self._layout.name_at(index)
 
     def describe(self) -> dict[str, Any]:
-        """Return names and shapes of the parameters; the module's code is not described."""
+        """Return names and shapes of the parameters; the module's code is not included."""
         arrays = zip(self._layout.names, self._layout.shapes, strict=True)
         return {
             "kind": self.KIND,
@@ -594,7 +595,7 @@ class FlatModule:
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> Any:
-        """Raise UsageError: the module's code is the user's and is not in a description."""
+        """Raise UsageError, because a description lacks the code of the user's module."""
         raise UsageError(
             f"{description.get('module')} was saved without its code: load it with"
             f" SparkNetwork.load(path, spark, model={cls.__name__}(...)) and a module of the same"
@@ -604,18 +605,18 @@ class FlatModule:
     def buffers_bytes(self) -> bytes:
         """Return the current buffers, such as BatchNorm's statistics.
 
-        Raise UsageError naming a buffer whose shape has changed.
+        Raise UsageError, naming the buffer, if the shape of a buffer has changed.
         """
         buffers = named_buffers(self._module)
         check_buffer_shapes(buffers, self._buffer_shapes)
         return pack_buffers(buffers)
 
     def load_buffers_bytes(self, data: bytes) -> None:
-        """Restore what ``buffers_bytes`` of an equal model returned."""
+        """Restore buffers from ``buffers_bytes`` of an equal model."""
         load_buffers(named_buffers(self._module), data)
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
-        """Return the mean, summed in float64 in the given order; of integers the maximum."""
+        """Return the mean of all reports, summed in order in float64; for integers the maximum."""
         return average_buffers(named_buffers(self._module), reports)
 
     def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
@@ -623,7 +624,7 @@ class FlatModule:
         return average_buffers(named_buffers(self._module), reports, weights)
 
     def exported(self) -> tuple[str, bytes]:
-        """Return ".pt" and a file with the state_dict, for ``torch.load``."""
+        """Return (".pt", content): a file with the state_dict, for ``torch.load``."""
         state = {key: value.detach().cpu().clone() for key, value in self._state_dict().items()}
         file = io.BytesIO()
         torch.save(state, file)
@@ -634,12 +635,12 @@ class FlatModule:
         return {k: v for k, v in self._module.state_dict().items() if torch.is_tensor(v)}
 
     def _require_bound(self) -> ParameterViews:
-        """Return the parameters' views; fail if ``bind`` has not been called."""
+        """Return the views that the parameters are; fail if ``bind`` has not been called."""
         assert self._views is not None, "bind parameters first"
         return self._views
 
     def _get_optimizer(self) -> OptimizerPair:
-        """Return optimizer and scheduler (or None); make them at the first call."""
+        """Return (optimizer, scheduler or None); the first call creates them."""
         if self._optimizer_pair is None:
             self._optimizer_pair = self._make_optimizer()
             made_for = self._fit_length or UNKNOWN_LENGTH
@@ -647,9 +648,9 @@ class FlatModule:
         return self._optimizer_pair
 
     def _get_fit_state(self) -> State:
-        """Return the entries of a saved state that identify the fit of a scheduler.
+        """Return entries for a saved state that identify the fit that the scheduler belongs to.
 
-        They are empty for a scheduler that does not depend on the fit's length.
+        The result is empty for a scheduler that does not depend on the fit's length.
         """
         self._get_optimizer()
         length = self._fit_length
@@ -662,7 +663,7 @@ class FlatModule:
         }
 
     def _call_module(self, features: Any) -> Any:
-        """Return the module's outputs. Raise UsageError with shapes if torch refuses features."""
+        """Return the module's outputs. Raise UsageError, with shapes, if torch rejects features."""
         with explaining_shape_errors(
             f"{type(self._module).__name__}.forward", FORWARD_REMEDY, features=features
         ):
@@ -675,25 +676,25 @@ class FlatModule:
 
     @contextlib.contextmanager
     def _evaluation_mode(self) -> Iterator[None]:
-        """Switch to evaluation mode within the context; then restore each submodule's mode."""
+        """Set evaluation mode within the context; afterwards restore each submodule's mode."""
         self._require_bound().copy_from_shared()
         modes = [(part, part.training) for part in self._module.modules()]
         self._module.eval()
         try:
-            with torch.no_grad():  # inference_mode's tensors could not be used in training
+            with torch.no_grad():  # tensors from inference_mode could not be used in training
                 yield
         finally:
             for part, training in modes:
                 part.training = training
 
     def _autocast_context(self) -> Any:
-        """Return the context in which the model computes, by its option ``autocast``."""
+        """Return the context manager for computing with the option ``autocast``."""
         if self._autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=torch.bfloat16)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the module without its parameters' memory, hooks and options."""
+        """Return the options, the hooks, and the module without its parameters' memory."""
         require_same_parameters(self._module, self._named_parameters)
         state = {name: self.__dict__[name] for name in self.OPTIONS}
         hooks = collect_hooks(self._module, self._named_parameters)
@@ -701,7 +702,7 @@ class FlatModule:
         return {**state, "_module": module, "_hooks": hooks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickled model, which has no values for its parameters."""
+        """Restore a pickled model, whose parameters have no values."""
         self._set_up(materialize(state["_module"]))
         # Pickles of earlier versions lack hooks, and newer options, whose default is None.
         register_hooks(self._named_parameters, state.get("_hooks", {}))
@@ -718,6 +719,6 @@ class FlatModule:
 def _has_zero_gradients(named: NamedParameters) -> bool:
     """Return whether all gradients are zero, as after a minibatch whose labels are all ignored.
 
-    The loss is then a mean over nothing, which torch computes as NaN.
+    The loss of such a minibatch is a mean over no labels, for which torch returns NaN.
     """
     return all(p.grad is None or not p.grad.any() for p in named.values())

@@ -1,4 +1,4 @@
-"""Users' losses ``loss(output, target)`` on torch: checks, weights of rows, ignored labels."""
+"""User-defined losses ``loss(output, target)`` on torch: checks, row weights, ignored labels."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from sparkstrom.models.torch.parameters import WEIGHT_SUM_MIN
 from sparkstrom.models.torch.tensors import IGNORE_INDEX, Tensors
 
 Loss = Callable[..., torch.Tensor]
-MEAN_REDUCTIONS = ("mean", "batchmean")  # the latter sums a row's values, as for KLDivLoss
-LOGITS_LOSSES = ("crossentropy", "nll", "withlogits", "multilabelsoft")  # parts of names
+MEAN_REDUCTIONS = ("mean", "batchmean")  # batchmean (KLDivLoss) sums the values of a row
+LOGITS_LOSSES = ("crossentropy", "nll", "withlogits", "multilabelsoft")  # parts of loss names
 CLASS_INDEX_LOSSES = ("crossentropyloss", "crossentropy", "nllloss", "multimarginloss")
 PER_LABEL_LOSSES = ("withlogits", "bceloss", "binarycrossentropy", "multilabelsoft")
 
@@ -40,8 +40,8 @@ def resolve_outputs(outputs: str | None, loss: Any) -> str:
 
 
 def is_per_label(loss: Any) -> bool:
-    """Return whether the loss treats each output as a label that is true or false."""
-    declared = getattr(loss, "per_label", None)  # Dl4jLoss has it
+    """Return whether the loss treats each output as a separate label that is true or false."""
+    declared = getattr(loss, "per_label", None)  # an attribute of Dl4jLoss
     return (
         any(word in _normalized_name(loss) for word in PER_LABEL_LOSSES)
         if declared is None
@@ -50,9 +50,10 @@ def is_per_label(loss: Any) -> bool:
 
 
 def cast_class_labels(loss: Any, output: Tensors, target: Tensors) -> Tensors:
-    """Return the target as int64 if ``loss`` takes class indices, else unchanged.
+    """Return the target as int64 if ``loss`` takes class indices; otherwise unchanged.
 
-    Spark ML's labels are doubles. Raise UsageError for a class index that is not a whole number.
+    Needed because Spark ML's labels are doubles. Raise UsageError for a class index that is not a
+    whole number.
     """
     if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
         return target
@@ -71,9 +72,9 @@ def cast_class_labels(loss: Any, output: Tensors, target: Tensors) -> Tensors:
 
 def get_ignored_label(loss: Any) -> int | None:
     """Return the label that the loss ignores (``ignore_index``), or None."""
-    label = getattr(loss, "ignore_index", None)  # attribute of a module
+    label = getattr(loss, "ignore_index", None)  # for a loss that is a module
     if label is None and (parameter := _signature_parameters(loss).get("ignore_index")) is not None:
-        label = parameter.default  # default of a function or partial
+        label = parameter.default  # for a loss that is a function or a partial
     return label if isinstance(label, int) else None
 
 
@@ -112,9 +113,9 @@ def compute_label_weights(
 ) -> torch.Tensor | None:
     """Return the weight of each position of ``target`` in the loss's mean; None: all weigh 1.
 
-    ``CrossEntropyLoss`` and ``NLLLoss`` divide by the sum of the class weights of the positions
-    whose label is not ``ignore_index``. Labels that are probabilities weigh 1. ``template`` has
-    the dtype and device of the result.
+    ``CrossEntropyLoss`` and ``NLLLoss`` divide by the sum of class weights over all positions whose
+    label is not ``ignore_index``. Labels that are probabilities weigh 1. ``template`` provides the
+    dtype and device of the result.
     """
     options = _get_class_options(loss)
     if options is None or not isinstance(target, torch.Tensor) or target.is_floating_point():
@@ -128,7 +129,7 @@ def compute_label_weights(
 
 
 def _get_class_options(loss: Any) -> tuple[torch.Tensor | None, int] | None:
-    """Return (class weights, ignored label) of a loss of class indices; else None."""
+    """Return (class weights, ignored label) if the loss takes class indices; otherwise None."""
     if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
         return loss.weight, loss.ignore_index
     keywords = loss.keywords if isinstance(loss, functools.partial) else {}
@@ -142,10 +143,11 @@ def compute_weighted_loss(
 ) -> torch.Tensor:
     """Return sum(weight * loss of row) / sum(weight).
 
-    With weights of 1 this equals the unweighted loss, class weights and ignored labels included:
-    sum(weight * class weight * loss) / sum(weight * class weight) over positions. A loss with a
-    parameter ``weights`` gets them and returns that mean itself. Losses with a ``reduction`` are
-    called for each row's loss. Raise UsageError for any other.
+    If all weights are 1, this equals the unweighted loss, including class weights and ignored
+    labels, because the mean over positions is sum(weight * class weight * loss) divided by
+    sum(weight * class weight). A loss with a parameter ``weights`` gets the weights and returns the
+    mean itself. A loss with a ``reduction`` is called without reduction. Raise UsageError for any
+    other loss.
     """
     if "weights" in _signature_parameters(loss):
         return loss(output, target, weights=weights)
@@ -164,7 +166,7 @@ def compute_weighted_loss(
 
 
 def loss_to_float(loss: Any) -> float:
-    """Return the loss of a step as a float. Raise UsageError if it is not one number."""
+    """Return the loss of a step as a float. Raise UsageError if it is not a single number."""
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return float(loss.detach())
     if isinstance(loss, Real) or (isinstance(loss, np.ndarray) and loss.ndim == 0):
@@ -175,9 +177,9 @@ def loss_to_float(loss: Any) -> float:
 def _weighted_mean(
     loss: Any, losses: torch.Tensor, target: Tensors, weights: torch.Tensor, reduction: Any
 ) -> torch.Tensor:
-    """Return the weighted mean of ``losses``, one or several per row.
+    """Return the weighted mean of ``losses``, of which each row has one or several.
 
-    ``reduction`` is the loss's own: "batchmean" sums a row's losses, "mean" averages them.
+    ``reduction`` is the loss's own: "batchmean" sums the losses of a row, "mean" averages them.
     """
     if losses.ndim == 0 or len(losses) != len(weights):
         raise UsageError(
@@ -202,7 +204,7 @@ def _get_reduction(loss: Any) -> str | None:
 
 
 def _signature_parameters(loss: Any) -> dict[str, inspect.Parameter]:
-    """Return the parameters of the loss's signature; {} if it has none."""
+    """Return the parameters in the loss's signature; {} if it has no signature."""
     function = loss.forward if isinstance(loss, nn.Module) else loss
     try:
         return dict(inspect.signature(function).parameters)

@@ -1,7 +1,8 @@
 """TorchModel: a user's module, loss and optimizer, trained on one flat vector.
 
-The module's parameters are views of the vector that ``bind`` supplies, so the optimizer changes in
-place what the encoder reads. Only a model on a GPU that is bound to host memory copies it.
+The module's parameters are views of the vector passed to ``bind``, so the optimizer directly
+updates the memory that the encoder reads. The vector is copied only if the model is on a GPU and
+the bound memory on the host.
 """
 
 from __future__ import annotations
@@ -78,31 +79,31 @@ class TorchModel(FlatModule):
     Args:
         module: the module, with its initial values.
         loss: ``loss(output, target)`` returns the mean over rows. May be None with ``step``.
-        optimizer: ``optimizer(parameters)`` makes it, such as ``partial(torch.optim.Adam,
-            lr=1e-3)``.
-        scheduler: ``scheduler(optimizer)`` makes it. One with a parameter ``total_steps``, such as
-            ``partial(OneCycleLR, max_lr=0.1)``, is given its number of steps in the fit and starts
-            again in each fit.
-        scheduler_interval: "epoch" or "step": the scheduler steps once an epoch, or once a
+        optimizer: ``optimizer(parameters)`` creates the optimizer, such as
+            ``partial(torch.optim.Adam, lr=1e-3)``.
+        scheduler: ``scheduler(optimizer)`` creates the scheduler. If it has a parameter
+            ``total_steps``, as ``partial(OneCycleLR, max_lr=0.1)`` does, it is given its number of
+            steps in the fit, and starts again in each fit.
+        scheduler_interval: "epoch" or "step": the scheduler steps once per epoch, or once per
             minibatch of the fit. By default StepLR, MultiStepLR, ExponentialLR, MultiplicativeLR,
             CosineAnnealingLR and PolynomialLR step by epochs, all others by minibatches.
-        groups: makes torch's parameter groups from a dict name -> parameter.
+        groups: a function from a dict (name -> parameter) to torch's parameter groups.
         device: where workers train; None: the GPU that Spark assigned to the task, else the CPU.
         clip_norm: upper bound of the gradient's norm.
-        accumulate: number of parts in which a minibatch is computed, one after the other.
+        accumulate: number of parts into which a minibatch is split, to compute one after another.
         autocast: "bfloat16" to compute in bfloat16.
         step: ``step(module, optimizer, batch: TorchBatch) -> loss`` replaces the whole step;
             ``loss`` is then used only for scores.
         outputs: what the module returns, for metrics: logits, probabilities or values; by default
-            logits for torch's losses of classes, else values.
+            logits for torch's classification losses, else values.
 
     Raises:
-        UsageError: something that cannot be trained here, with reason and remedy.
+        UsageError: something cannot be trained here; the message has reason and remedy.
     """
 
     KIND = "torch"
     _first_rate: float | None = None  # learning rate before the first step
-    _is_warned = False  # whether a rate collapsed by ReduceLROnPlateau was reported
+    _is_warned = False  # whether a rate that ReduceLROnPlateau made collapse was reported
     OPTIONS: tuple[str, ...] = (
         *("_loss", "_custom", "_factories", "_device_wanted", "_clip_norm", "_accumulate"),
         *("_autocast", "_outputs_kind", "_interval"),
@@ -154,13 +155,13 @@ class TorchModel(FlatModule):
     def bind(self, params: Any) -> None:
         """Make the parameters views of ``params``, f32[n_params], and keep the optimizer.
 
-        ``params`` are on the host or on the model's device. The loss's buffers move there, too.
+        ``params`` is on the host or on the model's device. The loss's buffers move to that device.
         """
         super().bind(params)
         move_buffers(self._device, self._loss)
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError if rows do not fit the module, or the loss needs missing labels."""
+        """Raise UsageError if rows do not fit the module or lack labels that the loss needs."""
         super().check(features, labels)
         if isinstance(labels, tuple) and not labels and is_torch_loss(self._loss):
             raise UsageError(
@@ -170,7 +171,7 @@ class TorchModel(FlatModule):
 
     @property
     def per_label(self) -> bool:
-        """Whether the loss treats each of several outputs as a label that is true or false."""
+        """Whether the loss treats each output as a separate label that is true or false."""
         return is_per_label(self._loss)
 
     @property
@@ -179,7 +180,7 @@ class TorchModel(FlatModule):
         return get_ignored_label(self._loss)
 
     def need_loss(self) -> None:
-        """Raise UsageError if the model has only its own step, and no loss to measure rows with."""
+        """Raise UsageError if the model has a user-defined step but no loss to evaluate."""
         if self._loss is None:
             raise UsageError(
                 "this TorchModel has its own step and no loss: pass loss= to measure it"
@@ -195,11 +196,11 @@ class TorchModel(FlatModule):
         return (float(mean) * weight if weight else 0.0), weight
 
     def set_position(self, epoch: int, batch: int, batches: int) -> None:
-        """Set the position of the next step, for a scheduler by epochs.
+        """Set the position of the next step, for a scheduler that steps by epochs.
 
-        In the first epoch, warn of a scheduler that reduces the rate by a factor of
-        ``RATE_DROP_MAX``: before the first step if the schedule does so, or as soon as losses that
-        do not improve have done.
+        In the first epoch, warn if a scheduler reduces the rate by a factor of ``RATE_DROP_MAX``.
+        If the schedule itself does so, warn before the first step; if losses that do not improve
+        cause the reduction, warn as soon as it has happened.
         """
         self._scaling.epoch = epoch
         if epoch == 0 and batch > 0 and not self._is_warned:
@@ -220,7 +221,7 @@ class TorchModel(FlatModule):
                 )
 
     def _warn_if_rate_collapsed(self) -> None:
-        """Warn once if ReduceLROnPlateau has reduced the rate by ``RATE_DROP_MAX``."""
+        """Warn once if ReduceLROnPlateau has reduced the rate by a factor of ``RATE_DROP_MAX``."""
         optimizer, scheduler = self._get_optimizer()
         if not isinstance(scheduler, ReduceLROnPlateau):
             return
@@ -238,7 +239,7 @@ class TorchModel(FlatModule):
             )
 
     def _make_optimizer(self) -> OptimizerPair:
-        """Return a new optimizer and scheduler; set whether the scheduler steps by epochs."""
+        """Return a new optimizer and scheduler; determine whether the scheduler steps by epochs."""
         pacing, length = self._scaling, self._fit_length or UNKNOWN_LENGTH
         pacing.interval = self._interval or STEP
         optimizer, scheduler = self._make_optimizer_for(pacing.count_steps(length))
@@ -249,23 +250,23 @@ class TorchModel(FlatModule):
         return optimizer, scheduler
 
     def _make_optimizer_for(self, total_steps: int) -> OptimizerPair:
-        """Return a new optimizer, and a scheduler for this many steps."""
+        """Return a new optimizer, and a scheduler for ``total_steps`` steps."""
         factory, groups, scheduler = self._factories
         optimizer = make_optimizer(factory, groups, self._named_parameters)
         return optimizer, make_scheduler(scheduler, optimizer, total_steps)
 
     def _depends_on_fit_length(self) -> bool:
-        """Return whether the scheduler gets the fit's number of steps."""
+        """Return whether the scheduler is given the fit's number of steps."""
         return takes_total_steps(self._factories[2])
 
     def _train_batch(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> Any:
-        """Train on one minibatch with the user's step, or else the gradient of the loss."""
+        """Train on one minibatch with the user-defined step, or else with a gradient step."""
         if self._custom is not None:
             return self._custom(self._module, optimizer, batch)
         return self._gradient_step(optimizer, batch, rows)
 
     def _gradient_step(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> torch.Tensor:
-        """Take a step with the gradient of ``accumulate`` parts; return the mean loss."""
+        """Take a step with the gradient summed over ``accumulate`` parts; return the mean loss."""
         optimizer.zero_grad()
         total = torch.zeros((), device=self._device)
         for part, share in split_batch(batch, rows, self._accumulate):
@@ -277,7 +278,7 @@ class TorchModel(FlatModule):
         return total
 
     def _compute_loss(self, output: Any, batch: TorchBatch) -> torch.Tensor:
-        """Return the mean loss, weighted if rows have weights; raise UsageError if not scalar."""
+        """Return the mean loss, weighted if rows have weights; raise UsageError unless scalar."""
         assert self._loss is not None
         labels = cast_class_labels(self._loss, output, batch.labels)
         with (
@@ -306,7 +307,7 @@ class TorchModel(FlatModule):
 
     @contextlib.contextmanager
     def _broadcast_warning_as_error(self) -> Iterator[None]:
-        """Until the first step is done, raise torch's warning that [n, 1] is broadcast to [n]."""
+        """Until the first step is done, raise torch's warning about broadcasting [n, 1] to [n]."""
         if self._has_stepped:
             yield
             return

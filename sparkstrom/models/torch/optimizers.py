@@ -1,18 +1,19 @@
-"""Optimizers and schedulers of torch: made by users' factories, checked, and saved by name.
+"""Create torch optimizers and schedulers with users' factories, check them, and save their state.
 
 Names in a saved state:
 
     state/PARAMETER/KEY    state of one parameter
-    shared/KEY             state of no particular parameter
+    shared/KEY             state that belongs to no particular parameter
     own/ATTRIBUTE          numbers and tensors that an optimizer keeps as attributes
     groups/NUMBER/KEY      options of a parameter group, such as the learning rate
     scheduler/KEY          the scheduler's state
-    fit/KEY                the fit that a scheduler was made for, if it depends on the length
+    fit/KEY                the fit that a scheduler was made for, if it depends on the fit's length
 
-A tensor without dimensions is stored as a scalar whose name ends with its dtype, as in
-``state/0.weight/step:float32``. Parts of a container follow its name, each after a ``~`` and a
-letter: ``~l0`` the first of a list, ``~t0`` of a tuple, ``~sNAME`` and ``~iNUMBER`` the value of a
-dict's key, ``~pNAME`` the value of a key that is a parameter.
+A tensor without dimensions is stored as a scalar whose name ends with the dtype, as in
+``state/0.weight/step:float32``. The parts of a container have the container's name followed by
+``~`` and a letter for each level: ``~l0`` is the first element of a list, ``~t0`` of a tuple;
+``~sNAME``, ``~iNUMBER`` and ``~pNAME`` are values of a dict whose key is a string, an integer, or a
+parameter.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ REFUSED_OPTIMIZERS = {
     " touch; use Adam without sparse=True, or SGD or Adagrad, which take sparse gradients, too",
 }
 
-# Attributes that all optimizers of torch have, including those that schedulers set.
+# Attributes that all of torch's optimizers have, including those that schedulers set.
 TORCH_ATTRIBUTES = frozenset(
     {"defaults", "state", "param_groups", "step", "zero_grad"}
     | vars(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)).keys()
@@ -66,7 +67,7 @@ SCHEDULED_KEYS = {
 
 
 def refuse_instances(optimizer: Any, scheduler: Any, groups: Any) -> None:
-    """Raise UsageError, with the code to write, for an object passed instead of its factory."""
+    """Raise UsageError, with the code to write, if an object was passed instead of its factory."""
     if isinstance(optimizer, Optimizer):
         raise UsageError(
             f"optimizer must be a factory, not an instance of {type(optimizer).__name__}, because"
@@ -98,7 +99,7 @@ def refuse_instances(optimizer: Any, scheduler: Any, groups: Any) -> None:
 
 
 def _format_factory(instance: Any, values: dict[str, Any]) -> str:
-    """Return code ``functools.partial(...)`` that makes an equal optimizer or scheduler."""
+    """Return code, ``functools.partial(...)``, that creates an equal optimizer or scheduler."""
     cls = type(instance)
     options = []
     for name, option in list(inspect.signature(cls).parameters.items())[1:]:
@@ -124,11 +125,11 @@ def _is_default(value: Any, default: Any) -> bool:
 def make_optimizer(
     factory: OptimizerFactory, groups: GroupFactory | None, named: NamedParameters
 ) -> Optimizer:
-    """Return a new optimizer of the trainable parameters.
+    """Return a new optimizer for the trainable parameters.
 
     Args:
-        factory: the user's function parameters or groups -> optimizer.
-        groups: the user's function named parameters -> groups, or None.
+        factory: the user's function (parameters or groups) -> optimizer.
+        groups: the user's function (named parameters) -> groups, or None.
         named: the module's parameters.
 
     Raises:
@@ -152,7 +153,7 @@ def make_optimizer(
 def format_optimizer(
     factory: OptimizerFactory, groups: GroupFactory | None, named: NamedParameters
 ) -> str:
-    """Return text such as "Adam(lr=0.001)", with all numbers that differ between groups."""
+    """Return text such as "Adam(lr=0.001)"; if groups differ in a value, with all its values."""
     try:
         optimizer = make_optimizer(factory, groups, named)
     except Exception:  # repr must not raise, whatever the user's factory does
@@ -167,9 +168,10 @@ def format_optimizer(
 
 
 def check_optimizer(optimizer: Optimizer, named: NamedParameters) -> None:
-    """Raise UsageError unless the optimizer steps once a minibatch, on all trainable parameters.
+    """Raise UsageError unless the optimizer steps once per minibatch and covers all parameters.
 
-    It may contain frozen parameters, too: without gradients, torch leaves them unchanged.
+    It must contain all trainable parameters and may contain frozen ones, which torch leaves
+    unchanged because they have no gradients.
     """
     _refuse_closures(optimizer)
     _check_coverage(optimizer, named)
@@ -178,7 +180,7 @@ def check_optimizer(optimizer: Optimizer, named: NamedParameters) -> None:
 def takes_total_steps(factory: Any) -> bool:
     """Return whether a scheduler factory needs ``total_steps`` from the fit.
 
-    It does if it has that parameter and the user has bound neither it nor ``steps_per_epoch``.
+    This is so if it has that parameter and the user has bound neither it nor ``steps_per_epoch``.
     """
     try:
         parameters = inspect.signature(factory).parameters
@@ -198,8 +200,8 @@ def make_scheduler(
 ) -> LRScheduler | None:
     """Return a new scheduler, or None if there is no factory.
 
-    ``total_steps`` is passed to a factory that needs it. Raise UsageError if the factory fails, or
-    returns something else.
+    ``total_steps`` is passed to a factory that needs it. Raise UsageError if the factory fails or
+    does not return a scheduler.
     """
     if factory is None:
         return None
@@ -228,7 +230,7 @@ def make_scheduler(
 
 
 def step_optimizer(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> None:
-    """Take a step. Raise UsageError if the optimizer does not accept sparse gradients."""
+    """Take a step. Raise UsageError if the optimizer does not support sparse gradients."""
     try:
         optimizer.step()
     except RuntimeError as error:
@@ -241,7 +243,7 @@ def step_optimizer(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -
 
 
 def require_gradients(named: NamedParameters, clip_norm: float | None) -> list[torch.nn.Parameter]:
-    """Return the parameters with gradients, clipped; raise UsageError if there are none."""
+    """Clip the gradients and return the parameters that have one; raise UsageError if none has."""
     trained = [p for p in named.values() if p.grad is not None]
     if not trained:
         raise UsageError(NO_GRADIENT_MESSAGE)
@@ -251,12 +253,12 @@ def require_gradients(named: NamedParameters, clip_norm: float | None) -> list[t
 
 
 def _has_sparse_gradients(parameters: list[torch.nn.Parameter]) -> bool:
-    """Return whether one of the gradients is sparse."""
+    """Return whether at least one gradient is sparse."""
     return any(p.grad is not None and p.grad.is_sparse for p in parameters)
 
 
 def clip_gradients(parameters: list[torch.nn.Parameter], limit: float) -> None:
-    """Scale the gradients, dense or sparse, so that their norm is at most ``limit``."""
+    """Scale the gradients, dense or sparse, so that their joint norm is at most ``limit``."""
     if not _has_sparse_gradients(parameters):
         torch.nn.utils.clip_grad_norm_(parameters, limit)
         return
@@ -273,7 +275,7 @@ def clip_gradients(parameters: list[torch.nn.Parameter], limit: float) -> None:
 
 
 def _explain_muon_error(error: Exception) -> str:
-    """Return a remedy for Muon's error about parameters that are no matrices; else ""."""
+    """Return a remedy for Muon's error about parameters that are not matrices; else ""."""
     if "2D" not in str(error):
         return ""
     return (
@@ -283,7 +285,7 @@ def _explain_muon_error(error: Exception) -> str:
 
 
 def _refuse_closures(optimizer: Optimizer) -> None:
-    """Raise UsageError for an optimizer whose step needs a closure."""
+    """Raise UsageError for an optimizer whose ``step`` needs a closure."""
     for kind, reason in REFUSED_OPTIMIZERS.items():
         if isinstance(optimizer, kind):
             raise UsageError(f"optimizer {type(optimizer).__name__} cannot be used: {reason}")
@@ -295,7 +297,7 @@ def _refuse_closures(optimizer: Optimizer) -> None:
 
 
 def _check_coverage(optimizer: Optimizer, named: NamedParameters) -> None:
-    """Raise UsageError unless the optimizer has all trainable parameters, and only the module's."""
+    """Raise UsageError unless the optimizer has all trainable parameters and no foreign ones."""
     covered = {id(p) for group in optimizer.param_groups for p in group["params"]}
     trainable = {name: p for name, p in named.items() if p.requires_grad}
     if covered - {id(p) for p in named.values()}:
@@ -314,7 +316,7 @@ def _check_coverage(optimizer: Optimizer, named: NamedParameters) -> None:
 
 
 def drop_schedule(state: State) -> State:
-    """Return the optimizer state without the entries that a scheduler has written."""
+    """Return the optimizer state without the entries written by a scheduler."""
     return {
         path: value
         for path, value in state.items()
@@ -324,22 +326,22 @@ def drop_schedule(state: State) -> State:
 
 
 def count_scheduler_steps(state: State) -> int:
-    """Return the number of steps that a state's scheduler has taken; 0 without a scheduler."""
-    chained = "scheduler/_schedulers/0/last_epoch"  # a chain has no own position
+    """Return the number of steps taken by the scheduler in a state; 0 without a scheduler."""
+    chained = "scheduler/_schedulers/0/last_epoch"  # a ChainedScheduler has no position itself
     return int(state.get("scheduler/last_epoch", state.get(chained, 0)))
 
 
 def dump_state(
     optimizer: Optimizer, scheduler: LRScheduler | None, named: NamedParameters
 ) -> State:
-    """Return the state of optimizer and scheduler by the names in the module's docstring.
+    """Return the state of optimizer and scheduler, named as in the module's docstring.
 
     Arrays share memory with the live state where torch allows it.
     """
     state: State = {}
     names = {id(p): name for name, p in named.items()}
     for owner, values in optimizer.state.items():
-        if not isinstance(owner, torch.Tensor):  # state of no particular parameter
+        if not isinstance(owner, torch.Tensor):  # state that belongs to no particular parameter
             _store_value(state, f"shared/{owner}", values)
             continue
         for key, value in values.items():
@@ -357,7 +359,7 @@ def dump_state(
 def load_state(
     optimizer: Optimizer, scheduler: LRScheduler | None, named: NamedParameters, state: State
 ) -> None:
-    """Restore a state from ``dump_state``. Raise UsageError if it is not of an equal model."""
+    """Restore a state from ``dump_state``. Raise UsageError if it is from a different model."""
     remaining = dict(state)
     loaded = optimizer.state_dict()
     loaded["state"] = _take_parameter_state(optimizer, named, remaining) | _take_shared_state(
@@ -387,7 +389,7 @@ def load_state(
 
 
 def _parameter_name(path: str) -> str | None:
-    """Return the name of the parameter whose state is stored under this path, or None."""
+    """Return the name of the parameter whose state is stored at this path, or None."""
     kind, _, rest = path.partition("/")
     return rest.rpartition("/")[0] if kind == "state" else None
 
@@ -395,7 +397,7 @@ def _parameter_name(path: str) -> str | None:
 def _take_parameter_state(
     optimizer: Optimizer, named: NamedParameters, remaining: State
 ) -> dict[Any, Any]:
-    """Remove the parameters' state from ``remaining``; return it by their numbers."""
+    """Remove the parameters' state from ``remaining``; return it by parameter number."""
     names = {id(p): name for name, p in named.items()}
     order = [p for group in optimizer.param_groups for p in group["params"]]
     numbers = {names[id(p)]: number for number, p in enumerate(order)}
@@ -409,7 +411,7 @@ def _take_parameter_state(
 
 
 def _take_shared_state(remaining: State) -> dict[str, Any]:
-    """Remove and return the state that belongs to no parameter, by its keys."""
+    """Remove and return, by key, the state that belongs to no particular parameter."""
     paths = [path for path in remaining if path.startswith("shared/")]
     return dict(_parse_entry(path.removeprefix("shared/"), remaining.pop(path)) for path in paths)
 
@@ -417,7 +419,7 @@ def _take_shared_state(remaining: State) -> dict[str, Any]:
 def _list_extra_attributes(optimizer: Optimizer) -> dict[str, Any]:
     """Return the attributes of an optimizer that torch's own optimizers do not have.
 
-    Torch leaves them out of ``state_dict`` unless the class overrides that.
+    torch omits them from ``state_dict``, unless the optimizer's class overrides that method.
     """
     return {
         key: value
@@ -451,11 +453,11 @@ def _move_tree(tree: Any, device: torch.device) -> Any:
 
 
 class _ContainerParts(dict[str, Any]):
-    """Parts of a list, tuple or dict that is being rebuilt; a key is (letter, name)."""
+    """Parts of a list, tuple or dict that is being rebuilt; each key is (letter, name)."""
 
 
 def _store_tree(state: State, path: str, value: Any, names: dict[int, str]) -> None:
-    """Store a value, or the parts of nested containers, in ``state`` under ``path``."""
+    """Store a value, or all parts of nested containers, in ``state`` under ``path``."""
     if isinstance(value, dict):
         for key, part in value.items():
             if isinstance(key, torch.Tensor):
@@ -474,7 +476,7 @@ def _store_tree(state: State, path: str, value: Any, names: dict[int, str]) -> N
 
 
 def _add_part(values: dict[Any, Any], path: str, value: Any, named: NamedParameters) -> None:
-    """Add a stored value to ``values`` at its path; containers are ``_ContainerParts``."""
+    """Add a stored value to ``values`` at its path, creating ``_ContainerParts`` as needed."""
     *steps, last = path.split("~")
     last, value = _parse_entry(last, value)
     for step in steps:
@@ -483,7 +485,7 @@ def _add_part(values: dict[Any, Any], path: str, value: Any, named: NamedParamet
 
 
 def _parse_key(step: str, named: NamedParameters, container: dict[Any, Any]) -> Any:
-    """Return one step of a path as a key of ``container``."""
+    """Convert one step of a path to a key of ``container``."""
     if not isinstance(container, _ContainerParts):
         return step
     letter, name = step[0], step[1:]
@@ -491,7 +493,7 @@ def _parse_key(step: str, named: NamedParameters, container: dict[Any, Any]) -> 
 
 
 def _build_containers(tree: Any) -> Any:
-    """Return the tree with each ``_ContainerParts`` replaced by its list, tuple or dict."""
+    """Replace each ``_ContainerParts`` in the tree by the list, tuple or dict it represents."""
     if not isinstance(tree, dict):
         return tree
     values = {key: _build_containers(value) for key, value in tree.items()}
@@ -505,7 +507,7 @@ def _build_containers(tree: Any) -> Any:
 
 
 def _store_value(state: State, path: str, value: Any) -> None:
-    """Store a tensor or number in ``state`` under ``path``; ignore other values."""
+    """Store a tensor or number in ``state`` under ``path``; ignore any other value."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         if value.ndim == 0:
@@ -517,7 +519,7 @@ def _store_value(state: State, path: str, value: Any) -> None:
 
 
 def _parse_entry(key: str, value: Any) -> tuple[str, Any]:
-    """Return a stored entry's key without the dtype, and its value as a tensor or number."""
+    """Return a stored entry as (key without the dtype, tensor or number)."""
     key, _, kind = key.partition(":")
     if kind:
         return key, torch.tensor(value, dtype=getattr(torch, kind))
@@ -525,7 +527,7 @@ def _parse_entry(key: str, value: Any) -> tuple[str, Any]:
 
 
 def _store_options(tree: Any, path: str, state: State) -> None:
-    """Store numbers and tensors of a tree under ``path``; other values are made by factories."""
+    """Store numbers and tensors of a tree under ``path``; factories restore all other values."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             _store_options(value, f"{path}/{key}", state)
@@ -537,7 +539,7 @@ def _store_options(tree: Any, path: str, state: State) -> None:
 
 
 def _fill_tree(tree: Any, path: str, remaining: State) -> Any:
-    """Return the tree with the stored numbers from ``remaining``, which are removed there."""
+    """Return the tree with stored numbers filled in, which are removed from ``remaining``."""
     if isinstance(tree, dict):
         made = copy.copy(tree)
         for key, value in tree.items():

@@ -1,12 +1,13 @@
-"""Parameters of torch modules in one flat vector, and their buffers as bytes.
+"""Keep the parameters of torch modules in one flat vector, and convert their buffers to bytes.
 
-Each ``Parameter`` stays the object that the user's code has; only its memory moves. The vector
-contains tied parameters, which are one object, once, and frozen ones, which do not change.
+Each ``Parameter`` object that the user's code refers to stays the same; only its memory moves. In
+the vector, tied parameters, which are one object, occur once; frozen parameters occur, too, but do
+not change.
 
-Buffers are packed as bytes one after the other, in the module's order; only those that a
-``state_dict`` contains. The average of several workers is the mean of each element in float64,
-added in the given order, so that equal reports give equal bytes; of integers (BatchNorm's count of
-batches) it is the maximum.
+Buffers are packed as bytes, one after the other in the module's order, if they are part of the
+``state_dict``. Averaging over workers takes the mean of each element in float64, adding reports in
+the given order, so that equal reports give equal bytes. For integers (BatchNorm's count of batches)
+it takes the maximum.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NamedParameters = dict[str, nn.Parameter]
 
 
 def named_parameters(module: Any) -> NamedParameters:
-    """Return each parameter once, by its first name; raise UsageError if it is untrainable."""
+    """Return each parameter once, by its first name; raise UsageError if one is not trainable."""
     if not isinstance(module, nn.Module):
         raise UsageError(f"module is a {type(module).__name__}: pass a torch.nn.Module")
     if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
@@ -51,7 +52,7 @@ def named_parameters(module: Any) -> NamedParameters:
 
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
-    """Raise UsageError unless it is a dense float32 parameter with values."""
+    """Raise UsageError unless the parameter is dense, float32, and has values."""
     if nn.parameter.is_lazy(parameter):
         raise UsageError(
             f"parameter {name} is lazy, so its shape is not known before the first batch: run the"
@@ -69,7 +70,7 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
 
 
 def _refuse_shared_memory(named: NamedParameters) -> None:
-    """Raise UsageError for two parameters that share memory without being one object."""
+    """Raise UsageError for two parameters that share memory without being the same object."""
     ranges = sorted((*_memory_range(p), name) for name, p in named.items() if _has_own_memory(p))
     for (_, stop, first), (start, _, name) in itertools.pairwise(ranges):
         if start < stop:
@@ -81,7 +82,7 @@ def _refuse_shared_memory(named: NamedParameters) -> None:
 
 
 def refuse_aliases(module: nn.Module, named: NamedParameters) -> None:
-    """Raise UsageError for a buffer in a parameter's memory, which ``bind`` replaces."""
+    """Raise UsageError for a buffer that lies in a parameter's memory, which ``bind`` replaces."""
     ranges = [(*_memory_range(p), name) for name, p in named.items() if _has_own_memory(p)]
     for alias, buffer in module.named_buffers():
         address = buffer.data_ptr() if _has_own_memory(buffer) else 0
@@ -95,14 +96,14 @@ def refuse_aliases(module: nn.Module, named: NamedParameters) -> None:
 
 
 def _has_own_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's memory holds all of its values; if expanded, it does not."""
+    """Return whether a tensor's memory holds all its values; an expanded tensor's does not."""
     if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
         return False
     return bool(tensor.untyped_storage().nbytes() >= tensor.nbytes)
 
 
 def _memory_range(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return first and end address; of a tensor that is not contiguous only its first value's."""
+    """Return a tensor's (first, end) address; if it is not contiguous, only of its first value."""
     values = tensor.numel() if tensor.is_contiguous() else 1
     return tensor.data_ptr(), tensor.data_ptr() + values * tensor.element_size()
 
@@ -121,18 +122,21 @@ def require_same_parameters(module: nn.Module, named: NamedParameters) -> None:
 
 
 def make_layout(named: NamedParameters) -> Layout:
-    """Return the parameters' layout in the vector: the module's own order."""
+    """Return the layout of the parameters in the flat vector, in the module's order."""
     return Layout.from_shapes((name, tuple(parameter.shape)) for name, parameter in named.items())
 
 
 def gather_values(named: NamedParameters) -> Flat:
-    """Return a copy of all values in the order of the flat vector, f32[n_params]."""
+    """Return a copy of all values, in the order of the flat vector, as f32[n_params]."""
     pieces = [p.detach().cpu().reshape(-1).numpy() for p in named.values()]
     return np.concatenate(pieces)
 
 
 def as_tensor(params: Any, n_params: int, device: torch.device) -> torch.Tensor:
-    """Return f32[n_params] as a tensor of the same memory. Raise UsageError for another GPU's."""
+    """Return a tensor that shares memory with ``params``, f32[n_params].
+
+    Raise UsageError if that memory is on another GPU than ``device``.
+    """
     if not hasattr(params, "__cuda_array_interface__"):
         return torch.from_numpy(check_bindable(params, n_params))
     pointer: tuple[int, bool] = check_bindable_on_device(params, n_params).__cuda_array_interface__[
@@ -147,13 +151,13 @@ def as_tensor(params: Any, n_params: int, device: torch.device) -> torch.Tensor:
 
 
 class ParameterViews:
-    """Parameters that are views of one flat tensor f32[n_params].
+    """Makes parameters views of one flat tensor f32[n_params].
 
     Args:
         named: the parameters, whose memory is replaced.
-        layout: their positions.
+        layout: their positions in the vector.
         shared: the vector to which other workers' updates are added, on the host or the device.
-        flat: the tensor that the parameters are views of: ``shared``, or its copy on the device.
+        flat: the tensor to view: ``shared`` itself, or a copy of it on the device.
     """
 
     def __init__(
@@ -169,15 +173,15 @@ class ParameterViews:
             self._pointers.append(parameter.data_ptr())
 
     def copy_from_shared(self) -> None:
-        """Copy the shared vector to the device before a step, if it is on the host."""
+        """Before a step, copy the shared vector to the device if it is on the host."""
         if self._flat is not self._shared:
             self._flat.copy_(self._shared)
 
     def copy_to_shared(self) -> None:
-        """Finish a step: copy the parameters to the shared vector if it is on the host.
+        """After a step, copy the parameters to the shared vector if it is on the host.
 
-        Else wait for the GPU, since other kernels do not run on torch's streams. Raise UsageError
-        if a parameter's memory was replaced.
+        Otherwise wait for the GPU, because other kernels do not run on torch's streams. Raise
+        UsageError if a parameter's memory was replaced.
         """
         self.check()
         if self._flat is not self._shared:
@@ -186,7 +190,7 @@ class ParameterViews:
             torch.cuda.synchronize(self._flat.device)
 
     def check(self) -> None:
-        """Raise UsageError naming a parameter whose memory, and so its training, was lost."""
+        """Raise UsageError, naming the parameter, if its memory is not in the vector any more."""
         for (name, parameter), pointer in zip(self._named.items(), self._pointers, strict=True):
             if parameter.data_ptr() != pointer or parameter.dtype != torch.float32:
                 raise UsageError(
@@ -197,7 +201,7 @@ class ParameterViews:
 
 
 def move_buffers(device: torch.device, *modules: Any) -> None:
-    """Move the buffers of modules to ``device``; arguments that are no modules are ignored."""
+    """Move the buffers of modules to ``device``; ignore arguments that are not modules."""
     for module in modules:
         for submodule in module.modules() if isinstance(module, nn.Module) else ():
             for name, buffer in submodule._buffers.items():
@@ -220,7 +224,7 @@ def get_buffer_shapes(buffers: Buffers) -> dict[str, tuple[int, ...]]:
 
 
 def check_buffer_shapes(buffers: Buffers, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Raise UsageError naming a buffer whose shape is not the one in ``shapes``."""
+    """Raise UsageError, naming the buffer, if a shape differs from that in ``shapes``."""
     for name, buffer in buffers.items():
         if (shape := shapes.get(name)) != tuple(buffer.shape):
             before = "missing" if shape is None else f"of shape {list(shape)}"
@@ -242,7 +246,7 @@ def pack_buffers(buffers: Buffers) -> bytes:
 
 
 def unpack_buffers(templates: Buffers, data: bytes) -> Buffers:
-    """Return packed bytes as buffers like ``templates``; raise UsageError for another size."""
+    """Convert packed bytes to buffers like ``templates``; raise UsageError if the size differs."""
     expected = sum(buffer.numel() * buffer.element_size() for buffer in templates.values())
     if len(data) != expected:
         raise UsageError(
@@ -263,7 +267,7 @@ def unpack_buffers(templates: Buffers, data: bytes) -> Buffers:
 
 
 def load_buffers(buffers: Buffers, data: bytes) -> None:
-    """Set the buffers in place to packed values. Raise UsageError for another number of bytes."""
+    """Set the buffers in place to packed values. Raise UsageError if the size differs."""
     with torch.no_grad():
         for name, values in unpack_buffers(buffers, data).items():
             buffers[name].copy_(values)
@@ -272,15 +276,15 @@ def load_buffers(buffers: Buffers, data: bytes) -> None:
 def average_buffers(
     templates: Buffers, reports: list[bytes], weights: Sequence[float] | None = None
 ) -> bytes:
-    """Return the mean of packed buffers, packed; of integer buffers the maximum.
+    """Return the mean of packed buffers, packed again; for integer buffers the maximum.
 
     Args:
         templates: buffers with the names, dtypes and shapes.
         reports: packed buffers of each worker.
-        weights: weight of each report; None: all count equally.
+        weights: weight of each report; None: all reports weigh the same.
 
     Raises:
-        UsageError: a report has another number of bytes.
+        UsageError: the size of a report differs.
     """
     columns = [unpack_buffers(templates, report) for report in reports]
     counts = [1.0] * len(reports) if weights is None else weights
@@ -290,7 +294,7 @@ def average_buffers(
 
 
 def _weighted_mean(values: list[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """Return the weighted mean of tensors, computed in float64; of integers the maximum."""
+    """Return the weighted mean of tensors, computed in float64; for integers the maximum."""
     first = values[0]
     if not (first.is_floating_point() or first.is_complex()):
         largest = first
@@ -303,4 +307,4 @@ def _weighted_mean(values: list[torch.Tensor], weights: Sequence[float]) -> torc
     return (total / sum(weights)).to(first.dtype)
 
 
-WEIGHT_SUM_MIN = 1e-30  # lower bound of a sum of weights, which is divided by
+WEIGHT_SUM_MIN = 1e-30  # lower bound of a sum of weights, to avoid division by zero

@@ -1,4 +1,4 @@
-"""Minibatches as tensors, outputs as arrays, and errors that explain wrong shapes."""
+"""Convert minibatches to tensors and outputs to arrays, and explain errors about wrong shapes."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from sparkstrom.models.torch.parameters import WEIGHT_SUM_MIN
 
 IGNORE_INDEX = -100  # torch's own ignore_index
 OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")  # torch's message
-PREDICT_ROWS = 1024  # per forward pass: bounds the memory of activations
+PREDICT_ROWS = 1024  # rows per forward pass, to bound the memory of activations
 Tensors = Any  # a tensor, or a tuple or dict of tensors
 
 
 class TorchBatch(NamedTuple):
-    """A minibatch on the model's device, as a custom step gets it."""
+    """A minibatch on the model's device, as passed to a user-defined step."""
 
-    features: Tensors  # tensor, or tuple or dict of tensors, rows first; floats are float32
+    features: Tensors  # tensor, or tuple or dict of tensors, [rows, ...]; floats are float32
     labels: Tensors  # the same; integers are int64
     weights: torch.Tensor | None = None  # f32[rows], or None
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return the same dict or tuple with ``function`` applied to each leaf; lists become tuples."""
+    """Apply ``function`` to each leaf of nested dicts and tuples; lists become tuples."""
     if isinstance(tree, dict):
         return {name: map_tree(function, value) for name, value in tree.items()}
     if isinstance(tree, tuple | list):
@@ -47,19 +47,19 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def features_to_device(device: torch.device, columns: Columns) -> Tensors:
-    """Return columns as tensors on the device: floats as float32, other numbers unchanged."""
+    """Convert columns to tensors on the device: floats to float32, other numbers unchanged."""
     return map_tree(lambda array: _to_tensor(array).to(device, non_blocking=True), columns)
 
 
 def labels_to_device(device: torch.device, columns: Columns) -> Tensors:
-    """Return columns as tensors on the device: floats as float32, integers as int64."""
+    """Convert columns to tensors on the device: floats to float32, integers to int64."""
     return map_tree(
         lambda array: _to_int64(_to_tensor(array)).to(device, non_blocking=True), columns
     )
 
 
 def batch_to_device(device: torch.device, batch: Batch) -> TorchBatch:
-    """Return a minibatch as tensors on the device."""
+    """Convert a minibatch to tensors on the device."""
     weights = None if batch.weights is None else features_to_device(device, batch.weights)
     return TorchBatch(
         features_to_device(device, batch.features), labels_to_device(device, batch.labels), weights
@@ -67,11 +67,11 @@ def batch_to_device(device: torch.device, batch: Batch) -> TorchBatch:
 
 
 def outputs_to_numpy(outputs: Tensors) -> Any:
-    """Return copies of a module's outputs as arrays; floats as float32.
+    """Convert a module's outputs to arrays with their own memory, floats to float32.
 
-    In a dict, scalars such as a loss are left out; in a library's own dict class (a Hugging Face
-    model's output), so is everything that is no tensor, such as caches. Raise UsageError for other
-    outputs.
+    From a dict, scalars such as a loss are omitted; from a library's own dict class (a Hugging Face
+    model's output), also everything that is not a tensor, such as caches. Raise UsageError for any
+    other outputs.
     """
     if isinstance(outputs, dict):
         of_library = type(outputs) is not dict
@@ -84,7 +84,7 @@ def outputs_to_numpy(outputs: Tensors) -> Any:
             raise UsageError("the module returns a dict without tensors of rows")
 
     def array(value: Any) -> NDArray[Any]:
-        """Return one tensor as an array. Raise UsageError for anything else."""
+        """Convert one tensor to an array. Raise UsageError for anything else."""
         if not isinstance(value, torch.Tensor):
             raise UsageError(
                 f"the module returns a {type(value).__name__}: predictions are tensors, or tuples,"
@@ -98,7 +98,7 @@ def outputs_to_numpy(outputs: Tensors) -> Any:
 
 
 def join_outputs(pieces: list[Any]) -> Any:
-    """Return the outputs of consecutive rows, each a tree of arrays, as one tree."""
+    """Join the outputs for consecutive rows, each a tree of arrays, into one tree."""
     first = pieces[0]
     if isinstance(first, dict):
         return {name: join_outputs([piece[name] for piece in pieces]) for name in first}
@@ -108,7 +108,7 @@ def join_outputs(pieces: list[Any]) -> Any:
 
 
 def split_batch(batch: TorchBatch, rows: int, count: int) -> Iterator[tuple[TorchBatch, Any]]:
-    """Yield up to ``count`` consecutive parts, each with its share of the mean loss."""
+    """Yield up to ``count`` consecutive parts, each with its share in the mean loss."""
     if count == 1:
         yield batch, 1.0
         return
@@ -127,20 +127,20 @@ def split_batch(batch: TorchBatch, rows: int, count: int) -> Iterator[tuple[Torc
 
 
 def split_rows(columns: Columns, size: int = PREDICT_ROWS) -> Iterator[Columns]:
-    """Yield consecutive parts of at most ``size`` rows; for columns without rows one empty part."""
+    """Yield parts of at most ``size`` consecutive rows; one empty part if there are no rows."""
     for start in range(0, max(count_rows(columns), 1), size):
         yield map_tree(itemgetter(slice(start, start + size)), columns)
 
 
 def call_with_features(function: Callable[..., Any], features: Tensors) -> Any:
-    """Return ``function`` of one input, of several by position, or of several by name."""
+    """Call ``function`` with one input, or with several inputs by position or by name."""
     if isinstance(features, dict):
         return function(**features)
     return function(*features) if isinstance(features, tuple) else function(features)
 
 
 def check_rows(columns: Columns, rows: int, role: str) -> None:
-    """Raise UsageError unless columns are finite numbers of ``rows`` rows; ``role`` names them."""
+    """Raise UsageError unless columns, named ``role``, have ``rows`` rows of finite numbers."""
     for array in arrays_of(columns):
         if len(array) != rows:
             raise UsageError(f"{rows} rows of features, but {len(array)} of {role}")
@@ -150,12 +150,12 @@ def check_rows(columns: Columns, rows: int, role: str) -> None:
 
 
 def _to_tensor(array: NDArray[Any]) -> torch.Tensor:
-    """Return a tensor that shares memory with the array where dtype and layout allow it."""
+    """Return a tensor that shares the array's memory if its dtype and layout allow it."""
     if array.dtype.kind == "f":
         array = array.astype(np.float32, copy=False)
     elif (
         array.dtype.kind == "u" and array.dtype.itemsize > 1
-    ):  # of unsigned integers torch supports uint8
+    ):  # uint8 is the only unsigned integer type that torch fully supports
         array = array.astype(np.int64)
     if not (array.flags.writeable and array.flags.c_contiguous):
         array = array.copy()
@@ -163,14 +163,14 @@ def _to_tensor(array: NDArray[Any]) -> torch.Tensor:
 
 
 def _to_int64(tensor: torch.Tensor) -> torch.Tensor:
-    """Return integers as int64, other tensors unchanged."""
+    """Convert integers to int64; return other tensors unchanged."""
     is_integer = not tensor.is_floating_point() and tensor.dtype != torch.bool
     return tensor.long() if is_integer else tensor
 
 
 @contextlib.contextmanager
 def explaining_shape_errors(operation: str, remedy: str, **trees: Any) -> Iterator[None]:
-    """Turn torch's errors within the context into UsageErrors with the tensors' shapes.
+    """Convert torch's errors within the context to UsageErrors that show the tensors' shapes.
 
     Errors raised by the user's own code are not changed.
 
@@ -197,7 +197,7 @@ def explaining_shape_errors(operation: str, remedy: str, **trees: Any) -> Iterat
 
 
 def _column_remedy(output: Any = None, target: Any = None, features: Any = None, **_: Any) -> str:
-    """Return a remedy if numbers [rows] are combined with a column [rows, 1]; else ""."""
+    """Return a remedy if numbers [rows] are combined with a column [rows, 1]; otherwise ""."""
     if isinstance(features, torch.Tensor) and features.ndim == 1:
         return (
             "one number per row is [rows], and a layer with one input needs [rows, 1]: name the"
@@ -213,7 +213,7 @@ def _column_remedy(output: Any = None, target: Any = None, features: Any = None,
 
 
 def _explain_unknown_class(output: Any = None, target: Any = None, **_: Any) -> str:
-    """Return an error text if a target is no class of outputs [rows, classes, ...]; else ""."""
+    """Return an error text if a target is not a class of outputs [rows, classes, ...]; else ""."""
     if not (torch.is_tensor(output) and torch.is_tensor(target) and output.ndim >= 2):
         return ""
     classes = output.shape[1]
@@ -233,13 +233,13 @@ def _explain_unknown_class(output: Any = None, target: Any = None, **_: Any) -> 
 
 
 def _explain_out_of_bounds(message: str, trees: dict[str, Any]) -> str:
-    """Return an error text if torch's message reports a target that is no class; else ""."""
+    """Return an error text if torch's message reports a target that is not a class; else ""."""
     if (found := OUT_OF_BOUNDS.search(message)) is None:
         return ""
     label, places = int(found[1]), []
 
     def find_label(tensor: Any) -> None:
-        """Add the position of the label in a tensor, if any, to ``places``."""
+        """Append the label's first position in a tensor, if any, to ``places``."""
         if torch.is_tensor(tensor) and not tensor.is_floating_point() and tensor.ndim:
             places.extend((tensor == label).nonzero()[:1].tolist())
 
@@ -252,7 +252,7 @@ def _explain_out_of_bounds(message: str, trees: dict[str, Any]) -> str:
 
 
 def format_shapes(tree: Any) -> str:
-    """Return dtypes and shapes of a tree of tensors, such as ``float32[32, 10]``."""
+    """Return the dtypes and shapes of a tree of tensors as text, such as ``float32[32, 10]``."""
     if isinstance(tree, dict):
         return (
             "{" + ", ".join(f"{name}: {format_shapes(part)}" for name, part in tree.items()) + "}"

@@ -1,13 +1,14 @@
-"""Scaling of momentum, schedules and BatchNorm statistics to the number of workers.
+"""Scale momentum, schedules and BatchNorm statistics in torch to the number of workers.
 
-A worker's BatchNorm sees only the worker's own minibatches. With torch's momentum of 0.1 it
-remembers ten of them, in which the parameters move 10 k times with k workers: its statistics belong
-to parameters that are long outdated. Measured (a convolution with BatchNorm on digits, SGD with
-momentum, 16 workers): a momentum of 1 - (1 - m) ** k reduces the loss's distance to that of one
-machine from 0.146 to 0.051.
+A worker's BatchNorm sees only that worker's minibatches. Its statistics, with torch's momentum of
+0.1, remember about ten of them. With k workers, the parameters change 10 k times meanwhile, so the
+statistics belong to parameters that are long outdated. A momentum of 1 - (1 - m) ** k corrects
+this. Measured with 16 workers (a convolution with BatchNorm on digits, SGD with momentum), it
+reduced the difference to the loss on one machine from 0.146 to 0.051.
 
-Parameter groups hold the user's own values except during a step. Schedulers, saved states and other
-readers see these values, and what a scheduler makes of a momentum is scaled in the next step.
+Parameter groups contain the user's unscaled values except during a step. Schedulers, saved states
+and other readers therefore see these values, and a momentum that a scheduler has changed is scaled
+in the next step.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def find_running_statistics(module: nn.Module) -> list[Any]:
 
 
 def scale_statistics_momentum(momentum: float, workers: int) -> float:
-    """Return the momentum of running statistics, scaled: 1 - (1 - momentum) ** workers."""
+    """Return the scaled momentum of running statistics: 1 - (1 - momentum) ** workers."""
     return float(1 - scale_momentum(1 - momentum, workers))
 
 
@@ -68,16 +69,16 @@ def scaled_statistics(module: nn.Module, workers: int) -> Iterator[None]:
 
 
 def describe_statistics(module: nn.Module, workers: int) -> dict[str, str]:
-    """Return how the momentum of running statistics changes with this many workers."""
+    """Return how the momentum of running statistics changes with this many workers, as text."""
     momenta = sorted({part.momentum for part in find_running_statistics(module)})
     texts = [f"{m:g} -> {scale_statistics_momentum(m, workers):.4g}" for m in momenta]
     return {"statistics": "; ".join(texts)} if texts else {}
 
 
-# Used while the length of a fit is unknown, for example when a factory is tried.
+# Used while the length of a fit is unknown, for example to try out a scheduler factory.
 UNKNOWN_LENGTH = FitLength(epochs=1_000, minibatches=1_000)
 STEP, EPOCH = INTERVALS = ("step", "epoch")
-# Schedulers that torch's tutorials and documentation step once an epoch.
+# Schedulers that step once per epoch in torch's tutorials and documentation.
 EPOCH_SCHEDULERS = (
     schedulers.StepLR,
     schedulers.MultiStepLR,
@@ -87,7 +88,7 @@ EPOCH_SCHEDULERS = (
     schedulers.PolynomialLR,
 )
 RATE_DROP_MAX = 1_000  # factor by which the rate may fall in the first epoch without a warning
-SIMULATED_STEPS_MAX = 20_000  # to find how far a schedule falls: some tenths of a second
+SIMULATED_STEPS_MAX = 20_000  # maximum steps to simulate a schedule: some tenths of a second
 
 BY_MINIBATCH_TEXT = (
     "each minibatch of the fit (with horizon='worker', of its own worker only), over all epochs and"
@@ -99,26 +100,26 @@ BY_LOSS = "steps once after each minibatch of its worker, by the loss"
 
 
 class WorkerScaling:
-    """Adjusts momentum and schedule to the number of workers and the position in the fit.
+    """Adapts momentum and schedule to the number of workers and the position in the fit.
 
     Attributes:
-        interval: ``STEP`` or ``EPOCH``; what the scheduler counts.
+        interval: ``STEP`` or ``EPOCH``: what the scheduler counts.
         frequency: minibatches of the fit, or epochs of the worker, between two scheduler steps.
         epoch: the worker's epoch, from 0.
-        fit_length: the fit that the scheduler was made for; None: it does not depend on the length.
+        fit_length: the fit that the scheduler was made for; None: independent of the fit's length.
     """
 
     def __init__(self) -> None:
         self.interval, self.frequency = STEP, 1
         self.epoch = 0
         self.fit_length: FitLength | None = None
-        self._own_steps = 0  # scheduler steps are counted by it if the fit's position is unknown
+        self._own_steps = 0  # this worker's steps, for the scheduler if the position is unknown
         self._workers = 1
-        self._minibatches: int | None = None  # minibatches of the fit; None: unknown
-        self._counted = 0  # minibatches of the fit that the controller has counted for certain
+        self._minibatches: int | None = None  # minibatches of the fit so far; None: unknown
+        self._counted = 0  # how many of these the controller has definitely counted
 
     def set_global_step(self, workers: int, minibatches: int, counted: int) -> None:
-        """Set the position before a step; see ``Paced.keep_pace``."""
+        """Set the number of workers and the position in the fit; see ``Paced.keep_pace``."""
         self._workers, self._minibatches, self._counted = workers, minibatches, counted
 
     @contextlib.contextmanager
@@ -134,7 +135,7 @@ class WorkerScaling:
             yield
         finally:
             for group, key, original, scaled in originals:
-                if group[key] is scaled:  # otherwise the user's step has set it
+                if group[key] is scaled:  # otherwise a user-defined step has changed the value
                     group[key] = original
 
     def scaled_statistics(self, module: nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -147,7 +148,7 @@ class WorkerScaling:
         if isinstance(scheduler, ReduceLROnPlateau):
             scheduler.step(loss)
         elif self.interval == EPOCH:
-            return  # it steps when the next epoch starts
+            return  # the scheduler steps when the next epoch starts
         elif self._minibatches is not None:
             self._advance_to(scheduler, self._minibatches + 1)
         elif scheduler is not None and self._own_steps % self.frequency == 0:
@@ -158,15 +159,15 @@ class WorkerScaling:
     def measure_rate_drop(
         self, batches: int, optimizer_pair: tuple[Optimizer, LRScheduler | None]
     ) -> float:
-        """Return the factor by which a new scheduler reduces the rate in an epoch, at least 1.
+        """Return the factor, at least 1, by which a new scheduler reduces the rate in one epoch.
 
-        The rate of the epoch's last minibatch is compared, so a decay that reaches 0 after it does
-        not count.
+        The rate at the epoch's last minibatch counts, so a decay that reaches 0 only after that
+        minibatch is not reported.
 
         Args:
-            batches: minibatches of a worker's epoch.
-            optimizer_pair: a new optimizer and its scheduler, which is stepped here; neither may be
-                used for anything else.
+            batches: minibatches in a worker's epoch.
+            optimizer_pair: a new optimizer and its scheduler. Both are used up by this call, which
+                steps the scheduler.
         """
         optimizer, scheduler = optimizer_pair
         if scheduler is None or isinstance(scheduler, ReduceLROnPlateau) or self.interval == EPOCH:
@@ -179,30 +180,31 @@ class WorkerScaling:
         return max(1.0, first / last) if last > 0 else float("inf")
 
     def _advance_to(self, scheduler: LRScheduler | None, minibatches: int) -> None:
-        """Advance the scheduler to the fit's minibatch ``minibatches``; never back.
+        """Advance the scheduler to the fit's minibatch number ``minibatches``; never move it back.
 
-        The position is an estimate: a worker that is slightly beyond the schedule's end stays at
-        the end.
+        The position is an estimate: if it is slightly beyond the schedule's end, the scheduler
+        stays at the end.
         """
         self._advance_to_step(
             scheduler, self._compute_position(minibatches), self._compute_position(self._counted)
         )
 
     def resume_at(self, scheduler: LRScheduler | None, steps: int) -> None:
-        """Advance a new scheduler by the steps that an earlier one of the same fit has taken."""
+        """Advance a new scheduler by the steps that a previous one has taken in the same fit."""
         steps = steps if self._last_position is None else min(steps, self._last_position)
         self._advance_to_step(scheduler, steps, 0)
 
     def _advance_to_step(self, scheduler: LRScheduler | None, steps: int, certain: int) -> None:
         """Advance the scheduler to step ``steps``.
 
-        Raise UsageError if the schedule is exhausted at or before step ``certain``; stop if after.
+        If the schedule is exhausted at or before step ``certain``, raise UsageError; if it is
+        exhausted later, stop there.
         """
         if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
             return
         current = get_scheduler_step(scheduler)
-        # In rounds, a worker's new optimizer may start in the middle of a schedule, so torch's
-        # warning about the order of steps is suppressed.
+        # In round-based training, a worker's new optimizer may start in the middle of a schedule,
+        # so torch's warning about the order of steps is suppressed.
         first = current == 0 or self._own_steps == 0
         with _ignoring_step_order() if first else contextlib.nullcontext():
             for position in range(current + 1, steps + 1):
@@ -216,7 +218,7 @@ class WorkerScaling:
                     return
 
     def _compute_position(self, minibatches: int) -> int:
-        """Return the scheduler's step when the fit has done this many minibatches."""
+        """Return the scheduler's step that corresponds to this many minibatches of the fit."""
         position = self.epoch if self.interval == EPOCH else minibatches
         if self.fit_length is None or self._last_position is None:
             return position // self.frequency
@@ -226,13 +228,13 @@ class WorkerScaling:
 
     @property
     def _last_position(self) -> int | None:
-        """The last step of a scheduler that was made for one fit, or None."""
+        """The last step of a scheduler that was made for a fit's length, or None."""
         if self.fit_length is None:
             return None
         return max(0, self.count_steps(self.fit_length) - 1) // self.frequency
 
     def count_steps(self, length: FitLength) -> int:
-        """Return the number of epochs or minibatches in a fit, by the scheduler's interval."""
+        """Return the fit's number of epochs or minibatches, whichever the scheduler counts."""
         return length.epochs if self.interval == EPOCH else length.minibatches
 
 
@@ -242,7 +244,7 @@ def get_highest_rate(optimizer: Optimizer) -> float:
 
 
 def check_interval(interval: Any, scheduler: LRScheduler | None) -> None:
-    """Raise UsageError for an invalid interval, or one that does not fit the scheduler."""
+    """Raise UsageError if the interval is invalid or does not fit the scheduler."""
     if interval is None:
         infer_interval(scheduler)
     elif not (isinstance(interval, str) and interval in INTERVALS):
@@ -257,9 +259,9 @@ def check_interval(interval: Any, scheduler: LRScheduler | None) -> None:
 
 
 def infer_interval(scheduler: LRScheduler | None) -> str:
-    """Return "epoch" for schedules that are usually written by epochs, "step" for others.
+    """Return "epoch" for schedules that are usually written by epochs, "step" for all others.
 
-    Raise UsageError for a sequence or chain whose parts differ.
+    Raise UsageError for a sequence or chain of schedulers that differ in this.
     """
     if isinstance(scheduler, SequentialLR | ChainedScheduler):
         each = {infer_interval(part) for part in scheduler._schedulers}
@@ -275,7 +277,7 @@ def infer_interval(scheduler: LRScheduler | None) -> str:
 
 
 def _scale_groups(optimizer: Optimizer, workers: int) -> list[tuple[dict[str, Any], str, Any, Any]]:
-    """Scale the groups' momenta; return each group, key, original value and scaled value."""
+    """Scale the groups' momenta; return (group, key, original value, scaled value) for each."""
     originals = []
     for group in optimizer.param_groups:
         for key, value in _momentum_entries(group):
@@ -285,12 +287,12 @@ def _scale_groups(optimizer: Optimizer, workers: int) -> list[tuple[dict[str, An
 
 
 def _momentum_entries(group: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return key and value of the momenta in a parameter group, without those that are 0."""
+    """Return (key, value) of the momenta in a parameter group, without those that are 0."""
     return [(key, group[key]) for key in TORCH_MOMENTA if group.get(key)]
 
 
 def _scale_momentum_entry(key: str, value: Any, workers: int) -> Any:
-    """Return the scaled value of a momentum, or of a tuple that contains one."""
+    """Return the scaled value of a momentum, or of a tuple that contains a momentum."""
     indices = TORCH_MOMENTA[key]
     if indices is None:
         return scale_momentum(value, workers)

@@ -1,1 +1,1 @@
-"""Pages for people: a fit's summary, and the report of a run log."""
+"""Render a fit's results for people: the training summary, and the HTML report of a run log."""

@@ -1,9 +1,9 @@
-"""Render a run log as one HTML page that needs no network and no script.
+"""Render a run log as one HTML page that needs no network and no scripts.
 
-Everything in the log is text: elements are made by the standard library, which escapes it, and the
-page's policy forbids browsers to run or fetch anything. Curves have colours that colour-blind
-people can tell apart (after Okabe and Ito), with a contrast of at least 3:1 on light and dark
-pages, and different dashes.
+Everything in the log is treated as text: the standard library builds the elements and escapes it,
+and the page's content security policy forbids the browser to run or fetch anything. Curves differ
+in dashes and in colours that colour-blind people can tell apart (after Okabe and Ito), with a
+contrast of at least 3:1 on light and dark pages.
 """
 
 from __future__ import annotations
@@ -121,16 +121,16 @@ figcaption{min-height:0}}
 
 
 THROUGHPUT_SPANS_MAX = 100  # points of the throughput curve
-THROUGHPUT_SPAN_MIN_S = 1.0  # minimum seconds between two of them
-START_FRACTION_MAX = 0.1  # if starting took more of the fit, plots begin with the first step
-CHECKPOINT_MARKS_MAX = 24  # the newest checkpoints are marked
-BARS_MAX = 24  # of many workers, those that waited longest are shown
+THROUGHPUT_SPAN_MIN_S = 1.0  # minimum seconds between two of these points
+START_FRACTION_MAX = 0.1  # if the start took a larger part of the fit, plots omit it
+CHECKPOINT_MARKS_MAX = 24  # only the latest checkpoints are marked
+BARS_MAX = 24  # if there are more workers, those that waited longest are shown
 NO_STEPS_TEXT = "no step was told: the fit ended, or was cut off, before anybody trained"
 NO_SUMMARY_TEXT = "times of each worker come with the summary, at the end of a fit that is done"
 
 
 def build_plots(fit: FitHistory) -> list[Element]:
-    """Return the plots of a fit as figure elements; those without values are left out."""
+    """Return the plots of a fit as figure elements; plots without values are omitted."""
     axis, marks = TimeAxis.spanning(_plot_start_s(fit), fit.last_s), build_event_marks(fit)
     plots = [render_time_plot(plot, axis) for plot in _time_plots(fit, marks) if _has_values(plot)]
     bars = [plot for plot in (_phase_bars(fit), _worker_time_bars(fit)) if plot.bars]
@@ -138,19 +138,19 @@ def build_plots(fit: FitHistory) -> list[Element]:
 
 
 def _plot_start_s(fit: FitHistory) -> float:
-    """Return the second at which plots begin: 0, or the first step after a long start."""
+    """Return where plots begin, in seconds: 0, or after a long start the time of the first step."""
     began_s = next(iter(fit.trained[0]), 0.0)
     return began_s if began_s > START_FRACTION_MAX * fit.last_s else 0.0
 
 
 def explain_missing_plots(fit: FitHistory) -> list[str]:
-    """Return why some plots are missing."""
+    """Return one sentence for each reason why plots are missing."""
     missing = [] if fit.seconds else [NO_STEPS_TEXT]
     return missing if as_list(fit.summary.get("per_worker")) else [*missing, NO_SUMMARY_TEXT]
 
 
 def build_event_marks(fit: FitHistory) -> list[EventMark]:
-    """Return marks for lost and replaced workers and for a loss that is not finite."""
+    """Return plot marks for lost and replaced workers and for a loss that is not finite."""
     marks, lost = [], set[str]()
     for change in fit.worker_changes:
         if change.left:
@@ -168,12 +168,12 @@ def build_event_marks(fit: FitHistory) -> list[EventMark]:
 
 
 def _has_values(plot: TimePlot) -> bool:
-    """Return whether a plot has any point."""
+    """Return whether a plot has at least one point."""
     return any(curve.known for curve in plot.curves)
 
 
 def _time_plots(fit: FitHistory, marks: list[EventMark]) -> Iterator[TimePlot]:
-    """Yield the plots over time."""
+    """Yield all plots over time, including those without values."""
     seconds, columns = fit.trained
     yield _loss_plot(fit, marks)
     throughput = compute_throughput(seconds, columns["examples"], fit.last_s)
@@ -194,7 +194,7 @@ def _time_plots(fit: FitHistory, marks: list[EventMark]) -> Iterator[TimePlot]:
 
 
 def _loss_plot(fit: FitHistory, marks: list[EventMark]) -> TimePlot:
-    """Return the loss by epoch, or the workers' running loss before the second epoch."""
+    """Return the plot of the loss by epoch; before the second epoch, of the running loss."""
     moments, losses = (
         [epoch.seconds for epoch in fit.epochs],
         [epoch.loss for epoch in fit.epochs],
@@ -224,9 +224,9 @@ def _log_scale_plot(
 def compute_throughput(
     seconds: Sequence[float], examples: Values, last_s: float
 ) -> tuple[list[float], Values]:
-    """Return moments and examples per second over the spans that end at them.
+    """Return times, and the examples per second over the interval that ends at each of them.
 
-    Spans are long enough to average out the interval of events.
+    Intervals are long enough to average out the spacing of events.
     """
     span_s = max(THROUGHPUT_SPAN_MIN_S, last_s / THROUGHPUT_SPANS_MAX)
     known = [(s, e) for s, e in zip(seconds, examples, strict=True) if e is not None]
@@ -242,7 +242,7 @@ def compute_throughput(
 
 
 def _bytes_plot(fit: FitHistory, marks: list[EventMark]) -> TimePlot:
-    """Return the plot of bytes, by kind (largest first) if the log has kinds."""
+    """Return the plot of bytes, split by kind (largest first) if the log contains kinds."""
     kinds = sorted(fit.kinds, key=lambda kind: -(_last_known(fit.kinds[kind]) or 0.0))
     curves = [
         Curve.from_values(as_text(kind).replace("_", " "), i, fit.seconds, fit.kinds[kind])
@@ -260,7 +260,7 @@ def _last_known(values: Values) -> float | None:
 
 
 def _worker_count_plot(fit: FitHistory, marks: list[EventMark]) -> TimePlot:
-    """Return the plot of live workers, from their changes or else from the iterations."""
+    """Return the plot of live workers, from worker changes or, without any, from iterations."""
     if fit.worker_changes:
         moments = [0.0, *(change.seconds for change in fit.worker_changes), fit.last_s]
         counts: Values = [0.0, *(float(change.training) for change in fit.worker_changes)]
@@ -275,7 +275,7 @@ def _worker_count_plot(fit: FitHistory, marks: list[EventMark]) -> TimePlot:
 
 
 def _phase_bars(fit: FitHistory) -> BarPlot:
-    """Return seconds by phase from the summary, or an estimate from the log."""
+    """Return a bar plot of the seconds per phase, from the summary or estimated from the log."""
     phase_seconds = as_dict(fit.summary.get("phase_seconds")).items()
     phases = [(as_text(name), as_number(value) or 0.0) for name, value in phase_seconds]
     if not phases and fit.seconds:
@@ -287,7 +287,7 @@ def _phase_bars(fit: FitHistory) -> BarPlot:
 
 
 def _worker_time_bars(fit: FitHistory) -> BarPlot:
-    """Return each worker's time by activity; of many workers those that waited longest."""
+    """Return a bar plot of workers' time by activity; if many, of those that waited longest."""
     workers = [as_dict(worker) for worker in as_list(fit.summary.get("per_worker"))]
     names = rank_activities(workers)[:STYLE_COUNT]
     title = "Time of each worker"
@@ -313,9 +313,9 @@ def _format_throughput(value: float | None) -> str:
     return f"{format_number(value)} examples/s"
 
 
-FITS_SHOWN = 4  # the newest fits are shown in full
-ROWS_SHOWN = 200  # rows of the table of all fits
-LINES_SHOWN = 50  # lines of faults and of options
+FITS_SHOWN = 4  # this many of the latest fits are shown in full
+ROWS_SHOWN = 200  # maximum rows in the table of all fits
+LINES_SHOWN = 50  # maximum lines in a list of faults or options
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'"
 )
@@ -333,14 +333,14 @@ INTERRUPTION_ERRORS = ("KeyboardInterrupt", "the job was cancelled")
 
 
 def render_report(history: RunHistory, only: int | None = None) -> str:
-    """Return the page as HTML.
+    """Return the report page as HTML.
 
     Args:
         history: the run log.
-        only: number, from 1, of the only fit to show; None: the newest fits and a table of all.
+        only: number, from 1, of the only fit to show; None: the latest fits and a table of all.
 
     Raises:
-        UsageError: the log has no fit of that number.
+        UsageError: the log has no fit with that number.
     """
     numbered = list(enumerate(history.fits, 1))
     if only is not None and not 1 <= only <= len(numbered):
@@ -369,7 +369,7 @@ def render_report(history: RunHistory, only: int | None = None) -> str:
 
 
 def _describe_damage(history: RunHistory) -> list[str]:
-    """Describe the unreadable lines of the log."""
+    """Return sentences about the unreadable lines of the log."""
     problems = []
     if history.is_torn:
         problems.append(
@@ -385,7 +385,7 @@ def _describe_damage(history: RunHistory) -> list[str]:
 def _overview_section(
     numbered: list[tuple[int, FitHistory]], shown: list[tuple[int, FitHistory]]
 ) -> Element:
-    """Return the table of all fits, the newest first."""
+    """Return the table of all fits, latest first."""
     columns = ("fit", "began (UTC)", "how it ended", "epochs", "loss", "held out", "time")
     rows = [
         (
@@ -412,7 +412,7 @@ def _overview_section(
 
 
 def describe_outcome(fit: FitHistory) -> str:
-    """Return how a fit ended, in two words."""
+    """Return how a fit ended, in a few words."""
     if fit.end is None:
         return OPEN
     if fit.error:
@@ -421,12 +421,12 @@ def describe_outcome(fit: FitHistory) -> str:
 
 
 def _format_time(time: Any) -> str:
-    """Format an ISO time for people."""
+    """Return an ISO time in readable form."""
     return as_text(time).replace("T", " ").split(".")[0] or "not known"
 
 
 def _last_loss(fit: FitHistory) -> float | None:
-    """Return the loss of the summary, or the newest one of the log."""
+    """Return the summary's loss, or the latest loss in the log."""
     return as_number(fit.summary.get("loss")) if fit.summary else fit.last("loss")
 
 
@@ -462,7 +462,7 @@ def _fit_section(index: int, fit: FitHistory) -> Element:
 
 
 def _fit_title(fit: FitHistory) -> str:
-    """Return what a fit trained, or was to train."""
+    """Return a headline: what the fit trained, or was meant to train."""
     if fit.summary:
         return summary_headline(fit.summary)
     model, epochs = as_text(fit.begin.get("model")) or "a model", as_number(fit.begin.get("epochs"))
@@ -471,14 +471,14 @@ def _fit_title(fit: FitHistory) -> str:
 
 
 def _ending_lines(fit: FitHistory) -> list[str]:
-    """Describe how a fit ended."""
+    """Return sentences about how a fit ended."""
     if fit.end is None:
         return [OPEN_FIT_TEXT.format(_format_time(fit.newest))]
     return [part for part in (fit.error, as_text(fit.summary.get("stopped"))) if part]
 
 
 def _tile_list(fit: FitHistory) -> Element:
-    """Return the most important figures of a fit as tiles."""
+    """Return the most important values of a fit as tiles."""
     sent = as_number(fit.summary.get("bytes_sent")) or fit.last("bytes_sent")
     reduction = format_reduction(sent, as_number(fit.summary.get("bytes_dense")))
     lost = sum(
@@ -509,7 +509,7 @@ def _tile_list(fit: FitHistory) -> Element:
 
 
 def _marks_legend(fit: FitHistory) -> str:
-    """Explain the marks of plots, or return "" without marks."""
+    """Return the explanation of the plots' marks, or "" if there are none."""
     if not build_event_marks(fit):
         return ""
     return (
@@ -519,7 +519,7 @@ def _marks_legend(fit: FitHistory) -> str:
 
 
 def _event_sections(fit: FitHistory) -> list[Element]:
-    """Return the lost and replaced workers, checkpoints and slow links of a fit."""
+    """Return the sections about lost and replaced workers, checkpoints and slow links."""
     marks = build_event_marks(fit)
     events = [(f"{mark.seconds:.1f} s", mark.description) for mark in marks[:LINES_SHOWN]]
     if len(marks) > LINES_SHOWN:
@@ -536,7 +536,7 @@ def _event_sections(fit: FitHistory) -> list[Element]:
 
 
 def _checkpoint_section(fit: FitHistory) -> list[Element]:
-    """Return the number of checkpoints and the newest one, or nothing."""
+    """Return the section with the number of checkpoints and the latest one, or nothing."""
     if not fit.checkpoints:
         return []
     seconds, path = fit.checkpoints[-1]
@@ -548,7 +548,7 @@ def _checkpoint_section(fit: FitHistory) -> list[Element]:
 
 
 def _figures_section(figures: dict[str, Any]) -> list[Element]:
-    """Return all figures of the summary."""
+    """Return the section with all values of the summary; empty without a summary."""
     if not figures:
         return []
     groups = [
@@ -558,7 +558,7 @@ def _figures_section(figures: dict[str, Any]) -> list[Element]:
 
 
 def _options_section(fit: FitHistory) -> list[Element]:
-    """Return the options of the fit."""
+    """Return the section with the fit's options; empty if there are none."""
     options = list(as_dict(fit.begin.get("options")).items())[:LINES_SHOWN]
     if not options:
         return []

@@ -1,7 +1,7 @@
-"""Read a run log as the history of its fits, whatever its lines hold.
+"""Read a run log into the history of its fits, tolerating damage.
 
-A driver program that is killed leaves a cut-off last line and a fit without an end. Lines that
-cannot be read are left out and counted.
+If a driver program is killed, its log ends with a truncated line and a fit without an end. Lines
+that cannot be read are skipped and counted. ``listener_events.read_run_log`` returns raw events.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def as_number(value: Any) -> float | None:
 
 
 def as_text(value: Any) -> str:
-    """Return a value as text ("" for None), with characters replaced that HTML cannot hold."""
+    """Return a value as text ("" for None); replace characters that HTML cannot contain."""
     if value is None:
         return ""
     text = str(value).encode("utf-8", "replace").decode("utf-8")
@@ -41,24 +41,24 @@ def as_text(value: Any) -> str:
 
 
 def as_dict(value: Any) -> dict[str, Any]:
-    """Return a JSON object, or an empty one for any other value."""
+    """Return a JSON object unchanged, or an empty one for any other value."""
     return value if isinstance(value, dict) else {}
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a JSON array, or an empty one for any other value."""
+    """Return a JSON array unchanged, or an empty one for any other value."""
     return value if isinstance(value, list) else []
 
 
-# The numbers of each iteration's line, except its time.
+# Names of the numeric fields in an iteration's line, except its time.
 ITERATION_COLUMNS = tuple(
     each.name
     for each in fields(Iteration)
     if each.type in ("int", "float", "float | None") and each.name != "seconds"
 )
 BYTE_KINDS_MAX = 16
-SECONDS_MAX = 1e9  # later times are damage: no fit lasts thirty years
-UNREADABLE_LINES_MAX = 1000  # a file that begins with so many is no run log
+SECONDS_MAX = 1e9  # larger times are considered damaged: no fit lasts thirty years
+UNREADABLE_LINES_MAX = 1000  # a file that begins with this many is not a run log
 REMEDY = "name a file that fit(..., run_log=...) wrote, or one of the directory sparkstrom-runs"
 
 Values = list[float | None]
@@ -66,17 +66,17 @@ Values = list[float | None]
 
 @dataclass(frozen=True, slots=True)
 class EpochPoint:
-    """The figures at the end of an epoch."""
+    """The results at the end of an epoch."""
 
     seconds: float  # since the fit began
     epoch: float | None  # number, from 1
-    loss: float | None  # None: not a number
+    loss: float | None  # None: not finite, or unknown
     validation: float | None  # held-out score
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerChangePoint:
-    """A moment at which workers joined or left; partitions are text."""
+    """A moment at which workers joined or left; partition numbers are stored as text."""
 
     seconds: float  # since the fit began
     joined: tuple[str, ...]  # partitions with a new worker
@@ -87,11 +87,11 @@ class WorkerChangePoint:
 
 @dataclass(slots=True)
 class FitHistory:
-    """One fit of a run log; parts whose lines are missing are empty."""
+    """The history of one fit in a run log; parts whose lines are missing are empty."""
 
     begin: dict[str, Any] = field(default_factory=dict)  # the first line
     seconds: list[float] = field(default_factory=list)  # time of each iteration, never descending
-    # values of each iteration, by name
+    # Values at each iteration, by name.
     columns: dict[str, Values] = field(
         default_factory=lambda: {name: [] for name in ITERATION_COLUMNS}
     )
@@ -100,18 +100,18 @@ class FitHistory:
     worker_changes: list[WorkerChangePoint] = field(default_factory=list)  # in order
     checkpoints: list[tuple[float, str]] = field(default_factory=list)  # (seconds, path)
     slow_links: dict[str, float] = field(default_factory=dict)  # description -> first reported at
-    diverged_s: float | None = None  # when the loss was first not finite
+    diverged_s: float | None = None  # when the loss was first not finite; None: never
     end: dict[str, Any] | None = None  # the last line; None: missing
-    newest: str = ""  # time of the newest line
+    newest: str = ""  # time of the latest line
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The summary in the fit's last event; empty if that is missing."""
+        """The summary in the fit's last event; empty if that event is missing."""
         return as_dict(as_dict(self.end).get("summary"))
 
     @property
     def error(self) -> str:
-        """The error in the fit's last event; "" if the fit did not fail or that is missing."""
+        """The error in the fit's last event; "" if the fit did not fail or the event is missing."""
         return as_text(as_dict(self.end).get("error"))
 
     @property
@@ -124,7 +124,7 @@ class FitHistory:
 
     @property
     def trained(self) -> tuple[list[float], dict[str, Values]]:
-        """Seconds and columns of the iterations, from the first with a committed minibatch."""
+        """Seconds and columns of the iterations, starting with the first committed minibatch."""
         minibatches = self.columns["minibatches"]
         first = next(
             (i for i, count in enumerate(minibatches) if count is None or count > 0),
@@ -133,23 +133,23 @@ class FitHistory:
         return self.seconds[first:], {name: all_[first:] for name, all_ in self.columns.items()}
 
     def last(self, column: str) -> float | None:
-        """Return the newest known value of a column, or None."""
+        """Return the latest known value of a column, or None."""
         known = (one for one in reversed(self.columns[column]) if one is not None)
         return next(known, None)
 
 
 @dataclass(slots=True)
 class RunHistory:
-    """The fits of one run log, in order, and its unreadable lines."""
+    """The contents of one run log: its fits and its unreadable lines."""
 
     path: Path  # the file
     fits: list[FitHistory] = field(default_factory=list)  # in order
     unreadable_lines: list[int] = field(default_factory=list)  # line numbers, from 1
-    is_torn: bool = False  # whether the last line is cut off
+    is_torn: bool = False  # whether the last line is truncated
 
 
 def read_history(path: str | os.PathLike[str]) -> RunHistory:
-    """Read a run log; raise UsageError if the file is missing, empty or no run log."""
+    """Read a run log; raise UsageError if the file is missing, empty or not a run log."""
     history = RunHistory(Path(path))
     try:
         for index, line in _non_empty_lines(history.path):
@@ -164,7 +164,7 @@ def read_history(path: str | os.PathLike[str]) -> RunHistory:
 
 
 def _non_empty_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the non-empty lines of a file with their numbers, from 1."""
+    """Yield (line number from 1, line) for each non-empty line of a file."""
     with open_regular(path) as file:
         for index, line in enumerate(file, 1):
             if line.strip():
@@ -196,7 +196,7 @@ def _add_line(history: RunHistory, index: int, line: bytes) -> None:
 
 
 def _parse_object(line: bytes) -> dict[str, Any]:
-    """Return a line's JSON object, or an empty one."""
+    """Return a line's JSON object, or an empty one if the line has none."""
     try:
         return as_dict(json.loads(line))
     except (ValueError, RecursionError):
@@ -204,18 +204,18 @@ def _parse_object(line: bytes) -> dict[str, Any]:
 
 
 def _seconds_of_event(event: dict[str, Any]) -> float | None:
-    """Return an event's seconds since the fit began, or None if they are implausible."""
+    """Return an event's seconds since the fit began; None if missing or implausible."""
     seconds = as_number(event.get("seconds"))
     return seconds if seconds is not None and 0 <= seconds <= SECONDS_MAX else None
 
 
 def _add_begin(fit: FitHistory, event: dict[str, Any]) -> None:
-    """Store the event that began the fit."""
+    """Store the event that marks the beginning of the fit."""
     fit.begin = event
 
 
 def _add_iteration(fit: FitHistory, event: dict[str, Any]) -> None:
-    """Append an iteration; note when the loss stopped being finite."""
+    """Append an iteration; record the time if its loss is the first that is not finite."""
     seconds = _seconds_of_event(event)
     if seconds is None or seconds < (fit.seconds[-1] if fit.seconds else 0.0):
         return
@@ -231,7 +231,7 @@ def _add_iteration(fit: FitHistory, event: dict[str, Any]) -> None:
 
 
 def _add_byte_kinds(fit: FitHistory, by_kind: dict[str, Any]) -> None:
-    """Append the bytes by kind of the newest iteration."""
+    """Append the bytes by kind of the latest iteration."""
     before = len(fit.seconds) - 1
     for kind in by_kind:
         if len(fit.kinds) < BYTE_KINDS_MAX:
@@ -241,12 +241,12 @@ def _add_byte_kinds(fit: FitHistory, by_kind: dict[str, Any]) -> None:
 
 
 def _add_epoch(fit: FitHistory, event: dict[str, Any]) -> None:
-    """Append the end of an epoch; note when its loss was not finite."""
+    """Append the end of an epoch; record the time if its loss is the first that is not finite."""
     seconds = _seconds_of_event(event)
     if seconds is None:
         return
     epoch, loss, held = (as_number(event.get(name)) for name in ("epoch", "loss", "validation"))
-    # Without examples the loss arrived too late, and is no sign of divergence.
+    # An epoch without examples was reported too late; its missing loss does not mean divergence.
     is_known = as_number(event.get("examples")) != 0
     if loss is None and is_known and fit.diverged_s is None:
         fit.diverged_s = seconds
@@ -254,7 +254,7 @@ def _add_epoch(fit: FitHistory, event: dict[str, Any]) -> None:
 
 
 def _add_worker_change(fit: FitHistory, event: dict[str, Any]) -> None:
-    """Append workers that joined or left."""
+    """Append a change of workers: those that joined or left."""
     seconds = _seconds_of_event(event)
     if seconds is None:
         return
@@ -268,14 +268,14 @@ def _add_worker_change(fit: FitHistory, event: dict[str, Any]) -> None:
 
 
 def _add_checkpoint(fit: FitHistory, event: dict[str, Any]) -> None:
-    """Append a written checkpoint."""
+    """Append a checkpoint that was written."""
     seconds = _seconds_of_event(event)
     if seconds is not None:
         fit.checkpoints.append((seconds, as_text(event.get("path"))))
 
 
 def _add_end(fit: FitHistory, event: dict[str, Any]) -> None:
-    """Store the event that ended the fit."""
+    """Store the event that marks the end of the fit."""
     fit.end = event
 
 

@@ -1,8 +1,8 @@
 """Render a fit's summary as text for a terminal and as HTML for a notebook.
 
-The input is ``TrainingSummary.to_dict()``, also as stored in a run log; figures that an older or
-damaged log lacks are left out. HTML elements are made by the standard library, which escapes text
-and attributes. In a notebook the page takes the colours of its surroundings, so it is legible on
+The input is ``TrainingSummary.to_dict()``, either directly or from a run log; values that an older
+or damaged log lacks are omitted. The standard library builds the HTML elements and escapes text and
+attributes. In a notebook, the HTML inherits the colours of its surroundings, so it is readable on
 light and dark backgrounds.
 """
 
@@ -65,12 +65,12 @@ def format_reduction(value: float | None, base: float | None) -> str:
 
 
 def pluralize(n: float | None, thing: str) -> str:
-    """Format a count with its noun, as 1 worker or 4 workers."""
+    """Format a count with its noun, as in 1 worker or 4 workers."""
     return f"{format_count(n)} {thing}{'' if n == 1 else 's'}"
 
 
-WORKERS_SHOWN = 32  # rows of the table of workers; the dictionary has all workers
-ACTIVITIES_SHOWN = 4  # columns of the table of workers, for the activities that took longest
+WORKERS_SHOWN = 32  # rows in the table of workers; ``to_dict()`` contains all workers
+ACTIVITIES_SHOWN = 4  # activity columns in the table of workers, for the longest activities
 
 Row = tuple[str, str]
 Figures = Mapping[str, Any]
@@ -78,7 +78,7 @@ Figures = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of text."""
+    """A table of texts."""
 
     columns: tuple[str, ...]  # headings
     rows: Sequence[tuple[str, ...]]  # cells of each row
@@ -87,7 +87,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class FigureGroup:
-    """Figures under one title; rows, lines and table may each be empty."""
+    """Values under a common title; rows, lines and table may each be empty."""
 
     title: str
     rows: list[Row]  # (name, text)
@@ -96,7 +96,7 @@ class FigureGroup:
 
 
 def summary_headline(summary: Figures) -> str:
-    """Describe in one line what was trained."""
+    """Return one line that says what was trained."""
     workers, epochs = as_number(summary.get("workers")), as_number(summary.get("epochs"))
     before = as_number(summary.get("epochs_resumed"))
     here = epochs - before if epochs is not None and before else epochs
@@ -110,7 +110,7 @@ def summary_headline(summary: Figures) -> str:
 
 
 def result_group(summary: Figures) -> FigureGroup:
-    """Return the figures that people look for first."""
+    """Return the most important results: loss, held-out score, speed and how the fit ended."""
     rows = [("loss", _format_loss(as_number(summary.get("loss")))), *_held_out_rows(summary)]
     rows += _best_epoch_rows(summary)
     if summary.get("replicas_equal") is True:
@@ -139,20 +139,20 @@ def summary_warnings(summary: Figures) -> list[str]:
 
 
 def figure_groups(summary: Figures) -> list[FigureGroup]:
-    """Return all groups of figures except ``result_group``, without empty ones."""
+    """Return all non-empty groups of values except ``result_group``."""
     groups = [part(summary) for part in GROUP_BUILDERS]
     return [group for group in groups if group.rows or group.lines or group.table]
 
 
 def _format_loss(value: float | None) -> str:
-    """Describe the loss of the last epoch."""
+    """Format the loss of the last epoch."""
     if value is None:
         return "not a number: no epoch was completed, or training diverged"
     return f"{format_number(value)} in the last epoch"
 
 
 def _speed_rows(summary: Figures) -> list[Row]:
-    """Return the throughput over the training phase, or over the whole fit if that is unknown."""
+    """Return the row with the throughput over the training phase, or else the whole fit."""
     phases = as_dict(summary.get("phase_seconds"))
     seconds = as_number(phases.get("train")) or as_number(summary.get("seconds"))
     examples = as_number(summary.get("examples"))
@@ -162,7 +162,7 @@ def _speed_rows(summary: Figures) -> list[Row]:
 
 
 def _held_out_rows(summary: Figures) -> list[Row]:
-    """Return the held-out score of the last epoch, if any."""
+    """Return the row with the held-out score of the last epoch, if there is one."""
     history = [as_dict(epoch_figures) for epoch_figures in as_list(summary.get("history"))]
     last = history[-1] if history else {}
     score = as_number(last.get("validation"))
@@ -173,7 +173,7 @@ def _held_out_rows(summary: Figures) -> list[Row]:
 
 
 def _best_epoch_rows(summary: Figures) -> list[Row]:
-    """Return the best epoch, with early stopping."""
+    """Return the row with the best epoch, if early stopping was used."""
     best = as_dict(summary.get("best"))
     if not best:
         return []
@@ -188,7 +188,7 @@ def _best_epoch_rows(summary: Figures) -> list[Row]:
 def _rows_if_known(
     summary: Figures, *specs: tuple[str, str, Callable[[float | None], str]]
 ) -> list[Row]:
-    """Return rows for (title, key, formatter), without unknown figures."""
+    """Return a row for each (title, key, formatter) whose value is known."""
     values = [
         (title, as_number(summary.get(key)), format_value) for title, key, format_value in specs
     ]
@@ -198,7 +198,7 @@ def _rows_if_known(
 
 
 def _training_group(summary: Figures) -> FigureGroup:
-    """Return what was trained: parameters, minibatches, rows, batches."""
+    """Return the amount of training: parameters, minibatches, rows and batch sizes."""
     rows = _rows_if_known(summary, ("parameters", "n_params", format_count))
     done, expected = (
         as_number(summary.get("minibatches")),
@@ -230,7 +230,7 @@ def _training_group(summary: Figures) -> FigureGroup:
 
 
 def _batch_rows(summary: Figures) -> list[Row]:
-    """Return the batch size of a worker's step and of a round, which has a step per worker."""
+    """Return the row with the batch size of one step and of a round (one step per worker)."""
     per_worker, per_round = (
         as_number(summary.get("batch_size_per_worker")),
         as_number(summary.get("effective_batch")),
@@ -248,7 +248,7 @@ def _batch_rows(summary: Figures) -> list[Row]:
 
 
 def _horizon_rows(summary: Figures) -> list[Row]:
-    """Return how momentum and schedules were changed for the number of workers."""
+    """Return the row on how momentum and schedules were adapted to the number of workers."""
     changes = as_dict(summary.get("horizons"))
     text = ", ".join(
         f"{as_text(name)} {as_text(to)}" for name, to in changes.items() if name != "workers"
@@ -257,7 +257,7 @@ def _horizon_rows(summary: Figures) -> list[Row]:
 
 
 def _update_group(summary: Figures) -> FigureGroup:
-    """Return figures of the encoding of updates."""
+    """Return values about the encoding of updates."""
     rows = _rows_if_known(
         summary,
         ("sent fraction", "sent_fraction", format_number),
@@ -275,7 +275,7 @@ def _update_group(summary: Figures) -> FigureGroup:
 
 
 def _staleness_group(summary: Figures) -> FigureGroup:
-    """Return figures of staleness."""
+    """Return how late learned changes arrive: on the way, in commits, and in residuals."""
 
     def of(key: str) -> str:
         return format_number(as_number(summary.get(key)))
@@ -292,7 +292,7 @@ def _staleness_group(summary: Figures) -> FigureGroup:
 
 
 def _bytes_group(summary: Figures) -> FigureGroup:
-    """Return bytes by kind, ignored messages and slow links."""
+    """Return the bytes by kind, ignored messages and slow links."""
     kinds = as_dict(summary.get("bytes_by_kind"))
     rows = [
         (as_text(kind).replace("_", " "), format_bytes(as_number(size)))
@@ -329,7 +329,7 @@ def _phase_group(summary: Figures) -> FigureGroup:
 
 
 def _workers_group(summary: Figures) -> FigureGroup:
-    """Return the table of the first workers."""
+    """Return the table of the first ``WORKERS_SHOWN`` workers."""
     workers = [as_dict(worker) for worker in as_list(summary.get("per_worker"))]
     if not workers:
         return FigureGroup("", [])
@@ -350,12 +350,12 @@ def _workers_group(summary: Figures) -> FigureGroup:
 
 
 def activity_seconds(worker: Figures, activity: str) -> float:
-    """Return the seconds that a worker spent with an activity."""
+    """Return the seconds that a worker spent on an activity."""
     return max(0.0, as_number(as_dict(worker.get("seconds")).get(activity)) or 0.0)
 
 
 def rank_activities(workers: list[dict[str, Any]]) -> list[str]:
-    """Return the activities of all workers, the longest in total first."""
+    """Return the names of all workers' activities, the longest in total first."""
     total: dict[str, float] = {}
     for worker in workers:
         for name in as_dict(worker.get("seconds")):
@@ -371,7 +371,7 @@ def _faults_group(summary: Figures) -> FigureGroup:
 
 
 def _format_fault(fault: Any) -> str:
-    """Describe one fault in a line."""
+    """Describe one fault in one line."""
     fields = as_dict(fault)
     seconds, node = as_number(fields.get("seconds")), as_number(fields.get("node"))
     when = "" if seconds is None else f"after {format_duration(seconds)}: "
@@ -391,7 +391,7 @@ GROUP_BUILDERS: tuple[Callable[[Figures], FigureGroup], ...] = (
 def short_rows(figures: Figures) -> list[Row]:
     """Return the rows of the short table.
 
-    ``figures``: the fields of a TrainingSummary as Python values, so that NaN is shown as such.
+    ``figures`` are the fields of a TrainingSummary as Python values, so NaN is shown as NaN.
     """
     f = figures
     sent, dense, best, horizons = f["bytes_sent"], f["bytes_dense"], f["best"], f["horizons"]
@@ -435,9 +435,9 @@ HtmlChild = Element | str | None
 
 
 def make_element(tag: str, *children: HtmlChild, **attributes: Any) -> Element:
-    """Make an HTML element of children and attributes.
+    """Make an HTML element with children and attributes, omitting those that are None.
 
-    ``class_`` means class, other underscores in attribute names mean hyphens; None is left out.
+    In attribute names, ``class_`` means class, and other underscores mean hyphens.
     """
     named = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
     parent = Element(
@@ -457,7 +457,7 @@ def to_html(element: Element) -> str:
 
 
 def _attribute_text(value: Any) -> str:
-    """Return an attribute's value as text; floats are pixels, with one decimal at most."""
+    """Return an attribute's value as text; floats are pixels, with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else as_text(value)
 
 
@@ -470,7 +470,7 @@ def _append_text(parent: Element, text: str) -> None:
 
 
 def group_section(group: FigureGroup, heading: str = "h3") -> Element:
-    """Return a group of figures as a section with a heading."""
+    """Return a group of values as a section with a heading."""
     return make_element(
         "section",
         make_element(heading, group.title),
@@ -481,7 +481,7 @@ def group_section(group: FigureGroup, heading: str = "h3") -> Element:
 
 
 def name_value_table(rows: list[tuple[str, str]]) -> Element:
-    """Return a table of two columns, names and values."""
+    """Return a two-column table of names and values."""
     lines = (
         make_element("tr", make_element("th", name, scope="row"), make_element("td", value))
         for name, value in rows
@@ -495,7 +495,7 @@ def bullet_list(lines: tuple[str, ...] | list[str], class_: str | None = None) -
 
 
 def table_element(table: Table) -> Element:
-    """Return a table with headings, which scrolls by itself if it is too wide."""
+    """Return a table with headings, in a box that scrolls horizontally if it is too wide."""
     head = make_element("tr", *(make_element("th", name, scope="col") for name in table.columns))
     rows = (make_element("tr", *(make_element("td", cell) for cell in row)) for row in table.rows)
     more = make_element("p", f"and {table.more:,} more", class_="muted") if table.more else None
@@ -507,8 +507,8 @@ def table_element(table: Table) -> Element:
 
 ALL_FIGURES_HINT = "All figures: print(summary.table(all=True))"
 NO_WARNINGS = "No warnings"
-WIDTH = 100  # characters of a terminal's line; tables may be wider
-NAME_WIDTH = 18  # characters of a figure's name
+WIDTH = 100  # characters per line; tables may be wider
+NAME_WIDTH = 18  # characters in the column of names
 STYLE = """
 .sparkstrom-summary{font:13px/1.5 system-ui,sans-serif;color:inherit;max-width:60rem}
 .sparkstrom-summary h3{font-size:1.15em;margin:.2em 0}
@@ -526,7 +526,7 @@ vertical-align:top;border:0;color:inherit;font-weight:normal;white-space:normal}
 
 
 def summary_text(summary: Mapping[str, Any], *, whole: bool = False) -> str:
-    """Return a summary as text: result and warnings, and all figures if ``whole``."""
+    """Return a summary as text: results and warnings, and with ``whole`` all other values."""
     warnings = summary_warnings(summary)
     title = "1 warning" if len(warnings) == 1 else f"{len(warnings)} warnings"
     more = (
@@ -547,7 +547,7 @@ def short_text(figures: Mapping[str, Any]) -> str:
 
 
 def summary_html(summary: Mapping[str, Any]) -> str:
-    """Return a summary as an HTML fragment with its own style, for a notebook."""
+    """Return a summary as an HTML fragment with its own style sheet, for a notebook."""
     warnings = summary_warnings(summary)
     more = make_element(
         "details",
@@ -567,21 +567,21 @@ def summary_html(summary: Mapping[str, Any]) -> str:
 
 
 def _group_lines(group: FigureGroup) -> list[str]:
-    """Return the lines of a group of figures."""
+    """Return a group of values as lines of text."""
     rows = [line for name, value in group.rows for line in _row_lines(name, value)]
     table = list(_table_lines(group.table)) if group.table else []
     return [group.title, *rows, *_bullet_lines(group.lines), *table]
 
 
 def _row_lines(name: str, value: str) -> list[str]:
-    """Return the lines of one figure, wrapped."""
+    """Return one name and value as wrapped lines."""
     margin = " " * (NAME_WIDTH + 2)
     first = f"  {name:<{NAME_WIDTH}}"
     return textwrap.wrap(value, WIDTH, initial_indent=first, subsequent_indent=margin) or [first]
 
 
 def _bullet_lines(lines: Iterable[str]) -> list[str]:
-    """Return bullet points as lines, wrapped."""
+    """Return bullet points as wrapped lines."""
     return [
         part
         for line in lines
@@ -590,7 +590,7 @@ def _bullet_lines(lines: Iterable[str]) -> list[str]:
 
 
 def _table_lines(table: Table) -> Iterator[str]:
-    """Yield the lines of a table; columns are as wide as their contents."""
+    """Yield the lines of a table whose columns are as wide as their contents."""
     rows = [table.columns, *table.rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
     for row in rows:

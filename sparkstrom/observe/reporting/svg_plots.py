@@ -1,7 +1,8 @@
-"""Plots as SVG elements: curves over time and bars, with axes, legends and tables of values.
+"""Draw plots as SVG: curves over time and bar charts, with axes, legends and tables of values.
 
-Colours come from the page's style. There is no script: browsers show values under the pointer from
-``title`` elements, and every plot also has its values as a table, for readers who do not see it.
+The page's style sheet provides the colours. There are no scripts: browsers show values under the
+pointer from ``title`` elements, and every plot also includes its values as a table, for readers who
+cannot see the drawing.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from sparkstrom.observe.reporting.summary_rendering import (
 )
 
 TICK_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
-# Digits per power of ten; the first set with few enough ticks is used.
+# Leading digits of logarithmic ticks; the first set that gives few enough ticks is used.
 LOG_TICK_DIGITS = ((1, 2, 5), (1, 3), (1,))
 VALUE_MAX = 1e300  # larger values are not drawn: the sum of two would be infinite
-RELATIVE_RANGE_MIN = 1e-9  # a range that is narrower relative to its values is widened
+RELATIVE_RANGE_MIN = 1e-9  # minimum size of an axis range relative to its values
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class AxisScale:
     def fit(
         cls, values: Iterable[float], *, is_log: bool = False, from_zero: bool = False
     ) -> AxisScale:
-        """Return a scale for these values with a margin; a logarithmic one skips values <= 0."""
+        """Return a scale for these values with a margin; a logarithmic one ignores values <= 0."""
         least = 1 / VALUE_MAX if is_log else -VALUE_MAX
         known = [value for value in values if least < value < VALUE_MAX]
         if not known:
@@ -56,7 +57,7 @@ class AxisScale:
         return cls(low if from_zero and low == 0.0 else low - room, high + room)
 
     def position(self, value: float) -> float:
-        """Return a value's position, 0 at the low end and 1 at the high end."""
+        """Return a value's position, from 0 at the low end to 1 at the high end."""
         if self.is_log:
             low = math.log(self.low)
             return (math.log(value) - low) / (math.log(self.high) - low)
@@ -67,7 +68,7 @@ class AxisScale:
         return value is not None and self.low <= value <= self.high
 
     def ticks(self, count_max: int = 6) -> list[float]:
-        """Return round values in the range, about ``count_max`` at most."""
+        """Return round values within the range, about ``count_max`` at most."""
         if self.is_log and self.high / self.low > 8:
             return self._log_ticks(count_max)
         step_min = (self.high - self.low) / count_max
@@ -78,7 +79,7 @@ class AxisScale:
         return [i * step for i in range(first, last + 1)]
 
     def _log_ticks(self, count_max: int) -> list[float]:
-        """Return ticks of a logarithmic scale, with the finest digits that are few enough."""
+        """Return ticks of a logarithmic scale, with as many digits per power of ten as fit."""
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         for digits in LOG_TICK_DIGITS:
             ticks = [d * 10.0**power for power in range(first, last + 1) for d in digits]
@@ -103,7 +104,7 @@ Point = tuple[float, float]
 
 
 def split_at_gaps(xs: Sequence[float], ys: Sequence[float | None]) -> list[list[Point]]:
-    """Return the known points as one list per stretch without unknown values."""
+    """Return the known points as a list of stretches, separated where values are unknown."""
     pieces: list[list[Point]] = [[]]
     for x, y in zip(xs, ys, strict=True):
         if y is not None:
@@ -114,7 +115,7 @@ def split_at_gaps(xs: Sequence[float], ys: Sequence[float | None]) -> list[list[
 
 
 def downsample(points: Sequence[Point], count_max: int) -> list[Point]:
-    """Reduce a curve to ``count_max`` points: its ends, and each stretch's minimum and maximum."""
+    """Reduce a curve to ``count_max`` points: its ends, and each section's minimum and maximum."""
     if len(points) <= count_max:
         return list(points)
     stretches, chosen = max(1, (count_max - 2) // 2), {0, len(points) - 1}
@@ -135,12 +136,12 @@ def evenly_spaced_indices(count: int, count_max: int) -> list[int]:
 
 WIDTH, HEIGHT = 420.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 408.0, 14.0, 196.0  # edges of the area for curves, in pixels
-POINTS_MAX = 240  # points of a curve
-PIECES_MAX = 60  # pieces of a curve between gaps
-DOTS_MAX = 60  # more dots would hide the line
+POINTS_MAX = 240  # points per curve
+PIECES_MAX = 60  # pieces per curve, separated by gaps
+DOTS_MAX = 60  # dots per curve; more would hide the line
 HOVER_POINTS_MAX = 40  # moments whose values are shown under the pointer
-ROWS_MAX = 16  # rows of a plot's table
-MARKS_MAX = 40  # marks of a plot
+ROWS_MAX = 16  # rows in a plot's table
+MARKS_MAX = 40  # event marks per plot
 STYLE_COUNT = 6  # colours and dashes that the page's style defines
 
 
@@ -149,11 +150,11 @@ class Curve:
     """One curve of a plot over time, in seconds."""
 
     name: str  # shown in the legend
-    style: int  # number of its colour and dash
+    style: int  # number of the curve's colour and dash in the style sheet
     pieces: list[list[Point]]  # stretches without gaps
     known: list[Point]  # all points
-    has_steps: bool = False  # a value holds until the next one
-    has_dots: bool = False  # mark each point, such as the ends of epochs
+    has_steps: bool = False  # draw a staircase: a value holds until the next one
+    has_dots: bool = False  # draw a dot at each point, such as the ends of epochs
 
     @classmethod
     def from_values(
@@ -164,7 +165,7 @@ class Curve:
         values: Sequence[float | None],
         **flags: bool,
     ) -> Curve:
-        """Make a curve of values at these moments; an unknown value makes a gap."""
+        """Make a curve from values at these times; an unknown value leaves a gap."""
         stretches = split_at_gaps(seconds, values)
         return cls(
             name, style, stretches, [point for piece in stretches for point in piece], **flags
@@ -173,7 +174,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class EventMark:
-    """An event that a plot marks; ``kind`` is "lost", "back", "bad" or "saved"."""
+    """An event marked in a plot; ``kind`` is "lost", "back", "bad" or "saved"."""
 
     seconds: float  # since the fit began
     kind: str  # selects the colour
@@ -186,12 +187,12 @@ class TimeAxis:
 
     first_s: float  # left end
     last_s: float  # right end
-    unit_s: float  # seconds of the unit that ticks are labelled in
-    unit: str  # of the labels
+    unit_s: float  # seconds per unit of the tick labels
+    unit: str  # unit of the tick labels
 
     @classmethod
     def spanning(cls, first_s: float, last_s: float) -> TimeAxis:
-        """Return an axis in seconds, minutes or hours, whichever suits its length."""
+        """Return an axis in seconds, minutes or hours, depending on its length."""
         end_s = max(last_s, first_s + 1e-3)
         if end_s > 3 * 3600:
             return cls(first_s, end_s, 3600.0, "hours")
@@ -199,12 +200,12 @@ class TimeAxis:
         return cls(first_s, end_s, unit_s, unit)
 
     def x(self, seconds: float) -> float:
-        """Return the horizontal pixel of a moment, within the plot's area."""
+        """Return the horizontal pixel of a time, limited to the plot's area."""
         part = (seconds - self.first_s) / (self.last_s - self.first_s)
         return LEFT + (RIGHT - LEFT) * min(1.0, max(0.0, part))
 
     def format_moment(self, seconds: float) -> str:
-        """Format a moment with the axis's unit."""
+        """Return a time as text in the axis's unit."""
         return f"{seconds / self.unit_s:.4g} {self.unit}"
 
 
@@ -223,11 +224,11 @@ class TimePlot:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar, stacked from parts."""
+    """One bar, made up of stacked parts."""
 
     name: str
     parts: list[tuple[str, float]]  # (name, seconds)
-    more: str = ""  # further text under the pointer
+    more: str = ""  # additional text shown under the pointer
 
     @property
     def total(self) -> float:
@@ -241,12 +242,12 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class BarPlot:
-    """The contents of a plot of horizontal bars; the order of ``names`` gives the colours."""
+    """The contents of a plot of horizontal bars; the order of ``names`` determines the colours."""
 
     title: str  # heading
-    unit: str  # of the horizontal axis
+    unit: str  # label of the horizontal axis
     bars: list[Bar]  # from top to bottom
-    names: list[str]  # of the parts of bars
+    names: list[str]  # names of the bars' parts
     format_value: Callable[[float | None], str]
 
 
@@ -274,7 +275,7 @@ def render_time_plot(plot: TimePlot, axis: TimeAxis) -> Element:
 
 
 def _describe_curves(plot: TimePlot) -> str:
-    """Describe each curve by its first and last value, for screen readers."""
+    """Return a description of each curve by its first and last value, for screen readers."""
     parts = [
         f"{curve.name}: from {plot.format_value(known[0][1])} to {plot.format_value(known[-1][1])}"
         for curve in plot.curves
@@ -314,7 +315,7 @@ def _y_position(scale: AxisScale, value: float) -> float:
 
 
 def _curve_elements(curve: Curve, scale: AxisScale, axis: TimeAxis) -> list[Element]:
-    """Return the lines and dots of a curve."""
+    """Return a curve's lines and dots."""
     elements = []
     shown = [curve.pieces[i] for i in evenly_spaced_indices(len(curve.pieces), PIECES_MAX)]
     for piece in shown:
@@ -334,13 +335,13 @@ def _curve_elements(curve: Curve, scale: AxisScale, axis: TimeAxis) -> list[Elem
 
 
 def _step_points(points: list[Point]) -> list[Point]:
-    """Return the points of a staircase, on which each value holds until the next one."""
+    """Return the points of a staircase, in which each value holds until the next one."""
     corners = [(after[0], before[1]) for before, after in pairwise(points)]
     return [point for pair in zip_longest(points, corners) for point in pair if point is not None]
 
 
 def _mark_element(mark: EventMark, axis: TimeAxis) -> Element:
-    """Return the vertical line and triangle of an event."""
+    """Return the vertical line and triangle that mark an event."""
     x = axis.x(mark.seconds)
     tip = f"{x - 4:.1f},{TOP - 8:.1f} {x + 4:.1f},{TOP - 8:.1f} {x:.1f},{TOP:.1f}"
     if mark.kind == "back":
@@ -356,19 +357,19 @@ def _mark_element(mark: EventMark, axis: TimeAxis) -> Element:
 
 
 def _hover_seconds(plot: TimePlot) -> list[float]:
-    """Return evenly chosen moments at which some curve has a point."""
+    """Return evenly chosen times at which at least one curve has a point."""
     moments = sorted({x for curve in plot.curves for x, _ in curve.known})
     return [moments[i] for i in evenly_spaced_indices(len(moments), HOVER_POINTS_MAX)]
 
 
 def _value_at(curve: Curve, seconds: float) -> float | None:
-    """Return a curve's newest value at a moment, or None."""
+    """Return a curve's latest value at a time, or None if there is none yet."""
     place = bisect_right(curve.known, seconds, key=lambda point: point[0])
     return curve.known[place - 1][1] if place else None
 
 
 def _hover_strips(plot: TimePlot, moments: list[float], axis: TimeAxis) -> list[Element]:
-    """Return transparent strips side by side, each with the values to show under the pointer."""
+    """Return adjacent transparent strips, each with the values to show under the pointer."""
     centres = [axis.x(moment) for moment in moments]
     middles = [(a + b) / 2 for a, b in pairwise(centres)]
     strips = []
@@ -393,7 +394,7 @@ def _hover_strips(plot: TimePlot, moments: list[float], axis: TimeAxis) -> list[
 
 
 def _value_table(plot: TimePlot, moments: list[float], axis: TimeAxis) -> Table:
-    """Return the values of all curves at some moments."""
+    """Return a table of all curves' values at some of these times."""
     rows = []
     for i in evenly_spaced_indices(len(moments), ROWS_MAX):
         values = (_value_at(curve, moments[i]) for curve in plot.curves)
@@ -431,7 +432,7 @@ def render_bar_plot(plot: BarPlot) -> Element:
 
 
 def _bar_grid_element(scale: AxisScale, bottom: float, unit: str) -> Element:
-    """Return grid lines and tick labels below bars."""
+    """Return grid lines, tick labels and the axis title for horizontal bars."""
     lines = []
     for value in scale.ticks(5):
         x = BARS_LEFT + (RIGHT - BARS_LEFT) * scale.position(value)
@@ -470,7 +471,7 @@ def _bar_elements(index: int, bar: Bar, scale: AxisScale, plot: BarPlot) -> list
 
 
 def _svg_element(title: str, description: str, height: float, *parts: Element) -> Element:
-    """Return the drawing; its description is for screen readers."""
+    """Return the drawing as an SVG element; the description is for screen readers."""
     box = f"0 0 {WIDTH:.0f} {height:.0f}"
     return make_element(
         "svg", *parts, viewBox=box, role="img", aria_label=description or title, class_="plot"
@@ -486,13 +487,13 @@ def _curve_legend_item(curve: Curve) -> Element:
 
 
 def _bar_legend_item(name: str, style: int) -> Element:
-    """Return a part's entry in the legend."""
+    """Return the legend entry for a part of the bars."""
     box = make_element("rect", x=1, y=1, width=10, height=10, class_=f"bar c{style}")
     return _legend_item(name, "key box", "0 0 14 12", box)
 
 
 def _legend_item(name: str, kind: str, box: str, *drawn: Element) -> Element:
-    """Return a legend's entry: a small drawing and a name."""
+    """Return a legend entry: a small drawing and a name."""
     shown = make_element("svg", *drawn, viewBox=box, class_=kind, aria_hidden="true")
     return make_element("li", shown, name)
 

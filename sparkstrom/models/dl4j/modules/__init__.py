@@ -1,4 +1,4 @@
-"""DL4J's layers, losses and updaters on torch; the rest of the import does not need torch."""
+"""DL4J's layers, losses and updaters in torch; other parts of the import work without torch."""
 
 import sparkstrom.models.torch as torch_adapter  # its error says how to install torch
 

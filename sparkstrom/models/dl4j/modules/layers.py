@@ -1,8 +1,8 @@
-"""DL4J's activations, dropout and layers as torch modules, in DL4J's own shapes.
+"""DL4J's activations, dropout and layers as torch modules, using DL4J's own shapes.
 
 Images are [rows, channels, height, width], or channels last if the layer says NHWC; sequences are
-[rows, features, steps]. Formulas are ND4J's if they differ from torch's. Dropout is applied to a
-layer's input.
+[rows, features, steps]. If ND4J's formulas differ from torch's, ND4J's are used. Dropout is applied
+to a layer's input.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Tensor: TypeAlias = torch.Tensor
 
 
 class Dl4jActivation:
-    """An activation function by DL4J's name in lower case, with its options; can be pickled."""
+    """An activation function with its options, by DL4J's name in lower case. Can be pickled."""
 
     def __init__(
         self, spec: LayerSpec, field: str = "activationfn", default: str = "identity"
@@ -55,8 +55,8 @@ class Dl4jActivation:
     def __call__(self, z: Tensor, training: bool) -> Tensor:
         """Return the activations of z [rows, channels, ...].
 
-        ``training`` affects only RReLU: outside of training, DL4J's returns max(z, (l + u) / 2),
-        which is no leaky ReLU, and so does this one.
+        ``training`` only affects RReLU. In evaluation, DL4J's RReLU returns max(z, (l + u) / 2),
+        which is not a leaky ReLU; this implementation does the same.
         """
         if self.kind == "rrelu":
             low, high = self._options.get("l", 1 / 8), self._options.get("u", 1 / 3)
@@ -68,7 +68,7 @@ class Dl4jActivation:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether a JSON value is a number; a boolean is none."""
+    """Return whether a JSON value is a number; booleans are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -79,7 +79,7 @@ def _rational_tanh(z: Tensor, _: dict[str, float]) -> Tensor:
 
 
 def _relu(z: Tensor, options: dict[str, float]) -> Tensor:
-    """Return ReLU(z), with the options threshold, negativeslope and max of Keras' layer."""
+    """Return ReLU(z), with the options threshold, negativeslope and max of Keras' ReLU layer."""
     if not options:
         return fn.relu(z)
     threshold, slope = options.get("threshold", 0.0), options.get("negativeslope", 0.0)
@@ -117,7 +117,7 @@ SELU_ALPHA, SELU_LAMBDA = 1.6732632423543772, 1.0507009873554804  # Klambauer et
 
 
 class InputDropout:
-    """The dropout or noise that is applied to a layer's input in training; can be pickled."""
+    """The dropout or noise that a layer applies to its input in training. Can be pickled."""
 
     def __init__(self, spec: LayerSpec) -> None:
         parsed, self.kind, self._retain = _parse_dropout(spec), "", 1.0
@@ -149,7 +149,7 @@ class InputDropout:
 
 
 def find_untrainable_dropout(spec: LayerSpec) -> str | None:
-    """Return the description of a layer's dropout that cannot be trained with here, or None."""
+    """Return a description of a layer's dropout if training here does not support it, or None."""
     parsed = _parse_dropout(spec)
     if parsed is None:
         return None
@@ -163,9 +163,9 @@ def find_untrainable_dropout(spec: LayerSpec) -> str | None:
 
 
 def _parse_dropout(spec: LayerSpec) -> TypedObject | None:
-    """Return the layer's dropout; None if it has none, or one that changes nothing."""
+    """Return the layer's dropout; None if the layer has none or if it changes nothing."""
     parsed = parse_typed(spec.fields.get("idropout"))
-    if parsed is None:  # 0.9 and earlier wrote a number
+    if parsed is None:  # DL4J 0.9 and earlier wrote a number
         p = spec.get_float("dropout", 0.0)
         parsed = TypedObject("dropout", {"p": p}) if p else None
     if parsed is None or (parsed.kind == "dropout" and not _is_scheduled(parsed)):
@@ -179,7 +179,7 @@ def _is_scheduled(parsed: TypedObject) -> bool:
 
 
 def _get_dropout_rate(spec: LayerSpec, parsed: TypedObject) -> float:
-    """Return the probability to keep a value, or for noise its rate or standard deviation."""
+    """Return the probability of keeping a value, or for noise its rate or standard deviation."""
     name = {"gaussiandropout": "rate", "gaussiannoise": "stddev"}.get(parsed.kind, "p")
     return read_float(spec.path, f"dropout of {spec.label}", parsed.fields, name, 0.0)
 
@@ -191,7 +191,8 @@ PER_POSITION_LOSSES = ("rnnlosslayer", "cnnlosslayer")  # a loss for each step o
 class Dl4jLayer(nn.Module):  # type: ignore[misc]
     """Base class of layers.
 
-    ``forward(x, rows)`` also gets the minibatch's number of rows, as a folded sequence has more.
+    ``forward(x, rows)`` also gets the minibatch's number of rows: while a sequence is folded into
+    rows, x has more.
     """
 
     def __init__(self, spec: LayerSpec, default: str = "identity") -> None:
@@ -210,7 +211,7 @@ class Dl4jLayer(nn.Module):  # type: ignore[misc]
         return self.activate(self.before_activation(x))
 
     def before_activation(self, x: Tensor) -> Tensor:
-        """Return the values before the activation, from which the loss is computed."""
+        """Return the values before the activation; the loss is computed from them."""
         return x
 
     def activate(self, z: Tensor) -> Tensor:
@@ -218,11 +219,11 @@ class Dl4jLayer(nn.Module):  # type: ignore[misc]
         return self.activation(z, self.training)
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
-        """Return DL4J's parameters, or state vectors, by the module's names and in its shapes."""
+        """Convert DL4J's parameters or state vectors to the module's names and shapes."""
         return {}
 
     def _add_parameters(self, **arrays: tuple[int, ...]) -> None:
-        """Register a parameter of zeros for each name and shape."""
+        """Register a parameter of zeros for each name, with the given shape."""
         for name, shape in arrays.items():
             parameter = nn.Parameter(torch.zeros(shape), requires_grad=not self.spec.frozen)
             self.register_parameter(name, parameter)
@@ -236,7 +237,7 @@ class Dl4jLayer(nn.Module):  # type: ignore[misc]
 
 
 class Dense(Dl4jLayer):
-    """DenseLayer, OutputLayer and RnnOutputLayer: x W + b, for sequences at each step."""
+    """DenseLayer, OutputLayer and RnnOutputLayer: x W + b; for sequences, at each step."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__(spec)
@@ -255,26 +256,26 @@ class Dense(Dl4jLayer):
         return self._compute_linear(x.flatten(1) if x.ndim > 3 else x)
 
     def _compute_linear(self, x: Tensor) -> Tensor:
-        """Return x W + b over the last dimension, with layer normalization if there is a gain."""
+        """Return x W + b over the last dimension, layer-normalized if the layer has a gain."""
         if not self._has_gain:
             return nn.functional.linear(x, self.weight, getattr(self, "bias", None))
         z = layer_normalize(nn.functional.linear(x, self.weight)) * self.gain
         return z + self.bias if hasattr(self, "bias") else z
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
-        """Return DL4J's arrays by the names of torch's Linear, W transposed."""
+        """Convert DL4J's arrays to the names of torch's Linear; W is transposed."""
         names = {"W": "weight", "b": "bias", "g": "gain"}
         return {names[name]: array.T if name == "W" else array for name, array in arrays.items()}
 
 
 def layer_normalize(z: Tensor) -> Tensor:
-    """Return z with mean 0 and variance 1 in its last dimension; 0 where all values are equal."""
+    """Return z with mean 0 and variance 1 in its last dimension; 0 if all its values are equal."""
     z = (z - z.mean(-1, keepdim=True)) / z.std(-1, keepdim=True, unbiased=False)
     return torch.nan_to_num(z, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 class Embedding(Dl4jLayer):
-    """EmbeddingLayer, with one index per row, and EmbeddingSequenceLayer, with several."""
+    """EmbeddingLayer (one index per row) and EmbeddingSequenceLayer (several indices per row)."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__(spec)
@@ -285,14 +286,14 @@ class Embedding(Dl4jLayer):
         self._add_parameters(weight=shapes["W"], **({"bias": shapes["b"]} if "b" in shapes else {}))
 
     def before_activation(self, x: Tensor) -> Tensor:
-        """Return the vectors of the indices x: [rows, nOut], or [rows, nOut, steps]."""
+        """Return the vectors for the indices x: [rows, nOut], or [rows, nOut, steps]."""
         values = x.reshape(len(x), -1)
         out = self.weight[self._indices(values if self._has_sequences else values[:, 0])]
         out = out + self.bias if hasattr(self, "bias") else out
         return out.transpose(1, 2) if self._has_sequences else out
 
     def _indices(self, values: Tensor) -> Tensor:
-        """Return integer indices. Raise UsageError naming one outside of [0, nIn)."""
+        """Convert values to integer indices. Raise UsageError for an index outside [0, nIn)."""
         index = values.long()
         bad = torch.isnan(values) | (index < 0) | (index >= len(self.weight))
         if bad.any():
@@ -304,12 +305,12 @@ class Embedding(Dl4jLayer):
         return index
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
-        """Return DL4J's arrays by the module's names."""
+        """Convert DL4J's arrays to the module's names."""
         return {{"W": "weight", "b": "bias"}[name]: array for name, array in arrays.items()}
 
 
 class BatchNormalization(nn.BatchNorm1d):  # type: ignore[misc]
-    """BatchNormalization over channels. As in DL4J, its option ``activation`` is ignored."""
+    """BatchNormalization over channels. Its option ``activation`` is ignored, as in DL4J."""
 
     def __init__(self, spec: LayerSpec) -> None:
         locked = spec.get_bool("lockgammabeta", False)
@@ -326,13 +327,13 @@ class BatchNormalization(nn.BatchNorm1d):  # type: ignore[misc]
             parameter.requires_grad_(not spec.frozen)
 
     def forward(self, x: Tensor, rows: int = 0) -> Tensor:
-        """Return normalized x, which has its channels first or, if the layer says NHWC, last."""
+        """Return normalized x; channels are first, or last if the layer says NHWC."""
         if self._channels_last and x.ndim == 4:
             return self._batch_normalize(x.movedim(-1, 1)).movedim(1, -1)
         return self._batch_normalize(x)
 
     def _batch_normalize(self, x: Tensor) -> Tensor:
-        """Return normalized x; update the variance with the biased one, not torch's."""
+        """Return normalized x; the running variance uses the biased variance, unlike torch's."""
         if not self.training:
             return super().forward(x)
         axes = [0, *range(2, x.ndim)]
@@ -342,10 +343,10 @@ class BatchNormalization(nn.BatchNorm1d):  # type: ignore[misc]
         return torch.batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps, False)
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Accept any rank; torch's check would refuse images."""
+        """Accept any rank; torch's own check would reject images."""
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
-        """Return DL4J's arrays by torch's names; log10 of std becomes the variance."""
+        """Convert DL4J's arrays to torch's names; log10 of the std becomes the variance."""
         names = {"gamma": "weight", "beta": "bias", "mean": "running_mean"}
         made = {new: arrays[old] for old, new in names.items() if old in arrays}
         if LOG_STD in arrays:
@@ -356,7 +357,7 @@ class BatchNormalization(nn.BatchNorm1d):  # type: ignore[misc]
 
 
 class ParameterlessLayer(Dl4jLayer):
-    """ActivationLayer, DropoutLayer, and loss layers without parameters."""
+    """ActivationLayer, DropoutLayer, and the loss layers that have no parameters."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__(spec)
@@ -364,7 +365,7 @@ class ParameterlessLayer(Dl4jLayer):
             raise spec.unsupported("format NHWC")
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return x after dropout (DropoutLayer), or the activations of x (all others)."""
+        """Return x after dropout for a DropoutLayer, otherwise the activations of x."""
         if self.spec.kind == "dropoutlayer":
             return self.input_dropout(x, self.training)
         if x.ndim > 2 and self.spec.kind not in PER_POSITION_LOSSES:
@@ -385,7 +386,7 @@ class PRelu(Dl4jLayer):
         return torch.where(x < 0, x * self.slopes, x)
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
-        """Return DL4J's W as ``slopes``."""
+        """Convert DL4J's array W to ``slopes``."""
         return {"slopes": arrays["W"]} if arrays else {}
 
 
@@ -402,12 +403,15 @@ class ElementWiseMultiplication(Dl4jLayer):
         return self.input_dropout(x, self.training) * self.weight + self.bias
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
-        """Return DL4J's arrays by the module's names."""
+        """Convert DL4J's arrays to the module's names."""
         return {{"W": "weight", "b": "bias"}[name]: array for name, array in arrays.items()}
 
 
 class ReshapePreprocessor(nn.Module):  # type: ignore[misc]
-    """Preprocessor that reshapes activations; a folded sequence has its first step's rows first."""
+    """Preprocessor that reshapes activations.
+
+    Folding a sequence into rows puts the rows of the first step first.
+    """
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
@@ -420,7 +424,7 @@ class ReshapePreprocessor(nn.Module):  # type: ignore[misc]
             self._shape = size if last else [size[2], *size[:2]]
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return the same values in the next layer's shape; ``rows`` is the minibatch's."""
+        """Return the values in the next layer's shape; ``rows`` is the minibatch's row count."""
         match self._kind:
             case "cnntofeedforwardpreprocessor":
                 return x.flatten(1)

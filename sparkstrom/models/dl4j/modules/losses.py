@@ -1,7 +1,7 @@
 """DL4J's losses: summed over a row's outputs and steps, averaged over the rows of a minibatch.
 
-They get the values before the last activation, so that softmax and sigmoid lose no precision. DL4J
-clips scores but not always gradients; gradients here equal DL4J's.
+Losses get the values before the last activation, so that softmax and sigmoid lose no precision.
+DL4J clips scores but not always gradients; the gradients here equal DL4J's.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from sparkstrom.models.dl4j.configuration import (
 from sparkstrom.models.dl4j.modules.layers import Dl4jActivation
 
 Tensor: TypeAlias = torch.Tensor
-POSITIVE_MIN = 1e-10  # lower bound of divisors and arguments of log
+POSITIVE_MIN = 1e-10  # lower bound for divisors and for arguments of log
 CLIP_EPS = 1e-5  # ND4J's EPS_THRESHOLD
 SPARSE_CROSS_ENTROPY = "sparsemcxent"
 CLASS_LOSSES = ("mcxent", "negativeloglikelihood", SPARSE_CROSS_ENTROPY)
 
 
 class Dl4jLoss:
-    """A loss function ``loss(z, target, weights)`` of DL4J; can be pickled.
+    """A loss function of DL4J, called as ``loss(z, target, weights)``. Can be pickled.
 
-    Targets have the shape of DL4J's labels, [rows, outputs] or [rows, outputs, steps]; losses of
+    Targets have the shape of DL4J's labels, [rows, outputs] or [rows, outputs, steps]; losses for
     classes also take class indices, [rows] or [rows, steps].
     """
 
@@ -49,7 +49,7 @@ class Dl4jLoss:
         self._clip_eps = read_float(spec.path, f"loss of {spec.label}", parsed.fields, name, 0.0)
 
     def __call__(self, z: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the mean loss of the rows, weighted by f32[rows] if given."""
+        """Return the mean loss of the rows, weighted if ``weights`` f32[rows] are given."""
         scores = self.compute_row_scores(z, target)
         if weights is None:
             return scores.mean()
@@ -66,24 +66,24 @@ class Dl4jLoss:
 
     @property
     def per_label(self) -> bool:
-        """Whether each output is a label that is true or false (XENT)."""
+        """Whether each output is a separate label that is true or false (DL4J's XENT)."""
         return self.kind == "binaryxent"
 
     def _expand_target(self, z: Tensor, target: Tensor) -> Tensor:
-        """Return the target in the shape of z, class indices as one-hot vectors."""
+        """Return the target in the shape of z; class indices become one-hot vectors."""
         if (
             self.kind == SPARSE_CROSS_ENTROPY
             and target.ndim == z.ndim
             and target.shape[1] == 1 < z.shape[1]
         ):
-            target = target[:, 0]  # DL4J's labels of this loss
+            target = target[:, 0]  # the shape of DL4J's labels for this loss
         if self.kind in CLASS_LOSSES and z.shape[1] > 1 and target.ndim == z.ndim - 1:
             hot = fn.one_hot(target.long(), z.shape[1]).to(z.dtype)
             return hot.movedim(-1, 1)
         return target.to(z.dtype).reshape(z.shape)
 
     def _compute_output_scores(self, z: Tensor, expected: Tensor) -> Tensor:
-        """Return the loss of each output in the shape of z, without the outputs' weights."""
+        """Return the loss of each output, in the shape of z, before applying output weights."""
         if self.kind in CLASS_LOSSES:
             return self._cross_entropy(z, expected)
         if self.kind == "binaryxent":
@@ -95,7 +95,7 @@ class Dl4jLoss:
         return SCORE_FUNCTIONS[self.kind](out, expected)
 
     def _cross_entropy(self, z: Tensor, expected: Tensor) -> Tensor:
-        """Return the cross-entropy of each output, with DL4J's clipping and gradient."""
+        """Return the cross-entropy of each output, clipped and with gradients as in DL4J."""
         if self.activation.kind != "softmax":
             return -expected * self.activation(z, True).clamp_min(POSITIVE_MIN).log()
         logs = torch.log_softmax(z, dim=1)
@@ -108,7 +108,7 @@ class Dl4jLoss:
         return _with_gradient(-expected * clipped, surrogate)
 
     def _binary_cross_entropy(self, z: Tensor, expected: Tensor) -> Tensor:
-        """Return XENT of each output, with DL4J's clipping and gradient."""
+        """Return the binary cross-entropy of each output, clipped and with gradients as in DL4J."""
         if self.activation.kind == "sigmoid" and not self._clip_eps:
             return fn.binary_cross_entropy_with_logits(z, expected, reduction="none")
         out, eps = self.activation(z, True), self._clip_eps or CLIP_EPS
@@ -121,12 +121,12 @@ class Dl4jLoss:
 
 
 def _with_gradient(score: Tensor, surrogate: Tensor) -> Tensor:
-    """Return the values of ``score`` with the gradients of ``surrogate``."""
+    """Return a tensor with the values of ``score`` and the gradients of ``surrogate``."""
     return score.detach() + (surrogate - surrogate.detach())
 
 
 def _read_weights(spec: LayerSpec, value: Any) -> list[float] | None:
-    """Return the outputs' weights: DL4J wrote a list, its text, or an object with ``data``."""
+    """Return the outputs' weights; DL4J wrote a list, its text, or an object with ``data``."""
     if value is None:
         return None
     try:
@@ -138,12 +138,12 @@ def _read_weights(spec: LayerSpec, value: Any) -> list[float] | None:
 
 
 def _cosine_proximity(out: Tensor, expected: Tensor) -> Tensor:
-    """Return the negative product of the normalized outputs and targets, for each output."""
+    """Return, for each output, the negative product of normalized output and target."""
     return -fn.normalize(out, dim=1) * fn.normalize(expected, dim=1)
 
 
 def _clip(values: Tensor) -> Tensor:
-    """Return the values within [CLIP_EPS, 1]."""
+    """Return the values limited to [CLIP_EPS, 1]."""
     return values.clamp(CLIP_EPS, 1)
 
 

@@ -1,4 +1,4 @@
-"""Dl4jModel: an imported network as a flat-parameter model, trained as DL4J trains it."""
+"""Dl4jModel: an imported network as a flat-parameter model that trains as in DL4J."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from sparkstrom.models.torch.tensors import FORWARD_REMEDY, TorchBatch, explaini
 PREDICT_ONLY_REMEDY = (
     f"{PREDICT_REMEDY}, or to make a TorchModel of its .module with your own optimizer"
 )
-ParameterRules = list[tuple[str, int, TrainingRule]]  # (parameter's name, layer's number, rule)
+ParameterRules = list[tuple[str, int, TrainingRule]]  # (parameter name, layer number, rule)
 
 
 class Dl4jModel(TorchModel):
@@ -64,11 +64,11 @@ class Dl4jModel(TorchModel):
         normalizer: the saved normalizer of the data, or None.
 
     Raises:
-        NotImported: ``training`` is True, but cannot be as in DL4J.
+        NotImported: ``training`` is True, but the network cannot be trained as in DL4J.
     """
 
     KIND = "dl4j"
-    counts_own_steps = True  # in rounds of averaging, as DL4J's workers do
+    counts_own_steps = True  # in round-based training, like DL4J's workers; see ``Paced``
     OPTIONS = (*TorchModel.OPTIONS, "_configuration", "_path")
 
     def __init__(self, path: str, configuration: dict[str, Any], *, training: bool = True) -> None:
@@ -98,7 +98,7 @@ class Dl4jModel(TorchModel):
         )
 
     def predict(self, features: Columns) -> Any:
-        """Return what DL4J's ``output`` does; raise UsageError for features that are no numbers."""
+        """Return what DL4J's ``output`` does; raise UsageError if features are not numbers."""
         known = isinstance(features, np.ndarray | tuple | dict)
         for array in arrays_of(features) if known else (features,):
             if (
@@ -111,7 +111,7 @@ class Dl4jModel(TorchModel):
         return super().predict(features)
 
     def load_arrays(self, arrays: list[Arrays]) -> None:
-        """Set parameters and statistics to DL4J's; must be called before ``bind``."""
+        """Set parameters and statistics to DL4J's arrays; to be called before ``bind``."""
         module: Any = self.module
         module.load_arrays(arrays)
 
@@ -119,8 +119,8 @@ class Dl4jModel(TorchModel):
         """Set the updater's state for the first fit.
 
         Args:
-            states: updater vectors of each layer.
-            iterations: minibatches that the network was trained for.
+            states: the updater's vectors of each layer.
+            iterations: number of minibatches that DL4J trained.
         """
         module: Any = self.module
         network = parse_network(self._path, self._configuration)
@@ -137,18 +137,18 @@ class Dl4jModel(TorchModel):
         self._resume_state = state
 
     def continuing_state(self) -> State:
-        """Return the optimizer state for the first fit; empty for a new optimizer."""
+        """Return the optimizer state for the first fit; {} to start with a new one."""
         return dict(self._resume_state)
 
     def set_position(self, epoch: int, batch: int, batches: int) -> None:
-        """Set learning rates that follow a schedule by epoch, which continues DL4J's count."""
+        """Set the learning rates of schedules by epoch, which continue DL4J's epoch count."""
         module: Any = self.module
         optimizer, scheduler = self._get_optimizer()
         if scheduler is not None:
             set_schedule_epoch(optimizer, scheduler, module.epochs + epoch)
 
     def penalty(self) -> float:
-        """Return DL4J's calcRegularizationScore; weight decay counts like l2, without a rate."""
+        """Return DL4J's calcRegularizationScore; weight decay counts like l2, without the rate."""
         network = parse_network(self._path, self._configuration)
         module: Any = self.module
         named = dict(module.named_parameters())
@@ -160,7 +160,7 @@ class Dl4jModel(TorchModel):
         return total
 
     def describe(self) -> dict[str, Any]:
-        """Return a description with DL4J's configuration, from which an equal network is made."""
+        """Return a description with DL4J's configuration, for ``from_description``."""
         trains = self._custom is None
         source = {"configuration": self._configuration, "training": trains}
         return {**super().describe(), **source, **describe_normalizer(self.normalizer)}
@@ -194,7 +194,7 @@ class Dl4jModel(TorchModel):
             return module.before_activation(features)
 
     def _gradient_step(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> Tensor:
-        """Take one step, or with TruncatedBPTT one for each segment; return the summed losses."""
+        """Take one step, or with TruncatedBPTT a step per segment; return the summed losses."""
         module: Any = self._module
         if not module.tbptt_length:
             return super()._gradient_step(optimizer, batch, rows)
@@ -205,7 +205,7 @@ class Dl4jModel(TorchModel):
         return total
 
     def _predict_rows(self, features: Columns) -> Any:
-        """Return the outputs of these rows, after the last activation."""
+        """Return the outputs for these rows, after the last activation."""
         module: Any = self._module
         last = module.last_layer
         z = super()._predict_rows(features)
@@ -218,7 +218,7 @@ class Dl4jModel(TorchModel):
 
 
 def _apply_activation(last: Any, z: Flat) -> Flat:
-    """Return the activations of the last layer for z, as a NumPy array."""
+    """Return the last layer's activations of z as a NumPy array."""
     with torch.no_grad():
         outputs: Flat = last.activate(torch.from_numpy(np.ascontiguousarray(z))).numpy()
     return outputs
@@ -227,8 +227,8 @@ def _apply_activation(last: Any, z: Flat) -> Flat:
 def _split_segments(path: str, batch: TorchBatch, length: int) -> list[TorchBatch]:
     """Split features [rows, features, steps] and their labels into segments of ``length`` steps.
 
-    Labels are [rows, outputs, steps], or classes [rows, steps]. Raise NotImported for labels
-    without steps: DL4J trains nothing then, and warns.
+    Labels are [rows, outputs, steps], or classes [rows, steps]. Raise NotImported if labels have no
+    steps: DL4J then only warns and trains nothing.
     """
     features, labels = batch.features, batch.labels
     fits = isinstance(features, Tensor) and isinstance(labels, Tensor)
@@ -243,7 +243,7 @@ def _split_segments(path: str, batch: TorchBatch, length: int) -> list[TorchBatc
 
 
 def _make_loss(spec: LayerSpec, training: bool) -> Dl4jLoss | None:
-    """Return the layer's loss; None if it is not supported and the network is not trained."""
+    """Return the layer's loss; None if it is not supported but the network only predicts."""
     try:
         return Dl4jLoss(spec)
     except NotImported:
@@ -253,14 +253,14 @@ def _make_loss(spec: LayerSpec, training: bool) -> Dl4jLoss | None:
 
 
 def _refuse_step(*_: Any) -> None:
-    """Raise NotImported: the network was imported to predict only."""
+    """Raise NotImported, because the network was imported only for prediction."""
     raise NotImported(
         "this network", "its training", "it was imported to predict", PREDICT_ONLY_REMEDY
     )
 
 
 def _list_parameter_rules(network: SavedNetwork, module: Dl4jModule) -> ParameterRules:
-    """Return name, layer number and rule of each trainable parameter, in the module's order."""
+    """Return (name, layer number, rule) of each trainable parameter, in the module's order."""
     rules: dict[str, tuple[int, TrainingRule]] = {}
     for number, spec in enumerate(network.specs):
         for piece in list_array_specs(spec):
@@ -274,12 +274,12 @@ def _list_parameter_rules(network: SavedNetwork, module: Dl4jModule) -> Paramete
 
 
 def _make_groups(rules: ParameterRules, epochs: int, named: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the optimizer's parameter groups, one for each parameter of ``named``."""
+    """Return the optimizer's parameter groups, one for each parameter in ``rules``."""
     return [make_group(number, named[name], rule, epochs) for name, number, rule in rules]
 
 
 def _predicts_probabilities(network: SavedNetwork) -> bool:
-    """Return whether outputs are softmax, or sigmoids with a binary cross-entropy."""
+    """Return whether outputs are probabilities: softmax, or sigmoid with binary cross-entropy."""
     spec = network.specs[-1]
     activation = parse_activation(
         spec.fields.get("activationfn", spec.fields.get("activationfunction"))
@@ -290,7 +290,7 @@ def _predicts_probabilities(network: SavedNetwork) -> bool:
 
 
 def _refuse_untrainable(network: SavedNetwork) -> None:
-    """Raise NotImported naming all options for which training is not supported."""
+    """Raise NotImported, naming all options that training here does not support, if any."""
     untrainable = list(find_untrainable_options(network))
     both_ways = [spec for spec in network.specs if "bidirectional" in spec.kind]
     if network.tbptt_length and both_ways:
@@ -307,7 +307,7 @@ def _refuse_untrainable(network: SavedNetwork) -> None:
                 untrainable.append(f"learning rate by {schedule[0]} with TruncatedBPTT")
             if schedule is not None and not is_supported_schedule(schedule):
                 untrainable.append(f"learning rate by {schedule[0]} of {spec.label}")
-            has_peepholes = "graves" in spec.kind  # DL4J stores them within the recurrent weights
+            has_peepholes = "graves" in spec.kind  # DL4J stores peepholes in the recurrent weights
             if rule.normalization not in NORMALIZATIONS or (
                 has_peepholes and rule.normalization.endswith("perparamtype")
             ):

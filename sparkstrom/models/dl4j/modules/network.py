@@ -1,6 +1,6 @@
-"""Dl4jModule: a DL4J network as one torch module, and its layers for sequences and images.
+"""Dl4jModule: a DL4J network as one torch module; also its layers for sequences and images.
 
-Recurrent layers take sequences [rows, features, steps]; masks are not supported.
+Recurrent layers take sequences [rows, features, steps]. Masks are not supported.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ Tensor: TypeAlias = torch.Tensor
 class RecurrentLayer(Dl4jLayer):
     """Base class of recurrent layers.
 
-    With carried state, a call starts where the last one ended; gradients do not flow back to it.
+    If the state is carried, a call starts with the final state of the previous call; gradients do
+    not flow back into that call.
     """
 
     def __init__(self, spec: LayerSpec) -> None:
@@ -56,7 +57,7 @@ class RecurrentLayer(Dl4jLayer):
         self._carries_state, self._state = False, ()
 
     def set_carry_state(self, carries: bool) -> None:
-        """Reset the state to zeros, and start or stop to carry it from call to call."""
+        """Reset the state to zeros, and start or stop carrying it from call to call."""
         self._carries_state, self._state = carries, ()
 
     def _get_initial_state(self, projected: Tensor, count: int) -> list[Tensor]:
@@ -71,7 +72,7 @@ class RecurrentLayer(Dl4jLayer):
 
 
 class Lstm(RecurrentLayer):
-    """LSTM and GravesLSTM; gates are stored as candidate, forget, output, input."""
+    """LSTM and GravesLSTM. Gates are stored in the order candidate, forget, output, input."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__(spec)
@@ -82,7 +83,7 @@ class Lstm(RecurrentLayer):
             self._add_parameters(peepholes=(3, rw[0]))
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return [rows, nOut, steps] for [rows, nIn, steps]."""
+        """Return outputs [rows, nOut, steps] for x [rows, nIn, steps]."""
         x = self.input_dropout(x, self.training)
         x = x.unsqueeze(2) if x.ndim == 2 else x
         projected = x.permute(2, 0, 1) @ self.weight + self.bias
@@ -95,7 +96,7 @@ class Lstm(RecurrentLayer):
         return torch.stack(outputs, dim=2)
 
     def _advance_cell(self, z: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-        """Return hidden state and cell after one time step; z are the values before the gates."""
+        """Return (hidden state, cell) after one time step; z are the values before the gates."""
         candidate, forget, output, input_gate = z.split(self._width, dim=1)
         peepholes = getattr(self, "peepholes", None)
         if peepholes is not None:
@@ -106,7 +107,7 @@ class Lstm(RecurrentLayer):
         return self.gate(output, self.training) * self.activate(cell), cell
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
-        """Return DL4J's arrays by the module's names; peepholes are the last columns of RW."""
+        """Convert DL4J's arrays to the module's names; peepholes are the last columns of RW."""
         width = 4 * self._width
         mapped = {{"W": "weight", "b": "bias"}[n]: a for n, a in arrays.items() if n != "RW"}
         if "RW" in arrays:
@@ -117,7 +118,7 @@ class Lstm(RecurrentLayer):
 
 
 class SimpleRnn(RecurrentLayer):
-    """SimpleRnn: h = act(x W + b + h RW), optionally with layer normalization of both products."""
+    """SimpleRnn: h = act(x W + b + h RW), with optional layer normalization of both products."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__(spec)
@@ -126,7 +127,7 @@ class SimpleRnn(RecurrentLayer):
         )
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return [rows, nOut, steps] for [rows, nIn, steps]."""
+        """Return outputs [rows, nOut, steps] for x [rows, nIn, steps]."""
         projected = self._apply_gain(
             self.input_dropout(x, self.training).permute(2, 0, 1) @ self.weight, 0
         )
@@ -138,12 +139,12 @@ class SimpleRnn(RecurrentLayer):
         return torch.stack(outputs, dim=2)
 
     def _apply_gain(self, z: Tensor, index: int) -> Tensor:
-        """Return z, layer-normalized if the layer does that; index 0: inputs, 1: hidden state."""
+        """Return z, layer-normalized if the layer has a gain; index 0: input, 1: hidden state."""
         gain = getattr(self, "gain", None)
         return z if gain is None else layer_normalize(z) * gain.split(self._width)[index]
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
-        """Return DL4J's arrays by the module's names."""
+        """Convert DL4J's arrays to the module's names."""
         return {ARRAY_NAMES[name]: array for name, array in arrays.items()}
 
 
@@ -158,7 +159,7 @@ MERGE_MODES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class Bidirectional(nn.Module):  # type: ignore[misc]
-    """Bidirectional, and GravesBidirectionalLSTM, which adds both directions' outputs."""
+    """Bidirectional, and GravesBidirectionalLSTM, which adds the outputs of both directions."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
@@ -169,7 +170,7 @@ class Bidirectional(nn.Module):  # type: ignore[misc]
         if self._mode not in MERGE_MODES:
             raise spec.unsupported(f"mode {self._mode}")
         inner = replace(spec, kind=kind)
-        if graves:  # DL4J's ignores dropout
+        if graves:  # in DL4J, this layer ignores dropout
             inner = replace(inner, fields=spec.fields | {"idropout": None, "dropout": None})
         self.forwards, self.backwards = (
             DIRECTIONAL_LAYERS[kind](inner),
@@ -177,12 +178,12 @@ class Bidirectional(nn.Module):  # type: ignore[misc]
         )
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return [rows, nOut, steps], or 2 nOut if the directions are concatenated."""
+        """Return [rows, nOut, steps], or with the mode concat [rows, 2 nOut, steps]."""
         back = self.backwards(x.flip(2), rows).flip(2)
         return MERGE_MODES[self._mode](self.forwards(x, rows), back)
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
-        """Return DL4J's arrays of both directions by the module's names."""
+        """Convert DL4J's arrays of both directions to the module's names."""
         mapped: Arrays = {}
         for direction, layer in (("f", self.forwards), ("b", self.backwards)):
             own_arrays = {
@@ -201,12 +202,12 @@ class LastTimeStep(nn.Module):  # type: ignore[misc]
     """LastTimeStep: selects the last step of a sequence."""
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return [rows, features] for [rows, features, steps]."""
+        """Return the last step, [rows, features], of x [rows, features, steps]."""
         return x[:, :, -1]
 
 
 class RepeatVector(nn.Module):  # type: ignore[misc]
-    """RepeatVector: turns a row into a sequence of n equal steps."""
+    """RepeatVector: turns each row into a sequence of n equal steps."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
@@ -215,7 +216,7 @@ class RepeatVector(nn.Module):  # type: ignore[misc]
         self._steps, self.input_dropout = spec.get_int("n", 1), InputDropout(spec)
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return [rows, features, n] for [rows, features]."""
+        """Return sequences [rows, features, n] for x [rows, features]."""
         return self.input_dropout(x, self.training).unsqueeze(2).expand(-1, -1, self._steps)
 
 
@@ -225,7 +226,7 @@ SEQUENCE_LAYERS = ("convolution1dlayer", "subsampling1dlayer")  # computed as im
 
 
 class SlidingWindow:
-    """Kernel, stride, padding and dilation (height, width) of a convolution or pooling layer."""
+    """Kernel, stride, padding and dilation of a convolution or pooling layer: (height, width)."""
 
     def __init__(self, spec: LayerSpec, default: int, stride: int) -> None:
         self.spec = spec
@@ -242,7 +243,7 @@ class SlidingWindow:
             raise spec.unsupported(f"convolutionMode {self.mode}")
 
     def _get_pair(self, name: str, default: int, minimum: int = 1) -> Sizes:
-        """Return the option ``name`` as (height, width); of sequences the width is 1."""
+        """Return the option ``name`` as (height, width); for sequences, the width is 1."""
         if not self.is_sequence:
             return self.spec.get_pair(name, default, minimum)
         given = self.spec.fields.get(name)
@@ -255,17 +256,17 @@ class SlidingWindow:
         return x.movedim(-1, 1) if self.channels_last else x
 
     def from_images(self, z: Tensor) -> Tensor:
-        """Return images [rows, channels, height, width] in the layout of the layer's input."""
+        """Convert images [rows, channels, height, width] to the layout of the layer's input."""
         z = z.movedim(1, -1) if self.channels_last else z
         return z.squeeze(3) if self.is_sequence else z
 
     def compute_padding(self, size: torch.Size) -> tuple[int, int, int, int]:
-        """Return the padding of images of shape ``size``: left, right, top, bottom."""
+        """Return the (left, right, top, bottom) padding for images of shape ``size``."""
         sides = [self._compute_axis_padding(axis, int(size[2 + axis])) for axis in (1, 0)]
         return (*sides[0], *sides[1])
 
     def _compute_axis_padding(self, axis: int, size: int) -> tuple[int, int]:
-        """Return the padding before and after along axis 0 (height) or 1 (width)."""
+        """Return the padding (before, after) along axis 0 (height) or 1 (width)."""
         extent = self.dilation[axis] * (self.kernel[axis] - 1) + 1
         if self.mode == "causal":
             return extent - 1, 0
@@ -296,7 +297,7 @@ class Convolution(Dl4jLayer):
         return window.from_images(z)
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
-        """Return DL4J's arrays by the module's names; 1D kernels as 2D kernels of width 1."""
+        """Convert DL4J's arrays to the module's names; 1D kernels become 2D with width 1."""
         placed = {{"W": "weight", "b": "bias"}[name]: array for name, array in arrays.items()}
         if "weight" in placed and placed["weight"].ndim == 3:  # [size, inputs, outputs]
             placed["weight"] = placed["weight"].T[..., None]
@@ -304,20 +305,20 @@ class Convolution(Dl4jLayer):
 
 
 class Subsampling(nn.Module):  # type: ignore[misc]
-    """SubsamplingLayer and Subsampling1DLayer: maximum, average or p-norm of windows."""
+    """SubsamplingLayer and Subsampling1DLayer: maximum, average or p-norm over windows."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
         self._window = SlidingWindow(spec, 1, 2)
         self._kind = spec.get_word("poolingtype", "max")
         self._power = spec.get_float("pnorm", 0.0)
-        # Versions before 1.0.0-beta5 had no such option and divided by the whole window.
+        # DL4J before 1.0.0-beta5 lacks this option and divides by the size of the whole window.
         self._divides_by_window = spec.get_bool("avgpoolincludepadindivisor", True)
         if self._kind not in ("max", "avg", "pnorm") or (self._kind == "pnorm" and not self._power):
             raise spec.unsupported(f"poolingType {self._kind} with pnorm={self._power:g}")
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return the pooled images or sequences; the maximum ignores padding."""
+        """Return the pooled images or sequences; padding does not affect the maximum."""
         window = self._window
         x = window.to_images(x)
         padding = window.compute_padding(x.shape)
@@ -334,7 +335,7 @@ class Subsampling(nn.Module):  # type: ignore[misc]
         return window.from_images(out)
 
     def _sum_windows(self, x: Tensor, padding: tuple[int, int, int, int]) -> Tensor:
-        """Return the sum over each window, with zeros as padding."""
+        """Return the sum over each window, padded with zeros."""
         window, channels = self._window, x.shape[1]
         ones = x.new_ones(channels, 1, *window.kernel)
         x = fn.pad(x, padding)
@@ -357,7 +358,7 @@ class GlobalPooling(nn.Module):  # type: ignore[misc]
             raise spec.unsupported(f"poolingType {self._kind}")
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return [rows, channels], or the pooled dimensions with size 1 if they are kept."""
+        """Return [rows, channels]; if dimensions are kept, the pooled ones have size 1."""
         axes = self._axes or tuple(range(2, x.ndim))
         keepdim = not self._collapses
         if self._kind == "max":
@@ -370,7 +371,7 @@ class GlobalPooling(nn.Module):  # type: ignore[misc]
 
 
 class ChannelwiseConvolution(Dl4jLayer):
-    """DepthwiseConvolution2D, and SeparableConvolution2D, which also mixes the channels."""
+    """DepthwiseConvolution2D, and SeparableConvolution2D, which then mixes the channels."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__(spec)
@@ -386,7 +387,7 @@ class ChannelwiseConvolution(Dl4jLayer):
         )
 
     def before_activation(self, x: Tensor) -> Tensor:
-        """Return the convolution of each channel, mixed if the layer is separable."""
+        """Return the convolution of each channel; mix the channels if the layer is separable."""
         window, x = self._window, self._window.to_images(self.input_dropout(x, self.training))
         bias = getattr(self, "bias", None)
         z = fn.conv2d(
@@ -401,7 +402,7 @@ class ChannelwiseConvolution(Dl4jLayer):
         return window.from_images(z)
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
-        """Return DL4J's arrays by the module's names, W in the order of torch's kernels."""
+        """Convert DL4J's arrays to the module's names; W gets the order of torch's kernels."""
         mapped = {{"pW": "mixed", "b": "bias"}[n]: a for n, a in arrays.items() if n != "W"}
         if "W" in arrays:  # [times, channels, h, w], or [h, w, channels, times]
             order = (1, 0, 2, 3) if self._is_separable else (2, 3, 0, 1)
@@ -410,10 +411,10 @@ class ChannelwiseConvolution(Dl4jLayer):
 
 
 class Deconvolution(Convolution):
-    """Deconvolution2D; in mode Same the output is larger than the input by the stride."""
+    """Deconvolution2D; in the mode Same, the stride multiplies the size of the input."""
 
     def before_activation(self, x: Tensor) -> Tensor:
-        """Return the transposed convolution of x, cropped by the padding."""
+        """Return the transposed convolution of x, with the padding cropped off."""
         window, x = self._window, self._window.to_images(self.input_dropout(x, self.training))
         z = fn.conv_transpose2d(x, self.weight, None, window.stride, dilation=window.dilation)
         for axis in (0, 1):
@@ -450,7 +451,7 @@ class Resize(nn.Module):  # type: ignore[misc]
         needed = (1, 2) if self._is_sequence or name == "size" else (4, 2)
         if count not in needed:
             raise spec.unsupported(f"{name} {list(self._sizes)}")
-        if count == 2 and not self._is_sequence and name != "size":  # sizes of both sides
+        if count == 2 and not self._is_sequence and name != "size":  # the same size on both sides
             self._sizes = tuple(size for size in self._sizes for _ in range(2))
         if count == 1:
             self._sizes = (*self._sizes, *self._sizes)
@@ -462,14 +463,14 @@ class Resize(nn.Module):  # type: ignore[misc]
             x = self.input_dropout(x, self.training)
             for axis in range(2, x.ndim):
                 x = x.repeat_interleave(self._sizes[axis - 2], dim=axis)
-        else:  # torch starts with the last dimension
+        else:  # torch's padding starts with the last dimension
             sizes = self._sizes if self._is_sequence else (*self._sizes[2:], *self._sizes[:2])
             x = fn.pad(x, [size if self._kind == "padding" else -size for size in sizes])
         return x.movedim(1, -1) if self._channels_last else x
 
 
 class LocalResponseNormalization(nn.Module):  # type: ignore[misc]
-    """LocalResponseNormalization: divides by a power of neighbouring channels' squares."""
+    """LocalResponseNormalization: divides by a power of the neighbouring channels' squares."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
@@ -479,7 +480,7 @@ class LocalResponseNormalization(nn.Module):  # type: ignore[misc]
         self._axis = 3 if spec.get_word("dataformat", "nchw") == CHANNELS_LAST else 1
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return x / (k + alpha * sum of n neighbouring squares) ** beta."""
+        """Return x / (k + alpha * sum of squares over n neighbouring channels) ** beta."""
         x = x.movedim(self._axis, -1)
         neighbours = fn.pad(x * x, (self._reach, self._reach)).unfold(-1, 2 * self._reach + 1, 1)
         normalized = x * (self._k + self._alpha * neighbours.sum(-1)) ** -self._beta
@@ -490,7 +491,7 @@ L2_NORM_EPS = 1e-8  # default of L2NormalizeVertex
 
 
 class UnaryVertex(nn.Module):  # type: ignore[misc]
-    """A graph's vertex with one input, such as ScaleVertex."""
+    """A graph vertex with one input, such as ScaleVertex."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
@@ -501,7 +502,7 @@ class UnaryVertex(nn.Module):  # type: ignore[misc]
             raise spec.unsupported("reshapeOrder f")
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return the vertex's function of x."""
+        """Return the result of the vertex's function for x."""
         return VERTEX_FUNCTIONS[self.spec.kind](x, self.spec)
 
 
@@ -517,7 +518,7 @@ class JoinVertex(nn.Module):  # type: ignore[misc]
             raise spec.unsupported(f"op {self._op} of {len(spec.sources)} inputs")
 
     def forward(self, inputs: list[Tensor], rows: int) -> Tensor:
-        """Return the inputs, in DL4J's order, as one tensor."""
+        """Join the inputs, given in DL4J's order, to one tensor."""
         if self._op == "merge":
             return torch.cat(inputs, dim=self._axis)
         joined = reduce(JOIN_FUNCTIONS[self._op], inputs)
@@ -544,12 +545,12 @@ def _shift(x: Tensor, spec: LayerSpec) -> Tensor:
 
 
 def _select_subset(x: Tensor, spec: LayerSpec) -> Tensor:
-    """Return the columns ``from`` to ``to``, both included."""
+    """Return the columns ``from`` to ``to``, inclusive."""
     return x[:, spec.get_int("from", 0, 0) : spec.get_int("to", 0, 0) + 1]
 
 
 def _l2_normalize(x: Tensor, spec: LayerSpec) -> Tensor:
-    """Return x divided by its L2 norm over the vertex's dimensions, by default all but the rows."""
+    """Divide x by its L2 norm over the vertex's dimensions; by default, all except the rows."""
     given = spec.fields.get("dimension")
     axes = spec.get_sizes("dimension") if given else tuple(range(1, x.ndim))
     norms = torch.linalg.vector_norm(x, dim=axes, keepdim=True)
@@ -557,7 +558,7 @@ def _l2_normalize(x: Tensor, spec: LayerSpec) -> Tensor:
 
 
 def _reshape(x: Tensor, spec: LayerSpec) -> Tensor:
-    """Return x in the vertex's new shape; the rows stay."""
+    """Return x in the vertex's new shape, with the rows unchanged."""
     return x.reshape(len(x), *spec.get_sizes("newshape", -1)[1:])
 
 
@@ -577,7 +578,7 @@ UNFOLDING_PREPROCESSORS = ("feedforwardtornnpreprocessor", "cnntornnpreprocessor
 
 
 class Dl4jModule(nn.Module):  # type: ignore[misc]
-    """A saved network as a torch module; ``module(x)`` returns what DL4J's ``output(x)`` does."""
+    """A saved network as a torch module; ``module(x)`` equals DL4J's ``output(x)``."""
 
     def __init__(self, network: SavedNetwork) -> None:
         super().__init__()
@@ -593,11 +594,11 @@ class Dl4jModule(nn.Module):  # type: ignore[misc]
         self.train()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the outputs of a minibatch, after the last activation."""
+        """Return the outputs for a minibatch, after the last activation."""
         return self._run_layers(x, len(self.layers))
 
     def before_activation(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the last layer's values before its activation, which the loss gets."""
+        """Return the last layer's values before its activation; the loss is computed from them."""
         last: Any = self.last_layer
         before = self._run_layers(x, len(self.layers) - 1)
         return last.before_activation(before)
@@ -616,7 +617,7 @@ class Dl4jModule(nn.Module):  # type: ignore[misc]
         return self
 
     def _run_layers(self, x: torch.Tensor, count: int) -> torch.Tensor:
-        """Run the first ``count`` layers; return the next layer's input, or the output."""
+        """Run the first ``count`` layers; return the input of the next layer, or the output."""
         rows, outputs = len(x), {NETWORK_INPUT: x}
         for number, layer in enumerate(list(self.layers.values())[:count]):
             inputs = [outputs[source] for source in self._sources[number]]
@@ -628,7 +629,7 @@ class Dl4jModule(nn.Module):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def carrying_state(self) -> Iterator[None]:
-        """Make recurrent layers keep their state between segments within the context."""
+        """Make recurrent layers carry their state from call to call within the context."""
         layers = [layer for layer in self.modules() if isinstance(layer, RecurrentLayer)]
         for layer in layers:
             layer.set_carry_state(True)
@@ -639,13 +640,13 @@ class Dl4jModule(nn.Module):  # type: ignore[misc]
                 layer.set_carry_state(False)
 
     def load_arrays(self, arrays: list[Arrays]) -> None:
-        """Set parameters and statistics to DL4J's arrays of each layer."""
+        """Set parameters and statistics to DL4J's arrays, given for each layer."""
         with torch.no_grad():
             for name, values in self.map_arrays(arrays).items():
                 self.get_parameter_or_buffer(name).copy_(torch.from_numpy(values))
 
     def map_arrays(self, arrays: list[Arrays]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return DL4J's arrays of each layer by their names in this module, as float32."""
+        """Convert DL4J's arrays of each layer to this module's names and shapes, as float32."""
         mapped: dict[str, np.ndarray[Any, Any]] = {}
         for (key, layer), layer_arrays in zip(self.layers.items(), arrays, strict=True):
             if layer_arrays:
@@ -655,13 +656,13 @@ class Dl4jModule(nn.Module):  # type: ignore[misc]
         return mapped
 
     def get_parameter_or_buffer(self, name: str) -> torch.Tensor:
-        """Return the parameter or buffer with this name in the state_dict."""
+        """Return the parameter or buffer that has this name in the state_dict."""
         found = dict(self.named_parameters()).get(name)
         return self.get_buffer(name) if found is None else found
 
 
 def make_module(spec: LayerSpec) -> nn.Module:
-    """Make the torch module of a layer or vertex. Raise NotImported if it is unsupported."""
+    """Make the torch module for a layer or vertex. Raise NotImported if it is unsupported."""
     if spec.kind in RESHAPING_PREPROCESSORS:
         return ReshapePreprocessor(spec)
     if spec.kind == LAST_TIME_STEP:
@@ -710,12 +711,12 @@ MODULES_BY_KIND: dict[str, Any] = {
 
 
 def _make_module_key(name: str) -> str:
-    """Return the name with characters replaced that torch does not allow in a module's name."""
+    """Replace the characters of a name that torch does not allow in a module's name."""
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
 
 
 def _refuse_folded_output(network: SavedNetwork) -> None:
-    """Raise NotImported if a loss would get an output per step instead of per row."""
+    """Raise NotImported if the loss would get an output per step instead of per row."""
     folded_by: dict[int, LayerSpec | None] = {NETWORK_INPUT: None}
     for number, spec in enumerate(network.specs):
         before = next((folded_by[s] for s in spec.sources if folded_by[s] is not None), None)

@@ -1,8 +1,8 @@
-"""DL4J's updaters as one torch optimizer: a parameter group for each array, with its own updater.
+"""DL4J's updaters as one torch optimizer, with a parameter group and an updater for each array.
 
 A step follows DL4J's order: normalize gradients, add l1 and l2, subtract weight decay, apply the
-updater. Momentum and beta1 have torch's names in a group, so that they are scaled to the number of
-workers like those of torch's own optimizers.
+updater. Groups store momentum and beta1 under torch's names, so that they are scaled to the number
+of workers like those of torch's own optimizers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NORMALIZATIONS = (
 
 
 class Dl4jOptimizer(Optimizer):  # type: ignore[misc]
-    """Applies DL4J's updaters to groups of one array each, made by ``make_group``."""
+    """Applies DL4J's updaters to parameter groups made by ``make_group``, each with one array."""
 
     def __init__(self, groups: Iterable[Group]) -> None:
         super().__init__(groups, {})
@@ -69,10 +69,10 @@ def make_group(layer: int, parameter: Any, rule: TrainingRule, epoch: int) -> Gr
     """Return the parameter group of one array.
 
     Args:
-        layer: number of its layer; gradients of one layer may be normalized together.
+        layer: number of the array's layer; gradients of a layer may be normalized together.
         parameter: the array.
-        rule: how it is trained.
-        epoch: DL4J's count of epochs, from which schedules by epoch continue.
+        rule: how the array is trained.
+        epoch: DL4J's epoch count, which schedules by epoch continue.
     """
     options: Group = dict(rule.optimizer.options)
     rate, schedule = options.pop("learningrate", 1.0), get_rate_schedule(rule)
@@ -96,7 +96,7 @@ def make_group(layer: int, parameter: Any, rule: TrainingRule, epoch: int) -> Gr
 
 
 def _normalize_gradients(groups: list[Group]) -> None:
-    """Normalize or clip gradients in place, by layer or by array, as the groups require."""
+    """Normalize or clip gradients in place, per layer or per array, as the groups specify."""
     by_layer: dict[int, list[Group]] = {}
     for group in groups:
         by_layer.setdefault(group["layer"], []).append(group)
@@ -115,7 +115,7 @@ def _normalize_gradients(groups: list[Group]) -> None:
 
 
 def _scale_gradients(gradients: list[Tensor], norm: float, kind: str, limit: float) -> None:
-    """Scale gradients in place to norm 1, or if ``kind`` is clipping, to at most ``limit``."""
+    """Scale gradients in place to norm 1, or to at most ``limit`` if ``kind`` is clipping."""
     clips = kind.startswith("clip")
     if not norm or (clips and norm <= limit):
         return
@@ -129,7 +129,7 @@ def _sgd_step(gradient: Tensor, _: dict[str, Any], group: Group) -> Tensor:
 
 
 def _no_op_step(gradient: Tensor, _: dict[str, Any], group: Group) -> Tensor:
-    """Return the gradient: DL4J's NoOp subtracts it unchanged."""
+    """Return the gradient, which DL4J's NoOp subtracts unchanged."""
     return gradient  # DL4J subtracts the gradient itself
 
 
@@ -141,7 +141,7 @@ def _nesterovs_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Te
 
 
 def _update_moments(gradient: Tensor, state: dict[str, Any], group: Group) -> tuple[Tensor, Tensor]:
-    """Update and return the running means of gradient and squared gradient."""
+    """Update and return the running means of the gradient and of its square."""
     (beta1, beta2), mean, square = group["betas"], state["mean"], state["square"]
     mean.mul_(beta1).add_(gradient, alpha=1 - beta1)
     square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
@@ -149,19 +149,19 @@ def _update_moments(gradient: Tensor, state: dict[str, Any], group: Group) -> tu
 
 
 def _bias_corrected_rate(state: dict[str, Any], group: Group) -> float:
-    """Return Adam's learning rate with both bias corrections."""
+    """Return Adam's learning rate including both bias corrections."""
     (beta1, beta2), t = group["betas"], state["steps"]
     return float(group["lr"] * math.sqrt(1 - beta2**t) / (1 - beta1**t))
 
 
 def _adam_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Tensor:
-    """Return Adam's step; update both means."""
+    """Return Adam's step; update both running means."""
     mean, square = _update_moments(gradient, state, group)
     return _bias_corrected_rate(state, group) * mean / (square.sqrt() + group["epsilon"])
 
 
 def _adabelief_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Tensor:
-    """Return AdaBelief's step; its second mean is of (gradient - mean)**2."""
+    """Return AdaBelief's step, whose second running mean is of (gradient - mean)**2."""
     (beta1, beta2), mean, square = group["betas"], state["mean"], state["square"]
     mean.mul_(beta1).add_(gradient, alpha=1 - beta1)
     difference = gradient - mean
@@ -202,7 +202,7 @@ def _adadelta_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Ten
 
 
 def _adagrad_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Tensor:
-    """Return AdaGrad's step; add to the sum of squares."""
+    """Return AdaGrad's step; update the sum of squares."""
     state["square"].addcmul_(gradient, gradient)
     return group["lr"] * gradient / (state["square"].sqrt() + group["epsilon"])
 
@@ -246,12 +246,12 @@ SCHEDULE_FUNCTIONS: dict[str, Callable[[dict[str, Any], int], float]] = {
 
 
 def _sigmoid_rate(options: dict[str, Any], z: float) -> float:
-    """Return DL4J's sigmoid schedule at z; 0 where Python's exp would overflow, as Java's does."""
+    """Return DL4J's sigmoid schedule at z; 0 where Python's exp would overflow, as in Java."""
     return float(options["initialvalue"] / (1 + math.exp(-z))) if z > -EXPONENT_MAX else 0.0
 
 
 def _cycle_rate(options: dict[str, Any], position: int) -> float:
-    """Return DL4J's cycle schedule: the rate rises, falls, then anneals below its first value."""
+    """Return DL4J's cycle schedule: the rate rises, falls, and anneals below its initial value."""
     first, half = (
         options["initiallearningrate"],
         (options["cyclelength"] - options["annealinglength"]) // 2,
@@ -264,7 +264,10 @@ def _cycle_rate(options: dict[str, Any], position: int) -> float:
 
 
 def _ramp_rate(options: dict[str, Any], iteration: int) -> float:
-    """Return DL4J's ramp: a rise from nearly 0 to another schedule's rate, else KeyError."""
+    """Return DL4J's ramp schedule, rising from nearly 0 to the rate of a base schedule.
+
+    Raise KeyError if the base schedule is unsupported.
+    """
     base = parse_typed(options["baseschedule"])
     if base is None or is_by_epoch(base) or not is_supported_schedule((base.kind, base.fields)):
         raise KeyError("baseschedule")
@@ -275,7 +278,7 @@ def _ramp_rate(options: dict[str, Any], iteration: int) -> float:
 
 
 def get_rate_schedule(rule: TrainingRule) -> tuple[str, dict[str, Any]] | None:
-    """Return (kind in lower case, options) of the learning rate's schedule, or None."""
+    """Return the learning rate's schedule as (kind in lower case, options), or None."""
     parsed = parse_typed(json.loads(rule.optimizer.schedules).get("learningrateschedule"))
     return None if parsed is None else (parsed.kind, parsed.fields)
 
@@ -286,7 +289,7 @@ def is_by_epoch(schedule: tuple[str, dict[str, Any]]) -> bool:
 
 
 def is_supported_schedule(schedule: tuple[str, dict[str, Any]]) -> bool:
-    """Return whether a schedule is of ``SCHEDULE_FUNCTIONS`` and has all of its options."""
+    """Return whether a schedule is one of ``SCHEDULE_FUNCTIONS`` and has all options it needs."""
     kind, options = schedule
     if kind not in SCHEDULE_FUNCTIONS:
         return False
@@ -297,7 +300,7 @@ def is_supported_schedule(schedule: tuple[str, dict[str, Any]]) -> bool:
 
 
 def make_scheduler(rules: list[TrainingRule], iterations: int, optimizer: Optimizer) -> LambdaLR:
-    """Return the scheduler of all groups, which continues from DL4J's iteration."""
+    """Return a scheduler for all groups that continues from DL4J's iteration count."""
     return LambdaLR(
         optimizer,
         [partial(_rate_factor, rule, iterations, optimizer, n) for n, rule in enumerate(rules)],
@@ -307,7 +310,7 @@ def make_scheduler(rules: list[TrainingRule], iterations: int, optimizer: Optimi
 def _rate_factor(
     rule: TrainingRule, iterations: int, optimizer: Optimizer, number: int, minibatches: int
 ) -> float:
-    """Return the rate of group ``number`` at this step; 1 for a group with a constant rate."""
+    """Return the current rate of group ``number``, or the factor 1 if its rate is constant."""
     schedule = get_rate_schedule(rule)
     if schedule is None:
         return 1.0
@@ -318,7 +321,7 @@ def _rate_factor(
 
 
 def set_schedule_epoch(optimizer: Optimizer, scheduler: LambdaLR, epoch: int) -> None:
-    """Set the epoch for schedules by epoch, from the next step on."""
+    """Set the epoch that schedules by epoch use from the next step on."""
     rates = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
     for group, (base, rate) in zip(optimizer.param_groups, rates, strict=True):
         if group.get("epoch", epoch) != epoch:
