@@ -28,7 +28,7 @@ from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.links import Edge, VirtualNetwork
-from sparkstrom.rehearsal.worker import MASTER_ADDRESS, RehearsedWorker
+from sparkstrom.rehearsal.worker import CYCLE_S, MASTER_ADDRESS, RehearsedWorker
 from sparkstrom.runtime.fit_state import error_from_abort
 from sparkstrom.runtime.message_endpoint import FAST_POLL_S, MergeCache
 from sparkstrom.runtime.theta import snapshot_chunk_count
@@ -41,7 +41,7 @@ from sparkstrom.worker.training_job import (
     pack_parameters,
 )
 
-TICK_S_MIN, TICK_S_MAX = 0.02, 0.5  # interval of duty cycles; longer for steps that take longer
+TICK_S_MIN, TICK_S_MAX = 0.02, 0.5  # interval of duty cycles without events; a share of a step
 POINTS = 20  # of the curves of one run
 DRIVER_HOST = "driver"
 FIRST_ATTEMPT = 100
@@ -355,9 +355,14 @@ class MasterEndpoint:
         """Pass an event to the protocol's master and perform the effects."""
         ev.perform_all(self.machine.step(event, self._time.now_s), self._perform)
         self._player.on_commit(self.machine.partitions.minibatches)
-        is_urgent = self.machine.children.needs_fast_tick
-        if is_urgent and self._next_tick_s > self._time.now_s + FAST_POLL_S:
-            self._schedule_tick(FAST_POLL_S)
+        is_tick = isinstance(event, ev.Tick)
+        if not is_tick or self.machine.children.needs_fast_tick:
+            self._tick_within(FAST_POLL_S if is_tick else CYCLE_S)
+
+    def _tick_within(self, delay_s: float) -> None:
+        """Run a duty cycle no later than after this time."""
+        if self._next_tick_s > self._time.now_s + delay_s:
+            self._schedule_tick(delay_s)
 
     def _schedule_tick(self, delay_s: float) -> None:
         """Schedule the next duty cycle in place of any other."""

@@ -41,6 +41,7 @@ from sparkstrom.worker.training_task import (
 
 TRAINER_EFFECTS = frozenset(get_args(TrainerEffect))
 TOKEN_BITS = 63
+CYCLE_S = 1e-4  # from an event to the end of the duty cycle that handles it
 WAKE_S = 2e-4  # until a waiting trainer's thread runs after it was notified
 STEP_SHARE_MIN = 0.1  # a step takes at least this share of its mean time
 
@@ -147,8 +148,14 @@ class RehearsedWorker:
         ev.perform_all(self._node.step(event, self._time.now_s), self._perform)
         if len(self._inbox) or self._node.directive != before:
             self._wake_trainer()
-        if self._node.needs_fast_tick and self._next_tick_s > self._time.now_s + FAST_POLL_S:
-            self._schedule_tick(FAST_POLL_S)
+        is_tick = isinstance(event, ev.Tick)
+        if not is_tick or self._node.needs_fast_tick:
+            self._tick_within(FAST_POLL_S if is_tick else CYCLE_S)
+
+    def _tick_within(self, delay_s: float) -> None:
+        """Run a duty cycle of the node no later than after this time."""
+        if self._next_tick_s > self._time.now_s + delay_s:
+            self._schedule_tick(delay_s)
 
     def _perform(self, effect: ev.Effect) -> None:
         """Queue an effect for the trainer, or perform it."""
