@@ -125,6 +125,7 @@ class PlayedFit:
     staleness: float = 0.0  # mean, in minibatches of other workers
     update_bytes: int = 0  # of all publications, each counted once
     publications: int = 0
+    entries: int = 0  # of all publications
     link_bytes: dict[str, tuple[float, float]] = field(default_factory=dict)  # host: sent, received
     bytes_by_kind: dict[str, int] = field(default_factory=dict)
     deaths: int = 0
@@ -298,6 +299,7 @@ class FitPlayer:
         played.staleness = master.machine.order.staleness.mean
         played.update_bytes = sum(each.payload_bytes for each in counters)
         played.publications = sum(each.publications for each in counters)
+        played.entries = sum(each.hits for each in counters)
         hosts = self._network.hosts.values()
         played.link_bytes = {each.name: (each.sent_bytes, each.received_bytes) for each in hosts}
         played.bytes_by_kind = dict(sum((each.by_kind for each in hosts), Counter[str]()))
