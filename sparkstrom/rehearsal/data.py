@@ -80,9 +80,9 @@ def select_batch(batch: Batch, rows: int) -> Batch:
     return Batch(select_rows(batch.features, first), select_rows(batch.labels, first), weights)
 
 
-def _iterate(source: int, blocks: Iterable[Block]) -> Iterator[Block]:
+def _iterate(source: int, blocks: Iterable[object]) -> Iterator[Block]:
     """Return an iterator over blocks, as ``distribute_rows`` requires."""
-    return iter(blocks)
+    return (block for block in blocks if isinstance(block, Block))
 
 
 def _environment(partition: int) -> TaskEnvironment:

@@ -21,7 +21,7 @@ from sparkstrom.encoding.grid import first_exponent, next_exponent
 from sparkstrom.fit.network_state import NetworkStateHolder
 from sparkstrom.fit.trained_network import preserve_process_state
 from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel, Measured
-from sparkstrom.models.output_interpretation import VALUES, measure_batch
+from sparkstrom.models.output_interpretation import VALUES, get_output_kind, measure_batch
 from sparkstrom.observe.early_stopping import ACCURACY, LOSS
 from sparkstrom.options.common import require, require_whole, unknown_option_message
 from sparkstrom.options.gradient_sharing import SCALINGS, SharedTrainingMaster
@@ -80,7 +80,7 @@ class RehearsalRequest:
     def parse(
         cls,
         *,
-        workers: Sequence[int] = DEFAULT_WORKERS,
+        workers: int | Sequence[int] = DEFAULT_WORKERS,
         link: str | float = DEFAULT_LINK,
         latency: str | float = DEFAULT_LATENCY,
         step: str | float | None = None,
@@ -100,7 +100,7 @@ class RehearsalRequest:
         """
         numbers = [workers] if isinstance(workers, int) else workers
         require(
-            isinstance(numbers, Sequence) and not isinstance(numbers, str) and len(numbers) > 0,
+            isinstance(numbers, list | tuple | range) and len(numbers) > 0,
             "workers",
             workers,
             "must be numbers of workers, such as (1, 4, 16)",
@@ -192,10 +192,11 @@ class LossMeter:
 
     def __init__(self, recipe: FitRecipe, batches: Sequence[Batch]) -> None:
         self._model: FlatModel = pickle.loads(recipe.packed)
-        self._batches, self._metrics = batches, (LOSS, ACCURACY)
+        self._batches = batches
+        self._metrics: tuple[str, ...] = (LOSS, ACCURACY)
         self._parameters = recipe.parameters.copy()
         self._model.bind(self._parameters)
-        if self._model.outputs == VALUES or not self._can_measure_accuracy():  # type: ignore[attr-defined]
+        if get_output_kind(self._model) == VALUES or not self._can_measure_accuracy():
             self._metrics = (LOSS,)
 
     def _can_measure_accuracy(self) -> bool:

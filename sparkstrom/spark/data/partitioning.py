@@ -125,7 +125,7 @@ def partition_source(source: RowSource, workers: int, seed: int, *, move: bool) 
 
 
 def draw_sample(source: RowSource, rows: int, seed: int) -> RowSample:
-    """Return a random sample of ``rows`` rows, drawn by executors. Raise UsageError without rows."""
+    """Return a random sample of rows, which executors draw. Raise UsageError if there are none."""
     draw = partial(sample_partition, source.blocks, rows, seed)
     sampler = RowSampler(rows, seed)
     with translate_job_errors("sampling rows"):
