@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sparkstrom.base.errors import TrainingError
+from sparkstrom.base.errors import SparkstromError, TrainingError
 from sparkstrom.base.identity import MASTER, Endpoint, NodeId
 from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import BUFFERS, Address, Phase
@@ -194,8 +194,8 @@ class FitPlayer:
     def run(self) -> PlayedFit:
         """Play the fit to its end.
 
-        Training that diverges ends it early, with the reason in ``error``. Raise any other error of
-        training.
+        What would make a real fit fail, such as a loss that is not finite, ends it early, with the
+        reason in ``error``.
         """
         played = self.played
         self._record_point()
@@ -205,7 +205,7 @@ class FitPlayer:
         try:
             if not self._time.run(math.inf):
                 raise TrainingError("the rehearsed fit stands still: nothing is left to happen")
-        except TrainingError as error:
+        except SparkstromError as error:
             played.error = str(error)
         self._take_figures()
         return played

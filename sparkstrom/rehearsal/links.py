@@ -1,9 +1,9 @@
 """Hosts with links of a limited rate, and the edges between the processes of a rehearsed fit.
 
 A host sends one data message after the other at its link's rate, and the receiver's link takes them
-one after the other. Control messages do not wait for data, because Aeron's streams take turns, but
-use the link as well. What Aeron keeps in its buffers is not modelled: the protocol's own windows
-bound what is under way.
+one after the other. Control messages wait for one another but not for data, because Aeron's streams
+take turns; they delay data. As in an outbox, a newer heartbeat or state replaces one that waits.
+What Aeron keeps in its buffers is not modelled: the protocol's own windows bound what is under way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from sparkstrom.codec.sealed_frames import OVERHEAD_BYTES
 from sparkstrom.codec.wire import is_data
 from sparkstrom.planning.scaling import HOP_S, WIRE_OVERHEAD
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.runtime.message_endpoint import CONTROL_TRAFFIC, TRAFFIC_KINDS
+from sparkstrom.runtime.message_endpoint import (
+    CONTROL_TRAFFIC,
+    SUPERSEDING_MESSAGES,
+    TRAFFIC_KINDS,
+)
 from sparkstrom.simulation.links import estimate_body_bytes
 from sparkstrom.simulation.timeline import Timeline
 
@@ -29,7 +33,8 @@ class Host:
     """A machine with one network interface."""
 
     name: str
-    sends_until_s: float = 0.0  # when all queued data has been sent
+    sends_until_s: float = 0.0  # when all that is queued has been sent
+    controls_until_s: float = 0.0  # when all queued control messages have been sent
     receives_until_s: float = 0.0  # when all data in flight has been received
     sent_bytes: float = 0.0
     received_bytes: float = 0.0
@@ -57,12 +62,21 @@ class Endpoint(Protocol):
 
 
 @dataclass(eq=False, slots=True)
+class QueuedMessage:
+    """A message that has not left its host yet, and may be replaced by a newer one."""
+
+    message: Message
+    leaves_s: float
+
+
+@dataclass(eq=False, slots=True)
 class Edge:
     """One end of a connection to a neighbour."""
 
     number: EdgeNo
     target: Endpoint
     newest_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # arrivals: control, data
+    queued: dict[type[Message], QueuedMessage] = field(default_factory=dict)  # the newest, by type
 
 
 class VirtualNetwork:
@@ -104,10 +118,17 @@ class VirtualNetwork:
         edge, sender = owner.edges.get(to), owner.node
         if edge is None or sender is None:
             return
-        data, target = is_data(message), edge.target
-        arrives_s = self._transmit(owner.host, target.host, message, data=data)
+        data, target, kind = is_data(message), edge.target, type(message)
+        waiting = edge.queued.get(kind)
+        if waiting is not None and waiting.leaves_s > self._time.now_s:
+            waiting.message = message
+            return
+        leaves_s, arrives_s = self._transmit(owner.host, target.host, message, data=data)
         edge.newest_s[data] = arrives_s = max(arrives_s, edge.newest_s[data])
-        self._time.at(arrives_s, self._deliver, target, sender, edge.number, message)
+        queued = QueuedMessage(message, leaves_s)
+        if kind in SUPERSEDING_MESSAGES:
+            edge.queued[kind] = queued
+        self._time.at(arrives_s, self._deliver, target, sender, edge.number, queued)
 
     def send_direct(
         self, owner: Endpoint, to: Address, message: Message, accepts: Callable[[], bool]
@@ -115,30 +136,35 @@ class VirtualNetwork:
         """Send a message past the tree; it is dropped unless ``accepts`` when it arrives."""
         target = self._endpoints[to.host]
         sender = MASTER if owner.node == MASTER else None
-        arrives_s = self._transmit(owner.host, target.host, message, data=False)
+        _, arrives_s = self._transmit(owner.host, target.host, message, data=False)
         self._time.at(arrives_s, self._deliver_direct, target, sender, message, accepts)
 
-    def _transmit(self, source: Host, target: Host, message: Message, *, data: bool) -> float:
-        """Count a message's bytes and return when it arrives."""
+    def _transmit(
+        self, source: Host, target: Host, message: Message, *, data: bool
+    ) -> tuple[float, float]:
+        """Count a message's bytes; return when it leaves its host, and when it arrives."""
         now_s = self._time.now_s
         if source is target:
-            return now_s + HOP_S
+            return now_s, now_s + HOP_S
         size = WIRE_OVERHEAD * (estimate_body_bytes(message) + OVERHEAD_BYTES)
         source.sent_bytes += size
         target.received_bytes += size
         source.by_kind[TRAFFIC_KINDS.get(type(message), CONTROL_TRAFFIC)] += round(size)
         took_s = size / self._rate
-        sent_s = source.sends_until_s = max(now_s, source.sends_until_s) + took_s
-        comes_s = (sent_s if data else now_s + took_s) + self._latency_s
-        arrives_s = max(comes_s, target.receives_until_s + took_s)
-        target.receives_until_s = arrives_s
-        return (arrives_s if data else comes_s) + HOP_S
+        leaves_s = source.sends_until_s = max(now_s, source.sends_until_s) + took_s
+        if not data:
+            leaves_s = source.controls_until_s = max(now_s, source.controls_until_s) + took_s
+        comes_s = leaves_s + self._latency_s
+        taken_s = target.receives_until_s = max(comes_s, target.receives_until_s + took_s)
+        return leaves_s, (taken_s if data else comes_s) + HOP_S
 
-    def _deliver(self, target: Endpoint, sender: NodeId, edge: EdgeNo, message: Message) -> None:
+    def _deliver(
+        self, target: Endpoint, sender: NodeId, edge: EdgeNo, queued: QueuedMessage
+    ) -> None:
         """Deliver a message if the receiver still has this edge."""
         mine = target.edges.get(sender)
         if target.alive and mine is not None and mine.number == edge:
-            target.handle(ev.Received(sender, message))
+            target.handle(ev.Received(sender, queued.message))
 
     def _deliver_direct(
         self,

@@ -31,7 +31,7 @@ class RehearsedRun:
     system: str  # ONE_PROCESS, OURS or ALL_REDUCE
     workers: int
     scaling: str  # rule; "" for the systems that have none
-    loss: float  # of the delivered parameters; inf if training diverged
+    loss: float  # of the delivered parameters; inf if training failed
     accuracy: float | None
     seconds: float  # virtual, of training
     seconds_to_loss: float | None  # None: not reached
@@ -48,7 +48,7 @@ class RehearsedRun:
     minibatches: int
     digest: str  # of the delivered parameters
     replicas_equal: bool
-    error: str  # why training ended early
+    error: str  # why training failed
     points: tuple[CurvePoint, ...]
 
     @property
@@ -123,7 +123,7 @@ class Rehearsal:
             lines.append(f"Each worker more adds at least half of one up to {pays} workers.")
         if self.best_scaling:
             lines.append(f"Of the scaling rules, take scaling={self.best_scaling!r}.")
-        lines += [f"{run.name} ended early: {run.error}" for run in self.runs if run.error]
+        lines += [f"{run.name} failed: {run.error}" for run in self.runs if run.error]
         if self.rows < self.rows_total:
             times = self.rows_total / self.rows
             lines.append(
@@ -300,7 +300,7 @@ def _cells(run: RehearsedRun) -> tuple[str, ...]:
     reached = "not reached" if run.seconds_to_loss is None else format_duration(run.seconds_to_loss)
     return (
         run.name,
-        format_number(run.loss) if math.isfinite(run.loss) else "diverged",
+        format_number(run.loss) if math.isfinite(run.loss) else "failed",
         "" if run.accuracy is None else f"{run.accuracy:.3f}",
         format_duration(run.seconds),
         reached,
