@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import pickle
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,7 +43,6 @@ def train_synchronously(
     ranks: Sequence[Batches],
     conditions: Conditions,
     measure: Measure | None = None,
-    on_progress: Callable[[float], None] = lambda share: None,
 ) -> PlayedFit:
     """Train with the minibatches of all ranks in each step; with one rank that is one process.
 
@@ -52,7 +51,6 @@ def train_synchronously(
         ranks: Each rank's minibatches.
         conditions: The cluster, for the time of a step.
         measure: Measures parameters for the curves.
-        on_progress: Called with the share of the steps that is done.
 
     Raises:
         TrainingError: The model raises it; a loss that is not finite ends training instead.
@@ -93,7 +91,6 @@ def train_synchronously(
         played.seconds += step_s
         if done * POINTS // total < (done + 1) * POINTS // total:
             record_point()
-            on_progress((done + 1) / total)
     played.training_loss = float(np.mean(losses[-max(1, len(losses) // POINTS) :]))
     played.update_bytes = 4 * model.n_params * played.minibatches if len(ranks) > 1 else 0
     played.parameters = parameters

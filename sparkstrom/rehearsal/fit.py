@@ -110,6 +110,7 @@ class CurvePoint:
     seconds: float  # virtual, of training
     examples: int  # trained by all workers
     measures: dict[str, float]  # "loss", and "accuracy" where there are classes
+    update_bytes: int = 0  # published so far, each update once
 
 
 @dataclass(slots=True)
@@ -144,7 +145,7 @@ class FitPlayer:
         partitions: The minibatches of each worker.
         conditions: The cluster.
         measure: Measures parameters for the curves; None: no curves.
-        on_progress: Called with the share of the fit that is done.
+        points: Number of points of a curve, evenly spaced, beside the first one.
     """
 
     def __init__(
@@ -153,12 +154,12 @@ class FitPlayer:
         partitions: list[Batches],
         conditions: Conditions,
         measure: Measure | None = None,
-        on_progress: Callable[[float], None] = lambda share: None,
+        points: int = POINTS,
     ) -> None:
         workers = len(partitions)
         self._recipe, self._partitions = recipe, partitions
         self._conditions = conditions.for_workers(workers)
-        self._measure, self._on_progress = measure, on_progress
+        self._measure, self._points = measure, points
         self._job = job = recipe.job(workers)
         self._time = time = Timeline(conditions.seed)
         self._network = VirtualNetwork(time, conditions.link_bits_s, conditions.latency_s)
@@ -245,9 +246,8 @@ class FitPlayer:
         if minibatches == self._committed:
             return
         before, self._committed = self._committed, minibatches
-        if before * POINTS // self._total < minibatches * POINTS // self._total:
+        if before * self._points // self._total < minibatches * self._points // self._total:
             self._record_point()
-            self._on_progress(minibatches / self._total)
         if self._kill_moments and minibatches >= self._kill_moments[0]:
             del self._kill_moments[0]
             self._time.after(0.0, self._kill)
@@ -275,7 +275,8 @@ class FitPlayer:
         seconds = self._time.now_s - began_s if self._committed else 0.0
         examples = round(self._committed * self._rows_per_batch)
         measures = self._measure(self.theta.to_host(), self._present_buffers())
-        self.played.points.append(CurvePoint(seconds, examples, measures))
+        sent = sum(each.replica.encoder.counters.payload_bytes for each in self._workers)
+        self.played.points.append(CurvePoint(seconds, examples, measures, sent))
 
     def _present_buffers(self) -> bytes:
         """Return the average of the live workers' buffers; those of the start without workers."""

@@ -108,4 +108,3 @@ def test_flags_are_checked_before_the_script_begins(
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rehearse", "nowhere.py"]) == 2
     assert "nowhere.py: there is no such file" in capsys.readouterr().err
-

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from sparkstrom import SharedTrainingMaster
+from sparkstrom.data.column_selection import ColumnSpec
 from sparkstrom.data.row_sample import RowSample, sample_blocks
 from sparkstrom.data.row_store import Batches
 from sparkstrom.encoding.grid import first_exponent
 from sparkstrom.local.data import read_data_blocks
-from sparkstrom.data.column_selection import ColumnSpec
 from sparkstrom.models.base import FlatModel
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.models.updaters import Nesterov, Sgd, Updater

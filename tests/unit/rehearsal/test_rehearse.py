@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,15 +45,27 @@ def jax_model() -> Any:
     jax = pytest.importorskip("jax")
     from sparkstrom.models.jax import JaxModel
 
-    def predict(params: Any, x: Any) -> Any:
+    def init(key: Any) -> Any:
+        return {"w": 0.1 * jax.random.normal(key, (COLUMNS, 2)), "b": jax.numpy.zeros(2)}
+
+    def apply(params: Any, x: Any) -> Any:
         return x @ params["w"] + params["b"]
 
-    def loss(params: Any, x: Any, y: Any) -> Any:
-        logits = predict(params, x)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+    loss = optax.softmax_cross_entropy_with_integer_labels
+    return JaxModel(init, apply, loss, optax.sgd(0.1, momentum=0.9))
 
-    params = {"w": jax.numpy.zeros((COLUMNS, 2)), "b": jax.numpy.zeros(2)}
-    return JaxModel(params, loss, optax.sgd(0.1, momentum=0.9), predict=predict)
+
+def keras_model() -> Any:
+    pytest.importorskip("jax")
+    os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
+    keras = pytest.importorskip("keras")
+    from sparkstrom.models.keras import KerasModel
+
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((COLUMNS,)), keras.layers.Dense(8, activation="tanh")]
+    module = keras.Sequential([*layers, keras.layers.Dense(2, activation="softmax")])
+    loss = keras.losses.SparseCategoricalCrossentropy()
+    return KerasModel(module, loss, keras.optimizers.SGD(0.1, momentum=0.9))
 
 
 def rehearsed(model: Any, **given: Any) -> Rehearsal:
@@ -106,7 +119,7 @@ def test_table_dictionary_and_pages_have_all_runs(played: Rehearsal, tmp_path: P
         played.save(tmp_path / "none" / "page.html")
 
 
-@pytest.mark.parametrize("make", [torch_model, jax_model])
+@pytest.mark.parametrize("make", [torch_model, jax_model, keras_model])
 def test_every_kind_of_model_is_rehearsed_with_the_same_bits_for_a_seed(make: Any) -> None:
     first, again = (rehearsed(make(), workers=4) for _ in range(2))
     assert [run.digest for run in first.runs] == [run.digest for run in again.runs]
