@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 WORKERS_MAX = 100_000  # largest number of workers to predict
+DEFAULTS = {"density": "1e-3", "link": "1gbit", "latency": "0.2ms", "spread": "0"}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,12 +32,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument
     add("--params", metavar="N", help="parameters of the model, such as 25e6")
     add("--step", metavar="TIME", help="of one worker alone for one minibatch, such as 300ms")
-    add("--density", default="1e-3", help="entries of an update per parameter (%(default)s)")
-    add("--link", default="1gbit", metavar="RATE", help="of each host, each way (%(default)s)")
-    add("--latency", default="0.2ms", metavar="TIME", help="one way (%(default)s)")
+    add("--density", help=f"entries of an update per parameter ({DEFAULTS['density']})")
+    add("--link", metavar="RATE", help=f"of each host, each way ({DEFAULTS['link']})")
+    add("--latency", metavar="TIME", help=f"one way ({DEFAULTS['latency']})")
     add("--workers", default="2..64", help="2..64, or 2,4,8 (default: %(default)s)")
     add("--fan-out", type=int, default=8, metavar="N", help="of a mesh (%(default)s)")
-    add("--spread", type=float, default=0.0, help="of step times: standard deviation over mean")
+    add("--spread", help=f"of step times: standard deviation over mean ({DEFAULTS['spread']})")
     add("--encoding", default=None, metavar="TIME", help="of an update (default: by parameters)")
     add(
         "--measure",
@@ -44,6 +45,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="SCRIPT.py",
         help="a script that leaves `model` and `batch`, (features, labels): parameters, step and "
         "encoding are measured with them",
+    )
+    add(
+        "--from",
+        type=Path,
+        dest="rehearsal",
+        metavar="REHEARSAL.json",
+        help="what sparkstrom rehearse --json printed: parameters, step, spread, density, encoding"
+        " and links are taken from it where they are not given",
     )
     add("--json", action="store_true", help="one JSON document on stdout, with all numbers")
 
@@ -55,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from sparkstrom.planning.scaling import ScalingInputs, format_scaling, predict_scaling
 
+    _fill_in_flags(args, {} if args.rehearsal is None else _read_rehearsal(args.rehearsal))
     n_params = _parse_flag("params", args.params, parse_count)
     step_s = _parse_flag("step", args.step, parse_duration)
     if args.measure is None and None in (n_params, step_s):
@@ -67,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         link_bits_s=_parse_flag("link", args.link, parse_rate),
         latency_s=_parse_flag("latency", args.latency, parse_duration),
         fan_out=args.fan_out,
-        spread=args.spread,
+        spread=_parse_flag("spread", args.spread, float),
         encoding_s=_parse_flag("encoding", args.encoding, parse_duration),
     )
     counts = _parse_flag("workers", args.workers, _parse_worker_counts)
@@ -76,6 +86,37 @@ def run(args: argparse.Namespace) -> int:
     scaling = predict_scaling(inputs, counts)
     print(json.dumps(scaling.to_dict()) if args.json else format_scaling(scaling))
     return 0
+
+
+def _read_rehearsal(path: Path) -> dict[str, str]:
+    """Return the values of flags that a rehearsal's JSON has. Raise UsageError for other files."""
+    try:
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        conditions = figures["conditions"]
+        times = conditions["times"]
+        return {
+            "params": str(figures["n_params"]),
+            "density": str(figures["density"]),
+            "step": str(times["step_s"]),
+            "spread": str(times["jitter"]),
+            "encoding": str(times["encode_s"]),
+            "link": f"{conditions['link_bits_s']:.0f}bit",
+            "latency": str(conditions["latency_s"]),
+        }
+    except OSError as error:
+        raise UsageError(f"--from {path}: {error.strerror}; name a file that exists") from None
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(
+            f"--from {path}: it is no rehearsal; write one with sparkstrom rehearse SCRIPT.py"
+            " --json > rehearsal.json"
+        ) from None
+
+
+def _fill_in_flags(args: argparse.Namespace, found: dict[str, str]) -> None:
+    """Set flags that were not given to what a rehearsal has, or to their defaults."""
+    for name, value in (DEFAULTS | found).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
 
 
 def _fill_in_measurements(
