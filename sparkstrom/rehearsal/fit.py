@@ -31,7 +31,7 @@ from sparkstrom.rehearsal.links import Edge, VirtualNetwork
 from sparkstrom.rehearsal.worker import CYCLE_S, MASTER_ADDRESS, RehearsedWorker
 from sparkstrom.runtime.fit_state import error_from_abort
 from sparkstrom.runtime.message_endpoint import FAST_POLL_S, MergeCache
-from sparkstrom.runtime.theta import snapshot_chunk_count
+from sparkstrom.runtime.theta import Theta, snapshot_chunk_count
 from sparkstrom.simulation.timeline import Timeline
 from sparkstrom.worker.task_environment import TaskEnvironment
 from sparkstrom.worker.training_job import (
@@ -65,6 +65,11 @@ class FitRecipe:
     minibatches_before: int = 0  # in earlier fits whose optimizer state goes on
     optimizer_state: bytes = b""  # with which each worker starts; b"": fresh
 
+    def theta(self) -> Theta:
+        """Return a replica of the initial parameters."""
+        multipliers = self.master.layer_multipliers or {}
+        return make_initial_theta(self.model, self.parameters, self.k, multipliers)
+
     def job(self, workers: int) -> TrainingJob:
         """Return what each worker of a fit receives."""
         master = replace(self.master, debug_longer_iterations=0, checkpoint_directory=None)
@@ -77,8 +82,7 @@ class FitRecipe:
             minibatches_before=self.minibatches_before,
             fraction=self.fraction,
         )
-        multipliers = master.layer_multipliers or {}
-        theta = make_initial_theta(self.model, self.parameters, self.k, multipliers)
+        theta = self.theta()
         initial = InitialParameters(pack_parameters(theta, self.optimizer_state))
         endpoint = Endpoint(MASTER_ADDRESS.host, MASTER_ADDRESS.port)
         return TrainingJob(
@@ -163,8 +167,7 @@ class FitPlayer:
         self._job = job = recipe.job(workers)
         self._time = time = Timeline(conditions.seed)
         self._network = VirtualNetwork(time, conditions.link_bits_s, conditions.latency_s)
-        self.theta = make_initial_theta(recipe.model, recipe.parameters, job.k, {})
-        self.theta.layers = job.layers
+        self.theta = recipe.theta()
         self.played = PlayedFit(workers)
         self._losses: list[tuple[int, float]] = []  # rows and mean loss of each minibatch
         self._attempts = itertools.count(FIRST_ATTEMPT)

@@ -35,7 +35,9 @@ def render_page(rehearsal: Rehearsal) -> str:
         for measure, title in (("loss", "Loss"), ("accuracy", "Accuracy"))
         for figure in _plots(rehearsal, measure, title)
     ]
-    body.append(make_element("div", *plots, class_="plots"))
+    if plots:
+        body.append(make_element("h2", "Curves"))
+        body.append(make_element("div", *plots, class_="plots"))
     body.append(make_element("p", f"Written by sparkstrom {__version__}.", class_="muted"))
     head = make_element(
         "head",
@@ -101,7 +103,8 @@ def _plot(
 
 
 def _choose_runs(rehearsal: Rehearsal) -> list[RehearsedRun]:
-    """Return the runs to draw: one process, then the best of the others, in the table's order."""
+    """Return the runs to draw: one process, and the best with several workers, in their order."""
     one, *others = rehearsal.runs
-    ranked = sorted(others, key=lambda run: (run.loss, run.seconds))[: CURVES_MAX - 1]
+    several = [run for run in others if run.workers > 1] or others
+    ranked = sorted(several, key=lambda run: (run.loss, run.seconds))[: CURVES_MAX - 1]
     return [one, *(run for run in others if run in ranked)]

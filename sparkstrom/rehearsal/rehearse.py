@@ -285,7 +285,8 @@ class _Rehearsing:
             self._to_loss = lowest + TARGET_MARGIN * abs(lowest)
         self._add(ONE_PROCESS, "", one, one)
         for workers in request.workers:
-            for rule, ruled in _recipes_by_rule(recipe, request.scaling):
+            rules = request.scaling[: None if workers > 1 else 1]  # one worker needs no rule
+            for rule, ruled in _recipes_by_rule(recipe, rules):
                 self._say(f"rehearsing {workers} workers{f', {rule}' if rule else ''}")
                 player = FitPlayer(ruled, self._data.partitions(workers), conditions, self._measure)
                 played = player.run()

@@ -296,7 +296,7 @@ def _busiest_link(played: PlayedFit, link_bits_s: float) -> tuple[str, float]:
 def _cells(run: RehearsedRun) -> tuple[str, ...]:
     """Return a run's cells of the table."""
     several = run.workers > 1
-    link = f"{run.busiest_host} {run.busiest_link_share:.0%}" if run.busiest_host else ""
+    link = f"{run.busiest_host} {run.busiest_link_share:.1%}" if run.busiest_host else ""
     reached = "not reached" if run.seconds_to_loss is None else format_duration(run.seconds_to_loss)
     return (
         run.name,
@@ -307,7 +307,9 @@ def _cells(run: RehearsedRun) -> tuple[str, ...]:
         "" if run.speedup is None else f"{run.speedup:.2f}",
         f"{run.efficiency:.0%}",
         f"{run.staleness:.1f}" if several and run.system == OURS else "",
-        f"{run.times_fewer_bytes:,.0f} times" if run.times_fewer_bytes and several else "",
+        f"{run.times_fewer_bytes:,.0f} times"
+        if several and run.system == OURS and run.times_fewer_bytes
+        else "",
         link if several else "",
         f"{run.worker_hours:.3g}",
         str(run.deaths) if run.deaths else "",

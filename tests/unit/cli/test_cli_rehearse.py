@@ -49,7 +49,7 @@ def test_the_fit_of_a_script_is_played_and_nothing_after_it_happens(
     assert main(["rehearse", str(script), str(made), *flags, *more]) == 0
     out, err = capsys.readouterr()
     played = json.loads(out)
-    assert [run["workers"] for run in played["runs"]] == [1, 1, 1, 2, 2, 2]
+    assert [run["workers"] for run in played["runs"]] == [1, 1, 2, 2, 2]
     assert (played["epochs"], played["is_held_out"]) == (2, True)
     assert played["conditions"]["link_bits_s"] == 1e8
     assert f"the script prints ['{made}']" in err
