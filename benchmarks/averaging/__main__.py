@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import benchmarks.averaging
@@ -104,13 +105,13 @@ class Averaged:
 
 def shared_points(trial: Trial, link: Link) -> list[tuple[dict[str, float], Cost, float]]:
     """The same of sharing: bytes of the small module, scaled."""
-    fit, before, points = shared(trial, link), 0, []
-    steps = fit.workers[0].batches.batches_per_epoch
-    for seen in fit.seen:
-        sent = (seen.bytes_sent - before) * link.params / fit.n_params
+    played, points = shared(trial, link), []
+    assert played.parameters is not None
+    steps = trial.batches()[0].batches_per_epoch
+    for before, seen in pairwise(played.points):
+        sent = (seen.update_bytes - before.update_bytes) * link.params / played.parameters.size
         cost = sharing_cost(link, trial.workers, steps, sent)
-        points.append((seen.test, cost, steps * link.step_s))
-        before = seen.bytes_sent
+        points.append((seen.measures, cost, steps * link.step_s))
     return points
 
 

@@ -8,10 +8,10 @@
 
 All systems train the same rows (``tasks``) with the same module, optimizer, learning rate,
 minibatch of 32 rows a worker and number of epochs; only ``ddp-best`` has a learning rate of its
-own, the best on ``validate`` of 1, 2, 4, ... times the one process's. ``ours`` are real replicas in
-virtual time (``replicas``), ``executors`` the same by ``SparkNetwork.fit`` on Spark's executors,
-and the others as ``baselines`` says, DiLoCo and SparseLoCo also with other numbers
-(``diloco-STEPS``, ``sparseloco-PERCENT-STEPS``). One object per run:
+own, the best on ``validate`` of 1, 2, 4, ... times the one process's. ``ours`` is a fit that
+``sparkstrom.rehearsal`` plays in virtual time, ``executors`` the same by ``SparkNetwork.fit`` on
+Spark's executors, and the others as ``baselines`` says, DiLoCo and SparseLoCo also with other
+numbers (``diloco-STEPS``, ``sparseloco-PERCENT-STEPS``). One object per run:
 
     task, optimizer, workers, system, settings, seed, rate, options   what was asked for
     value            of the task's metric on ``test``: accuracy, or loss
@@ -20,7 +20,7 @@ and the others as ``baselines`` says, DiLoCo and SparseLoCo also with other numb
     validate         the metric's value on ``validate``
     bytes_factor     times fewer bytes than float32 gradients at each step; of executors with the
                      updates' headers and seals, some 115 bytes each, and BatchNorm's statistics
-    figures          ours: staleness_mean in commits; staleness_rounds, the same in minibatches of
+    figures          ours: staleness_minibatches of other workers; staleness_rounds, the same for
                      each worker; time, virtual, of what it takes if nobody ever waits;
                      sent_fraction; mass_clipped, of what was sent; residual_norm; publications
     seconds          that the run took here

@@ -161,7 +161,7 @@ def trials(args: argparse.Namespace) -> Iterator[Trial]:
 
 def ours(variant: Settings, trial: Trial) -> Outcome:
     """In virtual time."""
-    from benchmarks.convergence.replicas import train
+    from benchmarks.convergence.ours import train
 
     return train(trial, variant)
 

@@ -11,12 +11,11 @@ import math
 from contextlib import ExitStack
 from typing import Any
 
+from benchmarks.convergence.ours import model_of
 from benchmarks.convergence.settings import Settings
-from benchmarks.convergence.tasks import BATCH_ROWS
 from benchmarks.convergence.trial import Outcome, Trial, outcome
 from benchmarks.sessions import local_cluster
-from sparkstrom import SharedTrainingMaster, SparkNetwork
-from sparkstrom.models.torch import TorchModel
+from sparkstrom import SparkNetwork
 
 _application = ExitStack()  # the one that is open
 _sessions: dict[int, Any] = {}  # its session, by its workers
@@ -40,26 +39,7 @@ def close() -> None:
 def train(trial: Trial, settings: Settings) -> Outcome:
     """One fit. Only the first of an application waits for imports, before it trains."""
     features, labels = trial.task.split().train
-    master = SharedTrainingMaster(
-        batch_size_per_worker=BATCH_ROWS,
-        rng_seed=trial.seed,
-        threshold=settings.threshold(),
-        residual_post_processor=settings.clipping(),
-        warm_up=settings.warm_up(),
-        aggregation=settings.aggregation,
-        train_on=settings.train_on,
-        publish_every=settings.publish_every,
-        max_lead=settings.max_lead,
-        max_staleness=settings.max_staleness,
-        horizon=settings.horizon,
-    )
-    model = TorchModel(
-        trial.task.module(trial.seed),
-        trial.task.loss(),
-        trial.optimizer_of(settings.beta2_power(trial.workers)),
-        scheduler=trial.task.scheduler(),
-        clip_norm=settings.clip_norm,
-    )
+    master, model = settings.master(trial.seed), model_of(trial, settings)
     session = session_for(trial.workers)
     pairs = list(zip(features, labels, strict=True))
     rows = session.sparkContext.parallelize(pairs, trial.workers)  # as many from each to each

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from benchmarks.convergence.tasks import BATCH_ROWS
 from sparkstrom.encoding.residual import ResidualClipping
 from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import AUTO, AutoThreshold
-from sparkstrom.options.gradient_sharing import STALENESS_TARGET
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +25,18 @@ class Settings:
     max_lead: int | str | None = AUTO
     max_staleness: int | str | None = AUTO  # steps that go on while an own update is under way
     latency: float = 0.1  # steps from a publication until everybody has it
-    jitter: float = 0.1  # of a step, and of a worker
-    step_s: float = 0.01  # real seconds of a step, for AutoThreshold
+    jitter: float = 0.1  # of a step: standard deviation over mean
+    step_s: float = 0.1  # virtual seconds of a step
     density: float = 1e-2  # the most that AutoThreshold sends
     density_min: float = 1e-3
     levels: int = 4
     warm: int = 0  # publications of each worker that send more
     warm_first: float = 0.25  # of all parameters
-    aggregation: str = "sum"  # or mean, sqrt; or "gain", see ``tricks``
-    look_ahead: float = 0.0  # see ``tricks``
-    average: float = 0.0  # share of the fit
+    aggregation: str = "sum"  # or mean, sqrt
     train_on: str = "local"
     clip: float | None = 5.0  # residuals are clipped at so many tau
     clip_every: int = 5  # publications
     clip_norm: float | None = None  # of gradients
-    resumed: int = 0  # times that all residuals are lost, as where a fit goes on from a checkpoint
 
     def threshold(self) -> AutoThreshold:
         return AutoThreshold(min(self.density_min, self.density), self.density, self.levels)
@@ -49,19 +47,21 @@ class Settings:
     def warm_up(self) -> WarmUp | None:
         return WarmUp(self.warm, self.warm_first, self.density) if self.warm else None
 
-    def every(self) -> int:
-        """Steps that a publication holds at least."""
-        return 1 if isinstance(self.publish_every, str) else self.publish_every
-
-    def lead(self) -> int | None:
-        """Steps before the slowest."""
-        return self.every() if isinstance(self.max_lead, str) else self.max_lead
-
-    def beside(self, workers: int) -> int | None:
-        """Steps beside an update that is under way."""
-        if isinstance(self.max_staleness, str):
-            return max(0, STALENESS_TARGET // workers - self.every())
-        return None if self.max_staleness is None else self.max_staleness * self.every()
+    def master(self, seed: int) -> SharedTrainingMaster:
+        """Return the options of a fit with these settings."""
+        return SharedTrainingMaster(
+            batch_size_per_worker=BATCH_ROWS,
+            rng_seed=seed,
+            threshold=self.threshold(),
+            residual_post_processor=self.clipping(),
+            warm_up=self.warm_up(),
+            aggregation=self.aggregation,
+            train_on=self.train_on,
+            publish_every=self.publish_every,
+            max_lead=self.max_lead,
+            max_staleness=self.max_staleness,
+            horizon=self.horizon,
+        )
 
     def beta2_power(self, workers: int) -> int:
         """What the second beta is raised to."""

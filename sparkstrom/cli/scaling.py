@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 WORKERS_MAX = 100_000  # largest number of workers for which to predict
+DEFAULTS = {"density": "1e-3", "link": "1gbit", "latency": "0.2ms", "spread": "0"}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,18 +33,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument
     add("--params", metavar="N", help="parameters of the model, such as 25e6")
     add("--step", metavar="TIME", help="time of one worker for one minibatch, such as 300ms")
-    add("--density", default="1e-3", help="fraction of parameters in an update (%(default)s)")
-    add(
-        "--link",
-        default="1gbit",
-        metavar="RATE",
-        help="rate of each host's link, each way (%(default)s)",
-    )
-    add("--latency", default="0.2ms", metavar="TIME", help="one way (%(default)s)")
+    add("--density", help=f"fraction of parameters in an update ({DEFAULTS['density']})")
+    add("--link", metavar="RATE", help=f"rate of each host's link, each way ({DEFAULTS['link']})")
+    add("--latency", metavar="TIME", help=f"one way ({DEFAULTS['latency']})")
     add("--workers", default="2..64", help="a range, or a list such as 2,4,8 (%(default)s)")
     add("--fan-out", type=int, default=8, metavar="N", help="mesh_fan_out (%(default)s)")
     add(
-        "--spread", type=float, default=0.0, help="standard deviation of step times over their mean"
+        "--spread",
+        help=f"standard deviation of step times over their mean ({DEFAULTS['spread']})",
     )
     add(
         "--encoding",
@@ -58,6 +55,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="measure parameters, step and encoding with the `model` and `batch` (features, "
         "labels) that this script defines",
     )
+    add(
+        "--from",
+        type=Path,
+        dest="rehearsal",
+        metavar="REHEARSAL.json",
+        help="what sparkstrom rehearse --json printed: parameters, step, spread, density, encoding"
+        " and links are taken from it where they are not given",
+    )
     add("--json", action="store_true", help="print one JSON document with all figures")
 
 
@@ -68,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from sparkstrom.planning.scaling import ScalingInputs, format_scaling, predict_scaling
 
+    _fill_in_flags(args, {} if args.rehearsal is None else _read_rehearsal(args.rehearsal))
     n_params = _parse_flag("params", args.params, parse_count)
     step_s = _parse_flag("step", args.step, parse_duration)
     if args.measure is None and None in (n_params, step_s):
@@ -80,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         link_bits_s=_parse_flag("link", args.link, parse_rate),
         latency_s=_parse_flag("latency", args.latency, parse_duration),
         fan_out=args.fan_out,
-        spread=args.spread,
+        spread=_parse_flag("spread", args.spread, float),
         encoding_s=_parse_flag("encoding", args.encoding, parse_duration),
     )
     counts = _parse_flag("workers", args.workers, _parse_worker_counts)
@@ -89,6 +95,37 @@ def run(args: argparse.Namespace) -> int:
     scaling = predict_scaling(inputs, counts)
     print(json.dumps(scaling.to_dict()) if args.json else format_scaling(scaling))
     return 0
+
+
+def _read_rehearsal(path: Path) -> dict[str, str]:
+    """Return the values of flags that a rehearsal's JSON has. Raise UsageError for other files."""
+    try:
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        conditions = figures["conditions"]
+        times = conditions["times"]
+        return {
+            "params": str(figures["n_params"]),
+            "density": str(figures["density"]),
+            "step": str(times["step_s"]),
+            "spread": str(times["jitter"]),
+            "encoding": str(times["encode_s"]),
+            "link": f"{conditions['link_bits_s']:.0f}bit",
+            "latency": str(conditions["latency_s"]),
+        }
+    except OSError as error:
+        raise UsageError(f"--from {path}: {error.strerror}; name a file that exists") from None
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(
+            f"--from {path}: it is no rehearsal; write one with sparkstrom rehearse SCRIPT.py"
+            " --json > rehearsal.json"
+        ) from None
+
+
+def _fill_in_flags(args: argparse.Namespace, found: dict[str, str]) -> None:
+    """Set flags that were not given to what a rehearsal has, or to their defaults."""
+    for name, value in (DEFAULTS | found).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
 
 
 def _fill_in_measurements(

@@ -99,7 +99,7 @@ def scaled_hyperparameters(
     steps would last too long. ``rows``: number of rows by partition.
     """
     workers = sum(count > 0 for count in rows)
-    if master.horizon != "fit" or workers < 2 or not isinstance(model, Paced):
+    if master.minibatch_horizon != "fit" or workers < 2 or not isinstance(model, Paced):
         return {}
     changes = {name: str(change) for name, change in model.horizons(workers).items()}
     return {"workers": workers, **changes} if changes else {}
@@ -108,7 +108,7 @@ def scaled_hyperparameters(
 def horizon_warnings(master: SharedTrainingMaster, model: FlatModel, rows: list[int]) -> list[str]:
     """Return a warning if momentum or schedules could not be rescaled to the fit's minibatches."""
     adapted = scaled_hyperparameters(master, model, rows)
-    if master.horizon != "fit" or sum(count > 0 for count in rows) < 2:
+    if master.minibatch_horizon != "fit" or sum(count > 0 for count in rows) < 2:
         return []
     if not isinstance(model, Paced):
         return [
@@ -130,7 +130,9 @@ def momentum_warnings(
 ) -> list[str]:
     """Return a warning if momentum counts each worker's own steps and is too strong."""
     k = fit.workers
-    if master.horizon != "worker" or k <= 2 or not isinstance(model, Paced):
+    if master.minibatch_horizon != "worker" or k <= 2 or not isinstance(model, Paced):
+        return []
+    if master.update_weight == "mean":  # averaged, as the recipe of scaling="ddp" expects
         return []
     for name, change in model.horizons(k).items():
         momenta = change.momenta if isinstance(change, MomentumChange) else ()

@@ -61,6 +61,11 @@ class NetworkStateHolder:
         self._value = NetworkState(parameters, states=pretrained_optimizer_states(model))
 
     @property
+    def value(self) -> NetworkState:
+        """The present state."""
+        return self._value
+
+    @property
     def parameters(self) -> Flat:
         """The parameters, f32[n_params], read-only."""
         return self._value.parameters

@@ -126,7 +126,8 @@ def resolve_options(
     void = {name: value for name, value in given.items() if name in network}
     rest = {name: value for name, value in given.items() if name not in network}
     if rounds is not None:
-        rest["horizon"] = "worker"  # workers in rounds count their own minibatches
+        # Workers in rounds count their own minibatches.
+        rest |= {"scaling": None, "horizon": "worker"}
         rest["checkpoint_updaters"] = ALL if rounds.save_updater == PER_WORKER else ONE
     return resolve(SharedTrainingMaster(VoidConfiguration(**void), **rest), {}, env)
 

@@ -18,6 +18,7 @@ from sparkstrom.base.option_types import KEY
 from sparkstrom.checkpoint.saved_model import check_local_path, load_model
 from sparkstrom.data.column_selection import HELD_OUT, ColumnNames, ColumnSpec, features_to_arrays
 from sparkstrom.data.row_blocks import check_block
+from sparkstrom.data.row_sample import sample_blocks
 from sparkstrom.data.row_store import prefetch
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.fit.checkpoints import FitCheckpoints, make_fit_key
@@ -57,6 +58,18 @@ from sparkstrom.observe.early_stopping import EarlyStopping, TerminationConditio
 from sparkstrom.observe.progress_display import check_progress, make_progress_display
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.parameter_averaging import Accumulator
+from sparkstrom.rehearsal.rehearse import (
+    DEFAULT_LATENCY,
+    DEFAULT_LINK,
+    DEFAULT_ROWS,
+    DEFAULT_WORKERS,
+    RehearsalRequest,
+    make_recipe,
+    rehearse,
+    require_gradient_sharing,
+)
+from sparkstrom.rehearsal.result import Rehearsal
+from sparkstrom.rehearsal.script import rehearse_instead
 from sparkstrom.rounds.run import RoundsRun
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.worker.network_setup import require_library
@@ -178,6 +191,8 @@ class ParallelWrapper(TrainedNetwork):
             TrainingError: Training failed; the error contains the partition and the worker's
                 traceback.
         """
+        columns: dict[str, Any] = {"features": features, "label": label, "weight": weight}
+        rehearse_instead(self.rehearse, data, epochs=epochs, validation=validation, **columns)
         if not self._closing.alive:
             raise UsageError("this ParallelWrapper is closed: create another one")
         record = FitRecord()
@@ -209,6 +224,67 @@ class ParallelWrapper(TrainedNetwork):
                 parameters = self._state.parameters
                 dry_run_step(self._model, parameters, first.blocks, pickle_by_value, metric)
                 return self._train(request, theta, rows, reporting)
+
+    def rehearse(
+        self,
+        data: Any,
+        *,
+        workers: Sequence[int] = DEFAULT_WORKERS,
+        epochs: int = 1,
+        link: str | float = DEFAULT_LINK,
+        latency: str | float = DEFAULT_LATENCY,
+        rows: int = DEFAULT_ROWS,
+        seed: int = 0,
+        features: ColumnNames = "features",
+        label: ColumnNames | None = "label",
+        weight: str | None = None,
+        validation: Any = None,
+        **conditions: Any,
+    ) -> Rehearsal:
+        """Play a fit with each number of workers in virtual time (docs/rehearse.md).
+
+        Workers are on hosts of their own, as on a cluster. The network is not changed.
+
+        Args:
+            data: As in ``fit``.
+            workers: Numbers of workers.
+            epochs: Number of passes over the data.
+            link: Rate of each host's link, such as "1gbit", or bits per second.
+            latency: One way, such as "1ms", or seconds.
+            rows: Size of the random sample of the data to train on.
+            seed: Of the sample, the placement of rows, and step times.
+            features: As in ``fit``.
+            label: As in ``fit``.
+            weight: As in ``fit``.
+            validation: As in ``fit``; losses are of these rows.
+            **conditions: step, jitter, encode, apply, straggler, kill, scaling and to_loss, as
+                docs/rehearse.md explains them.
+
+        Returns:
+            Losses, virtual times and bytes for each number of workers, beside one process and DDP.
+
+        Raises:
+            UsageError: An argument is invalid or does not suit the data.
+            TrainingError: Training failed.
+        """
+        request = RehearsalRequest.from_options(
+            workers=workers, link=link, latency=latency, rows=rows, seed=seed, **conditions
+        )
+        if self._rounds is not None:
+            require_gradient_sharing(self._rounds)
+        held = validation if holds_rows(validation) else None
+        chosen = ColumnSpec(features, label, weight, validation if held is None else HELD_OUT)
+        check_fit_arguments(self._model, epochs, chosen, None, (), "")
+        blocks = (
+            read_data_blocks(data, chosen)
+            if held is None
+            else read_blocks_with_held_out(data, held, chosen._replace(validation=None))
+        )
+        packed = pickle_by_value(self._model)
+        fit = self._model, self._state, self._master, packed, parse_epochs(epochs), chosen.fraction
+        with closing(make_progress_display(self._progress)) as progress:
+            sample = sample_blocks(blocks, request.rows, request.seed)
+            return rehearse(make_recipe(*fit), sample, request, progress.say)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

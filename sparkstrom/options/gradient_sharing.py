@@ -41,7 +41,11 @@ from sparkstrom.options.common import (
 )
 from sparkstrom.options.network import VoidConfiguration
 
-HORIZONS = ("fit", "worker")
+SUM = "sum"
+HORIZONS = FIT, WORKER = ("fit", "worker")
+SEQUENTIAL, DDP = SCALINGS = ("sequential", "ddp")
+# Scaling rule -> (horizon, aggregation)
+RULES = {SEQUENTIAL: (FIT, SUM), DDP: (WORKER, "mean")}
 ONE, ALL = CHECKPOINT_UPDATERS = ("one", "all")
 
 _NO_GC = "Python frees an array when its last user is done; there is no collector to call"
@@ -199,18 +203,32 @@ class SharedTrainingMaster(CommonOptions):
         " fewer bytes; what a worker learns meanwhile waits in its residual.",
         local_rounds=False,
     )
-    aggregation: str = option(
-        "sum",
-        one_of(tuple(AGGREGATIONS)),
-        'weight of an update: 1 for "sum", 1 / workers for "mean", 1 / sqrt(workers) for "sqrt"',
+    scaling: str | None = option(
+        None,
+        one_of(SCALINGS, (None,)),
+        'rule by which hyperparameters carry over to more workers: "sequential" continues the'
+        ' recipe of one machine, "ddp" one that was tuned for as many ranks of'
+        " DistributedDataParallel; None: by ``horizon`` and ``aggregation``, as a rule sequential",
+        when='Use "ddp" for learning rate and momentum of a DistributedDataParallel script with as'
+        " many ranks as workers, and if momentum with 16 or more workers makes training worse:"
+        " each worker then has its own momentum, and updates are averaged. ``sparkstrom rehearse"
+        " --scaling sequential,ddp`` compares the two (docs/rehearse.md).",
+        local_rounds=False,
+    )
+    aggregation: str | None = option(
+        None,
+        one_of(tuple(AGGREGATIONS), (None,)),
+        'weight of an update: 1 for "sum", 1 / workers for "mean", 1 / sqrt(workers) for "sqrt";'
+        ' None: "sum", with ``scaling="ddp"`` "mean"',
         when='Try "sqrt" or "mean" if the sum of all workers\' steps is too large for the task.'
         ' In measurements, "sqrt" helped some tasks and harmed others.',
         local_rounds=False,
     )
-    horizon: str = option(
-        "fit",
-        one_of(HORIZONS),
-        'minibatches that momentum and schedules count: those of the "fit", or of each "worker"',
+    horizon: str | None = option(
+        None,
+        one_of(HORIZONS, (None,)),
+        'minibatches that momentum and schedules count: those of the "fit", or of each "worker";'
+        ' None: "fit", with ``scaling="ddp"`` "worker"',
         when='Keep "fit" for hyperparameters that were tuned on one machine. Use "worker" for'
         " those that were tuned on as many workers, as in DL4J.",
         local_rounds=False,
@@ -284,8 +302,24 @@ class SharedTrainingMaster(CommonOptions):
         when="Set it only in tests of how a fit behaves with slow workers.",
     )
 
+    @property
+    def minibatch_horizon(self) -> str:
+        """The minibatches that momentum and schedules count: of the "fit" or of each "worker"."""
+        return self.horizon or RULES[self.scaling or SEQUENTIAL][0]
+
+    @property
+    def update_weight(self) -> str:
+        """The weight of an update: "sum", "mean" or "sqrt"."""
+        return self.aggregation or RULES[self.scaling or SEQUENTIAL][1]
+
     def __post_init__(self) -> None:
         self.check()
+        if self.scaling is not None:
+            rule = zip(("horizon", "aggregation"), RULES[self.scaling], strict=True)
+            for name, implied in rule:
+                value = getattr(self, name)
+                reason = f"scaling={self.scaling!r} means {name}={implied!r}; leave out one of them"
+                require(value in (None, implied), name, value, reason)
         if isinstance(self.publish_every, int) and isinstance(self.max_lead, int):
             reason = ", the value of publish_every: workers tell how far they are when they publish"
             require_whole("max_lead", self.max_lead, self.publish_every, reason)

@@ -13,10 +13,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkstrom.base.clock import Clock, SystemClock
 from sparkstrom.base.errors import PeerError
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Payload, ResidualCheckpoint
@@ -57,6 +59,26 @@ DEFERRABLE_EVENTS = (CommitApplied, ActivityChanged)
 
 def no_output() -> None:
     """Return None: a ``read_output`` for workers whose output is not captured."""
+
+
+class NodeConnection(Protocol):
+    """A trainer's connection to its node: a thread in a fit, virtual time in a rehearsal."""
+
+    stats: TrainingCounters | None  # replaced, never changed, by the trainer
+
+    @property
+    def command(self) -> Directive:
+        """The current directive."""
+
+    def post(self, event: Event) -> None:
+        """Send an event to the node."""
+
+    def take(self) -> tuple[list[TrainerItem], Directive]:
+        """Remove and return the waiting items, with the current directive."""
+        ...
+
+    def wait(self, seconds: float, known: Directive) -> None:
+        """Wait up to ``seconds`` for an item, or a directive other than ``known``."""
 
 
 class TrainerChannel:
@@ -185,7 +207,8 @@ class ResidualAge:
     between. Masses are L1 norms in parameter units.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.waited = 0.0  # sum of mass x own steps
         self.mass = 0.0  # at the last measurement
         self._steps = 0  # own steps at the last measurement
@@ -193,17 +216,17 @@ class ResidualAge:
 
     def measure_if_due(self, replica: Replica, steps: int) -> None:
         """Measure the residual if it is due: after 1, 2, 4, 8 ... steps, and every second."""
-        if steps < self._next_steps and time.monotonic() < self._next_s:
+        if steps < self._next_steps and self._clock.monotonic_s() < self._next_s:
             return
         self.measure(replica, steps)
 
     def measure(self, replica: Replica, steps: int) -> None:
         """Measure the residual after ``steps`` own steps."""
-        began_s = time.monotonic()
+        began_s = self._clock.monotonic_s()
         mass = replica.residual_mass()
         self.waited += (self.mass + mass) / 2 * (steps - self._steps)
         self.mass, self._steps = mass, steps
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         self._next_s = now_s + max(RESIDUAL_AGE_POLL_S, (now_s - began_s) / MEASURING_SHARE_MAX)
         while self._next_steps <= steps:
             self._next_steps *= 2
@@ -246,21 +269,25 @@ AddSavedResiduals = Callable[[Replica, tuple[str, ...]], None]
 
 
 class Trainer:
-    """Runs on the task's thread until the node orders END or FAIL.
+    """Trains until the node orders END or FAIL.
+
+    ``run`` does so on the task's thread. A rehearsal calls ``pass_boundary``, ``begin_step`` and
+    ``end_step`` instead, in virtual time.
 
     Args:
-        channel: connection to the node's thread.
+        channel: connection to the node.
         replica: model, parameters and encoder.
         batches: the partition's minibatches.
         options: options of the training.
         save_residual: saves the residual for the next fit.
         add_residuals: adds residuals that earlier fits saved.
         optimizer_server: serves copies of the optimizer state.
+        clock: source of time.
     """
 
     def __init__(
         self,
-        channel: TrainerChannel,
+        channel: NodeConnection,
         replica: Replica,
         batches: Batches,
         options: TrainerOptions,
@@ -268,8 +295,10 @@ class Trainer:
         save_residual: SaveResidual,
         add_residuals: AddSavedResiduals,
         optimizer_server: OptimizerStateServer,
+        clock: Clock | None = None,
     ) -> None:
         self._channel, self._replica, self._batches = channel, replica, batches
+        self._clock = clock or SystemClock()
         self._options, self._save_residual, self._add_residuals = (
             options,
             save_residual,
@@ -281,7 +310,7 @@ class Trainer:
             self._global_steps = GlobalStepEstimator(model, before)
         self._scheduled_model = model if isinstance(model, FitLengthAware) else None
         self._epochal = model if isinstance(model, EpochAware) else None
-        self.counts, self._residual_age = TrainerCounts(), ResidualAge()
+        self.counts, self._residual_age = TrainerCounts(), ResidualAge(self._clock)
         self.epochs = EpochLog(options.partition, options.attempt)
         self._loop = TrainingLoop(
             replica,
@@ -292,6 +321,7 @@ class Trainer:
             publish_every=options.publish_every,
         )
         self._counters_due_s = 0.0
+        self._read_s = 0.0  # when the present step's minibatch had been read
         self._epoch_loss, self._epoch_examples = 0.0, 0
         self._is_evaluator = not batches.rows and batches.held_out.rows > 0
         # trained by the other workers; evaluated here
@@ -301,11 +331,11 @@ class Trainer:
     def run(self) -> Directive:
         """Train to the fit's end; return the directive END or FAIL. Raise any error of training."""
         while True:
-            items, command = self._channel.take()
-            self._epochs_trained = max(self._epochs_trained, command.epochs)
-            match self._loop.at_boundary(items, command):
+            action, command = self.pass_boundary()
+            match action:
                 case LoopAction.STEP:
-                    self._step(command)
+                    self.begin_step(command)
+                    self.end_step()
                 case LoopAction.WAIT:
                     self._wait(command)
                 case LoopAction.END:
@@ -313,13 +343,23 @@ class Trainer:
                 case LoopAction.FAIL:
                     raise PeerError(command.reason)
 
+    def pass_boundary(self) -> tuple[LoopAction, Directive]:
+        """Apply what has arrived; return what to do next and the directive that says so."""
+        items, command = self._channel.take()
+        self._epochs_trained = max(self._epochs_trained, command.epochs)
+        return self._loop.at_boundary(items, command), command
+
     def _wait(self, command: Directive) -> None:
         """Wait for items or another directive for a moment; evaluate and report if due."""
+        self.report_while_waiting()
+        began_s = self._clock.monotonic_s()
+        self._channel.wait(WAIT_POLL_S, command)
+        self._add_seconds("waiting", self._clock.monotonic_s() - began_s)
+
+    def report_while_waiting(self) -> None:
+        """Evaluate if other workers have finished an epoch, and report counters that are due."""
         self._evaluate_with_others()
         self._report_counters(now=False)
-        began_s = time.monotonic()
-        self._channel.wait(WAIT_POLL_S, command)
-        self._add_seconds("waiting", time.monotonic() - began_s)
 
     def post(self, event: ev.Event) -> None:
         """Send an event to the node's thread."""
@@ -360,11 +400,12 @@ class Trainer:
         """Add residuals that earlier fits saved on this executor."""
         self._add_residuals(self._replica, paths)
 
-    def _step(self, command: Directive) -> None:
-        """Train on one minibatch, count it, publish if due and report."""
-        began_s = time.monotonic()
+    def begin_step(self, command: Directive) -> float:
+        """Train on one minibatch and count it; return its mean loss. ``end_step`` must follow."""
+        began_s = self._clock.monotonic_s()
         batch = self._batches.get(*self._loop.position)
-        read_s = time.monotonic()
+        self._read_s = self._clock.monotonic_s()
+        self._add_seconds("reading", self._read_s - began_s)
         if self._options.sleep_ms:
             time.sleep(self._options.sleep_ms / 1000)
         if self._scheduled_model is not None and self.counts.steps == 0:
@@ -376,11 +417,14 @@ class Trainer:
         self._replica.encoder.set_workers(command.workers)
         loss = self._replica.step(batch)
         self._count(batch.rows, loss)
-        stepped_s = time.monotonic()
+        return loss
+
+    def end_step(self) -> None:
+        """Publish what the step has learned if that is due, and report."""
+        stepped_s = self._clock.monotonic_s()
         self._loop.after_step(self._channel.command)
-        self._add_seconds("reading", read_s - began_s)
-        self._add_seconds("stepping", stepped_s - read_s)
-        self._add_seconds("encoding", time.monotonic() - stepped_s)
+        self._add_seconds("stepping", stepped_s - self._read_s)
+        self._add_seconds("encoding", self._clock.monotonic_s() - stepped_s)
         if self._loop.position.batch == 0:
             self._finish_epoch()
         self._report_counters(now=False)
@@ -417,9 +461,9 @@ class Trainer:
 
     def _evaluate(self) -> tuple[float, float]:
         """Evaluate theta on the held-out rows; return weighted sum and sum of weights."""
-        began_s = time.monotonic()
+        began_s = self._clock.monotonic_s()
         held = self._replica.measure(self._batches.held_out, self._options.metric)
-        self._add_seconds("measuring", time.monotonic() - began_s)
+        self._add_seconds("measuring", self._clock.monotonic_s() - began_s)
         return held
 
     def _count(self, rows: int, loss: float) -> None:
@@ -436,10 +480,10 @@ class Trainer:
 
     def _report_counters(self, *, now: bool) -> None:
         """Hand the counters to the node's thread if they are due; final ones are never replaced."""
-        if not now and (self._final_reported or time.monotonic() < self._counters_due_s):
+        if not now and (self._final_reported or self._clock.monotonic_s() < self._counters_due_s):
             return
         self._final_reported |= now
-        self._counters_due_s = time.monotonic() + COUNTERS_INTERVAL_S
+        self._counters_due_s = self._clock.monotonic_s() + COUNTERS_INTERVAL_S
         if now:
             self._residual_age.measure(self._replica, self.counts.steps)
         self._channel.stats = self._counters(is_final=now)

@@ -37,11 +37,28 @@ from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.parameter_averaging import TrainingMaster
 from sparkstrom.options.resolution import resolve
 from sparkstrom.planning.memory import footprint_of_model
+from sparkstrom.rehearsal.rehearse import (
+    DEFAULT_LATENCY,
+    DEFAULT_LINK,
+    DEFAULT_ROWS,
+    DEFAULT_WORKERS,
+    RehearsalRequest,
+    make_recipe,
+    rehearse,
+    require_gradient_sharing,
+)
+from sparkstrom.rehearsal.result import Rehearsal
+from sparkstrom.rehearsal.script import rehearse_instead
 from sparkstrom.spark.application import Application, Predictor, require_active_session
 from sparkstrom.spark.classic_application import ClassicApplication
 from sparkstrom.spark.cluster import choose_resume_workers, count_workers, describe_allocation
 from sparkstrom.spark.data.export import ExportCache
-from sparkstrom.spark.data.partitioning import HeldOutFrames, PartitionedData
+from sparkstrom.spark.data.partitioning import (
+    HeldOutFrames,
+    PartitionedData,
+    create_source,
+    draw_sample,
+)
 from sparkstrom.spark.dl4j_names import SparkLayerNames
 from sparkstrom.spark.executor.entry_points import pickle_by_value
 from sparkstrom.spark.strategies import FitContext, strategy_for
@@ -168,6 +185,8 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
             SetupError: The cluster or a host lacks something that training needs.
             TrainingError: Training failed; the error contains host, partition and traceback.
         """
+        given: dict[str, Any] = {"features": features, "label": label, "weight": weight}
+        rehearse_instead(self.rehearse, data, epochs=epochs, validation=validation, **given)
         require_active_session(self._application)
         record, options = FitRecord(), self._strategy.master
         named = ColumnSpec(features, label, weight)
@@ -210,6 +229,69 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
                     progress, record, slots, warnings, shows_worker_output=shows_output
                 )
                 return self._train(request, rows, reporting)
+
+    def rehearse(
+        self,
+        data: Any,
+        *,
+        workers: Sequence[int] = DEFAULT_WORKERS,
+        epochs: int = 1,
+        link: str | float = DEFAULT_LINK,
+        latency: str | float = DEFAULT_LATENCY,
+        rows: int = DEFAULT_ROWS,
+        seed: int = 0,
+        features: ColumnNames = "features",
+        label: ColumnNames | None = "label",
+        weight: str | None = None,
+        validation: float | str | DataFrame | None = None,
+        **conditions: Any,
+    ) -> Rehearsal:
+        """Play a fit with each number of workers in virtual time (docs/rehearse.md).
+
+        Executors only draw the sample; training is played in this program. The network is not
+        changed.
+
+        Args:
+            data: As in ``fit``.
+            workers: Numbers of workers, each on a host of its own.
+            epochs: Number of passes over the data.
+            link: Rate of each host's link, such as "1gbit", or bits per second.
+            latency: One way, such as "1ms", or seconds.
+            rows: Size of the random sample of the data to train on.
+            seed: Of the sample, the placement of rows, and step times.
+            features: As in ``fit``.
+            label: As in ``fit``.
+            weight: As in ``fit``.
+            validation: As in ``fit``; losses are of these rows.
+            **conditions: step, jitter, encode, apply, straggler, kill, scaling and to_loss, as
+                docs/rehearse.md explains them.
+
+        Returns:
+            Losses, virtual times and bytes for each number of workers, beside one process and DDP.
+
+        Raises:
+            UsageError: An argument is invalid or does not suit the data.
+            TrainingError: Training failed.
+        """
+        request = RehearsalRequest.from_options(
+            workers=workers, link=link, latency=latency, rows=rows, seed=seed, **conditions
+        )
+        require_active_session(self._application)
+        master = require_gradient_sharing(self._strategy.master)
+        self._application.require_rdds(
+            "rehearse", "collect a sample with toPandas() for ParallelWrapper.rehearse"
+        )
+        named = ColumnSpec(features, label, weight)
+        data, columns = self._held_out.unite(data, named, validation, master.repartition)
+        check_fit_arguments(self._model, epochs, columns, None, (), "")
+        self._application.check_data(data)
+        packed = pickle_by_value(self._model)
+        fit = self._model, self._state, master, packed, parse_epochs(epochs), columns.fraction
+        with closing(make_progress_display(self._progress)) as progress:
+            with self._application.cancel_jobs_on_interrupt():
+                progress.say(f"sampling {request.rows:,} rows")
+                sample = draw_sample(create_source(data, columns), request.rows, request.seed)
+            return rehearse(make_recipe(*fit), sample, request, progress.say)
 
     def _try_first_rows(self, request: FitRequest, data: PartitionedData) -> None:
         """Try one training step on the first rows in this program, to find errors early.

@@ -316,7 +316,9 @@ def make_trainer_options(job: TrainingJob, partition: int = 0, attempt: int = 0)
         metric=job.spec.metric,
         partition=partition,
         attempt=attempt,
-        minibatches_before=job.spec.minibatches_before if master.horizon == "fit" else None,
+        minibatches_before=job.spec.minibatches_before
+        if master.minibatch_horizon == "fit"
+        else None,
         start=(job.spec.first_epoch, job.spec.minibatches_before),
     )
 
@@ -342,7 +344,7 @@ def make_replica(job: TrainingJob, theta: Theta) -> Replica:
         algorithm_of(master.threshold),
         master.residual_post_processor,
         train_on=master.train_on,
-        aggregation=master.aggregation,
+        aggregation=master.update_weight,
         workers=job.spec.workers,
         backend=theta.backend,
         layer_of=job.model.layer_of,

@@ -569,7 +569,7 @@ def summary_html(summary: Mapping[str, Any]) -> str:
 def _group_lines(group: FigureGroup) -> list[str]:
     """Return a group of values as lines of text."""
     rows = [line for name, value in group.rows for line in _row_lines(name, value)]
-    table = list(_table_lines(group.table)) if group.table else []
+    table = list(table_lines(group.table)) if group.table else []
     return [group.title, *rows, *_bullet_lines(group.lines), *table]
 
 
@@ -589,7 +589,7 @@ def _bullet_lines(lines: Iterable[str]) -> list[str]:
     ]
 
 
-def _table_lines(table: Table) -> Iterator[str]:
+def table_lines(table: Table) -> Iterator[str]:
     """Yield the lines of a table whose columns are as wide as their contents."""
     rows = [table.columns, *table.rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]

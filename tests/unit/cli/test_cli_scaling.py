@@ -179,3 +179,31 @@ def test_a_script_imports_what_lies_beside_it_and_may_leave_tensors(
     )
     assert main(["scaling", "--measure", str(script), "--workers", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["params"] == 8 * 16 + 16 + 16 * 4 + 4
+
+
+def test_a_rehearsal_has_the_numbers_that_are_not_given(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    times = {"step_s": 0.05, "jitter": 0.1, "encode_s": 0.002, "apply_s": 0.0}
+    conditions = {"link_bits_s": 1e8, "latency_s": 0.003, "times": times}
+    played = tmp_path / "rehearsal.json"
+    played.write_text(json.dumps({"n_params": 5e6, "density": 0.004, "conditions": conditions}))
+    assert main(["scaling", "--from", str(played), "--step", "70ms", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["params"] == 5_000_000
+    assert (told["step_s"], told["density"], told["spread"]) == (0.07, 0.004, 0.1)
+    assert (told["link_bits_s"], told["latency_s"], told["encoding_s"]) == (1e8, 0.003, 0.002)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(None, "No such file"), ("{}", "it is no rehearsal; write one with"), ("[", "no rehearsal")],
+)
+def test_a_file_that_is_no_rehearsal_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str | None, words: str
+) -> None:
+    path = tmp_path / "rehearsal.json"
+    if text is not None:
+        path.write_text(text)
+    assert main(["scaling", "--from", str(path)]) == 2
+    assert words in capsys.readouterr().err

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import pytest
 
-from sparkstrom.runtime import trainer as module
 from sparkstrom.runtime.theta import Replica
 from sparkstrom.runtime.trainer import MEASURING_SHARE_MAX, RESIDUAL_AGE_POLL_S, ResidualAge
 from tests.unit.runtime.benches import TAU, Bench, N, steps
@@ -22,19 +21,17 @@ class Measured:
         self.now_s += self.cost_s
         return self.mass
 
-    def monotonic(self) -> float:
+    def monotonic_s(self) -> float:
         return self.now_s
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
-    made = Measured()
-    monkeypatch.setattr(module, "time", made)
-    return made
+def measured() -> Measured:
+    return Measured()
 
 
 def test_it_looks_seldom(measured: Measured) -> None:
-    unsent, replica = ResidualAge(), cast(Replica, measured)
+    unsent, replica = ResidualAge(measured), cast(Replica, measured)
     for step in range(1, 1025):
         unsent.measure_if_due(replica, step)
     assert measured.looks == 11  # 1, 2, 4 ... 1024
@@ -46,7 +43,7 @@ def test_it_looks_seldom(measured: Measured) -> None:
 
 def test_a_look_that_takes_long_is_made_less_often(measured: Measured) -> None:
     measured.cost_s = 0.1
-    unsent, replica = ResidualAge(), cast(Replica, measured)
+    unsent, replica = ResidualAge(measured), cast(Replica, measured)
     unsent.measure_if_due(replica, 1024)
     measured.now_s += 0.99 * 0.1 / MEASURING_SHARE_MAX
     unsent.measure_if_due(replica, 1025)
@@ -57,7 +54,7 @@ def test_a_look_that_takes_long_is_made_less_often(measured: Measured) -> None:
 
 
 def test_mass_is_taken_to_change_evenly(measured: Measured) -> None:
-    unsent, replica = ResidualAge(), cast(Replica, measured)
+    unsent, replica = ResidualAge(measured), cast(Replica, measured)
     unsent.measure(replica, 4)  # from 0 to 2
     unsent.measure(replica, 10)
     measured.mass = 0.0
@@ -66,7 +63,7 @@ def test_mass_is_taken_to_change_evenly(measured: Measured) -> None:
     assert unsent.waited == 4 * 1.0 + 6 * 2.0 + 1 * 1.0
 
 
-def test_a_trainer_tells_what_waited_and_what_left(bench: Any, measured: Measured) -> None:
+def test_a_trainer_tells_what_waited_and_what_left(bench: Any) -> None:
     """Half a tau more in each step, so that every other one sends all; looked at: 1, 2, 4, 6."""
     made: Bench = bench(steps(6), push=TAU / 2)
     made.run()

@@ -215,6 +215,19 @@ def test_horizon(job_of: MakeJob, horizon: str, before: int | None) -> None:
     assert make_trainer_options(job).minibatches_before == before
 
 
+@pytest.mark.flips("SharedTrainingMaster.scaling")
+@pytest.mark.parametrize(
+    ("scaling", "before", "weight"), [(None, 70, 1), ("sequential", 70, 1), ("ddp", None, 1 / 4)]
+)
+def test_a_scaling_rule_sets_whose_momentum_and_which_weight(
+    job_of: MakeJob, scaling: str | None, before: int | None, weight: float
+) -> None:
+    job = job_of(scaling=scaling)
+    job = replace(job, spec=replace(job.spec, minibatches_before=70, workers=4))
+    assert make_trainer_options(job).minibatches_before == before
+    assert make_replica(job, Theta(job.spec.n_params, job.k)).encoder.scale == weight
+
+
 def test_publish_auto_goes_by_the_command(train: Callable[..., Playing]) -> None:
     """Here the last one is always committed."""
     said = train().said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,7 @@ def test_one_field_under_two_names_is_refused() -> None:
         ("publish_every", True, "or 'auto'"),
         ("publish_every", 1.5, "or 'auto'"),
         ("publish_every", None, "or 'auto'"),
+        ("scaling", "linear", "None or one of sequential, ddp"),
         ("aggregation", "average", "one of sum, mean, sqrt"),
         ("max_lead", 0, "at least 1, or 'auto', or None"),
         ("max_staleness", -1, "at least 0 rounds, or 'auto', or None"),
@@ -99,6 +101,33 @@ def test_a_lead_shorter_than_the_publications_is_a_contradiction() -> None:
         SharedTrainingMaster(publish_every=5, max_lead=4)
     assert SharedTrainingMaster(publish_every=5, max_lead=5).max_lead == 5
     assert SharedTrainingMaster(publish_every="auto", max_lead=1).max_lead == 1
+
+
+@pytest.mark.parametrize(
+    ("scaling", "option", "value"),
+    [
+        ("ddp", "horizon", "fit"),
+        ("ddp", "aggregation", "sqrt"),
+        ("sequential", "horizon", "worker"),
+    ],
+)
+def test_a_rule_and_an_option_that_contradicts_it_are_refused(
+    scaling: str, option: str, value: str
+) -> None:
+    given: dict[str, Any] = {"scaling": scaling, option: value}
+    with pytest.raises(UsageError, match=f"{option}='{value}': scaling='{scaling}' means {option}"):
+        SharedTrainingMaster(**given)
+
+
+def test_options_that_agree_with_the_rule_or_stand_alone_are_taken() -> None:
+    ddp = SharedTrainingMaster(scaling="ddp", horizon="worker")
+    assert (ddp.minibatch_horizon, ddp.update_weight) == ("worker", "mean")
+    alone = SharedTrainingMaster(horizon="worker")
+    assert (alone.minibatch_horizon, alone.update_weight) == ("worker", "sum")
+    assert (SharedTrainingMaster().minibatch_horizon, SharedTrainingMaster().update_weight) == (
+        "fit",
+        "sum",
+    )
 
 
 def test_publications_follow_the_link_by_default() -> None:

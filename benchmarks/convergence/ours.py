@@ -1,0 +1,91 @@
+"""Ours in virtual time: a task's fit, played by ``sparkstrom.rehearsal``.
+
+A step takes 1, give or take. A variant's ``latency`` is the time, in steps, from a publication
+until everybody has it; half of it is one link's. With a latency of 0 the others' updates are still
+one round old, k - 1 commits: that many end while a step is under way.
+"""
+
+from __future__ import annotations
+
+import cloudpickle
+import numpy as np
+
+from benchmarks.convergence.settings import Settings
+from benchmarks.convergence.trial import Flat, Outcome, Trial, outcome
+from sparkstrom.encoding.grid import first_exponent
+from sparkstrom.models.torch import TorchModel
+from sparkstrom.planning.scaling import HOP_S
+from sparkstrom.rehearsal.conditions import Conditions, StepTimes
+from sparkstrom.rehearsal.fit import FitPlayer, FitRecipe, Measure
+
+LINK_BITS_S = 1e10  # wide: latency alone delays messages
+
+
+def model_of(trial: Trial, settings: Settings) -> TorchModel:
+    """Return the task's module with its optimizer."""
+    return TorchModel(
+        trial.task.module(trial.seed),
+        trial.task.loss(),
+        trial.optimizer_of(settings.beta2_power(trial.workers)),
+        scheduler=trial.task.scheduler(),
+        clip_norm=settings.clip_norm,
+    )
+
+
+def player_of(trial: Trial, settings: Settings, measure: Measure | None = None) -> FitPlayer:
+    """Return the fit to play; ``measure`` is called at each epoch's end."""
+    model = model_of(trial, settings)
+    initial = model.initial()
+    recipe = FitRecipe(
+        model,
+        cloudpickle.dumps(model),
+        initial,
+        first_exponent(initial),
+        settings.master(trial.seed),
+        trial.epoch_count,
+    )
+    conditions = Conditions(
+        LINK_BITS_S,
+        max(0.0, settings.latency * settings.step_s / 2 - HOP_S),
+        StepTimes(settings.step_s, settings.jitter),
+        seed=trial.seed,
+    )
+    return FitPlayer(recipe, trial.batches(), conditions, measure, points=trial.epoch_count)
+
+
+def deliver(model: TorchModel, parameters: Flat, buffers: bytes) -> None:
+    """Give a model the parameters and buffers that a fit delivers."""
+    model.bind(parameters.copy())
+    if buffers:
+        model.load_buffers_bytes(buffers)
+
+
+def train(trial: Trial, settings: Settings) -> Outcome:
+    """Train, and measure what is delivered."""
+    player = player_of(trial, settings)
+    played = player.run()
+    if played.error:
+        raise RuntimeError(played.error)
+    assert played.replicas_equal, "replicas differ"
+    assert played.parameters is not None
+    model = model_of(trial, settings)
+    deliver(model, played.parameters, played.buffers)
+    replicas = [worker.replica for worker in player.workers]
+    counters = [replica.encoder.counters for replica in replicas]
+    n_params, sent = model.n_params, sum(each.mass_sent for each in counters)
+    steps_s = settings.step_s * played.minibatches / trial.workers
+    return outcome(
+        trial,
+        model.module,
+        bytes_sent=played.update_bytes,
+        bytes_dense=4 * n_params * played.minibatches,
+        figures={
+            "staleness_minibatches": played.staleness,
+            "staleness_rounds": played.staleness / trial.workers,
+            "sent_fraction": played.entries / n_params / max(1, played.publications),
+            "mass_clipped": sum(each.mass_clipped for each in counters) / max(1e-30, sent),
+            "residual_norm": float(np.mean([replica.residual_norm() for replica in replicas])),
+            "publications": played.publications,
+            "time": played.seconds / steps_s,
+        },
+    )

@@ -1,0 +1,97 @@
+"""The command `sparkstrom rehearse`: play a script's fit with k workers before paying for them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.units import parse_count
+
+T = TypeVar("T")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-command ``rehearse`` with its arguments."""
+    parser = subparsers.add_parser(
+        "rehearse",
+        help="play a script's fit with k workers in virtual time: loss, seconds, bytes, best k",
+        description="Runs a script unchanged until it calls fit, plays that fit with each number"
+        " of workers, and ends there: docs/rehearse.md. Options of the script follow after --, as"
+        " in: sparkstrom rehearse --workers 1,4 train.py -- --lr 0.1",
+    )
+    add = parser.add_argument
+    add("script", type=Path, metavar="SCRIPT.py", help="the script that is to be submitted")
+    add("arguments", nargs="*", metavar="ARGUMENT", help="of the script")
+    add("--workers", default="1,4,16", metavar="K,...", help="such as 1,4,16 (%(default)s)")
+    add("--scaling", metavar="RULE,...", help="sequential, ddp or both (default: the script's)")
+    add("--link", default="1gbit", metavar="RATE", help="of each host, each way (%(default)s)")
+    add("--latency", default="1ms", metavar="TIME", help="one way (%(default)s)")
+    add("--step", metavar="TIME", help="of one worker, such as 120ms (default: measured here)")
+    add("--jitter", metavar="SHARE", help="of step times: standard deviation over mean")
+    add("--encode", metavar="TIME", help="to encode an update (default: measured here)")
+    add("--apply", metavar="TIME", help="to apply another worker's update")
+    add("--straggler", metavar="NxSPEED", help="slow workers, such as 1x0.5")
+    add("--kill", default="0", metavar="N", help="workers that die during the fit (%(default)s)")
+    add("--to-loss", metavar="LOSS", help="to reach (default: one process's lowest, and 5 %%)")
+    add("--rows", default="20000", metavar="N", help="of a random sample (%(default)s)")
+    add("--seed", default="0", metavar="N", help="of sample and step times (%(default)s)")
+    add("--save", metavar="PAGE.html", help="write a page with plots")
+    add("--json", action="store_true", help="one JSON document on stdout, with all figures")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Rehearse the script and print the result; return 0.
+
+    Raise UsageError for invalid values, or a script without a fit. What the script prints goes to
+    stderr.
+    """
+    from sparkstrom.rehearsal.rehearse import RehearsalRequest
+    from sparkstrom.rehearsal.script import rehearse_script
+
+    options = _read_options(args)
+    RehearsalRequest.from_options(**options)  # raises before the script begins
+    with contextlib.redirect_stdout(sys.stderr):
+        rehearsal = rehearse_script(args.script, args.arguments, options)
+        if args.save:
+            rehearsal.save(args.save)
+    print(json.dumps(rehearsal.to_dict()) if args.json else rehearsal)
+    return 0
+
+
+def _read_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of ``rehearse`` that were given. Raise UsageError for other numbers."""
+    options: dict[str, Any] = {
+        "workers": _parse("workers", args.workers, _parse_counts),
+        "link": args.link,
+        "latency": args.latency,
+        "kill": _parse("kill", args.kill, parse_count),
+        "rows": _parse("rows", args.rows, parse_count),
+        "seed": _parse("seed", args.seed, parse_count),
+        "jitter": _parse("jitter", args.jitter, float),
+        "to_loss": _parse("to-loss", args.to_loss, float),
+    }
+    texts = {name: getattr(args, name) for name in ("step", "encode", "apply", "straggler")}
+    options |= texts | {"scaling": args.scaling or ()}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _parse(flag: str, text: str | None, parse: Callable[[str], T]) -> T | None:
+    """Return ``parse(text)``, or None for None; raise UsageError with the flag for ValueError."""
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        raise UsageError(f"--{flag} {text!r}: {error}") from None
+
+
+def _parse_counts(text: str) -> tuple[int, ...]:
+    """Parse numbers of workers, such as 1,4,16. Raise ValueError for anything else."""
+    try:
+        return tuple(parse_count(number) for number in text.split(","))
+    except ValueError:
+        raise ValueError("write numbers of workers with commas, such as 1,4,16") from None

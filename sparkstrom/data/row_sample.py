@@ -1,0 +1,107 @@
+"""Draw a random sample of rows from blocks of which only the sample is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.data.row_blocks import Block, BlockReader
+
+
+class SampledBlock(NamedTuple):
+    """Rows of one block that a sample may contain."""
+
+    block: Block
+    keys: NDArray[np.float64]  # random; the sample has the rows with the smallest keys
+
+
+class RowSample(NamedTuple):
+    """A random sample of rows."""
+
+    blocks: list[Block]
+    rows: int
+    total: int  # rows of the data
+
+
+class RowSampler:
+    """Draws a sample from the blocks that are added.
+
+    Args:
+        rows: Size of the sample; all rows if there are fewer.
+        seed: Seed of the choice.
+        source: Number of the part of the data, such as a partition.
+    """
+
+    def __init__(self, rows: int, seed: int, source: int = 0) -> None:
+        self._rows, self._rng = rows, np.random.default_rng((seed, source))
+        self._kept: list[SampledBlock] = []
+        self._count = self.total = 0
+
+    def add(self, block: Block) -> None:
+        """Draw rows of a block."""
+        self.merge([SampledBlock(block, self._rng.random(len(block.records)))], len(block.records))
+
+    def merge(self, sampled: Iterable[SampledBlock], total: int) -> None:
+        """Add the sample of a part of the data, which has ``total`` rows."""
+        self._kept += sampled
+        self.total += total
+        self._count = sum(len(each.keys) for each in self._kept)
+        if self._count > 2 * self._rows:
+            self._shrink()
+
+    def take(self) -> list[SampledBlock]:
+        """Return the sampled rows in the order of the data."""
+        self._shrink()
+        return self._kept
+
+    def finish(self) -> RowSample:
+        """Return the sample. Raise UsageError if the data have no rows."""
+        blocks = [each.block for each in self.take() if len(each.block.records)]
+        if not blocks:
+            raise UsageError("the data have no rows to rehearse with: give data that are not empty")
+        return RowSample(blocks, sum(len(block.records) for block in blocks), self.total)
+
+    def _shrink(self) -> None:
+        """Drop the rows that are not in the sample of what has been added so far."""
+        if sum(len(each.keys) for each in self._kept) <= self._rows:
+            return
+        keys = np.concatenate([each.keys for each in self._kept])
+        limit = np.partition(keys, self._rows - 1)[self._rows - 1]
+        self._kept = [_select(each, each.keys <= limit) for each in self._kept]
+
+
+def _select(sampled: SampledBlock, chosen: NDArray[np.bool_]) -> SampledBlock:
+    """Return the chosen rows."""
+    block = sampled.block
+    rows = block._replace(records=block.records[chosen].copy(), numbers=block.numbers[chosen])
+    return SampledBlock(rows, sampled.keys[chosen])
+
+
+def sample_blocks(blocks: Iterable[Block], rows: int, seed: int) -> RowSample:
+    """Return a random sample of ``rows`` rows. Raise UsageError if there are none."""
+    sampler = RowSampler(rows, seed)
+    for block in blocks:
+        sampler.add(block)
+    return sampler.finish()
+
+
+def sample_partition(
+    blocks: BlockReader, rows: int, seed: int, source: int, elements: Iterable[object]
+) -> Iterator[tuple[list[SampledBlock], int]]:
+    """Yield the sample of one source partition, and the number of its rows; runs on an executor.
+
+    Args:
+        blocks: converts the partition's elements to blocks.
+        rows: size of the sample.
+        seed: seed of the choice.
+        source: number of the partition.
+        elements: its elements.
+    """
+    sampler = RowSampler(rows, seed, source)
+    for block in blocks(source, elements):
+        sampler.add(block)
+    yield sampler.take(), sampler.total

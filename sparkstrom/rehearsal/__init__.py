@@ -1,0 +1,1 @@
+"""Rehearsals: play a fit with k workers in virtual time, with the user's own model and rows."""

@@ -1,0 +1,167 @@
+"""One process, and DistributedDataParallel, with the model and the rows of a rehearsed fit.
+
+A step of DDP with k ranks averages the gradients of k minibatches. That is the gradient of one
+minibatch of all their rows, so one process computes the same step for every kind of model. Its
+BatchNorm sees the rows of all ranks at once, as SyncBatchNorm does. Its time follows from the
+formula of a dense ring all-reduce (``planning.scaling``).
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from sparkstrom.data.row_store import Batches
+from sparkstrom.encoding.grid import round_to_grid
+from sparkstrom.models.base import (
+    Batch,
+    Buffered,
+    Columns,
+    EpochAware,
+    FitLength,
+    FitLengthAware,
+    FlatModel,
+    Paced,
+)
+from sparkstrom.planning.scaling import ScalingInputs, predict_ring_allreduce
+from sparkstrom.rehearsal.conditions import Conditions
+from sparkstrom.rehearsal.fit import POINTS, CurvePoint, FitRecipe, Measure, PlayedFit
+from sparkstrom.runtime.optimizer_states import decode_optimizer_state
+from sparkstrom.worker.task_environment import TaskEnvironment, place_model
+
+DENSITY = 1e-3  # without effect on the all-reduce, which is dense
+
+
+def train_synchronously(
+    recipe: FitRecipe,
+    ranks: Sequence[Batches],
+    conditions: Conditions,
+    measure: Measure | None = None,
+) -> PlayedFit:
+    """Train with the minibatches of all ranks in each step; with one rank that is one process.
+
+    Args:
+        recipe: The fit.
+        ranks: Each rank's minibatches.
+        conditions: The cluster, for the time of a step.
+        measure: Measures parameters for the curves.
+
+    Raises:
+        TrainingError: The model raises it; a loss that is not finite ends training instead.
+    """
+    played = PlayedFit(len(ranks), replicas_equal=True)
+    model, parameters = _open_model(recipe)
+    rounds = max(each.batches_per_epoch for each in ranks)
+    total, step_s = rounds * recipe.epochs, synchronous_step_s(recipe, len(ranks), conditions)
+    if isinstance(model, FitLengthAware):
+        model.set_fit_length(
+            FitLength(recipe.epochs, total, recipe.first_epoch, recipe.minibatches_before)
+        )
+    losses: list[float] = []
+
+    def record_point() -> None:
+        """Measure the present parameters."""
+        if measure is not None:
+            buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
+            measures = measure(parameters.copy(), buffers)
+            played.points.append(CurvePoint(played.seconds, played.examples, measures))
+
+    record_point()
+    for done in range(total):
+        epoch, index = divmod(done, rounds)
+        batches = [each.get(epoch, index) for each in ranks if index < each.batches_per_epoch]
+        if isinstance(model, Paced):
+            steps = recipe.minibatches_before + done
+            model.keep_pace(1, steps, steps)
+        if isinstance(model, EpochAware):
+            model.set_position(recipe.first_epoch + epoch, index, rounds)
+        batch = join_batches(batches)
+        losses.append(model.step(batch))
+        if not math.isfinite(losses[-1]):
+            played.error = f"the loss is {losses[-1]}"
+            break
+        played.minibatches += len(batches)
+        played.examples += batch.rows
+        played.seconds += step_s
+        if done * POINTS // total < (done + 1) * POINTS // total:
+            record_point()
+    played.training_loss = float(np.mean(losses[-max(1, len(losses) // POINTS) :]))
+    played.update_bytes = 4 * model.n_params * played.minibatches if len(ranks) > 1 else 0
+    played.parameters = parameters
+    played.buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
+    return played
+
+
+def synchronous_step_s(recipe: FitRecipe, workers: int, conditions: Conditions) -> float:
+    """Return the seconds of one step of all ranks, the slowest of which sets the pace."""
+    return predict_ring_allreduce(ring_inputs(recipe, workers, conditions), workers).step_s
+
+
+def ring_bits_s(recipe: FitRecipe, workers: int, conditions: Conditions) -> float:
+    """Return the mean bits per second that each rank sends in a ring all-reduce."""
+    pace = predict_ring_allreduce(ring_inputs(recipe, workers, conditions), workers)
+    return 8 * pace.worker_sent / pace.step_s
+
+
+def ring_inputs(recipe: FitRecipe, workers: int, conditions: Conditions) -> ScalingInputs:
+    """Return the inputs of the formula for these conditions."""
+    conditions = conditions.for_workers(workers)
+    slowest = min(conditions.speed(rank, workers) for rank in range(workers))
+    return ScalingInputs(
+        n_params=recipe.model.n_params,
+        step_s=conditions.times.step_s / slowest,
+        density=DENSITY,
+        link_bits_s=conditions.link_bits_s,
+        latency_s=conditions.latency_s,
+        spread=conditions.times.jitter,
+    )
+
+
+def _open_model(recipe: FitRecipe) -> tuple[FlatModel, np.ndarray]:
+    """Return a model of its own, bound to the parameters with which the fit starts, and these."""
+    model: FlatModel = pickle.loads(recipe.packed)
+    environment = TaskEnvironment(0, 0, "host", "executor", Path(tempfile.gettempdir()))
+    place_model(replace(recipe.job(1), model=model), environment)
+    parameters = round_to_grid(recipe.parameters, recipe.k)
+    model.bind(parameters)
+    if isinstance(model, Buffered) and isinstance(recipe.model, Buffered):
+        buffers = recipe.model.buffers_bytes()
+        if buffers:
+            model.load_buffers_bytes(buffers)
+    if recipe.optimizer_state:
+        model.load_updater_state(decode_optimizer_state(recipe.optimizer_state))
+    return model, parameters
+
+
+def join_batches(batches: Sequence[Batch]) -> Batch:
+    """Return one minibatch with the rows of all."""
+    if len(batches) == 1:
+        return batches[0]
+    weights = [each.weights for each in batches if each.weights is not None]
+    return Batch(
+        _join_columns([each.features for each in batches]),
+        _join_columns([each.labels for each in batches]),
+        np.concatenate(weights) if weights else None,
+    )
+
+
+def _join_columns(parts: Sequence[Columns]) -> Columns:
+    """Concatenate columns row by row."""
+    first = parts[0]
+    if isinstance(first, np.ndarray):
+        return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
+    if isinstance(first, dict):
+        return {
+            name: np.concatenate([part[name] for part in parts if isinstance(part, dict)])
+            for name in first
+        }
+    return tuple(
+        np.concatenate([part[i] for part in parts if isinstance(part, tuple)])
+        for i in range(len(first))
+    )

@@ -1,0 +1,65 @@
+"""The conditions of a rehearsed fit: links, times of a step, slow workers and deaths."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from sparkstrom.options.common import require, require_seconds, require_whole
+
+RESTART_S = 5.0  # until Spark has started a lost task again and its Python worker has imported
+WORKERS_MAX = 4096  # more do not fit into one process
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The processor time that a worker needs, in seconds."""
+
+    step_s: float  # mean time of a training step, without sharing
+    jitter: float = 0.0  # standard deviation of a step's time, relative to its mean
+    encode_s: float = 0.0  # to encode an update
+    apply_s: float = 0.0  # to add another worker's update
+
+    def __post_init__(self) -> None:
+        require_seconds("step", self.step_s)
+        require(0 <= self.jitter < 1, "jitter", self.jitter, "must be from 0 to below 1")
+        for name, value in (("encode", self.encode_s), ("apply", self.apply_s)):
+            require(0 <= value < math.inf, name, value, "must be 0 or more seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The cluster on which a fit is rehearsed.
+
+    Raises UsageError for impossible numbers.
+    """
+
+    link_bits_s: float  # bit rate of each host's link, each way
+    latency_s: float  # one way
+    times: StepTimes
+    stragglers: int = 0  # number of slow workers, the last ones
+    straggler_speed: float = 1.0  # of a slow worker, relative to the others
+    kills: int = 0  # workers that die, evenly spread over the fit; Spark starts each again
+    restart_s: float = RESTART_S
+    seed: int = 0  # of step times and of the workers that die
+
+    def __post_init__(self) -> None:
+        require(self.link_bits_s > 0, "link", self.link_bits_s, "must be above 0 bits per second")
+        require(
+            0 <= self.latency_s < math.inf, "latency", self.latency_s, "must be 0 or more seconds"
+        )
+        require_whole("stragglers", self.stragglers, 0)
+        speed, reason = self.straggler_speed, "must be above 0 and at most 1, such as 0.5"
+        require(0 < speed <= 1, "straggler", speed, reason)
+        require_whole("kill", self.kills, 0)
+        require_seconds("restart", self.restart_s)
+        require_whole("seed", self.seed, 0)
+
+    def speed(self, partition: int, workers: int) -> float:
+        """Return a worker's speed relative to the others."""
+        return self.straggler_speed if partition >= workers - self.stragglers else 1.0
+
+    def for_workers(self, workers: int) -> Conditions:
+        """Return the conditions of one number of workers: at least one of them is not slow."""
+        slow = min(self.stragglers, workers - 1)
+        return replace(self, stragglers=slow, kills=self.kills if workers > 1 else 0)

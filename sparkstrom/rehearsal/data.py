@@ -1,0 +1,90 @@
+"""The sampled rows of a rehearsal as minibatches for any number of workers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.data.row_blocks import Block, check_block, distribute_rows
+from sparkstrom.data.row_sample import RowSample
+from sparkstrom.data.row_store import Batches
+from sparkstrom.models.base import Batch
+from sparkstrom.models.output_interpretation import select_rows
+from sparkstrom.rehearsal.fit import FitRecipe
+from sparkstrom.worker.task_environment import TaskEnvironment, load_batches
+
+EVALUATION_ROWS_MAX = 4_000  # a point of a curve should cost less than the training in between
+
+
+@dataclass(frozen=True, slots=True)
+class SampledData:
+    """A sample of rows, distributed to workers as in a fit."""
+
+    recipe: FitRecipe
+    sample: RowSample
+
+    def partitions(self, workers: int) -> list[Batches]:
+        """Return each worker's minibatches.
+
+        Raise UsageError for a row that the model rejects, or more workers than rows.
+        """
+        if workers > self.sample.rows:
+            raise UsageError(
+                f"workers={workers}: the sample has {self.sample.rows} rows, and each worker needs"
+                " one; rehearse fewer workers or more rows"
+            )
+        dealt: list[list[Block]] = [[] for _ in range(workers)]
+        seed = self.recipe.master.rng_seed
+        for worker, share in distribute_rows(_iterate, workers, seed, 0, self.sample.blocks):
+            if share.block is not None and len(share.block.records):
+                dealt[worker].append(share.block)
+        job = self.recipe.job(workers)
+        return [
+            load_batches(job, _environment(partition), iter(blocks))
+            for partition, blocks in enumerate(dealt)
+        ]
+
+    def check(self) -> None:
+        """Raise UsageError that names the first row which the model rejects."""
+        for block in self.sample.blocks:
+            check_block(self.recipe.model, block)
+
+    def evaluation_batches(self) -> tuple[list[Batch], bool]:
+        """Return minibatches to measure parameters with, and whether they are held-out rows.
+
+        Without held-out rows they are training rows.
+        """
+        whole = self.partitions(1)[0]
+        held = whole.held_out
+        source: Iterator[Batch] = iter(held)
+        if not held.rows:
+            source = (whole.get(0, index) for index in range(whole.batches_per_epoch))
+        batches, rows = [], 0
+        for batch in source:
+            batches.append(select_batch(batch, EVALUATION_ROWS_MAX - rows))
+            rows += batches[-1].rows
+            if rows >= EVALUATION_ROWS_MAX:
+                break
+        return batches, held.rows > 0
+
+
+def select_batch(batch: Batch, rows: int) -> Batch:
+    """Return the first ``rows`` rows of a minibatch."""
+    if batch.rows <= rows:
+        return batch
+    first = slice(rows)
+    weights = None if batch.weights is None else batch.weights[first]
+    return Batch(select_rows(batch.features, first), select_rows(batch.labels, first), weights)
+
+
+def _iterate(source: int, blocks: Iterable[object]) -> Iterator[Block]:
+    """Return an iterator over blocks, as ``distribute_rows`` requires."""
+    return (block for block in blocks if isinstance(block, Block))
+
+
+def _environment(partition: int) -> TaskEnvironment:
+    """Return the environment of a worker's task."""
+    return TaskEnvironment(partition, 0, "host", "executor", Path(tempfile.gettempdir()))

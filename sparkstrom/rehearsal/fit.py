@@ -1,0 +1,427 @@
+"""One fit with k workers, played in virtual time.
+
+The machines of the protocol, the training loop, replicas, encoders and models are those of a real
+fit; links, hosts, threads and Spark are virtual. A run depends on its arguments alone: the same
+arguments give the same bits on every run on one machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from sparkstrom.base.errors import SparkstromError, TrainingError
+from sparkstrom.base.identity import MASTER, Endpoint, NodeId
+from sparkstrom.base.version import __version__
+from sparkstrom.codec.messages import BUFFERS, Address, Phase
+from sparkstrom.data.row_store import Batches
+from sparkstrom.fit.master_setup import make_master_limits, make_master_plan
+from sparkstrom.models.base import Buffered, Flat, FlatModel
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.master.master import Master
+from sparkstrom.rehearsal.conditions import Conditions
+from sparkstrom.rehearsal.links import Edge, VirtualNetwork
+from sparkstrom.rehearsal.worker import CYCLE_S, MASTER_ADDRESS, RehearsedWorker
+from sparkstrom.runtime.fit_state import error_from_abort
+from sparkstrom.runtime.message_endpoint import FAST_POLL_S, MergeCache
+from sparkstrom.runtime.theta import Theta, snapshot_chunk_count
+from sparkstrom.simulation.timeline import Timeline
+from sparkstrom.worker.task_environment import TaskEnvironment
+from sparkstrom.worker.training_job import (
+    PackedParameters,
+    TrainingJob,
+    make_initial_theta,
+    pack_parameters,
+)
+
+TICK_S_MIN, TICK_S_MAX = 0.02, 0.5  # interval of duty cycles without events; a share of a step
+POINTS = 20  # of the curves of one run
+DRIVER_HOST = "driver"
+FIRST_ATTEMPT = 100
+
+# (parameters f32[n_params], buffers) -> metrics by name
+Measure = Callable[[Flat, bytes], dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class FitRecipe:
+    """A fit without its number of workers: model, parameters, options and length."""
+
+    model: FlatModel
+    packed: bytes  # the pickled model; each worker unpickles its own
+    parameters: Flat  # f32[n_params]
+    k: int  # parameters are multiples of 2^-k
+    master: SharedTrainingMaster
+    epochs: int
+    fraction: float = 0.0  # of the rows is held out
+    first_epoch: int = 0  # epochs of earlier fits
+    minibatches_before: int = 0  # in earlier fits whose optimizer state goes on
+    optimizer_state: bytes = b""  # with which each worker starts; b"": fresh
+
+    def theta(self) -> Theta:
+        """Return a replica of the initial parameters."""
+        multipliers = self.master.layer_multipliers or {}
+        return make_initial_theta(self.model, self.parameters, self.k, multipliers)
+
+    def job(self, workers: int) -> TrainingJob:
+        """Return what each worker of a fit receives."""
+        master = replace(self.master, debug_longer_iterations=0, checkpoint_directory=None)
+        spec = FitSpec(
+            workers=workers,
+            epochs=self.epochs,
+            n_params=self.model.n_params,
+            version=__version__,
+            first_epoch=self.first_epoch,
+            minibatches_before=self.minibatches_before,
+            fraction=self.fraction,
+        )
+        theta = self.theta()
+        initial = InitialParameters(pack_parameters(theta, self.optimizer_state))
+        endpoint = Endpoint(MASTER_ADDRESS.host, MASTER_ADDRESS.port)
+        return TrainingJob(
+            spec=spec,
+            key=b"",
+            model=self.model,
+            master=master,
+            k=theta.k,
+            layers=theta.layers,
+            endpoint=endpoint,
+            join_stream=MASTER_ADDRESS.control_stream,
+            network="rehearsal",
+            initial=initial,
+            keep_residuals=False,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InitialParameters:
+    """Packed initial parameters, with the interface of a broadcast variable."""
+
+    value: PackedParameters
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """The measures of the shared parameters at one moment of training."""
+
+    seconds: float  # virtual, of training
+    examples: int  # trained by all workers
+    measures: dict[str, float]  # "loss", and "accuracy" where there are classes
+    update_bytes: int = 0  # published so far, each update once
+
+
+@dataclass(slots=True)
+class PlayedFit:
+    """What a played fit came to."""
+
+    workers: int
+    points: list[CurvePoint] = field(default_factory=list)
+    seconds: float = 0.0  # virtual, from the first step to the last commit
+    minibatches: int = 0
+    examples: int = 0
+    training_loss: float = math.nan  # mean over the minibatches of the last twentieth
+    staleness: float = 0.0  # mean, in minibatches of other workers
+    update_bytes: int = 0  # of all publications, each counted once
+    publications: int = 0
+    entries: int = 0  # of all publications
+    link_bytes: dict[str, tuple[float, float]] = field(default_factory=dict)  # host: sent, received
+    bytes_by_kind: dict[str, int] = field(default_factory=dict)
+    deaths: int = 0
+    replicas_equal: bool = False
+    digest: str = ""  # of the delivered parameters
+    error: str = ""  # why training ended early, such as a loss that is not finite
+    parameters: Flat | None = None  # delivered, f32[n_params]
+    buffers: bytes = b""
+
+
+class FitPlayer:
+    """Plays one fit, by ``run``.
+
+    Args:
+        recipe: The fit.
+        partitions: The minibatches of each worker.
+        conditions: The cluster.
+        measure: Measures parameters for the curves; None: no curves.
+        points: Number of points of a curve, evenly spaced, beside the first one.
+    """
+
+    def __init__(
+        self,
+        recipe: FitRecipe,
+        partitions: list[Batches],
+        conditions: Conditions,
+        measure: Measure | None = None,
+        points: int = POINTS,
+    ) -> None:
+        workers = len(partitions)
+        self._recipe, self._partitions = recipe, partitions
+        self._conditions = conditions.for_workers(workers)
+        self._measure, self._points = measure, points
+        self._job = job = recipe.job(workers)
+        self._time = time = Timeline(conditions.seed)
+        self._network = VirtualNetwork(time, conditions.link_bits_s, conditions.latency_s)
+        self.theta = recipe.theta()
+        self.played = PlayedFit(workers)
+        self._losses: list[tuple[int, float]] = []  # rows and mean loss of each minibatch
+        self._attempts = itertools.count(FIRST_ATTEMPT)
+        tick_s = min(max(TICK_S_MIN, conditions.times.step_s / 2), TICK_S_MAX)
+        self._tick_interval_s = min(tick_s, job.master.void.lease_s / 8)
+        self._master = MasterEndpoint(self, self._network, time, self._tick_interval_s)
+        self._workers: list[RehearsedWorker] = []
+        self._total = sum(each.batches_per_epoch for each in partitions) * recipe.epochs
+        self._committed = 0
+        self._rows_per_batch = sum(each.rows for each in partitions) / max(
+            1, sum(each.batches_per_epoch for each in partitions)
+        )
+        self._kill_moments = [
+            self._total * (i + 1) // (self._conditions.kills + 1)
+            for i in range(self._conditions.kills)
+        ]
+
+    @property
+    def job(self) -> TrainingJob:
+        """What each worker receives."""
+        return self._job
+
+    @property
+    def workers(self) -> list[RehearsedWorker]:
+        """All attempts so far, in the order of their starts."""
+        return self._workers
+
+    def run(self) -> PlayedFit:
+        """Play the fit to its end.
+
+        What would make a real fit fail, such as a loss that is not finite, ends it early, with the
+        reason in ``error``.
+        """
+        played = self.played
+        self._record_point()
+        self._master.start()
+        for partition in range(played.workers):
+            self._start(partition)
+        try:
+            if not self._time.run(math.inf):
+                raise TrainingError("the rehearsed fit stands still: nothing is left to happen")
+        except SparkstromError as error:
+            played.error = str(error)
+        self._take_figures()
+        return played
+
+    def _start(self, partition: int) -> None:
+        """Start an attempt at a partition, each on a host of its own."""
+        worker = RehearsedWorker(
+            self._job,
+            self._recipe.packed,
+            TaskEnvironment(
+                partition,
+                next(self._attempts),
+                f"worker {partition}",
+                "executor",
+                Path(tempfile.gettempdir()),
+            ),
+            self._partitions[partition],
+            network=self._network,
+            time=self._time,
+            conditions=self._conditions,
+            observer=self,
+            tick_s=self._tick_interval_s,
+        )
+        self._workers.append(worker)
+        worker.start()
+
+    def on_step(self, rows: int, loss: float) -> None:
+        """Record a trained minibatch."""
+        self._losses.append((rows, loss))
+
+    def on_end(self, worker: RehearsedWorker) -> None:
+        """End the run with the last worker."""
+        self._time.over = not any(each.alive for each in self._workers)
+
+    def on_commit(self, minibatches: int) -> None:
+        """Record a curve's point, and kill a worker, if it is due at this many minibatches."""
+        if minibatches == self._committed:
+            return
+        before, self._committed = self._committed, minibatches
+        if before * self._points // self._total < minibatches * self._points // self._total:
+            self._record_point()
+        if self._kill_moments and minibatches >= self._kill_moments[0]:
+            del self._kill_moments[0]
+            self._time.after(0.0, self._kill)
+
+    def _kill(self) -> None:
+        """Kill a worker that trains; Spark starts its task again later."""
+        alive = [each for each in self._workers if each.alive]
+        if self._master.phase is not Phase.RUNNING or len(alive) < 2:
+            return
+        victim = self._time.rng.choice(alive)
+        victim.kill()
+        self.played.deaths += 1
+        self._time.after(self._conditions.restart_s, self._start_again, victim.partition)
+
+    def _start_again(self, partition: int) -> None:
+        """Start a killed worker's task again, unless the fit is over."""
+        if self._master.phase in (Phase.GATHERING, Phase.RUNNING):
+            self._start(partition)
+
+    def _record_point(self) -> None:
+        """Measure the driver's replica."""
+        if self._measure is None:
+            return
+        began_s = self._master.began_s(Phase.RUNNING)
+        seconds = self._time.now_s - began_s if self._committed else 0.0
+        examples = round(self._committed * self._rows_per_batch)
+        measures = self._measure(self.theta.to_host(), self._present_buffers())
+        sent = sum(each.replica.encoder.counters.payload_bytes for each in self._workers)
+        self.played.points.append(CurvePoint(seconds, examples, measures, sent))
+
+    def _present_buffers(self) -> bytes:
+        """Return the average of the live workers' buffers; those of the start without workers."""
+        models = [each.replica.model for each in self._workers if each.alive]
+        reports = [model.buffers_bytes() for model in models if isinstance(model, Buffered)]
+        model = self._recipe.model
+        if reports and reports[0] and isinstance(model, Buffered):
+            return model.average_buffers(reports)
+        return self.theta.buffers
+
+    def _take_figures(self) -> None:
+        """Complete the figures at the end of the run."""
+        played, master = self.played, self._master
+        counters = [each.replica.encoder.counters for each in self._workers]
+        played.seconds = master.training_seconds()
+        played.minibatches = self._committed
+        played.examples = round(self._committed * self._rows_per_batch)
+        recent = self._losses[-max(1, len(self._losses) // POINTS) :]
+        if rows := sum(count for count, _ in recent):
+            played.training_loss = sum(count * loss for count, loss in recent) / rows
+        played.staleness = master.machine.order.staleness.mean
+        played.update_bytes = sum(each.payload_bytes for each in counters)
+        played.publications = sum(each.publications for each in counters)
+        played.entries = sum(each.hits for each in counters)
+        hosts = self._network.hosts.values()
+        played.link_bytes = {each.name: (each.sent_bytes, each.received_bytes) for each in hosts}
+        played.bytes_by_kind = dict(sum((each.by_kind for each in hosts), Counter[str]()))
+        digests = {*master.machine.phases.digests.values(), master.machine.phases.own_digest}
+        played.replicas_equal = master.phase is Phase.DONE and len(digests) == 1
+        played.digest = self.theta.digest()
+        played.parameters, played.buffers = self.theta.to_host(), self.theta.buffers
+
+
+class MasterEndpoint:
+    """The production controller of a played fit, in virtual time."""
+
+    name = MASTER_ADDRESS.host
+    node = MASTER
+    alive = True
+
+    def __init__(
+        self, player: FitPlayer, network: VirtualNetwork, time: Timeline, tick_s: float
+    ) -> None:
+        job, theta = player.job, player.theta
+        self.host, self.edges = network.host(DRIVER_HOST), dict[NodeId, Edge]()
+        self._player, self._network, self._time = player, network, time
+        self._tick_interval_s, self._tick_turn, self._next_tick_s = tick_s, 0, 0.0
+        self._theta, self._sums = theta, MergeCache(theta.merge)
+        plan = make_master_plan(job.spec, theta, job.model, job.master.void.max_chunk_size, {})
+        self.machine = Master(
+            plan.spec,
+            chunks=snapshot_chunk_count(theta.n_params),
+            endpoint=job.endpoint,
+            limits=make_master_limits(job.master, job.spec.workers, theta.n_params),
+            now_s=time.now_s,
+            kept={},
+            average=plan.average,
+        )
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the fit."""
+        return self.machine.phases.phase
+
+    def began_s(self, phase: Phase) -> float:
+        """Return when a phase began; now if it has not."""
+        return self.machine.phases.began_s.get(phase, self._time.now_s)
+
+    def training_seconds(self) -> float:
+        """Return the virtual seconds between the start of training and the last minibatch."""
+        return self.began_s(Phase.DRAINING) - self.began_s(Phase.RUNNING)
+
+    def start(self) -> None:
+        """Begin to run duty cycles."""
+        self._network.add(self)
+        self._schedule_tick(self._tick_interval_s)
+
+    def handle(self, event: ev.Event) -> None:
+        """Pass an event to the protocol's master and perform the effects."""
+        ev.perform_all(self.machine.step(event, self._time.now_s), self._perform)
+        self._player.on_commit(self.machine.partitions.minibatches)
+        is_tick = isinstance(event, ev.Tick)
+        if not is_tick or self.machine.children.needs_fast_tick:
+            self._tick_within(FAST_POLL_S if is_tick else CYCLE_S)
+
+    def _tick_within(self, delay_s: float) -> None:
+        """Run a duty cycle no later than after this time."""
+        if self._next_tick_s > self._time.now_s + delay_s:
+            self._schedule_tick(delay_s)
+
+    def _schedule_tick(self, delay_s: float) -> None:
+        """Schedule the next duty cycle in place of any other."""
+        self._tick_turn += 1
+        self._next_tick_s = self._time.now_s + delay_s
+        self._time.at(self._next_tick_s, self._tick, self._tick_turn)
+
+    def _tick(self, turn: int) -> None:
+        """Run a duty cycle."""
+        if turn != self._tick_turn:
+            return
+        self._next_tick_s = self._time.now_s + self._tick_interval_s
+        self.handle(ev.Tick())
+        self._sums.clear()
+        if turn == self._tick_turn:
+            self._schedule_tick(self._tick_interval_s)
+
+    def _perform(self, effect: ev.Effect) -> None:
+        """Perform one effect, as ``runtime.master_thread`` does. Raise the error of an abort."""
+        theta = self._theta
+        match effect:
+            case ev.Send(to=to, message=message):
+                self._network.send(self, to, message)
+            case ev.ApplyCommit(update=update):
+                if update.payload.form == BUFFERS:
+                    theta.buffers = update.payload.data
+                else:
+                    theta.add(theta.read(update.payload))
+                theta.commit = update.commit
+            case ev.SendChunk(to=to, index=index):
+                self._network.send(self, to, theta.chunk(index))
+            case ev.SendMerged(to=to):
+                self._network.send(self, to, self._sums.merge(effect))
+            case ev.SendToProcess(address=address):
+                self._send_direct(address, effect)
+            case ev.OpenEdge():
+                self._network.open(self, effect)
+            case ev.CloseEdge(node=node):
+                self._network.close(self, node)
+            case ev.HashReplica(commit=commit):
+                hashed = ev.ReplicaHashed(commit, theta.digest(), None)
+                self._time.after(0.0, self.handle, hashed)
+            case ev.Abort():
+                raise error_from_abort(effect)
+            case ev.OptimizerCopied() | ev.ReportCounters() | ev.Note() | ev.ShowWorkerLog():
+                pass
+            case ev.Complete():
+                pass  # the run ends with the last worker
+            case _:
+                raise AssertionError(f"a master cannot want {effect}")
+
+    def _send_direct(self, address: Address, effect: ev.SendToProcess) -> None:
+        """Send a message to the process that has this address."""
+        target = self._network.endpoint(address.host)
+        assert isinstance(target, RehearsedWorker), "the master sends nothing to itself"
+        self._network.send_direct(self, address, effect.message, lambda: target.accepts(effect))

@@ -1,0 +1,395 @@
+"""Rehearse a fit: play it with each number of workers, beside one process and DDP."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import pickle
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sparkstrom.base.errors import SparkstromError, UsageError
+from sparkstrom.base.option_types import is_real, shown
+from sparkstrom.base.units import parse_duration, parse_rate
+from sparkstrom.data.row_sample import RowSample
+from sparkstrom.encoding.backends import warm_up
+from sparkstrom.encoding.grid import first_exponent, next_exponent
+from sparkstrom.fit.network_state import NetworkStateHolder
+from sparkstrom.fit.trained_network import preserve_process_state
+from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel, Measured
+from sparkstrom.models.output_interpretation import VALUES, get_output_kind, measure_batch
+from sparkstrom.observe.early_stopping import ACCURACY, LOSS
+from sparkstrom.options.common import require, require_whole, unknown_option_message
+from sparkstrom.options.gradient_sharing import SCALINGS, SharedTrainingMaster
+from sparkstrom.rehearsal.baselines import ring_bits_s, train_synchronously
+from sparkstrom.rehearsal.conditions import WORKERS_MAX, Conditions, StepTimes
+from sparkstrom.rehearsal.data import SampledData
+from sparkstrom.rehearsal.fit import FitPlayer, FitRecipe, Measure, PlayedFit
+from sparkstrom.rehearsal.measurement import estimate_times, measure_times
+from sparkstrom.rehearsal.result import (
+    ALL_REDUCE,
+    ONE_PROCESS,
+    OURS,
+    Rehearsal,
+    RehearsedRun,
+    make_run,
+)
+
+DEFAULT_WORKERS = (1, 4, 16)
+DEFAULT_LINK, DEFAULT_LATENCY = "1gbit", "1ms"
+DEFAULT_ROWS = 20_000
+TARGET_MARGIN = 0.05  # the default target is one process's lowest loss and this share of it
+STRAGGLERS = re.compile(r"(\d+)x(\d*\.?\d+)")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsalRequest:
+    """The checked arguments of a rehearsal, without the fit's own."""
+
+    workers: tuple[int, ...] = DEFAULT_WORKERS  # ascending
+    link_bits_s: float = 1e9
+    latency_s: float = 1e-3
+    step_s: float | None = None  # None: measured
+    jitter: float | None = None  # None: measured, or 0 for a given step
+    encode_s: float | None = None  # None: measured, or estimated for a given step
+    apply_s: float | None = None
+    stragglers: int = 0
+    straggler_speed: float = 1.0
+    kills: int = 0
+    scaling: tuple[str, ...] = ()  # rules; (): the network's own options
+    rows: int = DEFAULT_ROWS
+    seed: int = 0
+    to_loss: float | None = None
+
+    @classmethod
+    def from_options(cls, **options: Any) -> RehearsalRequest:
+        """Return the request for options by name. Raise UsageError for an unknown name, too."""
+        known = list(inspect.signature(cls.parse).parameters)
+        for name in options:
+            if name not in known:
+                raise UsageError(unknown_option_message("rehearse", name, known, {}, {}))
+        return cls.parse(**options)
+
+    @classmethod
+    def parse(
+        cls,
+        *,
+        workers: int | Sequence[int] = DEFAULT_WORKERS,
+        link: str | float = DEFAULT_LINK,
+        latency: str | float = DEFAULT_LATENCY,
+        step: str | float | None = None,
+        jitter: float | None = None,
+        encode: str | float | None = None,
+        apply: str | float | None = None,
+        straggler: str | None = None,
+        kill: int = 0,
+        scaling: str | Sequence[str] = (),
+        rows: int = DEFAULT_ROWS,
+        seed: int = 0,
+        to_loss: float | None = None,
+    ) -> RehearsalRequest:
+        """Return the request for the arguments of ``rehearse``, which ``help`` explains.
+
+        Raise UsageError that names an invalid argument, its value, the reason and a remedy.
+        """
+        numbers = [workers] if isinstance(workers, int) else workers
+        require(
+            isinstance(numbers, list | tuple | range) and len(numbers) > 0,
+            "workers",
+            workers,
+            "must be numbers of workers, such as (1, 4, 16)",
+        )
+        for count in numbers:
+            require_whole("workers", count, 1)
+            reason = f"at most {WORKERS_MAX:,} replicas fit into one process"
+            require(count <= WORKERS_MAX, "workers", count, reason)
+        rules = tuple(scaling.split(",")) if isinstance(scaling, str) else tuple(scaling)
+        for rule in rules:
+            reason = f"must be of {', '.join(SCALINGS)}, such as 'sequential,ddp'"
+            require(rule in SCALINGS, "scaling", rule, reason)
+        known = to_loss is None or (is_real(to_loss) and math.isfinite(to_loss))
+        require(known, "to_loss", to_loss, "must be a finite number, or None")
+        if jitter is not None:
+            require(is_real(jitter), "jitter", jitter, "must be a number from 0 to below 1")
+        stragglers, speed = _parse_straggler(straggler)
+        request = cls(
+            tuple(sorted({int(count) for count in numbers})),
+            _parse("link", link, parse_rate),
+            _parse("latency", latency, parse_duration),
+            None if step is None else _parse("step", step, parse_duration),
+            jitter,
+            None if encode is None else _parse("encode", encode, parse_duration),
+            None if apply is None else _parse("apply", apply, parse_duration),
+            stragglers,
+            speed,
+            require_whole("kill", kill, 0),
+            rules,
+            require_whole("rows", rows, 1),
+            require_whole("seed", seed, 0),
+            to_loss,
+        )
+        request.conditions(request.times(StepTimes(1.0)))  # check all numbers before any work
+        return request
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the times of a step are measured, because no step is given."""
+        return self.step_s is None
+
+    def times(self, found: StepTimes) -> StepTimes:
+        """Return the found times with those that were given in their place."""
+        return StepTimes(
+            found.step_s if self.step_s is None else self.step_s,
+            found.jitter if self.jitter is None else self.jitter,
+            found.encode_s if self.encode_s is None else self.encode_s,
+            found.apply_s if self.apply_s is None else self.apply_s,
+        )
+
+    def conditions(self, times: StepTimes) -> Conditions:
+        """Return the conditions of all runs. Raise UsageError for an impossible number."""
+        return Conditions(
+            self.link_bits_s,
+            self.latency_s,
+            times,
+            self.stragglers,
+            self.straggler_speed,
+            self.kills,
+            seed=self.seed,
+        )
+
+
+def _parse(name: str, value: str | float, parse: Callable[[str], float]) -> float:
+    """Return a rate or duration given as text or number. Raise UsageError for anything else."""
+    if is_real(value):
+        return float(value)
+    try:
+        return float(parse(str(value)))
+    except ValueError as error:
+        raise UsageError(f"{name}={shown(value)}: {error}") from None
+
+
+def _parse_straggler(text: str | None) -> tuple[int, float]:
+    """Return number and speed of slow workers written as "1x0.5"."""
+    if text is None:
+        return 0, 1.0
+    match = STRAGGLERS.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise UsageError(
+            f"straggler={shown(text)}: write NUMBERxSPEED, such as '1x0.5' for one worker of half"
+            " the others' speed"
+        )
+    return int(match[1]), float(match[2])
+
+
+class LossMeter:
+    """Measures parameters on fixed rows, with a model of its own."""
+
+    def __init__(self, recipe: FitRecipe, batches: Sequence[Batch]) -> None:
+        self._model: FlatModel = pickle.loads(recipe.packed)
+        self._batches = batches
+        self._metrics: tuple[str, ...] = (LOSS, ACCURACY)
+        self._parameters = recipe.parameters.copy()
+        self._model.bind(self._parameters)
+        if get_output_kind(self._model) == VALUES or not self._can_measure_accuracy():
+            self._metrics = (LOSS,)
+
+    def _can_measure_accuracy(self) -> bool:
+        """Return whether the labels are classes."""
+        try:
+            measure_batch(self._model, self._batches[0], ACCURACY)
+        except (SparkstromError, ValueError, TypeError, IndexError):
+            return False
+        return True
+
+    def __call__(self, parameters: Flat, buffers: bytes) -> dict[str, float]:
+        """Return the metrics of parameters f32[n_params]; inf for a loss that is not finite."""
+        self._parameters[:] = parameters
+        if buffers and isinstance(self._model, Buffered):
+            self._model.load_buffers_bytes(buffers)
+        found = {}
+        for metric in self._metrics:
+            parts = [measure_batch(self._model, batch, metric) for batch in self._batches]
+            total, weight = (math.fsum(part[i] for part in parts) for i in range(2))
+            value = total / weight if weight else math.nan
+            found[metric] = value if math.isfinite(value) else math.inf
+        return found
+
+
+def rehearse(
+    recipe: FitRecipe, sample: RowSample, request: RehearsalRequest, say: Say
+) -> Rehearsal:
+    """Play the fit with each number of workers and scaling rule.
+
+    Args:
+        recipe: The fit.
+        sample: Rows to train on.
+        request: Numbers of workers, links, times and faults.
+        say: Shows the user a line.
+
+    Returns:
+        The result, with one process and DDP beside sparkstrom.
+
+    Raises:
+        UsageError: A row does not suit the model, or there are more workers than rows.
+        TrainingError: Training failed for a reason other than divergence.
+    """
+    recipe = replace(
+        recipe, master=replace(recipe.master, rng_seed=recipe.master.rng_seed + request.seed)
+    )
+    data = SampledData(recipe, sample)
+    data.check()
+    data.partitions(request.workers[-1])  # raises for too many workers before any work
+    warm_up(say=say)
+    with preserve_process_state(), _preserve_torch_threads():
+        return _Rehearsing(recipe, data, request, say).run()
+
+
+class _Rehearsing:
+    """One rehearsal while it runs."""
+
+    def __init__(
+        self, recipe: FitRecipe, data: SampledData, request: RehearsalRequest, say: Say
+    ) -> None:
+        self._recipe, self._data, self._request, self._say = recipe, data, request, say
+        batches, self._is_held_out = data.evaluation_batches()
+        self._measure: Measure | None = None
+        if isinstance(recipe.model, Measured):
+            self._measure = LossMeter(recipe, batches)
+        self._conditions = request.conditions(self._find_times())
+        self._runs: list[RehearsedRun] = []
+        self._to_loss = request.to_loss
+        self._entries = self._publications = 0
+
+    def _find_times(self) -> StepTimes:
+        """Return the times of a step: as given, or measured."""
+        request, recipe = self._request, self._recipe
+        if request.is_measured:
+            self._say("measuring a step, and the encoding of its update")
+            return request.times(measure_times(recipe, self._data.partitions(1)[0]))
+        step_s = request.step_s or 0.0
+        return request.times(estimate_times(recipe.model.n_params, step_s, 0.0))
+
+    def run(self) -> Rehearsal:
+        """Play all runs."""
+        recipe, request, conditions = self._recipe, self._request, self._conditions
+        self._say("rehearsing one process")
+        one = train_synchronously(recipe, self._data.partitions(1), conditions, self._measure)
+        if self._to_loss is None and self._measure is not None and not one.error:
+            lowest = min(point.measures[LOSS] for point in one.points)
+            self._to_loss = lowest + TARGET_MARGIN * abs(lowest)
+        self._add(ONE_PROCESS, "", one, one)
+        for workers in request.workers:
+            rules = request.scaling[: None if workers > 1 else 1]  # one worker needs no rule
+            for rule, ruled in _recipes_by_rule(recipe, rules):
+                self._say(f"rehearsing {workers} workers{f', {rule}' if rule else ''}")
+                player = FitPlayer(ruled, self._data.partitions(workers), conditions, self._measure)
+                played = player.run()
+                self._entries += played.entries
+                self._publications += played.publications
+                self._add(OURS, rule, played, one)
+            if workers > 1:
+                self._say(f"rehearsing DDP with {workers} ranks")
+                ranks = self._data.partitions(workers)
+                dense = train_synchronously(recipe, ranks, conditions, self._measure)
+                sent = ring_bits_s(recipe, workers, conditions) * dense.seconds / 8
+                dense.link_bytes = {f"worker {i}": (sent, sent) for i in range(workers)}
+                self._add(ALL_REDUCE, "", dense, one)
+        sample, n_params = self._data.sample, recipe.model.n_params
+        return Rehearsal(
+            tuple(self._runs),
+            conditions,
+            n_params,
+            self._entries / max(1, self._publications) / n_params,
+            sample.rows,
+            sample.total,
+            recipe.epochs,
+            recipe.master.batch_size_per_worker,
+            self._is_held_out,
+            self._to_loss,
+        )
+
+    def _add(self, system: str, rule: str, played: PlayedFit, one: PlayedFit) -> None:
+        """Add a run's figures."""
+        self._runs.append(
+            make_run(
+                system,
+                rule,
+                played,
+                one,
+                to_loss=self._to_loss,
+                n_params=self._recipe.model.n_params,
+                link_bits_s=self._conditions.link_bits_s,
+            )
+        )
+
+
+def _recipes_by_rule(recipe: FitRecipe, rules: Sequence[str]) -> Iterator[tuple[str, FitRecipe]]:
+    """Yield each scaling rule with the fit under it; without rules the fit as it is."""
+    if not rules:
+        yield recipe.master.scaling or "", recipe
+    for rule in rules:
+        master = replace(recipe.master, scaling=rule, horizon=None, aggregation=None)
+        yield rule, replace(recipe, master=master)
+
+
+def make_recipe(
+    model: FlatModel,
+    state: NetworkStateHolder,
+    master: SharedTrainingMaster,
+    packed: bytes,
+    epochs: int,
+    fraction: float,
+) -> FitRecipe:
+    """Return the fit that a network would run next.
+
+    Args:
+        model: The network's model.
+        state: The network's state, which is not changed.
+        master: Options of training.
+        packed: The pickled model.
+        epochs: Epochs to train.
+        fraction: Fraction of the rows to hold out.
+    """
+    value = state.value
+    first = value.k is None
+    k = first_exponent(value.parameters) if first else next_exponent(value.parameters, value.k or 0)
+    return FitRecipe(
+        model,
+        packed,
+        value.parameters,
+        k,
+        master,
+        epochs,
+        fraction,
+        value.epochs,
+        state.minibatches_before,
+        value.states.one,
+    )
+
+
+def require_gradient_sharing(master: Any) -> SharedTrainingMaster:
+    """Return the options. Raise UsageError for those of training in rounds."""
+    if isinstance(master, SharedTrainingMaster):
+        return master
+    raise UsageError(
+        f"a {type(master).__name__} trains in rounds, which rehearse does not play: their result"
+        " does not depend on links; rehearse a SharedTrainingMaster, or fit a sample"
+    )
+
+
+@contextmanager
+def _preserve_torch_threads() -> Iterator[None]:
+    """Restore torch's number of threads after the block, because tasks change it."""
+    torch: Any = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch is not None else 0
+    try:
+        yield
+    finally:
+        if torch is not None:
+            torch.set_num_threads(before)

@@ -1,0 +1,332 @@
+"""The result of a rehearsal: a table, a verdict, and figures for JSON."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.observe.reporting.summary_rendering import (
+    Table,
+    format_duration,
+    format_number,
+    table_lines,
+)
+from sparkstrom.planning.scaling import WORTHWHILE_SPEEDUP
+from sparkstrom.rehearsal.conditions import Conditions
+from sparkstrom.rehearsal.fit import CurvePoint, PlayedFit
+
+ONE_PROCESS, OURS, ALL_REDUCE = "one process", "sparkstrom", "DDP all-reduce"
+BETTER_BY = 0.02  # a loss that is lower by a smaller share of itself may be chance
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsedRun:
+    """One run of a rehearsal: a system with a number of workers."""
+
+    system: str  # ONE_PROCESS, OURS or ALL_REDUCE
+    workers: int
+    scaling: str  # rule; "" for the systems that have none
+    loss: float  # of the delivered parameters; inf if training failed
+    accuracy: float | None
+    seconds: float  # virtual, of training
+    seconds_to_loss: float | None  # None: not reached
+    speedup: float | None  # of ``seconds_to_loss``, relative to one process
+    efficiency: float  # rows per second and worker, relative to one process
+    worker_hours: float  # of training
+    staleness: float  # mean, in minibatches of other workers
+    update_bytes: int  # that workers publish, each update once
+    times_fewer_bytes: float | None  # than float32 gradients of each minibatch
+    link_bytes: dict[str, tuple[float, float]]  # host -> bytes sent and received
+    busiest_host: str
+    busiest_link_share: float  # of its link's rate, mean over the training
+    deaths: int  # workers that died and were replaced
+    minibatches: int
+    digest: str  # of the delivered parameters
+    replicas_equal: bool
+    error: str  # why training failed
+    points: tuple[CurvePoint, ...]
+
+    @property
+    def name(self) -> str:
+        """The run's name in tables and legends."""
+        if self.system == ONE_PROCESS:
+            return self.system
+        rule = f", {self.scaling}" if self.scaling else ""
+        return f"{self.workers} x {self.system}{rule}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """The result of ``rehearse``: what a fit with each number of workers would come to."""
+
+    runs: tuple[RehearsedRun, ...]  # one process first
+    conditions: Conditions
+    n_params: int
+    density: float  # mean share of parameters in an update
+    rows: int  # of the sample
+    rows_total: int  # of the data
+    epochs: int
+    batch_rows: int
+    is_held_out: bool  # losses are of held-out rows; otherwise of rows that were trained on
+    to_loss: float | None
+
+    @property
+    def best(self) -> RehearsedRun:
+        """The run that reaches the stated loss first; the lowest loss if none reaches it."""
+        reaching = [run for run in self.runs if run.seconds_to_loss is not None]
+        if reaching:
+            return min(reaching, key=lambda run: (run.seconds_to_loss or 0.0, run.workers))
+        return min(self.runs, key=lambda run: (run.loss, run.workers))
+
+    @property
+    def best_scaling(self) -> str:
+        """The scaling rule of the best sparkstrom run with most workers; "" if only one ran."""
+        ours = [run for run in self.runs if run.system == OURS and run.workers > 1]
+        if len({run.scaling for run in ours}) < 2:
+            return ""
+        most = max(run.workers for run in ours)
+        return min((run for run in ours if run.workers == most), key=_rank).scaling
+
+    @property
+    def pays_up_to(self) -> int:
+        """The largest number of workers of which each adds at least half of one, on average."""
+        workers, speedup = 1, 1.0
+        for run in self._best_of_each_number():
+            gained = (run.speedup or 0.0) - speedup
+            if run.workers > workers and gained >= WORTHWHILE_SPEEDUP * (run.workers - workers):
+                workers, speedup = run.workers, run.speedup or 0.0
+        return workers
+
+    def _best_of_each_number(self) -> list[RehearsedRun]:
+        """Return the best sparkstrom run of each number of workers, in ascending order."""
+        ours = [run for run in self.runs if run.system == OURS]
+        numbers = sorted({run.workers for run in ours})
+        return [min((run for run in ours if run.workers == k), key=_rank) for k in numbers]
+
+    def verdict(self) -> list[str]:
+        """Return what the runs advise, one sentence per line."""
+        best, lines = self.best, []
+        if self.to_loss is not None and best.seconds_to_loss is not None:
+            after = format_duration(best.seconds_to_loss)
+            lines.append(f"Loss {format_number(self.to_loss)} first: {best.name}, after {after}.")
+        if best.system == ONE_PROCESS:
+            lines.append("Use one machine: no number of workers that was rehearsed is faster.")
+        elif best.system == ALL_REDUCE:
+            lines.append("Use DistributedDataParallel: these links carry dense gradients in time.")
+        pays = self.pays_up_to
+        if pays > 1:
+            lines.append(f"Each worker more adds at least half of one up to {pays} workers.")
+        if self.best_scaling:
+            lines.append(f"Of the scaling rules, take scaling={self.best_scaling!r}.")
+        lines += [f"{run.name} failed: {run.error}" for run in self.runs if run.error]
+        if self.rows < self.rows_total:
+            times = self.rows_total / self.rows
+            lines.append(
+                f"The sample has {self.rows:,} of {self.rows_total:,} rows: an epoch of all takes"
+                f" {times:.3g} times as long, and longer fits favour more workers."
+            )
+        return lines
+
+    def table(self) -> Table:
+        """Return the runs as a table."""
+        target = "" if self.to_loss is None else f"to loss {format_number(self.to_loss)}"
+        columns = (
+            *("run", "loss", "accuracy", "training", target, "speedup", "efficiency"),
+            *("staleness", "fewer bytes", "busiest link", "worker-hours", "deaths"),
+        )
+        rows = [_cells(run) for run in self.runs]
+        used = [
+            i
+            for i, name in enumerate(columns)
+            if name and (name not in ("accuracy", "deaths") or any(row[i] for row in rows))
+        ]
+        return Table(tuple(columns[i] for i in used), [tuple(row[i] for i in used) for row in rows])
+
+    def describe(self) -> list[str]:
+        """Return the conditions in words, one sentence per line."""
+        conditions, times = self.conditions, self.conditions.times
+        rows = f"{self.rows:,} rows" if self.rows == self.rows_total else f"{self.rows:,} sampled"
+        lines = [
+            f"Rehearsed in virtual time: {self.n_params:,} parameters, {rows}, {self.epochs} epochs"
+            f" of {self.batch_rows} rows a minibatch; losses are of"
+            f" {'held-out' if self.is_held_out else 'training'} rows.",
+            f"A step takes {_seconds(times.step_s)} (jitter {times.jitter:g}), encoding"
+            f" {_seconds(times.encode_s)}, applying {_seconds(times.apply_s)}; links of"
+            f" {conditions.link_bits_s / 1e6:,.4g} Mbit/s, {_seconds(conditions.latency_s)} one"
+            f" way; seed {conditions.seed}.",
+        ]
+        if conditions.stragglers:
+            speed = f"{conditions.straggler_speed:g} times the speed"
+            lines.append(f"Slow workers: {conditions.stragglers}, with {speed}.")
+        return lines
+
+    def __str__(self) -> str:
+        lines = [*self.describe(), "", *table_lines(self.table()), "", *self.verdict()]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures by name as JSON values; numbers that are not finite are None."""
+        best = self.best
+        figures = {
+            "n_params": self.n_params,
+            "density": self.density,
+            "rows": self.rows,
+            "rows_total": self.rows_total,
+            "epochs": self.epochs,
+            "batch_rows": self.batch_rows,
+            "is_held_out": self.is_held_out,
+            "to_loss": self.to_loss,
+            "best": {"system": best.system, "workers": best.workers, "scaling": best.scaling},
+            "pays_up_to": self.pays_up_to,
+            "verdict": self.verdict(),
+            "conditions": asdict(self.conditions),
+            "runs": [asdict(run) for run in self.runs],
+        }
+        value: dict[str, Any] = _finite(figures)
+        return value
+
+    def _repr_html_(self) -> str:
+        """Return table and verdict as HTML for a notebook."""
+        from sparkstrom.rehearsal.page import render_summary
+
+        return render_summary(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a page with the table and plots of all runs.
+
+        Args:
+            path: HTML file to write; it needs no network and no script.
+
+        Raises:
+            UsageError: The file cannot be written.
+        """
+        from sparkstrom.rehearsal.page import render_page
+
+        try:
+            Path(path).write_text(render_page(self), encoding="utf-8")
+        except OSError as error:
+            reason = f"cannot be written: {error.strerror}; name a file in a writable directory"
+            raise UsageError(f"path={os.fspath(path)!r}: {reason}") from error
+
+
+def make_run(
+    system: str,
+    scaling: str,
+    played: PlayedFit,
+    one: PlayedFit,
+    *,
+    to_loss: float | None,
+    n_params: int,
+    link_bits_s: float,
+) -> RehearsedRun:
+    """Return a run's figures, compared with one process."""
+    last = played.points[-1].measures if played.points else {}
+    loss = math.inf if played.error else last.get("loss", played.training_loss)
+    reached, one_reached = seconds_to(played, to_loss), seconds_to(one, to_loss)
+    speedup = one_reached / reached if reached and one_reached else None
+    rate, one_rate = _rows_per_second(played), _rows_per_second(one)
+    if to_loss is None and one_rate:
+        speedup = rate / one_rate
+    host, share = _busiest_link(played, link_bits_s)
+    dense = 4 * n_params * played.minibatches
+    return RehearsedRun(
+        system,
+        played.workers,
+        scaling,
+        loss,
+        last.get("accuracy"),
+        played.seconds,
+        reached,
+        speedup,
+        rate / one_rate / played.workers if one_rate else 0.0,
+        played.workers * played.seconds / 3600,
+        played.staleness,
+        played.update_bytes,
+        dense / played.update_bytes if played.update_bytes else None,
+        played.link_bytes,
+        host,
+        share,
+        played.deaths,
+        played.minibatches,
+        played.digest,
+        played.replicas_equal,
+        played.error,
+        tuple(played.points),
+    )
+
+
+def seconds_to(played: PlayedFit, to_loss: float | None) -> float | None:
+    """Return when a run's curve first reaches a loss, interpolated; None if it never does."""
+    if to_loss is None:
+        return None
+    curve = [(point.seconds, point.measures.get("loss", math.inf)) for point in played.points]
+    if curve and curve[0][1] <= to_loss:
+        return curve[0][0]
+    for (from_s, above), (until_s, loss) in pairwise(curve):
+        if loss <= to_loss:
+            return from_s + (until_s - from_s) * (above - to_loss) / (above - loss)
+    return None
+
+
+def _rank(run: RehearsedRun) -> tuple[bool, float, float]:
+    """Return a key by which better runs sort first."""
+    reached = run.seconds_to_loss
+    return reached is None, run.loss if reached is None else reached, run.loss
+
+
+def _rows_per_second(played: PlayedFit) -> float:
+    """Return the rows trained per virtual second."""
+    return played.examples / played.seconds if played.seconds else 0.0
+
+
+def _busiest_link(played: PlayedFit, link_bits_s: float) -> tuple[str, float]:
+    """Return the host whose link is used most, and which share of its rate, on average."""
+    if not played.link_bytes or not played.seconds:
+        return "", 0.0
+    loads = {host: max(both) for host, both in played.link_bytes.items()}
+    host = max(loads, key=lambda name: loads[name])
+    return host, 8 * loads[host] / played.seconds / link_bits_s
+
+
+def _cells(run: RehearsedRun) -> tuple[str, ...]:
+    """Return a run's cells of the table."""
+    several = run.workers > 1
+    link = f"{run.busiest_host} {run.busiest_link_share:.1%}" if run.busiest_host else ""
+    reached = "not reached" if run.seconds_to_loss is None else format_duration(run.seconds_to_loss)
+    return (
+        run.name,
+        format_number(run.loss) if math.isfinite(run.loss) else "failed",
+        "" if run.accuracy is None else f"{run.accuracy:.3f}",
+        format_duration(run.seconds),
+        reached,
+        "" if run.speedup is None else f"{run.speedup:.2f}",
+        f"{run.efficiency:.0%}",
+        f"{run.staleness:.1f}" if several and run.system == OURS else "",
+        f"{run.times_fewer_bytes:,.0f} times"
+        if several and run.system == OURS and run.times_fewer_bytes
+        else "",
+        link if several else "",
+        f"{run.worker_hours:.3g}",
+        str(run.deaths) if run.deaths else "",
+    )
+
+
+def _seconds(value: float) -> str:
+    """Format a short time."""
+    if value >= 1:
+        return f"{value:.3g} s"
+    return f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} us"
+
+
+def _finite(value: Any) -> Any:
+    """Return a value for JSON, with None for numbers that are not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,84 @@
+"""Rehearse the first fit of a script that is otherwise run unchanged."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.rehearsal.result import Rehearsal
+
+Rehearse = Callable[..., Rehearsal]  # the method of a network
+
+_options: Mapping[str, Any] | None = None  # of the script that runs; None: fits are run
+
+
+class ScriptRehearsed(BaseException):
+    """Ends a script at its first fit. It is no Exception, so that a script does not handle it."""
+
+    def __init__(self, rehearsal: Rehearsal) -> None:
+        super().__init__(rehearsal)
+        self.rehearsal = rehearsal
+
+
+def rehearse_instead(rehearse: Rehearse, data: Any, **fit: Any) -> None:
+    """Rehearse a fit and end the script, if ``rehearse_script`` runs it; otherwise do nothing.
+
+    Args:
+        rehearse: The network's method.
+        data: The fit's rows.
+        **fit: The fit's other arguments that a rehearsal has, too.
+    """
+    if _options is not None:
+        raise ScriptRehearsed(rehearse(data, **fit, **_options))
+
+
+def rehearse_script(path: Path, arguments: Sequence[str], options: Mapping[str, Any]) -> Rehearsal:
+    """Run a script until it calls ``fit``, and rehearse that fit.
+
+    The script ends there: nothing that it does after the fit, such as saving a model, happens.
+    Blocks of ``with`` and ``finally`` are left as usual.
+
+    Args:
+        path: The script.
+        arguments: Its arguments.
+        options: Options of ``rehearse``, beside those of the fit.
+
+    Raises:
+        UsageError: The script does not exist, or ends without a fit. Other errors of the script are
+            raised unchanged.
+    """
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such file; name the script that is to be submitted")
+    reason = "it ended"
+    with _script_environment(path, arguments, options):
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except ScriptRehearsed as done:
+            return done.rehearsal
+        except SystemExit as end:
+            reason = f"it ended with exit code {end.code}"
+    raise UsageError(
+        f"{path}: {reason} without a fit of a SparkNetwork or ParallelWrapper in this process;"
+        " give the script the arguments with which it trains"
+    )
+
+
+@contextmanager
+def _script_environment(
+    path: Path, arguments: Sequence[str], options: Mapping[str, Any]
+) -> Iterator[None]:
+    """Set arguments and import path as ``python script.py`` does, and rehearse fits meanwhile."""
+    global _options
+    before, folder = sys.argv, str(path.resolve().parent)
+    sys.argv, _options = [str(path), *arguments], options
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.argv, _options = before, None
+        sys.path.remove(folder)

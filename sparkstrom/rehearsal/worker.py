@@ -1,0 +1,302 @@
+"""A worker of a rehearsed fit: production node, trainer, replica and encoder in virtual time."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from dataclasses import replace
+from typing import Protocol, get_args
+
+from sparkstrom.base.errors import PeerError
+from sparkstrom.base.identity import NodeId
+from sparkstrom.codec.messages import Address, ResidualCheckpoint
+from sparkstrom.data.row_store import Batches
+from sparkstrom.models.base import FlatModel
+from sparkstrom.observe.telemetry import TrainingCounters
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Directive
+from sparkstrom.protocol.worker.node import Node
+from sparkstrom.rehearsal.conditions import Conditions
+from sparkstrom.rehearsal.links import Edge, VirtualNetwork
+from sparkstrom.runtime.message_endpoint import FAST_POLL_S, MergeCache
+from sparkstrom.runtime.optimizer_states import OptimizerStateServer, load_worker_state
+from sparkstrom.runtime.theta import Replica
+from sparkstrom.runtime.trainer import WAIT_POLL_S, Trainer
+from sparkstrom.runtime.training_loop import (
+    LoopAction,
+    TrainerEffect,
+    TrainerInbox,
+    TrainerItem,
+)
+from sparkstrom.simulation.timeline import Timeline
+from sparkstrom.worker.task_environment import TaskEnvironment, place_model
+from sparkstrom.worker.training_job import TrainingJob
+from sparkstrom.worker.training_task import (
+    load_initial_theta,
+    make_identity,
+    make_node_limits,
+    make_replica,
+    make_trainer_options,
+)
+
+TRAINER_EFFECTS = frozenset(get_args(TrainerEffect))
+TOKEN_BITS = 63
+CYCLE_S = 1e-4  # from an event to the end of the duty cycle that handles it
+WAKE_S = 2e-4  # until a waiting trainer's thread runs after it was notified
+STEP_SHARE_MIN = 0.1  # a step takes at least this share of its mean time
+
+
+class Observer(Protocol):
+    """Is told what a worker does."""
+
+    def on_step(self, rows: int, loss: float) -> None:
+        """Record a trained minibatch with its mean loss."""
+
+    def on_end(self, worker: RehearsedWorker) -> None:
+        """Record that a worker's task has ended."""
+
+
+class RehearsedWorker:
+    """One attempt of one task.
+
+    Args:
+        job: What a worker of this fit receives.
+        model: The pickled model.
+        environment: Partition, attempt and executor.
+        batches: The partition's minibatches.
+        network: Carries its messages.
+        time: Virtual time.
+        conditions: Times of its steps.
+        observer: Is told about its steps and its end.
+        tick_s: Interval of the node's duty cycles.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        model: bytes,
+        environment: TaskEnvironment,
+        batches: Batches,
+        *,
+        network: VirtualNetwork,
+        time: Timeline,
+        conditions: Conditions,
+        observer: Observer,
+        tick_s: float,
+    ) -> None:
+        own: FlatModel = pickle.loads(model)
+        job = replace(job, model=own)
+        partition, attempt = environment.partition, environment.attempt
+        self.partition, self.name = partition, f"{partition}/{attempt}"
+        self.host, self.edges = network.host(environment.host), dict[NodeId, Edge]()
+        self.alive, self.batches = True, batches
+        self._network, self._time, self._observer = network, time, observer
+        self._tick_interval_s = tick_s
+        self._times = conditions.times
+        self._speed = conditions.speed(partition, job.spec.workers)
+        self._rng = random.Random(f"steps of {self.name}, seed {conditions.seed}")
+        place_model(job, environment)
+        theta = load_initial_theta(job)
+        self.replica: Replica = make_replica(job, theta)
+        if state := job.initial_worker_state(partition):
+            load_worker_state(self.replica, state)
+        token = self._rng.getrandbits(TOKEN_BITS)
+        self.identity = replace(make_identity(job, environment, batches), token=token, pid=attempt)
+        self._node = Node(self.identity, make_node_limits(job), time.now_s)
+        self._inbox = TrainerInbox(job.master.void.window_bytes, theta.new_sum)
+        self._sums = MergeCache(theta.merge)
+        self._optimizer_server = OptimizerStateServer(time)
+        self.trainer = Trainer(
+            VirtualConnection(self),
+            self.replica,
+            batches,
+            make_trainer_options(job, partition, attempt),
+            save_residual=_save_no_residual,
+            add_residuals=_add_no_residuals,
+            optimizer_server=self._optimizer_server,
+            clock=time,
+        )
+        self._port = 0
+        self.node: NodeId | None = None
+        self._stepping = self._is_woken = False
+        self._turn = self._tick_turn = 0  # numbers of the next boundary and tick; others are void
+        self._next_tick_s = 0.0
+
+    def start(self) -> None:
+        """Join the fit."""
+        self._network.add(self)
+        self._open_streams()
+        self._schedule_tick(self._tick_interval_s)
+        self._schedule_boundary(0.0)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.alive = False
+
+    @property
+    def directive(self) -> Directive:
+        """The node's present order to the trainer."""
+        return self._node.directive
+
+    def take_items(self) -> list[TrainerItem]:
+        """Remove and return the items that wait for the trainer."""
+        return self._inbox.take()
+
+    def handle(self, event: ev.Event) -> None:
+        """Pass an event to the node and perform the effects."""
+        before = self._node.directive
+        ev.perform_all(self._node.step(event, self._time.now_s), self._perform)
+        if len(self._inbox) or self._node.directive != before:
+            self._wake_trainer()
+        is_tick = isinstance(event, ev.Tick)
+        if not is_tick or self._node.needs_fast_tick:
+            self._tick_within(FAST_POLL_S if is_tick else CYCLE_S)
+
+    def _tick_within(self, delay_s: float) -> None:
+        """Run a duty cycle of the node no later than after this time."""
+        if self._next_tick_s > self._time.now_s + delay_s:
+            self._schedule_tick(delay_s)
+
+    def _perform(self, effect: ev.Effect) -> None:
+        """Queue an effect for the trainer, or perform it."""
+        if type(effect) in TRAINER_EFFECTS:
+            if isinstance(effect, ev.IdAssigned):
+                self.node = effect.node
+            self._inbox.put(effect)  # type: ignore[arg-type]
+            return
+        match effect:
+            case ev.Send(to=to, message=message):
+                self._network.send(self, to, message)
+            case ev.SendDirect(message=message):
+                self._network.send_direct(self, MASTER_ADDRESS, message, lambda: True)
+            case ev.SendChunk(to=to, index=index):
+                self._network.send(self, to, self.replica.chunk(index))
+            case ev.SendMerged(to=to):
+                self._network.send(self, to, self._sums.merge(effect))
+            case ev.SendOptimizerChunk(to=to, ask=ask):
+                self._optimizer_server.add_request(to, ask)
+            case ev.OpenEdge():
+                self._network.open(self, effect)
+            case ev.CloseEdge(node=node):
+                self._network.close(self, node)
+            case ev.ReopenStreams():
+                self._open_streams()
+            case _:
+                raise AssertionError(f"a node cannot want {effect}")
+
+    def accepts(self, answer: ev.SendToProcess) -> bool:
+        """Return whether a direct message of the master is for this process as it is now."""
+        is_mine = answer.token == self.identity.token and answer.node in (None, self.node)
+        return is_mine and answer.address.port == self._port
+
+    def _open_streams(self) -> None:
+        """Listen at another address, and request an edge to it."""
+        self._port += 1
+        self.handle(ev.StreamsOpened(Address(self.name, self._port, 1, 2), alone=False))
+
+    def _schedule_tick(self, delay_s: float) -> None:
+        """Schedule the node's next duty cycle in place of any other."""
+        self._tick_turn += 1
+        self._next_tick_s = self._time.now_s + delay_s
+        self._time.at(self._next_tick_s, self._tick, self._tick_turn)
+
+    def _tick(self, turn: int) -> None:
+        """Run a duty cycle of the node."""
+        if not self.alive or turn != self._tick_turn:
+            return
+        self._next_tick_s = self._time.now_s + self._tick_interval_s
+        self.handle(ev.Tick())
+        for to, chunk in self._optimizer_server.ready_chunks():
+            self._network.send(self, to, chunk)
+        self._sums.clear()
+        if turn == self._tick_turn:
+            self._schedule_tick(self._tick_interval_s)
+
+    def _wake_trainer(self) -> None:
+        """Let a trainer that waits pass its next boundary soon."""
+        if not (self._stepping or self._is_woken):
+            self._schedule_boundary(WAKE_S)
+            self._is_woken = True
+
+    def _schedule_boundary(self, delay_s: float) -> None:
+        """Schedule the trainer's next batch boundary in place of any other."""
+        self._is_woken = False
+        self._turn += 1
+        self._time.after(delay_s, self._pass_boundary, self._turn)
+
+    def _pass_boundary(self, turn: int) -> None:
+        """End the running step, apply what has arrived, and begin the next step or wait.
+
+        Raise what training raises.
+        """
+        if not self.alive or turn != self._turn:
+            return
+        self._is_woken = False
+        if self._stepping:
+            self._stepping = False
+            self.trainer.end_step()
+        waiting = len(self._inbox)
+        action, command = self.trainer.pass_boundary()
+        match action:
+            case LoopAction.STEP:
+                self._begin_step(command, waiting)
+            case LoopAction.WAIT:
+                self.trainer.report_while_waiting()
+                if self._turn == turn:
+                    self._schedule_boundary(WAIT_POLL_S)
+            case LoopAction.END:
+                self.alive = False
+                self._observer.on_end(self)
+            case LoopAction.FAIL:
+                raise PeerError(command.reason)
+
+    def _begin_step(self, command: Directive, waiting: int) -> None:
+        """Train on the next minibatch; it ends after the virtual time that it takes.
+
+        ``waiting``: number of updates that were applied just before.
+        """
+        self._stepping = True
+        rows = self.trainer.counts.examples
+        loss = self.trainer.begin_step(command)
+        self._observer.on_step(self.trainer.counts.examples - rows, loss)
+        times = self._times
+        share = max(STEP_SHARE_MIN, self._rng.gauss(1.0, times.jitter)) if times.jitter else 1.0
+        busy_s = times.step_s * share + times.encode_s + waiting * times.apply_s
+        self._schedule_boundary(busy_s / self._speed)
+
+
+class VirtualConnection:
+    """A trainer's connection to the node of its ``RehearsedWorker``."""
+
+    def __init__(self, worker: RehearsedWorker) -> None:
+        self._worker = worker
+        self.stats: TrainingCounters | None = None
+
+    @property
+    def command(self) -> Directive:
+        """The current directive."""
+        return self._worker.directive
+
+    def post(self, event: ev.Event) -> None:
+        """Pass an event to the node at once."""
+        self._worker.handle(event)
+
+    def take(self) -> tuple[list[TrainerItem], Directive]:
+        """Remove and return the waiting items, with the current directive."""
+        return self._worker.take_items(), self.command
+
+    def wait(self, seconds: float, known: Directive) -> None:
+        """Refuse to wait: virtual time passes between boundaries."""
+        raise AssertionError("a rehearsed trainer is scheduled, it never waits")
+
+
+MASTER_ADDRESS = Address("master", 1, 1, 2)
+
+
+def _save_no_residual(replica: Replica) -> ResidualCheckpoint | None:
+    """Save nothing: no fit follows a rehearsed one."""
+    return None
+
+
+def _add_no_residuals(replica: Replica, paths: tuple[str, ...]) -> None:
+    """Add nothing: a rehearsed fit has no files of an earlier one."""

@@ -1,0 +1,110 @@
+"""``sparkstrom rehearse``: a script's first fit is played, and the script ends there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparkstrom.cli.main import main
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import numpy as np
+from sparkstrom import ParallelWrapper
+from sparkstrom.models.dense import DenseNetwork
+from beside import EPOCHS
+
+print("the script prints", sys.argv[1:])
+features = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+labels = (features.sum(axis=1) > 0).astype("int64")
+try:
+    with ParallelWrapper(DenseNetwork([3, 2]), workers=2, progress=False) as wrapper:
+        wrapper.fit((features, labels), epochs=EPOCHS, validation=0.25)
+except Exception:
+    Path(sys.argv[1]).write_text("handled")
+else:
+    Path(sys.argv[1]).write_text("trained")
+finally:
+    Path(sys.argv[1] + ".left").write_text("")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "beside.py").write_text("EPOCHS = 2\n")
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_the_fit_of_a_script_is_played_and_nothing_after_it_happens(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, page = tmp_path / "made", tmp_path / "page.html"
+    flags = ["--workers", "1,2", "--step", "20ms", "--scaling", "sequential,ddp", "--json"]
+    more = ["--link", "100mbit", "--latency", "2ms", "--jitter", "0.1", "--save", str(page)]
+    assert main(["rehearse", str(script), str(made), *flags, *more]) == 0
+    out, err = capsys.readouterr()
+    played = json.loads(out)
+    assert [run["workers"] for run in played["runs"]] == [1, 1, 2, 2, 2]
+    assert (played["epochs"], played["is_held_out"]) == (2, True)
+    assert played["conditions"]["link_bits_s"] == 1e8
+    assert f"the script prints ['{made}']" in err
+    assert not made.exists()
+    assert (tmp_path / "made.left").exists()
+    assert "<svg" in page.read_text()
+
+
+def test_a_script_takes_options_of_its_own_and_the_table_is_for_people(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = str(tmp_path / "made")
+    assert main(["rehearse", "--workers", "2", str(script), "--", made, "--lr", "0.1"]) == 0
+    out, err = capsys.readouterr()
+    assert "2 x sparkstrom" in out
+    assert "'--lr', '0.1'" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1", "it ended without a fit of a SparkNetwork or ParallelWrapper"),
+        ("raise SystemExit(3)", "it ended with exit code 3 without a fit"),
+    ],
+)
+def test_a_script_without_a_fit_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    path = tmp_path / "empty.py"
+    path.write_text(text)
+    assert main(["rehearse", str(path)]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--workers", "a"], "--workers 'a': write numbers of workers with commas"),
+        (["--rows", "many"], "--rows 'many': number 'many'"),
+        (["--link", "slow"], "link='slow'"),
+        (["--kill", "-1"], "kill=-1"),
+        (["--scaling", "best"], "scaling='best'"),
+        (["--jitter", "big"], "--jitter 'big'"),
+    ],
+)
+def test_flags_are_checked_before_the_script_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
+) -> None:
+    path, begun = tmp_path / "train.py", tmp_path / "begun"
+    path.write_text(f"open({str(begun)!r}, 'w')")
+    assert main(["rehearse", str(path), *flags]) == 2
+    assert words in capsys.readouterr().err
+    assert not begun.exists()
+
+
+def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rehearse", "nowhere.py"]) == 2
+    assert "nowhere.py: there is no such file" in capsys.readouterr().err

@@ -1,0 +1,65 @@
+"""A small fit to rehearse: two classes of points, by a built-in network."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+
+from sparkstrom import SharedTrainingMaster
+from sparkstrom.data.column_selection import ColumnSpec
+from sparkstrom.data.row_sample import RowSample, sample_blocks
+from sparkstrom.data.row_store import Batches
+from sparkstrom.encoding.grid import first_exponent
+from sparkstrom.local.data import read_data_blocks
+from sparkstrom.models.base import FlatModel
+from sparkstrom.models.dense import DenseNetwork
+from sparkstrom.models.updaters import Nesterov, Sgd, Updater
+from sparkstrom.rehearsal.conditions import Conditions, StepTimes
+from sparkstrom.rehearsal.data import SampledData
+from sparkstrom.rehearsal.fit import FitPlayer, FitRecipe, PlayedFit
+
+ROWS, COLUMNS = 256, 5
+TIMES = StepTimes(0.1, 0.2, 1e-3, 1e-4)
+
+
+def rows() -> tuple[Any, Any]:
+    """Points, and on which side of a plane each lies."""
+    features = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
+    return features, (features.sum(axis=1) > 0).astype(np.int64)
+
+
+def network(updater: Updater | None = None) -> DenseNetwork:
+    return DenseNetwork([COLUMNS, 8, 2], hidden="tanh", updater=updater or Sgd(0.1), seed=1)
+
+
+def momentum_network() -> DenseNetwork:
+    return network(Nesterov(0.05, 0.9))
+
+
+def recipe(model: FlatModel | None = None, epochs: int = 3, **options: Any) -> FitRecipe:
+    model = model or network()
+    initial, master = model.initial(), SharedTrainingMaster(batch_size_per_worker=8, **options)
+    return FitRecipe(model, pickle.dumps(model), initial, first_exponent(initial), master, epochs)
+
+
+def sample(validation: float = 0.0) -> RowSample:
+    chosen = ColumnSpec("features", "label", None, validation or None)
+    return sample_blocks(read_data_blocks(rows(), chosen), ROWS, 0)
+
+
+def partitions(made: FitRecipe, workers: int) -> list[Batches]:
+    return SampledData(made, sample()).partitions(workers)
+
+
+def conditions(**given: Any) -> Conditions:
+    return Conditions(**{"link_bits_s": 1e9, "latency_s": 1e-3, "times": TIMES} | given)
+
+
+def player(made: FitRecipe, workers: int, **given: Any) -> FitPlayer:
+    return FitPlayer(made, partitions(made, workers), conditions(**given))
+
+
+def play(made: FitRecipe, workers: int, **given: Any) -> PlayedFit:
+    return player(made, workers, **given).run()

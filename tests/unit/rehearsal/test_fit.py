@@ -1,0 +1,135 @@
+"""One played fit: exact repetition, conservation, faults and links in virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom import VoidConfiguration
+from sparkstrom.models.base import FlatModel
+from sparkstrom.models.updaters import Sgd
+from sparkstrom.rehearsal.baselines import join_batches, train_synchronously
+from sparkstrom.rehearsal.fit import FitRecipe
+from tests.unit.rehearsal.recipes import (
+    COLUMNS,
+    conditions,
+    momentum_network,
+    network,
+    partitions,
+    play,
+    player,
+    recipe,
+)
+
+MINIBATCHES = 3 * 32  # of all workers, for 1, 2, 4 and 8 workers
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_a_seed_gives_the_same_bits_and_all_replicas_have_them(workers: int) -> None:
+    made = recipe(momentum_network())
+    first, again, other = (play(made, workers, seed=seed) for seed in (1, 1, 2))
+    assert first.replicas_equal
+    assert (first.digest, first.seconds, first.points) == (
+        again.digest,
+        again.seconds,
+        again.points,
+    )
+    assert other.seconds != first.seconds
+    assert first.minibatches == other.minibatches == MINIBATCHES
+    assert first.error == ""
+
+
+@pytest.mark.parametrize("model", [network(), momentum_network()])
+def test_one_worker_learns_what_one_process_learns_bit_by_bit(model: FlatModel) -> None:
+    """Theta lacks the residual; theta and residual together are the process's parameters."""
+    made = recipe(model, residual_post_processor=None)
+    playing = player(made, 1)
+    played = playing.run()
+    alone = train_synchronously(made, partitions(made, 1), conditions())
+    local = playing.workers[0].replica.local
+    assert local is not None
+    assert alone.parameters is not None
+    assert local.tobytes() == alone.parameters.tobytes()
+    assert played.minibatches == alone.minibatches == MINIBATCHES
+
+
+def test_workers_forward_updates_in_a_mesh_and_have_the_same_bits() -> None:
+    made = recipe(network(), void=VoidConfiguration(mesh_build_mode="mesh"))
+    played = play(made, 12)
+    assert played.replicas_equal
+    relayed = [sent for name, (sent, _) in played.link_bytes.items() if name != "driver"]
+    assert max(relayed) > 2 * min(relayed)  # inner nodes send what leaves need
+
+
+def test_a_killed_worker_is_replaced_and_every_minibatch_counts_once() -> None:
+    made = recipe(momentum_network(), epochs=6)
+    calm, struck = play(made, 4), play(made, 4, kills=2, restart_s=1.0)
+    assert struck.deaths == 2
+    assert struck.replicas_equal
+    assert struck.minibatches == calm.minibatches
+    assert struck.seconds > calm.seconds + 1.0
+
+
+def test_a_slow_worker_sets_the_pace() -> None:
+    made = recipe()
+    even, slow = play(made, 4), play(made, 4, stragglers=1, straggler_speed=0.5)
+    assert 1.3 < slow.seconds / even.seconds < 2.5
+    # One of several workers is never slow: the others have to be told from it.
+    assert play(made, 1, stragglers=1, straggler_speed=0.5).seconds < even.seconds * 4.5
+
+
+def test_a_narrow_link_takes_time() -> None:
+    made = recipe()
+    wide, narrow = play(made, 4), play(made, 4, link_bits_s=100_000)
+    assert narrow.seconds > 1.3 * wide.seconds
+    assert narrow.replicas_equal
+    assert 8 * max(narrow.link_bytes["driver"]) <= 1.1 * 100_000 * (narrow.seconds + 5)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_its_reason() -> None:
+    with np.errstate(all="ignore"):
+        played = play(recipe(network(Sgd(1e30))), 2)
+    assert "ower the learning rate" in played.error
+    assert played.minibatches < MINIBATCHES
+
+
+@pytest.mark.parametrize(
+    ("options", "differs"),
+    [({}, False), ({"scaling": "sequential"}, False), ({"scaling": "ddp"}, True)],
+)
+def test_the_scaling_rule_decides_what_is_learned(options: dict[str, Any], differs: bool) -> None:
+    made, default = recipe(momentum_network(), **options), recipe(momentum_network())
+    assert (play(made, 4).digest != play(default, 4).digest) == differs
+
+
+def test_an_earlier_fit_is_continued() -> None:
+    """Rows are shuffled anew, as in the network's next fit."""
+    made = recipe()
+    later = FitRecipe(
+        made.model, made.packed, made.parameters, made.k, made.master, made.epochs, first_epoch=3
+    )
+    assert play(later, 2).digest != play(made, 2).digest
+
+
+def test_a_step_of_ddp_is_the_mean_of_the_ranks_gradients() -> None:
+    made = recipe(epochs=1)
+    ranks = partitions(made, 4)
+    batches = [each.get(0, 0) for each in ranks]
+    gradients = []
+    for batch in batches:
+        model, values = network(), made.parameters.copy()
+        model.bind(values)
+        model.step(batch)
+        gradients.append(values - made.parameters)
+    model, values = network(), made.parameters.copy()
+    model.bind(values)
+    joined = join_batches(batches)
+    model.step(joined)
+    np.testing.assert_allclose(values - made.parameters, np.mean(gradients, axis=0), atol=1e-6)
+    assert joined.rows == 32
+    assert joined.features.shape == (32, COLUMNS)  # type: ignore[union-attr]
+    dense = train_synchronously(made, ranks, conditions())
+    assert (dense.minibatches, dense.examples) == (32, 256)
+    assert dense.seconds == pytest.approx(8 * 0.1, rel=0.3)

@@ -1,0 +1,218 @@
+"""``rehearse`` of a ParallelWrapper: kinds of models, arguments, results and pages."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from sparkstrom import ParallelWrapper, UsageError
+from sparkstrom.data.column_selection import ColumnSpec
+from sparkstrom.data.row_sample import RowSampler, sample_blocks
+from sparkstrom.local.data import read_data_blocks
+from sparkstrom.rehearsal.rehearse import RehearsalRequest
+from sparkstrom.rehearsal.result import ALL_REDUCE, ONE_PROCESS, OURS, Rehearsal
+from tests.unit.rehearsal.recipes import COLUMNS, ROWS, momentum_network, rows
+
+SETTINGS: dict[str, Any] = {"step": "50ms", "epochs": 4, "workers": (1, 4)}
+
+
+def torch_model() -> Any:
+    torch = pytest.importorskip("torch")
+    from sparkstrom.models.torch import TorchModel
+
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(
+        torch.nn.Linear(COLUMNS, 16),
+        torch.nn.BatchNorm1d(16),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.1),
+        torch.nn.Linear(16, 2),
+    )
+    optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    return TorchModel(module, torch.nn.CrossEntropyLoss(), optimizer)
+
+
+def jax_model() -> Any:
+    optax = pytest.importorskip("optax")
+    jax = pytest.importorskip("jax")
+    from sparkstrom.models.jax import JaxModel
+
+    def init(key: Any) -> Any:
+        return {"w": 0.1 * jax.random.normal(key, (COLUMNS, 2)), "b": jax.numpy.zeros(2)}
+
+    def apply(params: Any, x: Any) -> Any:
+        return x @ params["w"] + params["b"]
+
+    loss = optax.softmax_cross_entropy_with_integer_labels
+    return JaxModel(init, apply, loss, optax.sgd(0.1, momentum=0.9))
+
+
+def keras_model() -> Any:
+    pytest.importorskip("jax")
+    os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
+    keras = pytest.importorskip("keras")
+    from sparkstrom.models.keras import KerasModel
+
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((COLUMNS,)), keras.layers.Dense(8, activation="tanh")]
+    module = keras.Sequential([*layers, keras.layers.Dense(2, activation="softmax")])
+    loss = keras.losses.SparseCategoricalCrossentropy()
+    return KerasModel(module, loss, keras.optimizers.SGD(0.1, momentum=0.9))
+
+
+def rehearsed(model: Any, **given: Any) -> Rehearsal:
+    with ParallelWrapper(model, workers=2, batch_size_per_worker=8, progress=False) as wrapper:
+        before = wrapper.parameters
+        made = wrapper.rehearse(rows(), **SETTINGS | given)
+        np.testing.assert_array_equal(wrapper.parameters, before)
+        return made
+
+
+@pytest.fixture(scope="module")
+def played() -> Rehearsal:
+    return rehearsed(momentum_network(), validation=0.25, scaling="sequential,ddp", kill=1)
+
+
+def test_each_number_of_workers_stands_beside_one_process_and_ddp(played: Rehearsal) -> None:
+    assert [(run.system, run.workers, run.scaling) for run in played.runs] == [
+        (ONE_PROCESS, 1, ""), (OURS, 1, "sequential"),
+        (OURS, 4, "sequential"), (OURS, 4, "ddp"), (ALL_REDUCE, 4, ""),
+    ]  # fmt: skip
+    one, *_, ours, _, ddp = played.runs
+    assert played.is_held_out
+    assert one.speedup == pytest.approx(1.0)
+    assert ours.loss < one.points[0].measures["loss"]
+    assert ours.accuracy is not None
+    assert ours.accuracy > 0.8
+    assert ours.deaths == 1
+    assert ours.replicas_equal
+    assert ours.times_fewer_bytes is not None
+    assert ours.times_fewer_bytes > 2  # of a network this small
+    assert ours.link_bytes["driver"][0] > ours.link_bytes["worker 1"][0]
+    assert ddp.times_fewer_bytes == 1
+    assert ours.points[-1].seconds == pytest.approx(ours.seconds, rel=0.1)
+    assert [point.examples for point in ours.points] == sorted(p.examples for p in ours.points)
+
+
+def test_table_dictionary_and_pages_have_all_runs(played: Rehearsal, tmp_path: Path) -> None:
+    text = str(played)
+    for run in played.runs:
+        assert run.name in text
+    again = json.loads(json.dumps(played.to_dict(), allow_nan=False))
+    assert [run["workers"] for run in again["runs"]] == [1, 1, 4, 4, 4]
+    assert again["conditions"]["times"]["step_s"] == 0.05
+    page = tmp_path / "page.html"
+    played.save(page)
+    html = page.read_text()
+    assert html.count("<svg") > 4
+    assert "script" not in html
+    assert ElementTree.fromstring(played._repr_html_()).find(".//table") is not None
+    with pytest.raises(UsageError, match="cannot be written: No such file"):
+        played.save(tmp_path / "none" / "page.html")
+
+
+@pytest.mark.parametrize("make", [torch_model, jax_model, keras_model])
+def test_every_kind_of_model_is_rehearsed_with_the_same_bits_for_a_seed(make: Any) -> None:
+    first, again = (rehearsed(make(), workers=4) for _ in range(2))
+    assert [run.digest for run in first.runs] == [run.digest for run in again.runs]
+    assert [run.loss for run in first.runs] == [run.loss for run in again.runs]
+    one, ours, _ = first.runs
+    assert ours.loss < 0.9 * one.points[0].measures["loss"]
+    assert ours.replicas_equal
+
+
+def test_times_are_measured_where_no_step_is_given() -> None:
+    made = rehearsed(momentum_network(), step=None, workers=1, jitter=0.3)
+    times = made.conditions.times
+    assert 0 < times.step_s < 1
+    assert 0 < times.encode_s < 1
+    assert times.jitter == 0.3
+
+
+def test_a_loss_to_reach_may_be_out_of_reach() -> None:
+    made = rehearsed(momentum_network(), to_loss=-1.0)
+    assert made.runs[0].seconds_to_loss is None
+    assert "not reached" in str(made)
+    assert math.isfinite(made.best.loss)
+
+
+def test_a_sample_is_said_to_be_one() -> None:
+    made = rehearsed(momentum_network(), rows=64, workers=2)
+    assert (made.rows, made.rows_total) == (64, ROWS)
+    assert "64 of 256 rows: an epoch of all takes 4 times as long" in str(made)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"workers": ()}, r"workers=\(\): must be numbers of workers, such as"),
+        ({"workers": (1, 0)}, "workers=0"),
+        ({"workers": "1,4"}, "workers='1,4': must be numbers"),
+        ({"workers": (10_000,)}, "workers=10000: at most 4,096"),
+        ({"link": "fast"}, "link='fast': rate 'fast': write it as tc does"),
+        ({"link": 0}, "link=0.0: must be above 0"),
+        ({"latency": -1}, "latency=-1.0: must be 0 or more seconds"),
+        ({"step": "soon"}, "step='soon': duration 'soon': write 300ms"),
+        ({"jitter": 1.5}, "jitter=1.5: must be from 0 to below 1"),
+        ({"straggler": "0.5"}, "straggler='0.5': write NUMBERxSPEED, such as '1x0.5'"),
+        ({"straggler": "1x2"}, "straggler=2.0: must be above 0 and at most 1"),
+        ({"kill": -1}, "kill=-1"),
+        ({"rows": 0}, "rows=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"scaling": "linear"}, "scaling='linear': must be of sequential, ddp"),
+        ({"to_loss": math.nan}, "to_loss=nan: must be a finite number"),
+        ({"stragler": "1x0.5"}, "rehearse knows no option stragler; did you mean straggler?"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        RehearsalRequest.from_options(**given)
+
+
+def test_more_workers_than_rows_and_rounds_are_refused() -> None:
+    with pytest.raises(UsageError, match="workers=300: the sample has 256 rows"):
+        rehearsed(momentum_network(), workers=300)
+    with (
+        ParallelWrapper(momentum_network(), workers=2, training_mode="AVERAGING") as wrapper,
+        pytest.raises(UsageError, match="trains in rounds, which rehearse does not play"),
+    ):
+        wrapper.rehearse(rows(), **SETTINGS)
+
+
+def test_a_sample_has_its_size_and_is_the_same_for_a_seed() -> None:
+    data = np.arange(40_000, dtype=np.float32).reshape(20_000, 2), np.zeros(20_000, np.int64)
+
+    def drawn(count: int, seed: int) -> Any:
+        return sample_blocks(read_data_blocks(data, ColumnSpec()), count, seed)
+
+    some, again, other = drawn(500, 0), drawn(500, 0), drawn(500, 1)
+    assert (some.rows, some.total) == (500, 20_000)
+    numbers = [np.concatenate([b.numbers for b in each.blocks]) for each in (some, again, other)]
+    np.testing.assert_array_equal(numbers[0], numbers[1])
+    assert not np.array_equal(numbers[0], numbers[2])
+    assert 8_000 < numbers[0].mean() < 12_000
+    assert drawn(50_000, 0).rows == 20_000
+
+
+def test_a_sample_of_parts_is_one_of_all() -> None:
+    data = np.arange(4_000, dtype=np.float32).reshape(2_000, 2), np.zeros(2_000, np.int64)
+    whole, merged = RowSampler(100, 0), RowSampler(100, 0)
+    for block in read_data_blocks(data, ColumnSpec()):
+        whole.add(block)
+    for source in range(3):
+        part = RowSampler(100, 0, source)
+        for block in read_data_blocks(data, ColumnSpec()):
+            part.add(block)
+        merged.merge(part.take(), part.total)
+    sample = merged.finish()
+    assert (sample.rows, sample.total) == (100, 6_000)
+    with pytest.raises(UsageError, match="the data have no rows to rehearse with"):
+        RowSampler(100, 0).finish()
