@@ -95,6 +95,7 @@ class EpochHistory:
     """The driver's record of all epochs of a fit, by partition and task attempt."""
 
     first_epoch: int = 0  # number of epochs in earlier fits
+
     # (partition, attempt) -> epoch -> sums
     _attempts: dict[tuple[int, int], dict[int, PartitionEpoch]] = field(default_factory=dict)
     _resumed_epochs: list[Epoch] = field(default_factory=list)  # completed before resuming the fit

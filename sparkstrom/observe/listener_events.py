@@ -94,6 +94,7 @@ class EpochEnd:
     examples: int  # rows trained, over all partitions
     seconds: float  # since the fit began
     copy: Callable[[], Any] = field(repr=False, compare=False)  # implements ``snapshot``
+
     # Implements ``evaluate``.
     evaluator: Callable[..., Any] = field(repr=False, compare=False)
 

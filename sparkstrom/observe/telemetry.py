@@ -71,6 +71,7 @@ class EpochFigures:
 
     finished: int  # number of the latest finished epoch, from 0 in this fit
     held_weight: float  # total weight of held-out rows; 0: none
+
     # epoch -> weighted sum of losses or correct predictions over the held-out rows
     held_sums: dict[int, float] = field(metadata={WIRE_NAME: "held@"}, default_factory=dict)
     # epoch -> sum of losses over the trained rows
@@ -110,6 +111,7 @@ class TrainingCounters:
     loss_sum: float = counter(default=0.0)  # sum of the rows' losses
     last_loss_sum: float = counter(default=0.0)  # loss_sum of the latest finished epoch alone
     last_examples: int = counter()  # examples of the latest finished epoch alone
+
     # A worker that replaces another one reads the same rows.
     rows_held_out: int = counter(once_per_partition=True)
     spilled_bytes: int = counter(once_per_partition=True)  # rows on local disk
@@ -121,9 +123,11 @@ class TrainingCounters:
     mass_left: float = counter(default=0.0)  # removed from the residual: sent, clipped or scaled
     mass_waited: float = counter(default=0.0)  # mass x steps of this worker spent in the residual
     overflows: int = counter("breaches")  # parameters beyond the exact range
+
     # Squared Euclidean norm of the residual; None until training ends.
     residual_square: float | None = counter(default=None, merge=sum_known)
     tau: float | None = counter(default=None, merge=mean_known)  # None: nothing published yet
+
     # Seconds by activity.
     seconds: dict[str, float] = field(metadata={WIRE_NAME: "s_"}, default_factory=dict)
     # None: no epoch has ended yet.
@@ -168,6 +172,7 @@ class NodeCounters:
     rejected: int = counter()  # frames that are damaged or not from this job
     round_s: float | None = None  # seconds from an update to its commit
     ignored: int = counter()  # messages that the protocol ignored
+
     # Bytes by media driver; None before the first report.
     links: LinkBytes | None = field(metadata={WIRE_NAME: ""}, default=None)
     # The latest slow link to a child; None: no link is slow.

@@ -127,7 +127,7 @@ class ImportedDenseNetwork(DenseNetwork):
 
 
 def make_dense_network(network: SavedNetwork) -> ImportedDenseNetwork | None:
-    """Return a DenseNetwork that computes and trains identically; None if there is none."""
+    """Return a DenseNetwork that computes and trains identically; None if no DenseNetwork does."""
     specs = network.specs
     try:
         rules = [_get_rules_by_role(spec) for spec in specs]

@@ -115,7 +115,7 @@ def is_overridden(module: Any, name: str) -> bool:
 
 
 def check_module(module: Any) -> None:
-    """Raise UsageError, naming the part, if a part of the module would not be used here."""
+    """Raise UsageError, naming the part, if the module has a part that would not be used here."""
     kind = type(module).__name__
     if find_lightning_base(module) is None:
         raise UsageError(
@@ -371,8 +371,8 @@ class LightningModel(FlatModule):
     """A LightningModule as a flat-parameter model, with automatic optimization.
 
     ``training_step``, ``configure_optimizers`` and the hooks around a step are the module's own.
-    ``validation_step`` evaluates on held-out rows. ``predict_step`` predicts or, if the module has
-    none, ``forward``.
+    ``validation_step`` evaluates on held-out rows. Predictions come from ``predict_step`` or, if
+    the module does not define it, from ``forward``.
 
     Args:
         module: the LightningModule.

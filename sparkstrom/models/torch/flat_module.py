@@ -433,7 +433,7 @@ class FlatModule:
         return self._module
 
     def frozen_parameters(self) -> list[slice]:
-        """Return the slices of the flat vector whose parameters have no ``requires_grad``."""
+        """Return the slices of the flat vector whose parameters have ``requires_grad=False``."""
         return [
             slice(start, start + parameter.numel())
             for parameter, start in zip(
@@ -635,7 +635,7 @@ class FlatModule:
         return {k: v for k, v in self._module.state_dict().items() if torch.is_tensor(v)}
 
     def _require_bound(self) -> ParameterViews:
-        """Return the views that the parameters are; fail if ``bind`` has not been called."""
+        """Return the ``ParameterViews``; fail if ``bind`` has not been called."""
         assert self._views is not None, "bind parameters first"
         return self._views
 

@@ -103,7 +103,7 @@ class TorchModel(FlatModule):
 
     KIND = "torch"
     _first_rate: float | None = None  # learning rate before the first step
-    _is_warned = False  # whether a rate that ReduceLROnPlateau made collapse was reported
+    _is_warned = False  # whether a rate collapse by ReduceLROnPlateau was reported
     OPTIONS: tuple[str, ...] = (
         *("_loss", "_custom", "_factories", "_device_wanted", "_clip_norm", "_accumulate"),
         *("_autocast", "_outputs_kind", "_interval"),

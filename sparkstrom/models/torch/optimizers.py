@@ -539,7 +539,7 @@ def _store_options(tree: Any, path: str, state: State) -> None:
 
 
 def _fill_tree(tree: Any, path: str, remaining: State) -> Any:
-    """Return the tree with stored numbers filled in, which are removed from ``remaining``."""
+    """Fill stored numbers into the tree and return it; remove those numbers from ``remaining``."""
     if isinstance(tree, dict):
         made = copy.copy(tree)
         for key, value in tree.items():

@@ -91,6 +91,7 @@ class FitHistory:
 
     begin: dict[str, Any] = field(default_factory=dict)  # the first line
     seconds: list[float] = field(default_factory=list)  # time of each iteration, never descending
+
     # Values at each iteration, by name.
     columns: dict[str, Values] = field(
         default_factory=lambda: {name: [] for name in ITERATION_COLUMNS}

@@ -435,7 +435,7 @@ HtmlChild = Element | str | None
 
 
 def make_element(tag: str, *children: HtmlChild, **attributes: Any) -> Element:
-    """Make an HTML element with children and attributes, omitting those that are None.
+    """Make an HTML element from children and attributes; None is omitted.
 
     In attribute names, ``class_`` means class, and other underscores mean hyphens.
     """
