@@ -174,7 +174,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     activity: Activity
     final: SeqField | None = None  # seq of its last update; None: more may follow
     audit: AuditAnswer | None = None  # None: not audited yet
-    # Cumulative counters (``observe.telemetry``); None: none sampled yet.
+    # Cumulative counters (``observe.telemetry``); None: as in the status before, or none yet.
     stats: Annotated[dict[str, float], msgspec.Meta(max_length=256)] | None = None
     lag: U63 = 0  # commits behind its parent, a power of two; 0 unless it has lasted
     lends: bool = False  # other workers may copy its optimizer state
@@ -363,6 +363,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     commit: CommitField
     origin: NodeField
     seq: SeqField
+    slowest: U63 = 0  # steps of the slowest live, unfinished worker when this was numbered
     payload: Payload  # NOTHING when it goes to its own origin
 
 

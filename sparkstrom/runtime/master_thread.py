@@ -257,7 +257,8 @@ class MasterThread(threading.Thread):
 
     def _exchange(self) -> None:
         """Handle messages and requests, then send. Raise DriverLost if the media driver died."""
-        wait_s = self._message_endpoint.poll_timeout_s(self._machine.children.needs_fast_tick)
+        due_in_s = self._machine.children.state_due_s - self._clock.monotonic_s()
+        wait_s = self._message_endpoint.poll_timeout_s(due_in_s)
         for sender, message in self._message_endpoint.receive(wait_s):
             self._step(ev.Received(sender, message))
         for node, size in self._message_endpoint.arriving():

@@ -9,6 +9,7 @@ obsolete.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -255,7 +256,7 @@ CONTROL_PIECE_BYTES = 8192 - OVERHEAD_BYTES  # fits the smallest log of a contro
 INCOMPLETE_SENDERS_MAX = 1024  # senders whose partial messages the join stream keeps
 SUPERSEDING_MESSAGES = (Heartbeat, State)  # each contains all that the one before it did
 IDLE_POLL_S = 0.02  # interval of duty cycles; frames and wakes end the wait at once
-FAST_POLL_S = 0.001  # if something is due soon, or frames wait to be sent
+FAST_POLL_S = 0.001  # if frames wait to be sent
 LOCAL_STREAM_OFFSET = 2  # local streams of an edge are numbered this much above its UDP streams
 
 
@@ -545,9 +546,13 @@ class MessageEndpoint:
             self._newest_update = key
             self.traffic.update_bytes += sum(map(len, frames))
 
-    def poll_timeout_s(self, is_urgent: bool) -> float:
-        """Return how long the next ``receive`` should wait: briefly if frames wait to be sent."""
-        return FAST_POLL_S if is_urgent or self.waiting else IDLE_POLL_S
+    def poll_timeout_s(self, due_in_s: float = math.inf) -> float:
+        """Return how long the next ``receive`` should wait: briefly if frames wait to be sent.
+
+        ``due_in_s``: seconds until something else is due.
+        """
+        longest_s = FAST_POLL_S if self.waiting else IDLE_POLL_S
+        return max(0.0, min(due_in_s, longest_s))
 
     def receive(self, wait_s: float) -> Iterator[tuple[NodeId | None, Message]]:
         """Yield messages with their senders' ids (None for direct messages).

@@ -243,8 +243,9 @@ class NodeThread(threading.Thread):
 
     def _exchange(self) -> None:
         """Handle messages and trainer's events, then send. Raise DriverLost if the driver died."""
+        due_in_s = self._machine.tick_due_s - self._clock.monotonic_s()
         for sender, message in self._message_endpoint.receive(
-            self._message_endpoint.poll_timeout_s(self._machine.needs_fast_tick)
+            self._message_endpoint.poll_timeout_s(due_in_s)
         ):
             self._step(ev.Received(sender, message))
         for node, size in self._message_endpoint.arriving():
@@ -390,9 +391,7 @@ class NodeThread(threading.Thread):
             while self._message_endpoint.flush() or self._message_endpoint.waiting:
                 if self._clock.monotonic_s() > until_s:
                     return
-                for _ in self._message_endpoint.receive(
-                    self._message_endpoint.poll_timeout_s(is_urgent=False)
-                ):
+                for _ in self._message_endpoint.receive(self._message_endpoint.poll_timeout_s()):
                     pass  # discarded; polling only lets frames go out
         except DriverLost as lost:
             log.warning("the media driver died before all was read_output at the end (%s)", lost)

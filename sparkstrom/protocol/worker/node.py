@@ -140,7 +140,7 @@ class Directives:
         workers = max(1, state.training)  # this one, which the master may not know yet
         limit = None
         if workers > 1:
-            limit, waits = self._step_limit(state, workers)
+            limit, waits = self._step_limit(workers)
             if limit is not None and self._trainer.steps >= limit:
                 return waits
         publishes = most is None or len(self._in_flight) < most
@@ -158,7 +158,7 @@ class Directives:
         waits_s = max(state.wait_ms / 1000, round(self._children.wait_s, 3))
         return max(self._in_flight.round_s, waits_s)
 
-    def _step_limit(self, state: State, workers: int) -> tuple[int | None, Directive]:
+    def _step_limit(self, workers: int) -> tuple[int | None, Directive]:
         """Return the step count at which training waits (None: no limit), and the directive for the
         wait.
 
@@ -169,7 +169,7 @@ class Directives:
         limits = self._limits
         limit, waits = None, AHEAD
         if limits.max_lead is not None:
-            limit = self._trainer.steps_at_pace(state.slowest + limits.max_lead)
+            limit = self._trainer.steps_at_pace(self._fit.slowest + limits.max_lead)
         if limits.max_staleness is not None:
             beside = max(limits.max_staleness, limits.age_of_updates // workers - limits.steps_each)
             oldest = self._in_flight.oldest
@@ -404,11 +404,9 @@ class Node(NodeParts):
         return self.report_flag.is_set
 
     @property
-    def needs_fast_tick(self) -> bool:
-        """Return whether a report or a state is due within milliseconds, so the caller should tick
-        soon.
-        """
-        return self.report_flag.is_set or self.children.needs_fast_tick
+    def tick_due_s(self) -> float:
+        """Return when a report or a state that is held back is due; infinity without any."""
+        return min(self.reporting.news_due_s, self.children.state_due_s)
 
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
         """Process one event and return the effects, then update ``directive``."""
@@ -443,7 +441,7 @@ class Node(NodeParts):
                 return self._on_published(event, now_s)
             case ev.StepCompleted():
                 position = Position(event.epoch, event.batch)
-                self.trainer.advance(position, event.steps, now_s)
+                self.trainer.advance(position, event.steps, now_s, published=False)
             case ev.ActivityChanged(activity=activity):
                 self.trainer.set_activity(Activity(activity), now_s)
             case ev.TrainerPaused(number=number):
@@ -494,7 +492,8 @@ class Node(NodeParts):
 
     def _on_published(self, made: ev.UpdatePublished, now_s: float) -> list[Effect]:
         """Make a numbered update of a publication, and send it if the parent is attached."""
-        self.trainer.advance(Position(made.epoch, made.batch), made.steps, now_s)
+        position = Position(made.epoch, made.batch)
+        self.trainer.advance(position, made.steps, now_s, published=True)
         update = Update(
             origin=self.membership.id,
             seq=Seq(self.in_flight.last_seq + 1),
@@ -568,6 +567,8 @@ class Node(NodeParts):
         link, replication = self.link, self.replication
         if isinstance(message, Data):
             link.on_data(message)
+        if isinstance(message, Commit):
+            self.fit.note_pace(message.slowest)
         match message:  # what comes most comes first
             case Commit() if link.stage is ATTACHED:
                 return replication.on_commit(message, now_s)
