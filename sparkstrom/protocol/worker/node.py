@@ -80,6 +80,7 @@ from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
 from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
 from sparkstrom.protocol.worker.replication import Relaying, Replication
 
+QUIET_EVENTS = (ev.CommitApplied, ev.ActivityChanged, ev.DataArriving)  # change no directive
 RUNNING = Phase.RUNNING  # see ``stages``: this is asked after every event
 JOINING = Directive(Command.WAIT, "joining")
 GATHERING = Directive(Command.WAIT, "the others have not joined yet")
@@ -411,6 +412,8 @@ class Node(NodeParts):
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
         """Process one event and return the effects, then update ``directive``."""
         effects = self._react(event, now_s)
+        if isinstance(event, QUIET_EVENTS):
+            return effects
         if self.task.stage is TRAINING:
             self.directive = self._directives.current()
             if self.directive is DONE:
@@ -621,9 +624,10 @@ class Node(NodeParts):
         link.on_state(state, now_s)
         if self.membership.node in state.closed:
             return [ev.ReopenStreams()]  # the master will say what that means
+        effects = link.send_queued(now_s)
         if not fit.accept_state(state, now_s):
             self.ignored.count(state, IgnoreReason.LATE)
-            return []
+            return effects
         if known is None or state.beat > known.beat:
             link.reset_patience()
         self.replication.note_state(state, now_s)
@@ -633,7 +637,7 @@ class Node(NodeParts):
             known is None or _relayed_part(state) != _relayed_part(known)
         ):
             self.children.announce_state()
-        return []
+        return effects
 
     def _on_tick(self, now_s: float) -> list[Effect]:
         """Run all periodic work: deadlines, children, reports, requests, a new edge."""

@@ -29,7 +29,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from ctypes import CDLL, c_void_p, cast
+from ctypes import CDLL, PYFUNCTYPE, c_char_p, c_int64, c_size_t, c_void_p, cast
 from typing import Any, Final
 
 import numpy as np
@@ -236,14 +236,19 @@ class SubscriptionPoller:
 
 
 FRAME_HEADER_BYTES: Final = 32  # of each fragment
-OFFER_FRAMES_MAX: Final = 64  # bounds the cost of offering a long queue that is stuck
+# Return codes of aeron_*_publication_offer.
+NOT_CONNECTED, BACK_PRESSURED, ADMIN_ACTION, CLOSED, MAX_POSITION_EXCEEDED = -1, -2, -3, -4, -5
+ADMIN_RETRIES: Final = 3  # the term rotated during the call, so the next one succeeds
+# aeron_exclusive_publication_offer(publication, frame, length, supplier, clientd). It copies the
+# frame and never blocks, so the GIL is kept: getting it back would take longer than the call.
+OFFER: Final = PYFUNCTYPE(c_int64, c_void_p, c_char_p, c_size_t, c_void_p, c_void_p)
 
 OFFER_RESULTS: Final = {
-    kernels.NOT_CONNECTED: OfferResult.UNCONNECTED,
-    kernels.BACK_PRESSURED: OfferResult.BUSY,
-    kernels.ADMIN_ACTION: OfferResult.BUSY,
-    kernels.CLOSED: OfferResult.CLOSED,
-    kernels.MAX_POSITION_EXCEEDED: OfferResult.CLOSED,
+    NOT_CONNECTED: OfferResult.UNCONNECTED,
+    BACK_PRESSURED: OfferResult.BUSY,
+    ADMIN_ACTION: OfferResult.BUSY,
+    CLOSED: OfferResult.CLOSED,
+    MAX_POSITION_EXCEEDED: OfferResult.CLOSED,
 }
 
 
@@ -283,14 +288,12 @@ class AeronSender:
         """
         self._aeron, self._uri, self._stream, self._frame_max = aeron, uri, stream, frame_max
         self._require_driver, self._revoke = require_driver, revoke
-        self._offer_address = aeron.function_address("aeron_exclusive_publication_offer")
+        self._offer = OFFER(aeron.function_address("aeron_exclusive_publication_offer"))
         self._publication: Any = None
         self._failure: TransportError | None = None
         self._is_closed = False
         self._reconnects, self._datagram_bytes = reconnects, datagram_bytes
         self._is_same_host, self._bell = is_same_host, bell
-        self._frames = np.zeros((OFFER_FRAMES_MAX, 2), np.int64)
-        self._offer_code = np.zeros(1, np.int64)
         self.frames_sent = self.bytes_sent = 0
         self.datagrams = 0  # approximate: frames offered together share datagrams
         self.same_host_bytes = 0  # to this host without a network interface, headers included
@@ -342,36 +345,32 @@ class AeronSender:
         self._require_driver("offering frames")
         if self._publication is None:  # not open yet, or broken
             return 0, OfferResult.UNCONNECTED
-        sent, result = 0, OfferResult.SENT
-        while sent < len(frames) and result is OfferResult.SENT:
-            part = frames[sent : sent + OFFER_FRAMES_MAX]
-            count = self._offer_batch(part)
-            sent += count
-            if count < len(part):
-                result = self._map_offer_code()
-        if sent and self._bell is not None:
-            self._bell.ring()
-        return sent, result
+        publication, sent, code = pointer_to_int(self._publication), 0, 0
+        for frame in frames:
+            if (code := self._offer_frame(publication, frame)) < 0:
+                break
+            sent += 1
+        if sent:
+            self._count_sent(sent, sum(map(len, frames[:sent])))
+            if self._bell is not None:
+                self._bell.ring()
+        return sent, OfferResult.SENT if code >= 0 else self._map_offer_code(code)
 
-    def _offer_batch(self, part: Sequence[bytes]) -> int:
-        """Offer up to OFFER_FRAMES_MAX frames in one kernel call; return how many were sent."""
-        for i, frame in enumerate(part):
-            if len(frame) > self._frame_max:
-                raise UsageError(
-                    f"a frame of {len(frame)} bytes on {self}: the limit is {self._frame_max}; "
-                    "split it"
-                )
-            self._frames[i] = pointer_to_int(ffi.from_buffer(frame)), len(frame)
-        count = int(
-            kernels.offer_frames(
-                self._offer_address,
-                pointer_to_int(self._publication),
-                self._frames[: len(part)],
-                self._offer_code,
+    def _offer_frame(self, publication: int, frame: bytes) -> int:
+        """Offer one frame; return Aeron's position, or its negative code."""
+        if len(frame) > self._frame_max:
+            raise UsageError(
+                f"a frame of {len(frame)} bytes on {self}: the limit is {self._frame_max}; split it"
             )
-        )
+        for _ in range(ADMIN_RETRIES):
+            code: int = self._offer(publication, frame, len(frame), None, None)
+            if code != ADMIN_ACTION:
+                break
+        return code
+
+    def _count_sent(self, count: int, sent_bytes: int) -> None:
+        """Count frames that were offered together."""
         self.frames_sent += count
-        sent_bytes = int(self._frames[:count, 1].sum())
         self.bytes_sent += sent_bytes
         if self._datagram_bytes:
             framed_bytes = sent_bytes + count * FRAME_HEADER_BYTES
@@ -379,14 +378,12 @@ class AeronSender:
                 self.same_host_bytes += framed_bytes
             else:
                 self.datagrams += -(-framed_bytes // self._datagram_bytes)
-        return count
 
-    def _map_offer_code(self) -> OfferResult:
-        """Return the result for Aeron's last code; raise TransportError for an unexpected one."""
-        code = int(self._offer_code[0])
+    def _map_offer_code(self, code: int) -> OfferResult:
+        """Return the result for a code of Aeron's; raise TransportError for an unexpected one."""
         if code not in OFFER_RESULTS:
             raise self._aeron.failure(f"offering on {self}")
-        if code == kernels.NOT_CONNECTED and self.frames_sent and not self._reconnects:
+        if code == NOT_CONNECTED and self.frames_sent and not self._reconnects:
             self._revoke_if_open()
         return OFFER_RESULTS[code]
 

@@ -1,4 +1,4 @@
-"""Numba kernels that poll and offer through Aeron's C functions, without the GIL.
+"""Numba kernels that poll through Aeron's C functions, without the GIL.
 
 Aeron passes each fragment to ``on_fragment``, a C callback compiled by Numba, which assembles
 frames and copies complete ones into the caller's buffer. If that is full it returns ABORT, and
@@ -76,10 +76,6 @@ FRAME_HEADER_BYTES, FLAGS_OFFSET, SESSION_OFFSET = (
     12,
 )
 
-# Return codes of aeron_*_publication_offer.
-NOT_CONNECTED, BACK_PRESSURED, ADMIN_ACTION, CLOSED, MAX_POSITION_EXCEEDED = -1, -2, -3, -4, -5
-ADMIN_RETRIES = 3  # the term rotated during the call, so the next one succeeds
-
 FRAGMENTS_PER_TURN = 64  # polled from one subscription before the next one
 BUSY_TURNS_MAX = 256  # bounds a poll during a flood of incomplete frames
 # Waits double. Local senders ring, so while only those send the first wait is the longest.
@@ -106,15 +102,6 @@ def call_poll(typing: Any, address: Any, sub: Any, handler: Any, inbox: Any, lim
     """Call ``aeron_subscription_controlled_poll(sub, handler, clientd, limit)``; returns int."""
     result, build = _c_call_intrinsic(32, 4)
     return result(*[types.int64] * 5), build
-
-
-@native
-def call_offer(
-    typing: Any, address: Any, pub: Any, frame: Any, length: Any, supplier: Any, clientd: Any
-) -> Any:
-    """Call ``aeron_exclusive_publication_offer``, whose arguments follow ``address``; int64."""
-    result, build = _c_call_intrinsic(64, 5)
-    return result(*[types.int64] * 6), build
 
 
 @native
@@ -340,22 +327,3 @@ def poll_subscriptions(
             return 0
         if not park(functions, inbox[INBOX_BELL], parking, parking_address, min(park_us, left_us)):
             park_us = min(2 * park_us, PARK_US_MAX)
-
-
-@kernel("int64(int64, int64, int64[:, ::1], int64[::1])")
-def offer_frames(offer: int, publication: int, frames: Any, out: Any) -> int:
-    """Offer frames in order until one is not accepted.
-
-    offer, publication  i64      in    addresses
-    frames              i64[n,2] in    (address, bytes) of each frame
-    out                 i64[1]   out   Aeron's last result: a position, or an error code
-    returns             i64            number of accepted frames
-    """
-    for i in range(frames.shape[0]):
-        for _ in range(ADMIN_RETRIES):
-            out[0] = call_offer(offer, publication, frames[i, 0], frames[i, 1], 0, 0)
-            if out[0] != ADMIN_ACTION:
-                break
-        if out[0] < 0:
-            return i
-    return len(frames)
