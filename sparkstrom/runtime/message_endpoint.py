@@ -353,6 +353,7 @@ class MessageEndpoint:
         self._reassembler = Reassembler(message_bytes_max)
         self.encodings = EncodingCache()
         self._newest_update = (MASTER, Seq(0))
+        self._has_unsent = False  # the last flush left frames
         # neighbour -> bytes of a partly received data message
         self._arriving: dict[NodeId, int] = {}
 
@@ -508,7 +509,13 @@ class MessageEndpoint:
     def flush(self) -> int:
         """Offer waiting frames on all streams, control first; return how many were sent."""
         self.encodings.clear()
-        return sum([self._replies.flush(), *(box.flush() for box in self._outboxes())])
+        sent, unsent = self._replies.flush(), len(self._replies)
+        for box in self._outboxes():
+            if waiting := len(box):
+                taken = box.flush()
+                sent, unsent = sent + taken, unsent + waiting - taken
+        self._has_unsent = unsent > 0
+        return sent
 
     @property
     def waiting(self) -> int:
@@ -551,7 +558,7 @@ class MessageEndpoint:
 
         ``due_in_s``: seconds until something else is due.
         """
-        longest_s = FAST_POLL_S if self.waiting else IDLE_POLL_S
+        longest_s = FAST_POLL_S if self._has_unsent else IDLE_POLL_S
         return max(0.0, min(due_in_s, longest_s))
 
     def receive(self, wait_s: float) -> Iterator[tuple[NodeId | None, Message]]:
