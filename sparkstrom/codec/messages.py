@@ -180,7 +180,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     activity: Activity
     final: SeqField | None = None  # number of its last update; None: more may follow
     audit: AuditAnswer | None = None  # None: not audited yet
-    # Cumulative counters (``observe.telemetry``); None: not sampled yet.
+    # Cumulative counters (``observe.telemetry``); None: as in the last status, or none sampled yet.
     stats: Annotated[dict[str, float], msgspec.Meta(max_length=256)] | None = None
     lag: U63 = 0  # commits behind its parent, as a power of two; 0 unless the lag has lasted
     lends: bool = False  # other workers may copy this node's optimizer state
@@ -370,6 +370,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     commit: CommitField
     origin: NodeField
     seq: SeqField
+    slowest: U63 = 0  # steps of the slowest live, unfinished worker when this was numbered
     payload: Payload  # NOTHING if the message goes to the update's own origin
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
 from typing import Self
 
+import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -71,8 +71,7 @@ class FrameError(WireError):
         return f"{self.rejection}: {self.detail}" if self.detail else self.rejection
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True):
     """A frame's unencrypted header: sender, receiver, position. ``HEADER`` defines the layout."""
 
     kind: int

@@ -45,9 +45,9 @@ class Kind(enum.IntEnum):
 # | u8 form | 3 zero | u32 tau_quanta | u32 count | u32 payload_bytes | payload
 UPDATE_HEADER = struct.Struct("<IQQIIQB3xIII")
 
-# u64 commit | u32 origin | u64 seq | u8 form | 3 zero | u32 tau_quanta | u32 count
+# u64 commit | u32 origin | u64 seq | u64 slowest | u8 form | 3 zero | u32 tau_quanta | u32 count
 # | u32 payload_bytes | payload             (empty payload: sent to the update's own origin)
-COMMITTED_HEADER = struct.Struct("<QIQB3xIII")
+COMMITTED_HEADER = struct.Struct("<QIQQB3xIII")
 
 # u32 index | u64 commit | u32 payload_bytes | payload
 CHUNK_HEADER = struct.Struct("<IQI")
@@ -93,6 +93,7 @@ def encode(message: Message) -> tuple[Kind, bytes]:
                 message.commit,
                 message.origin,
                 message.seq,
+                message.slowest,
                 *_payload_header_fields(message.payload),
             )
             return Kind.COMMITTED, head + message.payload.data
@@ -216,11 +217,12 @@ def _decode_update(body: bytes) -> Update:
 def _decode_commit(body: bytes) -> Commit:
     """Decode a commit message. Raise WireError if it is invalid."""
     fields, data = _split_header_and_payload(COMMITTED_HEADER, body, "commit")
-    commit, origin, seq, form, tau_quanta, count = fields
+    commit, origin, seq, slowest, form, tau_quanta, count = fields
     _check_number("commit", commit)
     _check_number("seq", seq)
+    _check_number("slowest", slowest, least=0)
     payload = Payload(form, tau_quanta, count, data)
-    return Commit(commit=commit, origin=origin, seq=seq, payload=payload)
+    return Commit(commit=commit, origin=origin, seq=seq, slowest=slowest, payload=payload)
 
 
 def _decode_chunk(body: bytes) -> Chunk:

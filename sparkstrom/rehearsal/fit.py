@@ -28,9 +28,9 @@ from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.links import Edge, VirtualNetwork
-from sparkstrom.rehearsal.worker import CYCLE_S, MASTER_ADDRESS, RehearsedWorker
+from sparkstrom.rehearsal.worker import MASTER_ADDRESS, RehearsedWorker, next_tick_in_s
 from sparkstrom.runtime.fit_state import error_from_abort
-from sparkstrom.runtime.message_endpoint import FAST_POLL_S, MergeCache
+from sparkstrom.runtime.message_endpoint import MergeCache
 from sparkstrom.runtime.theta import Theta, snapshot_chunk_count
 from sparkstrom.simulation.timeline import Timeline
 from sparkstrom.worker.task_environment import TaskEnvironment
@@ -361,9 +361,8 @@ class MasterEndpoint:
         """Pass an event to the protocol's master and perform the effects."""
         ev.perform_all(self.machine.step(event, self._time.now_s), self._perform)
         self._player.on_commit(self.machine.partitions.minibatches)
-        is_tick = isinstance(event, ev.Tick)
-        if not is_tick or self.machine.children.needs_fast_tick:
-            self._tick_within(FAST_POLL_S if is_tick else CYCLE_S)
+        due_in_s = self.machine.children.state_due_s - self._time.now_s
+        self._tick_within(next_tick_in_s(event, due_in_s))
 
     def _tick_within(self, delay_s: float) -> None:
         """Run a duty cycle no later than after this time."""

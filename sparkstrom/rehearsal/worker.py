@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
 from dataclasses import replace
@@ -18,7 +19,8 @@ from sparkstrom.protocol.common.events import Directive
 from sparkstrom.protocol.worker.node import Node
 from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.links import Edge, VirtualNetwork
-from sparkstrom.runtime.message_endpoint import FAST_POLL_S, MergeCache
+from sparkstrom.runtime.message_endpoint import MergeCache
+from sparkstrom.runtime.node_thread import UPKEEP_INTERVAL_S
 from sparkstrom.runtime.optimizer_states import OptimizerStateServer, load_worker_state
 from sparkstrom.runtime.theta import Replica
 from sparkstrom.runtime.trainer import WAIT_POLL_S, Trainer
@@ -41,9 +43,18 @@ from sparkstrom.worker.training_task import (
 
 TRAINER_EFFECTS = frozenset(get_args(TrainerEffect))
 TOKEN_BITS = 63
-CYCLE_S = 1e-4  # from an event to the end of the duty cycle that handles it
+CYCLE_S = 1e-4  # the shortest time between two duty cycles
 WAKE_S = 2e-4  # until a waiting trainer's thread runs after it was notified
 STEP_SHARE_MIN = 0.1  # a step takes at least this share of its mean time
+
+
+def next_tick_in_s(event: ev.Event, due_in_s: float) -> float:
+    """Return the seconds from an event to the next tick, as ``runtime.node_thread`` does upkeep.
+
+    ``due_in_s``: seconds until a report or state that is held back is due; infinity without any.
+    """
+    upkeep_in_s = math.inf if isinstance(event, ev.Tick) else UPKEEP_INTERVAL_S
+    return max(CYCLE_S, min(due_in_s, upkeep_in_s))
 
 
 class Observer(Protocol):
@@ -148,9 +159,8 @@ class RehearsedWorker:
         ev.perform_all(self._node.step(event, self._time.now_s), self._perform)
         if len(self._inbox) or self._node.directive != before:
             self._wake_trainer()
-        is_tick = isinstance(event, ev.Tick)
-        if not is_tick or self._node.needs_fast_tick:
-            self._tick_within(FAST_POLL_S if is_tick else CYCLE_S)
+        due_in_s = self._node.tick_due_s - self._time.now_s
+        self._tick_within(next_tick_in_s(event, due_in_s))
 
     def _tick_within(self, delay_s: float) -> None:
         """Run a duty cycle of the node no later than after this time."""

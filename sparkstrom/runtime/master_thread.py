@@ -39,7 +39,12 @@ from sparkstrom.runtime.fit_state import (
     error_from_abort,
 )
 from sparkstrom.runtime.message_endpoint import MergeCache, MessageEndpoint
-from sparkstrom.runtime.node_thread import DriverRecovery, LinkBytesCounter, OpenTransport
+from sparkstrom.runtime.node_thread import (
+    UPKEEP_INTERVAL_S,
+    DriverRecovery,
+    LinkBytesCounter,
+    OpenTransport,
+)
 from sparkstrom.runtime.theta import Theta, snapshot_chunk_count
 
 log = logging.getLogger(__name__)
@@ -126,7 +131,7 @@ class MasterThread(threading.Thread):
         self._notes: list[str] = []
         self._other_notes: tuple[str, ...] = ()  # notes other than departures
         self._worker_log = WorkerLogBuffer()
-        self._progress_due_s = 0.0
+        self._progress_due_s = self._upkeep_due_s = 0.0
         self.progress = self._read_progress()
 
     def request_stop(self, reason: str) -> None:
@@ -257,7 +262,8 @@ class MasterThread(threading.Thread):
 
     def _exchange(self) -> None:
         """Handle messages and requests, then send. Raise DriverLost if the media driver died."""
-        wait_s = self._message_endpoint.poll_timeout_s(self._machine.children.needs_fast_tick)
+        due_in_s = self._machine.children.state_due_s - self._clock.monotonic_s()
+        wait_s = self._message_endpoint.poll_timeout_s(due_in_s)
         for sender, message in self._message_endpoint.receive(wait_s):
             self._step(ev.Received(sender, message))
         for node, size in self._message_endpoint.arriving():
@@ -266,7 +272,10 @@ class MasterThread(threading.Thread):
             self._step(self._requests.get())
         while not self._snapshot_requests.empty():
             self._snapshot_requests.get().set_result(self._make_snapshot())
-        self._step(ev.Tick())
+        now_s = self._clock.monotonic_s()
+        if now_s >= min(self._upkeep_due_s, self._machine.children.state_due_s):
+            self._upkeep_due_s = now_s + UPKEEP_INTERVAL_S
+            self._step(ev.Tick())
         self._sums.clear()
         self._message_endpoint.flush()
 

@@ -9,6 +9,7 @@ obsolete.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -255,7 +256,7 @@ CONTROL_PIECE_BYTES = 8192 - OVERHEAD_BYTES  # fits the smallest log of a contro
 INCOMPLETE_SENDERS_MAX = 1024  # senders whose partial messages the join stream keeps
 SUPERSEDING_MESSAGES = (Heartbeat, State)  # each contains all that the one before it did
 IDLE_POLL_S = 0.02  # interval of duty cycles; frames and wakes end the wait at once
-FAST_POLL_S = 0.001  # if something is due soon, or frames wait to be sent
+FAST_POLL_S = 0.001  # if frames wait to be sent
 LOCAL_STREAM_OFFSET = 2  # local streams of an edge are numbered this much above its UDP streams
 
 
@@ -352,6 +353,7 @@ class MessageEndpoint:
         self._reassembler = Reassembler(message_bytes_max)
         self.encodings = EncodingCache()
         self._newest_update = (MASTER, Seq(0))
+        self._has_unsent = False  # the last flush left frames
         # neighbour -> bytes of a partly received data message
         self._arriving: dict[NodeId, int] = {}
 
@@ -507,7 +509,13 @@ class MessageEndpoint:
     def flush(self) -> int:
         """Offer waiting frames on all streams, control first; return how many were sent."""
         self.encodings.clear()
-        return sum([self._replies.flush(), *(box.flush() for box in self._outboxes())])
+        sent, unsent = self._replies.flush(), len(self._replies)
+        for box in self._outboxes():
+            if waiting := len(box):
+                taken = box.flush()
+                sent, unsent = sent + taken, unsent + waiting - taken
+        self._has_unsent = unsent > 0
+        return sent
 
     @property
     def waiting(self) -> int:
@@ -545,9 +553,13 @@ class MessageEndpoint:
             self._newest_update = key
             self.traffic.update_bytes += sum(map(len, frames))
 
-    def poll_timeout_s(self, is_urgent: bool) -> float:
-        """Return how long the next ``receive`` should wait: briefly if frames wait to be sent."""
-        return FAST_POLL_S if is_urgent or self.waiting else IDLE_POLL_S
+    def poll_timeout_s(self, due_in_s: float = math.inf) -> float:
+        """Return how long the next ``receive`` should wait: briefly if frames wait to be sent.
+
+        ``due_in_s``: seconds until something else is due.
+        """
+        longest_s = FAST_POLL_S if self._has_unsent else IDLE_POLL_S
+        return max(0.0, min(due_in_s, longest_s))
 
     def receive(self, wait_s: float) -> Iterator[tuple[NodeId | None, Message]]:
         """Yield messages with their senders' ids (None for direct messages).

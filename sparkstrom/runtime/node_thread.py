@@ -122,7 +122,9 @@ class LinkBytesCounter:
 
 
 FINAL_FLUSH_S = 1.0  # limit for sending what is queued when a node exits
-COUNTERS_INTERVAL_S = 0.3
+UPKEEP_INTERVAL_S = 0.005  # of what need not follow every message
+COUNTERS_INTERVAL_S = 0.25
+TRAFFIC_INTERVAL_S = 1.0  # if only the node's own counters have changed
 OUTPUT_INTERVAL_S = 0.5  # interval of sending what the worker's code prints
 # In a large mesh all workers' counters take a bounded share of the links.
 COUNTERS_INTERVAL_S_PER_NODE = 0.005
@@ -204,7 +206,7 @@ class NodeThread(threading.Thread):
         self._recovery = DriverRecovery("this executor", self._replace_transport, clock)
         self._items: list[TrainerItem] = []
         self._link_bytes = LinkBytesCounter()
-        self._counters_due_s = self._output_due_s = 0.0
+        self._counters_due_s = self._traffic_due_s = self._output_due_s = self._upkeep_due_s = 0.0
         self._reported = WorkerCounters()  # the counters that were reported last
         self._stopping = threading.Event()
         self._stuck_reported = False
@@ -243,20 +245,28 @@ class NodeThread(threading.Thread):
 
     def _exchange(self) -> None:
         """Handle messages and trainer's events, then send. Raise DriverLost if the driver died."""
+        due_in_s = self._machine.tick_due_s - self._clock.monotonic_s()
         for sender, message in self._message_endpoint.receive(
-            self._message_endpoint.poll_timeout_s(self._machine.needs_fast_tick)
+            self._message_endpoint.poll_timeout_s(due_in_s)
         ):
             self._step(ev.Received(sender, message))
         for node, size in self._message_endpoint.arriving():
             self._step(ev.DataArriving(node, size))
         self._take_trainer_events()
+        now_s = self._clock.monotonic_s()
+        if now_s >= min(self._upkeep_due_s, self._machine.tick_due_s):
+            self._upkeep_due_s = now_s + UPKEEP_INTERVAL_S
+            self._do_upkeep()
+        self._sums.clear()
+        self._message_endpoint.flush()
+
+    def _do_upkeep(self) -> None:
+        """Do what is due by the time, whatever messages come."""
         self._step(ev.Tick())
         self._send_optimizer_chunks()
         self._report_counters()
         self._report_output(now=False)
         self._report_stuck_trainer()
-        self._sums.clear()
-        self._message_endpoint.flush()
 
     def _take_trainer_events(self) -> None:
         """Pass the trainer's events to the protocol machine.
@@ -269,7 +279,7 @@ class NodeThread(threading.Thread):
             except queue.Empty:
                 return
             if isinstance(event, ev.ReplicaHashed | ev.TrainerReleased):
-                self._counters_due_s = 0.0
+                self._counters_due_s = self._traffic_due_s = 0.0
                 self._report_counters()
             if isinstance(
                 event, ev.TrainerDrained | ev.ReplicaHashed | ev.TrainerReleased | ev.TrainerFailed
@@ -342,13 +352,14 @@ class NodeThread(threading.Thread):
     def _report_counters(self) -> None:
         """Pass the counters to the machine if they are due and have changed."""
         now_s = self._clock.monotonic_s()
-        if now_s < self._counters_due_s:
+        is_traffic_only = self._channel.stats is self._reported.training
+        if now_s < (self._traffic_due_s if is_traffic_only else self._counters_due_s):
             return
         state = self._machine.fit.state
         nodes = state.nodes if state is not None else 0
-        self._counters_due_s = now_s + max(
-            COUNTERS_INTERVAL_S, COUNTERS_INTERVAL_S_PER_NODE * nodes
-        )
+        least_s = COUNTERS_INTERVAL_S_PER_NODE * nodes
+        self._counters_due_s = now_s + max(COUNTERS_INTERVAL_S, least_s)
+        self._traffic_due_s = now_s + max(TRAFFIC_INTERVAL_S, least_s)
         own = NodeCounters(
             update_bytes=self._message_endpoint.traffic.update_bytes,
             wire_bytes=self._message_endpoint.traffic.wire_bytes,
@@ -390,9 +401,7 @@ class NodeThread(threading.Thread):
             while self._message_endpoint.flush() or self._message_endpoint.waiting:
                 if self._clock.monotonic_s() > until_s:
                     return
-                for _ in self._message_endpoint.receive(
-                    self._message_endpoint.poll_timeout_s(is_urgent=False)
-                ):
+                for _ in self._message_endpoint.receive(self._message_endpoint.poll_timeout_s()):
                     pass  # discarded; polling only lets frames go out
         except DriverLost as lost:
             log.warning("the media driver died before all was read_output at the end (%s)", lost)

@@ -147,7 +147,7 @@ class TrainerChannel:
 
     def publish(self, items: list[TrainerItem], command: Directive) -> None:
         """Make new items and the directive available to the trainer."""
-        if not items and command == self._command:
+        if not items and (command is self._command or command == self._command):
             return
         with self._changed:
             for item in items:
@@ -233,7 +233,8 @@ class ResidualAge:
 
 
 WAIT_POLL_S = 0.2  # longest wait before checking for a directive again
-COUNTERS_INTERVAL_S = 0.25
+COUNTERS_INTERVAL_S = 1.0
+EPOCH_COUNTERS_INTERVAL_S = 0.25  # at the end of epochs, for whose figures early stopping waits
 
 
 @dataclass(slots=True)
@@ -320,7 +321,7 @@ class Trainer:
             end=Position(options.epochs if batches.rows else 0, 0),
             publish_every=options.publish_every,
         )
-        self._counters_due_s = 0.0
+        self._counters_due_s = self._counted_s = 0.0
         self._read_s = 0.0  # when the present step's minibatch had been read
         self._epoch_loss, self._epoch_examples = 0.0, 0
         self._is_evaluator = not batches.rows and batches.held_out.rows > 0
@@ -444,6 +445,7 @@ class Trainer:
         held = self._evaluate() if self._batches.held_out.rows else (0.0, 0.0)
         loss, examples = self.counts.last_loss_sum, self.counts.last_examples
         self.epochs.add(PartitionEpoch(self._loop.position.epoch - 1, loss, examples, *held))
+        self._counters_due_s = self._counted_s + EPOCH_COUNTERS_INTERVAL_S
 
     def _evaluate_with_others(self) -> None:
         """Evaluate when other workers finish an epoch, if this partition has only held-out rows.
@@ -483,7 +485,8 @@ class Trainer:
         if not now and (self._final_reported or self._clock.monotonic_s() < self._counters_due_s):
             return
         self._final_reported |= now
-        self._counters_due_s = self._clock.monotonic_s() + COUNTERS_INTERVAL_S
+        self._counted_s = self._clock.monotonic_s()
+        self._counters_due_s = self._counted_s + COUNTERS_INTERVAL_S
         if now:
             self._residual_age.measure(self._replica, self.counts.steps)
         self._channel.stats = self._counters(is_final=now)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from sparkstrom.base.errors import UsageError
@@ -105,9 +106,9 @@ def test_a_seal_is_made_once_under_a_counter() -> None:
     seal = LossMarkingSeal(found.append)
     head = Header(1, 7, MASTER, 3, 1, 0, 1)
     seal.close(head, b"")
-    seal.close(replace(head, counter=2), b"")
+    seal.close(msgspec.structs.replace(head, counter=2), b"")
     assert found == []
-    seal.close(replace(head, edge=4), b"")
+    seal.close(msgspec.structs.replace(head, edge=4), b"")
     assert found == ["I7: node 7 seals twice under counter 1"]
 
 

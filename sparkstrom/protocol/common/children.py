@@ -6,6 +6,7 @@ numbered. A lease is the time of silence after which a node counts as gone.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -33,7 +34,9 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, Send
 from sparkstrom.protocol.common.flow_control import (
     HEADER_BYTES,
+    PROMPT_ACK_BYTES,
     QUEUE_S,
+    ROUTINE_SPACING_S,
     Backlog,
     SendWindow,
     entries_in_sum,
@@ -153,10 +156,19 @@ class Child:
     bytes_received: int = 0  # complete data messages that came over this edge, by weight
     arriving: int = 0  # bytes of an incomplete data message from it
     bytes_forwarded: int = 0  # bytes of ``bytes_received`` that were sent on to the parent
-    state_due: bool = True  # the next tick sends the state to it
+    state_due: bool = True  # there is news to send to it as a state
+    state_is_urgent: bool = True  # the child waits for the news
+    bytes_stated: int = 0  # ``bytes_forwarded`` in the last state
     state_s: float = -1.0  # when the state was last sent to it
     resend_backoffs: dict[NodeId, ResendBackoff] = field(default_factory=dict)  # by origin
     backlog: Backlog = field(default_factory=Backlog)  # how long data have waited for its link
+
+    @property
+    def next_state_s(self) -> float:
+        """Return the earliest time of the next state, which waits to gather acknowledgements."""
+        unstated = self.bytes_forwarded - self.bytes_stated
+        urgent = self.state_is_urgent or unstated >= PROMPT_ACK_BYTES
+        return self.state_s + (STATE_SPACING_S if urgent else ROUTINE_SPACING_S)
 
     def advance_stage(self, trigger: Trigger) -> None:
         """Move to the stage that follows from ``trigger``."""
@@ -164,7 +176,7 @@ class Child:
         assert (self.answer is None) == (self.stage is PROBE), f"node {self.node} has no answer"
 
 
-STATE_SPACING_S = 0.005  # between two states to one child, so that acknowledgements are gathered
+STATE_SPACING_S = 0.005  # between two states to one child of which the second is urgent
 AGAIN_FIRST_S = 1.0  # until the second request to resend; answers may cross slow links
 AGAIN_LONGEST_S = 60.0  # upper limit of this time, which doubles
 WAIT_MS_MAX = 3_600_000  # an hour, far below what ``State.wait_ms`` (u32) can hold
@@ -182,7 +194,7 @@ class Children:
         self.by_node: dict[NodeId, Child] = {}
         self._under_way = 0  # sum of ``link.under_way`` over all children
         self.slow_links: list[SlowLink] = []  # not reported yet; whoever reports them empties it
-        self.needs_fast_tick = False  # a state was held back for STATE_SPACING_S
+        self.state_due_s = math.inf  # when a state that is held back is due
         self._memory_limited = False  # a child waits for memory that the others' messages take
 
     def adopt(self, order: Adopt, now_s: float) -> list[Effect]:
@@ -238,6 +250,7 @@ class Children:
         self._under_way -= before - child.link.under_way
         child.received = max(child.received, report.received)
         child.stamp = max(child.stamp, report.stamp)
+        child.state_is_urgent |= len(report.statuses) > 1  # a relay may hold back more of them
         if report.catching and child.stage is REPLICATE:
             child.advance_stage(Trigger.COPIES)
         elif child.stage is SNAPSHOT and not report.catching:
@@ -467,15 +480,16 @@ class Children:
         """Serve all children, and send the fit's state to those that are due to get it."""
         out = self.feed_all(now_s)
         head = self._history.log.head if self._history.whole else 0
-        self.needs_fast_tick, waits_s = False, -1.0
+        self.state_due_s, waits_s = math.inf, -1.0
         for child in self.by_node.values():
             self._check_link(child, now_s)
             if not child.state_due:
                 continue
-            if now_s < child.state_s + STATE_SPACING_S:
-                self.needs_fast_tick = True
+            if now_s < child.next_state_s:
+                self.state_due_s = min(self.state_due_s, child.next_state_s)
             else:
-                child.state_due, child.state_s = False, now_s
+                child.state_due = child.state_is_urgent = False
+                child.state_s, child.bytes_stated = now_s, child.bytes_forwarded
                 waits_s = self.wait_s if waits_s < 0 else waits_s
                 edge_fields = {
                     "head": head,
@@ -499,10 +513,11 @@ class Children:
                 SlowLink(child.node, child.link.rate, needed, behind, child.summed > 0)
             )
 
-    def announce_state(self) -> None:
-        """Mark the fit's state as due for every child, so that the next tick sends it."""
+    def announce_state(self, *, urgent: bool = True) -> None:
+        """Mark the fit's state as due for every child: soon, or with other news if not urgent."""
         for child in self.by_node.values():
             child.state_due = True
+            child.state_is_urgent |= urgent
 
 
 def _is_made_by_child_process(entry: Entry, child: Child) -> TypeGuard[Commit]:

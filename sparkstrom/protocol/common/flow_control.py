@@ -22,6 +22,10 @@ from sparkstrom.observe.telemetry import SlowLink
 HEADER_BYTES = 64  # counted for each message besides its payload
 LAST_SEQ_BYTES = 12  # per origin of a sum
 SUM_ENTRY_BYTES = 1.5  # per entry of a sum: 0.9 to 1.75 measured in sums of 16 to 75 updates
+# Acknowledgements and counters for which nobody waits are gathered for this long, unless
+# ``PROMPT_ACK_BYTES``, half the smallest window, are unacknowledged.
+ROUTINE_SPACING_S = 0.05
+PROMPT_ACK_BYTES = 16 << 10
 QUEUE_S = 0.25  # target time in queues: short for a user, long for a scheduler's pauses
 WINDOW_FIRST = 64 << 10  # bytes: four links of one host with 10 Mbit/s wait 0.2 s; it doubles soon
 WINDOW_LEAST = 32 << 10  # 0.26 s of 1 Mbit/s; one message of any size goes in any case

@@ -121,7 +121,7 @@ class StateBroadcast:
     ) -> None:
         self._beat_s, self._members, self._sequencer = lease_s / BEATS_PER_LEASE, members, sequencer
         self._phases, self._notices, self._children = phases, notices, children
-        self.slowest = 0  # steps of the slowest live, unfinished worker
+        self.slowest = 0  # steps of the slowest live, unfinished worker, as announced last
         self.training = 0  # live, unfinished workers with a replica
         self.minibatches = 0  # committed in the whole fit
         self.minibatches_expected = 0  # in the whole fit; an estimate until all rows are read
@@ -130,18 +130,21 @@ class StateBroadcast:
         self._beat = 0  # number of the newest beat
 
     def refresh(self) -> None:
-        """Recompute the values; announce the state at once if training workers or pace changed."""
-        slowest, training = self._members.slowest_steps(), self._members.count_training()
+        """Recompute the values; announce the training workers and their pace if they changed.
+
+        The announcement is urgent unless a commit has already carried the pace.
+        """
+        self._members.refresh_slowest()
         known = self.slowest, self.training
-        self.slowest = self.slowest if slowest is None else slowest
-        self.training = training
+        self.slowest, self.training = self._members.slowest, self._members.count_training()
         self.minibatches = self._members.partitions.minibatches
         if not self._is_all_read:
             partitions = self._members.partitions
             self.minibatches_expected, self._is_all_read = partitions.minibatches_estimated()
         self.epochs = self._members.partitions.epochs_finished
         if known != (self.slowest, self.training):
-            self._children.announce_state()
+            told = known[1] == self.training and self._sequencer.slowest_told == self.slowest
+            self._children.announce_state(urgent=not told)
 
     def announce_if_due(self, now_s: float) -> None:
         """Announce the state if a beat is due, so that every node hears that the master lives."""

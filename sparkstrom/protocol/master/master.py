@@ -290,7 +290,7 @@ class Master(MasterParts):
                     self.phases.note_progress(now_s)
                 return effects + children.on_heartbeat(child, message, now_s)
             case Attach():
-                child.state_due = True
+                child.state_due = child.state_is_urgent = True
                 effects = children.on_attach(child, message, now_s)
                 if child.stage is not PROBE and child.node in self.members.live:
                     self.placement.confirm(self.members.live[child.node], child.edge)

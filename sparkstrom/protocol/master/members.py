@@ -309,6 +309,8 @@ class Members:
         self.failed: dict[NodeId, str] = {}  # closed ids whose process may not return, and why
         self.departures: list[Departure] = []  # in their order
         self.next_id = NodeId(1)  # ids are never reused
+        self.slowest = 0  # steps of the slowest training worker, as far as is known
+        self._at_slowest = 0  # workers with so many steps; the others have more
         self._ids: dict[tuple[int, int], NodeId] = {}  # (token, count) -> id
         self._counts: dict[int, int] = {}  # token -> its highest count
         self._former: dict[int, list[NodeId]] = {}  # token -> its ids
@@ -370,9 +372,20 @@ class Members:
         living = {node: member.join for node, member in self.live.items()}
         return {node: join.host for node, join in (self.closed_joins | living).items()}
 
-    def slowest_steps(self) -> int | None:
-        """Return the number of steps of the slowest worker that is training; None if none is."""
-        return min((m.steps for m in self.live.values() if m.is_training), default=None)
+    def advance(self, member: Member, steps: int) -> None:
+        """Record a member's steps, which only grow."""
+        if steps <= member.steps:
+            return
+        self._at_slowest -= member.steps <= self.slowest and member.is_training
+        member.steps = steps
+        if self._at_slowest <= 0:
+            self.refresh_slowest()
+
+    def refresh_slowest(self) -> None:
+        """Look for the slowest training worker; without any, ``slowest`` stays as it is."""
+        steps = [member.steps for member in self.live.values() if member.is_training]
+        self.slowest = min(steps, default=self.slowest)
+        self._at_slowest = steps.count(self.slowest)
 
     def count_training(self) -> int:
         """Return the number of workers that are training."""

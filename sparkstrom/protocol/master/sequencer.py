@@ -24,6 +24,7 @@ class Sequencer:
         self.history = History(Log(log_bytes), whole=True)
         self.last: dict[NodeId, Seq] = {}  # open id -> its newest committed seq
         self.closed: dict[NodeId, Seq] = {}  # closed id -> the last seq that counts
+        self.slowest_told = 0  # ``Commit.slowest`` of the newest commit
         self.frozen = False  # True from the audit on: nothing is numbered
         self.staleness: Counter[int] = Counter()  # commits that an update missed -> updates
         # Open id -> its own commits that it may not have seen.
@@ -48,12 +49,15 @@ class Sequencer:
         return self.closed[node]
 
     def number(
-        self, update: Update, payload_of: Callable[[Update], Payload] = attrgetter("payload")
+        self,
+        update: Update,
+        slowest: int = 0,
+        payload_of: Callable[[Update], Payload] = attrgetter("payload"),
     ) -> Commit | None:
         """Return the update's commit, or None if it is repeated, out of order, or of a closed id.
 
-        ``payload_of`` returns the payload to commit; it is called only for an update that is
-        numbered.
+        The commit tells all workers the steps of the slowest one. ``payload_of`` returns the
+        payload to commit; it is called only for an update that is numbered.
         """
         last = self.last.get(update.origin)
         reason = None
@@ -70,6 +74,7 @@ class Sequencer:
             commit=CommitNo(self.head + 1),
             origin=update.origin,
             seq=update.seq,
+            slowest=slowest,
             payload=payload_of(update),
         )
         self.staleness[self._count_unseen(update)] += 1
@@ -77,6 +82,7 @@ class Sequencer:
         self.history.applied = committed.commit
         self._own[update.origin].append(committed.commit)
         self.last[update.origin] = update.seq
+        self.slowest_told = slowest
         return committed
 
     def _count_unseen(self, update: Update) -> int:

@@ -139,12 +139,14 @@ class CommitOrder:
         """Number an update from a child; after a gap, ask the update's origin to resend."""
         child.bytes_forwarded += self._children.on_update(child, update)
         member = self._members.live.get(update.origin)
-        committed = self._sequencer.number(update, self._committed_payload)
+        if member is not None:
+            self._members.advance(member, update.steps)
+        slowest = self._members.slowest
+        committed = self._sequencer.number(update, slowest, self._committed_payload)
         if member is None:
             assert committed is None, f"{update.origin} is no member, and its update has a number"
             self._notices.notify_closed(update.origin, now_s)
             return []
-        member.steps = max(member.steps, update.steps)
         if committed is None:
             last = self._sequencer.last[member.node]
             ahead = update.seq > last + 1 and not self._sequencer.frozen

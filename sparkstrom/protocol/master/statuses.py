@@ -49,7 +49,7 @@ class Statuses:
             return []
         member.age = status.age
         self._placement.confirm(member, status.edge)
-        member.steps = max(member.steps, status.steps)
+        self._members.advance(member, status.steps)
         member.set_activity(status.activity)
         self._order.on_position(member, status.after_seq, Position(status.epoch, status.batch))
         member.final = status.final

@@ -5,6 +5,7 @@ A status describes one node; a heartbeat has those of this node and of all nodes
 
 from __future__ import annotations
 
+import math
 import zlib
 
 import msgspec
@@ -13,6 +14,7 @@ from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.messages import Heartbeat, Status
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect
+from sparkstrom.protocol.common.flow_control import PROMPT_ACK_BYTES, ROUTINE_SPACING_S
 from sparkstrom.protocol.worker.identity import Membership
 from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.node_records import (
@@ -26,7 +28,7 @@ from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
 from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
 from sparkstrom.protocol.worker.replication import Replication
 
-REPORT_SPACING_S = 0.01  # least time between two reports
+REPORT_SPACING_S = 0.01  # least time between two reports of which one is urgent
 REPEAT_S = 0.25  # between repeats of what has not been shown to be heard
 
 
@@ -55,20 +57,33 @@ class Heartbeats:
         self._statuses, self._report_flag = subtree.statuses, report_flag
         self.status: Status | None = None  # as last reported
         self._reports = 0
-        self._report_due_s = 0.0
+        self._reported_s, self._bytes_reported = -math.inf, 0
         self._lease_due_s = 0.0
         self._level_s = now_s  # when this node last had all commits that its parent had
 
     def report_if_due(self, now_s: float) -> list[Effect]:
         """Return a heartbeat if a status has changed or the lease must be renewed."""
-        news_due = self._report_flag.is_set and now_s >= self._report_due_s
-        return self.report(now_s) if news_due or now_s >= self._lease_due_s else []
+        return self.report(now_s) if now_s >= min(self.news_due_s, self._lease_due_s) else []
+
+    @property
+    def news_due_s(self) -> float:
+        """Return when the next heartbeat with news is due; infinity without any."""
+        if not self._report_flag.is_set:
+            return math.inf
+        unreported = self._bytes_taken - self._bytes_reported
+        urgent = self._report_flag.is_urgent or unreported >= PROMPT_ACK_BYTES
+        return self._reported_s + (REPORT_SPACING_S if urgent else ROUTINE_SPACING_S)
+
+    @property
+    def _bytes_taken(self) -> int:
+        """Return the bytes that came from the parent over this edge, by weight."""
+        return self._link.bytes_received + self._link.arriving
 
     def report(self, now_s: float) -> list[Effect]:
         """Return a heartbeat, and the direct messages that the master has not confirmed."""
         self._report_flag.clear()
         self._reports += 1
-        self._report_due_s = now_s + REPORT_SPACING_S
+        self._reported_s, self._bytes_reported = now_s, self._bytes_taken
         self.update_own_status(now_s)
         direct = self._task.unconfirmed_messages
         repeats = direct or self._statuses.has_pending
@@ -76,7 +91,7 @@ class Heartbeats:
         stamp, statuses = self._statuses.next_report()
         received = Heartbeat(
             received=self._replication.received,
-            bytes_received=self._link.bytes_received + self._link.arriving,
+            bytes_received=self._bytes_reported,
             catching=self._replication.is_fetching,
             stamp=stamp,
             statuses=statuses,

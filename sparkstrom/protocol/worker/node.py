@@ -80,6 +80,7 @@ from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
 from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
 from sparkstrom.protocol.worker.replication import Relaying, Replication
 
+QUIET_EVENTS = (ev.CommitApplied, ev.ActivityChanged, ev.DataArriving)  # change no directive
 RUNNING = Phase.RUNNING  # a module-level name, because it is compared after every event
 JOINING = Directive(Command.WAIT, "joining")
 GATHERING = Directive(Command.WAIT, "the others have not joined yet")
@@ -140,7 +141,7 @@ class Directives:
         workers = max(1, state.training)  # at least this one, which the master may not know yet
         limit = None
         if workers > 1:
-            limit, waits = self._step_limit(state, workers)
+            limit, waits = self._step_limit(workers)
             if limit is not None and self._trainer.steps >= limit:
                 return waits
         publishes = most is None or len(self._in_flight) < most
@@ -158,8 +159,9 @@ class Directives:
         waits_s = max(state.wait_ms / 1000, round(self._children.wait_s, 3))
         return max(self._in_flight.round_s, waits_s)
 
-    def _step_limit(self, state: State, workers: int) -> tuple[int | None, Directive]:
+    def _step_limit(self, workers: int) -> tuple[int | None, Directive]:
         """Return the step count at which training waits (None: no limit), and the wait's directive.
+
 
         ``max_staleness`` limits the steps after the oldest uncommitted update: once that is
         committed, all that others had sent before it has arrived. ``max_lead`` limits the steps
@@ -168,7 +170,7 @@ class Directives:
         limits = self._limits
         limit, waits = None, AHEAD
         if limits.max_lead is not None:
-            limit = self._trainer.steps_at_pace(state.slowest + limits.max_lead)
+            limit = self._trainer.steps_at_pace(self._fit.slowest + limits.max_lead)
         if limits.max_staleness is not None:
             beside = max(limits.max_staleness, limits.age_of_updates // workers - limits.steps_each)
             oldest = self._in_flight.oldest
@@ -399,13 +401,15 @@ class Node(NodeParts):
         return self.report_flag.is_set
 
     @property
-    def needs_fast_tick(self) -> bool:
-        """Return whether a report or a state is due within milliseconds, so a tick is needed."""
-        return self.report_flag.is_set or self.children.needs_fast_tick
+    def tick_due_s(self) -> float:
+        """Return when a report or a state that is held back is due; infinity without any."""
+        return min(self.reporting.news_due_s, self.children.state_due_s)
 
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
         """Process one event and return the effects, then update ``directive``."""
         effects = self._react(event, now_s)
+        if isinstance(event, QUIET_EVENTS):
+            return effects
         if self.task.stage is TRAINING:
             self.directive = self._directives.current()
             if self.directive is DONE:
@@ -436,7 +440,7 @@ class Node(NodeParts):
                 return self._on_published(event, now_s)
             case ev.StepCompleted():
                 position = Position(event.epoch, event.batch)
-                self.trainer.advance(position, event.steps, now_s)
+                self.trainer.advance(position, event.steps, now_s, published=False)
             case ev.ActivityChanged(activity=activity):
                 self.trainer.set_activity(Activity(activity), now_s)
             case ev.TrainerPaused(number=number):
@@ -487,7 +491,8 @@ class Node(NodeParts):
 
     def _on_published(self, made: ev.UpdatePublished, now_s: float) -> list[Effect]:
         """Turn what the trainer published into a numbered update; send it if a parent is there."""
-        self.trainer.advance(Position(made.epoch, made.batch), made.steps, now_s)
+        position = Position(made.epoch, made.batch)
+        self.trainer.advance(position, made.steps, now_s, published=True)
         update = Update(
             origin=self.membership.id,
             seq=Seq(self.in_flight.last_seq + 1),
@@ -561,6 +566,8 @@ class Node(NodeParts):
         link, replication = self.link, self.replication
         if isinstance(message, Data):
             link.on_data(message)
+        if isinstance(message, Commit):
+            self.fit.note_pace(message.slowest)
         match message:  # what comes most comes first
             case Commit() if link.stage is ATTACHED:
                 return replication.on_commit(message, now_s)
@@ -613,9 +620,10 @@ class Node(NodeParts):
         link.on_state(state, now_s)
         if self.membership.node in state.closed:
             return [ev.ReopenStreams()]  # the master will answer whether this process may return
+        effects = link.send_queued(now_s)
         if not fit.accept_state(state, now_s):
             self.ignored.count(state, IgnoreReason.LATE)
-            return []
+            return effects
         if known is None or state.beat > known.beat:
             link.reset_patience()
         self.replication.note_state(state, now_s)
@@ -625,7 +633,7 @@ class Node(NodeParts):
             known is None or _relayed_part(state) != _relayed_part(known)
         ):
             self.children.announce_state()
-        return []
+        return effects
 
     def _on_tick(self, now_s: float) -> list[Effect]:
         """Run all periodic work: deadlines, children, reports, requests, giving up a dead edge."""

@@ -6,6 +6,8 @@ whether its own task has ended, and the progress of its trainer.
 
 from __future__ import annotations
 
+import msgspec
+
 from sparkstrom.base.identity import EdgeNo, NodeId, Position, Seq
 from sparkstrom.codec.messages import (
     Activity,
@@ -48,13 +50,15 @@ class StatusTable:
 
     Each change gets a higher stamp, which the parent acknowledges. Statuses are not summed on the
     way up; a lost one is in the next report. Unchanged statuses are not repeated, so the size of a
-    report depends on the number of changes and not on the size of the mesh.
+    report depends on the number of changes and not on the size of the mesh. Counters, by far the
+    largest part, are left out of a status once the parent has them.
     """
 
     def __init__(self) -> None:
         self._known: dict[NodeId, Status] = {}  # the newest status of this node and all below
         self._via: dict[NodeId, NodeId] = {}  # node -> child it is reached through, or itself
         self._unheard: dict[NodeId, int] = {}  # node with a pending status -> stamp, lowest first
+        self._counters_unheard: set[NodeId] = set()  # those whose counters are pending, too
         self._stamp = 0  # the highest stamp so far
 
     def update(self, status: Status, via: NodeId) -> bool:
@@ -64,6 +68,11 @@ class StatusTable:
             if known.age == status.age:  # a node above it was moved, and it moved along
                 self._via[status.node] = via
             return False
+        counters = None if known is None else known.stats
+        if status.stats is None and counters is not None:
+            status = msgspec.structs.replace(status, stats=counters)
+        elif status.stats != counters:
+            self._counters_unheard.add(status.node)
         self._known[status.node], self._via[status.node] = status, via
         self._unheard.pop(status.node, None)
         self._stamp += 1
@@ -79,6 +88,7 @@ class StatusTable:
         for node in [n for n, via in self._via.items() if via == child]:
             del self._known[node], self._via[node]
             self._unheard.pop(node, None)
+            self._counters_unheard.discard(node)
 
     def on_ack(self, stamp: int) -> bool:
         """Remove statuses up to ``stamp`` from the pending ones.
@@ -91,11 +101,13 @@ class StatusTable:
             if self._unheard[node] > stamp:
                 return struck
             del self._unheard[node]
+            self._counters_unheard.discard(node)
             struck = True
         return False
 
     def resend_all(self) -> None:
         """Mark every status as pending, for a new parent."""
+        self._counters_unheard = set(self._known)
         self._unheard = {}
         for node in self._known:
             self._stamp += 1
@@ -112,6 +124,8 @@ class StatusTable:
         stamp, spent = self._stamp, 0
         for node, at in self._unheard.items():
             status = self._known[node]
+            if node not in self._counters_unheard and status.stats is not None:
+                status = msgspec.structs.replace(status, stats=None)
             price = 1 + len(status.stats or ()) // COUNTERS_PER_COST
             price += AUDIT_COST if status.audit is not None else 0
             if spent and spent + price > COST_MAX:
@@ -124,18 +138,22 @@ class StatusTable:
 class DirtyFlag:
     """Flag that a status report is due: set by any part of the node, cleared by a report."""
 
-    __slots__ = ("is_set",)
+    __slots__ = ("is_set", "is_urgent")
 
     def __init__(self) -> None:
-        self.is_set = False
+        self.is_set = self.is_urgent = False
 
     def set(self) -> None:
         """Request a report with the next tick, instead of with the next lease renewal."""
+        self.is_set = self.is_urgent = True
+
+    def set_routine(self) -> None:
+        """Request a report for news that nobody waits for; they are gathered for a moment."""
         self.is_set = True
 
     def clear(self) -> None:
         """Record that a report with all changes so far is being sent."""
-        self.is_set = False
+        self.is_set = self.is_urgent = False
 
 
 class Subtree:
@@ -184,6 +202,7 @@ class FitView:
     def __init__(self, limits: NodeLimits, now_s: float) -> None:
         self._limits = limits
         self.state: State | None = None  # the newest one; None: none has come
+        self._pace = 0  # steps of the slowest worker, as the newest commits say
         self.done = False  # its phase is DONE
         self.heard_s = now_s  # time of the last sign that the master lives
         self.steady_s = now_s  # since when such signs have come without a gap
@@ -210,10 +229,14 @@ class FitView:
         self.state, self.done = state, state.phase is OVER
         return True
 
+    def note_pace(self, slowest: int) -> None:
+        """Record the steps of the slowest worker, which every commit carries."""
+        self._pace = max(self._pace, slowest)
+
     @property
     def slowest(self) -> int:
-        """Return the steps of the slowest worker in the newest state; 0 without a state."""
-        return 0 if self.state is None else self.state.slowest
+        """Return the steps of the slowest worker by the newest state or commit; 0 without any."""
+        return self._pace if self.state is None else max(self._pace, self.state.slowest)
 
     def is_steady(self, since_s: float, now_s: float) -> bool:
         """Return whether signs of the master's life have come for a lease without a gap."""
@@ -331,6 +354,7 @@ class TaskEnd:
 
 
 STEPPING = Activity.STEPPING
+ALTERNATING = {STEPPING, Activity.WAITING}  # activities between which a training worker changes
 
 
 class TrainerView:
@@ -366,16 +390,22 @@ class TrainerView:
         """Credit a worker that joins or returns with steps, to be level with the slowest one."""
         self._head_start = max(self._head_start, slowest - self.steps)
 
-    def advance(self, position: Position, steps: int, now_s: float) -> None:
-        """Record a training step."""
+    def advance(self, position: Position, steps: int, now_s: float, *, published: bool) -> None:
+        """Record a training step; one that was ``published`` is reported by its update."""
         self.position, self.steps = position, steps
         self.trained, self._active_s = True, now_s
-        self._report_flag.set()
+        if published:
+            self._report_flag.set_routine()
+        else:
+            self._report_flag.set()
 
     def set_activity(self, activity: Activity, now_s: float) -> None:
-        """Record what the trainer does now."""
-        self.activity, self._active_s = activity, now_s
-        self._report_flag.set()
+        """Record what the trainer does now; only a first or last step is urgent news."""
+        known, self.activity, self._active_s = self.activity, activity, now_s
+        if {known, activity} <= ALTERNATING:
+            self._report_flag.set_routine()
+        else:
+            self._report_flag.set()
 
     def restart_step_deadline(self, now_s: float) -> None:
         """Restart the deadline of a step, because the trainer got or installed a replica."""
@@ -399,7 +429,7 @@ class TrainerView:
     def set_counters(self, stats: dict[str, float]) -> None:
         """Record cumulative counters, which go to the master."""
         self.stats = stats
-        self._report_flag.set()
+        self._report_flag.set_routine()
 
     def shift_deadlines(self, pause: ProcessPause) -> None:
         """Do not count a pause of the process as waiting."""

@@ -271,12 +271,12 @@ class ParentLink:
         """Count a complete data message."""
         self.bytes_received += message_weight(message, self._limits.flow_limits.chunk_bytes)
         self.arriving = self.starved = 0
-        self._report_flag.set()
+        self._report_flag.set_routine()
 
     def on_partial_data(self, size: int) -> None:
         """Count bytes of an incomplete data message from the parent."""
         self.arriving, self.starved = size, 0
-        self._report_flag.set()
+        self._report_flag.set_routine()
 
     def on_state(self, state: State, now_s: float) -> None:
         """Apply the parent's counts of bytes received and bytes forwarded."""

@@ -279,7 +279,7 @@ class Replication:
     def note_data(self, now_s: float) -> None:
         """Record that data, a whole message or a part of one, came now."""
         self._got_s = now_s
-        self._report_flag.set()
+        self._report_flag.set_routine()
 
     def note_state(self, state: State, now_s: float) -> None:
         """Restart the wait for commits if everything that the parent says it has sent is here."""
@@ -481,7 +481,7 @@ class Relaying:
 
     def _on_attach(self, child: Child, attach: Attach, now_s: float) -> list[Effect]:
         """Answer the attach message of a child, and schedule a state for it."""
-        child.state_due = True
+        child.state_due = child.state_is_urgent = True
         effects = self._children.on_attach(child, attach, now_s)
         if child.stage is PROBE:
             self._ignored.count(attach, IgnoreReason.EARLY)

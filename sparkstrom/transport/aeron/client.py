@@ -30,7 +30,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from ctypes import CDLL, c_void_p, cast
+from ctypes import CDLL, PYFUNCTYPE, c_char_p, c_int64, c_size_t, c_void_p, cast
 from typing import Any, Final
 
 import numpy as np
@@ -49,6 +49,7 @@ from sparkstrom.transport.aeron.channel_settings import (
     stays_on_host,
     subscription_uri,
 )
+from sparkstrom.transport.aeron.doorbell import Doorbell, ReceiverBell
 from sparkstrom.transport.aeron.driver import DRIVER_TIMEOUT_MS, DriverHandle
 from sparkstrom.transport.aeron.library import (
     STORAGE_SPACE_ERROR,
@@ -120,9 +121,10 @@ class SubscriptionPoller:
     One call polls all subscriptions without the GIL.
     """
 
-    def __init__(self, aeron: AeronLibrary, frame_max: int) -> None:
+    def __init__(self, aeron: AeronLibrary, frame_max: int, bell: Doorbell) -> None:
         """Allocate the buffers for received frames of up to ``frame_max`` bytes."""
-        self._aeron, self._frame_max = aeron, frame_max
+        self._aeron, self._frame_max, self._bell = aeron, frame_max, bell
+        self._rung_streams: set[int] = set()  # local ones, whose senders ring the bell
         self._frames: U8 = np.empty(BUFFER_FRAMES * frame_max, np.uint8)
         self._records: I64 = np.empty((POLL_FRAMES_MAX, 2), np.int64)
         self._state: I64 = np.zeros(k.INBOX_FIELDS, np.int64)
@@ -131,13 +133,18 @@ class SubscriptionPoller:
         self._state[k.INBOX_RECORDS] = self._records.ctypes.data
         self._state[k.INBOX_RECORDS_MAX] = POLL_FRAMES_MAX
         self._state[k.INBOX_FRAME_MAX] = frame_max
+        self._state[k.INBOX_BELL] = bell.descriptor
+        self._state[k.INBOX_PARK_US] = k.PARK_US_MIN
         self._state_address = self._state.ctypes.data
+        self._parking: I64 = np.zeros(k.PARKING_FIELDS, np.int64)
+        self._parking_address = self._parking.ctypes.data
         self._functions: I64 = np.array(
             [
                 aeron.function_address("aeron_subscription_controlled_poll"),
                 k.on_fragment.address,
                 aeron.function_address("aeron_nano_clock"),
-                cast(CDLL(None).usleep, c_void_p).value,
+                cast(CDLL(None).ppoll, c_void_p).value,
+                cast(CDLL(None).read, c_void_p).value,
             ],
             np.int64,
         )
@@ -147,8 +154,13 @@ class SubscriptionPoller:
         self._first = 0
         self._received_frames = self._received_bytes = 0
 
-    def add(self, stream: int, subscription: Any) -> None:
-        """Start polling a subscription; allocate memory to assemble its fragmented frames."""
+    def add(self, stream: int, subscription: Any, *, rings: bool) -> None:
+        """Start polling a subscription; allocate memory to assemble its fragmented frames.
+
+        ``rings``: its senders may ring the bell.
+        """
+        if rings:
+            self._rung_streams.add(stream)
         slots = np.full((k.GATHER_SLOTS, k.SLOT_FIELDS), k.FREE_SLOT, np.int64)
         gathered = np.empty(k.GATHER_SLOTS * self._frame_max, np.uint8)
         self._receivers[stream] = subscription, slots, gathered
@@ -157,6 +169,7 @@ class SubscriptionPoller:
     def remove(self, stream: int) -> Any | None:
         """Stop polling a stream; return its subscription, or None if there was none."""
         removed = self._receivers.pop(stream, None)
+        self._rung_streams.discard(stream)
         self._rebuild()
         return removed[0] if removed else None
 
@@ -178,6 +191,8 @@ class SubscriptionPoller:
             self._first,
             self._state,
             self._state_address,
+            self._parking,
+            self._parking_address,
             int(wait_s * 1e9),
         )
         if failed:
@@ -187,6 +202,7 @@ class SubscriptionPoller:
     def wake(self) -> None:
         """Make the current poll, or else the next one, return without waiting. Thread-safe."""
         self._state[k.INBOX_WAKE] = 1
+        self._bell.ring()
 
     def consume_wake(self) -> bool:
         """Return whether ``wake`` was called since the last call, and reset it."""
@@ -200,10 +216,12 @@ class SubscriptionPoller:
         if not count:
             return []
         content = self._frames[: self._state[k.INBOX_USED]].data
-        arrivals, start = [], 0
+        arrivals, start, all_rung = [], 0, True
         for stream, length in self._records[:count].tolist():
             arrivals.append(ReceivedFrame(stream, bytes(content[start : start + length])))
             start += length
+            all_rung &= stream in self._rung_streams
+        self._state[k.INBOX_PARK_US] = k.PARK_US_MAX if all_rung else k.PARK_US_MIN
         self._received_frames += count
         self._received_bytes += start
         return arrivals
@@ -219,14 +237,19 @@ class SubscriptionPoller:
 
 
 FRAME_HEADER_BYTES: Final = 32  # of each fragment
-OFFER_FRAMES_MAX: Final = 64  # limits the cost of offering a long queue that is stuck
+# Return codes of aeron_*_publication_offer.
+NOT_CONNECTED, BACK_PRESSURED, ADMIN_ACTION, CLOSED, MAX_POSITION_EXCEEDED = -1, -2, -3, -4, -5
+ADMIN_RETRIES: Final = 3  # the term rotated during the call, so the next one succeeds
+# aeron_exclusive_publication_offer(publication, frame, length, supplier, clientd). It copies the
+# frame and never blocks, so the GIL is kept: getting it back would take longer than the call.
+OFFER: Final = PYFUNCTYPE(c_int64, c_void_p, c_char_p, c_size_t, c_void_p, c_void_p)
 
 OFFER_RESULTS: Final = {
-    kernels.NOT_CONNECTED: OfferResult.UNCONNECTED,
-    kernels.BACK_PRESSURED: OfferResult.BUSY,
-    kernels.ADMIN_ACTION: OfferResult.BUSY,
-    kernels.CLOSED: OfferResult.CLOSED,
-    kernels.MAX_POSITION_EXCEEDED: OfferResult.CLOSED,
+    NOT_CONNECTED: OfferResult.UNCONNECTED,
+    BACK_PRESSURED: OfferResult.BUSY,
+    ADMIN_ACTION: OfferResult.BUSY,
+    CLOSED: OfferResult.CLOSED,
+    MAX_POSITION_EXCEEDED: OfferResult.CLOSED,
 }
 
 
@@ -246,6 +269,7 @@ class AeronSender:
         reconnects: bool,
         datagram_bytes: int = 0,
         is_same_host: bool = False,
+        bell: ReceiverBell | None = None,
     ) -> None:
         """Request the publication.
 
@@ -261,17 +285,16 @@ class AeronSender:
                 would get frames that the previous one had not taken.
             datagram_bytes: payload of one datagram; 0 if no datagrams are used.
             is_same_host: the receiver is on this host and no network interface is used.
+            bell: rung after frames were sent; None: the receiver has none.
         """
         self._aeron, self._uri, self._stream, self._frame_max = aeron, uri, stream, frame_max
         self._require_driver, self._revoke = require_driver, revoke
-        self._offer_address = aeron.function_address("aeron_exclusive_publication_offer")
+        self._offer = OFFER(aeron.function_address("aeron_exclusive_publication_offer"))
         self._publication: Any = None
         self._failure: TransportError | None = None
         self._is_closed = False
         self._reconnects, self._datagram_bytes = reconnects, datagram_bytes
-        self._is_same_host = is_same_host
-        self._frames = np.zeros((OFFER_FRAMES_MAX, 2), np.int64)
-        self._offer_code = np.zeros(1, np.int64)
+        self._is_same_host, self._bell = is_same_host, bell
         self.frames_sent = self.bytes_sent = 0
         self.datagrams = 0  # approximate: frames offered together share datagrams
         self.same_host_bytes = 0  # bytes to this host without a network interface, with headers
@@ -323,34 +346,32 @@ class AeronSender:
         self._require_driver("offering frames")
         if self._publication is None:  # not open yet, or broken
             return 0, OfferResult.UNCONNECTED
-        sent = 0
-        while sent < len(frames):
-            part = frames[sent : sent + OFFER_FRAMES_MAX]
-            count = self._offer_batch(part)
-            sent += count
-            if count < len(part):
-                return sent, self._map_offer_code()
-        return sent, OfferResult.SENT
+        publication, sent, code = pointer_to_int(self._publication), 0, 0
+        for frame in frames:
+            if (code := self._offer_frame(publication, frame)) < 0:
+                break
+            sent += 1
+        if sent:
+            self._count_sent(sent, sum(map(len, frames[:sent])))
+            if self._bell is not None:
+                self._bell.ring()
+        return sent, OfferResult.SENT if code >= 0 else self._map_offer_code(code)
 
-    def _offer_batch(self, part: Sequence[bytes]) -> int:
-        """Offer up to OFFER_FRAMES_MAX frames in one kernel call; return how many were sent."""
-        for i, frame in enumerate(part):
-            if len(frame) > self._frame_max:
-                raise UsageError(
-                    f"a frame of {len(frame)} bytes on {self}: the limit is {self._frame_max}; "
-                    "split it"
-                )
-            self._frames[i] = pointer_to_int(ffi.from_buffer(frame)), len(frame)
-        count = int(
-            kernels.offer_frames(
-                self._offer_address,
-                pointer_to_int(self._publication),
-                self._frames[: len(part)],
-                self._offer_code,
+    def _offer_frame(self, publication: int, frame: bytes) -> int:
+        """Offer one frame; return Aeron's position, or its negative code."""
+        if len(frame) > self._frame_max:
+            raise UsageError(
+                f"a frame of {len(frame)} bytes on {self}: the limit is {self._frame_max}; split it"
             )
-        )
+        for _ in range(ADMIN_RETRIES):
+            code: int = self._offer(publication, frame, len(frame), None, None)
+            if code != ADMIN_ACTION:
+                break
+        return code
+
+    def _count_sent(self, count: int, sent_bytes: int) -> None:
+        """Count frames that were offered together."""
         self.frames_sent += count
-        sent_bytes = int(self._frames[:count, 1].sum())
         self.bytes_sent += sent_bytes
         if self._datagram_bytes:
             framed_bytes = sent_bytes + count * FRAME_HEADER_BYTES
@@ -358,14 +379,12 @@ class AeronSender:
                 self.same_host_bytes += framed_bytes
             else:
                 self.datagrams += -(-framed_bytes // self._datagram_bytes)
-        return count
 
-    def _map_offer_code(self) -> OfferResult:
-        """Return the result for Aeron's last code; raise TransportError if it is unexpected."""
-        code = int(self._offer_code[0])
+    def _map_offer_code(self, code: int) -> OfferResult:
+        """Return the result for a code of Aeron's; raise TransportError for an unexpected one."""
         if code not in OFFER_RESULTS:
             raise self._aeron.failure(f"offering on {self}")
-        if code == kernels.NOT_CONNECTED and self.frames_sent and not self._reconnects:
+        if code == NOT_CONNECTED and self.frames_sent and not self._reconnects:
             self._revoke_if_open()
         return OFFER_RESULTS[code]
 
@@ -381,6 +400,8 @@ class AeronSender:
     def close(self) -> None:
         """Revoke the publication; one that is still being opened is revoked once it is open."""
         self._is_closed = True
+        if self._bell is not None:
+            self._bell.close()
         self._revoke_if_open()
 
     def _revoke_if_open(self) -> None:
@@ -430,7 +451,6 @@ class AeronTransport:
         self._revoked = np.zeros(1, np.int64)  # publications whose revocation is complete
         self._revocations = 0
         self._client: Any = None
-        self._inbox = SubscriptionPoller(self._aeron, handle.sizes.data_frame_bytes_max)
         self._is_local: dict[
             int, bool
         ] = {}  # stream -> is local, for all open and opening receivers
@@ -443,19 +463,33 @@ class AeronTransport:
         self._released_totals = (0, 0, 0, 0)
         self._last_counters: dict[str, int] = {}
         self._exit_stack = ExitStack()
+        self._exit_stack.callback(handle.close)
         self._closed = False
         self._checked_s = 0.0
         try:
+            self._bell = self._create_bell()
+            self._inbox = SubscriptionPoller(
+                self._aeron, handle.sizes.data_frame_bytes_max, self._bell
+            )
             self._connect(name)
         except BaseException:
             self.close()
             raise
         atexit.register(self.close)
 
+    def _create_bell(self) -> Doorbell:
+        """Create this client's bell; raise DriverLost if the media driver has died."""
+        try:
+            bell = Doorbell(self._handle.directory)
+        except OSError as error:
+            self.require_driver("connecting")
+            raise SetupError(f"no doorbell in {self._handle.directory}: {error}") from error
+        self._exit_stack.callback(bell.close)
+        return bell
+
     def _connect(self, name: str) -> None:
         """Connect the C client, and register everything that ``close`` must release."""
         lib, checked = self._aeron.lib, self._aeron.check_result
-        self._exit_stack.callback(self._handle.close)
         out = ffi.new("aeron_context_t **")
         checked(lib.aeron_context_init(out), "making the Aeron client's context")
         context = out[0]
@@ -527,6 +561,7 @@ class AeronTransport:
             reconnects=not local,
             datagram_bytes=datagram_bytes,
             is_same_host=stays_on_host(endpoint, self.endpoint),
+            bell=ReceiverBell(self._handle.directory, stream) if local else None,
         )
         self._opening_senders.append(sender)
         self._senders.append(sender)
@@ -554,6 +589,8 @@ class AeronTransport:
         if self._is_local.get(stream, local) != local:
             raise stream_kind_error(stream, local)
         if stream not in self._is_local:
+            if local:
+                self._bell.answer(stream)
             uri = LOCAL_SUBSCRIPTION_URI if local else subscription_uri(self.endpoint)
             self._pending_subscriptions[stream] = PendingSubscription(
                 self._aeron, self._client, uri, stream
@@ -564,6 +601,7 @@ class AeronTransport:
         """Stop listening on ``stream``; see ``Transport.close_receiver``."""
         self.require_driver("closing a receiver")
         self._is_local.pop(stream, None)
+        self._bell.ignore(stream)
         if stream in self._pending_subscriptions:
             self._cancelled_subscriptions.append(self._pending_subscriptions.pop(stream))
         subscription = self._inbox.remove(stream)
@@ -599,7 +637,8 @@ class AeronTransport:
         for stream in [
             s for s, request in self._pending_subscriptions.items() if not request.is_opening()
         ]:
-            self._inbox.add(stream, self._pending_subscriptions.pop(stream).subscription)
+            subscription = self._pending_subscriptions.pop(stream).subscription
+            self._inbox.add(stream, subscription, rings=self._is_local[stream])
         for request in [
             request for request in self._cancelled_subscriptions if not request.is_opening()
         ]:

@@ -9,6 +9,7 @@ Each user and key has one private directory, the home, which its last user remov
             driver.lock  clients.lock     memory has no room for its logs
             driver.log  endpoint.json
             aeron/                        Aeron's own directory
+            bells/                        by which its clients wake one another (``doorbell``)
 
 Only file locks show which processes are alive, because the kernel releases a lock when its holder
 dies. Files with pids or heartbeats would be wrong after kill -9.

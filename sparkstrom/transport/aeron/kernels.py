@@ -1,4 +1,4 @@
-"""Numba kernels that receive and send frames through Aeron's C functions, without the GIL.
+"""Numba kernels that poll through Aeron's C functions, without the GIL.
 
 Aeron splits long frames into fragments. It passes each one to ``on_fragment``, a C callback
 compiled by Numba, which assembles frames and copies complete ones into the caller's buffer. If the
@@ -23,6 +23,9 @@ The caller owns all memory. ``inbox`` i64[INBOX_FIELDS] describes it to ``on_fra
     INBOX_FRAGMENTS     in/out: fragments received; also the clock of the slots' last use
     INBOX_DISCARDED     in/out: frames discarded (evicted, too long) and stray fragments
     INBOX_WAKE          in: 1 when the caller must stop waiting; set from any thread
+    INBOX_BELL          file descriptor of the caller's doorbell, which is rung with each wake and
+                        by local senders
+    INBOX_PARK_US       longest first wait, if nothing has come          (microseconds)
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ INBOX_FULL = 10
 INBOX_FRAGMENTS = 11
 INBOX_DISCARDED = 12
 INBOX_WAKE = 13
-INBOX_FIELDS = 14
+INBOX_BELL = 14
+INBOX_PARK_US = 15
+INBOX_FIELDS = 16
 
 # Fragmented frames that are gathered at once per stream. With more senders in the middle of a
 # frame, the one that has been silent longest is evicted.
@@ -71,13 +76,13 @@ FRAME_HEADER_BYTES, FLAGS_OFFSET, SESSION_OFFSET = (
     12,
 )
 
-# Return codes of aeron_*_publication_offer.
-NOT_CONNECTED, BACK_PRESSURED, ADMIN_ACTION, CLOSED, MAX_POSITION_EXCEEDED = -1, -2, -3, -4, -5
-ADMIN_RETRIES = 3  # the term rotated during the call, so the next one succeeds
-
 FRAGMENTS_PER_TURN = 64  # polled from one subscription before the next one
 BUSY_TURNS_MAX = 256  # bounds a poll during a flood of incomplete frames
+# Waits double. Local senders ring, so while only those send the first wait is the longest.
 PARK_US_MIN, PARK_US_MAX = 50, 1000
+POLLIN = 1  # of ``struct pollfd``
+# i64[PARKING_FIELDS]: a ``struct pollfd``, a ``struct timespec``, and room for rings that are read.
+PARKING_TIMESPEC, PARKING_RINGS, PARKING_FIELDS = 1, 3, 67
 
 
 def _c_call_intrinsic(result_bits: int, arguments: int) -> Any:
@@ -100,15 +105,6 @@ def call_poll(typing: Any, address: Any, sub: Any, handler: Any, inbox: Any, lim
 
 
 @native
-def call_offer(
-    typing: Any, address: Any, pub: Any, frame: Any, length: Any, supplier: Any, clientd: Any
-) -> Any:
-    """Call ``aeron_exclusive_publication_offer``; its arguments follow ``address``. Returns i64."""
-    result, build = _c_call_intrinsic(64, 5)
-    return result(*[types.int64] * 6), build
-
-
-@native
 def call_clock(typing: Any, address: Any) -> Any:
     """Call ``int64_t aeron_nano_clock(void)`` at ``address``."""
     result, build = _c_call_intrinsic(64, 0)
@@ -116,10 +112,19 @@ def call_clock(typing: Any, address: Any) -> Any:
 
 
 @native
-def call_usleep(typing: Any, address: Any, microseconds: Any) -> Any:
-    """Call ``int usleep(useconds_t)`` at ``address``."""
-    result, build = _c_call_intrinsic(32, 1)
-    return result(types.int64, types.int64), build
+def call_ppoll(
+    typing: Any, address: Any, descriptors: Any, count: Any, timeout: Any, signals: Any
+) -> Any:
+    """Call ``int ppoll(struct pollfd *, nfds_t, struct timespec *, sigset_t *)``."""
+    result, build = _c_call_intrinsic(32, 4)
+    return result(*[types.int64] * 5), build
+
+
+@native
+def call_read(typing: Any, address: Any, descriptor: Any, buffer: Any, count: Any) -> Any:
+    """Call ``ssize_t read(int, void *, size_t)``."""
+    result, build = _c_call_intrinsic(64, 3)
+    return result(*[types.int64] * 4), build
 
 
 @native
@@ -226,6 +231,19 @@ def gather_fragment(inbox: Any, flags: int, session: int, payload: int, length: 
     return CONTINUE
 
 
+@helper
+def park(functions: Any, bell: int, parking: Any, parking_address: int, park_us: int) -> Any:
+    """Wait for a ring, at most ``park_us``; return whether there was one. Rings are consumed."""
+    parking[0] = bell | POLLIN << 32
+    parking[PARKING_TIMESPEC] = park_us // 1_000_000
+    parking[PARKING_TIMESPEC + 1] = park_us % 1_000_000 * 1000
+    timeout = parking_address + 8 * PARKING_TIMESPEC
+    if call_ppoll(functions[3], parking_address, 1, timeout, 0) <= 0:
+        return False
+    rings = parking_address + 8 * PARKING_RINGS
+    return call_read(functions[4], bell, rings, 8 * (PARKING_FIELDS - PARKING_RINGS)) > 0
+
+
 @callback("int32(int64, int64, int64, int64)")
 def on_fragment(clientd: int, payload: int, length: int, header: int) -> int:
     """Handle one fragment for the inbox at address ``clientd`` (Aeron's controlled handler)."""
@@ -264,24 +282,33 @@ def on_publication_closed(clientd: int) -> None:
     closed[0] += 1
 
 
-@kernel("int64(int64[::1], int64[:, ::1], int64, int64[::1], int64, int64)")
+@kernel("int64(int64[::1], int64[:, ::1], int64, int64[::1], int64, int64[::1], int64, int64)")
 def poll_subscriptions(
-    functions: Any, receivers: Any, first: int, inbox: Any, inbox_address: int, wait_ns: int
+    functions: Any,
+    receivers: Any,
+    first: int,
+    inbox: Any,
+    inbox_address: int,
+    parking: Any,
+    parking_address: int,
+    wait_ns: int,
 ) -> int:
     """Poll all subscriptions in turn until frames arrive, the wait is over, or INBOX_WAKE is set.
 
-    functions  i64[4]                  in   addresses: controlled poll, on_fragment, clock, usleep
+    functions  i64[5]                  in   addresses: controlled poll, on_fragment, clock, ppoll,
+                                            read
     receivers  i64[n, RECEIVER_FIELDS] in
     first      i64                     in   index of the first one to poll
     inbox      i64[INBOX_FIELDS]       in/out
+    parking    i64[PARKING_FIELDS]     work memory
     wait_ns    i64                     in   0: poll once                           (nanoseconds)
     returns    i64                          0, or -1 if a poll failed
     """
-    poll, handler, clock, usleep = functions[0], functions[1], functions[2], functions[3]
+    poll, handler, clock = functions[0], functions[1], functions[2]
     count = receivers.shape[0]
     inbox[INBOX_USED] = inbox[INBOX_COUNT] = inbox[INBOX_FULL] = 0
     end_ns = call_clock(clock) + wait_ns
-    park_us = PARK_US_MIN
+    park_us = inbox[INBOX_PARK_US]
     busy_turns = 0
     while True:
         fragments_before = inbox[INBOX_FRAGMENTS]
@@ -295,30 +322,11 @@ def poll_subscriptions(
             if inbox[INBOX_FULL]:
                 return 0
         if inbox[INBOX_FRAGMENTS] != fragments_before and busy_turns < BUSY_TURNS_MAX:
-            park_us = PARK_US_MIN  # data are arriving: complete the frames that have begun
+            park_us = inbox[INBOX_PARK_US]  # data are arriving: complete what has begun
             busy_turns += 1
             continue
         left_us = (end_ns - call_clock(clock)) // 1000
         if inbox[INBOX_COUNT] > 0 or inbox[INBOX_WAKE] or left_us <= 0:
             return 0
-        call_usleep(usleep, min(park_us, left_us))
-        park_us = min(2 * park_us, PARK_US_MAX)
-
-
-@kernel("int64(int64, int64, int64[:, ::1], int64[::1])")
-def offer_frames(offer: int, publication: int, frames: Any, out: Any) -> int:
-    """Offer frames in order until one is not accepted.
-
-    offer, publication  i64      in    addresses
-    frames              i64[n,2] in    (address, bytes) of each frame
-    out                 i64[1]   out   Aeron's last result: a position, or an error code
-    returns             i64            number of accepted frames
-    """
-    for i in range(frames.shape[0]):
-        for _ in range(ADMIN_RETRIES):
-            out[0] = call_offer(offer, publication, frames[i, 0], frames[i, 1], 0, 0)
-            if out[0] != ADMIN_ACTION:
-                break
-        if out[0] < 0:
-            return i
-    return len(frames)
+        if not park(functions, inbox[INBOX_BELL], parking, parking_address, min(park_us, left_us)):
+            park_us = min(2 * park_us, PARK_US_MAX)

@@ -60,8 +60,8 @@ def test_an_update_is_laid_out_as_documented() -> None:
 
 
 def test_a_commit_is_laid_out_as_documented() -> None:
-    commit = Commit(commit=9, origin=7, seq=1, payload=Payload(3, 6, 8, b"bits"))
-    head = u64(9) + u32(7) + u64(1)
+    commit = Commit(commit=9, origin=7, seq=1, slowest=5, payload=Payload(3, 6, 8, b"bits"))
+    head = u64(9) + u32(7) + u64(1) + u64(5)
     assert encode(commit) == (3, head + b"\3\0\0\0" + u32(6) + u32(8) + u32(4) + b"bits")
 
 
@@ -180,7 +180,7 @@ def test_what_is_no_update_is_refused(body: bytes, why: str) -> None:
 
 @pytest.mark.parametrize(("commit", "seq"), [(0, 1), (1, 0)])
 def test_commits_and_seqs_begin_at_one(commit: int, seq: int) -> None:
-    body = u64(commit) + u32(7) + u64(seq) + bytes(16)
+    body = u64(commit) + u32(7) + u64(seq) + u64(0) + bytes(16)
     with pytest.raises(WireError, match="0 is not within 1"):
         decode_untrusted(Kind.COMMITTED, body)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -16,7 +17,13 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import AGAIN_FIRST_S, AGAIN_LONGEST_S, STATE_SPACING_S
-from sparkstrom.protocol.common.flow_control import HEADER_BYTES, QUEUE_S, message_weight
+from sparkstrom.protocol.common.flow_control import (
+    HEADER_BYTES,
+    PROMPT_ACK_BYTES,
+    QUEUE_S,
+    ROUTINE_SPACING_S,
+    message_weight,
+)
 from tests.unit.protocol.parents import CHUNK_BYTES, ONE, fed
 from tests.unit.protocol.spoken import every, only, sent
 
@@ -390,13 +397,33 @@ def test_a_report_is_answered_with_the_state_but_not_too_often(parent: Any, make
     parent.children.tick(make.state(), 1.0)
     parent.report(0, stamp=3)
     parent.report(0, stamp=2)  # it was overtaken
-    assert parent.children.tick(make.state(), 1.0 + STATE_SPACING_S / 2) == []
-    assert parent.children.needs_fast_tick, (
-        "who waits for frames has to look again before it is due"
+    assert parent.children.tick(make.state(), 1.0 + STATE_SPACING_S) == []
+    assert parent.children.state_due_s == 1.0 + ROUTINE_SPACING_S, (
+        "who waits for frames has to look again when it is due"
     )
-    effects = parent.children.tick(make.state(), 1.0 + STATE_SPACING_S)
-    assert not parent.children.needs_fast_tick
+    effects = parent.children.tick(make.state(), 1.0 + ROUTINE_SPACING_S)
+    assert parent.children.state_due_s == math.inf
     assert [s.stamp for s in sent(effects, State)] == [3]
+
+
+def test_urgent_news_go_sooner(parent: Any, make: Any) -> None:
+    parent.attach()
+    parent.children.tick(make.state(), 1.0)
+    parent.children.announce_state()
+    assert parent.children.tick(make.state(), 1.0 + STATE_SPACING_S / 2) == []
+    assert parent.children.state_due_s == 1.0 + STATE_SPACING_S
+    assert sent(parent.children.tick(make.state(), 1.0 + STATE_SPACING_S), State)
+
+
+def test_many_bytes_are_acknowledged_soon(parent: Any, make: Any) -> None:
+    parent.attach()
+    child = parent.child()
+    parent.children.tick(make.state(), 1.0)
+    child.state_due, child.bytes_forwarded = True, PROMPT_ACK_BYTES - 1
+    assert parent.children.tick(make.state(), 1.0 + STATE_SPACING_S) == []
+    child.bytes_forwarded += 1
+    (state,) = sent(parent.children.tick(make.state(), 1.0 + STATE_SPACING_S), State)
+    assert state.bytes_forwarded == PROMPT_ACK_BYTES
 
 
 def test_a_new_state_goes_to_all(parent: Any, make: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from sparkstrom.codec.messages import (
@@ -28,6 +29,7 @@ from sparkstrom.observe.telemetry import (
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.events import Command
+from sparkstrom.protocol.common.flow_control import ROUTINE_SPACING_S
 from sparkstrom.protocol.worker.parent_link import ATTACH_RETRY_S
 from sparkstrom.protocol.worker.replication import ASK_SPACING_S
 from tests.unit.protocol.spoken import every, only, said, sent
@@ -293,6 +295,15 @@ def test_it_goes_no_further_ahead_than_allowed(node_with: Any, make: Any) -> Non
     assert (node.order, node.machine.directive.steps_max) == (Command.TRAIN, 4)
 
 
+def test_a_commit_tells_the_pace(node_with: Any, make: Any) -> None:
+    node = node_with(max_lead=1).training()
+    node.hear(make.state(training=2))
+    node.step(ev.StepCompleted(0, 1, 1))
+    assert node.order is Command.WAIT
+    node.hear(msgspec.structs.replace(make.committed(1), slowest=1))
+    assert node.order is Command.TRAIN
+
+
 @pytest.mark.parametrize("staleness", [0, 1, 4])
 def test_so_many_steps_go_on_beside_an_uncommitted_update(
     node_with: Any, make: Any, staleness: int
@@ -399,5 +410,5 @@ def test_counters_go_with_the_next_report(node: Any) -> None:
     node.told(Probe(99))  # for somebody else
     node.machine.set_counters(told)
     own = NodeCounters(rejected=2, round_s=0.0, ignored=1)
-    heard = own_status(node.tick(0.02)).stats
+    heard = own_status(node.tick(ROUTINE_SPACING_S)).stats
     assert from_wire(heard) == WorkerCounters(TrainingCounters(steps=1), own)

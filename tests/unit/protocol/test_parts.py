@@ -151,14 +151,29 @@ def test_what_was_granted_to_a_worker_that_died_after_it_kept_its_residual_is_no
 def test_the_slowest_is_among_those_who_train(master: Any) -> None:
     master.running()
     members = master.machine.members
-    assert members.slowest_steps() == 0
+    assert members.slowest == 0
     master.say(1, steps=4, activity=Activity.STEPPING)
     master.say(2, steps=2, activity=Activity.STEPPING)
-    assert members.slowest_steps() == 2
+    assert members.slowest == 2
     master.say(2, steps=3, activity=Activity.FINISHED)
-    assert members.slowest_steps() == 4
+    master.tick()
+    assert members.slowest == 4
     master.say(1, steps=5, activity=Activity.FINISHED)
-    assert members.slowest_steps() is None
+    master.tick()
+    assert members.slowest == 5, "without a worker that trains it stays"
+
+
+def test_an_update_of_the_last_one_raises_the_pace_without_looking_at_all(master: Any) -> None:
+    master.running()
+    members = master.machine.members
+    first, second = members.live.values()
+    for steps, slowest in ((1, 0), (2, 0)):
+        members.advance(first, steps)
+        assert members.slowest == slowest
+    members.advance(second, 1)
+    assert members.slowest == 1
+    members.advance(second, 3)
+    assert members.slowest == 2
 
 
 def test_those_train_who_have_a_replica_and_are_not_finished(master: Any) -> None:

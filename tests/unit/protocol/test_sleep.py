@@ -16,7 +16,7 @@ NOT_SHIFTED = {
     "link._heard_s": "a lease of silence is short, and fresh streams do no harm",
     "fit.steady_s": "signs that come without a gap do so from now on",
     "replication._ask_due_s": "when to ask again: at once",
-    "reporting._report_due_s": "when to report: at once",
+    "reporting._reported_s": "when the last report was sent",
     "reporting._lease_due_s": "when to report: at once",
     "reporting._level_s": "for how long it is behind, for a note; nobody is ended for it",
     "in_flight.round_s": "a length of time",

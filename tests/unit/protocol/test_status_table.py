@@ -128,3 +128,30 @@ def test_whoever_is_told_of_by_another_child_stands_under_that_one_now(make: Any
     assert ledger.child_towards(1) == 6
     ledger.drop_subtree(5)
     assert nodes(ledger) == [1]
+
+
+def test_counters_are_told_until_they_were_heard_and_then_only_anew(make: Any) -> None:
+    ledger = StatusTable()
+    ledger.update(make.status(1, stats={"steps": 1.0}), 5)
+    stamp, _ = ledger.next_report()
+    ledger.update(make.status(1, count=2, stats={"steps": 1.0}), 5)
+    assert ledger.next_report()[1][0].stats == {"steps": 1.0}, "they may be lost"
+    hear_all(ledger)
+    ledger.update(make.status(1, count=3, stats={"steps": 1.0}), 5)
+    assert ledger.next_report()[1][0].stats is None, "nothing has changed"
+    ledger.update(make.status(1, count=4, stats={"steps": 2.0}), 5)
+    assert ledger.next_report()[1][0].stats == {"steps": 2.0}
+    ledger.on_ack(stamp)  # late, and of the first ones
+    assert ledger.next_report()[1][0].stats == {"steps": 2.0}
+
+
+def test_a_relay_keeps_counters_that_a_later_status_leaves_out(make: Any) -> None:
+    ledger = StatusTable()
+    ledger.update(make.status(1, stats={"steps": 1.0}), 5)
+    ledger.update(make.status(1, count=2), 5)
+    assert ledger.next_report()[1][0].stats == {"steps": 1.0}
+    hear_all(ledger)
+    ledger.update(make.status(1, count=3), 5)
+    assert ledger.next_report()[1][0].stats is None
+    ledger.resend_all()
+    assert ledger.next_report()[1][0].stats == {"steps": 1.0}, "a new parent has none"

@@ -7,7 +7,7 @@ import pytest
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import Commit, CommitsRequest, MergedRange, Message, Payload
 from sparkstrom.codec.sealed_frames import split_body
-from sparkstrom.codec.wire import Kind, encode
+from sparkstrom.codec.wire import COMMITTED_HEADER, Kind, encode
 from sparkstrom.protocol.common.events import SendMerged
 from sparkstrom.runtime import message_endpoint as encoded_once
 from sparkstrom.runtime.message_endpoint import EncodingCache, MergeCache
@@ -39,7 +39,7 @@ def test_a_commit_for_three_children_is_encoded_once(
     children = [Office(network, node, 30 + 10 * node) for node in (8, 9, 10)]
     for edge, child in enumerate(children, 1):
         join(relay, child, edge)
-    burst = [commit(1, bytes(100_000 - 36)), commit(2)]
+    burst = [commit(1, bytes(100_000 - COMMITTED_HEADER.size)), commit(2)]
     for child in children:
         for one in burst:
             relay.room.send(child.room.me, one)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.messages import (
@@ -59,6 +58,8 @@ def test_control_is_offered_first(
         return flush(box)
 
     monkeypatch.setattr(Outbox, "flush", noting)
+    node.room.send(MASTER, update())
+    node.room.send(MASTER, CommitsRequest(0))
     node.room.flush()
     peer = node.room._outgoing[MASTER]
     assert offered == [peer.control, peer.data]

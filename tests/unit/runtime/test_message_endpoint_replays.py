@@ -7,9 +7,9 @@ told directly has a session and a count of its own.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import (

@@ -1,0 +1,101 @@
+"""Doorbells, by which the clients of one media driver wake one another.
+
+Aeron has no signal for frames that have arrived, so a client without one has to look again and
+again. Each client owns a FIFO in the media driver's directory, and waits for frames by waiting for
+a byte in it. Beside it stands a symbolic link for each local stream that it receives, named after
+the stream's number, so that a sender finds the bell of its receiver.
+
+    <driver's directory>/bells/
+        <token>                 a client's FIFO
+        <stream> -> <token>
+
+A ring means only "look": a lost one delays frames until the receiver looks by itself, within
+milliseconds. Rings that nobody has heard yet fill the FIFO and are then dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+BELLS_DIRECTORY = "bells"
+RING = b"\0"
+# With O_RDWR neither end blocks or breaks when the other is missing.
+OPEN_FLAGS = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Doorbell:
+    """The bell of one client. ``ring`` is thread-safe and does nothing once it is closed."""
+
+    def __init__(self, driver_directory: Path) -> None:
+        """Create the FIFO. Raise OSError if that fails, as it does once the driver has ended."""
+        directory = driver_directory / BELLS_DIRECTORY
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self._path = directory / secrets.token_hex(8)
+        self._links: dict[int, Path] = {}
+        self._lock = threading.Lock()
+        os.mkfifo(self._path, 0o600)
+        self.descriptor = os.open(self._path, OPEN_FLAGS)  # -1: closed
+
+    def answer(self, stream: int) -> None:
+        """Let the senders of this local stream ring here."""
+        self._links[stream] = link = self._path.parent / str(stream)
+        with suppress(OSError):  # an older link; or the driver has ended
+            link.unlink()
+        with suppress(OSError):
+            link.symlink_to(self._path.name)
+
+    def ignore(self, stream: int) -> None:
+        """Undo ``answer``; other streams are ignored."""
+        if (link := self._links.pop(stream, None)) is not None:
+            with suppress(OSError):
+                link.unlink()
+
+    def ring(self) -> None:
+        """End this client's present wait, or else the next one."""
+        with self._lock:
+            if self.descriptor >= 0:
+                _write_ring(self.descriptor)
+
+    def close(self) -> None:
+        """Remove the FIFO and its links. Idempotent."""
+        for stream in list(self._links):
+            self.ignore(stream)
+        with self._lock:
+            if self.descriptor < 0:
+                return
+            os.close(self.descriptor)
+            self.descriptor = -1
+        with suppress(OSError):
+            self._path.unlink()
+
+
+class ReceiverBell:
+    """A sender's side of the bell of whoever receives a local stream."""
+
+    def __init__(self, driver_directory: Path, stream: int) -> None:
+        self._path = driver_directory / BELLS_DIRECTORY / str(stream)
+        self._descriptor = -1
+
+    def ring(self) -> None:
+        """Wake the receiver; do nothing while it has no bell."""
+        if self._descriptor < 0:
+            with suppress(OSError):
+                self._descriptor = os.open(self._path, OPEN_FLAGS)
+        if self._descriptor >= 0:
+            _write_ring(self._descriptor)
+
+    def close(self) -> None:
+        """Forget the bell. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _write_ring(descriptor: int) -> None:
+    """Write a ring, unless the FIFO is full of unheard ones."""
+    with suppress(BlockingIOError):
+        os.write(descriptor, RING)

@@ -1,0 +1,100 @@
+"""Doorbells: who rings ends the wait of whoever answers there, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkstrom.transport.aeron.doorbell import BELLS_DIRECTORY, Doorbell, ReceiverBell
+
+
+@pytest.fixture
+def bell(tmp_path: Path) -> Iterator[Doorbell]:
+    bell = Doorbell(tmp_path)
+    yield bell
+    bell.close()
+
+
+def rung(bell: Doorbell) -> bool:
+    return bool(select.select([bell.descriptor], [], [], 0)[0])
+
+
+def silence(bell: Doorbell) -> None:
+    os.read(bell.descriptor, 4096)
+
+
+def test_its_owner_rings_from_any_thread(bell: Doorbell) -> None:
+    assert not rung(bell)
+    bell.ring()
+    bell.ring()
+    assert rung(bell)
+    silence(bell)
+    assert not rung(bell)
+
+
+def test_a_sender_finds_the_bell_of_its_stream(bell: Doorbell, tmp_path: Path) -> None:
+    bell.answer(7)
+    other = Doorbell(tmp_path)
+    other.answer(8)
+    sender = ReceiverBell(tmp_path, 7)
+    sender.ring()
+    assert (rung(bell), rung(other)) == (True, False)
+    sender.close()
+    other.close()
+
+
+def test_a_sender_waits_for_a_bell_that_comes_later(bell: Doorbell, tmp_path: Path) -> None:
+    sender = ReceiverBell(tmp_path, 7)
+    sender.ring()
+    bell.answer(7)
+    sender.ring()
+    assert rung(bell)
+    sender.close()
+    sender.close()
+
+
+def test_the_newest_receiver_of_a_stream_is_rung(bell: Doorbell, tmp_path: Path) -> None:
+    bell.answer(7)
+    successor = Doorbell(tmp_path)
+    successor.answer(7)
+    sender = ReceiverBell(tmp_path, 7)
+    sender.ring()
+    assert (rung(bell), rung(successor)) == (False, True)
+    sender.close()
+    successor.close()
+
+
+def test_rings_that_nobody_hears_are_dropped(bell: Doorbell) -> None:
+    for _ in range(70_000):  # more than a FIFO holds
+        bell.ring()
+    assert rung(bell)
+
+
+def test_a_sender_outlives_its_receiver(bell: Doorbell, tmp_path: Path) -> None:
+    bell.answer(7)
+    sender = ReceiverBell(tmp_path, 7)
+    sender.ring()
+    bell.close()
+    sender.ring()
+    sender.close()
+
+
+def test_what_is_closed_is_gone_and_silent(bell: Doorbell, tmp_path: Path) -> None:
+    bell.answer(7)
+    bell.close()
+    bell.close()
+    bell.ring()
+    assert list((tmp_path / BELLS_DIRECTORY).iterdir()) == []
+
+
+def test_a_driver_that_ends_takes_its_bells_along(bell: Doorbell, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / BELLS_DIRECTORY)
+    bell.answer(7)
+    bell.ignore(7)
+    bell.ring()
+    assert rung(bell)
