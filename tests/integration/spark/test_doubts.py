@@ -56,5 +56,5 @@ def test_too_few_steps_for_what_is_sent(spark, make_network, digits):
     network = make_network(dense(), **STEADY)
     (text,) = network.fit(spark.sparkContext.parallelize(digits.rows(), 4), epochs=2).warnings
     network.close()
-    assert "published 24 times" in text
-    assert "take fewer workers, more epochs" in text
+    assert "each sent 24 updates" in text
+    assert "use fewer workers, or reduce batch_size_per_worker" in text
