@@ -7,6 +7,8 @@ one round old, k - 1 commits: that many end while a step is under way.
 
 from __future__ import annotations
 
+import math
+
 import cloudpickle
 import numpy as np
 
@@ -61,11 +63,13 @@ def deliver(model: TorchModel, parameters: Flat, buffers: bytes) -> None:
 
 
 def train(trial: Trial, settings: Settings) -> Outcome:
-    """Train, and measure what is delivered."""
+    """Train, and measure what is delivered; of training that diverges nothing is."""
     player = player_of(trial, settings)
-    played = player.run()
+    with np.errstate(all="ignore"):
+        played = player.run()
     if played.error:
-        raise RuntimeError(played.error)
+        nothing = {"loss": math.inf, "accuracy": math.nan}
+        return Outcome(nothing, nothing)
     assert played.replicas_equal, "replicas differ"
     assert played.parameters is not None
     model = model_of(trial, settings)

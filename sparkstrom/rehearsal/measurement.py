@@ -11,11 +11,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from sparkstrom.codec.messages import Payload
 from sparkstrom.data.row_store import Batches
 from sparkstrom.models.base import FlatModel
 from sparkstrom.planning.scaling import ADD_ENTRY_S, ENCODE_ENTRY_S, SAMPLE_S, SCAN_S
 from sparkstrom.rehearsal.conditions import StepTimes
 from sparkstrom.rehearsal.fit import FitRecipe
+from sparkstrom.runtime.theta import Theta
 from sparkstrom.worker.task_environment import TaskEnvironment, place_model
 from sparkstrom.worker.training_task import load_initial_theta, make_replica
 
@@ -43,14 +45,12 @@ def measure_times(recipe: FitRecipe, batches: Batches) -> StepTimes:
     until_s, taken = time.monotonic() + BUDGET_S, 0
     while taken < STEPS_MIN or (taken < STEPS_MAX and time.monotonic() < until_s):
         batch = batches.get(0, taken % batches.batches_per_epoch)
-        steps.append(_timed(lambda batch=batch: replica.step(batch)))  # type: ignore[misc]
+        steps.append(_timed(replica.step, batch))
         began_s = time.perf_counter()
         payload = replica.publish()
         encodings.append(time.perf_counter() - began_s)
         if payload is not None:
-            additions.append(
-                _timed(lambda payload=payload: other.add(other.read(payload)))  # type: ignore[misc]
-            )
+            additions.append(_timed(_add, other, payload))
         taken += 1
     step_s = median(steps[WARM_STEPS:])
     deviation = MAD_TO_DEVIATION * median(abs(each - step_s) for each in steps[WARM_STEPS:])
@@ -69,10 +69,15 @@ def estimate_times(n_params: int, step_s: float, jitter: float) -> StepTimes:
     return StepTimes(step_s, jitter, _rounded(encode_s), _rounded(ADD_ENTRY_S * entries))
 
 
-def _timed(work: Callable[[], Any]) -> float:
+def _add(theta: Theta, payload: Payload) -> None:
+    """Add an update to a replica, as another worker does."""
+    theta.add(theta.read(payload))
+
+
+def _timed(work: Callable[..., object], *arguments: Any) -> float:
     """Call a function and return how long it took, in seconds."""
     began_s = time.perf_counter()
-    work()
+    work(*arguments)
     return time.perf_counter() - began_s
 
 

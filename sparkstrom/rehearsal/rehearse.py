@@ -23,6 +23,7 @@ from sparkstrom.fit.trained_network import preserve_process_state
 from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel, Measured
 from sparkstrom.models.output_interpretation import VALUES, get_output_kind, measure_batch
 from sparkstrom.observe.early_stopping import ACCURACY, LOSS
+from sparkstrom.observe.reporting.summary_rendering import pluralize
 from sparkstrom.options.common import require, require_whole, unknown_option_message
 from sparkstrom.options.gradient_sharing import SCALINGS, SharedTrainingMaster
 from sparkstrom.rehearsal.baselines import ring_bits_s, train_synchronously
@@ -278,7 +279,7 @@ class _Rehearsing:
     def run(self) -> Rehearsal:
         """Play all runs."""
         recipe, request, conditions = self._recipe, self._request, self._conditions
-        self._say("rehearsing one process")
+        self._announce("one process")
         one = train_synchronously(recipe, self._data.partitions(1), conditions, self._measure)
         if self._to_loss is None and self._measure is not None and not one.error:
             lowest = min(point.measures[LOSS] for point in one.points)
@@ -287,14 +288,14 @@ class _Rehearsing:
         for workers in request.workers:
             rules = request.scaling[: None if workers > 1 else 1]  # one worker needs no rule
             for rule, ruled in _recipes_by_rule(recipe, rules):
-                self._say(f"rehearsing {workers} workers{f', {rule}' if rule else ''}")
+                self._announce(f"{pluralize(workers, 'worker')}{f', {rule}' if rule else ''}")
                 player = FitPlayer(ruled, self._data.partitions(workers), conditions, self._measure)
                 played = player.run()
                 self._entries += played.entries
                 self._publications += played.publications
                 self._add(OURS, rule, played, one)
             if workers > 1:
-                self._say(f"rehearsing DDP with {workers} ranks")
+                self._announce(f"DDP with {workers} ranks")
                 ranks = self._data.partitions(workers)
                 dense = train_synchronously(recipe, ranks, conditions, self._measure)
                 sent = ring_bits_s(recipe, workers, conditions) * dense.seconds / 8
@@ -313,6 +314,13 @@ class _Rehearsing:
             self._is_held_out,
             self._to_loss,
         )
+
+    def _announce(self, what: str) -> None:
+        """Say which run begins, and how many there are."""
+        several = sum(count > 1 for count in self._request.workers)
+        alone, rules = len(self._request.workers) - several, max(1, len(self._request.scaling))
+        total = 1 + alone + several * (rules + 1)
+        self._say(f"rehearsing {what} ({len(self._runs) + 1} of {total})")
 
     def _add(self, system: str, rule: str, played: PlayedFit, one: PlayedFit) -> None:
         """Add a run's figures."""
@@ -378,8 +386,8 @@ def require_gradient_sharing(master: Any) -> SharedTrainingMaster:
     if isinstance(master, SharedTrainingMaster):
         return master
     raise UsageError(
-        f"a {type(master).__name__} trains in rounds, which rehearse does not play: their result"
-        " does not depend on links; rehearse a SharedTrainingMaster, or fit a sample"
+        "this network trains in rounds, which rehearse does not play, because what they learn does"
+        " not depend on links; rehearse a network with shared gradients, or fit a sample"
     )
 
 

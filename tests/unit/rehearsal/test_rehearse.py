@@ -182,7 +182,9 @@ def test_more_workers_than_rows_and_rounds_are_refused() -> None:
         rehearsed(momentum_network(), workers=300)
     with (
         ParallelWrapper(momentum_network(), workers=2, training_mode="AVERAGING") as wrapper,
-        pytest.raises(UsageError, match="trains in rounds, which rehearse does not play"),
+        pytest.raises(
+            UsageError, match="this network trains in rounds, which rehearse does not play"
+        ),
     ):
         wrapper.rehearse(rows(), **SETTINGS)
 
