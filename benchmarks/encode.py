@@ -47,7 +47,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.codec.payload import read_bitmap_untrusted
-from sparkstrom.encoding import backends, gaps, levels
+from sparkstrom.encoding import backends, gaps
+from sparkstrom.encoding import leveled_gaps as levels
 from sparkstrom.encoding.cpu.kernel_loader import kernel
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form

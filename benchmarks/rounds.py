@@ -335,7 +335,7 @@ def ping_pong(n_params: int, steps: int) -> dict[str, Any]:
 def _open_local(key: str, receive: int, send: int) -> tuple[Any, Any]:
     """Return a transport on the key's media driver, and a local sender."""
     from sparkstrom.transport.aeron.client import AeronTransport
-    from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
+    from sparkstrom.transport.aeron.media_driver import DriverOptions, ensure_driver
 
     transport = AeronTransport(ensure_driver(key, DriverOptions(local_edges=2)))
     transport.open_receiver(receive, local=True)

@@ -34,7 +34,7 @@ WARNING_FUNCTIONS = (  # that return one text
 WARNING_MODULES = (  # whose functions return warnings, as lists of texts
     "fit/accuracy_warnings.py",
     "fit/trained_network.py",
-    "spark/cluster.py",
+    "spark/executor_slots.py",
     "planning/memory.py",
     "fit/summary.py",
 )

@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sparkstrom.base.option_types import KEY, OptionType
-from sparkstrom.local.options import WrapperOptions
+from sparkstrom.local.wrapper_options import WrapperOptions
 from sparkstrom.options.common import (
     DOC,
     LOCAL,

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from sparkstrom.encoding.thresholds import AutoThreshold as AutoThreshold
     from sparkstrom.encoding.thresholds import FixedThreshold as FixedThreshold
     from sparkstrom.encoding.thresholds import TargetSparsityThreshold as TargetSparsityThreshold
-    from sparkstrom.local.options import TrainingMode as TrainingMode
     from sparkstrom.local.parallel_wrapper import ParallelWrapper as ParallelWrapper
+    from sparkstrom.local.wrapper_options import TrainingMode as TrainingMode
     from sparkstrom.observe.early_stopping import (
         BestScoreEpochTerminationCondition as BestScoreEpochTerminationCondition,
     )
@@ -79,7 +79,7 @@ _MODULE_BY_NAME = {
     "SparkstromError": "sparkstrom.base.errors",
     "TargetSparsityThreshold": "sparkstrom.encoding.thresholds",
     "TrainingError": "sparkstrom.base.errors",
-    "TrainingMode": "sparkstrom.local.options",
+    "TrainingMode": "sparkstrom.local.wrapper_options",
     "UsageError": "sparkstrom.base.errors",
     "VoidConfiguration": "sparkstrom.options.network",
     "WarmUp": "sparkstrom.encoding.tau",

@@ -12,14 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.encoding import gaps, levels
+from sparkstrom.encoding import gaps
+from sparkstrom.encoding import leveled_gaps as levels
 from sparkstrom.encoding import update_sum as sums
 from sparkstrom.encoding.backends import host
 from sparkstrom.encoding.forms import Form, half_side
 from sparkstrom.encoding.grid import EXACT_QUANTA, Flat
 from sparkstrom.encoding.layers import Layers
-from sparkstrom.encoding.levels import TOP_MAX
-from sparkstrom.encoding.update_sum import Total
+from sparkstrom.encoding.leveled_gaps import TOP_MAX
+from sparkstrom.encoding.update_sum import UpdateSum
 
 Indices = NDArray[np.int32]  # i32[count], ascending, no index twice
 Quanta = NDArray[np.int32]  # i32[count], signed multiples of the job's quantum
@@ -138,12 +139,12 @@ def _unpack_checked_bitmap(payload: bytes, count: int, n_params: int) -> NDArray
     return packed
 
 
-def encode_quanta(total: Total) -> bytes:
+def encode_quanta(total: UpdateSum) -> bytes:
     """Encode the sum of a merged range as ``Form.QUANTA``, in its shortest layout."""
     return sums.encode(total)
 
 
-def decode_quanta_untrusted(payload: bytes, n_params: int) -> Total:
+def decode_quanta_untrusted(payload: bytes, n_params: int) -> UpdateSum:
     """Decode the sum of a merged range. Raise WireError, and no other error, if it is invalid."""
     return sums.decode_untrusted(payload, n_params)
 

@@ -24,7 +24,7 @@ I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 
 BACKENDS = {  # modules with kernels for arrays in host memory
-    "reference": "sparkstrom.encoding.reference",
+    "reference": "sparkstrom.encoding.reference_kernels",
     "cpu": "sparkstrom.encoding.cpu.kernels",
 }
 
@@ -35,7 +35,7 @@ SCRATCH_BYTES = 512  # working memory of the bitmap kernels
 
 
 class Kernels(Protocol):
-    """Interface of a set of kernels; ``sparkstrom.encoding.reference`` documents the arguments."""
+    """Interface of a set of kernels; ``encoding.reference_kernels`` documents the arguments."""
 
     def scan_local(self, local: F32, theta: F32, tau: float, codes: I32, /) -> tuple[int, int]:
         """Write codes of hits in local - theta; return (number of hits, largest |local| bits)."""

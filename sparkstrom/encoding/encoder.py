@@ -31,7 +31,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from sparkstrom.base.errors import TrainingError, UsageError
-from sparkstrom.encoding import gaps, grid, levels
+from sparkstrom.encoding import gaps, grid
+from sparkstrom.encoding import leveled_gaps as levels
 from sparkstrom.encoding.backends import I32, SCRATCH_BYTES, U8, Backend, Memory, host
 from sparkstrom.encoding.forms import (
     Encoded,
@@ -51,7 +52,7 @@ from sparkstrom.encoding.residual import (
     create_residual,
 )
 from sparkstrom.encoding.tau import PublicationTarget, WarmUp, tau_policy
-from sparkstrom.encoding.thresholds import ThresholdAlgorithm, levels_of
+from sparkstrom.encoding.thresholds import ThresholdAlgorithm, step_size_count
 
 
 class WrittenMessage(NamedTuple):
@@ -219,7 +220,7 @@ CROWDED = 1.5  # times the wanted hits; with more, residuals are tied and must b
 SEED_CODES = 4096  # hits that seed the choice, so that it differs between workers
 
 
-class Scan:
+class HitScan:
     """Finds hits and non-finite values in one pass over the residual, before theta changes."""
 
     def __init__(
@@ -326,7 +327,7 @@ class Encoder:
         if aggregation not in AGGREGATIONS:
             raise UsageError(f"aggregation={aggregation!r}: must be one of {list(AGGREGATIONS)}")
         backend = backend or host()
-        levels_max = levels_of(threshold)
+        levels_max = step_size_count(threshold)
         self.n_params, self.k, self.q = n_params, k, grid.quantum(k)
         self.train_on, self.aggregation, self.layers = train_on, aggregation, layers
         self.counters = EncoderTotals()
@@ -337,7 +338,7 @@ class Encoder:
         self._backend = backend
         self._residual = create_residual(train_on, n_params, backend, layers)
         space = Workspace.allocate(n_params, backend.memory, layers, levels_max=levels_max)
-        self._scan = Scan(self._residual, space, layer_of)
+        self._scan = HitScan(self._residual, space, layer_of)
         self._forms = FormWriters(self._residual, space, levels_max)
         self._clipping = clipping
 

@@ -103,7 +103,7 @@ def _find_layer_end(name: str, start: int, n_params: int, layer_of: Callable[[in
 class LayeredKernels:
     """Runs a backend's kernels layer by layer, with each layer's multiple of tau.
 
-    ``sparkstrom.encoding.reference`` documents the arguments; ``codes`` must have room for all
+    ``encoding.reference_kernels`` documents the arguments; ``codes`` must have room for all
     hits. Which hits belong to which layer is computed on the host.
     """
 

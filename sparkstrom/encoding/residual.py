@@ -47,7 +47,7 @@ class StepSizes(NamedTuple):
 class Residual(Protocol):
     """Interface of a residual: the sum of learned changes that have not been sent.
 
-    ``sparkstrom.encoding.reference`` documents the kernels' arguments, which have the same names.
+    ``encoding.reference_kernels`` documents the kernels' arguments, which have the same names.
     """
 
     def terms(self, arrays: PublicationArrays, /) -> tuple[Flat, Flat, int]:

@@ -289,7 +289,7 @@ class ShakeUpTau:
         return number > self.after and is_shake_up(number, self.frequency)
 
 
-class TauPolicy:
+class TauChooser:
     """Chooses the threshold of each publication of a worker, and keeps the state in between."""
 
     def __init__(self, source: TauSource, stage: TauStage) -> None:
@@ -349,7 +349,7 @@ def tau_policy(
     n_params: int,
     warm_up: WarmUp | None = None,
     shake_frequency: int = 0,
-) -> TauPolicy:
+) -> TauChooser:
     """Build a TauPolicy from its stages: algorithm, limits, warm-up and shake-ups.
 
     ``limits`` are the smallest and largest tau (parameter units), and ``n_params`` is the model's
@@ -362,4 +362,4 @@ def tau_policy(
     if shake_frequency:
         after = warm_up.publications if warm_up is not None else 0
         stage = ShakeUpTau(stage, shake_frequency, after)
-    return TauPolicy(source, stage)
+    return TauChooser(source, stage)

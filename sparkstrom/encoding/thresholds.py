@@ -82,7 +82,7 @@ class HasTargetFractions(Protocol):
 
 
 @runtime_checkable
-class SendsSomeEntries(Protocol):
+class HasMinimumEntries(Protocol):
     """A threshold algorithm with a minimal number of entries per message, for small models."""
 
     @property
@@ -96,11 +96,11 @@ def small_model_fraction(threshold: ThresholdAlgorithm, n_params: int) -> float:
     With 1/2, tau is the median of the residuals. With more, tau would be close to the smallest
     residual, and the multiples of tau that a message supports could not represent the large ones.
     """
-    entries = threshold.entries_min if isinstance(threshold, SendsSomeEntries) else 0
+    entries = threshold.entries_min if isinstance(threshold, HasMinimumEntries) else 0
     return min(entries / n_params, 0.5)
 
 
-def levels_of(threshold: ThresholdAlgorithm) -> int:
+def step_size_count(threshold: ThresholdAlgorithm) -> int:
     """Return an algorithm's number of step sizes: 1 unless the algorithm is ``Leveled``."""
     return threshold.levels if isinstance(threshold, Leveled) else 1
 
@@ -175,7 +175,7 @@ class AutoThreshold:
         return state if "tau" in state else {"tau": 0.0}
 
 
-def algorithm_of(threshold: ThresholdAlgorithm | str) -> ThresholdAlgorithm:
+def resolve_threshold(threshold: ThresholdAlgorithm | str) -> ThresholdAlgorithm:
     """Return the algorithm for an option's value: "auto" means ``AutoThreshold()``."""
     if isinstance(threshold, str):
         assert threshold == AUTO, threshold

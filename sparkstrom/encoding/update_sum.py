@@ -56,7 +56,7 @@ def merge(
     return made, overflows
 
 
-class Total:
+class UpdateSum:
     """A running sum of updates to ``n_params`` parameters.
 
     ``overflows`` counts sums that left the range of int32 and so are wrong by 2 ** 32 quanta.
@@ -69,7 +69,7 @@ class Total:
         self._array: I32 | None = None  # i32[n_params] if the sum is dense; None if sparse
 
     @classmethod
-    def of_array(cls, array: I32) -> Total:
+    def of_array(cls, array: I32) -> UpdateSum:
         """Create a dense sum that uses ``array``, i32[n_params], without a copy."""
         total = cls(array.size)
         total._array = array
@@ -109,7 +109,7 @@ class Total:
         self.overflows += int(overflows)
         self._hits = (indices[:made], quanta[:made])
 
-    def add_total(self, other: Total) -> None:
+    def add_total(self, other: UpdateSum) -> None:
         """Add another sum over the same parameters."""
         self.overflows += other.overflows
         if other._array is None:
@@ -153,7 +153,7 @@ FLUSH_BYTES = 8  # room after the entries, because the encoder writes whole 8-by
 NEAR = U64(57 - 32)  # after so many 0s, the rest of a code is in the same word
 
 
-def encode(total: Total) -> bytes:
+def encode(total: UpdateSum) -> bytes:
     """Encode a sum in the shortest of its layouts."""
     indices, quanta = total.hits
     unit, least, largest = (int(value) for value in unit_and_bounds(quanta))
@@ -170,7 +170,7 @@ def encode(total: Total) -> bytes:
     return head + out[:size].tobytes()
 
 
-def decode_untrusted(payload: bytes, n_params: int) -> Total:
+def decode_untrusted(payload: bytes, n_params: int) -> UpdateSum:
     """Decode a sum that ``encode`` wrote. Raise WireError, and no other error, if it is invalid.
 
     A sparse payload needs at most 100 bytes of memory per byte.
@@ -206,7 +206,7 @@ def _golomb_bits(sizes: NDArray[np.int64], order: int) -> int:
     return int((2 * lengths - 1 - order).sum())
 
 
-def _decode_sparse(payload: bytes, n_params: int) -> Total:
+def _decode_sparse(payload: bytes, n_params: int) -> UpdateSum:
     """Decode a sum in the sparse layout. Raise WireError if it is invalid."""
     _, count, unit, least, rice, order = SPARSE_HEADER.unpack_from(payload)
     if rice > gaps.RICE_MAX or order > ORDER_MAX or unit < 1 or least < 1:
@@ -218,12 +218,12 @@ def _decode_sparse(payload: bytes, n_params: int) -> Total:
     answer = read_sparse(body, n_params, unit, least, rice, order, indices, quanta)
     if answer:
         raise WireError(f"a sum of {count} entries in {body.size} bytes: {REASONS[answer]}")
-    total = Total(n_params)
+    total = UpdateSum(n_params)
     total.add((indices, quanta))
     return total
 
 
-def _decode_dense(payload: bytes, n_params: int) -> Total:
+def _decode_dense(payload: bytes, n_params: int) -> UpdateSum:
     """Decode a sum in a dense layout. Raise WireError if it is invalid."""
     kind, unit = DENSE_HEADER.unpack_from(payload)
     width = np.dtype(DENSE[kind])
@@ -235,7 +235,7 @@ def _decode_dense(payload: bytes, n_params: int) -> Total:
         raise WireError(f"a dense sum of unit {unit} whose entries are beyond an i32")
     if unit > 1:
         array *= np.int32(unit)
-    return Total.of_array(array)
+    return UpdateSum.of_array(array)
 
 
 # ``read_sparse`` returns an index into this tuple; 0 is success.

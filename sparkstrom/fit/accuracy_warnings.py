@@ -13,8 +13,8 @@ from sparkstrom.encoding.thresholds import (
     AUTO,
     AutoThreshold,
     HasTargetFractions,
-    algorithm_of,
-    levels_of,
+    resolve_threshold,
+    step_size_count,
 )
 from sparkstrom.fit.summary import HyperparameterChanges
 from sparkstrom.models.base import FlatModel, Paced
@@ -186,7 +186,7 @@ def clipping_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[
     if fit.clipped_share <= CLIPPED_MAX:
         return []
     remedy = "use threshold='auto', a larger tau or levels=4"
-    if isinstance(algorithm_of(master.threshold), AutoThreshold):
+    if isinstance(resolve_threshold(master.threshold), AutoThreshold):
         remedy = "clip less, as with residual_post_processor=ResidualClipping(20.0)"
     return [
         f"residual clipping discarded {fit.clipped_share:.0%} of what was learned: tau"
@@ -201,7 +201,7 @@ def sent_fraction_warnings(
 
     A small fraction counts only if ``waits_long``, because the gradient itself may be sparse.
     """
-    algorithm = algorithm_of(master.threshold)
+    algorithm = resolve_threshold(master.threshold)
     band = algorithm.wanted_fractions if isinstance(algorithm, HasTargetFractions) else None
     if isinstance(algorithm, AutoThreshold):  # it chooses tau itself; small models send more
         return []
@@ -222,7 +222,7 @@ def sent_fraction_warnings(
 
 def short_fit_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[str]:
     """Return a warning if a worker sent each parameter less than once in the fit, on average."""
-    several = levels_of(algorithm_of(master.threshold)) > 1
+    several = step_size_count(resolve_threshold(master.threshold)) > 1
     needed = 1 / (fit.sent_fraction * (MULTILEVEL_SPEEDUP if several else 1.0))
     if fit.publications >= needed:
         return []
@@ -238,7 +238,7 @@ def threshold_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list
 
     Return none for AutoThreshold, which adapts tau to the waiting updates.
     """
-    if isinstance(algorithm_of(master.threshold), AutoThreshold):
+    if isinstance(resolve_threshold(master.threshold), AutoThreshold):
         return []
     return [
         f"changes waited in residuals for {fit.waiting:,.0f} of {fit.minibatches:,} minibatches on"

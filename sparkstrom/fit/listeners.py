@@ -30,7 +30,7 @@ from sparkstrom.base.option_types import shown
 from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.evaluation import Evaluation, evaluate_batch, merge_evaluations, select_metrics
 from sparkstrom.fit.events import FinishedFit, FitListener
-from sparkstrom.fit.request import FitRequest
+from sparkstrom.fit.fit_context import FitRequest
 from sparkstrom.fit.summary import TrainingSummary
 from sparkstrom.models.base import Batch, Buffered, FlatModel
 from sparkstrom.observe.epoch_history import Epoch

@@ -17,7 +17,7 @@ from sparkstrom.protocol.master.members import CheckpointFiles, MasterLimits
 from sparkstrom.runtime.master_thread import MasterPlan
 from sparkstrom.runtime.node_thread import OpenTransport
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.transport.aeron.driver import DriverOptions
+from sparkstrom.transport.aeron.media_driver import DriverOptions
 from sparkstrom.worker.network_setup import port_bounds, transport_opener
 from sparkstrom.worker.training_job import longest_message_bytes, make_flow_limits
 

@@ -39,9 +39,9 @@ from sparkstrom.fit.checkpoints import (
 )
 from sparkstrom.fit.early_stopping_listener import EarlyStoppingListener
 from sparkstrom.fit.events import FitEvents, FitListener
+from sparkstrom.fit.fit_context import FitReporting, FitRequest
 from sparkstrom.fit.listeners import ListenerThread, make_listener_thread
 from sparkstrom.fit.network_state import NetworkStateHolder
-from sparkstrom.fit.request import FitReporting, FitRequest
 from sparkstrom.fit.strategy import Strategy
 from sparkstrom.fit.summary import TrainingSummary, summarize, summary_to_json
 from sparkstrom.fit.supervisor import FitCancelled, FitJob, FitSupervisor

@@ -19,7 +19,7 @@ from sparkstrom.observe.listener_events import to_json_value
 from sparkstrom.observe.reporting.summary_rendering import short_text, summary_html, summary_text
 from sparkstrom.observe.telemetry import FitTotals, WorkerCounters, sum_link_bytes
 from sparkstrom.options.common import CommonOptions
-from sparkstrom.protocol.common.events import Ending
+from sparkstrom.protocol.common.events import TaskEnding
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.fit_state import Outcome
 
@@ -310,7 +310,7 @@ WORKER_LOST = "worker lost"
 CONTROLLER_LOST = "controller lost"
 DRIVER_REPLACED = "media driver replaced"
 ON_WORKERS = "on_workers"  # key for all messages that workers ignored, whatever the reason
-NORMAL_ENDINGS = (Ending.DONE, Ending.RELEASED, Ending.DISMISSED)
+NORMAL_ENDINGS = (TaskEnding.DONE, TaskEnding.RELEASED, TaskEnding.DISMISSED)
 
 
 def collect_worker_figures(outcome: Outcome, n_params: int) -> list[WorkerFigures]:
@@ -424,7 +424,7 @@ def format_departures(outcome: Outcome) -> list[str]:
     return [
         f"node {d.node} (partition {d.partition} on {d.host}): {d.reason}"
         for d in outcome.departures
-        if d.ending is not Ending.DONE
+        if d.ending is not TaskEnding.DONE
     ]
 
 

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import SetupError, UsageError, first_line
 from sparkstrom.base.option_types import is_real, is_truth
-from sparkstrom.data.arrow import is_list_type, read_record_parts
+from sparkstrom.data.arrow_conversion import is_list_type, read_record_parts
 from sparkstrom.data.column_selection import (
     HELD_OUT,
     LABEL,

@@ -23,9 +23,9 @@ from sparkstrom.codec.sealed_frames import KEY_BYTES, Seal
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.fit.early_stopping_listener import EarlyStoppingListener
 from sparkstrom.fit.events import FitListener
+from sparkstrom.fit.fit_context import FitReporting
 from sparkstrom.fit.listeners import ProgressListener, ResidualLogListener
 from sparkstrom.fit.master_setup import make_master_limits, make_master_plan
-from sparkstrom.fit.request import FitReporting
 from sparkstrom.fit.session import BaseFitRunner
 from sparkstrom.local.data import RowFile, write_file
 from sparkstrom.local.worker_pool import (
@@ -46,8 +46,8 @@ from sparkstrom.runtime.fit_state import MasterControl
 from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.transport.aeron.driver import DriverOptions
 from sparkstrom.transport.aeron.driver_directories import ProcessIdentity, identify_process
+from sparkstrom.transport.aeron.media_driver import DriverOptions
 from sparkstrom.worker.network_setup import (
     ControllerRoute,
     OpenTransport,

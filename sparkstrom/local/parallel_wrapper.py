@@ -23,7 +23,7 @@ from sparkstrom.data.row_store import prefetch
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.fit.checkpoints import FitCheckpoints, make_fit_key
 from sparkstrom.fit.evaluation import Evaluation, evaluate_batch, merge_evaluations, select_metrics
-from sparkstrom.fit.request import FitReporting, FitRequest, TaskSlots
+from sparkstrom.fit.fit_context import FitReporting, FitRequest, TaskSlots
 from sparkstrom.fit.session import FitRunner, FitSession
 from sparkstrom.fit.strategy import GradientSharing, Strategy
 from sparkstrom.fit.summary import FitRecord, TrainingSummary
@@ -42,7 +42,9 @@ from sparkstrom.local.data import (
     remove_abandoned,
 )
 from sparkstrom.local.fit_runner import LocalFitContext, LocalFitRunner, PartitionedRows
-from sparkstrom.local.options import (
+from sparkstrom.local.rounds import LocalRounds, RoundsThread
+from sparkstrom.local.worker_pool import WorkerPool, count_cores, pickle_by_value
+from sparkstrom.local.wrapper_options import (
     PREFETCH,
     WORKERS,
     TrainingMode,
@@ -50,8 +52,6 @@ from sparkstrom.local.options import (
     resolve_options,
     resolve_round_options,
 )
-from sparkstrom.local.rounds import LocalRounds, RoundsThread
-from sparkstrom.local.worker_pool import WorkerPool, count_cores, pickle_by_value
 from sparkstrom.models.base import FlatModel
 from sparkstrom.models.updaters import Updater
 from sparkstrom.observe.early_stopping import EarlyStopping, TerminationCondition, limit_epochs

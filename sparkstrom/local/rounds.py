@@ -26,7 +26,7 @@ import numpy as np
 
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import TrainingError
-from sparkstrom.codec.states import decode_state_untrusted, encode_state
+from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
 from sparkstrom.data.row_blocks import Block
 from sparkstrom.local.data import RowFile, allocate_file, write_file
 from sparkstrom.local.fit_runner import LocalFitContext, PartitionedRows

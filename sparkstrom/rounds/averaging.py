@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import TrainingError
-from sparkstrom.codec.states import decode_state_untrusted, encode_state
+from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
 from sparkstrom.models.base import Buffered, Flat, FlatModel, State, WeighedBuffers
 from sparkstrom.models.updaters import Updater
 from sparkstrom.options.parameter_averaging import PER_WORKER, Accumulator

@@ -9,9 +9,9 @@ from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.early_stopping_listener import EarlyStoppingListener
 from sparkstrom.fit.events import FitListener
+from sparkstrom.fit.fit_context import FitReporting
 from sparkstrom.fit.listeners import ProgressListener
 from sparkstrom.fit.network_state import NetworkStateHolder
-from sparkstrom.fit.request import FitReporting
 from sparkstrom.fit.session import BaseFitRunner
 from sparkstrom.fit.supervisor import FitJob
 from sparkstrom.models.base import FlatModel

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from sparkstrom.base.clock import Clock
 from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.messages import OptimizerChunk, OptimizerCopy, OptimizerRequest
-from sparkstrom.codec.states import decode_state_untrusted, encode_state
+from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
 from sparkstrom.models.base import FlatModel, HasOptimizerState, State
 from sparkstrom.runtime.theta import Replica
 

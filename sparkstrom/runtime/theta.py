@@ -34,7 +34,7 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Encoded, Form
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.layers import Layers
-from sparkstrom.encoding.update_sum import Hits, Total
+from sparkstrom.encoding.update_sum import Hits, UpdateSum
 from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel
 from sparkstrom.models.output_interpretation import measure_batch
 from sparkstrom.protocol.common.events import ApplyMergedRange, InstallSnapshot, SendMerged
@@ -156,7 +156,7 @@ class Theta:
         else:
             self.count(kernels.apply_hits_both(self._values, local, indices, quanta, self.q))
 
-    def add_sum(self, total: Total) -> None:
+    def add_sum(self, total: UpdateSum) -> None:
         """Add merged updates to theta, and to ``local`` if there is one."""
         self.overflows += total.overflows
         if total.array is None:
@@ -242,7 +242,7 @@ class Theta:
 
     def merge(self, wanted: SendMerged) -> MergedRange:
         """Return the sum of these commits; reads no parameter."""
-        total = Total(self.n_params)
+        total = UpdateSum(self.n_params)
         for entry in wanted.entries:
             if isinstance(entry, MergedRange):
                 total.add_total(decode_quanta_untrusted(entry.payload, self.n_params))
@@ -261,7 +261,7 @@ class Theta:
         """Return an empty sum for commits that wait to be added to theta."""
         return BoundedTotal(self)
 
-    def read_merged(self, item: ApplyMergedRange) -> Total:
+    def read_merged(self, item: ApplyMergedRange) -> UpdateSum:
         """Return the sum of merged commits without this node's own updates."""
         total = decode_quanta_untrusted(item.merged.payload, self.n_params)
         for update in item.own:
@@ -275,7 +275,7 @@ def _payload_arguments(payload: Payload) -> tuple[bytes, int, int, int]:
     return payload.data, payload.form, payload.count, payload.tau_quanta
 
 
-class BoundedTotal(Total):
+class BoundedTotal(UpdateSum):
     """A sum of whole updates whose entries cannot overflow an int32."""
 
     def __init__(self, theta: Theta) -> None:
@@ -371,7 +371,7 @@ class Replica:
             self._pending.popleft()
             self.theta.commit = commit
 
-    def apply_merged(self, merged: MergedCommits[Total]) -> None:
+    def apply_merged(self, merged: MergedCommits[UpdateSum]) -> None:
         """Add a sum of commits from this worker's inbox, which leaves own commits out."""
         self._apply_sum(merged.total, merged.own_commits, merged.commit)
 
@@ -379,7 +379,7 @@ class Replica:
         """Add a sum of commits that a neighbour made; own updates are subtracted from it."""
         self._apply_sum(self.theta.read_merged(item), len(item.own), item.merged.commit)
 
-    def _apply_sum(self, total: Total, own_commits: int, commit: CommitNo) -> None:
+    def _apply_sum(self, total: UpdateSum, own_commits: int, commit: CommitNo) -> None:
         """Add a sum to theta, and drop the ``own_commits`` oldest own updates as committed."""
         with self._lock:
             self.theta.add_sum(total)

@@ -14,7 +14,7 @@ from typing import Any
 
 from sparkstrom.base.identity import MASTER, EdgeNo, NodeId, Seq
 from sparkstrom.codec.messages import BUFFERS, Commit, Phase
-from sparkstrom.protocol.common.events import Abort, Directive, Ending, TimeoutReason
+from sparkstrom.protocol.common.events import Abort, Directive, TaskEnding, TimeoutReason
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES
 from sparkstrom.protocol.common.topology import Topology
 from sparkstrom.protocol.master.master import Master
@@ -27,7 +27,7 @@ from sparkstrom.simulation.process import (
 from sparkstrom.simulation.replica import INITIAL_THETA, IntTheta, add_update, join_reports
 from sparkstrom.simulation.run_options import RunSize
 
-SUCCESSFUL_ENDINGS = (Ending.DONE, Ending.RELEASED, Ending.DISMISSED)
+SUCCESSFUL_ENDINGS = (TaskEnding.DONE, TaskEnding.RELEASED, TaskEnding.DISMISSED)
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class InvariantChecker:
             lambda: TrainedPartition([], [])
         )
         self._users_of_files: dict[str, SimProcess] = {}
-        self._ends: dict[SimProcess, Ending | TimeoutReason | None] = {}
+        self._ends: dict[SimProcess, TaskEnding | TimeoutReason | None] = {}
         self._positions: dict[int, tuple[int, int]] = {}
         self._counted = 0  # the fit's minibatches as last announced to workers
         # Processes that exceed max_staleness -> step of their oldest uncommitted update, own step.
@@ -277,7 +277,7 @@ class InvariantChecker:
     def check_failure(self, process: SimProcess, command: Directive, *, expected: bool) -> None:
         """Check I5: a failed task was superseded, raised in training, or was expected to fail."""
         attempts = [p.identity.attempt for p in self._processes_of(process)]
-        superseded = command.cause is Ending.SUPERSEDED
+        superseded = command.cause is TaskEnding.SUPERSEDED
         superseded = superseded and process.identity.attempt < max(attempts)
         excused = process.is_failing and command.reason == FAILURE_REASON
         if not (superseded or excused or expected):
@@ -344,7 +344,7 @@ class InvariantChecker:
         """Check I3: every task that ended as done was audited, with the final replica."""
         final = self._sums[-1]
         for process, ending in self._ends.items():
-            if ending is not Ending.DONE:
+            if ending is not TaskEnding.DONE:
                 continue
             if process.node.node not in master.phases.digests:
                 self.report_violation(f"I3: {process.name} ended as done and was not audited")
@@ -410,7 +410,7 @@ class InvariantChecker:
             )
         for process, ending in self._ends.items():
             left = process.left.path if process.left is not None else None
-            if ending in (Ending.DONE, Ending.RELEASED) and left not in made:
+            if ending in (TaskEnding.DONE, TaskEnding.RELEASED) and left not in made:
                 self.report_violation(f"I1: what {process.name} left for the next fit is not known")
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.messages import BUFFERS, Message, Phase, Release, TrainingFailure
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command, Effect, Ending, Send, TimeoutReason
+from sparkstrom.protocol.common.events import Command, Effect, Send, TaskEnding, TimeoutReason
 from sparkstrom.protocol.worker.node import Identity
 from sparkstrom.runtime.training_loop import LoopAction
 from sparkstrom.simulation.components import ComponentFactory
@@ -115,7 +115,9 @@ class FaultInjector:
             time.after(time.rng.uniform(0, TRAINING_SHARE * training_s), act)
         time.after(self._faults.quiet_after_s, self._world.network.stop_message_faults)
 
-    def is_failure_excused(self, process: SimProcess, why: Ending | TimeoutReason | None) -> bool:
+    def is_failure_excused(
+        self, process: SimProcess, why: TaskEnding | TimeoutReason | None
+    ) -> bool:
         """Return True if injected faults explain that a process failed for lack of an answer."""
         if why not in (TimeoutReason.MASTER, TimeoutReason.ANSWER):
             return False

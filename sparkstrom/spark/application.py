@@ -23,7 +23,7 @@ from sparkstrom.fit.evaluation import (
     merge_evaluations,
 )
 from sparkstrom.fit.events import FitListener
-from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.fit.strategy import Strategy
 from sparkstrom.models.base import Batch, Flat, FlatModel
 from sparkstrom.options.common import CommonOptions

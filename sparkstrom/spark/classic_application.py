@@ -16,7 +16,7 @@ from typing import Any
 from sparkstrom.data.column_selection import ColumnSpec
 from sparkstrom.fit.evaluation import Evaluation, MetricSpec
 from sparkstrom.fit.events import FitListener
-from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.fit.strategy import Strategy
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.progress_display import captures_descriptors, is_in_notebook
@@ -38,13 +38,6 @@ from sparkstrom.protocol.master.members import CheckpointFiles
 from sparkstrom.rounds.run import MakeJob
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.application import Notify
-from sparkstrom.spark.cluster import (
-    await_slots,
-    driver_host,
-    get_slots,
-    is_context_stopped,
-    live_conf,
-)
 from sparkstrom.spark.controller.messages import ControlEndpoint
 from sparkstrom.spark.controller.placement import ClassicControllerPlacer
 from sparkstrom.spark.controller.reachability import resolve_controller
@@ -58,6 +51,13 @@ from sparkstrom.spark.executor.entry_points import (
     run_training_task,
 )
 from sparkstrom.spark.executor.inference import evaluate_source
+from sparkstrom.spark.executor_slots import (
+    await_slots,
+    driver_host,
+    get_slots,
+    is_context_stopped,
+    live_conf,
+)
 from sparkstrom.spark.jobs import (
     DecommissionMonitor,
     MemoryMonitor,

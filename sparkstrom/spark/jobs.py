@@ -23,7 +23,7 @@ from sparkstrom.fit.events import FinishedFit, FitListener
 from sparkstrom.fit.supervisor import find_cause
 from sparkstrom.planning.memory import ContainerMemory
 from sparkstrom.runtime.fit_state import Progress
-from sparkstrom.spark.cluster import live_conf
+from sparkstrom.spark.executor_slots import live_conf
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from sparkstrom.checkpoint.saved_model import check_local_path, load_model
 from sparkstrom.data.column_selection import ColumnNames, ColumnSpec
 from sparkstrom.fit.checkpoints import FitCheckpoints, make_fit_key
 from sparkstrom.fit.evaluation import Evaluation, select_metrics
-from sparkstrom.fit.request import FitReporting, FitRequest, TaskSlots
+from sparkstrom.fit.fit_context import FitReporting, FitRequest, TaskSlots
 from sparkstrom.fit.session import FitSession
 from sparkstrom.fit.summary import FitRecord, TrainingSummary
 from sparkstrom.fit.trained_network import (
@@ -51,7 +51,6 @@ from sparkstrom.rehearsal.result import Rehearsal
 from sparkstrom.rehearsal.script import rehearse_instead
 from sparkstrom.spark.application import Application, Predictor, require_active_session
 from sparkstrom.spark.classic_application import ClassicApplication
-from sparkstrom.spark.cluster import choose_resume_workers, count_workers, describe_allocation
 from sparkstrom.spark.data.export import ExportCache
 from sparkstrom.spark.data.partitioning import (
     HeldOutFrames,
@@ -61,6 +60,11 @@ from sparkstrom.spark.data.partitioning import (
 )
 from sparkstrom.spark.dl4j_names import SparkLayerNames
 from sparkstrom.spark.executor.entry_points import pickle_by_value
+from sparkstrom.spark.executor_slots import (
+    choose_resume_workers,
+    count_workers,
+    describe_allocation,
+)
 from sparkstrom.spark.strategies import FitContext, strategy_for
 from sparkstrom.worker.training_job import require_model, require_picklable
 

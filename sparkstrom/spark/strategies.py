@@ -20,13 +20,13 @@ from sparkstrom.codec.sealed_frames import KEY_BYTES, Seal
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.fit.early_stopping_listener import EarlyStoppingListener
 from sparkstrom.fit.events import FitListener
+from sparkstrom.fit.fit_context import FitReporting, TaskSlots
 from sparkstrom.fit.listeners import ProgressListener, ResidualLogListener
 from sparkstrom.fit.master_setup import (
     driver_transport_opener,
     make_master_limits,
     make_master_plan,
 )
-from sparkstrom.fit.request import FitReporting, TaskSlots
 from sparkstrom.fit.session import BaseFitRunner, FitRunner, FitSession, RestartRunner
 from sparkstrom.fit.strategy import GradientSharing, Strategy
 from sparkstrom.fit.supervisor import StartMonitor
@@ -45,15 +45,15 @@ from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.application import Application
-from sparkstrom.spark.cluster import (
+from sparkstrom.spark.controller.remote_master import RemoteController
+from sparkstrom.spark.data.partitioning import PartitionedData
+from sparkstrom.spark.executor_slots import (
     ROUNDS_FIT_NOTE,
     SHARED_FIT_NOTE,
     check_conf,
     check_key,
     check_rounds_conf,
 )
-from sparkstrom.spark.controller.remote_master import RemoteMaster
-from sparkstrom.spark.data.partitioning import PartitionedData
 from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.worker.network_setup import (
     check_driver_machine,
@@ -170,12 +170,12 @@ class SparkFitRunner(BaseFitRunner):
         live_options = [each.live_option for each in listeners if each.live_option]
         return self._remote.run_in_task(self._make_training_job(initial, own), live_options, say)
 
-    def _make_remote_master(self, files: CheckpointFiles) -> RemoteMaster | None:
+    def _make_remote_master(self, files: CheckpointFiles) -> RemoteController | None:
         """Return a proxy for a controller in a Spark task; None if it runs in this program."""
         context = self._context
         if not parse_controller(context.master.void.controller).is_in_task:
             return None
-        return RemoteMaster(context.application, self.theta, files, self.spec.workers)
+        return RemoteController(context.application, self.theta, files, self.spec.workers)
 
     def _make_local_master(self, files: CheckpointFiles) -> MasterThread:
         """Return an unstarted controller that runs in a thread of this program."""

@@ -16,19 +16,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from sparkstrom.base.errors import DriverLost, NetworkError, SetupError
+from sparkstrom.base.errors import MediaDriverLost, NetworkError, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.options.network import VoidConfiguration, master_name, parse_controller
 from sparkstrom.options.resolution import local_ip
 from sparkstrom.planning.memory import count_driver_edges
-from sparkstrom.transport.aeron.driver import (
+from sparkstrom.transport.aeron.library import load_library
+from sparkstrom.transport.aeron.media_driver import (
     SHARED_MEMORY,
     DriverOptions,
     ensure_driver,
     find_log_space,
     is_driver_reachable,
 )
-from sparkstrom.transport.aeron.library import load_library
 from sparkstrom.transport.base import Transport
 from sparkstrom.transport.bind_address import choose_address, list_interface_addresses
 from sparkstrom.worker.task_environment import TaskEnvironment
@@ -118,7 +118,7 @@ def transport_opener(key: str, options: DriverOptions) -> OpenTransport:
         for _ in range(1, JOIN_ATTEMPTS):
             try:
                 return connect_transport(key, chosen)
-            except DriverLost as lost:
+            except MediaDriverLost as lost:
                 log.warning("the media driver exited while it was joined (%s)", lost)
         return connect_transport(key, chosen)
 
@@ -208,7 +208,7 @@ def require_controller_reachable(route: ControllerRoute, environment: TaskEnviro
         try:
             own_endpoint = _probe_controller(route, environment, options)
             break
-        except DriverLost:
+        except MediaDriverLost:
             if attempt == JOIN_ATTEMPTS:
                 raise
             log.warning("the media driver exited while it was joined")

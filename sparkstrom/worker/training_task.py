@@ -29,7 +29,7 @@ from sparkstrom.data.row_blocks import Block
 from sparkstrom.data.row_store import Batches
 from sparkstrom.encoding.backends import Backend, host, on_device, warm_up
 from sparkstrom.encoding.encoder import Encoder
-from sparkstrom.encoding.thresholds import AUTO, algorithm_of
+from sparkstrom.encoding.thresholds import AUTO, resolve_threshold
 from sparkstrom.models.base import (
     DeviceModel,
     FlatModel,
@@ -38,7 +38,7 @@ from sparkstrom.models.base import (
 )
 from sparkstrom.options.gradient_sharing import STALENESS_TARGET, SharedTrainingMaster
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command, Ending
+from sparkstrom.protocol.common.events import Command, TaskEnding
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
 from sparkstrom.runtime.fit_state import READING_ROWS
 from sparkstrom.runtime.node_thread import JoinAddress, NodePlan, NodeThread, SnapshotSource
@@ -221,7 +221,7 @@ def _run_captured(
         session.thread.stop()
         batches.close()
     seconds = time.monotonic() - began_s
-    dismissed = session.replica.uncommitted_mass() if end.cause is Ending.DISMISSED else 0.0
+    dismissed = session.replica.uncommitted_mass() if end.cause is TaskEnding.DISMISSED else 0.0
     report = {"partition": environment.partition, "ended": end.reason, "seconds": seconds}
     report["mass_dismissed"] = dismissed
     return json.dumps(report | {"epochs": session.trainer.epochs.report()})
@@ -341,7 +341,7 @@ def make_replica(job: TrainingJob, theta: Theta) -> Replica:
     encoder = Encoder(
         job.spec.n_params,
         job.k,
-        algorithm_of(master.threshold),
+        resolve_threshold(master.threshold),
         master.residual_post_processor,
         train_on=master.train_on,
         aggregation=master.update_weight,

@@ -40,7 +40,7 @@ from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.grid import EXACT_QUANTA
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.thresholds import FixedThreshold
-from sparkstrom.encoding.update_sum import Total
+from sparkstrom.encoding.update_sum import UpdateSum
 from tests.unit.encoding.sums_bound import sum_bytes_bound
 
 FENCED_BYTES = 16 * mmap.PAGESIZE
@@ -266,7 +266,7 @@ def sum_seeds() -> list[bytes]:
         for density, steps in ((0.01, [6]), (0.3, [640, 512, 1280]), (1.0, [1, 7, 2**30 + 1])):
             array = random.choice(steps, n_params) * random.choice([-1, 1], n_params)
             array[random.random(n_params) >= density] = 0
-            made = encode_quanta(Total.of_array(array.astype(np.int32)))
+            made = encode_quanta(UpdateSum.of_array(array.astype(np.int32)))
             seeds.append(U16.pack(n_params) + made)
     return seeds
 

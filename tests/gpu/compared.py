@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from numba import cuda
 from numpy.typing import NDArray
 
-from sparkstrom.encoding import backends, reference
+from sparkstrom.encoding import backends
+from sparkstrom.encoding import reference_kernels as reference
 from sparkstrom.encoding.cuda.device import SIMULATED, TILE
 
 F32 = NDArray[np.float32]

@@ -12,7 +12,8 @@ from numba import cuda
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.encoding import backends, reference
+from sparkstrom.encoding import backends
+from sparkstrom.encoding import reference_kernels as reference
 from sparkstrom.encoding.cuda.device import TILE, is_usable
 from sparkstrom.encoding.layers import LayeredKernels, Layers
 from tests.gpu.compared import F32, LARGE, Q, near_theta, quanta, same, seeds, sizes, wild

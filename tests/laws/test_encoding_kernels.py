@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from sparkstrom.encoding import backends, reference
+from sparkstrom.encoding import backends
+from sparkstrom.encoding import reference_kernels as reference
 from sparkstrom.encoding.cpu import kernels as kernels_cpu
 
 F32 = NDArray[np.float32]

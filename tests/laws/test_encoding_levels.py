@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.codec import payload as codec
-from sparkstrom.encoding import backends, gaps, levels, reference
+from sparkstrom.encoding import backends, gaps
+from sparkstrom.encoding import leveled_gaps as levels
+from sparkstrom.encoding import reference_kernels as reference
 from sparkstrom.encoding.cpu import kernels as kernels_cpu
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
@@ -29,7 +31,7 @@ from sparkstrom.encoding.thresholds import (
     FixedThreshold,
     TargetSparsityThreshold,
 )
-from sparkstrom.encoding.update_sum import Total
+from sparkstrom.encoding.update_sum import UpdateSum
 from tests.unit.encoding.sums_bound import sum_bytes_bound
 
 I32 = NDArray[np.int32]
@@ -230,7 +232,7 @@ sparse = st.integers(1, 400).flatmap(
 
 @given(array=sparse)
 def test_sums_round_trip_within_their_bound(array: I32) -> None:
-    total, entries = Total.of_array(array), int(np.count_nonzero(array))
+    total, entries = UpdateSum.of_array(array), int(np.count_nonzero(array))
     payload = codec.encode_quanta(total)
     largest = int(np.abs(array.astype(np.int64)).max())
     for more in (0, 1, 50):
@@ -251,7 +253,7 @@ def test_any_bytes_are_a_sum_or_a_wire_error(payload: bytes, n_params: int, layo
 
 @given(n=st.integers(1, 200), parts=st.lists(st.integers(0, 2**32 - 1), max_size=6))
 def test_a_sparse_sum_is_the_dense_one(n: int, parts: list[int]) -> None:
-    dense, total, other = np.zeros(n, np.int32), Total(n), Total(n)
+    dense, total, other = np.zeros(n, np.int32), UpdateSum(n), UpdateSum(n)
     for number, seed in enumerate(parts):
         random = np.random.default_rng(seed)
         where = np.flatnonzero(random.random(n) < random.choice([0.02, 0.5])).astype(np.int32)

@@ -11,8 +11,8 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import KEY
-from sparkstrom.local.options import WrapperOptions
 from sparkstrom.local.parallel_wrapper import ParallelWrapper
+from sparkstrom.local.wrapper_options import WrapperOptions
 from sparkstrom.options.common import DOC, WHEN, options_in
 from sparkstrom.options.resolution import ENVIRONMENT_PREFIX, NESTED, OPTION_CLASSES, PREFIX
 

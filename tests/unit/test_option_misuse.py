@@ -35,13 +35,13 @@ from sparkstrom.encoding.thresholds import (
 from sparkstrom.fit.evaluation import select_metrics
 from sparkstrom.fit.strategy import GradientSharing
 from sparkstrom.fit.trained_network import check_fit_arguments
-from sparkstrom.local.options import (
+from sparkstrom.local.parallel_wrapper import ParallelWrapper
+from sparkstrom.local.wrapper_options import (
     TrainingMode,
     parse_training_mode,
     resolve_options,
     resolve_round_options,
 )
-from sparkstrom.local.parallel_wrapper import ParallelWrapper
 from sparkstrom.ml import SparkstromEstimator
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.models.updaters import UPDATERS, Adam, Sgd

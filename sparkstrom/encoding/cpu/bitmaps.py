@@ -1,4 +1,4 @@
-"""CPU kernels for bitmaps; ``sparkstrom.encoding.reference`` documents the arguments.
+"""CPU kernels for bitmaps; ``sparkstrom.encoding.reference_kernels`` documents the arguments.
 
 Each block of parameters is processed by several small loops, each over numbers of one type, because
 the compiler can vectorise these but not one large loop. Four states are read and written together

@@ -1,4 +1,4 @@
-"""All CPU kernels, compiled with Numba; ``sparkstrom.encoding.reference`` documents the arguments.
+"""All CPU kernels, compiled with Numba; ``encoding.reference_kernels`` documents the arguments.
 
 A scan examines each block of parameters in one vectorised loop. Only if the block has a hit, the
 scan compares again, and collects the results for 64 parameters as the bits of one word, from which

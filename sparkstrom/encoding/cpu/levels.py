@@ -1,6 +1,6 @@
 """CPU kernels that find the levels of hits, select hits at random, and sample residuals.
 
-``sparkstrom.encoding.reference`` documents the arguments. The loops over all parameters are simple,
+``encoding.reference_kernels`` documents the arguments. The loops over all parameters are simple,
 because they run only if residuals are tied. The loops over hits prefetch, like ``kernels.move``.
 """
 

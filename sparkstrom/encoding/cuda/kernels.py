@@ -1,4 +1,4 @@
-"""All CUDA kernels; ``sparkstrom.encoding.reference`` documents the arguments.
+"""All CUDA kernels; ``sparkstrom.encoding.reference_kernels`` documents the arguments.
 
 All array arguments are on the device and used in place. Only the returned counts are copied to the
 host; a message is copied by ``memory.to_host``.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from sparkstrom.base.errors import DriverLost
+from sparkstrom.base.errors import MediaDriverLost
 from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId
 from sparkstrom.codec.messages import (
     Address,
@@ -33,7 +33,7 @@ from sparkstrom.codec.messages import (
 from sparkstrom.observe.telemetry import WorkerCounters
 
 
-class Ending(enum.Enum):
+class TaskEnding(enum.Enum):
     """How a worker's task ends, as decided by the task itself or by the master.
 
     Each value is the human-readable text and also the text sent in messages, so it is part of the
@@ -51,12 +51,12 @@ class Ending(enum.Enum):
     OTHER = "for a reason of which there is only the text"
 
     @classmethod
-    def from_text(cls, text: str) -> Ending:
+    def from_text(cls, text: str) -> TaskEnding:
         """Return the ending that a received text stands for; OTHER for any other wording."""
         return _BY_TEXT.get(text, cls.OTHER)
 
 
-_BY_TEXT = {ending.value: ending for ending in Ending}
+_BY_TEXT = {ending.value: ending for ending in TaskEnding}
 
 
 class TimeoutReason(enum.Enum):
@@ -511,7 +511,7 @@ class Directive(msgspec.Struct, frozen=True):
 
     order: Command
     reason: str = ""  # human-readable reason
-    cause: Ending | TimeoutReason | None = None  # with END and FAIL: the reason as an enum member
+    cause: TaskEnding | TimeoutReason | None = None  # with END and FAIL: the reason
     steps_max: int | None = None  # with TRAIN: stop after this many steps; None: no limit
     publishes: bool = True  # with TRAIN: False: keep changes in the residual, publish nothing
     round_s: float = 0.0  # with TRAIN: recent time from a publication to its commit, in seconds
@@ -540,13 +540,13 @@ def perform_all(effects: Iterable[Effect], perform: Callable[[Effect], None]) ->
     ``StreamsOpened(alone=True)`` or ``EndpointChanged`` next, and the machine requests all edges
     again.
     """
-    lost: DriverLost | None = None
+    lost: MediaDriverLost | None = None
     for effect in effects:
         if lost is not None and type(effect) in BY_DRIVER:
             continue
         try:
             perform(effect)
-        except DriverLost as error:
+        except MediaDriverLost as error:
             lost = lost or error
     if lost is not None:
         raise lost

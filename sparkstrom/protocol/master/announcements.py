@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId
 from sparkstrom.codec.messages import Address, Disown, IdClosed, Join, LastSeqs, State, Welcome
 from sparkstrom.protocol.common.children import Children
-from sparkstrom.protocol.common.events import Effect, Ending
+from sparkstrom.protocol.common.events import Effect, TaskEnding
 from sparkstrom.protocol.master.members import Member, Members, send_to_process
 from sparkstrom.protocol.master.phases import Phases
 from sparkstrom.protocol.master.sequencer import Sequencer
@@ -88,7 +88,7 @@ class ClosedNotices:
         """Return the message to a process that its id is closed, and whether it may return."""
         partition, failed = self._members.partitions[join.partition], self._members.failed.get(node)
         free = partition.owner is None and partition.last_owner == node and failed is None
-        ending = Ending.LEASE_OVER if free else Ending.SUPERSEDED
+        ending = TaskEnding.LEASE_OVER if free else TaskEnding.SUPERSEDED
         return IdClosed(
             token=join.token,
             count=join.count,

@@ -26,7 +26,7 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import Child, Children, Leases
-from sparkstrom.protocol.common.events import Effect, Ending, IgnoredMessages, IgnoreReason
+from sparkstrom.protocol.common.events import Effect, IgnoredMessages, IgnoreReason, TaskEnding
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.common.stages import PROBE
 from sparkstrom.protocol.master.announcements import ClosedNotices, StateBroadcast, WelcomeFactory
@@ -40,7 +40,7 @@ from sparkstrom.protocol.master.members import (
     send_to_process,
 )
 from sparkstrom.protocol.master.membership import Admission, MembershipCloser
-from sparkstrom.protocol.master.optimizer_states import OptimizerCopies, OptimizerSources
+from sparkstrom.protocol.master.optimizer_copies import OptimizerCopies, OptimizerSources
 from sparkstrom.protocol.master.phases import Phases, VacantPartitions
 from sparkstrom.protocol.master.sequencer import Sequencer
 from sparkstrom.protocol.master.staleness import CommitOrder
@@ -274,7 +274,7 @@ class Master(MasterParts):
 
     def _make_failure_notice(self, member: Member) -> Effect:
         """Return the effect that notifies a member that the fit has failed."""
-        return send_to_process(member.join, end_notice(member, Ending.FIT_FAILED.value))
+        return send_to_process(member.join, end_notice(member, TaskEnding.FIT_FAILED.value))
 
     def _on_child(self, child: Child, message: Message, now_s: float) -> list[Effect]:
         """Process a message that a child sent over its edge."""

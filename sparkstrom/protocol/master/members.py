@@ -19,7 +19,7 @@ from sparkstrom.codec.messages import (
     Welcome,
 )
 from sparkstrom.protocol.common.children import DEFAULT_FLOW_LIMITS, FlowLimits
-from sparkstrom.protocol.common.events import Ending, OptimizerCopyRequest, SendToProcess
+from sparkstrom.protocol.common.events import OptimizerCopyRequest, SendToProcess, TaskEnding
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
 from sparkstrom.protocol.common.stages import (
     CLOSED_ID,
@@ -294,7 +294,7 @@ class Departure:
     host: str
     reason: str  # human-readable
     at_s: float  # on the driver's clock
-    ending: Ending = Ending.OTHER  # the reason as an enum member, for code
+    ending: TaskEnding = TaskEnding.OTHER  # the reason as an enum member, for code
 
 
 class Members:
@@ -359,7 +359,7 @@ class Members:
         del self.live[node]
         self.closed_joins[node] = member.join
         self.neighbours[member.join.executor].remove(node)
-        host, ending = member.join.host, Ending.from_text(reason)
+        host, ending = member.join.host, TaskEnding.from_text(reason)
         self.departures.append(Departure(node, partition.index, host, reason, now_s, ending))
         if partition.owner == node:
             partition.owner, partition.unowned_s = None, now_s

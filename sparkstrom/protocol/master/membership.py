@@ -14,7 +14,7 @@ from sparkstrom.base.identity import MASTER, NodeId
 from sparkstrom.codec.messages import IdClosed, Join, JoinRefusal, Phase
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import Leases
-from sparkstrom.protocol.common.events import Effect, Ending, IgnoredMessages, IgnoreReason
+from sparkstrom.protocol.common.events import Effect, IgnoredMessages, IgnoreReason, TaskEnding
 from sparkstrom.protocol.master.announcements import ClosedNotices
 from sparkstrom.protocol.master.members import Member, Members, Partition, send_to_process
 from sparkstrom.protocol.master.phases import Phases
@@ -160,12 +160,12 @@ class Admission:
             return _make_refusal(join, f"there is no partition {join.partition}", fatal=True)
         partition = self._members.partitions[join.partition]
         if partition.attempt > join.attempt:
-            return _make_refusal(join, Ending.SUPERSEDED.value, fatal=True)
+            return _make_refusal(join, TaskEnding.SUPERSEDED.value, fatal=True)
         if self._phases.phase >= Phase.DRAINING or partition.trained:
-            return _make_refusal(join, Ending.DISMISSED.value, fatal=False)
+            return _make_refusal(join, TaskEnding.DISMISSED.value, fatal=False)
         former = self._members.former_ids(join.token)
         if former and partition.last_owner not in former:
-            return _make_refusal(join, Ending.SUPERSEDED.value, fatal=True)
+            return _make_refusal(join, TaskEnding.SUPERSEDED.value, fatal=True)
         return None
 
     def _admit(self, join: Join, now_s: float) -> list[Effect]:
@@ -176,7 +176,7 @@ class Admission:
             return [ev.Abort(reason, "", join.host, join.partition, ev.Failure.USAGE)]
         effects: list[Effect] = []
         if partition.owner is not None:
-            effects += self._closing.close(partition.owner, Ending.SUPERSEDED.value, now_s)
+            effects += self._closing.close(partition.owner, TaskEnding.SUPERSEDED.value, now_s)
         try:
             self._placement.assign_place(self._members.next_id, join.executor)
         except UsageError as error:

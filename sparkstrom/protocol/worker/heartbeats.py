@@ -17,7 +17,7 @@ from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.common.flow_control import PROMPT_ACK_BYTES, ROUTINE_SPACING_S
 from sparkstrom.protocol.worker.identity import Membership
 from sparkstrom.protocol.worker.limits import NodeLimits
-from sparkstrom.protocol.worker.node_records import (
+from sparkstrom.protocol.worker.node_views import (
     DirtyFlag,
     FitView,
     Subtree,

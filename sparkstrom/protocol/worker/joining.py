@@ -14,14 +14,14 @@ from sparkstrom.protocol.common.events import (
     Command,
     Directive,
     Effect,
-    Ending,
     IgnoredMessages,
     IgnoreReason,
+    TaskEnding,
 )
 from sparkstrom.protocol.common.stages import ATTACHING
 from sparkstrom.protocol.worker.heartbeats import Heartbeats
 from sparkstrom.protocol.worker.identity import Membership
-from sparkstrom.protocol.worker.node_records import FitView, Subtree, TaskEnd, TrainerView
+from sparkstrom.protocol.worker.node_views import FitView, Subtree, TaskEnd, TrainerView
 from sparkstrom.protocol.worker.parent_link import (
     ATTACH_RETRY_S,
     JOIN_RETRY_S,
@@ -153,7 +153,7 @@ class Joining:
             self._ignored.count(refused, reason)
             return
         order = Command.FAIL if refused.fatal else Command.END
-        self._task.end(Directive(order, refused.reason, cause=Ending.from_text(refused.reason)))
+        self._task.end(Directive(order, refused.reason, cause=TaskEnding.from_text(refused.reason)))
 
     def on_id_closed(self, closed: IdClosed) -> list[Effect]:
         """Join again under a new id, or end the task if that is impossible."""
@@ -169,7 +169,7 @@ class Joining:
             return []
         if not closed.free:
             self._task.end(
-                Directive(Command.FAIL, closed.reason, cause=Ending.from_text(closed.reason))
+                Directive(Command.FAIL, closed.reason, cause=TaskEnding.from_text(closed.reason))
             )
             return []
         me.close(closed.node, closed.seq)

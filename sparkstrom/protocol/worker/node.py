@@ -50,9 +50,9 @@ from sparkstrom.protocol.common.events import (
     Command,
     Directive,
     Effect,
-    Ending,
     IgnoredMessages,
     IgnoreReason,
+    TaskEnding,
 )
 from sparkstrom.protocol.common.history import History, Log
 from sparkstrom.protocol.common.stages import (
@@ -67,7 +67,7 @@ from sparkstrom.protocol.worker.heartbeats import Heartbeats
 from sparkstrom.protocol.worker.identity import Identity, Membership
 from sparkstrom.protocol.worker.joining import Joining
 from sparkstrom.protocol.worker.limits import NodeLimits, ProcessPause, Wait
-from sparkstrom.protocol.worker.node_records import (
+from sparkstrom.protocol.worker.node_views import (
     OVER,
     DirtyFlag,
     FitView,
@@ -91,7 +91,7 @@ NOT_THERE = Directive(Command.WAIT, "the last updates have not come yet")
 DRAIN = Directive(Command.DRAIN)
 TRANSFERRING = Directive(Command.WAIT, "the updater's state of another worker is on its way")
 LINGERING = Directive(Command.WAIT, "others hear from it that the fit is done")
-DONE = Directive(Command.END, Ending.DONE.value, cause=Ending.DONE)
+DONE = Directive(Command.END, TaskEnding.DONE.value, cause=TaskEnding.DONE)
 
 
 class Directives:
@@ -458,7 +458,7 @@ class Node(NodeParts):
                 self.trainer.set_audit(AuditAnswer(commit, digest, checkpoint))
             case ev.TrainerReleased(checkpoint=checkpoint):
                 leaving = LeaveNotice(
-                    node=self.membership.id, reason=Ending.RELEASED.value, checkpoint=checkpoint
+                    node=self.membership.id, reason=TaskEnding.RELEASED.value, checkpoint=checkpoint
                 )
                 self.task.on_trainer_left(leaving, now_s)
                 return [ev.SendDirect(leaving)]
@@ -678,7 +678,7 @@ class Node(NodeParts):
             return []
         return [
             self.link.send(
-                LeaveNotice(node=self.membership.id, reason=Ending.DONE.value, checkpoint=None)
+                LeaveNotice(node=self.membership.id, reason=TaskEnding.DONE.value, checkpoint=None)
             )
         ]
 

@@ -15,7 +15,7 @@ from sparkstrom.protocol.common.events import Effect, IgnoredMessages, IgnoreRea
 from sparkstrom.protocol.common.optimizer_fetch import OptimizerFetch
 from sparkstrom.protocol.worker.identity import Membership
 from sparkstrom.protocol.worker.limits import NodeLimits
-from sparkstrom.protocol.worker.node_records import DirtyFlag, FitView, Subtree, TrainerView
+from sparkstrom.protocol.worker.node_views import DirtyFlag, FitView, Subtree, TrainerView
 from sparkstrom.protocol.worker.parent_link import ParentLink
 
 

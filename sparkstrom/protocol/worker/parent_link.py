@@ -20,7 +20,7 @@ from sparkstrom.protocol.common.flow_control import HEADER_BYTES, SendWindow, me
 from sparkstrom.protocol.common.stages import ATTACHED, ATTACHING, CLOSED, Trigger, next_stage
 from sparkstrom.protocol.worker.identity import Membership
 from sparkstrom.protocol.worker.limits import LEVELS_ABOVE, NodeLimits, ProcessPause, Wait
-from sparkstrom.protocol.worker.node_records import DirtyFlag, FitView
+from sparkstrom.protocol.worker.node_views import DirtyFlag, FitView
 
 ROUNDS = 4  # an update that takes this many times longer than the last one may be lost
 RETRY_LEAST_S = 10.0  # first wait for a commit before everything is sent again

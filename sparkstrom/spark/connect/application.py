@@ -19,12 +19,12 @@ from functools import cache, partial
 from typing import Any
 
 from sparkstrom.base.errors import SetupError, UsageError
-from sparkstrom.data.arrow import read_batch_blocks
+from sparkstrom.data.arrow_conversion import read_batch_blocks
 from sparkstrom.data.column_selection import ColumnSpec, check_column_spec
 from sparkstrom.data.row_blocks import BlockReader
 from sparkstrom.fit.evaluation import Evaluation, MetricSpec, merge_evaluations_or_raise
 from sparkstrom.fit.events import FitListener
-from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.fit.strategy import GradientSharing, Strategy
 from sparkstrom.fit.supervisor import FitJob, cancel_job
 from sparkstrom.models.base import FlatModel
@@ -42,13 +42,6 @@ from sparkstrom.protocol.master.members import CheckpointFiles
 from sparkstrom.rounds.run import MakeJob
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.application import Notify
-from sparkstrom.spark.cluster import (
-    FIRST_NOTICE_S,
-    NOTICE_INTERVAL_S,
-    REGISTRATION_POLL_S,
-    compute_slots,
-    count_workers,
-)
 from sparkstrom.spark.connect import dataframe_rounds
 from sparkstrom.spark.connect.controller_placement import ConnectControllerPlacer
 from sparkstrom.spark.connect.jobs import (
@@ -79,6 +72,13 @@ from sparkstrom.spark.executor.entry_points import (
     redact_pickled_tasks,
 )
 from sparkstrom.spark.executor.inference import evaluate_partition
+from sparkstrom.spark.executor_slots import (
+    FIRST_NOTICE_S,
+    NOTICE_INTERVAL_S,
+    REGISTRATION_POLL_S,
+    compute_slots,
+    count_workers,
+)
 from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.spark.rounds.tasks import SparkRoundsJob
 from sparkstrom.worker.training_job import (

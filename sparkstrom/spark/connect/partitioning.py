@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkstrom.base.errors import SetupError
-from sparkstrom.data.arrow import read_batch_blocks
+from sparkstrom.data.arrow_conversion import read_batch_blocks
 from sparkstrom.data.column_selection import ColumnSpec, check_column_spec
 from sparkstrom.data.row_blocks import Block, BlockReader, ShuffleBlock, distribute_rows
 from sparkstrom.spark.connect.jobs import (

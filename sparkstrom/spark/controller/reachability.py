@@ -30,13 +30,13 @@ from typing import Any
 
 from sparkstrom.base.errors import NetworkError, SetupError, UsageError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.fit.strategy import GradientSharing
 from sparkstrom.fit.supervisor import find_cause
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import AUTO, DRIVER, EXECUTOR
 from sparkstrom.options.resolution import local_ip
-from sparkstrom.spark.cluster import count_workers, driver_host, live_conf
+from sparkstrom.spark.executor_slots import count_workers, driver_host, live_conf
 from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.transport.aeron.driver_process import candidate_ports, no_free_port_message
 from sparkstrom.transport.bind_address import choose_address, list_interface_addresses

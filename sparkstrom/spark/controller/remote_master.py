@@ -97,7 +97,7 @@ class ControllerHost(Protocol):
         """Return the address to listen on, and the address that executors connect to."""
 
 
-class RemoteMaster:
+class RemoteController:
     """A ``MasterControl`` for a master that runs in a Spark task.
 
     ``run_in_task`` starts the task. At the end, ``theta`` holds the final parameters.

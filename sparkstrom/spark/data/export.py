@@ -28,7 +28,7 @@ import numpy as np
 
 from sparkstrom.base.errors import SetupError, UsageError, first_line
 from sparkstrom.base.safe_files import check_npz
-from sparkstrom.data.arrow import (
+from sparkstrom.data.arrow_conversion import (
     format_from_schema,
     records_from_arrow,
     records_to_arrow,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import shown
-from sparkstrom.data.arrow import count_arrow_rows, read_arrow_blocks
+from sparkstrom.data.arrow_conversion import count_arrow_rows, read_arrow_blocks
 from sparkstrom.data.column_selection import ColumnSpec, check_column_spec
 from sparkstrom.data.row_blocks import (
     Block,

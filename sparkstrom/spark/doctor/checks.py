@@ -15,8 +15,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.spark.cluster import KEY_UNENCRYPTED_WARNING, check_scheduling, is_key_encrypted
 from sparkstrom.spark.doctor.host_facts import HostFacts, WorkerVersions
+from sparkstrom.spark.executor_slots import (
+    KEY_UNENCRYPTED_WARNING,
+    check_scheduling,
+    is_key_encrypted,
+)
 from sparkstrom.transport.aeron.channel_settings import (
     KIB,
     MIB,

@@ -22,13 +22,12 @@ from typing import Any, TypeVar
 
 from sparkstrom.base.errors import SetupError, SparkstromError, UsageError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.fit.strategy import GradientSharing
 from sparkstrom.fit.supervisor import find_cause
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.resolution import resolve
 from sparkstrom.planning.memory import count_driver_edges, count_executor_edges
-from sparkstrom.spark.cluster import count_workers, driver_host, get_slots
 from sparkstrom.spark.doctor import host_facts
 from sparkstrom.spark.doctor.checks import (
     Finding,
@@ -58,6 +57,7 @@ from sparkstrom.spark.doctor.host_facts import (
     inspect_host,
     probe_from_executor,
 )
+from sparkstrom.spark.executor_slots import count_workers, driver_host, get_slots
 from sparkstrom.transport.udp_probe import TOKEN_BYTES, ProbeGroup, UdpProbe
 from sparkstrom.worker.network_setup import choose_driver_address
 

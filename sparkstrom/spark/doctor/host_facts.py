@@ -31,9 +31,9 @@ from sparkstrom.transport.aeron.channel_settings import (
     choose_mtu,
     read_socket_buffer_limits,
 )
-from sparkstrom.transport.aeron.driver import SHARED_MEMORY, DriverOptions, ensure_driver
 from sparkstrom.transport.aeron.driver_directories import find_executor_process
 from sparkstrom.transport.aeron.library import load_library
+from sparkstrom.transport.aeron.media_driver import SHARED_MEMORY, DriverOptions, ensure_driver
 from sparkstrom.transport.bind_address import list_interface_addresses
 from sparkstrom.transport.udp_probe import PeerResult, ProbeGroup, UdpProbe
 from sparkstrom.worker.network_setup import choose_executor_address

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import SetupError, UsageError, first_line
 from sparkstrom.base.option_types import shown
-from sparkstrom.data.arrow import read_record_parts
+from sparkstrom.data.arrow_conversion import read_record_parts
 from sparkstrom.data.column_selection import ArrowReadPlan, ColumnNames, ColumnSpec
 from sparkstrom.data.row_blocks import (
     BLOCK_BYTES,

@@ -31,15 +31,6 @@ from sparkstrom.transport.aeron.channel_settings import (
     random_session_id,
     subscription_uri,
 )
-from sparkstrom.transport.aeron.driver import (
-    ANCHOR_STREAM,
-    PROBE_TERM_BYTES,
-    READY_MESSAGE,
-    connect_threadless_client,
-    do_client_work,
-    driver_info,
-    loopback_self_test,
-)
 from sparkstrom.transport.aeron.driver_directories import (
     AERON_DIRECTORY,
     CLIENTS_LOCK,
@@ -54,6 +45,15 @@ from sparkstrom.transport.aeron.driver_directories import (
     unlock,
 )
 from sparkstrom.transport.aeron.library import AeronLibrary, ffi
+from sparkstrom.transport.aeron.media_driver import (
+    ANCHOR_STREAM,
+    PROBE_TERM_BYTES,
+    READY_MESSAGE,
+    connect_threadless_client,
+    do_client_work,
+    driver_info,
+    loopback_self_test,
+)
 
 EPHEMERAL_PORT_ATTEMPTS = 16
 

@@ -14,10 +14,10 @@ import pytest
 
 from sparkstrom.base.errors import SetupError
 from sparkstrom.transport.aeron.client import AeronTransport
-from sparkstrom.transport.aeron.driver import DriverHandle, DriverOptions, ensure_driver
 from sparkstrom.transport.aeron.driver_directories import identify_process
 from sparkstrom.transport.aeron.driver_process import DRIVER_SETTINGS
 from sparkstrom.transport.aeron.library import load_library
+from sparkstrom.transport.aeron.media_driver import DriverOptions, MediaDriverHandle, ensure_driver
 from sparkstrom.transport.base import ReceivedFrame, Sender, Transport
 from tests.integration.running import is_running
 
@@ -53,7 +53,7 @@ class Drivers:
 
     def __init__(self) -> None:
         self._token = secrets.token_hex(4)
-        self._handles: list[DriverHandle] = []
+        self._handles: list[MediaDriverHandle] = []
         self._transports: list[AeronTransport] = []
 
     def key(self, name: str) -> str:
@@ -63,7 +63,7 @@ class Drivers:
         """Ends half a second after its last client, and with this process, unless told."""
         return DriverOptions(**{"linger_s": 0.5, "watch": identify_process(os.getpid()), **given})
 
-    def ensure(self, name: str = "a", **given: Any) -> DriverHandle:
+    def ensure(self, name: str = "a", **given: Any) -> MediaDriverHandle:
         handle = ensure_driver(self.key(name), self.options(**given))
         self._handles.append(handle)
         return handle

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.base.errors import DriverLost
-from sparkstrom.transport.aeron.driver import is_driver_reachable
+from sparkstrom.base.errors import MediaDriverLost
+from sparkstrom.transport.aeron.media_driver import is_driver_reachable
 
 
 def test_a_media_driver_answers_another_and_keeps_nothing_of_it(drivers: Any) -> None:
@@ -37,5 +37,5 @@ def test_an_own_media_driver_that_dies_is_told(drivers: Any) -> None:
     here, there = drivers.ensure("a"), drivers.ensure("b", host="127.0.0.2")
     here_port_lost = there.endpoint._replace(port=9)
     os.kill(here.pid, signal.SIGKILL)
-    with pytest.raises(DriverLost):
+    with pytest.raises(MediaDriverLost):
         is_driver_reachable(here, here_port_lost, 30.0)

@@ -20,14 +20,15 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import SetupError, UsageError
-from sparkstrom.transport.aeron import driver, driver_process
-from sparkstrom.transport.aeron.driver import DriverHandle, ensure_driver
+from sparkstrom.transport.aeron import driver_process
+from sparkstrom.transport.aeron import media_driver as driver
 from sparkstrom.transport.aeron.driver_directories import (
     ENDPOINT_FILE,
     hold_start_lock,
     identify_process,
     resolve_home,
 )
+from sparkstrom.transport.aeron.media_driver import MediaDriverHandle, ensure_driver
 from sparkstrom.transport.bind_address import choose_address, list_interface_addresses
 
 
@@ -190,7 +191,7 @@ def test_a_stuck_starter_is_named(drivers: Any) -> None:
 
 
 def test_only_its_user_can_look_inside(drivers: Any) -> None:
-    handle: DriverHandle = drivers.ensure()
+    handle: MediaDriverHandle = drivers.ensure()
     for directory, _, files in os.walk(handle.home.path):
         assert os.stat(directory).st_mode & 0o077 == 0
         for name in files:
@@ -308,7 +309,7 @@ def test_it_goes_with_the_executor_though_clients_stay(drivers: Any) -> None:
 CLIENT = """
 import json, os, sys, time
 from sparkstrom.transport.aeron import driver
-from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
+from sparkstrom.transport.aeron.media_driver import DriverOptions, ensure_driver
 from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.driver_directories import resolve_home
 from sparkstrom.transport.aeron.driver_directories import hold_start_lock

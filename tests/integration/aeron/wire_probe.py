@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkstrom.transport.aeron.client import AeronTransport
-from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
 from sparkstrom.transport.aeron.driver_directories import identify_process
+from sparkstrom.transport.aeron.media_driver import DriverOptions, ensure_driver
 
 FRAMES = {"control": (100, 400), "data": (60_000, 300)}  # bytes of each, and how many
 REPORT_S = 0.01  # as reports of a worker that trains: a media driver has rested in between

@@ -24,17 +24,17 @@ from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.identity import MASTER
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.fit.master_setup import make_master_limits
-from sparkstrom.protocol.common.events import Ending
+from sparkstrom.protocol.common.events import TaskEnding
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.runtime.fit_state import Outcome
 from sparkstrom.runtime.master_thread import MasterPlan, MasterThread
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.transport.aeron.driver import DriverHandle, DriverOptions, ensure_driver
 from sparkstrom.transport.aeron.driver_directories import (
     ProcessIdentity,
     identify_process,
     is_process_alive,
 )
+from sparkstrom.transport.aeron.media_driver import DriverOptions, MediaDriverHandle, ensure_driver
 from sparkstrom.worker.network_setup import transport_opener
 
 SCRIPT = Path(__file__).with_name("forking.py")
@@ -122,7 +122,7 @@ class RealMesh:
         self.processes: dict[int, ProcessIdentity] = {}  # by partition, the newest
         self.ended: Counter[str] = Counter()  # how the last process of each partition did
         self._all: list[ProcessIdentity] = []
-        self._handles: list[DriverHandle] = []
+        self._handles: list[MediaDriverHandle] = []
         self._lead()
         for partition in range(forking.WORKERS):
             self.start(partition, partition)
@@ -156,7 +156,7 @@ class RealMesh:
     def _key(self, name: str) -> str:
         return f"{self.order.job:016x}-{name}"
 
-    def _driver(self, name: str) -> DriverHandle:
+    def _driver(self, name: str) -> MediaDriverHandle:
         seed = self.order.job % 1000 + len(name)
         rule = f"rate={self._loss}|seed={seed}|recv-msg-mask=0xF" if self._loss else ""
         return ensure_driver(
@@ -233,7 +233,7 @@ class RealMesh:
                 lambda process=process: not is_process_alive(process), 30, "the end of a task"
             )
             # The last one: given up when all it trained was committed, it came back for nothing.
-            ways = f"done|released|{Ending.DISMISSED.value}"
+            ways = f"done|released|{TaskEnding.DISMISSED.value}"
             ended = re.search(f'"ended": "({ways})"', self.report(process.pid))
             assert ended, self.report(process.pid)
             self.ended[ended[1]] += 1

@@ -13,7 +13,7 @@ import pytest
 
 from sparkstrom import AdaptiveThreshold, SparkNetwork, VoidConfiguration
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.transport.aeron.driver import DriverOptions
+from sparkstrom.transport.aeron.media_driver import DriverOptions
 from sparkstrom.worker.network_setup import (
     choose_driver_address,
     choose_executor_address,

@@ -19,7 +19,7 @@ from sparkstrom.codec.sealed_frames import KEY_BYTES, Header, Seal
 from sparkstrom.codec.wire import encode
 from sparkstrom.protocol.master.announcements import FIRST_STREAM, STREAMS_PER_EDGE
 from sparkstrom.transport.aeron.client import AeronTransport
-from sparkstrom.transport.aeron.driver import ensure_driver
+from sparkstrom.transport.aeron.media_driver import ensure_driver
 from tests.key_forms import forms_of
 
 # Control and data, of the first edges that a master opens.

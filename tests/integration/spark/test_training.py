@@ -11,7 +11,7 @@ import pytest
 from sparkstrom import AdaptiveThreshold, SparkNetwork
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.models import Adam, DenseNetwork
-from sparkstrom.spark.cluster import live_conf
+from sparkstrom.spark.executor_slots import live_conf
 
 
 def check_whole(summary, epochs, workers=4):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scripts.mini_yarn import Cluster, mini_yarn
-from sparkstrom.protocol.common.events import Ending
+from sparkstrom.protocol.common.events import TaskEnding
 from tests.integration.yarn.conftest import JARS
 from tests.integration.yarn.faults_job import EPOCHS, GLUT_BYTES
 
@@ -74,7 +74,7 @@ def check_faults(told: dict) -> None:
     """Both executors at first; then zombies, which were alive when they were superseded."""
     lost = [fault for fault in told["faults"] if fault["what"] == "worker lost"]
     assert {fault["partition"] for fault in lost if "silent" in fault["reason"]} == {0, 1, 2, 3}
-    superseded = {f["partition"] for f in lost if f["reason"] == Ending.SUPERSEDED.value}
+    superseded = {f["partition"] for f in lost if f["reason"] == TaskEnding.SUPERSEDED.value}
     assert told["of_zombies"]
     assert superseded >= set(told["of_zombies"])
 

@@ -10,7 +10,7 @@ import pytest
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.base.safe_files import check_npz
-from sparkstrom.codec.states import decode_state_untrusted
+from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.codec.states import decode_state_untrusted, encode_state
+from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
 from sparkstrom.models import Adam, DenseNetwork
 from sparkstrom.models.base import Batch
 

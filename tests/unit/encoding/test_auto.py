@@ -22,7 +22,7 @@ from sparkstrom.encoding.thresholds import (
     AutoThreshold,
     FixedThreshold,
     TargetSparsityThreshold,
-    algorithm_of,
+    resolve_threshold,
 )
 
 F32 = NDArray[np.float32]
@@ -320,5 +320,5 @@ def test_what_cannot_be_is_refused_by_name(make: Any, changes: dict[str, Any]) -
 
 
 def test_the_word_stands_for_the_default() -> None:
-    assert algorithm_of(AUTO) == AutoThreshold()
-    assert algorithm_of(FixedThreshold(1.0)) == FixedThreshold(1.0)
+    assert resolve_threshold(AUTO) == AutoThreshold()
+    assert resolve_threshold(FixedThreshold(1.0)) == FixedThreshold(1.0)

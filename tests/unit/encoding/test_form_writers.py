@@ -16,8 +16,8 @@ from sparkstrom.encoding.encoder import (
     FormWriter,
     FormWriters,
     GapsWriter,
+    HitScan,
     LevelsWriter,
-    Scan,
     Workspace,
     WrittenMessage,
 )
@@ -42,7 +42,7 @@ class Desk:
         self.at = PublicationArrays(local, np.zeros(n, np.float32))
         self.residual = create_residual("local", n, host, layers)
         self.space = Workspace.allocate(n, host.memory, layers, levels_max=levels_max)
-        self.scan = Scan(self.residual, self.space, lambda index: f"layer {index}")
+        self.scan = HitScan(self.residual, self.space, lambda index: f"layer {index}")
 
     def write(self, writer: FormWriter, stride: StepSizes = ONE) -> WrittenMessage:
         return writer.write(self.scan.find(self.at, stride.least), self.at, stride)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparkstrom.encoding import reference
+from sparkstrom.encoding import reference_kernels as reference
 from sparkstrom.encoding.cpu import intrinsics
 from sparkstrom.encoding.cpu import kernels as kernels_cpu
 from sparkstrom.encoding.cpu.kernel_loader import kernel

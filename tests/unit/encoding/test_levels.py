@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sparkstrom.encoding import gaps, levels
+from sparkstrom.encoding import gaps
+from sparkstrom.encoding import leveled_gaps as levels
 
 I32 = NDArray[np.int32]
 

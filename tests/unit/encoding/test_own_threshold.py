@@ -15,7 +15,7 @@ from sparkstrom.encoding import backends, thresholds
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.grid import quantum
-from sparkstrom.encoding.thresholds import ALGORITHMS, ThresholdState, levels_of
+from sparkstrom.encoding.thresholds import ALGORITHMS, ThresholdState, step_size_count
 from sparkstrom.options import resolution as option_json
 from sparkstrom.options import resolution as settings
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
@@ -97,7 +97,7 @@ def test_one_that_says_how_much_to_send_trains_and_follows_the_link() -> None:
 
 
 def test_what_an_algorithm_can_do_decides_and_not_its_class() -> None:
-    assert [levels_of(one) for one in (Falling(1.0), Steady(0.1, 0.2))] == [1, 3]
+    assert [step_size_count(one) for one in (Falling(1.0), Steady(0.1, 0.2))] == [1, 3]
 
 
 def test_ours_are_known_wherever_options_are_read_saved_and_found() -> None:

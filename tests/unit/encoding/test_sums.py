@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import WireError
 from sparkstrom.encoding import update_sum as sums
 from sparkstrom.encoding.grid import round_coarsely
-from sparkstrom.encoding.update_sum import SPARSE_MAX, Total
+from sparkstrom.encoding.update_sum import SPARSE_MAX, UpdateSum
 from tests.unit.encoding.sums_bound import sum_bytes_bound
 
 I32 = NDArray[np.int32]
@@ -22,8 +22,8 @@ def update(seed: int, density: float, tau: int, n_params: int = N) -> tuple[I32,
     return indices, random.choice(np.array([-tau, tau, 2 * tau], np.int32), indices.size)
 
 
-def summed(count: int, density: float, *, rounded: bool = True) -> Total:
-    total = Total(N)
+def summed(count: int, density: float, *, rounded: bool = True) -> UpdateSum:
+    total = UpdateSum(N)
     for seed in range(count):
         tau = 2 * int(500 + 200 * np.random.default_rng(seed).random())
         total.add(update(seed, density, round_coarsely(tau) if rounded else tau))
@@ -66,7 +66,7 @@ def test_steps_of_few_sizes_halve_a_sum() -> None:
 )
 def test_the_shortest_layout_is_taken(values: list[int], layout: int) -> None:
     array = np.array(values, np.int32)
-    payload = sums.encode(Total.of_array(array))
+    payload = sums.encode(UpdateSum.of_array(array))
     assert payload[0] == layout
     np.testing.assert_array_equal(sums.decode_untrusted(payload, array.size).dense(), array)
     assert len(payload) <= sum_bytes_bound(array.size, array.size)
@@ -122,7 +122,7 @@ def test_what_is_no_sum_is_refused(payload: bytes, n_params: int, why: str) -> N
 
 def test_a_sum_is_an_array_only_once_that_is_smaller() -> None:
     few, many = update(1, 1e-3, 10), update(2, 1.1 / SPARSE_MAX, 10)
-    total = Total(N)
+    total = UpdateSum(N)
     total.add(few)
     total.add(few)
     assert total.array is None
@@ -136,18 +136,18 @@ def test_a_sum_is_an_array_only_once_that_is_smaller() -> None:
 def test_the_bound_grows_with_what_is_summed() -> None:
     bounds = [sum_bytes_bound(entries, 10**6, 2**14) for entries in (0, 1, 10**4, 10**5, 10**7)]
     assert bounds == sorted(bounds)
-    assert bounds[0] == sums.SPARSE_HEADER.size == len(sums.encode(Total(10**6)))
+    assert bounds[0] == sums.SPARSE_HEADER.size == len(sums.encode(UpdateSum(10**6)))
     assert sum_bytes_bound(10**9, 10**6) == 4 * 10**6 + 5
     assert sum_bytes_bound(10**4, 10**6, 2**14) < 3.5 * 10**4
 
 
-def sum_of(entries: int, *, dense: bool) -> Total:
+def sum_of(entries: int, *, dense: bool) -> UpdateSum:
     """A sum whose first entry is the largest that there is."""
-    total = Total(64)
+    total = UpdateSum(64)
     hits = np.arange(entries, dtype=np.int32), np.ones(entries, np.int32)
     hits[1][0] = 2**31 - 1
     if dense:
-        return Total.of_array(np.concatenate([hits[1], np.zeros(64 - entries, np.int32)]))
+        return UpdateSum.of_array(np.concatenate([hits[1], np.zeros(64 - entries, np.int32)]))
     total.add(hits)
     return total
 
@@ -168,7 +168,7 @@ def test_entries_that_leave_int32_are_counted(dense: bool, other: str) -> None:
 
 
 def test_what_was_added_to_a_sum_stays_as_it_was() -> None:
-    added, total = Total.of_array(np.ones(16, np.int32)), Total(16)
+    added, total = UpdateSum.of_array(np.ones(16, np.int32)), UpdateSum(16)
     for times in (1, 2):
         total.add_total(added)
         np.testing.assert_array_equal(total.dense(), np.full(16, times))

@@ -10,7 +10,7 @@ import pytest
 from sparkstrom import VoidConfiguration
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.local.fit_runner import LocalMediaDriver, LocalRoute
-from sparkstrom.transport.aeron.driver import DriverOptions
+from sparkstrom.transport.aeron.media_driver import DriverOptions
 from sparkstrom.worker import network_setup as interfaces
 from sparkstrom.worker.task_environment import TaskEnvironment
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sparkstrom import FixedThreshold, UsageError
-from sparkstrom.local.options import (
+from sparkstrom.local.wrapper_options import (
     TrainingMode,
     parse_training_mode,
     resolve_options,

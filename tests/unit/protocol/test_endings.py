@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from sparkstrom.protocol.common.events import Ending
+from sparkstrom.protocol.common.events import TaskEnding
 
 WIRE = {
-    "done": Ending.DONE,
-    "released": Ending.RELEASED,
-    "its partition is trained already": Ending.DISMISSED,
-    "another attempt of its task has taken the partition over": Ending.SUPERSEDED,
-    "its lease ran out": Ending.LEASE_OVER,
-    "the fit has failed": Ending.FIT_FAILED,
-    "training failed here": Ending.FAILED,
+    "done": TaskEnding.DONE,
+    "released": TaskEnding.RELEASED,
+    "its partition is trained already": TaskEnding.DISMISSED,
+    "another attempt of its task has taken the partition over": TaskEnding.SUPERSEDED,
+    "its lease ran out": TaskEnding.LEASE_OVER,
+    "the fit has failed": TaskEnding.FIT_FAILED,
+    "training failed here": TaskEnding.FAILED,
 }
 
 
 def test_the_codes_on_the_wire_are_fixed_and_each_ending_has_one() -> None:
-    assert {text: Ending.from_text(text) for text in WIRE} == WIRE
-    assert set(Ending) - set(WIRE.values()) == {Ending.OTHER}
+    assert {text: TaskEnding.from_text(text) for text in WIRE} == WIRE
+    assert set(TaskEnding) - set(WIRE.values()) == {TaskEnding.OTHER}
 
 
 def test_a_text_that_only_resembles_a_code_is_none() -> None:
     for text in ("done.", "Done", "its lease ran out after 3 s", "silent for 3.0 s (lease 10 s)"):
-        assert Ending.from_text(text) is Ending.OTHER
+        assert TaskEnding.from_text(text) is TaskEnding.OTHER

@@ -20,9 +20,9 @@ from sparkstrom.local import rounds as local_rounds
 from sparkstrom.local import rounds as rounds_worker
 from sparkstrom.local.data import partition_rows, read_data_blocks
 from sparkstrom.local.fit_runner import LocalFitContext, PartitionedRows
-from sparkstrom.local.options import RoundOptions
 from sparkstrom.local.worker_main import run_task
 from sparkstrom.local.worker_pool import WorkerAnswer, WorkerTask
+from sparkstrom.local.wrapper_options import RoundOptions
 from sparkstrom.observe.epoch_history import Epoch, EpochHistory
 from sparkstrom.planning.memory import PieceSizes
 from sparkstrom.protocol.common.fit_spec import FitSpec

@@ -13,7 +13,7 @@ import pytest
 
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.states import decode_state_untrusted
+from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted
 from sparkstrom.fit.supervisor import FitCancelled
 from sparkstrom.models import Adam, DenseNetwork, Nesterov, Sgd
 from sparkstrom.models.base import FitLength

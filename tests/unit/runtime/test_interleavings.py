@@ -14,7 +14,7 @@ from sparkstrom.codec.messages import Commit, MergedRange, Payload
 from sparkstrom.codec.payload import encode_quanta
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
-from sparkstrom.encoding.update_sum import Total
+from sparkstrom.encoding.update_sum import UpdateSum
 from sparkstrom.models.base import Batch
 from sparkstrom.protocol.common.events import (
     ApplyCommit,
@@ -68,7 +68,7 @@ def sees_its_own_committed(replica: Replica, make_commit: MakeCommit) -> None:
 
 def applies_a_sum(replica: Replica, make_commit: MakeCommit) -> None:
     total = np.full(N, 3, np.int32)
-    payload = encode_quanta(Total.of_array(total))
+    payload = encode_quanta(UpdateSum.of_array(total))
     merged = MergedRange(after=0, commit=4, last=[], count=N, payload=payload)
     replica.apply_range(ApplyMergedRange(merged, ()))
 

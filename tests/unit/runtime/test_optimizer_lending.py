@@ -10,7 +10,7 @@ import pytest
 
 from sparkstrom.base.clock import Clock
 from sparkstrom.codec.messages import OptimizerChunk, OptimizerRequest, copy_number
-from sparkstrom.codec.states import decode_state_untrusted, encode_state
+from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
 from sparkstrom.runtime import optimizer_states as optimizer_lending
 from sparkstrom.runtime.optimizer_states import OptimizerStateServer
 

@@ -13,7 +13,7 @@ from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.messages import BUFFERS, Chunk, Commit, MergedRange, Payload, Update
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
-from sparkstrom.encoding.update_sum import Total
+from sparkstrom.encoding.update_sum import UpdateSum
 from sparkstrom.models.base import Batch, Flat
 from sparkstrom.protocol.common.events import ApplyMergedRange, InstallSnapshot, SendMerged
 from sparkstrom.runtime.theta import Replica, Theta, snapshot_chunk_count
@@ -115,7 +115,7 @@ def test_updates_of_others_move_theta_and_leave_the_residual(
     replica.step(BATCH)
     replica.publish()
     replica.apply(replica.theta.decode(make_commit(1, 3).payload), 1)
-    replica.apply_merged(MergedCommits(Total.of_array(np.full(N, 1024, np.int32)), 5, 0))
+    replica.apply_merged(MergedCommits(UpdateSum.of_array(np.full(N, 1024, np.int32)), 5, 0))
     assert replica.theta.commit == 5
     assert replica.theta.to_host()[[2, 3]].tolist() == [1 + TAU, 1]
     np.testing.assert_array_equal(replica.residual(), all_at(TAU / 2))
@@ -222,7 +222,7 @@ def test_a_sum_with_own_updates_in_it_adds_only_the_others(
     for commit in log:
         server.add(server.decode(commit.payload))
     if kind == "merged here":
-        total = Total(N)
+        total = UpdateSum(N)
         total.add((np.array([4, 8], np.int32), np.array([128, -128], np.int32)))
         replica.apply_merged(MergedCommits(total, 3, 2))
     else:

@@ -13,7 +13,7 @@ from sparkstrom.base.errors import WireError
 from sparkstrom.codec.messages import BUFFERS, Chunk, Commit, MergedRange, Payload, Update
 from sparkstrom.codec.payload import encode_theta
 from sparkstrom.encoding.grid import EXACT_QUANTA
-from sparkstrom.encoding.update_sum import Total
+from sparkstrom.encoding.update_sum import UpdateSum
 from sparkstrom.models.base import Flat
 from sparkstrom.protocol.common.events import ApplyMergedRange, SendMerged
 from sparkstrom.runtime import theta as module
@@ -155,7 +155,7 @@ def test_local_moves_with_theta(make_commit: MakeCommit) -> None:
     local = seen(theta.create_local())
     local += np.float32(0.25)
     theta.add(theta.decode(make_commit(1, 5).payload))
-    theta.add_sum(Total.of_array(np.full(N, 1024, np.int32)))
+    theta.add_sum(UpdateSum.of_array(np.full(N, 1024, np.int32)))
     assert theta.to_host()[[4, 5]].tolist() == [1.125, 1.0]
     assert local[[4, 5]].tolist() == [1.375, 1.25]
 
@@ -167,7 +167,7 @@ def test_leaving_the_exact_range_is_counted_with_the_first_index(make_commit: Ma
     theta.load(values)
     theta.add(theta.decode(make_commit(1, 5, 10).payload))
     assert (theta.overflows, theta.first_overflow) == (2, 4)
-    theta.add_sum(Total.of_array(np.ones(N, np.int32)))
+    theta.add_sum(UpdateSum.of_array(np.ones(N, np.int32)))
     assert theta.overflows > 2
     assert theta.first_overflow == 4
 
@@ -221,7 +221,7 @@ def test_the_digest_is_that_of_the_bytes() -> None:
 
 def test_a_sum_that_wrapped_around_is_told() -> None:
     theta = make_theta(64, K)
-    total = Total(64)
+    total = UpdateSum(64)
     total.add((np.array([3], np.int32), np.array([2**31 - 1], np.int32)))
     total.add((np.array([3], np.int32), np.array([2**31 - 1], np.int32)))
     theta.add_sum(total)

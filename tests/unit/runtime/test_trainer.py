@@ -10,8 +10,8 @@ import pytest
 
 from sparkstrom.base.errors import PeerError, TrainingError
 from sparkstrom.codec.messages import BUFFERS, Activity, Chunk, Commit, OptimizerRequest, Payload
-from sparkstrom.codec.states import decode_state_untrusted, encode_state
-from sparkstrom.encoding.update_sum import Total
+from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
+from sparkstrom.encoding.update_sum import UpdateSum
 from sparkstrom.observe.telemetry import WorkerCounters, to_wire
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Command, Directive
@@ -151,7 +151,7 @@ def test_a_second_pause_is_answered_too(bench: Callable[..., Bench]) -> None:
 def test_updates_of_others_are_applied_between_steps(
     bench: Callable[..., Bench], make_commit: Callable[..., Commit]
 ) -> None:
-    merged = MergedCommits(Total.of_array(np.full(N, 1024, np.int32)), 7, 0)
+    merged = MergedCommits(UpdateSum.of_array(np.full(N, 1024, np.int32)), 7, 0)
     made = bench([*steps(1), ([ev.ApplyCommit(make_commit(6, 1)), merged], TRAIN)])
     events = made.run()
     seen = [event.seen for event in events if isinstance(event, ev.UpdatePublished)]

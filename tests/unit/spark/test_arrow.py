@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.data import arrow, row_blocks
-from sparkstrom.data.arrow import count_arrow_rows, read_arrow_blocks, read_record_parts
+from sparkstrom.data import arrow_conversion as arrow
+from sparkstrom.data import row_blocks
+from sparkstrom.data.arrow_conversion import count_arrow_rows, read_arrow_blocks, read_record_parts
 from sparkstrom.data.column_selection import (
     FEATURES,
     HELD_OUT,

@@ -18,7 +18,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.data.row_blocks import read_row_blocks
 from sparkstrom.data.row_store import prefetch
 from sparkstrom.fit.checkpoints import FitCheckpoints, FitKey
-from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.models import Adam, DenseNetwork, Nesterov, Sgd
 from sparkstrom.options.gradient_sharing import ALL, ONE
 from sparkstrom.options.parameter_averaging import ALIASES, REFUSED, needs_repartitioning
@@ -29,7 +29,7 @@ from sparkstrom.rounds.averaging import RoundResults, RoundState
 from sparkstrom.rounds.backend import EpochPlan
 from sparkstrom.rounds.worker_round import RoundBatch, RoundReport, RoundStart, train_locally
 from sparkstrom.runtime.optimizer_states import OptimizerStates
-from sparkstrom.spark.cluster import count_workers
+from sparkstrom.spark.executor_slots import count_workers
 from sparkstrom.spark.ml.params import convert_master
 from sparkstrom.spark.rounds.payload import tree_levels
 from sparkstrom.spark.rounds.tasks import (

@@ -17,7 +17,7 @@ from sparkstrom.checkpoint.files import (
     read_untrusted_checkpoint,
     write_checkpoint,
 )
-from sparkstrom.codec.states import encode_state
+from sparkstrom.codec.optimizer_state_codec import encode_state
 from sparkstrom.fit.checkpoints import (
     EARLIER_RUN,
     CheckpointContent,

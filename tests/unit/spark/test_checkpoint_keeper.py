@@ -15,7 +15,7 @@ from sparkstrom.base.identity import Position
 from sparkstrom.checkpoint.directory import CheckpointDirectory
 from sparkstrom.checkpoint.writer import parse_checkpoint_every
 from sparkstrom.codec.messages import Phase
-from sparkstrom.codec.states import decode_state_untrusted, encode_state
+from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
 from sparkstrom.fit.checkpoints import (
     CheckpointConfig,
     CheckpointListener,

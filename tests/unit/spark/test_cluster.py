@@ -13,12 +13,12 @@ from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.base.units import parse_bytes
 from sparkstrom.encoding import encoder
 from sparkstrom.encoding import residual as error_feedback
-from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.options import gradient_sharing as training_master
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.planning.memory import MIB, ModelFootprint
-from sparkstrom.spark.cluster import (
+from sparkstrom.spark.executor_slots import (
     check_conf,
     check_key,
     count_workers,

@@ -11,7 +11,7 @@ import pytest
 from sparkstrom import SharedTrainingMaster, VoidConfiguration
 from sparkstrom.base.errors import NetworkError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.spark.controller import reachability as controller_auto
 from sparkstrom.spark.controller.reachability import (
     ProbeResult,

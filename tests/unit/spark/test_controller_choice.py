@@ -9,11 +9,11 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import ControllerChoice, VoidConfiguration, parse_controller
 from sparkstrom.options.resolution import resolve
-from sparkstrom.spark.cluster import count_workers
+from sparkstrom.spark.executor_slots import count_workers
 from sparkstrom.spark.strategies import strategy_for
 from sparkstrom.transport.aeron.driver_directories import find_executor_process
 from sparkstrom.transport.bind_address import InterfaceAddress

@@ -22,7 +22,7 @@ from sparkstrom.spark.controller.messages import (
 )
 from sparkstrom.spark.controller.task import propose_place, run_controller_task
 from sparkstrom.spark.executor.entry_points import LazyPickle
-from sparkstrom.transport.aeron.driver import DriverOptions
+from sparkstrom.transport.aeron.media_driver import DriverOptions
 from sparkstrom.transport.bind_address import InterfaceAddress
 from sparkstrom.worker.network_setup import ControllerRoute
 from sparkstrom.worker.task_environment import ExecutorName, TaskEnvironment

@@ -18,7 +18,7 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.fit import session as controller_copies
 from sparkstrom.fit.checkpoints import CheckpointConfig, FitCheckpoints, FitKey
 from sparkstrom.fit.early_stopping_listener import EarlyStoppingListener
-from sparkstrom.fit.request import FitReporting, FitRequest, TaskSlots
+from sparkstrom.fit.fit_context import FitReporting, FitRequest, TaskSlots
 from sparkstrom.fit.session import ControllerCopyListener, ControllerRecovery, FitSession
 from sparkstrom.fit.strategy import GradientSharing
 from sparkstrom.fit.summary import FitRecord
@@ -26,7 +26,7 @@ from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.observe.progress import ProgressDisplay
 from sparkstrom.runtime.fit_state import MasterControl, Progress, Snapshot
 from sparkstrom.runtime.optimizer_states import OptimizerStates
-from sparkstrom.spark.controller.remote_master import RemoteMaster
+from sparkstrom.spark.controller.remote_master import RemoteController
 from tests.unit.spark.test_checkpoint_keeper import MODEL, SPEC, Master
 
 NO_DATA: Any = None
@@ -156,7 +156,7 @@ def test_without_a_connection_nothing_is_asked_and_a_copy_that_fails_ends_nothin
     ],
 )
 def test_what_the_task_has_raised_is_no_loss(cause: str, *, is_loss: bool) -> None:
-    master = RemoteMaster(NO_DATA, NO_DATA, {}, 2)
+    master = RemoteController(NO_DATA, NO_DATA, {}, 2)
     assert isinstance(master._create_lost_error(cause), ControllerLost) is is_loss
 
 

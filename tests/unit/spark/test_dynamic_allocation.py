@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sparkstrom import ParameterAveragingTrainingMaster
-from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.fit.summary import skew_warnings
 from sparkstrom.planning.memory import ModelFootprint
-from sparkstrom.spark.cluster import (
+from sparkstrom.spark.executor_slots import (
     DYNAMIC_ALLOCATION_ENABLED,
     ROUNDS_FIT_NOTE,
     SHARED_FIT_NOTE,

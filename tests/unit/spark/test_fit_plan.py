@@ -13,7 +13,7 @@ from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.options.resolution import resolve
 from sparkstrom.planning.memory import MIB, ModelFootprint, footprint_of_model, sum_parts
 from sparkstrom.planning.plan import FitPlan, WorkerPlacement, format_plan, plan_fit
-from sparkstrom.spark.cluster import check_conf
+from sparkstrom.spark.executor_slots import check_conf
 
 N = 10 * MIB  # so that a vector of parameters has 40 MiB
 DEMAND = ModelFootprint(N)

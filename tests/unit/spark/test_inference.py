@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.data import arrow, row_blocks
+from sparkstrom.data import arrow_conversion as arrow
+from sparkstrom.data import row_blocks
 from sparkstrom.data.column_selection import FEATURES as ROLE
 from sparkstrom.data.column_selection import ArraySource, ArrowReadPlan, features_to_arrays
 from sparkstrom.fit.evaluation import MetricSpec, evaluate_batch, merge_evaluations, select_metrics

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.base.errors import DriverLost, SetupError
+from sparkstrom.base.errors import MediaDriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.options.network import VoidConfiguration
-from sparkstrom.transport.aeron.driver import DriverOptions
+from sparkstrom.transport.aeron.media_driver import DriverOptions
 from sparkstrom.transport.bind_address import InterfaceAddress
 from sparkstrom.worker import network_setup as interfaces
 from sparkstrom.worker.network_setup import (
@@ -91,7 +91,7 @@ def test_a_media_driver_that_ends_while_it_is_joined_is_replaced(
     def join(handle: object) -> object:
         joined.append(handle)
         if len(joined) <= losses:
-            raise DriverLost("connecting", -1000, "no cnc.dat")
+            raise MediaDriverLost("connecting", -1000, "no cnc.dat")
         return handle
 
     monkeypatch.setattr(interfaces, "ensure_driver", lambda key, options: object())
@@ -101,5 +101,5 @@ def test_a_media_driver_that_ends_while_it_is_joined_is_replaced(
         assert open_transport(None) is joined[-1]
         assert len(set(map(id, joined))) == losses + 1
     else:
-        with pytest.raises(DriverLost):
+        with pytest.raises(MediaDriverLost):
             open_transport(None)

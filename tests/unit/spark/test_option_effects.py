@@ -21,7 +21,7 @@ from sparkstrom.data.packed_rows import format_from_batch
 from sparkstrom.data.row_blocks import Block, read_row_blocks
 from sparkstrom.encoding.residual import ResidualClipping
 from sparkstrom.encoding.thresholds import FixedThreshold
-from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.models.base import Batch
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import VoidConfiguration
@@ -31,7 +31,7 @@ from sparkstrom.runtime.optimizer_states import OptimizerStateServer
 from sparkstrom.runtime.theta import Replica, Theta
 from sparkstrom.runtime.trainer import Trainer, TrainerChannel
 from sparkstrom.runtime.training_loop import TrainerInbox, TrainerItem
-from sparkstrom.spark.cluster import count_workers
+from sparkstrom.spark.executor_slots import count_workers
 from sparkstrom.spark.strategies import strategy_for
 from sparkstrom.transport.base import MemoryNetwork
 from sparkstrom.worker import training_task as tasks

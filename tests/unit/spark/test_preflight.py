@@ -10,7 +10,7 @@ import pytest
 from sparkstrom.base.errors import SetupError
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.transport.aeron import channel_settings as sizes
-from sparkstrom.transport.aeron import driver
+from sparkstrom.transport.aeron import media_driver as driver
 from sparkstrom.worker.network_setup import check_driver_machine
 
 VOID = VoidConfiguration()

@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import SetupError
-from sparkstrom.fit.request import TaskSlots
-from sparkstrom.spark import cluster as registering
-from sparkstrom.spark.cluster import REGISTRATION_INCOMPLETE_S, REGISTRATION_QUIET_S, await_slots
+from sparkstrom.fit.fit_context import TaskSlots
+from sparkstrom.spark import executor_slots as registering
+from sparkstrom.spark.executor_slots import (
+    REGISTRATION_INCOMPLETE_S,
+    REGISTRATION_QUIET_S,
+    await_slots,
+)
 
 NUMBERS = itertools.count()
 

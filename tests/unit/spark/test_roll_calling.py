@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import SetupError, TrainingError
-from sparkstrom.fit.request import TaskSlots
-from sparkstrom.spark.cluster import compute_slots
+from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.spark.connect import application as connect_application
 from sparkstrom.spark.connect import application as roll_calling
 from sparkstrom.spark.connect.application import ConnectApplication, discover_executors
+from sparkstrom.spark.executor_slots import compute_slots
 
 
 class Job:

@@ -10,7 +10,8 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import NodeId
-from sparkstrom.encoding import gaps, levels
+from sparkstrom.encoding import gaps
+from sparkstrom.encoding import leveled_gaps as levels
 from sparkstrom.planning import scaling as scalability
 from sparkstrom.planning.scaling import (
     CONTROL_DOWN,

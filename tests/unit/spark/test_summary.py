@@ -27,7 +27,7 @@ from sparkstrom.fit.summary import (
 from sparkstrom.observe.epoch_history import Epoch
 from sparkstrom.observe.telemetry import LinkBytes, from_wire
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
-from sparkstrom.protocol.common.events import Ending, IgnoreReason
+from sparkstrom.protocol.common.events import IgnoreReason, TaskEnding
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import Departure
 from sparkstrom.runtime.fit_state import Outcome
@@ -87,7 +87,7 @@ def outcome(**changes: Any) -> Outcome:
         "ignored": Counter(),
         "departures": [
             Departure(3, 1, "h", "silent", 14.0),
-            Departure(1, 0, "h", "done", 18.0, Ending.DONE),
+            Departure(1, 0, "h", "done", 18.0, TaskEnding.DONE),
         ],
         "hosts": {1: "h", 2: "g", 3: "h"},
         "slow_links": (),
@@ -332,9 +332,9 @@ def test_each_worker_has_its_figures_also_one_that_said_nothing() -> None:
 def test_faults_are_who_was_lost_when_and_why_not_who_went_at_the_end() -> None:
     gone = [
         Departure(3, 1, "h", "silent for 3 s", 14.0),
-        Departure(4, 2, "g", "in any words", 15.0, Ending.RELEASED),
-        Departure(5, 3, "g", "in any words", 15.5, Ending.DISMISSED),
-        Departure(1, 0, "h", "in any words", 18.0, Ending.DONE),
+        Departure(4, 2, "g", "in any words", 15.0, TaskEnding.RELEASED),
+        Departure(5, 3, "g", "in any words", 15.5, TaskEnding.DISMISSED),
+        Departure(1, 0, "h", "in any words", 18.0, TaskEnding.DONE),
     ]
     (fault,) = summary(departures=gone).faults
     assert fault == Fault("worker lost", "h", "silent for 3 s", 3.0, 3, 1)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sparkstrom.base.errors import SetupError, UsageError
-from sparkstrom.fit.request import TaskSlots
+from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.fit.strategy import Strategy
 from sparkstrom.options.common import ALL_SLOTS, CommonOptions
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster

@@ -25,8 +25,8 @@ from sparkstrom.protocol.common.events import (
     Command,
     Directive,
     Effect,
-    Ending,
     Send,
+    TaskEnding,
     TimeoutReason,
 )
 from sparkstrom.protocol.common.stages import (
@@ -334,9 +334,9 @@ class TaskEnd:
     def directive_after_confirmation(self) -> Directive | None:
         """Return the final directive once the master confirmed; None if nothing was reported."""
         if self._failed is not None:
-            return Directive(Command.FAIL, self._failed.reason, cause=Ending.FAILED)
+            return Directive(Command.FAIL, self._failed.reason, cause=TaskEnding.FAILED)
         if self._leaving is not None:
-            return Directive(Command.END, self._leaving.reason, cause=Ending.RELEASED)
+            return Directive(Command.END, self._leaving.reason, cause=TaskEnding.RELEASED)
         return None
 
     def shift_deadlines(self, pause: ProcessPause) -> None:
@@ -347,9 +347,9 @@ class TaskEnd:
     def directive_if_unconfirmed_too_long(self, now_s: float) -> Directive | None:
         """Return the final directive if the master has not confirmed the messages for too long."""
         if self._failed is not None and now_s - self._failed_s > FAREWELL_S:
-            return Directive(Command.FAIL, self._failed.reason, cause=Ending.FAILED)
+            return Directive(Command.FAIL, self._failed.reason, cause=TaskEnding.FAILED)
         if self._leaving is not None and now_s - self._leaving_s > FAREWELL_S:
-            return Directive(Command.END, self._leaving.reason, cause=Ending.RELEASED)
+            return Directive(Command.END, self._leaving.reason, cause=TaskEnding.RELEASED)
         return None
 
 

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from sparkstrom.base.errors import DriverLost, SetupError
+from sparkstrom.base.errors import MediaDriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron.channel_settings import (
     BufferSizes,
@@ -96,7 +96,7 @@ class DriverOptions:
 
 
 @dataclass(slots=True)
-class DriverHandle:
+class MediaDriverHandle:
     """A media driver that this process uses as a client, until ``close`` is called."""
 
     directory: Path  # the driver's directory; Aeron's own is ``aeron_directory`` in it
@@ -144,7 +144,7 @@ class DriverHandle:
 
 def ensure_driver(
     key: str, options: DriverOptions | None = None, deadline_s: float = 15.0
-) -> DriverHandle:
+) -> MediaDriverHandle:
     """Join the media driver of ``key`` or start one; return once its port is bound.
 
     A driver that has stalled for longer than its clients wait is killed and replaced.
@@ -239,13 +239,13 @@ def _wait_for_exit(process: ProcessIdentity, end_s: float) -> None:
         time.sleep(EXIT_POLL_S)
 
 
-def _join_driver(home: DriverHome, directory: Path, options: DriverOptions) -> DriverHandle:
+def _join_driver(home: DriverHome, directory: Path, options: DriverOptions) -> MediaDriverHandle:
     """Lock the driver in ``directory`` as a client, and return its handle."""
     clients_lock = open_lock(directory / CLIENTS_LOCK)
     while not try_lock(clients_lock, shared=True):
         time.sleep(0.001)  # the driver is checking for clients, without the start lock
     info = json.loads((directory / ENDPOINT_FILE).read_text())
-    return DriverHandle(
+    return MediaDriverHandle(
         directory,
         Endpoint(info["host"], info["port"]),
         info["pid"],
@@ -456,7 +456,7 @@ DRIVER_ENDED: Final = "waiting for an answer", 0, "the media driver of this host
 PROBE_TERM_BYTES: Final = 65_536
 
 
-def is_driver_reachable(handle: DriverHandle, peer: Endpoint, seconds: float) -> bool:
+def is_driver_reachable(handle: MediaDriverHandle, peer: Endpoint, seconds: float) -> bool:
     """Return whether the media driver at ``peer`` answers this host's driver within ``seconds``.
 
     A publication to the peer's anchor stream becomes connected when a status message replies to its
@@ -474,7 +474,7 @@ def is_driver_reachable(handle: DriverHandle, peer: Endpoint, seconds: float) ->
         while not probe.is_connected():
             _require_alive(handle)
             if not do_client_work(aeron, client):
-                raise DriverLost(*DRIVER_ENDED)
+                raise MediaDriverLost(*DRIVER_ENDED)
             if time.monotonic() > end_s:
                 probe.close()
                 return False
@@ -484,10 +484,10 @@ def is_driver_reachable(handle: DriverHandle, peer: Endpoint, seconds: float) ->
     return True
 
 
-def _require_alive(handle: DriverHandle) -> None:
+def _require_alive(handle: MediaDriverHandle) -> None:
     """Raise DriverLost if the driver's process has ended."""
     if not handle.is_alive():
-        raise DriverLost(*DRIVER_ENDED)
+        raise MediaDriverLost(*DRIVER_ENDED)
 
 
 class _Publication:
