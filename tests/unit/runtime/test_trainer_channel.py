@@ -12,9 +12,7 @@ from sparkstrom.protocol.common.events import (
     ActivityChanged,
     ApplyCommit,
     Command,
-    CommitApplied,
     Directive,
-    StepCompleted,
     TrainerDrained,
 )
 from sparkstrom.runtime.theta import Theta
@@ -72,13 +70,20 @@ def test_events_come_out_in_order(channel: TrainerChannel) -> None:
 def test_what_others_wait_for_wakes_the_thread_and_what_only_it_wants_to_know_does_not(
     inbox: TrainerInbox,
 ) -> None:
-    wakes: list[int] = []
-    channel = TrainerChannel(inbox, wake=lambda: wakes.append(len(wakes)))
-    for event in (ActivityChanged(2), CommitApplied(3)):
+    wakes: list[ev.Event] = []
+    channel = TrainerChannel(inbox, wake=lambda: wakes.append(events[-1]))
+    events: list[ev.Event] = []
+    for event in (
+        ev.CommitApplied(3),
+        ev.ActivityChanged(Activity.WAITING),  # it trains from now on
+        ev.ActivityChanged(Activity.STEPPING),
+        ev.ActivityChanged(Activity.WAITING),
+        ev.StepCompleted(0, 1, 1),
+        ev.ActivityChanged(Activity.FINISHED),
+    ):
+        events.append(event)
         channel.post(event)
-    assert not wakes
-    channel.post(StepCompleted(0, 1, 1))
-    assert wakes == [0]
+    assert wakes == [events[1], events[4], events[5]]
 
 
 def test_what_broke_the_thread_is_raised_and_the_command_stays_readable(
