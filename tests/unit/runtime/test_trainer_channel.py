@@ -7,12 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from sparkstrom.codec.messages import Commit
+from sparkstrom.codec.messages import Activity, Commit
 from sparkstrom.protocol.common.events import (
     ActivityChanged,
     ApplyCommit,
     Command,
+    CommitApplied,
     Directive,
+    Event,
+    StepCompleted,
     TrainerDrained,
 )
 from sparkstrom.runtime.theta import Theta
@@ -70,16 +73,16 @@ def test_events_come_out_in_order(channel: TrainerChannel) -> None:
 def test_what_others_wait_for_wakes_the_thread_and_what_only_it_wants_to_know_does_not(
     inbox: TrainerInbox,
 ) -> None:
-    wakes: list[ev.Event] = []
+    wakes: list[Event] = []
     channel = TrainerChannel(inbox, wake=lambda: wakes.append(events[-1]))
-    events: list[ev.Event] = []
+    events: list[Event] = []
     for event in (
-        ev.CommitApplied(3),
-        ev.ActivityChanged(Activity.WAITING),  # it trains from now on
-        ev.ActivityChanged(Activity.STEPPING),
-        ev.ActivityChanged(Activity.WAITING),
-        ev.StepCompleted(0, 1, 1),
-        ev.ActivityChanged(Activity.FINISHED),
+        CommitApplied(3),
+        ActivityChanged(Activity.WAITING),  # it trains from now on
+        ActivityChanged(Activity.STEPPING),
+        ActivityChanged(Activity.WAITING),
+        StepCompleted(0, 1, 1),
+        ActivityChanged(Activity.FINISHED),
     ):
         events.append(event)
         channel.post(event)
