@@ -292,7 +292,7 @@ def figures(probes: list[dict[str, Any]], workers: int) -> dict[str, Any]:
 def percentiles_ms(seconds: Iterable[float]) -> list[float] | None:
     """Return median and 99th percentile in milliseconds; None without values."""
     values = list(seconds)
-    return [round(1000 * v, 3) for v in np.percentile(values, (50, 99))] if values else None
+    return [round(1000 * float(v), 3) for v in np.percentile(values, (50, 99))] if values else None
 
 
 def _per_call_ms(trainers: list[dict[str, Any]], phase: str, counted: str) -> float | None:

@@ -256,7 +256,7 @@ CONTROL_PIECE_BYTES = 8192 - OVERHEAD_BYTES  # fits the smallest log of a contro
 INCOMPLETE_SENDERS_MAX = 1024  # senders whose partial messages the join stream keeps
 SUPERSEDING_MESSAGES = (Heartbeat, State)  # each contains all that the one before it did
 IDLE_POLL_S = 0.02  # interval of duty cycles; frames and wakes end the wait at once
-FAST_POLL_S = 0.001  # if frames wait to be sent
+FAST_POLL_S = 0.001  # if frames wait to be sent, or something is overdue
 LOCAL_STREAM_OFFSET = 2  # local streams of an edge are numbered this much above its UDP streams
 
 
@@ -559,7 +559,7 @@ class MessageEndpoint:
         ``due_in_s``: seconds until something else is due.
         """
         longest_s = FAST_POLL_S if self._has_unsent else IDLE_POLL_S
-        return max(0.0, min(due_in_s, longest_s))
+        return min(max(FAST_POLL_S, due_in_s), longest_s)
 
     def receive(self, wait_s: float) -> Iterator[tuple[NodeId | None, Message]]:
         """Yield messages with their senders' ids (None for direct messages).

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sparkstrom.base.clock import Clock, SystemClock
 from sparkstrom.base.errors import PeerError
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import Payload, ResidualCheckpoint
+from sparkstrom.codec.messages import Activity, Payload, ResidualCheckpoint
 from sparkstrom.data.row_store import Batches
 from sparkstrom.models.base import EpochAware, FitLength, FitLengthAware, Paced
 from sparkstrom.observe.early_stopping import LOSS
@@ -36,6 +36,7 @@ from sparkstrom.protocol.common.events import (
     Event,
     OutputPrinted,
 )
+from sparkstrom.protocol.worker.node_records import ALTERNATING
 from sparkstrom.runtime.optimizer_states import (
     OptimizerStateServer,
     encode_worker_state,
@@ -53,8 +54,6 @@ ACTIVITY_NAMES = {  # directive -> what the worker does, for people
     Command.DRAIN: "draining",
     Command.AUDIT: "comparing replicas",
 }
-# these do not wake the node's thread, which handles them a few milliseconds later
-DEFERRABLE_EVENTS = (CommitApplied, ActivityChanged)
 
 
 def no_output() -> None:
@@ -104,14 +103,22 @@ class TrainerChannel:
         self._error: BaseException | None = None
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._wake = wake
+        self._activity = Activity.CATCHING_UP  # as the trainer posted last
         self.stats: TrainingCounters | None = None  # replaced, never changed, by the trainer
         self.read_output = read_output
 
     def post(self, event: Event) -> None:
         """Send an event to the node's thread, and wake it unless the event can wait."""
         self.events.put(event)
-        if not isinstance(event, DEFERRABLE_EVENTS):
+        if not self._can_wait(event):
             self._wake()
+
+    def _can_wait(self, event: Event) -> bool:
+        """Return whether the node's thread may handle the event some milliseconds later."""
+        if not isinstance(event, ActivityChanged):
+            return isinstance(event, CommitApplied)
+        known, self._activity = self._activity, Activity(event.activity)
+        return {known, self._activity} <= ALTERNATING
 
     def take(self) -> tuple[list[TrainerItem], Directive]:
         """Remove and return the waiting items, with the current directive.

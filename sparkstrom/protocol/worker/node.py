@@ -7,6 +7,7 @@ must do next (a directive), and fails the task if a wait exceeds its limit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -403,7 +404,8 @@ class Node(NodeParts):
     @property
     def tick_due_s(self) -> float:
         """Return when a report or a state that is held back is due; infinity without any."""
-        return min(self.reporting.news_due_s, self.children.state_due_s)
+        news_due_s = self.reporting.news_due_s if self.link.attached else math.inf
+        return min(news_due_s, self.children.state_due_s)
 
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
         """Process one event and return the effects, then update ``directive``."""

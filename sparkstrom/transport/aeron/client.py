@@ -221,7 +221,7 @@ class SubscriptionPoller:
             arrivals.append(ReceivedFrame(stream, bytes(content[start : start + length])))
             start += length
             all_rung &= stream in self._rung_streams
-        self._state[k.INBOX_PARK_US] = k.PARK_US_MAX if all_rung else k.PARK_US_MIN
+        self._state[k.INBOX_PARK_US] = k.PARK_US_RUNG if all_rung else k.PARK_US_MIN
         self._received_frames += count
         self._received_bytes += start
         return arrivals

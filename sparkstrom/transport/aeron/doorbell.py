@@ -9,8 +9,8 @@ the stream's number, so that a sender finds the bell of its receiver.
         <token>                 a client's FIFO
         <stream> -> <token>
 
-A ring means only "look": a lost one delays frames until the receiver looks by itself, within
-milliseconds. Rings that nobody has heard yet fill the FIFO and are then dropped.
+A ring means only "look": a lost one delays frames until the receiver looks by itself, within 5 ms.
+Rings that nobody has heard yet fill the FIFO and are then dropped.
 """
 
 from __future__ import annotations

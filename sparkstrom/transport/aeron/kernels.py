@@ -25,7 +25,7 @@ The caller owns all memory. ``inbox`` i64[INBOX_FIELDS] describes it to ``on_fra
     INBOX_WAKE          in: 1 when the caller must stop waiting; set from any thread
     INBOX_BELL          file descriptor of the caller's doorbell, which is rung with each wake and
                         by local senders
-    INBOX_PARK_US       longest first wait, if nothing has come          (microseconds)
+    INBOX_PARK_US       first wait for a ring, if nothing has come       (microseconds)
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ FRAME_HEADER_BYTES, FLAGS_OFFSET, SESSION_OFFSET = (
 
 FRAGMENTS_PER_TURN = 64  # polled from one subscription before the next one
 BUSY_TURNS_MAX = 256  # bounds a poll during a flood of incomplete frames
-# Waits double. Local senders ring, so while only those send the first wait is the longest.
-PARK_US_MIN, PARK_US_MAX = 50, 1000
+PARK_US_MIN, PARK_US_MAX = 50, 1000  # waits double
+PARK_US_RUNG = 5000  # while only local senders send, which ring
 POLLIN = 1  # of ``struct pollfd``
 # i64[PARKING_FIELDS]: a ``struct pollfd``, a ``struct timespec``, and room for rings that are read.
 PARKING_TIMESPEC, PARKING_RINGS, PARKING_FIELDS = 1, 3, 67
@@ -329,4 +329,4 @@ def poll_subscriptions(
         if inbox[INBOX_COUNT] > 0 or inbox[INBOX_WAKE] or left_us <= 0:
             return 0
         if not park(functions, inbox[INBOX_BELL], parking, parking_address, min(park_us, left_us)):
-            park_us = min(2 * park_us, PARK_US_MAX)
+            park_us = max(park_us, min(2 * park_us, PARK_US_MAX))

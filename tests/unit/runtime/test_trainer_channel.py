@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from sparkstrom.codec.messages import Commit
+from sparkstrom.codec.messages import Activity, Commit
 from sparkstrom.protocol.common.events import (
     ActivityChanged,
     ApplyCommit,
     Command,
     CommitApplied,
     Directive,
+    Event,
     StepCompleted,
     TrainerDrained,
 )
@@ -72,13 +73,20 @@ def test_events_come_out_in_order(channel: TrainerChannel) -> None:
 def test_what_others_wait_for_wakes_the_thread_and_what_only_it_wants_to_know_does_not(
     inbox: TrainerInbox,
 ) -> None:
-    wakes: list[int] = []
-    channel = TrainerChannel(inbox, wake=lambda: wakes.append(len(wakes)))
-    for event in (ActivityChanged(2), CommitApplied(3)):
+    wakes: list[Event] = []
+    channel = TrainerChannel(inbox, wake=lambda: wakes.append(events[-1]))
+    events: list[Event] = []
+    for event in (
+        CommitApplied(3),
+        ActivityChanged(Activity.WAITING),  # it trains from now on
+        ActivityChanged(Activity.STEPPING),
+        ActivityChanged(Activity.WAITING),
+        StepCompleted(0, 1, 1),
+        ActivityChanged(Activity.FINISHED),
+    ):
+        events.append(event)
         channel.post(event)
-    assert not wakes
-    channel.post(StepCompleted(0, 1, 1))
-    assert wakes == [0]
+    assert wakes == [events[1], events[4], events[5]]
 
 
 def test_what_broke_the_thread_is_raised_and_the_command_stays_readable(
