@@ -19,7 +19,7 @@ PAGE = ROOT / "docs/troubleshooting.md"
 
 GAP = "…"
 ENUMS = (
-    "Ending",
+    "TaskEnding",
     "WorkerShortage",
     "Rejection",
     "TimeoutReason",

@@ -61,7 +61,7 @@ class TransportError(SparkstromError):
         return f"{self.doing}: Aeron error {self.code}: {self.text}"
 
 
-class MediaDriverLost(TransportError):
+class DriverLost(TransportError):
     """Aeron's media driver died or hangs: start another one and reopen all connections."""
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkstrom.base.clock import Clock
-from sparkstrom.base.errors import MediaDriverLost, SetupError
+from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.messages import Address, Chunk, MergedRange
 from sparkstrom.codec.sealed_frames import Seal
@@ -67,7 +67,7 @@ class DriverRecovery:
         while True:
             try:
                 action()
-            except MediaDriverLost as lost:
+            except DriverLost as lost:
                 self._count_death(lost)
                 action = self._replace
                 continue
@@ -75,7 +75,7 @@ class DriverRecovery:
                 self._since_s = self._clock.monotonic_s()
             return
 
-    def _count_death(self, lost: MediaDriverLost) -> None:
+    def _count_death(self, lost: DriverLost) -> None:
         """Count the death of a media driver; raise SetupError after too many in succession."""
         now_s = self._clock.monotonic_s()
         lived = self._since_s is not None and now_s - self._since_s > HEALTHY_DRIVER_S
@@ -403,5 +403,5 @@ class NodeThread(threading.Thread):
                     return
                 for _ in self._message_endpoint.receive(self._message_endpoint.poll_timeout_s()):
                     pass  # discarded; polling only lets frames go out
-        except MediaDriverLost as lost:
+        except DriverLost as lost:
             log.warning("the media driver died before all was read_output at the end (%s)", lost)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sparkstrom.base.errors import MediaDriverLost
+from sparkstrom.base.errors import DriverLost
 from sparkstrom.base.identity import Position
 from sparkstrom.protocol.common import events as performing
 from sparkstrom.protocol.common.children import FlowLimits
@@ -234,7 +234,7 @@ class DriverFault:
             left -= 1
             if left < 0 and type(effect) in BY_DRIVER:
                 self._deaths -= 1
-                raise MediaDriverLost("performing", -1000, "a media driver died on purpose")
+                raise DriverLost("performing", -1000, "a media driver died on purpose")
             perform(effect)
 
         return perform_until_death
@@ -260,6 +260,6 @@ def perform_with_fault(
     carry = perform if fault is None else fault.wrap(effects, perform)
     try:
         performing.perform_all(effects, carry)
-    except MediaDriverLost:
+    except DriverLost:
         return False
     return True

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from sparkstrom.base.errors import MediaDriverLost, NetworkError, SetupError
+from sparkstrom.base.errors import DriverLost, NetworkError, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.options.network import VoidConfiguration, master_name, parse_controller
 from sparkstrom.options.resolution import local_ip
@@ -118,7 +118,7 @@ def transport_opener(key: str, options: DriverOptions) -> OpenTransport:
         for _ in range(1, JOIN_ATTEMPTS):
             try:
                 return connect_transport(key, chosen)
-            except MediaDriverLost as lost:
+            except DriverLost as lost:
                 log.warning("the media driver exited while it was joined (%s)", lost)
         return connect_transport(key, chosen)
 
@@ -208,7 +208,7 @@ def require_controller_reachable(route: ControllerRoute, environment: TaskEnviro
         try:
             own_endpoint = _probe_controller(route, environment, options)
             break
-        except MediaDriverLost:
+        except DriverLost:
             if attempt == JOIN_ATTEMPTS:
                 raise
             log.warning("the media driver exited while it was joined")

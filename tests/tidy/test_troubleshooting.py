@@ -74,6 +74,7 @@ PASSED_ON = {
     ("runtime/fit_state.py", "TrainingError(abort.reason, "),
     ("runtime/master_thread.py", "ev.AbortRequested(reason)"),
     ("runtime/master_thread.py", "log.warning('%s', text)"),
+    ("rehearsal/worker.py", "PeerError(command.reason)"),
     ("rounds/worker_round.py", "UsageError(reason)"),
     ("rounds/worker_round.py", "TrainingError(reason, "),
     ("fit/accuracy_warnings.py", "log.warning('%s', text)"),

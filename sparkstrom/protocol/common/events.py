@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from sparkstrom.base.errors import MediaDriverLost
+from sparkstrom.base.errors import DriverLost
 from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId
 from sparkstrom.codec.messages import (
     Address,
@@ -540,13 +540,13 @@ def perform_all(effects: Iterable[Effect], perform: Callable[[Effect], None]) ->
     ``StreamsOpened(alone=True)`` or ``EndpointChanged`` next, and the machine requests all edges
     again.
     """
-    lost: MediaDriverLost | None = None
+    lost: DriverLost | None = None
     for effect in effects:
         if lost is not None and type(effect) in BY_DRIVER:
             continue
         try:
             perform(effect)
-        except MediaDriverLost as error:
+        except DriverLost as error:
             lost = lost or error
     if lost is not None:
         raise lost

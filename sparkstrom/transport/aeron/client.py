@@ -36,7 +36,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from sparkstrom.base.errors import MediaDriverLost, SetupError, TransportError, UsageError
+from sparkstrom.base.errors import DriverLost, SetupError, TransportError, UsageError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron import kernels
 from sparkstrom.transport.aeron import kernels as k
@@ -69,7 +69,7 @@ class PendingSubscription:
         """Send the request. Raises the same errors as ``is_opening``."""
         self._aeron, self._uri, self._stream = aeron, uri, stream
         self.subscription: Any = None
-        self._failure: MediaDriverLost | SetupError | None = None
+        self._failure: DriverLost | SetupError | None = None
         adding = ffi.new("aeron_async_add_subscription_t **")
         aeron.clear_error()
         self._raise_if_failed(
@@ -99,7 +99,7 @@ class PendingSubscription:
             return
         name = f"stream {self._stream} of {self._uri}"
         failure = self._aeron.failure(f"opening {name}")
-        if isinstance(failure, MediaDriverLost):
+        if isinstance(failure, DriverLost):
             self._failure = failure
         else:
             self._failure = SetupError(
@@ -323,7 +323,7 @@ class AeronSender:
             return True
         if result < 0:
             self._failure = self._aeron.failure(f"opening {self}")
-            if isinstance(self._failure, MediaDriverLost):
+            if isinstance(self._failure, DriverLost):
                 raise self._failure
         elif self._is_closed:
             self._revoke(added[0])
@@ -667,10 +667,10 @@ class AeronTransport:
             return
         if not self._handle.is_alive():
             reason = f"the media driver (pid {self._handle.pid}) died"
-            raise MediaDriverLost(operation, int(self._errors[1]), reason + self._format_log_tail())
+            raise DriverLost(operation, int(self._errors[1]), reason + self._format_log_tail())
         if self._client is not None and self._aeron.lib.aeron_is_closed(self._client):
             reason = f"Aeron's client gave up its media driver (pid {self._handle.pid})"
-            raise MediaDriverLost(operation, int(self._errors[1]), reason + self._format_log_tail())
+            raise DriverLost(operation, int(self._errors[1]), reason + self._format_log_tail())
         self._checked_s = now_s
 
     def _format_log_tail(self) -> str:

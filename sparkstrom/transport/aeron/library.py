@@ -19,7 +19,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, Final
 
-from sparkstrom.base.errors import MediaDriverLost, SetupError, TransportError
+from sparkstrom.base.errors import DriverLost, SetupError, TransportError
 
 WHEEL_PROJECT = "pyaeron"
 WHEEL_VERSION = "0.1.0"
@@ -100,7 +100,7 @@ class AeronLibrary:
     def failure(self, operation: str) -> TransportError:
         """Return this thread's last failure as an exception; DriverLost after a driver timeout."""
         code, message = self.last_error()
-        return (MediaDriverLost if code == DRIVER_TIMEOUT_ERROR else TransportError)(
+        return (DriverLost if code == DRIVER_TIMEOUT_ERROR else TransportError)(
             operation, code, message
         )
 

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from sparkstrom.base.errors import MediaDriverLost, SetupError
+from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron.channel_settings import (
     BufferSizes,
@@ -474,7 +474,7 @@ def is_driver_reachable(handle: MediaDriverHandle, peer: Endpoint, seconds: floa
         while not probe.is_connected():
             _require_alive(handle)
             if not do_client_work(aeron, client):
-                raise MediaDriverLost(*DRIVER_ENDED)
+                raise DriverLost(*DRIVER_ENDED)
             if time.monotonic() > end_s:
                 probe.close()
                 return False
@@ -487,7 +487,7 @@ def is_driver_reachable(handle: MediaDriverHandle, peer: Endpoint, seconds: floa
 def _require_alive(handle: MediaDriverHandle) -> None:
     """Raise DriverLost if the driver's process has ended."""
     if not handle.is_alive():
-        raise MediaDriverLost(*DRIVER_ENDED)
+        raise DriverLost(*DRIVER_ENDED)
 
 
 class _Publication:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.base.errors import MediaDriverLost
+from sparkstrom.base.errors import DriverLost
 from sparkstrom.transport.aeron.media_driver import is_driver_reachable
 
 
@@ -37,5 +37,5 @@ def test_an_own_media_driver_that_dies_is_told(drivers: Any) -> None:
     here, there = drivers.ensure("a"), drivers.ensure("b", host="127.0.0.2")
     here_port_lost = there.endpoint._replace(port=9)
     os.kill(here.pid, signal.SIGKILL)
-    with pytest.raises(MediaDriverLost):
+    with pytest.raises(DriverLost):
         is_driver_reachable(here, here_port_lost, 30.0)

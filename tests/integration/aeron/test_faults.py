@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.base.errors import MediaDriverLost, SetupError
+from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.base import OfferResult
@@ -37,7 +37,7 @@ def test_a_killed_driver_is_noticed_by_every_call(drivers: Any, exchange: Any, c
     pid = transport._handle.pid
     os.kill(pid, signal.SIGKILL)
 
-    with pytest.raises(MediaDriverLost, match=f"pid {pid}"):
+    with pytest.raises(DriverLost, match=f"pid {pid}"):
         drivers.wait_until(lambda: call(transport, sender) == "never")
 
 
@@ -63,7 +63,7 @@ def test_another_driver_takes_the_place_and_port_of_a_killed_one(
     peer.open_receiver(1)
     exchange(before, before.open_sender(peer.endpoint, 1, control=False), [b"first"], peer)
     os.kill(handle.pid, signal.SIGKILL)
-    with pytest.raises(MediaDriverLost):
+    with pytest.raises(DriverLost):
         before.poll(60)
     before.close()
     after = drivers.transport("a", port_preferred=handle.endpoint.port)
@@ -81,7 +81,7 @@ def test_a_driver_that_stands_still_for_good_is_replaced_on_its_port(
     before, peer = drivers.transport("a"), drivers.transport("b")
     handle = before._handle
     drivers.stop(handle.pid)
-    with pytest.raises(MediaDriverLost, match="gave up"):
+    with pytest.raises(DriverLost, match="gave up"):
         before.poll(60)
     before.close()
     after = drivers.transport("a", port_preferred=handle.endpoint.port)
@@ -113,7 +113,7 @@ def test_a_second_client_notices_too(drivers: Any) -> None:
     first, second = drivers.transport(), drivers.transport()
     os.kill(first._handle.pid, signal.SIGKILL)
     for transport in (first, second):
-        with pytest.raises(MediaDriverLost):
+        with pytest.raises(DriverLost):
             transport.poll(60)
 
 
@@ -121,7 +121,7 @@ def test_a_transport_on_a_dead_driver_is_refused(drivers: Any) -> None:
     handle = drivers.ensure()
     os.kill(handle.pid, signal.SIGKILL)
     drivers.wait_until(lambda: not handle.is_alive())
-    with pytest.raises(MediaDriverLost):
+    with pytest.raises(DriverLost):
         AeronTransport(handle)
 
 

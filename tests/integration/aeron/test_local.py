@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sparkstrom.base.errors import MediaDriverLost, UsageError
+from sparkstrom.base.errors import DriverLost, UsageError
 from sparkstrom.transport.aeron.channel_settings import DRIVER_OVERHEAD_BYTES, required_log_bytes
 from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.base import OfferResult, Sender, Transport
@@ -293,7 +293,7 @@ def test_a_killed_driver_is_noticed_by_every_call_of_both(
     pid = here._handle.pid
     os.kill(pid, signal.SIGKILL)
     for transport, sender in ((here, to), (there, back)):
-        with pytest.raises(MediaDriverLost, match=f"pid {pid}"):
+        with pytest.raises(DriverLost, match=f"pid {pid}"):
             drivers.wait_until(lambda t=transport, s=sender: call(t, s) == "never")
 
 
@@ -301,7 +301,7 @@ def test_edges_are_opened_anew_on_the_next_driver(drivers: Any, exchange: Any) -
     here, there = drivers.transport(), drivers.transport()
     os.kill(here._handle.pid, signal.SIGKILL)
     for transport in (here, there):
-        with pytest.raises(MediaDriverLost):
+        with pytest.raises(DriverLost):
             transport.poll(60)
         transport.close()
     here, there = drivers.transport(), drivers.transport()

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from sparkstrom.base.errors import MediaDriverLost
+from sparkstrom.base.errors import DriverLost
 from sparkstrom.codec.messages import Address, ProbeReply
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import BY_DRIVER, Effect, perform_all
@@ -23,7 +23,7 @@ def dying_at(*deaths: Effect) -> tuple[Callable[[Effect], None], list[Effect]]:
 
     def perform(effect: Effect) -> None:
         if effect in deaths:
-            raise MediaDriverLost("opening", -1000, f"at {type(effect).__name__}")
+            raise DriverLost("opening", -1000, f"at {type(effect).__name__}")
         done.append(effect)
 
     return perform, done
@@ -47,7 +47,7 @@ def test_what_needs_no_driver_is_performed_after_its_death(
     effects: list[Effect], death: Effect, performed: list[Effect]
 ) -> None:
     perform, done = dying_at(death)
-    with pytest.raises(MediaDriverLost, match=type(death).__name__):
+    with pytest.raises(DriverLost, match=type(death).__name__):
         perform_all(effects, perform)
     assert done == performed
 
@@ -55,7 +55,7 @@ def test_what_needs_no_driver_is_performed_after_its_death(
 def test_the_first_of_two_losses_is_raised() -> None:
     """A nested list, of ``ReopenStreams``, may lose another driver before the outer one is done."""
     perform, done = dying_at(CLOSE, HASH)
-    with pytest.raises(MediaDriverLost, match="CloseEdge"):
+    with pytest.raises(DriverLost, match="CloseEdge"):
         perform_all([CLOSE, HASH, NOTE], perform)
     assert done == [NOTE]
 

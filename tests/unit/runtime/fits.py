@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparkstrom.base.clock import SystemClock
-from sparkstrom.base.errors import MediaDriverLost
+from sparkstrom.base.errors import DriverLost
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.sealed_frames import KEY_BYTES, Seal
 from sparkstrom.data.row_store import Batches
@@ -52,7 +52,7 @@ class Mortal(MemoryTransport):
     def poll(self, wait_s: float) -> list[ReceivedFrame]:
         arrivals = super().poll(wait_s)
         if 0 < self.frames_left <= len(arrivals):
-            raise MediaDriverLost("polling", -1000, "driver died on purpose")
+            raise DriverLost("polling", -1000, "driver died on purpose")
         self.frames_left -= len(arrivals)
         return arrivals
 

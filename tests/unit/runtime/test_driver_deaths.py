@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.base.errors import MediaDriverLost, SetupError
+from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.observe.telemetry import sum_link_bytes
@@ -40,7 +40,7 @@ class Doomed(MemoryTransport):
             self.death = (method, self.death[1] - 1)
             self._is_dead = self._is_dead or self.death[1] == 0
         if self._is_dead:
-            raise MediaDriverLost(method, -1000, "driver died on purpose")
+            raise DriverLost(method, -1000, "driver died on purpose")
 
     def open_sender(self, *args: Any, **keywords: Any) -> MemorySender:
         self._call("open_sender")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sparkstrom.base.errors import MediaDriverLost, SetupError
+from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.runtime.node_thread import HEALTHY_DRIVER_S, SUCCESSIVE_DEATHS_MAX, DriverRecovery
 
 
@@ -32,7 +32,7 @@ class Drivers:
             self.calls.append(name)
             if self.deaths:
                 self.deaths -= 1
-                raise MediaDriverLost(name, -1000, "no luck")
+                raise DriverLost(name, -1000, "no luck")
 
         return call
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.base.errors import MediaDriverLost, SetupError
+from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.transport.aeron.media_driver import DriverOptions
@@ -91,7 +91,7 @@ def test_a_media_driver_that_ends_while_it_is_joined_is_replaced(
     def join(handle: object) -> object:
         joined.append(handle)
         if len(joined) <= losses:
-            raise MediaDriverLost("connecting", -1000, "no cnc.dat")
+            raise DriverLost("connecting", -1000, "no cnc.dat")
         return handle
 
     monkeypatch.setattr(interfaces, "ensure_driver", lambda key, options: object())
@@ -101,5 +101,5 @@ def test_a_media_driver_that_ends_while_it_is_joined_is_replaced(
         assert open_transport(None) is joined[-1]
         assert len(set(map(id, joined))) == losses + 1
     else:
-        with pytest.raises(MediaDriverLost):
+        with pytest.raises(DriverLost):
             open_transport(None)

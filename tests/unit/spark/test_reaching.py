@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.base.errors import MediaDriverLost, NetworkError
+from sparkstrom.base.errors import DriverLost, NetworkError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.transport.bind_address import InterfaceAddress
@@ -103,11 +103,11 @@ def test_ports_that_change_are_said_to(asked: Asked) -> None:
 
 @pytest.mark.parametrize("losses", [1, JOIN_ATTEMPTS])
 def test_a_media_driver_that_ends_meanwhile_is_asked_for_again(asked: Asked, losses: int) -> None:
-    lost = [MediaDriverLost("asking", 0, "it ended") for _ in range(losses)]
+    lost = [DriverLost("asking", 0, "it ended") for _ in range(losses)]
     asked.answers = [*lost, True]
     if losses < JOIN_ATTEMPTS:
         require_controller_reachable(way(), PLACE)
         assert asked.answers == []
     else:
-        with pytest.raises(MediaDriverLost):
+        with pytest.raises(DriverLost):
             require_controller_reachable(way(), PLACE)

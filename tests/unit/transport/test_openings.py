@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("sparkstrom.transport.aeron._aeron")
 
-from sparkstrom.base.errors import MediaDriverLost, SetupError
+from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.transport.aeron.client import AeronSender, PendingSubscription
 from sparkstrom.transport.aeron.library import (
     DRIVER_TIMEOUT_ERROR,
@@ -63,7 +63,7 @@ def test_a_driver_that_does_not_answer_is_lost() -> None:
         sender(DRIVER_TIMEOUT_ERROR),
     ):
         for _ in range(2):
-            with pytest.raises(MediaDriverLost, match=r"opening stream .*no luck"):
+            with pytest.raises(DriverLost, match=r"opening stream .*no luck"):
                 asked.is_opening()
 
 
