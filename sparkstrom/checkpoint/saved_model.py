@@ -1,6 +1,6 @@
 """Save and load models: parameters in an npz ``NAME``, a description in ``NAME.json``.
 
-A model of another library adds a file that this library can open, such as ``NAME.pt``.
+A PyTorch, JAX or Keras model adds a file that its own library opens, such as ``NAME.pt``.
 
 ``NAME.json`` has two digests: one of the parameters and buffers in ``NAME``, which proves that the
 two files belong together, and one of the rest of ``NAME.json``. Files of earlier versions lack the

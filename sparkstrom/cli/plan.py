@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from sparkstrom.options.gradient_sharing import SharedTrainingMaster
     from sparkstrom.options.network import VoidConfiguration
     from sparkstrom.planning.memory import ModelFootprint
-    from sparkstrom.planning.plan import WorkerPlacement, format_plan, plan_fit
+    from sparkstrom.planning.plan import WorkerCounts, format_plan, plan_fit
 
     args.params = parse_parameter_count(args.params)
     if args.averaging:
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     for name, value in SHARING_DEFAULTS.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    placing = WorkerPlacement(args.workers, args.workers_per_node, args.executors_per_host)
+    placing = WorkerCounts(args.workers, args.workers_per_node, args.executors_per_host)
     void = VoidConfiguration(
         mesh_build_mode=args.mesh,
         mesh_fan_out=args.fan_out,
@@ -110,7 +110,7 @@ def _plan_averaging(args: argparse.Namespace) -> int:
     from sparkstrom.models.updaters import Nesterov
     from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
     from sparkstrom.planning.memory import ModelFootprint
-    from sparkstrom.planning.plan import WorkerPlacement, format_plan, plan_averaging
+    from sparkstrom.planning.plan import WorkerCounts, format_plan, plan_averaging
 
     if given := [name for name in SHARING_DEFAULTS if getattr(args, name) is not None]:
         flag = "--" + given[0].replace("_", "-")
@@ -126,7 +126,7 @@ def _plan_averaging(args: argparse.Namespace) -> int:
     footprint = ModelFootprint(
         args.params, args.optimizer, args.library, parse_size("--buffers", args.buffers)
     )
-    plan = plan_averaging(footprint, WorkerPlacement(args.workers, args.workers_per_node), master)
+    plan = plan_averaging(footprint, WorkerCounts(args.workers, args.workers_per_node), master)
     print(json.dumps(plan.to_dict()) if args.json else format_plan(plan))
     return 0
 

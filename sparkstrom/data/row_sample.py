@@ -1,4 +1,4 @@
-"""Draw a random sample of rows from blocks of which only the sample is kept."""
+"""Draw a random sample of rows from a stream of blocks, keeping only the sample in memory."""
 
 from __future__ import annotations
 

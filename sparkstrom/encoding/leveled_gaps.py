@@ -1,14 +1,15 @@
-"""Encode sparse updates in which each hit adds its own tau * 2^level, close to their entropy.
+"""Encode sparse updates whose entries have different magnitudes, in nearly as few bits as possible.
 
-Few hits (entries of the update) are far above tau. The message lists the hits with level 1 or more,
-then which of these have level 2 or more, and so on, each time as Rice-coded gaps. Layout:
+A hit is an entry of the update; it adds tau * 2^level. Few hits have a level above 0. The message
+lists the hits with level 1 or more, then which of these have level 2 or more, and so on, each time
+as Rice-coded gaps. Layout:
 
     u8 top | per level from 1 to top: u8 rice, gaps, 0s up to a whole byte | the hits, as ``gaps``
 
-At each level, the candidates are the hits that reached the level below. A gap counts the candidates
-between two that have this level; one more gap counts the candidates after the last one. A code is
-gap >> rice zeros, a 1, and the low ``rice`` bits of the gap, lowest first. The decoder does
-not trust its input, as in ``gaps``.
+At each level, the candidates are the hits that reached the level below. Each gap is the number of
+candidates before the next hit of this level; one more gap follows the last hit. A code is gap >>
+rice zeros, a 1, and the low ``rice`` bits of the gap, lowest first. The decoder does not trust its
+input, as in ``gaps``.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.

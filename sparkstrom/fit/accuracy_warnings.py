@@ -128,7 +128,7 @@ def horizon_warnings(master: SharedTrainingMaster, model: FlatModel, rows: list[
 def momentum_warnings(
     master: SharedTrainingMaster, model: FlatModel, fit: FitStatistics
 ) -> list[str]:
-    """Return a warning if momentum counts each worker's own steps and is too strong."""
+    """Return a warning if momentum is not scaled to the number of workers and is too strong."""
     k = fit.workers
     if master.minibatch_horizon != "worker" or k <= 2 or not isinstance(model, Paced):
         return []

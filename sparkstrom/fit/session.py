@@ -8,8 +8,9 @@ depends on whether the fit shares gradients or is round-based.
 
 A controller in a Spark task can be lost with the task. The fit then continues with another runner,
 from the newest checkpoint or from a copy that the driver program keeps in a temporary directory.
-These copies are checkpoints, which contain each minibatch at most once. Without a copy, the fit
-starts again. The new runner's network has another key, so it rejects messages of the old one.
+Like all checkpoints, a copy contains the updates of each minibatch at most once, so no minibatch is
+applied twice. Without a copy, the fit starts again. The new runner's network has another key, so it
+rejects messages of the old one.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class AnswerChannel:
         with self._lock:
             self._connection.send(answer)
 
-    def exit_if_stuck(self) -> None:
+    def exit_if_step_timed_out(self) -> None:
         """If a training step exceeds its time limit, send an answer that says so and exit."""
         if not step_limit.check_overdue():
             return
@@ -93,7 +93,7 @@ def _monitor(descriptor: int, heartbeats: HeartbeatSender, answers: AnswerChanne
     heartbeats.beat()
     while not poller.poll(HEARTBEAT_S * 1000):  # milliseconds
         heartbeats.beat()
-        answers.exit_if_stuck()
+        answers.exit_if_step_timed_out()
     os._exit(EXIT_ORPHANED)
 
 

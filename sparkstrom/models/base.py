@@ -87,7 +87,7 @@ class FlatModel(Protocol):
         """Return the optimizer's state by name, as accepted by ``load_updater_state``."""
 
     def load_updater_state(self, state: State) -> None:
-        """Restore an optimizer state returned by ``updater_state`` of an equal model."""
+        """Restore a state returned by ``updater_state`` of a model with the same structure."""
 
     def layer_of(self, index: int) -> str:
         """Return the name of the layer and array that contain parameter ``index``."""
@@ -140,7 +140,8 @@ class Buffered(Protocol):
         """Return the current buffers; b"" if the model has none."""
 
     def load_buffers_bytes(self, buffers: bytes) -> None:
-        """Restore buffers from ``buffers_bytes`` of an equal model, or raise UsageError."""
+        """Restore the result of ``buffers_bytes``; raise UsageError if it does not fit this
+        model."""
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
         """Return the mean of all reports, summed in order in float64; for integers the maximum."""

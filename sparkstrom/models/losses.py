@@ -1,4 +1,4 @@
-"""Activations and losses of the built-in NumPy network; also the names of any library's losses."""
+"""Activations and losses of the built-in NumPy network, and the names of all libraries' losses."""
 
 from __future__ import annotations
 

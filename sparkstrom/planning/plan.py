@@ -40,7 +40,7 @@ FITS_PER_PORT = 2  # ports per executor: the previous fit's media driver keeps o
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPlacement:
+class WorkerCounts:
     """The number of workers, in total and per executor, and of executors per host.
 
     The constructor raises UsageError for invalid numbers.
@@ -76,7 +76,7 @@ class NetworkPlan:
 class FitPlan:
     """The resources that a fit needs, by process and part. Sizes are in bytes."""
 
-    placement: WorkerPlacement
+    placement: WorkerCounts
     worker: list[MemoryPart]  # memory of one Python worker
     driver: list[MemoryPart]  # memory of the driver program's Python process
     executor_overhead: int  # memory outside an executor's heap
@@ -146,7 +146,7 @@ def _network_to_dict(network: NetworkPlan) -> dict[str, Any]:
 
 
 def plan_fit(
-    footprint: ModelFootprint, placement: WorkerPlacement, master: SharedTrainingMaster
+    footprint: ModelFootprint, placement: WorkerCounts, master: SharedTrainingMaster
 ) -> FitPlan:
     """Return the plan of a gradient-sharing fit. Raise UsageError for invalid numbers."""
     check_footprint(footprint)
@@ -174,7 +174,7 @@ def plan_fit(
 
 
 def plan_averaging(
-    footprint: ModelFootprint, placement: WorkerPlacement, master: ParameterAveragingTrainingMaster
+    footprint: ModelFootprint, placement: WorkerCounts, master: ParameterAveragingTrainingMaster
 ) -> FitPlan:
     """Return the plan of a parameter-averaging fit. Raise UsageError for invalid numbers."""
     check_footprint(footprint)
@@ -207,7 +207,7 @@ def format_changed_options(options: Any, default: Any, names: tuple[str, ...]) -
     return [f"spark.sparkstrom.{name}={getattr(options, name)}" for name in changed]
 
 
-def _plan_ports(placement: WorkerPlacement, master: SharedTrainingMaster) -> tuple[int, int]:
+def _plan_ports(placement: WorkerCounts, master: SharedTrainingMaster) -> tuple[int, int]:
     """Return the first and last UDP port that a host needs.
 
     Each executor needs one port, and the previous fit may still be using as many. The driver needs

@@ -1,4 +1,4 @@
-"""One process, and DistributedDataParallel, with the model and the rows of a rehearsed fit.
+"""Train what a rehearsed fit is compared with: one process, and DistributedDataParallel (DDP).
 
 A step of DDP with k ranks averages the gradients of k minibatches. That is the gradient of one
 minibatch of all their rows, so one process computes the same step for every kind of model. Its

@@ -337,7 +337,7 @@ class EndpointNetwork(Network):
             end.listen_for_joins(JOIN_STREAM)
 
     def open(self, owner: Owner, effect: ev.OpenEdge) -> None:
-        """Open an edge at the owner's endpoint, and mark its senders with it."""
+        """Open an edge at the owner's endpoint, and assign the edge to the senders made for it."""
         super().open(owner, effect)
         peer = effect.peer
         self._endpoints[owner].open_edge(effect.node, effect.edge, effect.local, peer)

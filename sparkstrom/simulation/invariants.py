@@ -1,4 +1,4 @@
-"""Check the invariants I1 to I5, the tree and its edges in a simulated run.
+"""Check a simulated run against the invariants I1 to I5 (ARCHITECTURE.md), and check its tree.
 
 The checkers record what each trainer published and what the master numbered, and compare them. They
 trust no statement of the protocol about itself. A violation is a sentence that begins with the

@@ -1,4 +1,4 @@
-"""The size of a simulated run, the faults that it injects, and media drivers that die in it."""
+"""Options of a simulated run: its size and the faults to inject."""
 
 from __future__ import annotations
 

@@ -347,7 +347,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         The rows are exported to files first if the options say so.
         """
         options = self._strategy.master
-        master = self._held_out.adjust_master(options, data)
+        master = self._held_out.partitioning_options(options, data)
         direct = partial(self._application.partition_data, data, columns, workers, master)
         if options.rdd_training_approach == "export":
             return self._exports.partition_data(data, columns, workers, direct)

@@ -277,7 +277,7 @@ class SparkGradientSharingStrategy(GradientSharing):
     def make_restart_runner(
         self, context: FitContext[CommonOptions], data: PartitionedData
     ) -> RestartRunner | None:
-        """Return a function that creates a new runner if the controller's task was lost."""
+        """Return the function that creates a new runner after the controller's task was lost."""
         own = context.with_master(self.master)
         return lambda spec, theta, states: SparkFitRunner(own, spec, theta, data, {}, states)
 

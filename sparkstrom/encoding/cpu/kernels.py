@@ -1,11 +1,11 @@
 """All CPU kernels, compiled with Numba; ``encoding.reference_kernels`` documents the arguments.
 
-A scan examines each block of parameters in one vectorised loop. Only if the block has a hit, the
-scan compares again, and collects the results for 64 parameters as the bits of one word, from which
-hits are extracted from the lowest bit up. Integer maxima of ``bits & 0x7fffffff`` detect NaN and
-infinity at no cost, because these integers have the order of the absolute values. Indices are
-unsigned and arrays are not sliced: for a signed index Numba checks whether it counts from the end,
-and a slice costs more than a sixteenth of a block.
+A scan examines each block of parameters in one vectorised loop. Only if the block has a hit does
+the scan compare again: it collects the results for 64 parameters as the bits of one word, from
+which hits are extracted from the lowest bit up. Integer maxima of ``bits & 0x7fffffff`` detect NaN
+and infinity at no cost, because these integers have the order of the absolute values. Indices are
+unsigned, because Numba checks whether a signed index counts from the end. Arrays are not sliced,
+because making a slice takes more than a sixteenth of the time for a block.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.

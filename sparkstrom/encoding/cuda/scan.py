@@ -178,7 +178,7 @@ def _write_amounts(
 
 
 def _scan_tables(n: int) -> list[DeviceArray]:
-    """Return working arrays for n parameters: words, downs, ranks, counts and worsts."""
+    """Allocate the arrays of a scan of n parameters, which the module docstring describes."""
     tiles = tiles_of(n)
     words = [scratch.get(name, tiles * THREADS, np.uint32) for name in ("words", "downs")]
     ranks = scratch.get("ranks", tiles * THREADS, np.int32)

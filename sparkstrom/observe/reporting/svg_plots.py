@@ -68,7 +68,7 @@ class AxisScale:
         return value is not None and self.low <= value <= self.high
 
     def ticks(self, count_max: int = 6) -> list[float]:
-        """Return round values within the range, about ``count_max`` at most."""
+        """Return round numbers within the range, approximately ``count_max`` or fewer."""
         if self.is_log and self.high / self.low > 8:
             return self._log_ticks(count_max)
         step_min = (self.high - self.low) / count_max

@@ -16,7 +16,6 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.common.flow_control import PROMPT_ACK_BYTES, ROUTINE_SPACING_S
 from sparkstrom.protocol.worker.identity import Membership
-from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.node_views import (
     DirtyFlag,
     FitView,
@@ -27,6 +26,7 @@ from sparkstrom.protocol.worker.node_views import (
 from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
 from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
 from sparkstrom.protocol.worker.replication import Replication
+from sparkstrom.protocol.worker.time_limits import NodeLimits
 
 REPORT_SPACING_S = 0.01  # least time between two reports of which one is urgent
 REPEAT_S = 0.25  # between repeats of what has not been shown to be heard

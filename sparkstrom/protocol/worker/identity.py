@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sparkstrom.base.identity import NodeId, Position, Seq
 from sparkstrom.codec.messages import Address, IdClosed, Join, JoinRefusal, LastSeqs, Welcome
 from sparkstrom.protocol.common.events import IgnoreReason, TimeoutReason
-from sparkstrom.protocol.worker.limits import LEVELS_ABOVE, NodeLimits, ProcessPause, Wait
+from sparkstrom.protocol.worker.time_limits import LEVELS_ABOVE, NodeLimits, ProcessPause, Wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,6 @@ from sparkstrom.protocol.common.stages import (
 from sparkstrom.protocol.worker.heartbeats import Heartbeats
 from sparkstrom.protocol.worker.identity import Identity, Membership
 from sparkstrom.protocol.worker.joining import Joining
-from sparkstrom.protocol.worker.limits import NodeLimits, ProcessPause, Wait
 from sparkstrom.protocol.worker.node_views import (
     OVER,
     DirtyFlag,
@@ -80,6 +79,7 @@ from sparkstrom.protocol.worker.node_views import (
 from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
 from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
 from sparkstrom.protocol.worker.replication import Relaying, Replication
+from sparkstrom.protocol.worker.time_limits import NodeLimits, ProcessPause, Wait
 
 QUIET_EVENTS = (ev.CommitApplied, ev.ActivityChanged, ev.DataArriving)  # change no directive
 RUNNING = Phase.RUNNING  # a module-level name, because it is compared after every event

@@ -39,7 +39,7 @@ from sparkstrom.protocol.common.stages import (
     Trigger,
     next_stage,
 )
-from sparkstrom.protocol.worker.limits import NodeLimits, ProcessPause, Wait
+from sparkstrom.protocol.worker.time_limits import NodeLimits, ProcessPause, Wait
 
 AUDIT_COST, COUNTERS_PER_COST = 6, 2  # a plain status, of about 30 bytes, costs 1
 COST_MAX = 600  # of one report, which then is well below the limit of a control stream

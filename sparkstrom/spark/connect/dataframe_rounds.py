@@ -448,7 +448,7 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
             return self.run_job(self._frame.mapInArrow(looking, parse_schema(RESULT_SCHEMA)))
 
     def max_rounds_stored_at_once(self, facts: Sequence[PartitionFacts]) -> int:
-        """Return of how many rounds to store minibatches at once: as many as fit into memory.
+        """Return how many rounds' minibatches are stored at once: as many as fit into memory.
 
         If no rows were spilled to disk, that is all rounds. With more rounds than fit into memory,
         every round would read the minibatches of all stored rounds from disk.

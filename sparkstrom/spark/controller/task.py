@@ -203,7 +203,7 @@ FAILURE_NOTICE_S = 8.0  # how long to notify the workers of a failed fit, who do
 RECONNECT_MAX_S = 60.0  # how long to wait for a reconnection before the result is returned
 
 
-class ControllerSession:
+class ControllerTaskRun:
     """Runs one fit's master thread in the controller's task, connected to the driver program."""
 
     def __init__(self, setup: ControllerSetup, connection: DriverConnection) -> None:
@@ -329,7 +329,7 @@ def run_controller_task(
         connection.connect()  # unpickling may import and compile for a minute
         controller_setup: ControllerSetup = pickle.loads(setup.job)
 
-        return split_message(ControllerSession(controller_setup, connection).run())
+        return split_message(ControllerTaskRun(controller_setup, connection).run())
 
 
 def await_probe(token: bytes, endpoint: Endpoint) -> None:

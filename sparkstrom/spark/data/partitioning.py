@@ -257,7 +257,7 @@ class HeldOutFrames:
         last_data, last_held, *rest = self._last
         return last_data is data and last_held is held and rest == [names, keep_partitions]
 
-    def adjust_master(self, master: TrainingMaster, data: Any) -> TrainingMaster:
+    def partitioning_options(self, master: TrainingMaster, data: Any) -> TrainingMaster:
         """Return the training options to use for partitioning ``data``.
 
         A union has the partitions of both DataFrames, so their number does not show whether the

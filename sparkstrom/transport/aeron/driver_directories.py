@@ -1,15 +1,18 @@
 """Directories and file locks of media drivers, and identities of processes (pid and start time).
 
-Each user and key has one private directory, the home, which its last user removes:
+Each pair of user and key (network and executor) has one private directory, its home. The
+last process that uses the home removes it:
 
     <root>/sparkstrom-<uid>-<key>/        the home, 0700; root is shared memory if available
         start.lock
         current -> <directory of the driver in use>
-        <token>/                          one media driver; under the scratch root if shared
-            driver.lock  clients.lock     memory has no room for its logs
+        <token>/                          the directory of one media driver
+            driver.lock  clients.lock
             driver.log  endpoint.json
             aeron/                        Aeron's own directory
-            bells/                        by which its clients wake one another (``doorbell``)
+            bells/                        doorbells of its clients (``doorbell``)
+
+If shared memory has no room for a driver's logs, ``<token>`` is created under the scratch root.
 
 Only file locks show which processes are alive, because the kernel releases a lock when its holder
 dies. Files with pids or heartbeats would be wrong after kill -9.

@@ -54,7 +54,7 @@ def test_who_is_stuck_says_where_and_ends(limit: StepLimit) -> None:
     with pytest.raises(Ended, match=str(EXIT_STUCK)):  # noqa: PT012
         for _ in range(2 + int(1.0 / HEARTBEAT_S)):
             assert sent == []
-            answers.exit_if_stuck()
+            answers.exit_if_step_timed_out()
     (answer,) = sent
     assert answer.failure.startswith("one training step took longer than 1 s: raise step_timeout")
     assert "test_who_is_stuck_says_where_and_ends" in answer.trace
@@ -75,6 +75,6 @@ def test_who_answers_at_the_last_moment_is_not_stuck(limit: StepLimit) -> None:
 
     limit.check_overdue()
     answers._lock = JustThen()  # type: ignore[assignment]
-    answers.exit_if_stuck()
+    answers.exit_if_step_timed_out()
     answers.send(WorkerAnswer("done"))
     assert sent == [WorkerAnswer("done")]

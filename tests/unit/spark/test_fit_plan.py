@@ -12,17 +12,17 @@ from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.options.resolution import resolve
 from sparkstrom.planning.memory import MIB, ModelFootprint, footprint_of_model, sum_parts
-from sparkstrom.planning.plan import FitPlan, WorkerPlacement, format_plan, plan_fit
+from sparkstrom.planning.plan import FitPlan, WorkerCounts, format_plan, plan_fit
 from sparkstrom.spark.executor_slots import check_conf
 
 N = 10 * MIB  # so that a vector of parameters has 40 MiB
 DEMAND = ModelFootprint(N)
-PLACING = WorkerPlacement(8, 2)
+PLACING = WorkerCounts(8, 2)
 MASTER = SharedTrainingMaster()
 
 
 def plan(
-    demand: ModelFootprint = DEMAND, placing: WorkerPlacement = PLACING, **options: object
+    demand: ModelFootprint = DEMAND, placing: WorkerCounts = PLACING, **options: object
 ) -> FitPlan:
     return plan_fit(demand, placing, replace(MASTER, **options))  # type: ignore[arg-type]
 
@@ -70,16 +70,16 @@ def test_checkpoints_count_on_the_driver() -> None:
 
 
 def test_hosts_and_neighbours_count_in_shared_memory() -> None:
-    three = plan(placing=WorkerPlacement(8, 2, executors_per_host=3))
+    three = plan(placing=WorkerCounts(8, 2, executors_per_host=3))
     assert three.network.shared_memory_host == 3 * plan().network.shared_memory_host
     mesh = plan(void=VoidConfiguration(mesh_build_mode="mesh"))
     assert mesh.network.shared_memory_executor > plan().network.shared_memory_executor
-    many = plan(placing=WorkerPlacement(64, 2)), plan(placing=WorkerPlacement(8, 2))
+    many = plan(placing=WorkerCounts(64, 2)), plan(placing=WorkerCounts(8, 2))
     assert many[0].network.shared_memory_driver > many[1].network.shared_memory_driver
 
 
 def test_ports_are_enough_for_a_host() -> None:
-    first, last = plan(placing=WorkerPlacement(200, 1, executors_per_host=100)).network.ports
+    first, last = plan(placing=WorkerCounts(200, 1, executors_per_host=100)).network.ports
     assert (first, last - first + 1) == (40_123, 201)
     void = VoidConfiguration(unicast_port=5000)
     assert plan(void=void).network.ports == (5000, 5063)

@@ -94,9 +94,9 @@ def test_the_number_of_partitions_says_nothing_of_two_frames(
         ParameterAveragingTrainingMaster(repartition=word)
         for word in ("num_partitions_workers_differs", "never")
     )
-    assert frames.adjust_master(counting, whole).repartition == "always"
-    assert frames.adjust_master(counting, data) is counting
-    assert frames.adjust_master(staying, whole) is staying
+    assert frames.partitioning_options(counting, whole).repartition == "always"
+    assert frames.partitioning_options(counting, data) is counting
+    assert frames.partitioning_options(staying, whole) is staying
 
 
 def without(*names: str, **other: Any) -> Frame:

@@ -402,7 +402,7 @@ class ChannelwiseConvolution(Dl4jLayer):
         return window.from_images(z)
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
-        """Convert DL4J's arrays to the module's names; W gets the order of torch's kernels."""
+        """Return DL4J's arrays under the module's names, with W in torch's axis order."""
         mapped = {{"pW": "mixed", "b": "bias"}[n]: a for n, a in arrays.items() if n != "W"}
         if "W" in arrays:  # [times, channels, h, w], or [h, w, channels, times]
             order = (1, 0, 2, 3) if self._is_separable else (2, 3, 0, 1)

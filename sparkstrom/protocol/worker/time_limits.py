@@ -1,4 +1,4 @@
-"""Define how long a worker's node may wait: limits, single waits, and pauses of the process."""
+"""Limit how long a worker's node waits; time in which the whole process paused does not count."""
 
 from __future__ import annotations
 
