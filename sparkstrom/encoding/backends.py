@@ -149,10 +149,10 @@ class Kernels(Protocol):
         """Like ``add_quanta``, but also add to local, so that the residual keeps its value."""
 
     def clip_local(self, local: F32, theta: F32, limit: float, /) -> float:
-        """Clip local to within ``limit`` of theta; return the sum of |change|."""
+        """Clip local to within ``limit`` of theta; return the sum of absolute changes."""
 
     def clip_replica(self, residual: F32, limit: float, /) -> float:
-        """Clip the residual f32[n] to +-limit; return the sum of |change|."""
+        """Clip the residual f32[n] to +-limit; return the sum of absolute changes."""
 
     def residual_sums_local(self, local: F32, theta: F32, /) -> tuple[float, float]:
         """Return (sum of |local - theta|, sum of its squares), in float64."""

@@ -311,7 +311,7 @@ def add_quanta_both(theta: F32, local: F32, total: I32, q: float) -> tuple[int, 
 
 
 def clip_local(local: F32, theta: F32, limit: float) -> float:
-    """Clip local to within ``limit`` of theta; return the sum of |change|.
+    """Clip local to within ``limit`` of theta; return the sum of absolute changes.
 
     local f32[n]  in/out                              (parameter units)
     theta f32[n]  in                                  (parameter units)
@@ -326,7 +326,7 @@ def clip_local(local: F32, theta: F32, limit: float) -> float:
 
 
 def clip_replica(residual: F32, limit: float) -> float:
-    """Clip the residual f32[n] to +-limit; return the sum of |change|."""
+    """Clip the residual f32[n] to +-limit; return the sum of absolute changes."""
     before = residual.astype(np.float64)
     np.clip(residual, -np.float32(limit), np.float32(limit), out=residual)
     return float(np.abs(before - residual).sum())

@@ -88,7 +88,7 @@ class Residual(Protocol):
         """
 
     def clip(self, arrays: PublicationArrays, limit: float, /) -> float:
-        """Clip the residual to +-``limit``; return the sum of |change|."""
+        """Clip the residual to +-``limit``; return the sum of absolute changes."""
 
     def norms(self, arrays: PublicationArrays, /) -> tuple[float, float]:
         """Return the sum of absolute values and the sum of squares, in float64."""
@@ -174,7 +174,7 @@ class LocalResidual:
         return self._kernels.bitmap_local(arrays.learnt, arrays.theta, *steps, scratch, out)
 
     def clip(self, arrays: PublicationArrays, limit: float) -> float:
-        """Clip local to within ``limit`` of theta; return the sum of |change|."""
+        """Clip local to within ``limit`` of theta; return the sum of absolute changes."""
         return self._layered.clip_local(arrays.learnt, arrays.theta, limit)
 
     def norms(self, arrays: PublicationArrays) -> tuple[float, float]:
@@ -256,7 +256,7 @@ class ReplicaResidual:
         return self._kernels.bitmap_replica(self._array, arrays.theta, *steps, scratch, out)
 
     def clip(self, arrays: PublicationArrays, limit: float) -> float:
-        """Clip the residual to +-``limit``; return the sum of |change|."""
+        """Clip the residual to +-``limit``; return the sum of absolute changes."""
         return self._layered.clip_replica(self._array, limit)
 
     def norms(self, arrays: PublicationArrays) -> tuple[float, float]:
@@ -349,5 +349,5 @@ class ResidualClipping:
     def process(
         self, residual: Residual, arrays: PublicationArrays, publication: int, tau: float
     ) -> float:
-        """Clip the residual if clipping is due; return the sum of |change|, or 0.0."""
+        """Clip the residual if clipping is due; return the sum of absolute changes, or 0.0."""
         return residual.clip(arrays, self.multiple * tau) if self.is_due(publication) else 0.0

@@ -96,7 +96,7 @@ def _subtract(target: Any, one: Any, other: Any) -> None:
 
 @kernel("void(f4[::1], f4[::1], b1, f4, f8[::1])")
 def _clip_kernel(values: Any, theta: Any, difference: Any, limit: Any, masses: Any) -> None:
-    """Clip the residual to +-limit; write each tile's sum of |change| to ``masses``.
+    """Clip the residual to +-limit; write each tile's sum of absolute changes to ``masses``.
 
     If ``difference`` is True, ``values`` is local and the residual is values - theta; otherwise
     ``values`` is the residual.
@@ -241,7 +241,7 @@ def clip_replica(residual: Any, limit: float) -> float:
 def _clip_residual(
     values: DeviceArray, theta: DeviceArray, difference: bool, limit: float
 ) -> float:
-    """Clip a residual, given as for ``_clip_kernel``; return the sum of |change|."""
+    """Clip a residual, given as for ``_clip_kernel``; return the sum of absolute changes."""
     tiles = tiles_of(values.size)
     masses = scratch.get("masses", tiles, np.float64)
     if tiles:

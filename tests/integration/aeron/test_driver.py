@@ -308,7 +308,6 @@ def test_it_goes_with_the_executor_though_clients_stay(drivers: Any) -> None:
 
 CLIENT = """
 import json, os, sys, time
-from sparkstrom.transport.aeron import driver
 from sparkstrom.transport.aeron.media_driver import DriverOptions, ensure_driver
 from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.driver_directories import resolve_home
