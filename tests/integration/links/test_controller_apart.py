@@ -110,7 +110,7 @@ def test_it_stays_where_it_is_heard_and_moves_where_it_is_not(
     program = DriverProgram(cluster, tmp_path / "far", "auto", there, "executor")
     moved, said = program.fit("auto")
     check(moved, 2 + 1)
-    assert moved["prepare_s"] < 20  # on a busy machine; start_timeout would be 60 s
+    assert moved["prepare_s"] < 10
     assert "host1 get no answer by UDP from this program at 10.77.0.1:401" in said
     assert "progress arrives from the controller over TCP" in said
     named, said = program.fit(there)

@@ -25,7 +25,7 @@ HOSTS = 3
 MANAGEMENT, DATA, THIRD = (
     [f"{port}{host}" for host in range(HOSTS)] for port in ("port", "wire", "line")
 )
-FOUND_S = 20.0  # on a busy machine; start_timeout would be 60 s
+FOUND_S = 10.0
 PORTS = "ports 40123 to 40186"
 
 
