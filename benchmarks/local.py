@@ -189,7 +189,39 @@ def figures(
 # -- the tax ---------------------------------------------------------------------------------------
 
 
-class Working:
+class StandInModel:
+    """Parts of a model that a benchmark's steps do not need; subclasses bind and step."""
+
+    n_params: int
+
+    def initial(self) -> Flat:
+        """Return zeros."""
+        return np.zeros(self.n_params, np.float32)
+
+    def predict(self, features: Any) -> Any:
+        """Return zeros, f32[rows, 1]."""
+        return np.zeros((len(features), 1), np.float32)
+
+    def check(self, features: Any, labels: Any) -> None:
+        """Accept all rows."""
+
+    def updater_state(self) -> State:
+        """Return {}: the model has no optimizer."""
+        return {}
+
+    def load_updater_state(self, state: State) -> None:
+        """Do nothing."""
+
+    def layer_of(self, index: int) -> str:
+        """Return the name of the only layer."""
+        return "all"
+
+    def describe(self) -> dict[str, Any]:
+        """Return the description for messages."""
+        return {"kind": type(self).__name__}
+
+
+class Working(StandInModel):
     """A step multiplies matrices, then adds a vector to all parameters, small here, large there.
 
     Its loss is the time since its last step, by a clock of ``time``'s, in milliseconds.
@@ -201,10 +233,6 @@ class Working:
         self._step: Flat | None = None
         self._matrix: Flat | None = None
         self._left_s: float | None = None  # the last step
-
-    def initial(self) -> Flat:
-        """All 0."""
-        return np.zeros(self.n_params, np.float32)
 
     def bind(self, params: Flat) -> None:
         """And make what steps need."""
@@ -226,28 +254,6 @@ class Working:
         self._params += self._step
         self._left_s = clock()
         return 1000 * between_s
-
-    def predict(self, features: Any) -> Any:
-        """Nothing of use."""
-        return np.zeros((len(features), 1), np.float32)
-
-    def check(self, features: Any, labels: Any) -> None:
-        """Every row will do."""
-
-    def updater_state(self) -> State:
-        """There is none."""
-        return {}
-
-    def load_updater_state(self, state: State) -> None:
-        """There is none."""
-
-    def layer_of(self, index: int) -> str:
-        """There is one."""
-        return "all"
-
-    def describe(self) -> dict[str, Any]:
-        """For messages."""
-        return {"kind": "working"}
 
 
 def tax(args: argparse.Namespace) -> dict[str, Any]:

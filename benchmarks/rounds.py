@@ -40,7 +40,8 @@ from typing import Any
 
 import numpy as np
 
-from sparkstrom.models.base import Batch, Flat, State
+from benchmarks.local import StandInModel
+from sparkstrom.models.base import Batch, Flat
 
 SYSTEMS = ("wrapper", "cluster", "aeron", "gloo")
 SENT_FRACTION = 0.01  # of the parameters that a step changes, as much as the default sends
@@ -121,7 +122,7 @@ def _rows(count: int) -> tuple[Any, Any]:
     return np.zeros((count, 1), np.float32), np.zeros(count, int)
 
 
-class SilentModel:
+class SilentModel(StandInModel):
     """Each step adds 1 to the next ``SENT_FRACTION`` of the parameters, and computes nothing.
 
     Where it is unpickled, probes are installed: in each worker's process.
@@ -138,10 +139,6 @@ class SilentModel:
         self.__dict__.update(state)
         install_probes(self.directory)
 
-    def initial(self) -> Flat:
-        """All 0."""
-        return np.zeros(self.n_params, np.float32)
-
     def bind(self, params: Flat) -> None:
         """Train on these parameters."""
         self._params = params
@@ -153,28 +150,6 @@ class SilentModel:
         self._params[self._begin : self._begin + self._width] += 1
         self._begin = (self._begin + self._width) % (self.n_params - self._width + 1)
         return 0.0
-
-    def predict(self, features: Any) -> Any:
-        """Nothing of use."""
-        return np.zeros((len(features), 1), np.float32)
-
-    def check(self, features: Any, labels: Any) -> None:
-        """Every row will do."""
-
-    def updater_state(self) -> State:
-        """There is none."""
-        return {}
-
-    def load_updater_state(self, state: State) -> None:
-        """There is none."""
-
-    def layer_of(self, index: int) -> str:
-        """There is one."""
-        return "all"
-
-    def describe(self) -> dict[str, Any]:
-        """For messages."""
-        return {"kind": "silent"}
 
 
 # -- probes ----------------------------------------------------------------------------------------

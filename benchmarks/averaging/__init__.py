@@ -10,7 +10,7 @@ H steps by ``sparkstrom.rounds.averaging``, which is what ``ParameterAveragingTr
 on executors (``diloco-H`` with ``outer=Nesterov(0.7, 0.9)``, ``save_updater="own"``), ``ours`` are
 replicas that share thresholded updates, in virtual time. Time is reckoned, not measured: that of a
 module of ``--params`` parameters whose step takes ``--step``, on hosts with links of one rate, with
-the bytes that the small module really sent, scaled (``clock`` says how). A Spark job takes
+the bytes that the small module really sent, scaled as described in ``clock``. A Spark job takes
 ``--job`` besides. So nothing depends on how busy this machine is, and nothing proves the model of
 time; ``benchmarks.slow_link`` measures sharing on such links. One object per link and system:
 

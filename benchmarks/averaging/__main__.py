@@ -95,7 +95,7 @@ class Averaged:
         self._state = rounds.state_vectors
 
     def points(self, link: Link) -> list[tuple[dict[str, float], Cost, float]]:
-        """(what test says, cost of the epoch, seconds of its steps), by epoch."""
+        """(result of ``test``, cost of the epoch, seconds of its steps), by epoch."""
         vectors = 1 if self._recipe.is_diloco else 1 + self._state
         own = self._state if self._recipe.is_diloco else 0
         steps, each = self._steps, self._recipe.each

@@ -9,9 +9,9 @@ moves, of each vector of 4 x params bytes that is averaged,
             take from one another, as they come                             1 vector to each, 2 from
                                                                             the driver program
 
-one after the other, each at the link's rate, and nobody trains meanwhile. Updates that are shared
-go up to the driver program and down to all others; training goes on beside them, and takes as long
-as the driver program's link takes for what it sends, where that is longer.
+one after the other, each at the link's rate, and no worker trains meanwhile. Updates that are
+shared go up to the driver program and down to all others; training continues meanwhile, and takes
+as long as the driver program's link takes for what it sends, if that is longer.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def rounds_cost(link: Link, workers: int, steps: int, each: int, vectors: int, o
     """So many steps of each worker in rounds of ``each``.
 
     ``vectors`` are averaged; ``own`` are each worker's, and go through the driver program: all of
-    them in, and with each broadcast to everybody.
+    them in, and with each broadcast to all.
     """
     rounds = -(-steps // each)
     up = vectors * (workers - 1) / workers

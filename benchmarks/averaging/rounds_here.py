@@ -116,6 +116,6 @@ def train(trial: Trial, name: str) -> Outcome:
 
 
 def curve(trial: Trial, rounds: Rounds) -> list[dict[str, float]]:
-    """What ``test`` says at each epoch's end."""
+    """The result of ``test`` at each epoch's end."""
     test = trial.task.split().test
     return [measured(module, trial.task, test) for module in rounds.epochs()]

@@ -23,7 +23,7 @@ def _play(trial: Trial, settings: Settings) -> PlayedFit:
     judge = model_of(trial, settings)
 
     def measure(parameters: Flat, buffers: bytes) -> dict[str, float]:
-        """What ``test`` says."""
+        """The result of ``test``."""
         deliver(judge, parameters, buffers)
         return measured(judge.module, trial.task, trial.task.split().test)
 

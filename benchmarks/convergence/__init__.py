@@ -10,18 +10,18 @@ All systems train the same rows (``tasks``) with the same module, optimizer, lea
 minibatch of 32 rows a worker and number of epochs; only ``ddp-best`` has a learning rate of its
 own, the best on ``validate`` of 1, 2, 4, ... times the one process's. ``ours`` is a fit that
 ``sparkstrom.rehearsal`` plays in virtual time, ``executors`` the same by ``SparkNetwork.fit`` on
-Spark's executors, and the others as ``baselines`` says, DiLoCo and SparseLoCo also with other
+Spark's executors, and the others as ``baselines`` describes, DiLoCo and SparseLoCo also with other
 numbers (``diloco-STEPS``, ``sparseloco-PERCENT-STEPS``). One object per run:
 
     task, optimizer, workers, system, settings, seed, rate, options   what was asked for
     value            of the task's metric on ``test``: accuracy, or loss
     gap              to one process with the same seed: how much worse (negative: better)
-    loss, loss_gap   the same of the loss, which tells more where few rows are wrong
+    loss, loss_gap   the same of the loss, which is more precise if few rows are wrong
     validate         the metric's value on ``validate``
     bytes_factor     times fewer bytes than float32 gradients at each step; of executors with the
                      updates' headers and seals, some 115 bytes each, and BatchNorm's statistics
     figures          ours: staleness_minibatches of other workers; staleness_rounds, the same for
-                     each worker; time, virtual, of what it takes if nobody ever waits;
+                     each worker; time, virtual, of what it takes if no worker ever waits;
                      sent_fraction; mass_clipped, of what was sent; residual_norm; publications
     seconds          that the run took here
 """

@@ -126,7 +126,7 @@ def numbers(text: str) -> list[int]:
 
 
 def runs(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All runs; each is told from the one process with its seed."""
+    """All runs; each is compared with the one process with its seed."""
     for trial in trials(args):
         reference = alone(trial.alone)
         for name, system, made, train in planned(trial, args):

@@ -1,6 +1,6 @@
 """Ours on Spark's executors, by ``SparkNetwork.fit``, as a user writes it.
 
-Steps take what they take, and messages too, so a variant's ``latency`` and ``jitter`` say nothing
+Steps and messages take their real time, so a variant's ``latency`` and ``jitter`` have no effect
 here.
 """
 

@@ -1,8 +1,8 @@
 """Ours in virtual time: a task's fit, played by ``sparkstrom.rehearsal``.
 
 A step takes 1, give or take. A variant's ``latency`` is the time, in steps, from a publication
-until everybody has it; half of it is one link's. With a latency of 0 the others' updates are still
-one round old, k - 1 commits: that many end while a step is under way.
+until every worker has it; half of it is one link's. With a latency of 0 the others' updates are
+still one round old, k - 1 commits: that many end while a step is under way.
 """
 
 from __future__ import annotations

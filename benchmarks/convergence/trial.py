@@ -102,7 +102,7 @@ class Learner:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a training came to. Measures are of the rows that ``Measures`` says."""
+    """The result of a training, with measures on the rows of ``Measures``."""
 
     test: dict[str, float]  # loss, and accuracy where there are classes
     validate: dict[str, float]
@@ -112,7 +112,7 @@ class Outcome:
 
     @property
     def factor(self) -> float | None:
-        """How many times fewer bytes than dense; None: nobody counts them."""
+        """How many times fewer bytes than dense; None: not counted."""
         return self.bytes_dense / self.bytes_sent if self.bytes_sent else None
 
 

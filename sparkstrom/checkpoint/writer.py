@@ -166,7 +166,7 @@ class CheckpointWriter:
 
     @property
     def unsaved_reason(self) -> str:
-        """A text that says what is not saved and why; "" if everything is saved."""
+        """A text that names what is not saved and why; "" if everything is saved."""
         with self._changed:
             if self._offered is not None:
                 waited_s = time.monotonic() - self._offered.since_s

@@ -252,7 +252,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
     closed: LastSeqs  # former ids of this process, with their last valid updates
     epoch: U32  # with ``batch``: the position at which to begin training
     batch: U32
-    steps: U63  # step count credited to a new worker, so that nobody waits for it to catch up
+    steps: U63  # step count credited to a new worker, so that no worker waits for it
     grants: list[Text]  # paths of an earlier fit's residual files that this node has to add
 
 

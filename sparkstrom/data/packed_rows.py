@@ -197,7 +197,7 @@ def count_arrays(structure: ColumnStructure) -> int:
 
 
 def arrange_arrays(structure: ColumnStructure, arrays: list[NDArray[Any]]) -> Columns:
-    """Arrange a list of arrays as the structure says: as one array, a tuple or a dictionary."""
+    """Arrange a list of arrays by the structure: as one array, a tuple or a dictionary."""
     if structure is None:
         return arrays[0]
     return (

@@ -466,7 +466,7 @@ def worker_durations(outcome: Outcome) -> dict[str, dict[str, float]]:
 
 
 def format_horizons(horizons: HyperparameterChanges) -> str:
-    """Return one line that says how momentum and schedules were rescaled."""
+    """Return one line about how momentum and schedules were rescaled."""
     changes = [f"{name} {change}" for name, change in horizons.items() if name != "workers"]
     return f"{horizons['workers']} workers: {', '.join(changes)}"
 

@@ -300,9 +300,9 @@ def _describe_reach(hosts: int, progress: Progress, who: str) -> str:
     ``hosts``: number of hosts that report an unreachable controller; ``who``: the controller's name
     in messages.
     """
-    others = f"; {hosts - 1} more say so" if hosts > 1 else ""
+    others = f"; {hosts - 1} more report this" if hosts > 1 else ""
     if not progress.joined:
-        return f"{others}; nobody has joined so far"
+        return f"{others}; no worker has joined so far"
     there = f"{progress.joined} of {progress.partitions} workers have joined"
     return f"{others}; {there}, so it is not the {who}'s host"
 

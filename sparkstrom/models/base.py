@@ -253,7 +253,7 @@ class Paced(Protocol):
 
 @runtime_checkable
 class EpochAware(Protocol):
-    """A model that is told, before each step, its position in the worker's epoch."""
+    """A model that receives its position in the worker's epoch before each step."""
 
     def set_position(self, epoch: int, batch: int, batches: int) -> None:
         """Set the position of the next step: minibatch ``batch`` (from 0) of ``batches``.

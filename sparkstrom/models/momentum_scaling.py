@@ -45,7 +45,7 @@ class MomentumChange(str):
 
 
 def describe_change(value: Any, workers: int) -> MomentumChange:
-    """Return a text that tells how one momentum changes if this many workers train."""
+    """Return a text about how one momentum changes if this many workers train."""
     text = f"{float(value):g} -> {float(scale_momentum(value, workers)):.4g}"
     return MomentumChange(text, [float(value)])
 

@@ -119,7 +119,7 @@ class CurvePoint:
 
 @dataclass(slots=True)
 class PlayedFit:
-    """What a played fit came to."""
+    """The result of a played fit."""
 
     workers: int
     points: list[CurvePoint] = field(default_factory=list)
@@ -211,7 +211,7 @@ class FitPlayer:
                 raise TrainingError("the rehearsed fit stands still: nothing is left to happen")
         except SparkstromError as error:
             played.error = str(error)
-        self._take_figures()
+        self._complete_result()
         return played
 
     def _start(self, partition: int) -> None:
@@ -290,8 +290,8 @@ class FitPlayer:
             return model.average_buffers(reports)
         return self.theta.buffers
 
-    def _take_figures(self) -> None:
-        """Complete the figures at the end of the run."""
+    def _complete_result(self) -> None:
+        """Complete the result at the end of the run."""
         played, master = self.played, self._master
         counters = [each.replica.encoder.counters for each in self._workers]
         played.seconds = master.training_seconds()

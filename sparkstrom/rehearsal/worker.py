@@ -58,7 +58,7 @@ def next_tick_in_s(event: ev.Event, due_in_s: float) -> float:
 
 
 class Observer(Protocol):
-    """Is told what a worker does."""
+    """Receives the steps and the end of a worker."""
 
     def on_step(self, rows: int, loss: float) -> None:
         """Record a trained minibatch with its mean loss."""
@@ -78,7 +78,7 @@ class RehearsedWorker:
         network: Carries its messages.
         time: Virtual time.
         conditions: Times of its steps.
-        observer: Is told about its steps and its end.
+        observer: Receives its steps and its end.
         tick_s: Interval of the node's duty cycles.
     """
 

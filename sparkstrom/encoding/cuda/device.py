@@ -137,7 +137,7 @@ def select(index: int) -> None:
     try:
         count = len(cuda.gpus)
     except CudaSupportError:
-        require()  # raises an error that says what is missing
+        require()  # raises an error that names what is missing
         raise
     if not 0 <= index < count:
         raise SetupError(f"backend='cuda': device {index} is wanted, Numba sees {count}")
@@ -168,7 +168,7 @@ def independent_stream() -> Any:
 
 
 def is_usable() -> bool:
-    """Return whether a CUDA device and a compiler exist; ``require`` says what is missing."""
+    """Return whether a CUDA device and a compiler exist; ``require`` names what is missing."""
     return bool(cuda.is_available())
 
 

@@ -81,7 +81,7 @@ def list_array_specs(spec: LayerSpec) -> list[ArraySpec]:
 
 
 def _dense_arrays(spec: LayerSpec, *, bias: bool) -> Iterator[ArraySpec]:
-    """Yield the arrays of a dense layer; ``bias`` tells whether it has a bias by default."""
+    """Yield the arrays of a dense layer; ``bias`` is whether it has one by default."""
     n_in, n_out = spec.get_int("nin"), spec.get_int("nout")
     yield ArraySpec("W", (n_in, n_out), "F", WEIGHT)
     if spec.get_bool("hasbias", bias):

@@ -125,7 +125,7 @@ THROUGHPUT_SPAN_MIN_S = 1.0  # minimum seconds between two of these points
 START_FRACTION_MAX = 0.1  # if the start took a larger part of the fit, plots omit it
 CHECKPOINT_MARKS_MAX = 24  # only the latest checkpoints are marked
 BARS_MAX = 24  # if there are more workers, those that waited longest are shown
-NO_STEPS_TEXT = "no step was told: the fit ended, or was cut off, before anybody trained"
+NO_STEPS_TEXT = "no step was reported: the fit ended, or was cut off, before any worker trained"
 NO_SUMMARY_TEXT = "times of each worker come with the summary, at the end of a fit that is done"
 
 

@@ -96,7 +96,7 @@ class FigureGroup:
 
 
 def summary_headline(summary: Figures) -> str:
-    """Return one line that says what was trained."""
+    """Return one line about what was trained."""
     workers, epochs = as_number(summary.get("workers")), as_number(summary.get("epochs"))
     before = as_number(summary.get("epochs_resumed"))
     here = epochs - before if epochs is not None and before else epochs

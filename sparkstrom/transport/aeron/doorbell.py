@@ -10,7 +10,7 @@ the stream's number, so that a sender finds the bell of its receiver.
         <stream> -> <token>
 
 A ring means only "look": a lost one delays frames until the receiver looks by itself, within 5 ms.
-Rings that nobody has heard yet fill the FIFO and are then dropped.
+Rings that have not been read yet fill the FIFO; further ones are dropped.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Doorbell:
 
 
 class ReceiverBell:
-    """A sender's side of the bell of whoever receives a local stream."""
+    """A sender's end of the bell of a local stream's receiver."""
 
     def __init__(self, driver_directory: Path, stream: int) -> None:
         self._path = driver_directory / BELLS_DIRECTORY / str(stream)

@@ -155,7 +155,7 @@ def test_a_driver_behind_a_firewall(hosts: ThreeNetworks, cluster: StandaloneClu
     assert "the driver at 10.78.0.1:40123 is dropped" in found["text"]
     assert f"allow UDP from {there} to 10.78.0.1 port 40123" in found["text"]
     assert f"from 10.78.0.1 to {there} {PORTS}" in found["text"]
-    assert "nobody has joined so far" in found["text"]
+    assert "no worker has joined so far" in found["text"]
     assert cluster.fit(network_mask=hosts.DATA)["equal"]  # nothing is left of it
 
 

@@ -114,7 +114,7 @@ def test_a_fit_without_an_end_may_still_be_running(tmp_path: Path) -> None:
     assert made.plots == PLOTS - 1
     only_begun = page(tmp_path, real()[:1])
     assert only_begun.plots == 0
-    assert "before anybody trained" in only_begun.said
+    assert "before any worker trained" in only_begun.said
 
 
 def test_a_torn_line_is_told_and_what_was_before_it_is_there(tmp_path: Path) -> None:

@@ -54,14 +54,14 @@ def test_a_host_that_cannot_take_part_ends_the_fit_at_once(monkeypatch: Any) -> 
     watching = Watching(monkeypatch, "RuntimeError: x", f"{NETWORK}UDP of b is dropped")
     with pytest.raises(NetworkError) as found:
         watching.look(SETUP_POLL_S + 0.1)
-    assert str(found.value) == "UDP of b is dropped; nobody has joined so far"
+    assert str(found.value) == "UDP of b is dropped; no worker has joined so far"
 
 
 def test_it_says_whose_host_it_is(monkeypatch: Any) -> None:
     watching = Watching(monkeypatch, f"{NETWORK}of b", f"{NETWORK}of c")
     with pytest.raises(NetworkError) as found:
         watching.look(SETUP_POLL_S + 0.1, joined=1)
-    said = "of b; 1 more say so; 1 of 3 workers have joined, so it is not the driver's host"
+    said = "of b; 1 more report this; 1 of 3 workers have joined, so it is not the driver's host"
     assert str(found.value) == said
 
 
