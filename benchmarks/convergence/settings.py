@@ -19,7 +19,8 @@ from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 class Settings:
     """Of one variant."""
 
-    horizon: str = "fit"  # whose minibatches momentum and statistics count; "worker": each its own
+    scaling: str | None = None  # sequential, limited or ddp
+    horizon: str | None = None  # whose minibatches momentum counts: "fit", or each "worker" its own
     beta2: str = "worker"  # the same for the second moments of Adam
     publish_every: int | str = AUTO  # steps; AUTO: when the last publication has arrived
     max_lead: int | str | None = AUTO
@@ -32,7 +33,7 @@ class Settings:
     levels: int = 4
     warm: int = 0  # publications of each worker that send more
     warm_first: float = 0.25  # of all parameters
-    aggregation: str = "sum"  # or mean, sqrt
+    aggregation: str | None = None  # or sum, mean, sqrt
     train_on: str = "local"
     clip: float | None = 5.0  # residuals are clipped at so many tau
     clip_every: int = 5  # publications
@@ -55,6 +56,7 @@ class Settings:
             threshold=self.threshold(),
             residual_post_processor=self.clipping(),
             warm_up=self.warm_up(),
+            scaling=self.scaling,
             aggregation=self.aggregation,
             train_on=self.train_on,
             publish_every=self.publish_every,

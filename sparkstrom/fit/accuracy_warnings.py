@@ -101,7 +101,10 @@ def scaled_hyperparameters(
     workers = sum(count > 0 for count in rows)
     if master.minibatch_horizon != "fit" or workers < 2 or not isinstance(model, Paced):
         return {}
-    changes = {name: str(change) for name, change in model.horizons(workers).items()}
+    acting = min(workers, master.summed_workers_max or workers)
+    changes = {name: str(change) for name, change in model.horizons(acting).items()}
+    if acting < workers:
+        changes["weight of an update"] = f"1 -> {acting / workers:.4g}"
     return {"workers": workers, **changes} if changes else {}
 
 

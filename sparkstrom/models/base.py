@@ -239,7 +239,7 @@ class Paced(Protocol):
         """Set the number of training workers and the position in the fit; called before a step.
 
         Args:
-            workers: number of workers that are training now.
+            workers: number of workers that are training now; at most 8 with ``scaling="limited"``.
             minibatches: minibatches of all workers so far, including earlier fits; an estimate that
                 never decreases.
             counted: how many of these minibatches the controller has definitely counted.

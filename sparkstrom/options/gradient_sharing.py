@@ -43,9 +43,10 @@ from sparkstrom.options.network import VoidConfiguration
 
 SUM = "sum"
 HORIZONS = FIT, WORKER = ("fit", "worker")
-SEQUENTIAL, DDP = SCALINGS = ("sequential", "ddp")
+SEQUENTIAL, LIMITED, DDP = SCALINGS = ("sequential", "limited", "ddp")
 # Scaling rule -> (horizon, aggregation)
-RULES = {SEQUENTIAL: (FIT, SUM), DDP: (WORKER, "mean")}
+RULES = {SEQUENTIAL: (FIT, SUM), LIMITED: (FIT, SUM), DDP: (WORKER, "mean")}
+SUMMED_WORKERS_MAX = 8  # with "limited", more workers train as so many would
 ONE, ALL = CHECKPOINT_UPDATERS = ("one", "all")
 
 _NO_GC = "Python frees an array when its last user is done; there is no collector to call"
@@ -207,12 +208,15 @@ class SharedTrainingMaster(CommonOptions):
         None,
         one_of(SCALINGS, (None,)),
         'rule by which hyperparameters carry over to more workers: "sequential" continues the'
-        ' recipe of one machine, "ddp" one that was tuned for as many ranks of'
+        ' recipe of one machine, "limited" the same for at most'
+        f' {SUMMED_WORKERS_MAX} workers, "ddp" one that was tuned for as many ranks of'
         " DistributedDataParallel; None: by ``horizon`` and ``aggregation``, as a rule sequential",
         when='Use "ddp" for learning rate and momentum of a DistributedDataParallel script with as'
-        " many ranks as workers, and if momentum with 16 or more workers makes training worse:"
-        " each worker then has its own momentum, and updates are averaged. ``sparkstrom rehearse"
-        " --scaling sequential,ddp`` compares the two (docs/rehearse.md).",
+        " many ranks as workers: each worker then has its own momentum, and updates are averaged."
+        ' Use "limited" if training with 16 or more workers is unstable: they train as'
+        f" {SUMMED_WORKERS_MAX} would, with momentum m ** {SUMMED_WORKERS_MAX} and updates that"
+        f" weigh {SUMMED_WORKERS_MAX} / workers. ``sparkstrom rehearse --scaling"
+        " sequential,limited,ddp`` compares them (docs/rehearse.md).",
         local_rounds=False,
     )
     aggregation: str | None = option(
@@ -311,6 +315,11 @@ class SharedTrainingMaster(CommonOptions):
     def update_weight(self) -> str:
         """The weight of an update: "sum", "mean" or "sqrt"."""
         return self.aggregation or RULES[self.scaling or SEQUENTIAL][1]
+
+    @property
+    def summed_workers_max(self) -> int | None:
+        """The number of workers as which more workers train; None: no limit."""
+        return SUMMED_WORKERS_MAX if self.scaling == LIMITED else None
 
     def __post_init__(self) -> None:
         self.check()

@@ -173,10 +173,15 @@ class GlobalStepEstimator:
     """Estimates how many minibatches the whole fit has trained, and gives that to the model.
 
     Between two reports of the controller, all workers are assumed to be as fast as this one.
+
+    Args:
+        model: the model.
+        before: minibatches of earlier fits.
+        workers_max: largest number of workers to tell the model; None: no limit.
     """
 
-    def __init__(self, model: Paced, before: int) -> None:
-        self._model = model
+    def __init__(self, model: Paced, before: int, workers_max: int | None = None) -> None:
+        self._model, self._workers_max = model, workers_max
         self._before = before  # minibatches of earlier fits
         self._reported = 0  # minibatches of this fit, as the controller last reported
         self._workers = 1
@@ -193,9 +198,8 @@ class GlobalStepEstimator:
             self._base, self._since = self._estimate_at(steps), steps
         self._workers = command.workers
         self._estimate = max(self._estimate, self._estimate_at(steps))
-        self._model.keep_pace(
-            self._workers, self._before + self._estimate, self._before + self._reported
-        )
+        workers = min(self._workers, self._workers_max or self._workers)
+        self._model.keep_pace(workers, self._before + self._estimate, self._before + self._reported)
 
     def _estimate_at(self, steps: int) -> int:
         """Return the whole fit's estimated minibatches after ``steps`` steps of this worker."""
@@ -270,6 +274,8 @@ class TrainerOptions:
     attempt: int = 0  # attempt of the task; the highest one's figures count
     minibatches_before: int | None = None  # in earlier fits; None: models count their own steps
     start: tuple[int, int] = (0, 0)  # epochs and minibatches of earlier fits
+    # as how many workers more workers train; None: no limit
+    summed_workers_max: int | None = None
 
 
 SaveResidual = Callable[[Replica], ResidualCheckpoint | None]
@@ -315,7 +321,7 @@ class Trainer:
         model, before = replica.model, options.minibatches_before
         self._global_steps = None
         if before is not None and isinstance(model, Paced):
-            self._global_steps = GlobalStepEstimator(model, before)
+            self._global_steps = GlobalStepEstimator(model, before, options.summed_workers_max)
         self._scheduled_model = model if isinstance(model, FitLengthAware) else None
         self._epochal = model if isinstance(model, EpochAware) else None
         self.counts, self._residual_age = TrainerCounts(), ResidualAge(self._clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -58,3 +59,53 @@ def test_no_two_modules_need_each_other(package: str) -> None:
 def test_a_circle_is_seen(back: str) -> None:
     assert circle_in({"a": "from b import B", "b": back}) != []
     assert circle_in({"a": "from b import B", "b": "import c"}) == []
+
+
+FOLDERS = ("benchmarks", "docs", "examples", "scripts", "sparkstrom", "tests")
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a module or a package of this repository; None: there is no such module."""
+    path = ROOT / name.replace(".", "/")
+    candidates = (path.with_suffix(".py"), path / "__init__.py", path)
+    return next((each for each in candidates if each.exists()), None)
+
+
+def missing_imports(text: str) -> list[str]:
+    """Modules and names of this repository that are imported, also in functions, but missing."""
+    missing: list[str] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+            missing += [name for name in names if is_ours(name) and module_file(name) is None]
+        elif isinstance(node, ast.ImportFrom) and node.module and is_ours(node.module):
+            file = module_file(node.module)
+            words = set(re.findall(r"\w+", file.read_text())) if file and file.is_file() else set()
+            for name in (f"{node.module}.{alias.name}" for alias in node.names):
+                if name.rpartition(".")[2] not in words and module_file(name) is None:
+                    missing.append(name)
+    return missing
+
+
+def is_ours(module: str) -> bool:
+    return module.partition(".")[0] in FOLDERS
+
+
+def test_what_is_imported_exists_also_in_functions() -> None:
+    """Those in functions of benchmarks and scripts fail only when somebody runs them."""
+    found = {
+        str(path.relative_to(ROOT)): missing
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if (missing := missing_imports(path.read_text()))
+    }
+    assert found == {}
+
+
+def test_a_missing_import_is_seen() -> None:
+    gone = "def f():\n    from sparkstrom.base.gone import A\n    from sparkstrom.base import gone"
+    assert missing_imports(gone) == ["sparkstrom.base.gone.A", "sparkstrom.base.gone"]
+    assert missing_imports("import sparkstrom.gone, numpy") == ["sparkstrom.gone"]
+    assert missing_imports("from sparkstrom.base.errors import NoSuchError") == [
+        "sparkstrom.base.errors.NoSuchError"
+    ]

@@ -167,7 +167,7 @@ def test_a_sample_is_said_to_be_one() -> None:
         ({"kill": -1}, "kill=-1"),
         ({"rows": 0}, "rows=0"),
         ({"seed": -1}, "seed=-1"),
-        ({"scaling": "linear"}, "scaling='linear': must be of sequential, ddp"),
+        ({"scaling": "linear"}, "scaling='linear': must be of sequential, limited, ddp"),
         ({"to_loss": math.nan}, "to_loss=nan: must be a finite number"),
         ({"stragler": "1x0.5"}, "rehearse knows no option stragler; did you mean straggler?"),
     ],

@@ -41,9 +41,11 @@ def train(workers: int = 1, minibatches: int = 0, expected: int = 0) -> Directiv
     )
 
 
-def told(*commands: Directive, before: int = 0) -> list[tuple[int, int, int]]:
+def told(
+    *commands: Directive, before: int = 0, workers_max: int | None = None
+) -> list[tuple[int, int, int]]:
     model = Listening()
-    pacemaker = GlobalStepEstimator(model, before)
+    pacemaker = GlobalStepEstimator(model, before, workers_max)
     for steps, command in enumerate(commands):
         pacemaker.update(command, steps)
     return model.told
@@ -52,6 +54,12 @@ def told(*commands: Directive, before: int = 0) -> list[tuple[int, int, int]]:
 def test_between_two_words_of_the_master_all_are_as_fast_as_this_worker() -> None:
     assert told(train(4), train(4), train(4, 6), train(4, 6)) == [
         (4, 0, 0), (4, 4, 0), (4, 6, 6), (4, 10, 6),
+    ]  # fmt: skip
+
+
+def test_a_limit_on_the_workers_told_leaves_the_estimate_as_it_is() -> None:
+    assert told(train(12), train(12), train(4), workers_max=8) == [
+        (8, 0, 0), (8, 12, 0), (4, 24, 0),
     ]  # fmt: skip
 
 

@@ -25,6 +25,13 @@ class Opaque(DenseNetwork):
     [
         (FIT, MOVING, [5, 5, 0, 5], {"workers": 3, "momentum": "0.9 -> 0.729"}),
         (FIT, MOVING, [5, 0], {}),
+        (
+            SharedTrainingMaster(scaling="limited"),
+            MOVING,
+            [5] * 16,
+            {"workers": 16, "momentum": "0.9 -> 0.4305", "weight of an update": "1 -> 0.5"},
+        ),
+        (FIT, DenseNetwork([2, 2], updater=Sgd()), [5] * 8, {}),
         (FIT, DenseNetwork([2, 2], updater=Sgd()), [5, 5], {}),
         (WORKER, MOVING, [5, 5], {}),
         (FIT, object(), [5, 5], {}),

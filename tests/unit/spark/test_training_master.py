@@ -74,7 +74,7 @@ def test_one_field_under_two_names_is_refused() -> None:
         ("publish_every", True, "or 'auto'"),
         ("publish_every", 1.5, "or 'auto'"),
         ("publish_every", None, "or 'auto'"),
-        ("scaling", "linear", "None or one of sequential, ddp"),
+        ("scaling", "linear", "None or one of sequential, limited, ddp"),
         ("aggregation", "average", "one of sum, mean, sqrt"),
         ("max_lead", 0, "at least 1, or 'auto', or None"),
         ("max_staleness", -1, "at least 0 rounds, or 'auto', or None"),
@@ -124,10 +124,24 @@ def test_options_that_agree_with_the_rule_or_stand_alone_are_taken() -> None:
     assert (ddp.minibatch_horizon, ddp.update_weight) == ("worker", "mean")
     alone = SharedTrainingMaster(horizon="worker")
     assert (alone.minibatch_horizon, alone.update_weight) == ("worker", "sum")
-    assert (SharedTrainingMaster().minibatch_horizon, SharedTrainingMaster().update_weight) == (
-        "fit",
-        "sum",
-    )
+    auto = SharedTrainingMaster()
+    assert (auto.minibatch_horizon, auto.update_weight) == ("fit", "sum")
+
+
+@pytest.mark.parametrize(
+    ("options", "workers"),
+    [
+        ({}, None),
+        ({"scaling": "sequential"}, None),
+        ({"scaling": "limited"}, 8),
+        ({"scaling": "limited", "aggregation": "sum"}, 8),
+        ({"scaling": "ddp"}, None),
+    ],
+)
+def test_only_limited_limits_the_workers_whose_updates_are_summed(
+    options: dict[str, Any], workers: int | None
+) -> None:
+    assert SharedTrainingMaster(**options).summed_workers_max == workers
 
 
 def test_publications_follow_the_link_by_default() -> None:
