@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,12 +53,52 @@ def shared_array(self: Any, shape: Any, dtype: Any) -> Any:
         return self._allocations.setdefault(place, np.empty(shape, dtype))
 
 
+def run_block(self: Any, grid_point: Any, *arguments: Any) -> None:
+    """``BlockManager.run`` of the simulator, which lets the block's threads run while it waits.
+
+    The simulator's own polls without a pause: half of the time.
+    """
+    from numba.cuda.simulator.kernel import BlockThread
+
+    def target() -> None:
+        self._f(*arguments)
+
+    threads = [
+        BlockThread(target, self, grid_point, point, self._debug)
+        for point in np.ndindex(*self._block_dim)
+    ]
+    for thread in threads:
+        thread.start()
+    alive = threads
+    while alive:
+        failed = next((thread for thread in alive if thread.exception), None)
+        if failed is None and not all(thread.syncthreads_blocked for thread in alive):
+            time.sleep(0)
+        else:
+            release(alive, abort=failed is not None)
+        if failed is not None:
+            raise failed.exception[0].with_traceback(failed.exception[1])
+        alive = [thread for thread in alive if thread.is_alive()]
+    for thread in threads:
+        if thread.exception:
+            raise thread.exception[0].with_traceback(thread.exception[1])
+
+
+def release(threads: list[Any], *, abort: bool) -> None:
+    """Let threads that wait for the others of their block go on, or end."""
+    for thread in threads:
+        thread.abort = abort
+        thread.syncthreads_blocked = False
+        thread.syncthreads_event.set()
+
+
 def pytest_configure() -> None:
     if SIMULATED:  # this process runs nothing else
         settings.load_profile("gpu")
-        from numba.cuda.simulator import kernelapi
+        from numba.cuda.simulator import kernel, kernelapi
 
         kernelapi.FakeCUDAShared.array = shared_array
+        kernel.BlockManager.run = run_block
         for module in KERNEL_MODULES:
             vars(module).setdefault("__warningregistry__", {})
 
