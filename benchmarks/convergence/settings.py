@@ -19,8 +19,8 @@ from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 class Settings:
     """Of one variant."""
 
-    scaling: str | None = None  # sequential, limited or ddp
     horizon: str | None = None  # whose minibatches momentum counts: "fit", or each "worker" its own
+    scaling: str | None = None  # sequential, limited or ddp
     beta2: str = "worker"  # the same for the second moments of Adam
     publish_every: int | str = AUTO  # steps; AUTO: when the last publication has arrived
     max_lead: int | str | None = AUTO

@@ -55,6 +55,7 @@ def test_no_sleep_below_integration() -> None:
         for call in ast.walk(ast.parse(path.read_text()))
         if isinstance(call, ast.Call)
         and getattr(call.func, "attr", getattr(call.func, "id", "")) == "sleep"
+        and ast.unparse(call) != "time.sleep(0)"  # it lets other threads run, and does not wait
     ] == []
 
 
