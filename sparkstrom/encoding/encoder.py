@@ -299,7 +299,7 @@ class Encoder:
         train_on: str = "local",
         aggregation: str = "sum",
         workers: int = 1,
-        summed_max: int | None = None,
+        summed_workers_max: int | None = None,
         backend: Backend | None = None,
         layer_of: Callable[[int], str] | None = None,
         warm_up: WarmUp | None = None,
@@ -316,8 +316,8 @@ class Encoder:
             train_on: "local" (the residual is ``local - theta``) or "replica" (a separate array).
             aggregation: "sum", "mean" or "sqrt": how steps scale with the number of workers.
             workers: number of workers that train.
-            summed_max: number of workers above which a step is scaled by ``summed_max / workers``,
-                in addition to ``aggregation``; None: no limit.
+            summed_workers_max: most workers whose steps are added in full; with more, a step is
+                scaled by ``summed_workers_max / workers``, too. None: no limit.
             backend: kernels and memory of all arrays given to this encoder; None: the host's.
             layer_of: returns the layer name of a parameter index, for error messages.
             warm_up: sends more in the first publications; None: no warm-up.
@@ -334,7 +334,7 @@ class Encoder:
         self.n_params, self.k, self.q = n_params, k, grid.quantum(k)
         self.train_on, self.aggregation, self.layers = train_on, aggregation, layers
         self.counters = EncoderTotals()
-        self.scale, self._summed_max = 1.0, summed_max
+        self.scale, self._summed_workers_max = 1.0, summed_workers_max
         self.set_workers(workers)
         limits = grid.tau_limits(k, _largest_multiple(layers, levels_max))
         self._policy = tau_policy(threshold, limits, n_params, warm_up, shake_frequency)
@@ -351,15 +351,15 @@ class Encoder:
         return self._policy.tau
 
     def set_workers(self, workers: int) -> None:
-        """Set the number of training workers, by which ``aggregation`` and ``summed_max`` scale.
+        """Set the number of training workers, which may scale the steps.
 
         Raises UsageError for a number below 1.
         """
         if workers < 1:
             raise UsageError(f"workers={workers}: at least this one trains")
         self.scale = AGGREGATIONS[self.aggregation](workers)
-        if self._summed_max is not None:
-            self.scale *= min(1.0, self._summed_max / workers)
+        if self._summed_workers_max is not None:
+            self.scale *= min(1.0, self._summed_workers_max / workers)
 
     def follow_link(self, round_s: float, step_s: float) -> None:
         """Adapt how much the next publications send to the time that the last one took.

@@ -208,14 +208,15 @@ class SharedTrainingMaster(CommonOptions):
         None,
         one_of(SCALINGS, (None,)),
         'rule by which hyperparameters carry over to more workers: "sequential" continues the'
-        ' recipe of one machine, "limited" the same for at most'
-        f' {SUMMED_WORKERS_MAX} workers, "ddp" one that was tuned for as many ranks of'
+        ' recipe of one machine; "limited" does the same, but more than'
+        f" {SUMMED_WORKERS_MAX} workers train as {SUMMED_WORKERS_MAX} would;"
+        ' "ddp" continues a recipe that was tuned for as many ranks of'
         " DistributedDataParallel; None: by ``horizon`` and ``aggregation``, as a rule sequential",
         when='Use "ddp" for learning rate and momentum of a DistributedDataParallel script with as'
         " many ranks as workers: each worker then has its own momentum, and updates are averaged."
-        ' Use "limited" if training with 16 or more workers is unstable: they train as'
-        f" {SUMMED_WORKERS_MAX} would, with momentum m ** {SUMMED_WORKERS_MAX} and updates that"
-        f" weigh {SUMMED_WORKERS_MAX} / workers. ``sparkstrom rehearse --scaling"
+        ' Use "limited" if training with 16 or more workers is unstable: it uses'
+        f" momentum m ** {SUMMED_WORKERS_MAX}, and updates that weigh"
+        f" {SUMMED_WORKERS_MAX} / workers. ``sparkstrom rehearse --scaling"
         " sequential,limited,ddp`` compares them (docs/rehearse.md).",
         local_rounds=False,
     )
@@ -318,7 +319,7 @@ class SharedTrainingMaster(CommonOptions):
 
     @property
     def summed_workers_max(self) -> int | None:
-        """The number of workers as which more workers train; None: no limit."""
+        """Most workers whose updates are summed in full, by "limited"; None: no limit."""
         return SUMMED_WORKERS_MAX if self.scaling == LIMITED else None
 
     def __post_init__(self) -> None:

@@ -274,7 +274,7 @@ class TrainerOptions:
     attempt: int = 0  # attempt of the task; the highest one's figures count
     minibatches_before: int | None = None  # in earlier fits; None: models count their own steps
     start: tuple[int, int] = (0, 0)  # epochs and minibatches of earlier fits
-    # as how many workers more workers train; None: no limit
+    # most workers whose updates are summed in full; the model is told of no more. None: no limit
     summed_workers_max: int | None = None
 
 

@@ -346,7 +346,7 @@ def make_replica(job: TrainingJob, theta: Theta) -> Replica:
         master.residual_post_processor,
         train_on=master.train_on,
         aggregation=master.update_weight,
-        summed_max=master.summed_workers_max,
+        summed_workers_max=master.summed_workers_max,
         workers=job.spec.workers,
         backend=theta.backend,
         layer_of=job.model.layer_of,

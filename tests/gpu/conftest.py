@@ -56,7 +56,7 @@ def shared_array(self: Any, shape: Any, dtype: Any) -> Any:
 def run_block(self: Any, grid_point: Any, *arguments: Any) -> None:
     """``BlockManager.run`` of the simulator, which lets the block's threads run while it waits.
 
-    The simulator's own polls without a pause: half of the time.
+    The simulator's own polls without a pause, which takes half of the time.
     """
     from numba.cuda.simulator.kernel import BlockThread
 
@@ -85,7 +85,7 @@ def run_block(self: Any, grid_point: Any, *arguments: Any) -> None:
 
 
 def release(threads: list[Any], *, abort: bool) -> None:
-    """Let threads that wait for the others of their block go on, or end."""
+    """End the wait of threads for the others of their block; ``abort`` ends the threads, too."""
     for thread in threads:
         thread.abort = abort
         thread.syncthreads_blocked = False
