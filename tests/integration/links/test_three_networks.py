@@ -25,7 +25,7 @@ HOSTS = 3
 MANAGEMENT, DATA, THIRD = (
     [f"{port}{host}" for host in range(HOSTS)] for port in ("port", "wire", "line")
 )
-FOUND_S = 10.0
+FOUND_S = 25.0  # without a check, workers would be waited for until start_timeout
 PORTS = "ports 40123 to 40186"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,12 +72,16 @@ def check_late(told: dict, logs: str) -> None:
 
 
 def check_faults(told: dict) -> None:
-    """Both executors at first; then zombies, which were alive when they were superseded."""
+    """Both executors at first; then zombies, which were alive when they were superseded.
+
+    One of several zombies may be silent for a whole lease before, where the machine is busy.
+    """
     lost = [fault for fault in told["faults"] if fault["what"] == "worker lost"]
     assert {fault["partition"] for fault in lost if "silent" in fault["reason"]} == {0, 1, 2, 3}
     superseded = {f["partition"] for f in lost if f["reason"] == TaskEnding.SUPERSEDED.value}
-    assert told["of_zombies"]
-    assert superseded >= set(told["of_zombies"])
+    assert superseded & set(told["of_zombies"]), told["faults"]
+    lost_twice = {p for p, count in Counter(f["partition"] for f in lost).items() if count > 1}
+    assert lost_twice >= set(told["of_zombies"]), told["faults"]
 
 
 def check_memory(told: dict, logs: str) -> None:

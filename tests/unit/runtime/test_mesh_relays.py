@@ -26,7 +26,10 @@ SEVEN = 7  # two levels of two and four, and one below them
 
 
 def limits_of_two(**limits: Any) -> MasterLimits:
-    return MasterLimits(**({"lease_s": 30.0, "fan_out": 2, "depth": 3} | limits))
+    # Nobody who has finished leaves while others are late.
+    return MasterLimits(
+        **({"lease_s": 30.0, "release_s": 300.0, "fan_out": 2, "depth": 3} | limits)
+    )
 
 
 def in_order(mesh: Mesh, *workers: dict[str, Any]) -> None:
