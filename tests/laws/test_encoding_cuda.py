@@ -29,7 +29,7 @@ def passed(*arguments: str) -> int:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500, check=False
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     line = next(line for line in reversed(done.stdout.splitlines()) if " passed" in line)
