@@ -84,6 +84,7 @@ def train(trial: Trial, settings: Settings) -> Outcome:
         bytes_sent=played.update_bytes,
         bytes_dense=4 * n_params * played.minibatches,
         figures={
+            "summed_workers": played.summed_workers or trial.workers,
             "staleness_minibatches": played.staleness,
             "staleness_rounds": played.staleness / trial.workers,
             "sent_fraction": played.entries / n_params / max(1, played.publications),

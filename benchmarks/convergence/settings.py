@@ -21,6 +21,7 @@ class Settings:
 
     horizon: str | None = None  # whose minibatches momentum counts: "fit", or each "worker" its own
     scaling: str | None = None  # sequential, limited or ddp
+    limit_overshoot: bool = True  # sum fewer workers' updates from when they overshoot
     beta2: str = "worker"  # the same for the second moments of Adam
     publish_every: int | str = AUTO  # steps; AUTO: when the last publication has arrived
     max_lead: int | str | None = AUTO
@@ -57,6 +58,7 @@ class Settings:
             residual_post_processor=self.clipping(),
             warm_up=self.warm_up(),
             scaling=self.scaling,
+            limit_overshoot=self.limit_overshoot,
             aggregation=self.aggregation,
             train_on=self.train_on,
             publish_every=self.publish_every,
@@ -87,4 +89,8 @@ def _value(kind: str, text: str) -> Any:
         return None
     if text == AUTO:
         return text
+    if kind == "bool":
+        if text not in ("True", "False"):
+            raise ValueError(f"{text!r}: must be True or False")
+        return text == "True"
     return {"int": int, "float": float, "str": str}[kind.split(" ")[0]](text)

@@ -328,6 +328,7 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
     minibatches: U63  # number of minibatches committed so far
     minibatches_expected: U63 = 0  # of the whole fit; an estimate while rows are still unread
     epochs: U32  # number of epochs that every partition with training rows has finished
+    summed: U32 = 0  # most workers whose updates are summed in full; 0: all
     wait_ms: U32  # how long a new commit waits for the slowest link on the way to the child
     closed: list[NodeField]  # recently closed node ids, whose processes may not know it
     stamp: U63 = msgspec.field(name="heard")  # newest ``Heartbeat.stamp`` from the child

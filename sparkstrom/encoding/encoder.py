@@ -299,7 +299,6 @@ class Encoder:
         train_on: str = "local",
         aggregation: str = "sum",
         workers: int = 1,
-        summed_workers_max: int | None = None,
         backend: Backend | None = None,
         layer_of: Callable[[int], str] | None = None,
         warm_up: WarmUp | None = None,
@@ -316,8 +315,6 @@ class Encoder:
             train_on: "local" (the residual is ``local - theta``) or "replica" (a separate array).
             aggregation: "sum", "mean" or "sqrt": how steps scale with the number of workers.
             workers: number of workers that train.
-            summed_workers_max: most workers whose steps are added in full; with more, a step is
-                scaled by ``summed_workers_max / workers``, too. None: no limit.
             backend: kernels and memory of all arrays given to this encoder; None: the host's.
             layer_of: returns the layer name of a parameter index, for error messages.
             warm_up: sends more in the first publications; None: no warm-up.
@@ -334,7 +331,7 @@ class Encoder:
         self.n_params, self.k, self.q = n_params, k, grid.quantum(k)
         self.train_on, self.aggregation, self.layers = train_on, aggregation, layers
         self.counters = EncoderTotals()
-        self.scale, self._summed_workers_max = 1.0, summed_workers_max
+        self.scale = 1.0
         self.set_workers(workers)
         limits = grid.tau_limits(k, _largest_multiple(layers, levels_max))
         self._policy = tau_policy(threshold, limits, n_params, warm_up, shake_frequency)
@@ -350,16 +347,22 @@ class Encoder:
         """The threshold of the last publication, unrounded; NaN before the first publication."""
         return self._policy.tau
 
-    def set_workers(self, workers: int) -> None:
+    def set_workers(self, workers: int, summed: int | None = None) -> None:
         """Set the number of training workers, which may scale the steps.
 
-        Raises UsageError for a number below 1.
+        Args:
+            workers: number of workers that train.
+            summed: most workers whose steps are added in full; with more, a step is scaled by
+                ``summed / workers``, too. None: no limit.
+
+        Raises:
+            UsageError: ``workers`` is below 1.
         """
         if workers < 1:
             raise UsageError(f"workers={workers}: at least this one trains")
         self.scale = AGGREGATIONS[self.aggregation](workers)
-        if self._summed_workers_max is not None:
-            self.scale *= min(1.0, self._summed_workers_max / workers)
+        if summed is not None:
+            self.scale *= min(1.0, summed / workers)
 
     def follow_link(self, round_s: float, step_s: float) -> None:
         """Adapt how much the next publications send to the time that the last one took.

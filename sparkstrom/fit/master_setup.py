@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.models.base import Buffered, FlatModel
-from sparkstrom.options.gradient_sharing import ALL, SharedTrainingMaster
+from sparkstrom.options.gradient_sharing import ALL, SUM, SharedTrainingMaster
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.planning.memory import count_driver_edges
 from sparkstrom.protocol.common.events import OptimizerCopyRequest
@@ -26,7 +26,7 @@ def make_master_plan(
     spec: FitSpec,
     theta: Theta,
     model: FlatModel,
-    chunk_bytes_max: int,
+    master: SharedTrainingMaster,
     kept: CheckpointFiles,
     join_stream: int | None = None,
 ) -> MasterPlan:
@@ -36,17 +36,19 @@ def make_master_plan(
         spec: The fit.
         theta: The controller's replica of the parameters.
         model: The model, whose buffers may have to be averaged.
-        chunk_bytes_max: Most bytes of payload in one frame.
+        master: The user's options.
         kept: Residual files that workers saved in an earlier fit.
         join_stream: Id of the stream for join messages; None: one that the controller chooses.
     """
     return MasterPlan(
         spec,
         message_bytes_max=longest_message_bytes(theta.n_params, len(theta.buffers)),
-        chunk_bytes_max=chunk_bytes_max,
+        chunk_bytes_max=master.void.max_chunk_size,
         kept=kept,
         average=model.average_buffers if isinstance(model, Buffered) else None,
         join_stream=join_stream,
+        summed_workers_max=master.summed_workers_max,
+        limits_overshoot=master.limit_overshoot and master.update_weight == SUM,
     )
 
 

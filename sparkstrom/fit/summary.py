@@ -90,6 +90,9 @@ class TrainingSummary:
     faults: list[Fault] = field(repr=False)  # failures that the fit survived
     slow_links: list[str] = field(repr=False)  # links that carried less than training could send
     epochs_resumed: int = 0  # those of ``epochs`` that were complete before the fit was resumed
+    # Most workers whose updates were summed in full at the end: fewer than at the start if their sum
+    # overshot; None: all.
+    summed_workers: int | None = None
     # Messages that the controller ignored, by reason (stranger, late, early and so on), and as
     # "on_workers" all that workers ignored. Some are normal.
     ignored_messages: dict[str, int] = field(repr=False, default_factory=dict)
@@ -205,6 +208,7 @@ def summarize(
         per_worker=collect_worker_figures(outcome, spec.n_params),
         faults=collect_faults(outcome, record),
         slow_links=list(outcome.slow_links),
+        summed_workers=outcome.summed_workers,
         ignored_messages=count_ignored_messages(outcome, total),
     )
 

@@ -121,7 +121,7 @@ class LocalFitRunner(BaseFitRunner):
         self._driver = LocalMediaDriver.for_this_process(spec.job, spec.workers)
         options = context.master
         self.master: MasterControl = MasterThread(
-            make_master_plan(spec, theta, context.model, options.void.max_chunk_size, files),
+            make_master_plan(spec, theta, context.model, options, files),
             make_master_limits(options, spec.workers, theta.n_params),
             theta,
             open_transport=self._driver.opener(),

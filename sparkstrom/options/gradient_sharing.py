@@ -229,6 +229,15 @@ class SharedTrainingMaster(CommonOptions):
         ' In measurements, "sqrt" helped some tasks and harmed others.',
         local_rounds=False,
     )
+    limit_overshoot: bool = option(
+        True,
+        flag(),
+        "sum the updates of fewer workers from when successive rounds begin to undo each other,"
+        " which the summary says",
+        when="Set it to False to have all updates summed whatever happens, for example to compare"
+        " fits of the same length exactly.",
+        local_rounds=False,
+    )
     horizon: str | None = option(
         None,
         one_of(HORIZONS, (None,)),

@@ -31,6 +31,7 @@ from sparkstrom.rehearsal.links import Edge, VirtualNetwork
 from sparkstrom.rehearsal.worker import MASTER_ADDRESS, RehearsedWorker, next_tick_in_s
 from sparkstrom.runtime.fit_state import error_from_abort
 from sparkstrom.runtime.message_endpoint import MergeCache
+from sparkstrom.runtime.overshoot import OvershootControl
 from sparkstrom.runtime.theta import Theta, snapshot_chunk_count
 from sparkstrom.simulation.timeline import Timeline
 from sparkstrom.worker.task_environment import TaskEnvironment
@@ -128,6 +129,7 @@ class PlayedFit:
     examples: int = 0
     training_loss: float = math.nan  # mean over the minibatches of the last twentieth
     staleness: float = 0.0  # mean, in minibatches of other workers
+    summed_workers: int | None = None  # most whose updates were summed at the end; None: all
     update_bytes: int = 0  # of all publications, each counted once
     publications: int = 0
     entries: int = 0  # of all publications
@@ -301,6 +303,7 @@ class FitPlayer:
         if rows := sum(count for count, _ in recent):
             played.training_loss = sum(count * loss for count, loss in recent) / rows
         played.staleness = master.machine.order.staleness.mean
+        played.summed_workers = master.overshoot.limit
         played.update_bytes = sum(each.payload_bytes for each in counters)
         played.publications = sum(each.publications for each in counters)
         played.entries = sum(each.hits for each in counters)
@@ -328,7 +331,7 @@ class MasterEndpoint:
         self._player, self._network, self._time = player, network, time
         self._tick_interval_s, self._tick_turn, self._next_tick_s = tick_s, 0, 0.0
         self._theta, self._sums = theta, MergeCache(theta.merge)
-        plan = make_master_plan(job.spec, theta, job.model, job.master.void.max_chunk_size, {})
+        plan = make_master_plan(job.spec, theta, job.model, job.master, {})
         self.machine = Master(
             plan.spec,
             chunks=snapshot_chunk_count(theta.n_params),
@@ -338,6 +341,10 @@ class MasterEndpoint:
             kept={},
             average=plan.average,
         )
+        self.overshoot = OvershootControl(theta, plan.summed_workers_max)
+        self._limits_overshoot = plan.limits_overshoot
+        if plan.summed_workers_max is not None:
+            self.machine.step(ev.SummedWorkersLimited(plan.summed_workers_max), time.now_s)
 
     @property
     def phase(self) -> Phase:
@@ -396,6 +403,7 @@ class MasterEndpoint:
                     theta.buffers = update.payload.data
                 else:
                     theta.add(theta.read(update.payload))
+                    self._check_overshoot()
                 theta.commit = update.commit
             case ev.SendChunk(to=to, index=index):
                 self._network.send(self, to, theta.chunk(index))
@@ -418,6 +426,13 @@ class MasterEndpoint:
                 pass  # the run ends with the last worker
             case _:
                 raise AssertionError(f"a master cannot want {effect}")
+
+    def _check_overshoot(self) -> None:
+        """Sum the updates of fewer workers from now on if their sum overshoots."""
+        control, workers = self.overshoot, self.machine.broadcast.training
+        if self._limits_overshoot and control.after_commit(workers):
+            assert control.limit is not None, "it was reduced"
+            self._time.after(0.0, self.handle, ev.SummedWorkersLimited(control.limit))
 
     def _send_direct(self, address: Address, effect: ev.SendToProcess) -> None:
         """Send a message to the process that has this address."""

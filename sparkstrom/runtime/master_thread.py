@@ -45,10 +45,16 @@ from sparkstrom.runtime.node_thread import (
     LinkBytesCounter,
     OpenTransport,
 )
+from sparkstrom.runtime.overshoot import OvershootControl
 from sparkstrom.runtime.theta import Theta, snapshot_chunk_count
 
 log = logging.getLogger(__name__)
 
+OVERSHOOTS = (
+    "the updates of {} workers together overshoot, so from minibatch {} on those of fewer are"
+    " summed in full (summed_workers in the summary); if the loss suffers, lower the learning rate,"
+    " use fewer workers, or set scaling='ddp' with a recipe for as many ranks"
+)
 PROGRESS_INTERVAL_S = 0.2
 SNAPSHOT_TIMEOUT_S = 60  # the thread copies theta between two duty cycles, which may be slow
 
@@ -63,6 +69,8 @@ class MasterPlan:
     kept: CheckpointFiles  # residual files of earlier fits
     average: Callable[[list[bytes]], bytes] | None = None  # averages workers' buffers
     join_stream: int | None = None  # already sent to workers; None: choose one
+    summed_workers_max: int | None = None  # whose updates are summed in full; None: all
+    limits_overshoot: bool = False  # sum those of fewer workers when their sum overshoots
 
 
 def random_join_stream() -> int:
@@ -117,8 +125,12 @@ class MasterThread(threading.Thread):
             kept=plan.kept,
             average=plan.average,
         )
+        self._overshoot = OvershootControl(theta, plan.summed_workers_max)
+        self._limits_overshoot = plan.limits_overshoot
         self._recovery = DriverRecovery("the driver program", self._replace_transport, clock)
         self._requests: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
+        if plan.summed_workers_max is not None:
+            self._requests.put(ev.SummedWorkersLimited(plan.summed_workers_max))
         self._snapshot_requests: queue.SimpleQueue[Future[Snapshot]] = queue.SimpleQueue()
         self._copy_requests: queue.SimpleQueue[Future[tuple[bytes, ...]]] = queue.SimpleQueue()
         self._stopping = threading.Event()
@@ -233,6 +245,7 @@ class MasterThread(threading.Thread):
             first_overflow=self._theta.first_overflow,
             stop_reason=master.phases.stop_reason,
             minibatches_resumed=master.partitions.minibatches_resumed,
+            summed_workers=self._overshoot.limit,
         )
 
     def run(self) -> None:
@@ -321,6 +334,7 @@ class MasterThread(threading.Thread):
                     self._theta.buffers = update.payload.data
                 else:
                     self._theta.add(self._theta.read(update.payload))
+                    self._check_overshoot()
                 self._theta.commit = update.commit
             case ev.SendChunk(to=to, index=index):
                 self._message_endpoint.send(to, self._theta.chunk(index))
@@ -351,6 +365,18 @@ class MasterThread(threading.Thread):
                 self.finished.set()
             case _:
                 raise AssertionError(f"a master cannot want {effect}")
+
+    def _check_overshoot(self) -> None:
+        """Sum the updates of fewer workers from now on if their sum overshoots."""
+        control, workers = self._overshoot, self._machine.broadcast.training
+        is_first = control.reduced_at is None
+        if not (self._limits_overshoot and control.after_commit(workers)):
+            return
+        assert control.limit is not None, "it was reduced"
+        self._requests.put(ev.SummedWorkersLimited(control.limit))
+        if is_first:
+            minibatches = self._machine.partitions.minibatches
+            self._perform(ev.Note(OVERSHOOTS.format(workers, minibatches)))
 
     def _fail(self, error: SparkstromError) -> None:
         """Record the error that ended the fit, unless the fit has finished already."""

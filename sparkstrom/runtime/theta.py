@@ -81,6 +81,12 @@ class Theta:
         """Return a copy of the parameters on the host."""
         return self._memory.to_host(self._values).copy()
 
+    def sample(self, size_max: int) -> Flat:
+        """Return a copy, on the host, of up to ``size_max`` parameters, evenly spaced."""
+        # odd, so that matrices with a power of two of columns are sampled in all of these
+        stride = -(-self.n_params // size_max) | 1
+        return self._memory.to_host(self._values[::stride]).copy()
+
     def copy(self) -> Flat:
         """Return a copy of the parameters in the backend's memory."""
         return self._memory.copy(self._values)

@@ -177,12 +177,10 @@ class GlobalStepEstimator:
     Args:
         model: the model.
         before: minibatches of earlier fits.
-        workers_max: largest number of workers to tell the model; None: no limit.
     """
 
-    def __init__(self, model: Paced, before: int, workers_max: int | None = None) -> None:
-        self._model, self._workers_max = model, workers_max
-        self._before = before  # minibatches of earlier fits
+    def __init__(self, model: Paced, before: int) -> None:
+        self._model, self._before = model, before
         self._reported = 0  # minibatches of this fit, as the controller last reported
         self._workers = 1
         # The estimate when this worker had taken ``_since`` steps.
@@ -198,8 +196,8 @@ class GlobalStepEstimator:
             self._base, self._since = self._estimate_at(steps), steps
         self._workers = command.workers
         self._estimate = max(self._estimate, self._estimate_at(steps))
-        workers = min(self._workers, self._workers_max or self._workers)
-        self._model.keep_pace(workers, self._before + self._estimate, self._before + self._reported)
+        summed = min(self._workers, command.summed or self._workers)
+        self._model.keep_pace(summed, self._before + self._estimate, self._before + self._reported)
 
     def _estimate_at(self, steps: int) -> int:
         """Return the whole fit's estimated minibatches after ``steps`` steps of this worker."""
@@ -274,8 +272,6 @@ class TrainerOptions:
     attempt: int = 0  # attempt of the task; the highest one's figures count
     minibatches_before: int | None = None  # in earlier fits; None: models count their own steps
     start: tuple[int, int] = (0, 0)  # epochs and minibatches of earlier fits
-    # most workers whose updates are summed in full; the model is told of no more. None: no limit
-    summed_workers_max: int | None = None
 
 
 SaveResidual = Callable[[Replica], ResidualCheckpoint | None]
@@ -321,7 +317,7 @@ class Trainer:
         model, before = replica.model, options.minibatches_before
         self._global_steps = None
         if before is not None and isinstance(model, Paced):
-            self._global_steps = GlobalStepEstimator(model, before, options.summed_workers_max)
+            self._global_steps = GlobalStepEstimator(model, before)
         self._scheduled_model = model if isinstance(model, FitLengthAware) else None
         self._epochal = model if isinstance(model, EpochAware) else None
         self.counts, self._residual_age = TrainerCounts(), ResidualAge(self._clock)
@@ -428,7 +424,7 @@ class Trainer:
             self._global_steps.update(command, self.counts.steps)
         if self._epochal is not None:
             self._epochal.set_position(*self._batches.place(*self._loop.position))
-        self._replica.encoder.set_workers(command.workers)
+        self._replica.encoder.set_workers(command.workers, command.summed)
         loss = self._replica.step(batch)
         self._count(batch.rows, loss)
         return loss

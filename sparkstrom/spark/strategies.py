@@ -185,7 +185,7 @@ class SparkFitRunner(BaseFitRunner):
         void = context.master.void
         host = choose_driver_address(void, context.application.host)
         return MasterThread(
-            make_master_plan(spec, theta, context.model, void.max_chunk_size, files),
+            make_master_plan(spec, theta, context.model, context.master, files),
             make_master_limits(context.master, spec.workers, theta.n_params),
             theta,
             open_transport=driver_transport_opener(spec, void, host),

@@ -320,7 +320,6 @@ def make_trainer_options(job: TrainingJob, partition: int = 0, attempt: int = 0)
         if master.minibatch_horizon == "fit"
         else None,
         start=(job.spec.first_epoch, job.spec.minibatches_before),
-        summed_workers_max=master.summed_workers_max,
     )
 
 
@@ -346,7 +345,6 @@ def make_replica(job: TrainingJob, theta: Theta) -> Replica:
         master.residual_post_processor,
         train_on=master.train_on,
         aggregation=master.update_weight,
-        summed_workers_max=master.summed_workers_max,
         workers=job.spec.workers,
         backend=theta.backend,
         layer_of=job.model.layer_of,

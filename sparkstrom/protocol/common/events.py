@@ -261,6 +261,12 @@ class EndpointChanged(msgspec.Struct, frozen=True):
     port: int
 
 
+class SummedWorkersLimited(msgspec.Struct, frozen=True):
+    """Decision to sum the updates of at most so many workers in full, from now on."""
+
+    workers: int
+
+
 class StopRequested(msgspec.Struct, frozen=True):
     """Request to end the fit early but in order: drain, audit, done."""
 
@@ -283,7 +289,7 @@ Event = (
     Received | DataArriving | Tick | StreamsOpened | UpdatePublished | StepCompleted
     | ActivityChanged | TrainerPaused | ReplicaInstalled | CommitApplied | TrainerDrained
     | ReplicaHashed | TrainerReleased | TrainerFailed | OutputPrinted | EndpointChanged
-    | StopRequested | AbortRequested | OptimizerCopyRequest
+    | SummedWorkersLimited | StopRequested | AbortRequested | OptimizerCopyRequest
 )  # fmt: skip
 
 
@@ -516,6 +522,7 @@ class Directive(msgspec.Struct, frozen=True):
     publishes: bool = True  # with TRAIN: False: keep changes in the residual, publish nothing
     round_s: float = 0.0  # with TRAIN: recent time from a publication to its commit, in seconds
     workers: int = 1  # with TRAIN: number of workers that train now
+    summed: int | None = None  # with TRAIN: most workers whose updates are summed; None: all
     minibatches: int = 0  # with TRAIN: minibatches committed in the whole fit
     minibatches_expected: int = 0  # with TRAIN: minibatches of the whole fit; 0: not known yet
     epochs: int = 0  # with TRAIN and AUDIT: epochs that every non-empty partition has finished

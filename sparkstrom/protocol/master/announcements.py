@@ -127,6 +127,7 @@ class StateBroadcast:
         self.minibatches_expected = 0  # in the whole fit; an estimate until all rows are read
         self._is_all_read = False
         self.epochs = 0  # finished by every partition that has rows
+        self.summed = 0  # most workers whose updates are summed in full; 0: all
         self._beat = 0  # number of the newest beat
 
     def refresh(self) -> None:
@@ -145,6 +146,11 @@ class StateBroadcast:
         if known != (self.slowest, self.training):
             told = known[1] == self.training and self._sequencer.slowest_told == self.slowest
             self._children.announce_state(urgent=not told)
+
+    def limit_summed_workers(self, workers: int) -> None:
+        """Announce that the updates of at most so many workers are summed in full."""
+        self.summed = workers
+        self._children.announce_state(urgent=True)
 
     def announce_if_due(self, now_s: float) -> None:
         """Announce the state if a beat is due, so that every node hears that the master lives."""
@@ -167,6 +173,7 @@ class StateBroadcast:
             minibatches=self.minibatches,
             minibatches_expected=self.minibatches_expected,
             epochs=self.epochs,
+            summed=self.summed,
             wait_ms=0,
             closed=list(self._notices.by_node),
             stamp=0,

@@ -191,6 +191,8 @@ class Master(MasterParts):
                 return self._on_tick(now_s)
             case ev.AbortRequested(reason=reason):
                 return [ev.Abort(reason)]
+            case ev.SummedWorkersLimited(workers=workers):
+                self.broadcast.limit_summed_workers(workers)
             case ev.StopRequested(reason=reason):
                 self.phases.request_stop(reason)
             case ev.EndpointChanged(host=host, port=port):

@@ -147,7 +147,8 @@ class Directives:
                 return waits
         publishes = most is None or len(self._in_flight) < most
         progress = state.minibatches, state.minibatches_expected, state.epochs
-        return _train_directive(limit, publishes, self._commit_delay_s(state), workers, *progress)
+        team = workers, state.summed or None
+        return _train_directive(limit, publishes, self._commit_delay_s(state), *team, *progress)
 
     def _commit_delay_s(self, state: State) -> float:
         """Return the recent time from a publication to its commit, in seconds.
@@ -187,6 +188,7 @@ def _train_directive(
     publishes: bool,
     round_s: float,
     workers: int,
+    summed: int | None,
     minibatches: int,
     minibatches_expected: int,
     epochs: int,
@@ -198,6 +200,7 @@ def _train_directive(
         publishes=publishes,
         round_s=round_s,
         workers=workers,
+        summed=summed,
         minibatches=minibatches,
         minibatches_expected=minibatches_expected,
         epochs=epochs,

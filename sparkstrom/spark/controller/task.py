@@ -216,7 +216,7 @@ class ControllerTaskRun:
         media = controller_media_driver(job.spec, void, place.endpoint, Path(place.scratch))
         self.master = MasterThread(
             make_master_plan(
-                job.spec, theta, job.model, void.max_chunk_size, setup.checkpoints, job.join_stream
+                job.spec, theta, job.model, job.master, setup.checkpoints, job.join_stream
             ),
             make_master_limits(job.master, job.spec.workers, job.spec.n_params),
             theta,
