@@ -369,7 +369,7 @@ class MasterThread(threading.Thread):
     def _check_overshoot(self) -> None:
         """Sum the updates of fewer workers from now on if their sum overshoots."""
         control, workers = self._overshoot, self._machine.broadcast.training
-        is_first = control.reduced_at is None
+        is_first = not control.is_reduced
         if not (self._limits_overshoot and control.after_commit(workers)):
             return
         assert control.limit is not None, "it was reduced"
