@@ -63,6 +63,20 @@ def test_workers_forward_updates_in_a_mesh_and_have_the_same_bits() -> None:
     assert max(relayed) > 2 * min(relayed)  # inner nodes send what leaves need
 
 
+def test_workers_whose_sum_overshoots_are_summed_no_more_and_keep_equal_replicas() -> None:
+    """Each minibatch counts; with eight workers nothing changes, whatever the rate."""
+    wild = network(Sgd(3.0))
+    freed = play(recipe(wild, epochs=24, limit_overshoot=False), 16)
+    limited = play(recipe(wild, epochs=24), 16)
+    assert freed.summed_workers is None
+    assert limited.summed_workers is not None
+    assert limited.summed_workers < 16
+    assert limited.replicas_equal
+    assert limited.minibatches == freed.minibatches
+    assert limited.training_loss < freed.training_loss
+    assert play(recipe(wild, epochs=24), 8).summed_workers is None
+
+
 def test_a_killed_worker_is_replaced_and_every_minibatch_counts_once() -> None:
     made = recipe(momentum_network(), epochs=6)
     calm, struck = play(made, 4), play(made, 4, kills=2, restart_s=1.0)

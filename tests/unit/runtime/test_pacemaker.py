@@ -35,17 +35,21 @@ class Measuring(Listening):
         self.lengths.append(length)
 
 
-def train(workers: int = 1, minibatches: int = 0, expected: int = 0) -> Directive:
+def train(
+    workers: int = 1, minibatches: int = 0, expected: int = 0, summed: int | None = None
+) -> Directive:
     return Directive(
-        Command.TRAIN, workers=workers, minibatches=minibatches, minibatches_expected=expected
+        Command.TRAIN,
+        workers=workers,
+        summed=summed,
+        minibatches=minibatches,
+        minibatches_expected=expected,
     )
 
 
-def told(
-    *commands: Directive, before: int = 0, workers_max: int | None = None
-) -> list[tuple[int, int, int]]:
+def told(*commands: Directive, before: int = 0) -> list[tuple[int, int, int]]:
     model = Listening()
-    pacemaker = GlobalStepEstimator(model, before, workers_max)
+    pacemaker = GlobalStepEstimator(model, before)
     for steps, command in enumerate(commands):
         pacemaker.update(command, steps)
     return model.told
@@ -58,7 +62,7 @@ def test_between_two_words_of_the_master_all_are_as_fast_as_this_worker() -> Non
 
 
 def test_a_limit_on_the_workers_told_leaves_the_estimate_as_it_is() -> None:
-    assert told(train(12), train(12), train(4), workers_max=8) == [
+    assert told(*(train(workers, summed=8) for workers in (12, 12, 4))) == [
         (8, 0, 0), (8, 12, 0), (4, 24, 0),
     ]  # fmt: skip
 

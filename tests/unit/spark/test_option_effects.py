@@ -22,6 +22,7 @@ from sparkstrom.data.row_blocks import Block, read_row_blocks
 from sparkstrom.encoding.residual import ResidualClipping
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.fit.fit_context import TaskSlots
+from sparkstrom.fit.master_setup import make_master_plan
 from sparkstrom.models.base import Batch
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import VoidConfiguration
@@ -230,9 +231,21 @@ def test_a_scaling_rule_sets_whose_momentum_and_which_weight(
 ) -> None:
     job = job_of(scaling=scaling)
     job = replace(job, spec=replace(job.spec, minibatches_before=70, workers=16))
-    options = make_trainer_options(job)
-    assert (options.minibatches_before, options.summed_workers_max) == (before, workers_max)
-    assert make_replica(job, Theta(job.spec.n_params, job.k)).encoder.scale == weight
+    theta = Theta(job.spec.n_params, job.k)
+    plan = make_master_plan(job.spec, theta, job.model, job.master, {})
+    assert make_trainer_options(job).minibatches_before == before
+    assert plan.summed_workers_max == workers_max
+    assert plan.limits_overshoot == (scaling != "ddp")
+    encoder = make_replica(job, theta).encoder
+    encoder.set_workers(16, workers_max)
+    assert encoder.scale == weight
+
+
+@pytest.mark.flips("SharedTrainingMaster.limit_overshoot")
+def test_a_fit_may_go_on_summing_all_workers(job_of: MakeJob) -> None:
+    job = job_of(limit_overshoot=False)
+    theta = Theta(job.spec.n_params, job.k)
+    assert not make_master_plan(job.spec, theta, job.model, job.master, {}).limits_overshoot
 
 
 def test_publish_auto_goes_by_the_command(train: Callable[..., Playing]) -> None:
