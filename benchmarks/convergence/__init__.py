@@ -21,7 +21,8 @@ numbers (``diloco-STEPS``, ``sparseloco-PERCENT-STEPS``). One object per run:
     bytes_factor     times fewer bytes than float32 gradients at each step; of executors with the
                      updates' headers and seals, some 115 bytes each, and BatchNorm's statistics
     figures          ours: summed_workers at the end; staleness_minibatches of other workers;
-                     staleness_rounds, the same for each worker; time, virtual, of what it takes if no worker ever waits;
+                     staleness_rounds, the same for each worker; time, virtual, of what it takes
+                     if no worker ever waits;
                      sent_fraction; mass_clipped, of what was sent; residual_norm; publications
     seconds          that the run took here
 """
