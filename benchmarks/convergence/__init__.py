@@ -22,7 +22,7 @@ numbers (``diloco-STEPS``, ``sparseloco-PERCENT-STEPS``). One object per run:
                      updates' headers and seals, some 115 bytes each, and BatchNorm's statistics
     figures          ours: summed_workers at the end; staleness_minibatches of other workers;
                      staleness_rounds, the same for each worker; time, virtual, of what it takes
-                     if no worker ever waits;
-                     sent_fraction; mass_clipped, of what was sent; residual_norm; publications
+                     if no worker ever waits; sent_fraction; mass_clipped, of what was sent;
+                     residual_norm; publications
     seconds          that the run took here
 """

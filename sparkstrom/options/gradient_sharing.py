@@ -232,10 +232,10 @@ class SharedTrainingMaster(CommonOptions):
     limit_overshoot: bool = option(
         True,
         flag(),
-        "sum the updates of fewer workers from when successive rounds begin to undo each other,"
-        " which the summary says",
-        when="Set it to False to have all updates summed whatever happens, for example to compare"
-        " fits of the same length exactly.",
+        "with more than eight workers whose updates are summed: when successive rounds undo each"
+        " other, sum the updates of fewer workers from then on, and warn",
+        when="Set it to False to sum the updates of all workers throughout the fit, for example to"
+        " compare learning rates.",
         local_rounds=False,
     )
     horizon: str | None = option(

@@ -51,9 +51,9 @@ from sparkstrom.runtime.theta import Theta, snapshot_chunk_count
 log = logging.getLogger(__name__)
 
 OVERSHOOTS = (
-    "the updates of {} workers together overshoot, so from minibatch {} on those of fewer are"
-    " summed in full (summed_workers in the summary); if the loss suffers, lower the learning rate,"
-    " use fewer workers, or set scaling='ddp' with a recipe for as many ranks"
+    "the summed updates of {} workers overshoot: from minibatch {} on, the updates of fewer workers"
+    " are summed in full (summed_workers in the summary). If the loss is too high, lower the"
+    " learning rate, use fewer workers, or set scaling='ddp' with a recipe for as many ranks"
 )
 PROGRESS_INTERVAL_S = 0.2
 SNAPSHOT_TIMEOUT_S = 60  # the thread copies theta between two duty cycles, which may be slow

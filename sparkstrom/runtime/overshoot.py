@@ -1,4 +1,4 @@
-"""Notices that the summed updates of many workers overshoot, and has fewer of them summed.
+"""Detect that the summed updates of many workers overshoot, and reduce how many are summed.
 
 With ``scaling="sequential"`` the updates of all workers are added, as if one process had taken
 their steps one after the other. They were computed side by side, though, from almost the same
@@ -15,8 +15,8 @@ import numpy as np
 from sparkstrom.models.base import Flat
 from sparkstrom.runtime.theta import Theta
 
-# With up to so many workers, rounds that undo each other are no reason to sum fewer: plain SGD at a
-# large learning rate oscillates and trains well all the same, on one machine, too.
+# Fits of up to so many workers are never limited. Plain SGD at a large learning rate has rounds
+# that undo each other and still trains well; averaging its updates would only slow it.
 UNLIMITED_WORKERS = 8
 SAMPLE_MAX = 16_384  # parameters that are compared
 SMOOTHING = 0.3  # weight of the newest round in the mean cosine
@@ -27,12 +27,13 @@ REDUCTION = 0.7  # of the workers that are summed, in each round that overshoots
 class OvershootControl:
     """Reduces how many workers' updates are summed in full while their sum overshoots.
 
-    With a limit of n, k workers train as n would: with the momentum of n, and updates of weight
-    n / k. At n = 1 updates are averaged. The limit falls, and never rises, while rounds undo each
-    other: a round is as many commits as workers train; two successive rounds are compared by the
-    cosine of the angle between their changes of the parameters, of which a running mean is kept.
+    With a limit of n, the updates of k workers have the weight n / k, and with horizon="fit" their
+    momentum is that of n workers; with a limit of 1, updates are averaged. A round is as many
+    commits as workers train. The control computes the cosine of the angle between the parameter
+    changes of two successive rounds, and keeps its running mean. While the mean is below
+    ``OVERSHOOT_COSINE``, each round reduces the limit, which never rises again.
 
-    The limit is not part of a checkpoint: a fit that goes on finds it again.
+    Checkpoints do not contain the limit: a resumed fit starts with the limit of its options.
 
     Args:
         theta: the controller's replica; it is only read.

@@ -63,8 +63,7 @@ def test_workers_forward_updates_in_a_mesh_and_have_the_same_bits() -> None:
     assert max(relayed) > 2 * min(relayed)  # inner nodes send what leaves need
 
 
-def test_workers_whose_sum_overshoots_are_summed_no_more_and_keep_equal_replicas() -> None:
-    """Each minibatch counts; with eight workers nothing changes, whatever the rate."""
+def test_a_fit_of_more_than_eight_workers_sums_fewer_when_they_overshoot() -> None:
     wild = network(Sgd(3.0))
     freed = play(recipe(wild, epochs=24, limit_overshoot=False), 16)
     limited = play(recipe(wild, epochs=24), 16)
@@ -72,6 +71,7 @@ def test_workers_whose_sum_overshoots_are_summed_no_more_and_keep_equal_replicas
     assert limited.summed_workers is not None
     assert limited.summed_workers < 16
     assert limited.replicas_equal
+    assert limited.digest != freed.digest
     assert limited.minibatches == freed.minibatches
     assert play(recipe(wild, epochs=24), 8).summed_workers is None
 
