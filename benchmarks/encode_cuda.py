@@ -39,7 +39,7 @@ import numpy as np
 from sparkstrom.base.errors import SetupError
 from sparkstrom.encoding import backends, gaps
 from sparkstrom.encoding.grid import quantum
-from sparkstrom.encoding.layers import SAMPLE_PARAMS
+from sparkstrom.encoding.layers import SAMPLE_PARAMS, Residuals
 
 PAIRS = 15
 DENSITIES = (1e-4, 1e-3, 1e-2)
@@ -105,7 +105,7 @@ def results(kernels: backends.Kernels, n_params: int) -> Iterator[dict[str, Any]
         by_level = levels_of(kernels, theta_there, kept, codes[:count], copied)
         theta_there.copy_to_device(theta)
         yield {
-            "device": cuda.get_current_device().name.decode(),
+            "device": device_name(),
             "n_params": n_params,
             "density": density,
             "copy_ms": median(copy),
@@ -124,6 +124,14 @@ def results(kernels: backends.Kernels, n_params: int) -> Iterator[dict[str, Any]
         }
 
 
+def device_name() -> str:
+    """The GPU's name, which old versions of Numba return as bytes."""
+    from numba import cuda
+
+    name = cuda.get_current_device().name
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
 def levels_of(
     kernels: backends.Kernels, theta: Any, kept: Any, codes: Any, copied: Any
 ) -> dict[str, float]:
@@ -140,11 +148,11 @@ def levels_of(
         lambda: copied.copy_to_device(theta),
         lambda: kernels.choose_replica(kept, TAU, 2**31, 1, chosen),
     )
-    where = np.random.default_rng(1).integers(0, n_params, SAMPLE_PARAMS)
-    take, sampled = backends.memory("cuda").take, []
-    for _ in range(PAIRS):
+    residuals = Residuals(theta, kept, 1, None, backends.backend(backends.CUDA))
+    sampled = []
+    for seed in range(PAIRS):
         begin = time.perf_counter()
-        take(kept, where)
+        residuals.sample_sizes(SAMPLE_PARAMS, seed)
         sampled.append(1e3 * (time.perf_counter() - begin))
 
     def middle(work: Callable[[], Any]) -> float:

@@ -259,9 +259,16 @@ def kernels(name: str = "cpu") -> Kernels:
 
 
 def _cuda_kernels() -> Kernels:
-    """Return the CUDA kernels. Raise SetupError if CUDA is unavailable."""
+    """Return the CUDA kernels. Raise SetupError if CUDA is unavailable or cannot compile them."""
     _cuda_device().require()
-    return cast(Kernels, importlib.import_module(CUDA_KERNELS))
+    try:
+        return cast(Kernels, importlib.import_module(CUDA_KERNELS))
+    except Exception as error:  # what Numba raises is not documented, and differs between versions
+        raise SetupError(
+            f"backend='cuda': Numba cannot compile kernels: {type(error).__name__}: {error}."
+            " Install versions of numba-cuda, numpy and the CUDA toolkit that fit together, or"
+            " use backend='cpu'"
+        ) from error
 
 
 def _cuda_device() -> Any:

@@ -27,7 +27,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numba import cuda
 from numba.core import config
-from numba.cuda.cudadrv import driver, drvapi
+from numba.cuda.cudadrv import driver
 from numba.cuda.cudadrv.devicearray import is_cuda_ndarray
 from numba.cuda.cudadrv.error import CudaSupportError
 from numpy.typing import DTypeLike, NDArray
@@ -158,13 +158,11 @@ def independent_stream() -> Any:
     """
     if SIMULATED:
         return cuda.stream()
-    if driver.USE_NV_BINDING:
-        handle = int(driver.driver.cuStreamCreate(STREAM_NON_BLOCKING))
-    else:
-        made = drvapi.cu_stream()
-        driver.driver.cuStreamCreate(byref(made), STREAM_NON_BLOCKING)
-        handle = made.value
-    return cuda.external_stream(handle)
+    if getattr(driver, "USE_NV_BINDING", True):  # new versions of numba-cuda have no other binding
+        return cuda.external_stream(int(driver.driver.cuStreamCreate(STREAM_NON_BLOCKING)))
+    made = ctypes.c_void_p()
+    driver.driver.cuStreamCreate(byref(made), STREAM_NON_BLOCKING)
+    return cuda.external_stream(made.value)
 
 
 def is_usable() -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.encoding import backends
 from sparkstrom.encoding.cuda import device as cuda_dlpack
 
@@ -65,6 +67,19 @@ def test_cuda_without_a_driver_is_refused_with_the_reason(driver: str, reason: s
     assert done.stdout.startswith("backend='cuda': ")
     assert reason in done.stdout
     assert "use backend='cpu'" in done.stdout
+
+
+def test_kernels_that_numba_cannot_compile_are_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """numba-cuda 0.30 with NumPy 2.5 raised AttributeError when the first kernel was compiled."""
+    reason = "module 'numpy' has no attribute 'row_stack'"
+    (tmp_path / "kernels_that_fail.py").write_text(f"raise AttributeError({reason!r})")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(backends, "CUDA_KERNELS", "kernels_that_fail")
+    monkeypatch.setattr(backends, "_cuda_device", Mock)
+    with pytest.raises(SetupError, match=f"backend='cuda'.*{reason}.*backend='cpu'"):
+        backends.kernels("cuda")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.uint8])

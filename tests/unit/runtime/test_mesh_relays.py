@@ -175,7 +175,7 @@ def test_buffers_are_averaged_and_equal_everywhere(make_mesh: MAKE) -> None:
 
 
 def test_who_joins_late_takes_the_buffers_with_its_replica(make_mesh: MAKE) -> None:
-    mesh = make_mesh(limits_of_two(start_s=0.1), 3)
+    mesh = make_mesh(limits_of_two(start_s=0.1, workers_min=2), 3)
     mesh.begin(average=WithStatistics().average_buffers)
     models = [WithStatistics() for _ in range(3)]
     in_order(mesh, *({"model": model} for model in models[:2]))
