@@ -15,7 +15,10 @@ numbers (``diloco-STEPS``, ``sparseloco-PERCENT-STEPS``). One object per run:
 
     task, optimizer, workers, system, settings, seed, rate, options   what was asked for
     value            of the task's metric on ``test``: accuracy, or loss
+    minibatches      of all workers together
     gap              to one process with the same seed: how much worse (negative: better)
+    gap_error        the gap's standard error, of the test rows alone; paired, row by row
+    behind_ddp, behind_ddp_error     the same against DDP with the same seed, if that ran, too
     loss, loss_gap   the same of the loss, which is more precise if few rows are wrong
     validate         the metric's value on ``validate``
     bytes_factor     times fewer bytes than float32 gradients at each step; of executors with the
@@ -24,5 +27,5 @@ numbers (``diloco-STEPS``, ``sparseloco-PERCENT-STEPS``). One object per run:
                      staleness_rounds, the same for each worker; time, virtual, of what it takes
                      if no worker ever waits; sent_fraction; mass_clipped, of what was sent;
                      residual_norm; publications
-    seconds          that the run took here
+    seconds          that the run took here; 0 of DDP, which ran for an earlier comparison
 """

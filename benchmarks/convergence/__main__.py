@@ -16,12 +16,13 @@ from typing import Any
 
 import benchmarks.convergence
 from benchmarks.convergence.settings import Settings
-from benchmarks.convergence.tasks import GRIDS, OPTIMIZERS, TASKS
+from benchmarks.convergence.tasks import BATCH_ROWS, GRIDS, OPTIMIZERS, TASKS
 from benchmarks.convergence.trial import Outcome, Trial, scores
 
-OURS, EXECUTORS, BEST = "ours", "executors", "ddp-best"
+OURS, EXECUTORS, DDP, BEST = "ours", "executors", "ddp", "ddp-best"
 BEST_TIMES = (1, 2, 4, 8, 16)  # the one process's learning rate
 Train = Callable[[Trial], Outcome]
+NOT_RUN = Outcome(*2 * ({"loss": math.nan, "accuracy": math.nan},))
 
 
 def main() -> int:
@@ -64,12 +65,17 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         "--options", default=(), type=options, metavar="NAME=VALUE,...",
         help="of the optimizer, for every system, such as nesterov=True,weight_decay=0.01",
     )  # fmt: skip
-    parser.add_argument("--epochs", type=int, help="default: the task's")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--epochs", type=int, help="default: the task's")
+    length.add_argument(
+        "--minibatches", default="", help="lengths, by comma, each as the nearest number of epochs"
+    )
     parser.add_argument("--choose", action="store_true", help="print the grids' scores instead")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args(arguments)
     args.workers = numbers(args.workers)
     args.executors = numbers(args.executors)
+    args.minibatches = numbers(args.minibatches)
     args.variants = args.variants or [("", Settings())]
     return args
 
@@ -126,11 +132,11 @@ def numbers(text: str) -> list[int]:
 
 
 def runs(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All runs; each is compared with the one process with its seed."""
+    """All runs; each is compared with the one process, and with DDP, with its seed."""
     for trial in trials(args):
-        reference = alone(trial.alone)
         for name, system, made, train in planned(trial, args):
-            yield result(reference, made, system, name, train)
+            peer = by_ddp(trial) if DDP in args.systems else NOT_RUN
+            yield result(made, system, name, train, peer)
 
 
 def planned(trial: Trial, args: argparse.Namespace) -> Iterator[tuple[str, str, Trial, Train]]:
@@ -144,7 +150,7 @@ def planned(trial: Trial, args: argparse.Namespace) -> Iterator[tuple[str, str, 
         elif trial.workers > 1 and system == BEST:
             yield "", BEST, replace(trial, rate=best_rate(replace(trial, seed=0))), baseline("ddp")
         elif trial.workers > 1:
-            yield "", system, trial, baseline(system)
+            yield "", system, trial, by_ddp if system == DDP else baseline(system)
     if trial.workers in args.executors:
         for name, variant in args.variants:
             yield name, EXECUTORS, trial, partial(on_executors, variant)
@@ -154,9 +160,15 @@ def trials(args: argparse.Namespace) -> Iterator[Trial]:
     """What is asked for, seed by seed."""
     for task, optimizer in product(args.tasks, args.optimizers):
         rate = args.rate or TASKS[task].rates[optimizer]
-        for workers in args.workers:
+        for epochs, workers in product(lengths(task, args), args.workers):
             for seed in range(args.first_seed, args.first_seed + args.seeds):
-                yield Trial(*(task, optimizer, workers, seed, rate), args.options, args.epochs)
+                yield Trial(*(task, optimizer, workers, seed, rate), args.options, epochs)
+
+
+def lengths(task: str, args: argparse.Namespace) -> list[int | None]:
+    """Numbers of epochs; None: the task's."""
+    per_epoch = len(TASKS[task].split().train.labels) / BATCH_ROWS
+    return [max(1, round(each / per_epoch)) for each in args.minibatches] or [args.epochs]
 
 
 def ours(variant: Settings, trial: Trial) -> Outcome:
@@ -174,8 +186,8 @@ def on_executors(variant: Settings, trial: Trial) -> Outcome:
 
 
 @cache
-def alone(trial: Trial) -> Outcome:
-    """What one process came to; trained once."""
+def by_ddp(trial: Trial) -> Outcome:
+    """DDP, which with one worker is one process; trained once."""
     from benchmarks.convergence.baselines import ddp
 
     return ddp(trial)
@@ -195,31 +207,40 @@ def chosen(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from benchmarks.convergence.baselines import ddp
 
     for task, optimizer in product(args.tasks, args.optimizers):
-        seeds = [Trial(task, optimizer, 1, seed, 0.0) for seed in range(args.seeds)]
-        yield {"task": task, "optimizer": optimizer, "scores": scores(seeds, ddp, GRIDS[optimizer])}
+        for epochs in lengths(task, args):
+            trials = [Trial(task, optimizer, 1, n, 0.0, (), epochs) for n in range(args.seeds)]
+            found = scores(trials, ddp, GRIDS[optimizer])
+            yield {
+                "task": task,
+                "optimizer": optimizer,
+                "minibatches": trials[0].minibatches,
+                "scores": found,
+            }
 
 
-def result(
-    reference: Outcome, trial: Trial, system: str, name: str, train: Train
-) -> dict[str, Any]:
-    """One run and how it compares."""
+def result(trial: Trial, system: str, name: str, train: Train, peer: Outcome) -> dict[str, Any]:
+    """One run and how it compares with one process and with ``peer``, DDP."""
     metric, began_s = trial.task.metric, time.monotonic()
-    outcome = train(trial)
-    value, alone_value = outcome.test[metric], reference.test[metric]
-    worse = alone_value - value if metric == "accuracy" else value - alone_value
+    outcome, reference = train(trial), by_ddp(trial.alone)
+    gap, error = outcome.worse_than(reference, metric)
+    behind, behind_error = outcome.worse_than(peer, metric)
     return {
         "task": trial.task_name,
         "optimizer": trial.optimizer,
         "workers": trial.workers,
+        "minibatches": trial.minibatches,
         "system": system,
         "settings": name,
         "seed": trial.seed,
         "rate": trial.rate,
         "options": dict(trial.options),
         "metric": metric,
-        "value": number(value),
-        "one": number(alone_value),
-        "gap": number(worse),
+        "value": number(outcome.test[metric]),
+        "one": number(reference.test[metric]),
+        "gap": number(gap),
+        "gap_error": number(error),
+        "behind_ddp": number(behind),
+        "behind_ddp_error": number(behind_error),
         "loss": number(outcome.test["loss"]),
         "loss_gap": number(outcome.test["loss"] - reference.test["loss"]),
         "validate": number(outcome.validate[metric]),

@@ -41,6 +41,11 @@ class Trial:
         return self.task.epochs if self.epochs is None else self.epochs
 
     @property
+    def minibatches(self) -> int:
+        """Of all workers together."""
+        return self.epoch_count * (len(self.task.split().train.labels) // BATCH_ROWS)
+
+    @property
     def alone(self) -> Self:
         """The same with one worker."""
         return replace(self, workers=1)
@@ -109,6 +114,19 @@ class Outcome:
     bytes_sent: int = 0  # by all workers, each message once
     bytes_dense: int = 0  # had each sent a float32 gradient at each step
     figures: dict[str, float] = field(default_factory=dict)  # of this system alone
+    units: Flat | None = None  # the metric of each independent part of ``test``; None: diverged
+
+    def worse_than(self, other: Outcome, metric: str) -> tuple[float, float]:
+        """How much worse than another outcome on the same rows, and the standard error of that.
+
+        The error is that of the test rows alone, paired: what another seed changes is not in it.
+        """
+        sign = -1 if metric == "accuracy" else 1
+        gap = sign * (self.test[metric] - other.test[metric])
+        if self.units is None or other.units is None:
+            return gap, math.nan
+        differences = self.units.astype(np.float64) - other.units
+        return gap, float(differences.std(ddof=1) / math.sqrt(differences.size))
 
     @property
     def factor(self) -> float | None:
@@ -118,30 +136,42 @@ class Outcome:
 
 def measured(module: Any, task: Task, rows: Rows) -> dict[str, float]:
     """Loss and accuracy of a module in evaluation mode; a module that diverged has loss inf."""
+    return means(by_row(module, task, rows))
+
+
+def means(rows: dict[str, NDArray[np.float64]]) -> dict[str, float]:
+    """Of what ``by_row`` returns; a loss that is no number is inf."""
+    found = {name: float(values.mean()) for name, values in rows.items()}
+    return found | {"loss": found["loss"] if math.isfinite(found["loss"]) else math.inf}
+
+
+def by_row(module: Any, task: Task, rows: Rows) -> dict[str, NDArray[np.float64]]:
+    """The loss of each row, and whether its class is right where there are classes."""
     import torch
 
     module.eval()
-    loss_of, loss, hits = task.loss(), 0.0, 0
+    loss_of, losses, hits = task.loss(), [], []
+    loss_of.reduction = "none"
     with torch.inference_mode():
         for first in range(0, len(rows.labels), 512):
             x = torch.from_numpy(rows.features[first : first + 512])
             y = torch.from_numpy(rows.labels[first : first + 512])
             output = module(x)
-            loss += float(loss_of(output, y)) * len(y)
+            losses.append(loss_of(output, y).reshape(len(y), -1).mean(1))
             if task.metric == "accuracy":
-                hits += int((output.argmax(1) == y).sum())
+                hits.append(output.argmax(1) == y)
     module.train()
-    mean = loss / len(rows.labels)
-    found = {"loss": mean if math.isfinite(mean) else math.inf}
-    if task.metric == "accuracy":
-        found["accuracy"] = hits / len(rows.labels)
-    return found
+    found = {"loss": losses} | ({"accuracy": hits} if hits else {})
+    return {name: torch.cat(parts).numpy().astype(np.float64) for name, parts in found.items()}
 
 
 def outcome(trial: Trial, module: Any, **values: Any) -> Outcome:
     """Measure the module at the end of a training."""
-    split = trial.task.split()
-    test, validate = (measured(module, trial.task, rows) for rows in (split.test, split.validate))
+    task, split = trial.task, trial.task.split()
+    rows = by_row(module, task, split.test)
+    test, validate = means(rows), measured(module, task, split.validate)
+    if math.isfinite(test["loss"]):
+        values["units"] = rows[task.metric].reshape(-1, task.copies).mean(1)
     return Outcome(test, validate, **values)
 
 

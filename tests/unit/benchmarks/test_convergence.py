@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 from benchmarks.convergence import texts  # noqa: E402
-from benchmarks.convergence.__main__ import parsed, runs  # noqa: E402
+from benchmarks.convergence.__main__ import parsed, runs, trials  # noqa: E402
 from benchmarks.convergence.baselines import BASELINES, baseline, ddp, unchanged_buffers  # noqa: E402
 from benchmarks.convergence.ours import player_of, train  # noqa: E402
 from benchmarks.convergence.powersgd import PowerSGD  # noqa: E402
 from benchmarks.convergence.settings import Settings  # noqa: E402
+from benchmarks.convergence.table import Result, table  # noqa: E402
 from benchmarks.convergence.tasks import TASKS  # noqa: E402
-from benchmarks.convergence.trial import Learner, Trial, measured  # noqa: E402
+from benchmarks.convergence.trial import Learner, Outcome, Trial, measured  # noqa: E402
 from sparkstrom.rehearsal.fit import PlayedFit  # noqa: E402
 
 DIGITS = Trial("digits", "sgd", 4, 0, 0.3, epochs=2)
@@ -213,3 +215,77 @@ def test_a_line_of_results_says_how_far_it_is_from_one_process() -> None:
     assert ours["settings"] == "levels=1"
     assert ours["gap"] == pytest.approx(ours["one"] - ours["value"], abs=2e-4)
     assert dense["bytes_factor"] == 1.0
+
+
+def test_lengths_are_asked_for_in_minibatches() -> None:
+    wanted = "--tasks digits,teacher --optimizers sgd --minibatches 64,1500 --workers 4 --seeds 1"
+    found = [trial.minibatches for trial in trials(parsed(wanted.split()))]
+    assert found == [64, 1504, 512, 1536]  # whole epochs, of 32 minibatches and of 512
+
+
+def test_results_are_compared_with_ddp_row_by_row() -> None:
+    wanted = "--tasks digits --optimizers sgd --epochs 2 --workers 4 --seeds 1 --systems ours,ddp"
+    ours, peer = runs(parsed(wanted.split()))
+    assert (peer["behind_ddp"], peer["behind_ddp_error"]) == (0, 0)
+    assert ours["behind_ddp"] == pytest.approx(ours["gap"] - peer["gap"], abs=2e-4)
+    assert 0 < ours["gap_error"] < 0.05
+    assert 0 < ours["behind_ddp_error"] < 0.05
+
+
+def outcome_of(*right: float) -> Outcome:
+    units = np.asarray(right, np.float32)
+    return Outcome({"accuracy": float(units.mean()), "loss": 0.0}, {}, units=units)
+
+
+def test_the_error_of_a_gap_is_that_of_the_differences() -> None:
+    gap, error = outcome_of(1, 1, 0, 1).worse_than(outcome_of(1, 1, 1, 1), "accuracy")
+    assert gap == 0.25
+    assert error == pytest.approx(0.25)
+    assert outcome_of(0, 1).worse_than(outcome_of(0, 1), "accuracy") == (0, 0)
+
+
+def test_shifted_images_are_those_of_digits() -> None:
+    digits, shifted = TASKS["digits"].split().test, TASKS["shifted"].split().test
+    copies = TASKS["shifted"].copies
+    assert len(shifted.labels) == copies * len(digits.labels) > 10_000
+    middle = copies // 2  # not shifted
+    assert (shifted.features[middle::copies] == digits.features).all()
+    up = shifted.features[2].reshape(8, 8)  # a pixel up: the first of five rows of five ways
+    assert (up[:-1] == digits.features[0].reshape(8, 8)[1:]).all()
+    assert not up[-1].any()
+
+
+def table_result(system: str, seed: int, gap: float | None, behind: float | None) -> Result:
+    return {
+        "task": "digits",
+        "optimizer": "sgd",
+        "workers": 4,
+        "minibatches": 64,
+        "seed": seed,
+        "system": system,
+        "metric": "accuracy",
+        "one": 0.9,
+        "gap": gap,
+        "behind_ddp": behind,
+        "behind_ddp_error": 0.001,
+    }
+
+
+@pytest.mark.parametrize(
+    ("gaps", "expected"),
+    [
+        ((0.01, 0.012, 0.011), "**1.1** / 2.1 ± 0.1"),  # by 1.0, ten times its error
+        ((0.031, 0.030, 0.032), "3.1 / **2.1** ± 0.1"),
+        ((0.00, 0.04, 0.02), "2.0 / 2.1 ± 1.2"),  # seeds differ more
+        ((0.01, None, 0.011), "1 of 3 diverged / 2.1"),
+    ],
+)
+def test_a_tables_cell_is_bold_only_where_the_difference_is_certain(
+    gaps: tuple[float | None, ...], expected: str
+) -> None:
+    results = []
+    for seed, gap in enumerate(gaps):
+        behind = None if gap is None else gap - 0.021
+        results += [table_result("ours", seed, gap, behind), table_result("ddp", seed, 0.021, 0.0)]
+    *_, row = table(results)
+    assert row == f"| digits, sgd | 64 | 0.900 | {expected} |"

@@ -1,0 +1,104 @@
+"""Tables of results with error bars, for documents.
+
+    python -m benchmarks.convergence --systems ours,ddp --json ... > results
+    python -m benchmarks.convergence.table results [more results]
+
+One row per task, optimizer and length in minibatches, one column per number of workers. A cell has
+the gaps of sparkstrom and DDP to one process, means of the seeds, in points of accuracy or in loss:
+
+    ours / DDP +- E     E: the standard error of the difference between the two
+
+The better one is bold where they differ by more than twice E. E combines two independent parts:
+how the difference varies between seeds, and the error of the test rows, which is paired row by row.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Result = dict[str, Any]
+Row = tuple[str, str, int]  # task, optimizer, minibatches
+
+
+class Difference(NamedTuple):
+    """How much worse ours is than DDP, and the standard error of that."""
+
+    mean: float
+    error: float
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it is larger than twice its error."""
+        return abs(self.mean) > 2 * self.error
+
+
+def difference(results: list[Result]) -> Difference:
+    """Of ours with one or more seeds, none of which diverged."""
+    gaps = np.array([result["behind_ddp"] for result in results])
+    of_rows = float(np.mean([result["behind_ddp_error"] for result in results]))
+    of_seeds = gaps.std(ddof=1) / math.sqrt(gaps.size) if gaps.size > 1 else math.inf
+    return Difference(float(gaps.mean()), math.hypot(of_seeds, of_rows))
+
+
+def cell(ours: list[Result], ddp: list[Result]) -> str:
+    """The gaps of all seeds of one number of workers."""
+    if not ours or not ddp:
+        return ""
+    points = 100 if ours[0]["metric"] == "accuracy" else 1
+    digits = 1 if points == 100 else 3
+
+    def gap(results: list[Result]) -> str:
+        gaps = [result["gap"] for result in results]
+        lost = sum(gap is None for gap in gaps)
+        if lost:
+            return f"{lost} of {len(gaps)} diverged"
+        return f"{points * np.mean(gaps):.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+    left, right = gap(ours), gap(ddp)
+    if any(result["gap"] is None for result in [*ours, *ddp]):
+        return f"{left} / {right}"
+    found = difference(ours)
+    if found.is_certain:
+        left, right = (f"**{left}**", right) if found.mean < 0 else (left, f"**{right}**")
+    return f"{left} / {right} \N{PLUS-MINUS SIGN} {points * found.error:.{digits}f}"
+
+
+def table(results: Iterable[Result]) -> Iterator[str]:
+    """The lines of a table in Markdown."""
+    cells: dict[tuple[Row, int, str], list[Result]] = defaultdict(list)
+    for result in results:
+        row = (result["task"], result["optimizer"], result["minibatches"])
+        cells[row, result["workers"], result["system"]].append(result)
+    rows = sorted({row for row, _, _ in cells})
+    workers = sorted({number for _, number, _ in cells if number > 1})
+    yield (
+        "| task, optimizer | minibatches | one process | "
+        + " | ".join(f"k = {number}" for number in workers)
+        + " |"
+    )
+    yield "|---" * (len(workers) + 3) + "|"
+    for row in rows:
+        of_row = [each for (its, _, _), found in cells.items() if its == row for each in found]
+        one = np.mean([result["one"] for result in of_row])
+        gaps = [cell(cells[row, k, "ours"], cells[row, k, "ddp"]) for k in workers]
+        yield f"| {row[0]}, {row[1]} | {row[2]:,} | {one:.3f} | " + " | ".join(gaps) + " |"
+
+
+def main() -> int:
+    """Print the table of the files that are named, or of standard input."""
+    texts = [Path(name).read_text() for name in sys.argv[1:]] or [sys.stdin.read()]
+    lines = [line for text in texts for line in text.splitlines() if line.strip()]
+    print("\n".join(table(map(json.loads, lines))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
