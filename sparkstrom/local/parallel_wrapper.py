@@ -284,7 +284,7 @@ class ParallelWrapper(TrainedNetwork):
         fit = self._model, self._state, self._master, packed, parse_epochs(epochs), chosen.fraction
         with closing(make_progress_display(self._progress)) as progress:
             sample = sample_blocks(blocks, request.rows, request.seed)
-            return rehearse(make_recipe(*fit), sample, request, progress.say)
+            return rehearse(make_recipe(*fit), sample, request, progress)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

@@ -102,6 +102,49 @@ class ProgressFigures:
         """The completed fraction of the fit, from 0 to 1."""
         return min(1.0, self.epoch / max(1, self.epochs))
 
+    def to_texts(self, rate: ProgressRate) -> list[str]:
+        """Return the known values as texts, the most important first.
+
+        A caller with limited space drops texts from the end.
+        """
+        per_s, waiting = rate.examples_per_s, round(self.waiting)
+        texts = [
+            f"epoch {self.epoch:.1f}/{self.epochs}",
+            f"loss {self.loss:.4f}" if self.loss is not None else "",
+            f"held-out {self.held_out:.4f}" if self.held_out is not None else "",
+            f"{per_s:,.0f} examples/s" if per_s is not None else "",
+            *rate.format_remaining(self.fraction_done),
+            f"{self.workers}/{self.partitions} workers",
+            f"{self.slow_links} slow link{'s' * (self.slow_links > 1)}" if self.slow_links else "",
+            f"sent {self.sent_fraction:.2%}" if self.sent_fraction is not None else "",
+            f"tau {self.tau:.2g}" if self.tau is not None else "",
+            f"staleness {self.staleness:.0f}" + (f"+{waiting}" if waiting else ""),
+            f"{self.updates:,} updates",
+            f"{self.bytes_sent / 1e6:.2f} MB",
+        ]
+        return [text for text in texts if text]
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsalFigures:
+    """The progress of a rehearsal, which plays several fits one after the other."""
+
+    phase: str  # the fit that is played, human-readable
+    fraction_done: float  # of all fits, from 0 to 1, by the time that they take
+    examples: int = 0  # none of a fit is trained
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether nothing has been played yet."""
+        return self.fraction_done == 0
+
+    def to_texts(self, rate: ProgressRate) -> list[str]:
+        """Return the time left, once it is known."""
+        return rate.format_remaining(self.fraction_done)
+
+
+DisplayedFigures = ProgressFigures | RehearsalFigures
+
 
 @dataclass(slots=True)
 class ProgressRate:
@@ -111,48 +154,26 @@ class ProgressRate:
     remaining_s: float | None = None  # None: not known, or no progress
     _samples: deque[tuple[float, int, float]] = field(default_factory=deque)
 
-    def update(self, figures: ProgressFigures, now_s: float) -> None:
+    def update(self, figures: DisplayedFigures, now_s: float) -> None:
         """Add the current progress and recompute the rates."""
         if figures.is_starting:
             return
         samples = self._samples
-        samples.append((now_s, figures.examples, figures.epoch))
+        samples.append((now_s, figures.examples, figures.fraction_done))
         while now_s - samples[0][0] > RATE_WINDOW_S and len(samples) > 2:
             samples.popleft()
-        first_s, examples, epoch = samples[0]
+        first_s, examples, fraction = samples[0]
         if now_s - first_s < RATE_WINDOW_MIN_S:
             return
         self.examples_per_s = (figures.examples - examples) / (now_s - first_s)
-        epochs_per_s = (figures.epoch - epoch) / (now_s - first_s)
-        left = max(0.0, figures.epochs - figures.epoch)
-        self.remaining_s = left / epochs_per_s if epochs_per_s > 0 else None
+        per_s = (figures.fraction_done - fraction) / (now_s - first_s)
+        self.remaining_s = (1 - figures.fraction_done) / per_s if per_s > 0 else None
 
-
-def format_figures(figures: ProgressFigures, rate: ProgressRate) -> list[str]:
-    """Return the known values as texts, the most important first.
-
-    A caller with limited space drops texts from the end.
-    """
-    per_s, waiting = rate.examples_per_s, round(figures.waiting)
-    texts = [
-        f"epoch {figures.epoch:.1f}/{figures.epochs}",
-        f"loss {figures.loss:.4f}" if figures.loss is not None else "",
-        f"held-out {figures.held_out:.4f}" if figures.held_out is not None else "",
-        f"{per_s:,.0f} examples/s" if per_s is not None else "",
-        f"{format_clock_time(rate.remaining_s)} left"
-        if rate.remaining_s is not None and figures.fraction_done < 1
-        else "",
-        f"{figures.workers}/{figures.partitions} workers",
-        f"{figures.slow_links} slow link{'s' * (figures.slow_links > 1)}"
-        if figures.slow_links
-        else "",
-        f"sent {figures.sent_fraction:.2%}" if figures.sent_fraction is not None else "",
-        f"tau {figures.tau:.2g}" if figures.tau is not None else "",
-        f"staleness {figures.staleness:.0f}" + (f"+{waiting}" if waiting else ""),
-        f"{figures.updates:,} updates",
-        f"{figures.bytes_sent / 1e6:.2f} MB",
-    ]
-    return [text for text in texts if text]
+    def format_remaining(self, fraction_done: float) -> list[str]:
+        """Return the remaining time as a text; nothing if it is not known or nothing remains."""
+        if self.remaining_s is None or fraction_done >= 1:
+            return []
+        return [f"{format_clock_time(self.remaining_s)} left"]
 
 
 def format_clock_time(seconds: float) -> str:
@@ -180,7 +201,7 @@ class ProgressDisplay:
         self._rate = ProgressRate()
         self._has_failed = False
 
-    def show(self, figures: ProgressFigures, *, force: bool = False) -> None:
+    def show(self, figures: DisplayedFigures, *, force: bool = False) -> None:
         """Draw the progress if the interval has passed; ``force`` always draws (final state)."""
         now_s = time.monotonic()
         with self._lock:
@@ -213,7 +234,7 @@ class ProgressDisplay:
         """Return the seconds until the next drawing, given the seconds since the fit's start."""
         return self.every_s
 
-    def _draw(self, figures: ProgressFigures, seconds: float, *, last: bool) -> None:
+    def _draw(self, figures: DisplayedFigures, seconds: float, *, last: bool) -> None:
         """Draw the progress ``seconds`` after the fit's start; ``last`` marks the final state."""
 
     def _write(self, text: str) -> None:
@@ -231,7 +252,7 @@ class PlainTextDisplay(ProgressDisplay):
         """Return a twentieth of the elapsed time, within bounds."""
         return min(LOG_EVERY_S_MAX, max(LOG_EVERY_S, seconds / LOG_INTERVAL_DIVISOR))
 
-    def _draw(self, figures: ProgressFigures, seconds: float, *, last: bool) -> None:
+    def _draw(self, figures: DisplayedFigures, seconds: float, *, last: bool) -> None:
         """Write the progress as one line of text."""
         self._write(format_progress_line(figures, self._rate, seconds))
 
@@ -257,9 +278,9 @@ def is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-def format_progress_line(figures: ProgressFigures, rate: ProgressRate, seconds: float) -> str:
+def format_progress_line(figures: DisplayedFigures, rate: ProgressRate, seconds: float) -> str:
     """Return the progress as one line of plain text, ``seconds`` after the fit's start."""
     if figures.is_starting:
         return f"sparkstrom: {figures.phase}  {seconds:.0f} s"
-    text = "  ".join(format_figures(figures, rate))
+    text = "  ".join(figures.to_texts(rate))
     return f"sparkstrom: {figures.phase} {figures.fraction_done:.0%}  {text}  {seconds:.0f} s"

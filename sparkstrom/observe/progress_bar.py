@@ -18,9 +18,8 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from sparkstrom.observe.progress import (
+    DisplayedFigures,
     ProgressDisplay,
-    ProgressFigures,
-    format_figures,
     is_terminal,
 )
 
@@ -67,7 +66,7 @@ class TerminalBar(ProgressDisplay):
             while self._undo_redirects:
                 self._undo_redirects.pop()()
 
-    def _draw(self, figures: ProgressFigures, seconds: float, *, last: bool) -> None:
+    def _draw(self, figures: DisplayedFigures, seconds: float, *, last: bool) -> None:
         """Draw the bar with as many values as fit into the terminal's width."""
         columns = terminal_columns(self._stream) - 1
         if self._tqdm_bar is None:
@@ -82,7 +81,7 @@ class TerminalBar(ProgressDisplay):
         else:
             head = f"{figures.phase} {{percentage:3.0f}}%|"
             width = columns - len(figures.phase) - len(" 100%|") - BAR_CELLS_MIN - len("| ")
-            shown = join_within_width(format_figures(figures, self._rate), width)
+            shown = join_within_width(figures.to_texts(self._rate), width)
             meter.bar_format = f"{head}{{bar}}| {shown}"
         if not self._is_mid_line:
             meter.refresh()

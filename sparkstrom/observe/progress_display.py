@@ -16,11 +16,10 @@ from typing import Any
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import is_truth, shown
 from sparkstrom.observe.progress import (
+    DisplayedFigures,
     PlainTextDisplay,
     ProgressDisplay,
-    ProgressFigures,
     ProgressRate,
-    format_figures,
     format_progress_line,
     is_terminal,
 )
@@ -45,7 +44,7 @@ class NotebookBar(ProgressDisplay):
     def __init__(self) -> None:
         super().__init__()
         self._handle: Any = None
-        self._newest: tuple[ProgressFigures, float] | None = None
+        self._newest: tuple[DisplayedFigures, float] | None = None
         self._ended = False
 
     def close(self) -> None:
@@ -55,7 +54,7 @@ class NotebookBar(ProgressDisplay):
                 self._ended = True
                 self._guarded(partial(self._update, BROKEN_COLOR))
 
-    def _draw(self, line: ProgressFigures, seconds: float, *, last: bool) -> None:
+    def _draw(self, line: DisplayedFigures, seconds: float, *, last: bool) -> None:
         """Update the bar in the cell's output."""
         self._newest, self._ended = (line, seconds), last
         self._update(DONE_COLOR if last else RUNNING_COLOR)
@@ -79,9 +78,9 @@ class NotebookBar(ProgressDisplay):
         sys.stdout.write(f"{text}\n")
 
 
-def progress_html(figures: ProgressFigures, rate: ProgressRate, seconds: float, color: str) -> str:
+def progress_html(figures: DisplayedFigures, rate: ProgressRate, seconds: float, color: str) -> str:
     """Return the bar and its texts as HTML, with the texts escaped."""
-    texts = [] if figures.is_starting else format_figures(figures, rate)
+    texts = [] if figures.is_starting else figures.to_texts(rate)
     shown = [*texts, f"{seconds:.0f} s"]
     phase = figures.phase if color != BROKEN_COLOR else f"ended while {figures.phase}"
     return BAR_HTML.format(

@@ -31,7 +31,15 @@ from sparkstrom.models.base import (
 )
 from sparkstrom.planning.scaling import ScalingInputs, predict_ring_allreduce
 from sparkstrom.rehearsal.conditions import Conditions
-from sparkstrom.rehearsal.fit import POINTS, CurvePoint, FitRecipe, Measure, PlayedFit
+from sparkstrom.rehearsal.fit import (
+    POINTS,
+    CurvePoint,
+    FitRecipe,
+    Measure,
+    OnProgress,
+    PlayedFit,
+    ignore_progress,
+)
 from sparkstrom.runtime.optimizer_states import decode_optimizer_state
 from sparkstrom.worker.task_environment import TaskEnvironment, place_model
 
@@ -43,6 +51,7 @@ def train_synchronously(
     ranks: Sequence[Batches],
     conditions: Conditions,
     measure: Measure | None = None,
+    on_progress: OnProgress = ignore_progress,
 ) -> PlayedFit:
     """Train with the minibatches of all ranks in each step; with one rank that is one process.
 
@@ -51,6 +60,7 @@ def train_synchronously(
         ranks: Each rank's minibatches.
         conditions: The cluster, for the time of a step.
         measure: Measures parameters for the curves.
+        on_progress: Called with the fraction of the steps that are done.
 
     Raises:
         TrainingError: The model raises it; a loss that is not finite ends training instead.
@@ -89,6 +99,7 @@ def train_synchronously(
         played.minibatches += len(batches)
         played.examples += batch.rows
         played.seconds += step_s
+        on_progress((done + 1) / total)
         if done * POINTS // total < (done + 1) * POINTS // total:
             record_point()
     played.training_loss = float(np.mean(losses[-max(1, len(losses) // POINTS) :]))

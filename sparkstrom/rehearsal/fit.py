@@ -49,6 +49,11 @@ FIRST_ATTEMPT = 100
 
 # (parameters f32[n_params], buffers) -> metrics by name
 Measure = Callable[[Flat, bytes], dict[str, float]]
+OnProgress = Callable[[float], None]  # is told which fraction of a run is done
+
+
+def ignore_progress(fraction: float) -> None:
+    """Do nothing with the progress of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +157,7 @@ class FitPlayer:
         conditions: The cluster.
         measure: Measures parameters for the curves; None: no curves.
         points: Number of points of a curve, evenly spaced, beside the first one.
+        on_progress: Called with the fraction of the fit that is committed.
     """
 
     def __init__(
@@ -161,11 +167,12 @@ class FitPlayer:
         conditions: Conditions,
         measure: Measure | None = None,
         points: int = POINTS,
+        on_progress: OnProgress = ignore_progress,
     ) -> None:
         workers = len(partitions)
         self._recipe, self._partitions = recipe, partitions
         self._conditions = conditions.for_workers(workers)
-        self._measure, self._points = measure, points
+        self._measure, self._points, self._on_progress = measure, points, on_progress
         self._job = job = recipe.job(workers)
         self._time = time = Timeline(conditions.seed)
         self._network = VirtualNetwork(time, conditions.link_bits_s, conditions.latency_s)
@@ -251,6 +258,7 @@ class FitPlayer:
         if minibatches == self._committed:
             return
         before, self._committed = self._committed, minibatches
+        self._on_progress(minibatches / self._total)
         if before * self._points // self._total < minibatches * self._points // self._total:
             self._record_point()
         if self._kill_moments and minibatches >= self._kill_moments[0]:

@@ -23,13 +23,14 @@ from sparkstrom.fit.trained_network import preserve_process_state
 from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel, Measured
 from sparkstrom.models.output_interpretation import VALUES, get_output_kind, measure_batch
 from sparkstrom.observe.early_stopping import ACCURACY, LOSS
+from sparkstrom.observe.progress import ProgressDisplay, RehearsalFigures
 from sparkstrom.observe.reporting.summary_rendering import pluralize
 from sparkstrom.options.common import require, require_whole, unknown_option_message
 from sparkstrom.options.gradient_sharing import SCALINGS, SharedTrainingMaster
 from sparkstrom.rehearsal.baselines import ring_bits_s, train_synchronously
 from sparkstrom.rehearsal.conditions import WORKERS_MAX, Conditions, StepTimes
 from sparkstrom.rehearsal.data import SampledData
-from sparkstrom.rehearsal.fit import FitPlayer, FitRecipe, Measure, PlayedFit
+from sparkstrom.rehearsal.fit import FitPlayer, FitRecipe, Measure, OnProgress, PlayedFit
 from sparkstrom.rehearsal.measurement import estimate_times, measure_times
 from sparkstrom.rehearsal.result import (
     ALL_REDUCE,
@@ -44,9 +45,9 @@ DEFAULT_WORKERS = (1, 4, 16)
 DEFAULT_LINK, DEFAULT_LATENCY = "1gbit", "1ms"
 DEFAULT_ROWS = 20_000
 TARGET_MARGIN = 0.05  # the default target is one process's lowest loss and this share of it
+# Time to play a minibatch of one process or DDP, in those of sparkstrom (digits, 9,610 parameters).
+SYNCHRONOUS_WEIGHT = 0.2
 STRAGGLERS = re.compile(r"(\d+)x(\d*\.?\d+)")
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,7 @@ class LossMeter:
 
 
 def rehearse(
-    recipe: FitRecipe, sample: RowSample, request: RehearsalRequest, say: Say
+    recipe: FitRecipe, sample: RowSample, request: RehearsalRequest, display: ProgressDisplay
 ) -> Rehearsal:
     """Play the fit with each number of workers and scaling rule.
 
@@ -231,7 +232,7 @@ def rehearse(
         recipe: The fit.
         sample: Rows to train on.
         request: Numbers of workers, links, times and faults.
-        say: Shows the user a line.
+        display: Shows the progress.
 
     Returns:
         The result, with one process and DDP beside sparkstrom.
@@ -246,18 +247,22 @@ def rehearse(
     data = SampledData(recipe, sample)
     data.check()
     data.partitions(request.workers[-1])  # raises for too many workers before any work
-    warm_up(say=say)
+    warm_up(say=display.say)
     with preserve_process_state(), _preserve_torch_threads():
-        return _Rehearsing(recipe, data, request, say).run()
+        return _Rehearsing(recipe, data, request, display).run()
 
 
 class _Rehearsing:
     """One rehearsal while it runs."""
 
     def __init__(
-        self, recipe: FitRecipe, data: SampledData, request: RehearsalRequest, say: Say
+        self,
+        recipe: FitRecipe,
+        data: SampledData,
+        request: RehearsalRequest,
+        display: ProgressDisplay,
     ) -> None:
-        self._recipe, self._data, self._request, self._say = recipe, data, request, say
+        self._recipe, self._data, self._request, self._display = recipe, data, request, display
         batches, self._is_held_out = data.evaluation_batches()
         self._measure: Measure | None = None
         if isinstance(recipe.model, Measured):
@@ -266,12 +271,13 @@ class _Rehearsing:
         self._runs: list[RehearsedRun] = []
         self._to_loss = request.to_loss
         self._entries = self._publications = 0
+        self._weight_begun = 0.0  # of all runs that have begun
 
     def _find_times(self) -> StepTimes:
         """Return the times of a step: as given, or measured."""
         request, recipe = self._request, self._recipe
         if request.is_measured:
-            self._say("measuring a step, and the encoding of its update")
+            self._display.say("measuring a step, and the encoding of its update")
             return request.times(measure_times(recipe, self._data.partitions(1)[0]))
         step_s = request.step_s or 0.0
         return request.times(estimate_times(recipe.model.n_params, step_s, 0.0))
@@ -279,8 +285,9 @@ class _Rehearsing:
     def run(self) -> Rehearsal:
         """Play all runs."""
         recipe, request, conditions = self._recipe, self._request, self._conditions
-        self._announce("one process")
-        one = train_synchronously(recipe, self._data.partitions(1), conditions, self._measure)
+        advance = self._begin("one process", SYNCHRONOUS_WEIGHT)
+        alone = self._data.partitions(1)
+        one = train_synchronously(recipe, alone, conditions, self._measure, advance)
         if self._to_loss is None and self._measure is not None and not one.error:
             lowest = min(point.measures[LOSS] for point in one.points)
             self._to_loss = lowest + TARGET_MARGIN * abs(lowest)
@@ -288,19 +295,23 @@ class _Rehearsing:
         for workers in request.workers:
             rules = request.scaling[: None if workers > 1 else 1]  # one worker needs no rule
             for rule, ruled in _recipes_by_rule(recipe, rules):
-                self._announce(f"{pluralize(workers, 'worker')}{f', {rule}' if rule else ''}")
-                player = FitPlayer(ruled, self._data.partitions(workers), conditions, self._measure)
-                played = player.run()
+                named = f"{pluralize(workers, 'worker')}{f', {rule}' if rule else ''}"
+                advance = self._begin(named, 1)
+                partitions = self._data.partitions(workers)
+                played = FitPlayer(
+                    ruled, partitions, conditions, self._measure, on_progress=advance
+                ).run()
                 self._entries += played.entries
                 self._publications += played.publications
                 self._add(OURS, rule, played, one)
             if workers > 1:
-                self._announce(f"DDP with {workers} ranks")
+                advance = self._begin(f"DDP with {workers} ranks", SYNCHRONOUS_WEIGHT)
                 ranks = self._data.partitions(workers)
-                dense = train_synchronously(recipe, ranks, conditions, self._measure)
+                dense = train_synchronously(recipe, ranks, conditions, self._measure, advance)
                 sent = ring_bits_s(recipe, workers, conditions) * dense.seconds / 8
                 dense.link_bytes = {f"worker {i}": (sent, sent) for i in range(workers)}
                 self._add(ALL_REDUCE, "", dense, one)
+        self._display.show(RehearsalFigures("rehearsed", 1.0), force=True)
         sample, n_params = self._data.sample, recipe.model.n_params
         return Rehearsal(
             tuple(self._runs),
@@ -315,12 +326,26 @@ class _Rehearsing:
             self._to_loss,
         )
 
-    def _announce(self, what: str) -> None:
-        """Say which run begins, and how many there are."""
+    def _begin(self, what: str, weight: float) -> OnProgress:
+        """Show which run begins, and return what shows its progress.
+
+        Args:
+            what: The run, as it is shown.
+            weight: The time that it takes, in those of one of sparkstrom's runs.
+        """
         several = sum(count > 1 for count in self._request.workers)
         alone, rules = len(self._request.workers) - several, max(1, len(self._request.scaling))
-        total = 1 + alone + several * (rules + 1)
-        self._say(f"rehearsing {what} ({len(self._runs) + 1} of {total})")
+        ours = alone + several * rules
+        phase = f"rehearsing {what} ({len(self._runs) + 1} of {1 + ours + several})"
+        total = ours + SYNCHRONOUS_WEIGHT * (1 + several)
+        before, self._weight_begun = self._weight_begun, self._weight_begun + weight
+
+        def advance(fraction: float) -> None:
+            done = (before + weight * fraction) / total
+            self._display.show(RehearsalFigures(phase, min(1.0, done)))
+
+        advance(0.0)
+        return advance
 
     def _add(self, system: str, rule: str, played: PlayedFit, one: PlayedFit) -> None:
         """Add a run's figures."""

@@ -295,7 +295,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
             with self._application.cancel_jobs_on_interrupt():
                 progress.say(f"sampling {request.rows:,} rows")
                 sample = draw_sample(create_source(data, columns), request.rows, request.seed)
-            return rehearse(make_recipe(*fit), sample, request, progress.say)
+            return rehearse(make_recipe(*fit), sample, request, progress)
 
     def _try_first_rows(self, request: FitRequest, data: PartitionedData) -> None:
         """Try one training step on the first rows in this program, to find errors early.

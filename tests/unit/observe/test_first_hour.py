@@ -14,7 +14,7 @@ from sparkstrom.encoding.cpu import kernel_loader as compiled
 from sparkstrom.fit.listeners import ProgressListener
 from sparkstrom.listeners import ScoreIterationListener
 from sparkstrom.observe.epoch_history import Epoch
-from sparkstrom.observe.progress import ProgressFigures, ProgressRate, format_figures
+from sparkstrom.observe.progress import ProgressFigures, ProgressRate
 from sparkstrom.observe.reporting.summary_rendering import summary_text
 from sparkstrom.observe.standard_listeners import log, log_or_print
 
@@ -60,9 +60,9 @@ def _fails(*_: object) -> None:
 
 
 def test_the_held_out_figure_is_in_the_progress_line() -> None:
-    words = format_figures(replace(LINE, held_out=0.125), ProgressRate())
+    words = replace(LINE, held_out=0.125).to_texts(ProgressRate())
     assert words[1:3] == ["loss 0.5000", "held-out 0.1250"]
-    assert not any("held-out" in word for word in format_figures(LINE, ProgressRate()))
+    assert not any("held-out" in word for word in LINE.to_texts(ProgressRate()))
 
 
 def test_the_newest_epochs_held_out_figure_is_kept() -> None:

@@ -15,7 +15,6 @@ from sparkstrom.observe.progress import (
     ProgressFigures,
     ProgressRate,
     format_clock_time,
-    format_figures,
 )
 from sparkstrom.observe.progress_bar import TerminalBar
 from sparkstrom.observe.progress_display import make_progress_display
@@ -103,7 +102,7 @@ def test_the_pace_is_that_of_the_last_seconds() -> None:
 
 def test_what_matters_most_comes_first() -> None:
     pace = ProgressRate(2000.4, 65.2)
-    assert format_figures(line(loss=0.25, slow_links=2), pace)[:6] == [
+    assert line(loss=0.25, slow_links=2).to_texts(pace)[:6] == [
         "epoch 1.5/3",
         "loss 0.2500",
         "2,000 examples/s",
@@ -111,8 +110,8 @@ def test_what_matters_most_comes_first() -> None:
         "3/4 workers",
         "2 slow links",
     ]
-    assert "1 slow link" in format_figures(line(slow_links=1), pace)
-    assert not any("left" in each for each in format_figures(line(epoch=3.0), pace))
+    assert "1 slow link" in line(slow_links=1).to_texts(pace)
+    assert not any("left" in each for each in line(epoch=3.0).to_texts(pace))
 
 
 @pytest.mark.parametrize(

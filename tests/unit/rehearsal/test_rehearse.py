@@ -16,7 +16,9 @@ import pytest
 from sparkstrom import ParallelWrapper, UsageError
 from sparkstrom.data.column_selection import ColumnSpec
 from sparkstrom.data.row_sample import RowSampler, sample_blocks
+from sparkstrom.local import parallel_wrapper
 from sparkstrom.local.data import read_data_blocks
+from sparkstrom.observe.progress import DisplayedFigures, ProgressDisplay, ProgressRate
 from sparkstrom.rehearsal.rehearse import RehearsalRequest
 from sparkstrom.rehearsal.result import ALL_REDUCE, ONE_PROCESS, OURS, Rehearsal
 from tests.unit.rehearsal.recipes import COLUMNS, ROWS, momentum_network, rows
@@ -100,6 +102,40 @@ def test_each_number_of_workers_stands_beside_one_process_and_ddp(played: Rehear
     assert ddp.times_fewer_bytes == 1
     assert ours.points[-1].seconds == pytest.approx(ours.seconds, rel=0.1)
     assert [point.examples for point in ours.points] == sorted(p.examples for p in ours.points)
+
+
+class Recorded(ProgressDisplay):
+    """Keeps what it is asked to show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[DisplayedFigures] = []
+
+    def show(self, figures: DisplayedFigures, *, force: bool = False) -> None:
+        self.shown.append(figures)
+
+
+def test_progress_grows_from_run_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded()
+    monkeypatch.setattr(parallel_wrapper, "make_progress_display", lambda _: recorded)
+    rehearsed(momentum_network(), scaling="sequential,ddp")
+    phases = list(dict.fromkeys(figures.phase for figures in recorded.shown))
+    assert phases == [
+        "rehearsing one process (1 of 5)",
+        "rehearsing 1 worker, sequential (2 of 5)",
+        "rehearsing 4 workers, sequential (3 of 5)",
+        "rehearsing 4 workers, ddp (4 of 5)",
+        "rehearsing DDP with 4 ranks (5 of 5)",
+        "rehearsed",
+    ]
+    done = [figures.fraction_done for figures in recorded.shown]
+    assert done == sorted(done)
+    assert (done[0], done[-1]) == (0.0, 1.0)
+    assert done[-2] == pytest.approx(1.0)  # what was played, before the last call
+    assert len(set(done)) > 100
+    rate = ProgressRate(remaining_s=65.0)
+    assert recorded.shown[0].to_texts(rate) == ["1:05 left"]
+    assert recorded.shown[-1].to_texts(rate) == []
 
 
 def test_table_dictionary_and_pages_have_all_runs(played: Rehearsal, tmp_path: Path) -> None:
