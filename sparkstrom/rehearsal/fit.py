@@ -349,8 +349,9 @@ class MasterEndpoint:
             kept={},
             average=plan.average,
         )
-        self.overshoot = OvershootControl(theta, plan.summed_workers_max)
-        self._limits_overshoot = plan.limits_overshoot
+        self.overshoot = OvershootControl(
+            theta, plan.summed_workers_max, is_enabled=plan.limits_overshoot
+        )
         if plan.summed_workers_max is not None:
             self.machine.step(ev.SummedWorkersLimited(plan.summed_workers_max), time.now_s)
 
@@ -411,7 +412,8 @@ class MasterEndpoint:
                     theta.buffers = update.payload.data
                 else:
                     theta.add(theta.read(update.payload))
-                    self._check_overshoot()
+                    if limited := self.overshoot.after_commit(self.machine.broadcast.training):
+                        self._time.after(0.0, self.handle, limited)
                 theta.commit = update.commit
             case ev.SendChunk(to=to, index=index):
                 self._network.send(self, to, theta.chunk(index))
@@ -434,13 +436,6 @@ class MasterEndpoint:
                 pass  # the run ends with the last worker
             case _:
                 raise AssertionError(f"a master cannot want {effect}")
-
-    def _check_overshoot(self) -> None:
-        """Sum the updates of fewer workers from now on if their sum overshoots."""
-        control, workers = self.overshoot, self.machine.broadcast.training
-        if self._limits_overshoot and control.after_commit(workers):
-            assert control.limit is not None, "it was reduced"
-            self._time.after(0.0, self.handle, ev.SummedWorkersLimited(control.limit))
 
     def _send_direct(self, address: Address, effect: ev.SendToProcess) -> None:
         """Send a message to the process that has this address."""

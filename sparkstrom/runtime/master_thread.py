@@ -125,8 +125,9 @@ class MasterThread(threading.Thread):
             kept=plan.kept,
             average=plan.average,
         )
-        self._overshoot = OvershootControl(theta, plan.summed_workers_max)
-        self._limits_overshoot = plan.limits_overshoot
+        self._overshoot = OvershootControl(
+            theta, plan.summed_workers_max, is_enabled=plan.limits_overshoot
+        )
         self._recovery = DriverRecovery("the driver program", self._replace_transport, clock)
         self._requests: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
         if plan.summed_workers_max is not None:
@@ -369,11 +370,10 @@ class MasterThread(threading.Thread):
     def _check_overshoot(self) -> None:
         """Sum the updates of fewer workers from now on if their sum overshoots."""
         control, workers = self._overshoot, self._machine.broadcast.training
-        is_first = not control.is_reduced
-        if not (self._limits_overshoot and control.after_commit(workers)):
+        is_first, limited = not control.is_reduced, control.after_commit(workers)
+        if limited is None:
             return
-        assert control.limit is not None, "it was reduced"
-        self._requests.put(ev.SummedWorkersLimited(control.limit))
+        self._requests.put(limited)
         if is_first:
             minibatches = self._machine.partitions.minibatches
             self._perform(ev.Note(OVERSHOOTS.format(workers, minibatches)))

@@ -13,6 +13,7 @@ import math
 import numpy as np
 
 from sparkstrom.models.base import Flat
+from sparkstrom.protocol.common.events import SummedWorkersLimited
 from sparkstrom.runtime.theta import Theta
 
 # Fits of up to so many workers are never limited. Plain SGD at a large learning rate has rounds
@@ -38,10 +39,12 @@ class OvershootControl:
     Args:
         theta: the controller's replica; it is only read.
         limit: most workers that are summed from the start; None: all.
+        is_enabled: False keeps this limit.
     """
 
-    def __init__(self, theta: Theta, limit: int | None = None) -> None:
+    def __init__(self, theta: Theta, limit: int | None = None, *, is_enabled: bool = True) -> None:
         self.limit = limit
+        self._is_enabled = is_enabled
         self.is_reduced = False
         self._theta = theta
         self._commits = 0  # of the present round
@@ -49,20 +52,20 @@ class OvershootControl:
         self._before = theta.sample(SAMPLE_MAX)
         self._change: Flat | None = None  # in the previous round
 
-    def after_commit(self, workers: int) -> bool:
-        """Count an applied update, of one of ``workers``; return whether ``limit`` was reduced."""
+    def after_commit(self, workers: int) -> SummedWorkersLimited | None:
+        """Count an applied update of one of ``workers``; return the limit if it was reduced."""
         self._commits += 1
         if self._commits < workers:
-            return False
+            return None
         self._commits = 0
-        if workers <= UNLIMITED_WORKERS:
-            return False
+        if workers <= UNLIMITED_WORKERS or not self._is_enabled:
+            return None
         self._compare_rounds()
         summed = min(workers, self.limit or workers)
         if summed == 1 or self._mean >= OVERSHOOT_COSINE:
-            return False
+            return None
         self.limit, self.is_reduced = max(1, math.floor(REDUCTION * summed)), True
-        return True
+        return SummedWorkersLimited(self.limit)
 
     def _compare_rounds(self) -> None:
         """Compare what the round that has just ended changed with what the one before changed."""
