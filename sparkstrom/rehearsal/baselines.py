@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sparkstrom.base.errors import format_reason
 from sparkstrom.data.row_store import Batches
 from sparkstrom.encoding.grid import round_to_grid
 from sparkstrom.models.base import (
@@ -62,8 +63,8 @@ def train_synchronously(
         measure: Measures parameters for the curves.
         on_progress: Called with the fraction of the steps that are done.
 
-    Raises:
-        TrainingError: The model raises it; a loss that is not finite ends training instead.
+    An exception of the model or a loss that is not finite ends training, with the reason in
+    ``error``.
     """
     played = PlayedFit(len(ranks), replicas_equal=True)
     model, parameters = _open_model(recipe)
@@ -92,17 +93,24 @@ def train_synchronously(
         if isinstance(model, EpochAware):
             model.set_position(recipe.first_epoch + epoch, index, rounds)
         batch = join_batches(batches)
-        losses.append(model.step(batch))
-        if not math.isfinite(losses[-1]):
-            played.error = f"the loss is {losses[-1]}"
+        try:
+            loss = model.step(batch)
+        except Exception as error:  # models raise errors of many kinds; a real fit would fail, too
+            played.error = format_reason(error)
             break
+        if not math.isfinite(loss):
+            played.error = f"the loss is {loss}"
+            break
+        losses.append(loss)
         played.minibatches += len(batches)
         played.examples += batch.rows
         played.seconds += step_s
         on_progress((done + 1) / total)
         if done * POINTS // total < (done + 1) * POINTS // total:
             record_point()
-    played.training_loss = float(np.mean(losses[-max(1, len(losses) // POINTS) :]))
+    played.training_loss = (
+        float(np.mean(losses[-max(1, len(losses) // POINTS) :])) if losses else math.nan
+    )
     played.update_bytes = 4 * model.n_params * played.minibatches if len(ranks) > 1 else 0
     played.parameters = parameters
     played.buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""

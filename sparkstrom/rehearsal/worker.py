@@ -8,7 +8,7 @@ import random
 from dataclasses import replace
 from typing import Protocol, get_args
 
-from sparkstrom.base.errors import PeerError
+from sparkstrom.base.errors import PeerError, SparkstromError, TrainingError, format_reason
 from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.messages import Address, ResidualCheckpoint
 from sparkstrom.data.row_store import Batches
@@ -263,11 +263,17 @@ class RehearsedWorker:
     def _begin_step(self, command: Directive, waiting: int) -> None:
         """Train on the next minibatch; it ends after the virtual time that it takes.
 
-        ``waiting``: number of updates that were applied just before.
+        ``waiting``: number of updates that were applied just before. Raise TrainingError if the
+        model fails.
         """
         self._stepping = True
         rows = self.trainer.counts.examples
-        loss = self.trainer.begin_step(command)
+        try:
+            loss = self.trainer.begin_step(command)
+        except SparkstromError:
+            raise
+        except Exception as error:  # models raise errors of many kinds, which would fail a real fit
+            raise TrainingError(format_reason(error)) from error
         self._observer.on_step(self.trainer.counts.examples - rows, loss)
         times = self._times
         share = max(STEP_SHARE_MIN, self._rng.gauss(1.0, times.jitter)) if times.jitter else 1.0

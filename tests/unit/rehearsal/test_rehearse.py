@@ -18,6 +18,8 @@ from sparkstrom.data.column_selection import ColumnSpec
 from sparkstrom.data.row_sample import RowSampler, sample_blocks
 from sparkstrom.local import parallel_wrapper
 from sparkstrom.local.data import read_data_blocks
+from sparkstrom.models.base import Batch
+from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.observe.progress import DisplayedFigures, ProgressDisplay, ProgressRate
 from sparkstrom.rehearsal.rehearse import RehearsalRequest
 from sparkstrom.rehearsal.result import ALL_REDUCE, ONE_PROCESS, OURS, Rehearsal
@@ -102,6 +104,27 @@ def test_each_number_of_workers_stands_beside_one_process_and_ddp(played: Rehear
     assert ddp.times_fewer_bytes == 1
     assert ours.points[-1].seconds == pytest.approx(ours.seconds, rel=0.1)
     assert [point.examples for point in ours.points] == sorted(p.examples for p in ours.points)
+
+
+class Picky(DenseNetwork):
+    """Cannot train on a small minibatch, like BatchNorm."""
+
+    def step(self, batch: Batch) -> float:
+        if batch.rows <= 8:
+            raise ValueError(f"Expected more than 8 values, got {batch.rows}")
+        return super().step(batch)
+
+
+def test_a_model_that_fails_has_a_line_with_the_reason() -> None:
+    """One process and workers have 8 rows in a minibatch, DDP with 4 ranks has 32."""
+    made = rehearsed(Picky([COLUMNS, 8, 2]))
+    *failed, ddp = made.runs
+    assert [run.system for run in failed] == [ONE_PROCESS, OURS, OURS]
+    assert all("Expected more than 8 values, got 8" in run.error for run in failed)
+    assert str(made).count("got 8") == 3
+    assert ddp.error == ""
+    assert ddp.accuracy is not None
+    assert ddp.accuracy > 0.7
 
 
 class Recorded(ProgressDisplay):

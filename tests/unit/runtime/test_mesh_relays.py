@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkstrom.codec.messages import Activity
 from sparkstrom.models.base import State
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.models.updaters import Adam
@@ -37,6 +38,14 @@ def in_order(mesh: Mesh, *workers: dict[str, Any]) -> None:
     for partition, options in enumerate(workers):
         mesh.add_worker(partition, **options)
         wait_until(lambda: len(mesh.nodes) == mesh.master.workers)
+
+
+def begin_with_those_present(mesh: Mesh) -> None:
+    """End the wait for more workers, once all that have joined are ready to train."""
+    master = mesh.master._machine
+    live = master.members.live
+    wait_until(lambda: all(m.activity is not Activity.CATCHING_UP for m in list(live.values())))
+    master.phases._start_s = 0.0
 
 
 def test_seven_workers_under_two_end_with_equal_replicas(make_mesh: MAKE) -> None:
@@ -175,10 +184,11 @@ def test_buffers_are_averaged_and_equal_everywhere(make_mesh: MAKE) -> None:
 
 
 def test_who_joins_late_takes_the_buffers_with_its_replica(make_mesh: MAKE) -> None:
-    mesh = make_mesh(limits_of_two(start_s=0.1, workers_min=2), 3)
+    mesh = make_mesh(limits_of_two(start_s=300.0), 3)
     mesh.begin(average=WithStatistics().average_buffers)
     models = [WithStatistics() for _ in range(3)]
     in_order(mesh, *({"model": model} for model in models[:2]))
+    begin_with_those_present(mesh)
     wait_until(lambda: mesh.master.progress.minibatches == 2 * EPOCHS * 5)
     before = mesh.theta.buffers
     mesh.add_worker(2, model=models[2])
