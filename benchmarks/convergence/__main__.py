@@ -134,9 +134,10 @@ def numbers(text: str) -> list[int]:
 def runs(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All runs; each is compared with the one process, and with DDP, with its seed."""
     for trial in trials(args):
+        reference = by_ddp(trial.alone)
+        peer = by_ddp(trial) if DDP in args.systems else NOT_RUN
         for name, system, made, train in planned(trial, args):
-            peer = by_ddp(trial) if DDP in args.systems else NOT_RUN
-            yield result(made, system, name, train, peer)
+            yield result(made, system, name, train, reference, peer)
 
 
 def planned(trial: Trial, args: argparse.Namespace) -> Iterator[tuple[str, str, Trial, Train]]:
@@ -218,10 +219,12 @@ def chosen(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             }
 
 
-def result(trial: Trial, system: str, name: str, train: Train, peer: Outcome) -> dict[str, Any]:
-    """One run and how it compares with one process and with ``peer``, DDP."""
+def result(
+    trial: Trial, system: str, name: str, train: Train, reference: Outcome, peer: Outcome
+) -> dict[str, Any]:
+    """One run and how it compares with ``reference``, one process, and with ``peer``, DDP."""
     metric, began_s = trial.task.metric, time.monotonic()
-    outcome, reference = train(trial), by_ddp(trial.alone)
+    outcome = train(trial)
     gap, error = outcome.worse_than(reference, metric)
     behind, behind_error = outcome.worse_than(peer, metric)
     return {

@@ -7,9 +7,11 @@ One row per task, optimizer and length in minibatches, one column per number of 
 the gaps of sparkstrom and DDP to one process, means of the seeds, in points of accuracy or in loss:
 
     ours / DDP +- E     E: the standard error of the difference between the two
+    (DDP's best)        with the best learning rate for so many workers, if ``ddp-best`` ran
 
-The better one is bold where they differ by more than twice E. E combines two independent parts:
-how the difference varies between seeds, and the error of the test rows, which is paired row by row.
+The better of the first two is bold where they differ by more than twice E. E combines two
+independent parts: how the difference varies between seeds, and the error of the test rows, which is
+paired row by row.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ def difference(results: list[Result]) -> Difference:
     return Difference(float(gaps.mean()), math.hypot(of_seeds, of_rows))
 
 
-def cell(ours: list[Result], ddp: list[Result]) -> str:
-    """The gaps of all seeds of one number of workers."""
+def cell(ours: list[Result], ddp: list[Result], best: list[Result]) -> str:
+    """The gaps of all seeds of one number of workers; ``best``: of DDP with a rate of its own."""
     if not ours or not ddp:
         return ""
     points = 100 if ours[0]["metric"] == "accuracy" else 1
@@ -63,12 +65,13 @@ def cell(ours: list[Result], ddp: list[Result]) -> str:
         return f"{points * np.mean(gaps):.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
     left, right = gap(ours), gap(ddp)
+    tuned = f" ({gap(best)})" if best else ""
     if any(result["gap"] is None for result in [*ours, *ddp]):
-        return f"{left} / {right}"
+        return f"{left} / {right}{tuned}"
     found = difference(ours)
     if found.is_certain:
         left, right = (f"**{left}**", right) if found.mean < 0 else (left, f"**{right}**")
-    return f"{left} / {right} \N{PLUS-MINUS SIGN} {points * found.error:.{digits}f}"
+    return f"{left} / {right} \N{PLUS-MINUS SIGN} {points * found.error:.{digits}f}{tuned}"
 
 
 def table(results: Iterable[Result]) -> Iterator[str]:
@@ -88,7 +91,10 @@ def table(results: Iterable[Result]) -> Iterator[str]:
     for row in rows:
         of_row = [each for (its, _, _), found in cells.items() if its == row for each in found]
         one = np.mean([result["one"] for result in of_row])
-        gaps = [cell(cells[row, k, "ours"], cells[row, k, "ddp"]) for k in workers]
+        gaps = [
+            cell(*(cells[row, k, system] for system in ("ours", "ddp", "ddp-best")))
+            for k in workers
+        ]
         yield f"| {row[0]}, {row[1]} | {row[2]:,} | {one:.3f} | " + " | ".join(gaps) + " |"
 
 

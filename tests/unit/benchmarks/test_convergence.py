@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
+from benchmarks.convergence import __main__ as command_line  # noqa: E402
 from benchmarks.convergence import texts  # noqa: E402
 from benchmarks.convergence.__main__ import parsed, runs, trials  # noqa: E402
 from benchmarks.convergence.baselines import BASELINES, baseline, ddp, unchanged_buffers  # noqa: E402
@@ -232,6 +233,18 @@ def test_results_are_compared_with_ddp_row_by_row() -> None:
     assert 0 < ours["behind_ddp_error"] < 0.05
 
 
+def test_ddp_with_a_rate_of_its_own_is_compared_with_one_process_at_the_tasks_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command_line, "BEST_TIMES", (4,))
+    wanted = "--tasks digits --optimizers sgd --rate 0.1 --epochs 2 --workers 4 --seeds 1"
+    best, peer = runs(parsed([*wanted.split(), "--systems", "ddp-best,ddp"]))
+    assert (best["rate"], peer["rate"]) == (0.4, 0.1)
+    assert best["one"] == peer["one"]
+    assert best["gap"] == pytest.approx(best["one"] - best["value"], abs=2e-4)
+    assert best["behind_ddp"] == pytest.approx(peer["value"] - best["value"], abs=2e-4)
+
+
 def outcome_of(*right: float) -> Outcome:
     units = np.asarray(right, np.float32)
     return Outcome({"accuracy": float(units.mean()), "loss": 0.0}, {}, units=units)
@@ -289,3 +302,5 @@ def test_a_tables_cell_is_bold_only_where_the_difference_is_certain(
         results += [table_result("ours", seed, gap, behind), table_result("ddp", seed, 0.021, 0.0)]
     *_, row = table(results)
     assert row == f"| digits, sgd | 64 | 0.900 | {expected} |"
+    *_, row = table([*results, table_result("ddp-best", 0, 0.005, None)])
+    assert row == f"| digits, sgd | 64 | 0.900 | {expected} (0.5) |"
