@@ -132,10 +132,10 @@ def rows(text: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("begins", "begins_there"),
     [
-        ("digits, Adam,", "digits, Adam"),
-        ("convolution with BatchNorm, SGD", "convolution with BatchNorm, momentum"),
-        ("regression, SGD", "regression, momentum"),
-        ("transformer, AdamW,", "transformer, AdamW"),
+        ("shifted digits, Adam", "shifted digits, Adam ("),
+        ("convolution with BatchNorm, SGD", "convolution with BatchNorm, momentum 0.9 ("),
+        ("regression, SGD", "regression, momentum 0.9 ("),
+        ("transformer, AdamW,", "transformer, AdamW, 1,056"),
     ],
 )
 def test_the_readmes_table_is_an_excerpt_of_the_one_in_tuning(
