@@ -25,6 +25,7 @@ from sparkstrom.observe.progress import (
 
 DRAW_EVERY_S = 0.2
 BAR_CELLS_MIN = 10
+ROWS = 20  # any number above 1: tqdm hides bars in a terminal that does not know its height
 ERASE = "\r\x1b[J"  # erases this line and those below, onto which a narrow terminal wraps
 
 
@@ -71,7 +72,12 @@ class TerminalBar(ProgressDisplay):
         columns = terminal_columns(self._stream) - 1
         if self._tqdm_bar is None:
             self._tqdm_bar = TqdmBar(
-                total=1.0, file=self._stream, bar_format="{desc}", ncols=columns, leave=True
+                total=1.0,
+                file=self._stream,
+                bar_format="{desc}",
+                ncols=columns,
+                nrows=ROWS,
+                leave=True,
             )
             self._redirect_streams()
         meter = self._tqdm_bar
@@ -140,9 +146,10 @@ class StreamAboveBar:
 def terminal_columns(stream: TextIO) -> int:
     """Return the current width of a stream's terminal in characters, or a default."""
     try:
-        return os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):  # no terminal, closed, or of unknown size
-        return shutil.get_terminal_size().columns
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):  # no terminal, or closed
+        columns = 0
+    return columns or shutil.get_terminal_size().columns  # 0: it does not know its size
 
 
 def join_within_width(figures: list[str], width: int) -> str:

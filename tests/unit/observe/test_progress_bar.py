@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import logging
+import os
+import pty
 import re
+import struct
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 
 import pytest
 
 from sparkstrom.observe import progress_bar
-from sparkstrom.observe.progress_bar import ERASE, TerminalBar, join_within_width
+from sparkstrom.observe.progress import RehearsalFigures
+from sparkstrom.observe.progress_bar import (
+    ERASE,
+    TerminalBar,
+    join_within_width,
+    terminal_columns,
+)
 from tests.unit.observe.test_progress import line
 
 
@@ -92,6 +103,20 @@ def test_it_is_never_wider_than_the_terminal(
         (drawn,) = terminal.screen()
         assert len(drawn) < columns
         assert ("5.00 MB" in drawn) == (columns == 250)
+
+
+def test_it_is_drawn_in_a_terminal_that_does_not_know_its_size() -> None:
+    """Such as one of ``docker exec -t`` without a client's terminal, or of ``script`` in CI."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 0, 0, 0, 0))
+    with os.fdopen(theirs, "w") as stream:
+        assert terminal_columns(stream) >= 80
+        bar = TerminalBar(stream)
+        bar.show(RehearsalFigures("rehearsing", 0.5))
+        drawn = os.read(ours, 1000).decode()
+        bar.close()
+    os.close(ours)
+    assert "rehearsing  50%|" in drawn
 
 
 def test_the_cursor_rests_where_the_line_begins(terminal: Terminal) -> None:
