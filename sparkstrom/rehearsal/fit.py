@@ -49,7 +49,7 @@ FIRST_ATTEMPT = 100
 
 # (parameters f32[n_params], buffers) -> metrics by name
 Measure = Callable[[Flat, bytes], dict[str, float]]
-OnProgress = Callable[[float], None]  # is told which fraction of a run is done
+OnProgress = Callable[[float], None]  # receives the fraction of a run that is done
 
 
 def ignore_progress(fraction: float) -> None:
