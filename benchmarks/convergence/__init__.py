@@ -27,5 +27,5 @@ numbers (``diloco-STEPS``, ``sparseloco-PERCENT-STEPS``). One object per run:
                      staleness_rounds, the same for each worker; time, virtual, of what it takes
                      if no worker ever waits; sent_fraction; mass_clipped, of what was sent;
                      residual_norm; publications
-    seconds          that the run took here; 0 of DDP, which ran before, to be compared with
+    seconds          that the run took here; 0 for DDP, which others were compared with before
 """

@@ -45,7 +45,7 @@ DEFAULT_WORKERS = (1, 4, 16)
 DEFAULT_LINK, DEFAULT_LATENCY = "1gbit", "1ms"
 DEFAULT_ROWS = 20_000
 TARGET_MARGIN = 0.05  # the default target is one process's lowest loss and this share of it
-# Time to play a minibatch of one process or DDP, in those of sparkstrom (digits, 9,610 parameters).
+# Time to play a minibatch of one process or DDP, relative to one of sparkstrom (digits network).
 SYNCHRONOUS_WEIGHT = 0.2
 STRAGGLERS = re.compile(r"(\d+)x(\d*\.?\d+)")
 
@@ -331,7 +331,7 @@ class _Rehearsing:
 
         Args:
             what: The run, as it is shown.
-            weight: The time that it takes, in those of one of sparkstrom's runs.
+            weight: The time to play it, relative to one of sparkstrom's runs.
         """
         several = sum(count > 1 for count in self._request.workers)
         alone, rules = len(self._request.workers) - several, max(1, len(self._request.scaling))
