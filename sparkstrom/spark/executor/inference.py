@@ -71,7 +71,10 @@ from sparkstrom.models.output_interpretation import (
 )
 from sparkstrom.spark.data.columns import resolve_columns
 from sparkstrom.spark.data.partitioning import RowSource
-from sparkstrom.spark.executor.entry_points import pickle_by_value
+from sparkstrom.spark.executor.entry_points import (
+    forget_spark_archive_importers,
+    pickle_by_value,
+)
 from sparkstrom.spark.jobs import translate_job_errors
 
 if TYPE_CHECKING:
@@ -139,6 +142,7 @@ _open_models: OrderedDict[str, FlatModel] = OrderedDict()  # cache, least recent
 
 def get_open_model(trained: TrainedModel) -> FlatModel:
     """Return the model, bound to its parameters, from this process's cache or newly opened."""
+    forget_spark_archive_importers()
     if trained.digest not in _open_models:
         _open_models[trained.digest] = trained.open()
         while len(_open_models) > CACHED_MODELS_MAX:

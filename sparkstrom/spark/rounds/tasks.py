@@ -42,7 +42,12 @@ from sparkstrom.rounds.worker_round import (
     reporting,
     train_and_report,
 )
-from sparkstrom.spark.executor.entry_points import count_retries, get_task_context, pickle_by_value
+from sparkstrom.spark.executor.entry_points import (
+    count_retries,
+    forget_spark_archive_importers,
+    get_task_context,
+    pickle_by_value,
+)
 from sparkstrom.spark.rounds.payload import (
     PICKLE,
     ArrayPiece,
@@ -122,6 +127,7 @@ class PackedJob:
 
         Jobs of ended fits are removed from the cache.
         """
+        forget_spark_archive_importers()
         _remove_cached(self.ended_fits)
         if self.fit not in _cached_jobs:
             _cached_jobs[self.fit] = pickle.loads(self.content)

@@ -61,8 +61,8 @@ def main() -> None:
     network.fit(data, 20, listeners=[looking], run_log="")
     after_fit = media_drivers()
     spark.stop()
-    after_stop, began_s = media_drivers(), time.monotonic()
-    while media_drivers() and time.monotonic() - began_s < 10:
+    began_s = time.monotonic()  # stop() does not wait until the executors have ended
+    while (after_stop := media_drivers()) and time.monotonic() - began_s < 30:
         time.sleep(0.01)
     gone_s = time.monotonic() - began_s
     refused = []

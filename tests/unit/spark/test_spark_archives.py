@@ -1,0 +1,34 @@
+"""A task of ours leaves Python's import system as short tasks after it need it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import zipfile
+from pathlib import Path
+from zipimport import zipimporter
+
+from sparkstrom.spark.executor.entry_points import forget_spark_archive_importers
+
+
+def test_importers_of_spark_s_archives_are_forgotten(tmp_path, monkeypatch):
+    """Or each of them reads its archive again when the process's next task starts."""
+    for name in ("pyspark.zip", "added_by_user.zip"):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            package = f"package_in_{name.removesuffix('.zip')}"
+            archive.writestr(f"{package}/__init__.py", "")
+            archive.writestr(f"{package}/first.py", "")
+            archive.writestr(f"{package}/second.py", "here = True")
+        monkeypatch.syspath_prepend(str(tmp_path / name))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+    def archives():
+        importers = sys.path_importer_cache.values()
+        return [Path(i.archive).name for i in importers if isinstance(i, zipimporter)]
+
+    importlib.import_module("package_in_pyspark.first")
+    importlib.import_module("package_in_added_by_user.first")
+    assert archives().count("pyspark.zip") == 2  # of the archive and of the package in it
+    forget_spark_archive_importers()
+    assert set(archives()) == {"added_by_user.zip"}
+    assert importlib.import_module("package_in_pyspark.second").here
