@@ -19,6 +19,7 @@ parameter.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -40,11 +41,7 @@ REFUSED_OPTIMIZERS = {
     " touch; use Adam without sparse=True, or SGD or Adagrad, which take sparse gradients, too",
 }
 
-# Attributes that all of torch's optimizers have, including those that schedulers set.
-TORCH_ATTRIBUTES = frozenset(
-    {"defaults", "state", "param_groups", "step", "zero_grad"}
-    | vars(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)).keys()
-)
+# How other names begin of attributes that torch and its schedulers set on optimizers.
 TORCH_PREFIXES = (
     "_optimizer_",
     "_opt_called",
@@ -416,6 +413,17 @@ def _take_shared_state(remaining: State) -> dict[str, Any]:
     return dict(_parse_entry(path.removeprefix("shared/"), remaining.pop(path)) for path in paths)
 
 
+@functools.cache
+def _torch_attributes() -> frozenset[str]:
+    """Return the attributes that all of torch's optimizers have, set by schedulers or by torch.
+
+    The first optimizer of a process makes torch import its compiler, which takes more than a
+    second. So none is created while this module is imported: predictions need no optimizer.
+    """
+    plain = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
+    return frozenset({"defaults", "state", "param_groups", "step", "zero_grad", *vars(plain)})
+
+
 def _list_extra_attributes(optimizer: Optimizer) -> dict[str, Any]:
     """Return the attributes of an optimizer that torch's own optimizers do not have.
 
@@ -424,7 +432,7 @@ def _list_extra_attributes(optimizer: Optimizer) -> dict[str, Any]:
     return {
         key: value
         for key, value in vars(optimizer).items()
-        if key not in TORCH_ATTRIBUTES and not key.startswith(TORCH_PREFIXES)
+        if key not in _torch_attributes() and not key.startswith(TORCH_PREFIXES)
     }
 
 
