@@ -32,7 +32,7 @@ from tests.integration.connect.fits_of_a_client import run_parts
 from tests.integration.model_kinds import jax_model, keras_model
 
 EDGES = (0, 70, 110)  # rows of the two workers
-CUT = PieceSizes(piece=2000, part=5000, direct=0, collected=9000, pieces_per_task=2)
+CUT = PieceSizes(piece=4000, part=7000, direct=0, collected=18_000, pieces_per_task=2)
 SIXTH = 5  # the number of that step, from 0
 
 
@@ -83,7 +83,7 @@ def cut_small() -> None:
     frame_engine.PAYLOAD_SIZES, frame_engine.INLINE_TOTAL_MAX, frame_parts.VIEW_BYTES_MAX = (
         CUT,
         0,
-        8000,
+        12_000,
     )
 
 
