@@ -30,11 +30,13 @@ class BuildPy(build_py):
     """Copies the package, then writes the generated module: beside the sources when editable."""
 
     def run(self) -> None:
+        """Build the package and the module."""
         super().run()
         target = os.curdir if self.editable_mode else self.build_lib
         runpy.run_path(BUILDER)["ffi"].compile(tmpdir=target)
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        """Return the paths of all files that ``run`` writes."""
         generated = [] if self.editable_mode else [os.path.join(self.build_lib, GENERATED)]
         return [*super().get_outputs(include_bytecode), *generated]
 
@@ -43,6 +45,7 @@ class BuildWheel(bdist_wheel):
     """Names the platform in the wheel's tag."""
 
     def get_tag(self) -> tuple[str, str, str]:
+        """Return the tag: any Python 3, no ABI, this platform."""
         return "py3", "none", PLATFORM
 
 

@@ -34,6 +34,7 @@ class Nothing:
     """A file that keeps nothing."""
 
     def write(self, data: Any) -> int:
+        """Discard the data; return its length."""
         return len(data)
 
 

@@ -110,10 +110,12 @@ class Arrays:
         self.packed = np.empty((self.residual.size + 3) // 4, np.uint8)
 
     def reset(self) -> None:
+        """Restore the arrays as they were at the start."""
         for array, was in zip((self.residual, self.theta, self.local), self.before, strict=True):
             np.copyto(array, was)
 
     def floor(self) -> None:
+        """Do the least that any encoder must: add the step to the residual."""
         floor(self.residual, self.delta)
 
 

@@ -58,6 +58,7 @@ class Steady(SimLearner):
     """Each of its steps is worth an update."""
 
     def step(self) -> None:
+        """Make a step whose update has one element."""
         self.residual[0] += TAU
         self.learnt += TAU
 
@@ -143,6 +144,7 @@ class Scale(World):
         self.time.at(LOOK_S, self._look)
 
     def start(self, partition: int) -> None:
+        """Start a partition's worker, with a learner that always steps alike."""
         before = len(self.processes)
         super().start(partition)
         for process in self.processes[before:]:

@@ -59,6 +59,7 @@ class EncodedForEach(EncodingCache):
     """Remembers nothing."""
 
     def encode(self, message: Message, piece_bytes: int) -> tuple[Kind, list[bytes]]:
+        """Encode a message anew for each child, without the cache."""
         self.clear()
         return super().encode(message, piece_bytes)
 
@@ -67,6 +68,7 @@ class SummedForEach(MergeCache):
     """Remembers nothing."""
 
     def merge(self, effect: ev.SendMerged) -> MergedRange:
+        """Sum the updates anew for each child, without the cache."""
         self.clear()
         return super().merge(effect)
 
@@ -124,10 +126,12 @@ class Relay:
     # -- as the node's thread --------------------------------------------------------------------
 
     def step(self, event: ev.Event) -> None:
+        """Hand an event to the relay's node, and perform what follows."""
         for effect in self.node.step(event, 0.0):
             self.perform(effect)
 
     def perform(self, effect: ev.Effect) -> None:
+        """Perform an effect: put messages into the mail."""
         match effect:
             case ev.Send(to=to, message=message):
                 self.mail.send(to, message)
@@ -139,6 +143,7 @@ class Relay:
                 pass  # for its trainer, or the master
 
     def flush(self) -> None:
+        """Send all mail to the children."""
         self.sums.clear()
         self.mail.flush()
         assert not self.mail.waiting, "the children take all at once"

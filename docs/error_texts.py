@@ -60,22 +60,27 @@ class Module:
 
     @functools.cached_property
     def name(self) -> str:
+        """The module's path in the package."""
         return str(self.path.relative_to(PACKAGE))
 
     def assigned(self, name: str) -> list[ast.expr]:
+        """Return the values that the module assigns to a name."""
         return assigned_in(self.tree.body, name)
 
     @functools.cached_property
     def functions(self) -> dict[str, ast.FunctionDef]:
+        """All functions of the module, by name."""
         found = (each for each in ast.walk(self.tree) if isinstance(each, ast.FunctionDef))
         return {each.name: each for each in found}
 
     @functools.cached_property
     def imports(self) -> dict[str, str]:
+        """For each name that is imported from a module, that module."""
         found = (each for each in ast.walk(self.tree) if isinstance(each, ast.ImportFrom))
         return {name.name: each.module or "" for each in found for name in each.names}
 
     def imported_from(self, name: str) -> Module | None:
+        """Return the module that a name is imported from, or None."""
         return module_of(self.imports.get(name, ""))
 
 
@@ -235,6 +240,7 @@ class Entry:
     patterns: tuple[str, ...]  # regular expressions, searched for in texts
 
     def covers(self, told: Told) -> bool:
+        """Return whether the entry explains this text."""
         return any(re.search(pattern, told.text) for pattern in self.patterns)
 
 

@@ -123,6 +123,7 @@ class Daemon:
     start_time: int  # clock ticks after the boot
 
     def is_alive(self) -> bool:
+        """Return whether the process runs."""
         return is_process_alive(ProcessIdentity(self.pid, self.start_time))
 
 

@@ -234,7 +234,7 @@ def _in_corpus(text: str, forms: list[tuple[str, str]]) -> str:
         return text
     word = re.compile(rf"\b{re.escape(old)}\b")
     change: Callable[[re.Match[str]], str] = lambda line: word.sub(new, line[0])  # noqa: E731
-    return re.sub(r"^(?:in|find|replace) = .*$", change, text, flags=re.M)
+    return re.sub(r"^(?:in|find|replace) = .*$", change, text, flags=re.MULTILINE)
 
 
 def _lines_with(root: Path, name: str) -> list[str]:

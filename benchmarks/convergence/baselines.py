@@ -139,6 +139,7 @@ class DiLoCo(Drifting):
         self._velocity = np.zeros_like(self.common)
 
     def outer(self, drifts: list[Flat]) -> None:
+        """Move the common parameters by Nesterov momentum along the mean drift of the workers."""
         drift = np.mean(drifts, axis=0, dtype=np.float32)
         self._velocity = np.float32(DILOCO_MOMENTUM) * self._velocity + drift
         nesterov = drift + np.float32(DILOCO_MOMENTUM) * self._velocity
@@ -155,6 +156,7 @@ class SparseLoCo(Drifting):
         self._unsent = [np.zeros_like(self.common) for _ in range(trial.workers)]
 
     def outer(self, drifts: list[Flat]) -> None:
+        """Move by the mean of each worker's largest entries, with error feedback."""
         for unsent, drift in zip(self._unsent, drifts, strict=True):
             unsent *= np.float32(SPARSELOCO_FEEDBACK)
             unsent += drift

@@ -43,6 +43,7 @@ class Block(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return activations f32[rows, length, width] after attention and feed-forward."""
         rows, length, width = x.shape
         joint = self.joint(self.before(x)).view(rows, length, 3, HEADS, width // HEADS)
         query, key, value = joint.permute(2, 0, 3, 1, 4)
@@ -61,6 +62,7 @@ class Transformer(nn.Module):
         self.last, self.head = nn.LayerNorm(width), nn.Linear(width, SYMBOLS)
 
     def forward(self, x: torch.Tensor) -> Any:
+        """Return the logits f32[rows, symbols, length] of the symbols that follow."""
         hidden = self.symbols(x) + self.places.weight[: x.shape[1]]
         return self.head(self.last(self.blocks(hidden))).transpose(1, 2)
 

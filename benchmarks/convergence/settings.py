@@ -41,12 +41,15 @@ class Settings:
     clip_norm: float | None = None  # of gradients
 
     def threshold(self) -> AutoThreshold:
+        """Return the threshold algorithm that aims at this density."""
         return AutoThreshold(min(self.density_min, self.density), self.density, self.levels)
 
     def clipping(self) -> ResidualClipping | None:
+        """Return the residual clipping, or None for none."""
         return None if self.clip is None else ResidualClipping(self.clip, self.clip_every)
 
     def warm_up(self) -> WarmUp | None:
+        """Return the warm-up of the density, or None for none."""
         return WarmUp(self.warm, self.warm_first, self.density) if self.warm else None
 
     def master(self, seed: int) -> SharedTrainingMaster:

@@ -34,10 +34,12 @@ class Trial:
 
     @property
     def task(self) -> Task:
+        """The task, by its name."""
         return TASKS[self.task_name]
 
     @property
     def epoch_count(self) -> int:
+        """Epochs of the fit: those asked for, or those of the task."""
         return self.task.epochs if self.epochs is None else self.epochs
 
     @property

@@ -1,5 +1,6 @@
-"""Figures: what a trial's events and samples say. Pure functions; the keys are explained in
-``benchmarks.slow_link``.
+"""Compute the figures of a trial from its events and samples.
+
+The keys are explained in ``benchmarks.slow_link``.
 """
 
 from __future__ import annotations

@@ -71,6 +71,7 @@ class Fit:
 
     @property
     def running(self) -> bool:
+        """Whether the fit's thread is alive."""
         return self.thread.is_alive()
 
     def ready_s(self) -> float | None:

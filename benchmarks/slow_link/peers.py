@@ -69,9 +69,11 @@ class Parallel:
         self._optimizer = data.optimizer_of(trial.optimizer, trial.rate)(module.parameters())
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Train one minibatch."""
         learn(self._module, self._optimizer, x, y)
 
     def shared(self) -> Flat:
+        """Return the parameters that all workers share."""
         return data.flat_of(self._module.module)
 
 
@@ -84,6 +86,7 @@ class Drifting:
         self._common = data.flat_of(module)
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Train one minibatch; share the drift if it is due."""
         learn(self._module, self._optimizer, x, y)
         self._taken += 1
         if self._taken % self._every == 0:
@@ -91,6 +94,7 @@ class Drifting:
             data.load_flat(self._module, self._common)
 
     def shared(self) -> Flat:
+        """Return the parameters that all workers share, without the present drift."""
         return self._common.copy()
 
     def _outer(self, drift: Flat) -> None:

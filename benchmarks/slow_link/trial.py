@@ -42,10 +42,12 @@ class Trial:
 
     @property
     def train_part(self) -> str:
+        """Name of the rows to train on."""
         return "choose" if self.choosing else "train"
 
     @property
     def test_part(self) -> str:
+        """Name of the rows to measure on."""
         return "validate" if self.choosing else "test"
 
     @property
@@ -58,6 +60,7 @@ class Trial:
         return max(COPY_S_MIN, self.limit_s * 4 * n_params / COPIES_BYTES_MAX)
 
     def text(self) -> str:
+        """Return the trial as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod

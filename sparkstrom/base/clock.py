@@ -20,4 +20,5 @@ class SystemClock:
     """The machine's monotonic clock."""
 
     def monotonic_s(self) -> float:
+        """Return the seconds since an arbitrary moment; they never decrease."""
         return time.monotonic()

@@ -193,8 +193,9 @@ class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="report", kw_only=True):
-    """A node's periodic message to its parent: renews its lease, acknowledges commits, and reports
-    changed statuses. A newer heartbeat replaces older ones.
+    """A node's periodic message to its parent. A newer heartbeat replaces older ones.
+
+    It renews the node's lease, acknowledges commits, and reports changed statuses.
     """
 
     received: CommitField  # every commit up to this one has arrived
@@ -226,8 +227,10 @@ class OptimizerRequest(msgspec.Struct, frozen=True, tag="ask-updater"):
 
 
 class LeaveNotice(msgspec.Struct, frozen=True, tag="leaving", kw_only=True):
-    """Notice that a node leaves the fit: sent to its parent at the end of the fit, and to the
-    master if the node leaves earlier.
+    """Notice that a node leaves the fit.
+
+    It is sent to the node's parent at the end of the fit, and to the master if the node leaves
+    earlier.
     """
 
     node: NodeField

@@ -189,15 +189,18 @@ def _from_wire(node: int) -> NodeId | None:
 
 
 def _authenticated_bytes(header: Header, clear: bytes, token: int) -> bytes:
-    """Return the bytes that are authenticated together with the body: the header, and for direct
-    frames of the master also the token.
+    """Return the bytes that are authenticated together with the body.
+
+    These are the header and, for direct frames of the master, the token.
     """
     return clear + TOKEN.pack(token) if header.is_direct_from_master else clear
 
 
 def _nonce(header: Header) -> bytes:
-    """Return the nonce: the sender's id and counter, or for direct frames to the master the
-    process's token and count.
+    """Return the nonce of a frame.
+
+    It is the sender's id and counter, or for direct frames to the master the process's token and
+    count.
     """
     if header.sender is None:
         return NONCE.pack(header.edge | STRANGER_BIT, header.counter)
@@ -205,8 +208,9 @@ def _nonce(header: Header) -> bytes:
 
 
 def split_body(body: bytes, piece_bytes: int) -> list[bytes]:
-    """Cut a message's body into pieces of at most ``piece_bytes``. An empty body gives one empty
-    piece.
+    """Cut a message's body into pieces of at most ``piece_bytes``.
+
+    An empty body gives one empty piece.
     """
     return [body[i : i + piece_bytes] for i in range(0, max(1, len(body)), piece_bytes)]
 

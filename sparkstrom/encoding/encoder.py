@@ -158,7 +158,8 @@ class LevelsWriter:
 class BitmapWriter:
     """Writes bitmaps, for many hits: per parameter +tau, -tau, a half step of one sign, or nothing.
 
-    The sign of half steps alternates between bitmaps."""
+    The sign of half steps alternates between bitmaps.
+    """
 
     def __init__(self, residual: Residual, space: Workspace) -> None:
         """Write hits of ``residual``; allocate the bitmap in the memory of ``space``."""

@@ -297,7 +297,8 @@ def _append_bits(
 ) -> tuple[np.uint64, np.uint64, np.uint64]:  # fmt: skip
     """Append ``zeros`` 0s and a field of up to 32 bits; return the new (at, word, bits).
 
-    The message so far is the bytes out[:at], and then the fewer than 8 ``bits`` in ``word``."""
+    The message so far is the bytes out[:at], and then the fewer than 8 ``bits`` in ``word``.
+    """
     bits += zeros
     while bits >= U64(32):
         store_word(out, at, word)

@@ -140,8 +140,11 @@ class Buffered(Protocol):
         """Return the current buffers; b"" if the model has none."""
 
     def load_buffers_bytes(self, buffers: bytes) -> None:
-        """Restore the result of ``buffers_bytes``; raise UsageError if it does not fit this
-        model."""
+        """Restore the result of ``buffers_bytes``.
+
+        Raises:
+            UsageError: It does not fit this model.
+        """
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
         """Return the mean of all reports, summed in order in float64; for integers the maximum."""

@@ -110,6 +110,7 @@ class PerformanceListener(PeriodicListener):
         self._last: Iteration | None = None
 
     def on_fit_begin(self, event: FitBegin) -> None:
+        """Forget the throughput of an earlier fit."""
         super().on_fit_begin(event)
         self._last = None
 
@@ -142,6 +143,7 @@ class TimeIterationListener(PeriodicListener):
         self._first: Iteration | None = None
 
     def on_fit_begin(self, event: FitBegin) -> None:
+        """Forget when an earlier fit began."""
         super().on_fit_begin(event)
         self._first = None
 
@@ -205,6 +207,7 @@ class EvaluativeListener(PeriodicListener):
         self.results: list[tuple[int, Any]] = []
 
     def on_fit_begin(self, event: FitBegin) -> None:
+        """Count epochs from 0 again."""
         super().on_fit_begin(event)
         self._epochs = 0
 
@@ -237,6 +240,7 @@ class WorkerChangeReporter(TrainingListener):
         self._lost = lost - event.joined
 
     def on_fit_end(self, event: FitEnd) -> None:
+        """Forget the workers lost in this fit."""
         self._lost.clear()
 
 
@@ -253,6 +257,7 @@ class ScalarListener(TrainingListener):
         self._last: Iteration | None = None
 
     def on_fit_begin(self, event: FitBegin) -> None:
+        """Forget the state of an earlier fit."""
         self._due_s, self._last = 0.0, None
 
     def on_iteration(self, event: Iteration) -> None:

@@ -465,12 +465,12 @@ def _format_table(scaling: ScalingPrediction, topology: str, title: str) -> list
         pace for pace in scaling.paces[topology] if _is_shown(pace.workers, scaling, best, pays)
     ]
     lines = [title, HEADER]
-    for pace in shown:
-        lines.append(
-            f"{pace.workers:7,}  {_format_time(pace.step_s):>8}  {pace.efficiency:9.0%}  "
-            f"{pace.speedup:7.1f}  {_format_staleness(pace):>9}  "
-            f"{_format_links(pace):>30}  {pace.limited_by}"
-        )
+    lines += [
+        f"{pace.workers:7,}  {_format_time(pace.step_s):>8}  {pace.efficiency:9.0%}  "
+        f"{pace.speedup:7.1f}  {_format_staleness(pace):>9}  "
+        f"{_format_links(pace):>30}  {pace.limited_by}"
+        for pace in shown
+    ]
     lines.append(_format_verdict(best, pays, scaling.workers[-1]))
     return lines
 

@@ -1,3 +1,4 @@
-"""Threads that run the protocol over a transport: the controller's, and a worker's node and
-trainer.
+"""Threads that run the protocol over a transport.
+
+These are the controller's thread, and a worker's threads for its node and its trainer.
 """

@@ -537,8 +537,10 @@ class World:
         self.time.at(process.tick_s, self._send_tick, process, process.ticks)
 
     def _wake_trainer(self, process: SimProcess) -> None:
-        """Let a waiting trainer pass its next batch boundary soon; one that computes a step is not
-        disturbed."""
+        """Let a waiting trainer pass its next batch boundary soon.
+
+        One that computes a step is not disturbed.
+        """
         self._tick_soon(process)
         if not (process.stepping or process.is_woken):
             self._schedule_boundary(process, self.size.wake_s * self.time.rng.random())

@@ -376,7 +376,7 @@ def load_state(
     }
     if remaining:
         raise UsageError(
-            f"optimizer state has {sorted(remaining)[0]!r}, which this {type(optimizer).__name__}"
+            f"optimizer state has {min(remaining)!r}, which this {type(optimizer).__name__}"
             " does not have: it is not of an equal model"
         )
     optimizer.load_state_dict(loaded)

@@ -164,7 +164,6 @@ class Directives:
     def _step_limit(self, workers: int) -> tuple[int | None, Directive]:
         """Return the step count at which training waits (None: no limit), and the wait's directive.
 
-
         ``max_staleness`` limits the steps after the oldest uncommitted update: once that is
         committed, all that others had sent before it has arrived. ``max_lead`` limits the steps
         ahead of the slowest worker.
