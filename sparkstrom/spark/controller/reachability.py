@@ -36,6 +36,7 @@ from sparkstrom.fit.supervisor import find_cause
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import AUTO, DRIVER, EXECUTOR
 from sparkstrom.options.resolution import local_ip
+from sparkstrom.spark.executor.entry_points import forget_spark_archive_importers
 from sparkstrom.spark.executor_slots import count_workers, driver_host, live_conf
 from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.transport.aeron.driver_process import candidate_ports, no_free_port_message
@@ -109,6 +110,7 @@ def probe_controller(probe: ReachabilityProbe, rows: Iterable[Any]) -> Iterator[
     """Send datagrams to the echo server; yield one ProbeResult. ``rows`` is not used."""
     from sparkstrom.worker.network_setup import local_address_towards
 
+    forget_spark_archive_importers()
     address = choose_address(
         mask=probe.network_mask,
         explicit=None,
