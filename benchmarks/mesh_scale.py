@@ -200,7 +200,7 @@ class Scale(World):
 
 
 def measure(nodes: int) -> Figures:
-    """Play one size, without looking for cycles, which would take a third of the time."""
+    """Simulate one size, without looking for cycles, which would take a third of the time."""
     gc.disable()
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     world = Scale(nodes)

@@ -105,11 +105,11 @@ class Averaged:
 
 def shared_points(trial: Trial, link: Link) -> list[tuple[dict[str, float], Cost, float]]:
     """The same of sharing: bytes of the small module, scaled."""
-    played, points = shared(trial, link), []
-    assert played.parameters is not None
+    simulated, points = shared(trial, link), []
+    assert simulated.parameters is not None
     steps = trial.batches()[0].batches_per_epoch
-    for before, seen in pairwise(played.points):
-        sent = (seen.update_bytes - before.update_bytes) * link.params / played.parameters.size
+    for before, seen in pairwise(simulated.points):
+        sent = (seen.update_bytes - before.update_bytes) * link.params / simulated.parameters.size
         cost = sharing_cost(link, trial.workers, steps, sent)
         points.append((seen.measures, cost, steps * link.step_s))
     return points

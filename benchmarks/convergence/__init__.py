@@ -9,7 +9,7 @@
 All systems train the same rows (``tasks``) with the same module, optimizer, learning rate,
 minibatch of 32 rows a worker and number of epochs; only ``ddp-best`` has a learning rate of its
 own, the best on ``validate`` of 1, 2, 4, ... times the one process's. ``ours`` is a fit that
-``sparkstrom.rehearsal`` plays in virtual time, ``executors`` the same by ``SparkNetwork.fit`` on
+``sparkstrom.rehearsal`` simulates, ``executors`` the same by ``SparkNetwork.fit`` on
 Spark's executors, and the others as ``baselines`` describes, DiLoCo and SparseLoCo also with other
 numbers (``diloco-STEPS``, ``sparseloco-PERCENT-STEPS``). One object per run:
 

@@ -1,4 +1,4 @@
-"""Ours in virtual time: a task's fit, played by ``sparkstrom.rehearsal``.
+"""Ours in virtual time: the fit of a task, simulated by ``sparkstrom.rehearsal``.
 
 A step takes 1, give or take. A variant's ``latency`` is the time, in steps, from a publication
 until every worker has it; half of it is one link's. With a latency of 0 the others' updates are
@@ -18,7 +18,7 @@ from sparkstrom.encoding.grid import first_exponent
 from sparkstrom.models.torch import TorchModel
 from sparkstrom.planning.scaling import HOP_S
 from sparkstrom.rehearsal.conditions import Conditions, StepTimes
-from sparkstrom.rehearsal.fit import FitPlayer, FitRecipe, Measure
+from sparkstrom.rehearsal.fit import FitRecipe, FitSimulator, Measure
 
 LINK_BITS_S = 1e10  # wide: latency alone delays messages
 
@@ -34,8 +34,8 @@ def model_of(trial: Trial, settings: Settings) -> TorchModel:
     )
 
 
-def player_of(trial: Trial, settings: Settings, measure: Measure | None = None) -> FitPlayer:
-    """Return the fit to play; ``measure`` is called at each epoch's end."""
+def simulator_of(trial: Trial, settings: Settings, measure: Measure | None = None) -> FitSimulator:
+    """Return the simulator of a fit; it calls ``measure`` at each epoch's end."""
     model = model_of(trial, settings)
     initial = model.initial()
     recipe = FitRecipe(
@@ -52,7 +52,7 @@ def player_of(trial: Trial, settings: Settings, measure: Measure | None = None) 
         StepTimes(settings.step_s, settings.jitter),
         seed=trial.seed,
     )
-    return FitPlayer(recipe, trial.batches(), conditions, measure, points=trial.epoch_count)
+    return FitSimulator(recipe, trial.batches(), conditions, measure, points=trial.epoch_count)
 
 
 def deliver(model: TorchModel, parameters: Flat, buffers: bytes) -> None:
@@ -64,33 +64,33 @@ def deliver(model: TorchModel, parameters: Flat, buffers: bytes) -> None:
 
 def train(trial: Trial, settings: Settings) -> Outcome:
     """Train, and measure what is delivered; of training that diverges nothing is."""
-    player = player_of(trial, settings)
+    simulator = simulator_of(trial, settings)
     with np.errstate(all="ignore"):
-        played = player.run()
-    if played.error:
+        simulated = simulator.run()
+    if simulated.error:
         nothing = {"loss": math.inf, "accuracy": math.nan}
         return Outcome(nothing, nothing)
-    assert played.replicas_equal, "replicas differ"
-    assert played.parameters is not None
+    assert simulated.replicas_equal, "replicas differ"
+    assert simulated.parameters is not None
     model = model_of(trial, settings)
-    deliver(model, played.parameters, played.buffers)
-    replicas = [worker.replica for worker in player.workers]
+    deliver(model, simulated.parameters, simulated.buffers)
+    replicas = [worker.replica for worker in simulator.workers]
     counters = [replica.encoder.counters for replica in replicas]
     n_params, sent = model.n_params, sum(each.mass_sent for each in counters)
-    steps_s = settings.step_s * played.minibatches / trial.workers
+    steps_s = settings.step_s * simulated.minibatches / trial.workers
     return outcome(
         trial,
         model.module,
-        bytes_sent=played.update_bytes,
-        bytes_dense=4 * n_params * played.minibatches,
+        bytes_sent=simulated.update_bytes,
+        bytes_dense=4 * n_params * simulated.minibatches,
         figures={
-            "summed_workers": played.summed_workers or trial.workers,
-            "staleness_minibatches": played.staleness,
-            "staleness_rounds": played.staleness / trial.workers,
-            "sent_fraction": played.entries / n_params / max(1, played.publications),
+            "summed_workers": simulated.summed_workers or trial.workers,
+            "staleness_minibatches": simulated.staleness,
+            "staleness_rounds": simulated.staleness / trial.workers,
+            "sent_fraction": simulated.entries / n_params / max(1, simulated.publications),
             "mass_clipped": sum(each.mass_clipped for each in counters) / max(1e-30, sent),
             "residual_norm": float(np.mean([replica.residual_norm() for replica in replicas])),
-            "publications": played.publications,
-            "time": played.seconds / steps_s,
+            "publications": simulated.publications,
+            "time": simulated.seconds / steps_s,
         },
     )

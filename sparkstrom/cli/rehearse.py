@@ -1,4 +1,4 @@
-"""The command `sparkstrom rehearse`: play a script's fit with k workers before paying for them."""
+"""The command `sparkstrom rehearse`: simulate a script's fit before paying for its workers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the sub-command ``rehearse`` with its arguments."""
     parser = subparsers.add_parser(
         "rehearse",
-        help="play a script's fit with k workers in virtual time: loss, seconds, bytes, best k",
-        description="Runs a script unchanged until it calls fit, plays that fit with each number"
-        " of workers, and ends there: docs/rehearse.md. Options of the script follow after --, as"
-        " in: sparkstrom rehearse --workers 1,4 train.py -- --lr 0.1",
+        help="simulate a script's fit with k workers in virtual time: loss, seconds, bytes, best k",
+        description="Runs a script unchanged until it calls fit, simulates that fit with each"
+        " number of workers, and ends there: docs/rehearse.md. Options of the script follow after"
+        " --, as in: sparkstrom rehearse --workers 1,4 train.py -- --lr 0.1",
     )
     add = parser.add_argument
     add("script", type=Path, metavar="SCRIPT.py", help="the script that is to be submitted")

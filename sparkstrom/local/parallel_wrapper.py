@@ -241,7 +241,7 @@ class ParallelWrapper(TrainedNetwork):
         validation: Any = None,
         **conditions: Any,
     ) -> Rehearsal:
-        """Play a fit with each number of workers in virtual time (docs/rehearse.md).
+        """Simulate a fit with each number of workers in virtual time (docs/rehearse.md).
 
         Workers are on hosts of their own, as on a cluster. The network is not changed.
 

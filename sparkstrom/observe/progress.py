@@ -127,15 +127,15 @@ class ProgressFigures:
 
 @dataclass(frozen=True, slots=True)
 class RehearsalFigures:
-    """The progress of a rehearsal, which plays several fits one after the other."""
+    """The progress of a rehearsal, which simulates several fits one after the other."""
 
-    phase: str  # the fit that is played, human-readable
+    phase: str  # the fit that is simulated, human-readable
     fraction_done: float  # of all fits, from 0 to 1, by the time that they take
     examples: int = 0  # none of a fit is trained
 
     @property
     def is_starting(self) -> bool:
-        """Whether nothing has been played yet."""
+        """Whether nothing has been simulated yet."""
         return self.fraction_done == 0
 
     def to_texts(self, rate: ProgressRate) -> list[str]:

@@ -1,1 +1,1 @@
-"""Rehearsals: play a fit with k workers in virtual time, with the user's own model and rows."""
+"""Rehearsals: simulate a fit with k workers in virtual time, with the user's own model and rows."""

@@ -38,7 +38,7 @@ from sparkstrom.rehearsal.fit import (
     FitRecipe,
     Measure,
     OnProgress,
-    PlayedFit,
+    SimulatedFit,
     ignore_progress,
 )
 from sparkstrom.runtime.optimizer_states import decode_optimizer_state
@@ -53,7 +53,7 @@ def train_synchronously(
     conditions: Conditions,
     measure: Measure | None = None,
     on_progress: OnProgress = ignore_progress,
-) -> PlayedFit:
+) -> SimulatedFit:
     """Train with the minibatches of all ranks in each step; with one rank that is one process.
 
     Args:
@@ -66,7 +66,7 @@ def train_synchronously(
     An exception of the model or a loss that is not finite ends training, with the reason in
     ``error``.
     """
-    played = PlayedFit(len(ranks), replicas_equal=True)
+    simulated = SimulatedFit(len(ranks), replicas_equal=True)
     model, parameters = _open_model(recipe)
     rounds = max(each.batches_per_epoch for each in ranks)
     total, step_s = rounds * recipe.epochs, synchronous_step_s(recipe, len(ranks), conditions)
@@ -81,7 +81,7 @@ def train_synchronously(
         if measure is not None:
             buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
             measures = measure(parameters.copy(), buffers)
-            played.points.append(CurvePoint(played.seconds, played.examples, measures))
+            simulated.points.append(CurvePoint(simulated.seconds, simulated.examples, measures))
 
     record_point()
     for done in range(total):
@@ -96,25 +96,25 @@ def train_synchronously(
         try:
             loss = model.step(batch)
         except Exception as error:  # models raise errors of many kinds; a real fit would fail, too
-            played.error = format_reason(error)
+            simulated.error = format_reason(error)
             break
         if not math.isfinite(loss):
-            played.error = f"the loss is {loss}"
+            simulated.error = f"the loss is {loss}"
             break
         losses.append(loss)
-        played.minibatches += len(batches)
-        played.examples += batch.rows
-        played.seconds += step_s
+        simulated.minibatches += len(batches)
+        simulated.examples += batch.rows
+        simulated.seconds += step_s
         on_progress((done + 1) / total)
         if done * POINTS // total < (done + 1) * POINTS // total:
             record_point()
-    played.training_loss = (
+    simulated.training_loss = (
         float(np.mean(losses[-max(1, len(losses) // POINTS) :])) if losses else math.nan
     )
-    played.update_bytes = 4 * model.n_params * played.minibatches if len(ranks) > 1 else 0
-    played.parameters = parameters
-    played.buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
-    return played
+    simulated.update_bytes = 4 * model.n_params * simulated.minibatches if len(ranks) > 1 else 0
+    simulated.parameters = parameters
+    simulated.buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
+    return simulated
 
 
 def synchronous_step_s(recipe: FitRecipe, workers: int, conditions: Conditions) -> float:

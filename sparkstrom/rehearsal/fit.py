@@ -1,4 +1,4 @@
-"""One fit with k workers, played in virtual time.
+"""One fit with k workers, simulated in virtual time.
 
 The machines of the protocol, the training loop, replicas, encoders and models are those of a real
 fit; links, hosts, threads and Spark are virtual. A run depends on its arguments alone: the same
@@ -124,8 +124,8 @@ class CurvePoint:
 
 
 @dataclass(slots=True)
-class PlayedFit:
-    """The result of a played fit."""
+class SimulatedFit:
+    """The result of a simulated fit."""
 
     workers: int
     points: list[CurvePoint] = field(default_factory=list)
@@ -148,8 +148,8 @@ class PlayedFit:
     buffers: bytes = b""
 
 
-class FitPlayer:
-    """Plays one fit, by ``run``.
+class FitSimulator:
+    """Simulates one fit, by ``run``.
 
     Args:
         recipe: The fit.
@@ -177,7 +177,7 @@ class FitPlayer:
         self._time = time = Timeline(conditions.seed)
         self._network = VirtualNetwork(time, conditions.link_bits_s, conditions.latency_s)
         self.theta = recipe.theta()
-        self.played = PlayedFit(workers)
+        self.simulated = SimulatedFit(workers)
         self._losses: list[tuple[int, float]] = []  # rows and mean loss of each minibatch
         self._attempts = itertools.count(FIRST_ATTEMPT)
         tick_s = min(max(TICK_S_MIN, conditions.times.step_s / 2), TICK_S_MAX)
@@ -204,24 +204,24 @@ class FitPlayer:
         """All attempts so far, in the order of their starts."""
         return self._workers
 
-    def run(self) -> PlayedFit:
-        """Play the fit to its end.
+    def run(self) -> SimulatedFit:
+        """Simulate the fit to its end.
 
         What would make a real fit fail, such as a loss that is not finite, ends it early, with the
         reason in ``error``.
         """
-        played = self.played
+        simulated = self.simulated
         self._record_point()
         self._master.start()
-        for partition in range(played.workers):
+        for partition in range(simulated.workers):
             self._start(partition)
         try:
             if not self._time.run(math.inf):
                 raise TrainingError("the rehearsed fit stands still: nothing is left to happen")
         except SparkstromError as error:
-            played.error = str(error)
+            simulated.error = str(error)
         self._complete_result()
-        return played
+        return simulated
 
     def _start(self, partition: int) -> None:
         """Start an attempt at a partition, each on a host of its own."""
@@ -272,7 +272,7 @@ class FitPlayer:
             return
         victim = self._time.rng.choice(alive)
         victim.kill()
-        self.played.deaths += 1
+        self.simulated.deaths += 1
         self._time.after(self._conditions.restart_s, self._start_again, victim.partition)
 
     def _start_again(self, partition: int) -> None:
@@ -289,7 +289,7 @@ class FitPlayer:
         examples = round(self._committed * self._rows_per_batch)
         measures = self._measure(self.theta.to_host(), self._present_buffers())
         sent = sum(each.replica.encoder.counters.payload_bytes for each in self._workers)
-        self.played.points.append(CurvePoint(seconds, examples, measures, sent))
+        self.simulated.points.append(CurvePoint(seconds, examples, measures, sent))
 
     def _present_buffers(self) -> bytes:
         """Return the average of the live workers' buffers; those of the start without workers."""
@@ -302,41 +302,41 @@ class FitPlayer:
 
     def _complete_result(self) -> None:
         """Complete the result at the end of the run."""
-        played, master = self.played, self._master
+        simulated, master = self.simulated, self._master
         counters = [each.replica.encoder.counters for each in self._workers]
-        played.seconds = master.training_seconds()
-        played.minibatches = self._committed
-        played.examples = round(self._committed * self._rows_per_batch)
+        simulated.seconds = master.training_seconds()
+        simulated.minibatches = self._committed
+        simulated.examples = round(self._committed * self._rows_per_batch)
         recent = self._losses[-max(1, len(self._losses) // POINTS) :]
         if rows := sum(count for count, _ in recent):
-            played.training_loss = sum(count * loss for count, loss in recent) / rows
-        played.staleness = master.machine.order.staleness.mean
-        played.summed_workers = master.overshoot.limit
-        played.update_bytes = sum(each.payload_bytes for each in counters)
-        played.publications = sum(each.publications for each in counters)
-        played.entries = sum(each.hits for each in counters)
+            simulated.training_loss = sum(count * loss for count, loss in recent) / rows
+        simulated.staleness = master.machine.order.staleness.mean
+        simulated.summed_workers = master.overshoot.limit
+        simulated.update_bytes = sum(each.payload_bytes for each in counters)
+        simulated.publications = sum(each.publications for each in counters)
+        simulated.entries = sum(each.hits for each in counters)
         hosts = self._network.hosts.values()
-        played.link_bytes = {each.name: (each.sent_bytes, each.received_bytes) for each in hosts}
-        played.bytes_by_kind = dict(sum((each.by_kind for each in hosts), Counter[str]()))
+        simulated.link_bytes = {each.name: (each.sent_bytes, each.received_bytes) for each in hosts}
+        simulated.bytes_by_kind = dict(sum((each.by_kind for each in hosts), Counter[str]()))
         digests = {*master.machine.phases.digests.values(), master.machine.phases.own_digest}
-        played.replicas_equal = master.phase is Phase.DONE and len(digests) == 1
-        played.digest = self.theta.digest()
-        played.parameters, played.buffers = self.theta.to_host(), self.theta.buffers
+        simulated.replicas_equal = master.phase is Phase.DONE and len(digests) == 1
+        simulated.digest = self.theta.digest()
+        simulated.parameters, simulated.buffers = self.theta.to_host(), self.theta.buffers
 
 
 class MasterEndpoint:
-    """The production controller of a played fit, in virtual time."""
+    """The production controller of a simulated fit, in virtual time."""
 
     name = MASTER_ADDRESS.host
     node = MASTER
     alive = True
 
     def __init__(
-        self, player: FitPlayer, network: VirtualNetwork, time: Timeline, tick_s: float
+        self, simulator: FitSimulator, network: VirtualNetwork, time: Timeline, tick_s: float
     ) -> None:
-        job, theta = player.job, player.theta
+        job, theta = simulator.job, simulator.theta
         self.host, self.edges = network.host(DRIVER_HOST), dict[NodeId, Edge]()
-        self._player, self._network, self._time = player, network, time
+        self._simulator, self._network, self._time = simulator, network, time
         self._tick_interval_s, self._tick_turn, self._next_tick_s = tick_s, 0, 0.0
         self._theta, self._sums = theta, MergeCache(theta.merge)
         plan = make_master_plan(job.spec, theta, job.model, job.master, {})
@@ -376,7 +376,7 @@ class MasterEndpoint:
     def handle(self, event: ev.Event) -> None:
         """Pass an event to the protocol's master and perform the effects."""
         ev.perform_all(self.machine.step(event, self._time.now_s), self._perform)
-        self._player.on_commit(self.machine.partitions.minibatches)
+        self._simulator.on_commit(self.machine.partitions.minibatches)
         due_in_s = self.machine.children.state_due_s - self._time.now_s
         self._tick_within(next_tick_in_s(event, due_in_s))
 

@@ -1,4 +1,4 @@
-"""Rehearse a fit: play it with each number of workers, beside one process and DDP."""
+"""Rehearse a fit: simulate it with each number of workers, beside one process and DDP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sparkstrom.options.gradient_sharing import SCALINGS, SharedTrainingMaster
 from sparkstrom.rehearsal.baselines import ring_bits_s, train_synchronously
 from sparkstrom.rehearsal.conditions import WORKERS_MAX, Conditions, StepTimes
 from sparkstrom.rehearsal.data import SampledData
-from sparkstrom.rehearsal.fit import FitPlayer, FitRecipe, Measure, OnProgress, PlayedFit
+from sparkstrom.rehearsal.fit import FitRecipe, FitSimulator, Measure, OnProgress, SimulatedFit
 from sparkstrom.rehearsal.measurement import estimate_times, measure_times
 from sparkstrom.rehearsal.result import (
     ALL_REDUCE,
@@ -45,7 +45,7 @@ DEFAULT_WORKERS = (1, 4, 16)
 DEFAULT_LINK, DEFAULT_LATENCY = "1gbit", "1ms"
 DEFAULT_ROWS = 20_000
 TARGET_MARGIN = 0.05  # the default target is one process's lowest loss and this share of it
-# Time to play a minibatch of one process or DDP, relative to one of sparkstrom (digits network).
+# Time to simulate a minibatch of one process or DDP: a fraction of sparkstrom's (digits network).
 SYNCHRONOUS_WEIGHT = 0.2
 STRAGGLERS = re.compile(r"(\d+)x(\d*\.?\d+)")
 
@@ -226,7 +226,7 @@ class LossMeter:
 def rehearse(
     recipe: FitRecipe, sample: RowSample, request: RehearsalRequest, display: ProgressDisplay
 ) -> Rehearsal:
-    """Play the fit with each number of workers and scaling rule.
+    """Simulate the fit with each number of workers and scaling rule.
 
     Args:
         recipe: The fit.
@@ -283,7 +283,7 @@ class _Rehearsing:
         return request.times(estimate_times(recipe.model.n_params, step_s, 0.0))
 
     def run(self) -> Rehearsal:
-        """Play all runs."""
+        """Simulate all runs."""
         recipe, request, conditions = self._recipe, self._request, self._conditions
         advance = self._begin("one process", SYNCHRONOUS_WEIGHT)
         alone = self._data.partitions(1)
@@ -298,12 +298,12 @@ class _Rehearsing:
                 named = f"{pluralize(workers, 'worker')}{f', {rule}' if rule else ''}"
                 advance = self._begin(named, 1)
                 partitions = self._data.partitions(workers)
-                played = FitPlayer(
+                simulated = FitSimulator(
                     ruled, partitions, conditions, self._measure, on_progress=advance
                 ).run()
-                self._entries += played.entries
-                self._publications += played.publications
-                self._add(OURS, rule, played, one)
+                self._entries += simulated.entries
+                self._publications += simulated.publications
+                self._add(OURS, rule, simulated, one)
             if workers > 1:
                 advance = self._begin(f"DDP with {workers} ranks", SYNCHRONOUS_WEIGHT)
                 ranks = self._data.partitions(workers)
@@ -331,7 +331,7 @@ class _Rehearsing:
 
         Args:
             what: The run, as it is shown.
-            weight: The time to play it, relative to one of sparkstrom's runs.
+            weight: The time to simulate it, relative to one of sparkstrom's runs.
         """
         several = sum(count > 1 for count in self._request.workers)
         alone, rules = len(self._request.workers) - several, max(1, len(self._request.scaling))
@@ -347,13 +347,13 @@ class _Rehearsing:
         advance(0.0)
         return advance
 
-    def _add(self, system: str, rule: str, played: PlayedFit, one: PlayedFit) -> None:
+    def _add(self, system: str, rule: str, simulated: SimulatedFit, one: SimulatedFit) -> None:
         """Add a run's figures."""
         self._runs.append(
             make_run(
                 system,
                 rule,
-                played,
+                simulated,
                 one,
                 to_loss=self._to_loss,
                 n_params=self._recipe.model.n_params,
@@ -411,8 +411,8 @@ def require_gradient_sharing(master: Any) -> SharedTrainingMaster:
     if isinstance(master, SharedTrainingMaster):
         return master
     raise UsageError(
-        "this network trains in rounds, which rehearse does not play, because what they learn does"
-        " not depend on links; rehearse a network with shared gradients, or fit a sample"
+        "this network trains in rounds, which rehearse does not simulate, because what they learn"
+        " does not depend on links; rehearse a network with shared gradients, or fit a sample"
     )
 
 

@@ -18,7 +18,7 @@ from sparkstrom.observe.reporting.summary_rendering import (
 )
 from sparkstrom.planning.scaling import WORTHWHILE_SPEEDUP
 from sparkstrom.rehearsal.conditions import Conditions
-from sparkstrom.rehearsal.fit import CurvePoint, PlayedFit
+from sparkstrom.rehearsal.fit import CurvePoint, SimulatedFit
 
 ONE_PROCESS, OURS, ALL_REDUCE = "one process", "sparkstrom", "DDP all-reduce"
 BETTER_BY = 0.02  # a loss that is lower by a smaller share of itself may be chance
@@ -217,54 +217,54 @@ class Rehearsal:
 def make_run(
     system: str,
     scaling: str,
-    played: PlayedFit,
-    one: PlayedFit,
+    simulated: SimulatedFit,
+    one: SimulatedFit,
     *,
     to_loss: float | None,
     n_params: int,
     link_bits_s: float,
 ) -> RehearsedRun:
     """Return a run's figures, compared with one process."""
-    last = played.points[-1].measures if played.points else {}
-    loss = math.inf if played.error else last.get("loss", played.training_loss)
-    reached, one_reached = seconds_to(played, to_loss), seconds_to(one, to_loss)
+    last = simulated.points[-1].measures if simulated.points else {}
+    loss = math.inf if simulated.error else last.get("loss", simulated.training_loss)
+    reached, one_reached = seconds_to(simulated, to_loss), seconds_to(one, to_loss)
     speedup = one_reached / reached if reached and one_reached else None
-    rate, one_rate = _rows_per_second(played), _rows_per_second(one)
+    rate, one_rate = _rows_per_second(simulated), _rows_per_second(one)
     if to_loss is None and one_rate:
         speedup = rate / one_rate
-    host, share = _busiest_link(played, link_bits_s)
-    dense = 4 * n_params * played.minibatches
+    host, share = _busiest_link(simulated, link_bits_s)
+    dense = 4 * n_params * simulated.minibatches
     return RehearsedRun(
         system,
-        played.workers,
+        simulated.workers,
         scaling,
         loss,
         last.get("accuracy"),
-        played.seconds,
+        simulated.seconds,
         reached,
         speedup,
-        rate / one_rate / played.workers if one_rate else 0.0,
-        played.workers * played.seconds / 3600,
-        played.staleness,
-        played.update_bytes,
-        dense / played.update_bytes if played.update_bytes else None,
-        played.link_bytes,
+        rate / one_rate / simulated.workers if one_rate else 0.0,
+        simulated.workers * simulated.seconds / 3600,
+        simulated.staleness,
+        simulated.update_bytes,
+        dense / simulated.update_bytes if simulated.update_bytes else None,
+        simulated.link_bytes,
         host,
         share,
-        played.deaths,
-        played.minibatches,
-        played.digest,
-        played.replicas_equal,
-        played.error,
-        tuple(played.points),
+        simulated.deaths,
+        simulated.minibatches,
+        simulated.digest,
+        simulated.replicas_equal,
+        simulated.error,
+        tuple(simulated.points),
     )
 
 
-def seconds_to(played: PlayedFit, to_loss: float | None) -> float | None:
+def seconds_to(simulated: SimulatedFit, to_loss: float | None) -> float | None:
     """Return when a run's curve first reaches a loss, interpolated; None if it never does."""
     if to_loss is None:
         return None
-    curve = [(point.seconds, point.measures.get("loss", math.inf)) for point in played.points]
+    curve = [(point.seconds, point.measures.get("loss", math.inf)) for point in simulated.points]
     if curve and curve[0][1] <= to_loss:
         return curve[0][0]
     for (from_s, above), (until_s, loss) in pairwise(curve):
@@ -279,18 +279,18 @@ def _rank(run: RehearsedRun) -> tuple[bool, float, float]:
     return reached is None, run.loss if reached is None else reached, run.loss
 
 
-def _rows_per_second(played: PlayedFit) -> float:
+def _rows_per_second(simulated: SimulatedFit) -> float:
     """Return the rows trained per virtual second."""
-    return played.examples / played.seconds if played.seconds else 0.0
+    return simulated.examples / simulated.seconds if simulated.seconds else 0.0
 
 
-def _busiest_link(played: PlayedFit, link_bits_s: float) -> tuple[str, float]:
+def _busiest_link(simulated: SimulatedFit, link_bits_s: float) -> tuple[str, float]:
     """Return the host whose link is used most, and which share of its rate, on average."""
-    if not played.link_bytes or not played.seconds:
+    if not simulated.link_bytes or not simulated.seconds:
         return "", 0.0
-    loads = {host: max(both) for host, both in played.link_bytes.items()}
+    loads = {host: max(both) for host, both in simulated.link_bytes.items()}
     host = max(loads, key=lambda name: loads[name])
-    return host, 8 * loads[host] / played.seconds / link_bits_s
+    return host, 8 * loads[host] / simulated.seconds / link_bits_s
 
 
 def _cells(run: RehearsedRun) -> tuple[str, ...]:

@@ -126,13 +126,13 @@ def run(args: argparse.Namespace) -> int:
 
     Raise UsageError for invalid arguments.
     """
-    from sparkstrom.simulation.runner import play_seeds
+    from sparkstrom.simulation.runner import simulate_seeds
 
     _check_arguments(args)
     seeds, given = _parse_seeds(args.seeds), _simulation_values(args)
     jobs = args.jobs or os.cpu_count() or 1
     failed = 0
-    for result in play_seeds(seeds, args.nodes, args.mode, given, jobs):
+    for result in simulate_seeds(seeds, args.nodes, args.mode, given, jobs):
         print(_result_to_json(result) if args.json else _format_result(result), flush=True)
         if args.transcript:
             print("\n".join(result.transcript), file=sys.stderr)

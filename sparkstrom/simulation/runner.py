@@ -349,7 +349,7 @@ class ControllerLossWorld(World):
         return self._before.with_commits_of(self, goals).violations(goals, "what is delivered")
 
 
-def play_controller_losses(
+def simulate_controller_losses(
     seed: int, size: RunSize, faults: Faults, parts: Callable[[int, RunSize], ComponentFactory]
 ) -> Iterator[ControllerLossWorld]:
     """Yield one world per controller, to be run by the caller, until one completes the fit."""
@@ -390,7 +390,7 @@ class RunResult:
         )
 
 
-def play_seed(seed: int, nodes: int, mode: str, given: dict[str, Any]) -> RunResult:
+def simulate_seed(seed: int, nodes: int, mode: str, given: dict[str, Any]) -> RunResult:
     """Run one seed; values in ``given`` override the drawn size and faults, by field name.
 
     An exception in the run is a violation.
@@ -399,7 +399,7 @@ def play_seed(seed: int, nodes: int, mode: str, given: dict[str, Any]) -> RunRes
     result = RunResult(seed, [], 0, {}, [])
     worlds: Iterator[World] = iter([World(seed, size, faults, _make_components(seed, size))])
     if faults.controller_dies:
-        worlds = play_controller_losses(seed, size, faults, _make_components)
+        worlds = simulate_controller_losses(seed, size, faults, _make_components)
     for world in worlds:
         try:
             with _rare_garbage_collection():
@@ -433,11 +433,11 @@ def _make_components(seed: int, size: RunSize) -> ComponentFactory:
     return RealComponentFactory(size, seed)
 
 
-def play_seeds(
+def simulate_seeds(
     seeds: range, nodes: int, mode: str, given: dict[str, Any], processes: int
 ) -> Iterator[RunResult]:
     """Run all seeds on several processes; yield the results in order of seed."""
-    one = partial(play_seed, nodes=nodes, mode=mode, given=given)
+    one = partial(simulate_seed, nodes=nodes, mode=mode, given=given)
     if processes == 1 or len(seeds) < SEEDS_PER_TASK:
         yield from map(one, seeds)
         return
@@ -496,17 +496,17 @@ def shrink_failure(result: RunResult, nodes: int, mode: str, given: dict[str, An
         for size, faults in _smaller_runs(small.size, small.faults):
             if time.monotonic() > until_s:
                 return small
-            again = _play_exactly(result.seed, mode, size, faults)
+            again = _simulate_exactly(result.seed, mode, size, faults)
             if violation_kind(again.violations) == violation_kind(result.violations):
                 small, changing = ShrunkRun(size, faults, again), True
                 break
     return small
 
 
-def _play_exactly(seed: int, mode: str, size: RunSize, faults: Faults) -> RunResult:
+def _simulate_exactly(seed: int, mode: str, size: RunSize, faults: Faults) -> RunResult:
     """Run a seed with exactly this size and these faults."""
     given = {f.name: getattr(part, f.name) for part in (size, faults) for f in fields(part)}
-    return play_seed(seed, size.nodes, mode, given)
+    return simulate_seed(seed, size.nodes, mode, given)
 
 
 def _smaller_runs(size: RunSize, faults: Faults) -> Iterator[tuple[RunSize, Faults]]:

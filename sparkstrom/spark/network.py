@@ -250,9 +250,9 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         validation: float | str | DataFrame | None = None,
         **conditions: Any,
     ) -> Rehearsal:
-        """Play a fit with each number of workers in virtual time (docs/rehearse.md).
+        """Simulate a fit with each number of workers in virtual time (docs/rehearse.md).
 
-        Executors only draw the sample; training is played in this program. The network is not
+        Executors only draw the sample; training is simulated in this program. The network is not
         changed.
 
         Args:

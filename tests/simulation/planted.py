@@ -14,7 +14,7 @@ from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.worker.joining import Joining
 from sparkstrom.simulation.invariants import TopologyChecker
 from sparkstrom.simulation.replica import N_PARAMS, SimLearner
-from sparkstrom.simulation.runner import play_seed
+from sparkstrom.simulation.runner import simulate_seed
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 SEEDS = range(60)  # one of them must catch it; most bugs show in the first
@@ -27,7 +27,7 @@ DEATHS = ROUGH | {"driver_deaths": 12}
 def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
     """Of fits with four workers under the driver."""
     for seed in seeds:
-        yield from play_seed(seed, 4, "plain", given).violations
+        yield from simulate_seed(seed, 4, "plain", given).violations
 
 
 def drops_a_residual(patch: pytest.MonkeyPatch) -> None:

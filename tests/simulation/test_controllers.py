@@ -7,7 +7,7 @@ import os
 import pytest
 
 from sparkstrom.protocol.master.members import Partition, Partitions
-from sparkstrom.simulation.runner import play_seed, play_seeds
+from sparkstrom.simulation.runner import simulate_seed, simulate_seeds
 from tests.simulation.test_seeds import CALM
 
 CORES = os.cpu_count() or 1
@@ -17,7 +17,7 @@ RUNS = [("plain", 4, range(24), 2), ("mesh", 9, range(12), 1), ("links", 3, rang
 @pytest.mark.parametrize(("mode", "nodes", "seeds", "dies"), RUNS)
 def test_each_minibatch_is_delivered_once(mode: str, nodes: int, seeds: range, dies: int) -> None:
     died = 0
-    for result in play_seeds(seeds, nodes, mode, {"controller_dies": dies}, CORES):
+    for result in simulate_seeds(seeds, nodes, mode, {"controller_dies": dies}, CORES):
         repeat = f"--nodes {nodes} --mode {mode} --controller-dies {dies} --seeds {result.seed}"
         assert result.violations == [], f"python -m sparkstrom.simulation {repeat}"
         died += result.faults.get("controllers", 0)
@@ -26,7 +26,7 @@ def test_each_minibatch_is_delivered_once(mode: str, nodes: int, seeds: range, d
 
 def test_it_repeats_exactly() -> None:
     given = {"controller_dies": 2}
-    assert play_seed(5, 4, "plain", given) == play_seed(5, 4, "plain", given)
+    assert simulate_seed(5, 4, "plain", given) == simulate_seed(5, 4, "plain", given)
 
 
 @pytest.mark.parametrize("further", [-1, 1])
@@ -47,5 +47,7 @@ def test_a_copy_that_claims_more_or_less_than_it_has_is_seen(
 
     monkeypatch.setattr(Partitions, "as_starts", wrong)
     given = CALM | {"controller_dies": 1, "empty_partitions": 0, "resumed": 0}
-    found = [text for seed in range(4) for text in play_seed(seed, 3, "plain", given).violations]
+    found = [
+        text for seed in range(4) for text in simulate_seed(seed, 3, "plain", given).violations
+    ]
     assert any("partition 0: a copy at commit" in text for text in found)

@@ -1,4 +1,4 @@
-"""Seeds that play through the real message endpoints, and what is checked of these."""
+"""Simulated fits through the real message endpoints, and what is checked of these."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sparkstrom.simulation.endpoint_network import (
 from sparkstrom.simulation.links import DeliveryChecker
 from sparkstrom.simulation.process import EdgeEnd
 from sparkstrom.simulation.run_options import NO_FAULTS, RunSize, TransportMode
-from sparkstrom.simulation.runner import play_seeds
+from sparkstrom.simulation.runner import simulate_seeds
 from sparkstrom.simulation.world import World
 from sparkstrom.transport.base import OfferResult, ReceivedFrame
 from tests.simulation.test_seeds import CORES
@@ -37,7 +37,7 @@ ENDPOINT = {"through": TransportMode.ENDPOINT}
 @pytest.mark.parametrize(("mode", "nodes"), [("plain", 4), ("mesh", 12)])
 def test_a_fit_through_endpoints_keeps_the_invariants(mode: str, nodes: int) -> None:
     seen: set[str] = set()
-    for result in play_seeds(range(24), nodes, mode, ENDPOINT, CORES):
+    for result in simulate_seeds(range(24), nodes, mode, ENDPOINT, CORES):
         repeat = (
             f"python -m sparkstrom.simulation --mode {mode} --nodes {nodes} --seeds {result.seed}"
         )

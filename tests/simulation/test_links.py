@@ -13,7 +13,7 @@ from sparkstrom.protocol.master.sequencer import Sequencer
 from sparkstrom.protocol.worker import parent_link as in_flight
 from sparkstrom.protocol.worker.parent_link import InFlight
 from sparkstrom.runtime.message_endpoint import Outbox
-from sparkstrom.simulation.runner import play_seed
+from sparkstrom.simulation.runner import simulate_seed
 from tests.simulation.planted import Plant
 
 MODES = [("links", 6, range(20)), ("links-mesh", 9, range(12))]
@@ -21,26 +21,26 @@ MODES = [("links", 6, range(20)), ("links-mesh", 9, range(12))]
 
 def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
     for seed in seeds:
-        yield from play_seed(seed, 6, "links", given).violations
+        yield from simulate_seed(seed, 6, "links", given).violations
 
 
 @pytest.mark.parametrize(("mode", "nodes", "seeds"), MODES)
 def test_a_fit_makes_good_use_of_its_links(mode: str, nodes: int, seeds: range) -> None:
     for seed in seeds:
         repeat = f"python -m sparkstrom.simulation --mode {mode} --nodes {nodes} --seeds {seed}"
-        assert play_seed(seed, nodes, mode, {}).violations == [], repeat
+        assert simulate_seed(seed, nodes, mode, {}).violations == [], repeat
 
 
 @pytest.mark.parametrize(("seed", "nodes"), [(142, 6), (59, 4)], ids=["its link", "the lender's"])
 def test_what_comes_slowly_is_not_asked_for_again(seed: int, nodes: int) -> None:
     """A chunk of an updater's state takes longer than the first patience with it."""
-    assert play_seed(seed, nodes, "links", {}).violations == []
+    assert simulate_seed(seed, nodes, "links", {}).violations == []
 
 
 @pytest.mark.parametrize(("mode", "nodes", "seed"), [("links", 12, 32), ("links-mesh", 8, 23)])
 def test_a_sum_goes_into_a_copy_under_way(mode: str, nodes: int, seed: int) -> None:
     """It is as long as a real one, which the simulator's replica once could not read."""
-    assert play_seed(seed, nodes, mode, {}).violations == []
+    assert simulate_seed(seed, nodes, mode, {}).violations == []
 
 
 def sends_again_what_is_under_way(patch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from sparkstrom.simulation.invariants import TopologyChecker
 from sparkstrom.simulation.process import OPTIMIZER_STRUCT
 from sparkstrom.simulation.replica import SimReplica
 from sparkstrom.simulation.run_options import NO_FAULTS
-from sparkstrom.simulation.runner import play_seed
+from sparkstrom.simulation.runner import simulate_seed
 from tests.simulation.planted import (
     SEEDS,
     Plant,
@@ -39,7 +39,7 @@ from tests.simulation.planted import (
 
 def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
     for seed in seeds:
-        yield from play_seed(seed, 9, "mesh", given).violations
+        yield from simulate_seed(seed, 9, "mesh", given).violations
 
 
 def misses_the_tenth(patch: pytest.MonkeyPatch, times: int) -> None:

@@ -22,7 +22,7 @@ from sparkstrom.simulation.real_components import (
     make_small_network,
 )
 from sparkstrom.simulation.run_options import NO_FAULTS, ReplicaKind, RunSize
-from sparkstrom.simulation.runner import draw_scenario, play_seeds
+from sparkstrom.simulation.runner import draw_scenario, simulate_seeds
 from sparkstrom.simulation.world import World
 from tests.simulation.test_seeds import CORES
 
@@ -65,7 +65,7 @@ KINDS: dict[str, tuple[ModelFactory, tuple[str, ...]]] = {  # and what must be i
 
 @pytest.mark.parametrize(("mode", "nodes"), [("plain", 4), ("mesh", 12)])
 def test_a_fit_of_real_replicas_keeps_the_invariants(mode: str, nodes: int) -> None:
-    for result in play_seeds(range(24), nodes, mode, {"replicas": ReplicaKind.REAL}, CORES):
+    for result in simulate_seeds(range(24), nodes, mode, {"replicas": ReplicaKind.REAL}, CORES):
         repeat = (
             f"python -m sparkstrom.simulation --mode {mode} --nodes {nodes} --seeds {result.seed}"
         )

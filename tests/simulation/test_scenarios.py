@@ -14,7 +14,7 @@ from sparkstrom.protocol.worker.node import Identity
 from sparkstrom.simulation.network import Network
 from sparkstrom.simulation.process import Outage, SimProcess
 from sparkstrom.simulation.run_options import NO_FAULTS, Faults, ReplicaKind, RunSize, TransportMode
-from sparkstrom.simulation.runner import play_seed, with_overrides
+from sparkstrom.simulation.runner import simulate_seed, with_overrides
 from sparkstrom.simulation.world import World
 
 
@@ -147,20 +147,22 @@ FOUND_IN_A_CHAIN = [
 @pytest.mark.parametrize(("seed", "nodes", "given"), [run[1:] for run in FOUND],
                          ids=[run[0] for run in FOUND])  # fmt: skip
 def test_what_once_went_wrong(seed: int, nodes: int, given: dict[str, Any]) -> None:
-    assert play_seed(seed, nodes, "plain", OBJECTS | given).violations == []
+    assert simulate_seed(seed, nodes, "plain", OBJECTS | given).violations == []
 
 
 @pytest.mark.parametrize(("seed", "nodes", "given"), [run[1:] for run in FOUND_IN_A_MESH],
                          ids=[run[0] for run in FOUND_IN_A_MESH])  # fmt: skip
 def test_what_once_went_wrong_in_a_mesh(seed: int, nodes: int, given: dict[str, Any]) -> None:
-    assert play_seed(seed, nodes, "mesh", OBJECTS | given).violations == []
+    assert simulate_seed(seed, nodes, "mesh", OBJECTS | given).violations == []
 
 
 @pytest.mark.parametrize("seed", [run[1] for run in FOUND_IN_A_CHAIN],
                          ids=[run[0] for run in FOUND_IN_A_CHAIN])  # fmt: skip
 def test_what_once_went_wrong_in_a_chain(seed: int) -> None:
     assert (
-        play_seed(seed, 13, "mesh", CHAIN | OBJECTS | {"through": TransportMode.CODEC}).violations
+        simulate_seed(
+            seed, 13, "mesh", CHAIN | OBJECTS | {"through": TransportMode.CODEC}
+        ).violations
         == []
     )
 

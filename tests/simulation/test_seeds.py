@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from sparkstrom.simulation.run_options import NO_FAULTS
-from sparkstrom.simulation.runner import play_seed, play_seeds
+from sparkstrom.simulation.runner import simulate_seed, simulate_seeds
 
 CALM = {field.name: getattr(NO_FAULTS, field.name) for field in fields(NO_FAULTS)}
 CORES = os.cpu_count() or 1
@@ -18,7 +18,7 @@ MESH = [range(50), pytest.param(range(50, 200), marks=pytest.mark.slow)]
 
 @pytest.mark.parametrize(("nodes", "seeds"), PLAIN)
 def test_a_fit_keeps_the_invariants(nodes: int, seeds: range) -> None:
-    for result in play_seeds(seeds, nodes, "plain", {}, CORES):
+    for result in simulate_seeds(seeds, nodes, "plain", {}, CORES):
         repeat = f"python -m sparkstrom.simulation --nodes {nodes} --seeds {result.seed}"
         assert result.violations == [], repeat
 
@@ -26,7 +26,7 @@ def test_a_fit_keeps_the_invariants(nodes: int, seeds: range) -> None:
 @pytest.mark.parametrize("seeds", MESH)
 def test_a_mesh_keeps_the_invariants_and_sees_every_kind_of_fault(seeds: range) -> None:
     seen: set[str] = set()
-    for result in play_seeds(seeds, 12, "mesh", {}, CORES):
+    for result in simulate_seeds(seeds, 12, "mesh", {}, CORES):
         repeat = f"python -m sparkstrom.simulation --mode mesh --nodes 12 --seeds {result.seed}"
         assert result.violations == [], repeat
         seen |= set(result.faults)
@@ -39,13 +39,13 @@ def test_a_mesh_keeps_the_invariants_and_sees_every_kind_of_fault(seeds: range) 
 
 @pytest.mark.parametrize("mode", ["plain", "mesh"])
 def test_a_run_repeats_exactly(mode: str) -> None:
-    assert play_seed(5, 6, mode, {}) == play_seed(5, 6, mode, {})
+    assert simulate_seed(5, 6, mode, {}) == simulate_seed(5, 6, mode, {})
 
 
 @pytest.mark.parametrize("mode", ["plain", "mesh"])
 @pytest.mark.parametrize("seed", range(3))
 def test_without_faults_every_update_is_committed_in_little_time(mode: str, seed: int) -> None:
-    result = play_seed(seed, 4, mode, CALM | {"empty_partitions": 0, "resumed": 0})
+    result = simulate_seed(seed, 4, mode, CALM | {"empty_partitions": 0, "resumed": 0})
     assert result.violations == []
     assert result.faults == {}
     assert result.updates >= 4 * 5
@@ -54,4 +54,4 @@ def test_without_faults_every_update_is_committed_in_little_time(mode: str, seed
 @pytest.mark.parametrize("fan_out", [1, 2, 3])
 def test_a_tree_as_narrow_as_can_be(fan_out: int) -> None:
     given = {"fan_out": fan_out, "depth": 7, "crashes": 2}
-    assert play_seed(1, 7, "mesh", CALM | given).violations == []
+    assert simulate_seed(1, 7, "mesh", CALM | given).violations == []

@@ -23,7 +23,7 @@ from sparkstrom.protocol.common.stages import (
     TaskStage,
     Trigger,
 )
-from sparkstrom.simulation.runner import play_seed
+from sparkstrom.simulation.runner import simulate_seed
 from tests.unit.protocol.conftest import Make, MasterDriver, NodeDriver
 
 KINDS = [LinkStage, ReplicaStage, TaskStage, FarewellStage, ChildStage, MemberStage]
@@ -267,7 +267,7 @@ def test_a_scene_makes_the_transitions_that_it_is_for(
 def test_the_table_holds_what_runs_and_scenes_make_and_nothing_else(recorded: Recording) -> None:
     for mode, nodes, seeds, given in RUNS:
         for seed in seeds:
-            assert play_seed(seed, nodes, mode, given).violations == []
+            assert simulate_seed(seed, nodes, mode, given).violations == []
     made = recorded.made.union(*SCENES.values())
     assert {named(row) for row in stages.TRANSITIONS} == {named(row) for row in made}
 

@@ -14,20 +14,20 @@ from benchmarks.convergence import __main__ as command_line  # noqa: E402
 from benchmarks.convergence import texts  # noqa: E402
 from benchmarks.convergence.__main__ import parsed, runs, trials  # noqa: E402
 from benchmarks.convergence.baselines import BASELINES, baseline, ddp, unchanged_buffers  # noqa: E402
-from benchmarks.convergence.ours import player_of, train  # noqa: E402
+from benchmarks.convergence.ours import simulator_of, train  # noqa: E402
 from benchmarks.convergence.powersgd import PowerSGD  # noqa: E402
 from benchmarks.convergence.settings import Settings  # noqa: E402
 from benchmarks.convergence.table import Result, table  # noqa: E402
 from benchmarks.convergence.tasks import TASKS  # noqa: E402
 from benchmarks.convergence.trial import Learner, Outcome, Trial, measured  # noqa: E402
-from sparkstrom.rehearsal.fit import PlayedFit  # noqa: E402
+from sparkstrom.rehearsal.fit import SimulatedFit  # noqa: E402
 
 DIGITS = Trial("digits", "sgd", 4, 0, 0.3, epochs=2)
 CONV = Trial("conv", "momentum", 4, 0, 0.05, epochs=2)
 
 
-def played(settings: Settings, trial: Trial = DIGITS) -> PlayedFit:
-    return player_of(trial, settings).run()
+def simulated(settings: Settings, trial: Trial = DIGITS) -> SimulatedFit:
+    return simulator_of(trial, settings).run()
 
 
 @pytest.mark.parametrize("system", BASELINES)
@@ -83,7 +83,7 @@ def test_statistics_of_batches_are_averaged() -> None:
 def test_an_update_is_about_a_round_old_and_older_if_it_takes_long() -> None:
     """In step, a gradient lacks the three minibatches that end as it begins, and some more."""
     ages = [
-        played(Settings(latency=latency, jitter=0.0, max_lead=None)).staleness
+        simulated(Settings(latency=latency, jitter=0.0, max_lead=None)).staleness
         for latency in (0.0, 2.0)
     ]
     assert 3 <= ages[0] < 5
@@ -108,7 +108,7 @@ def test_a_publication_may_hold_several_steps() -> None:
 
 
 def test_a_lead_of_one_is_a_step_together() -> None:
-    near, far = (played(Settings(max_lead=lead, jitter=0.4)) for lead in (1, 8))
+    near, far = (simulated(Settings(max_lead=lead, jitter=0.4)) for lead in (1, 8))
     assert near.staleness < far.staleness
     assert near.seconds > far.seconds
 

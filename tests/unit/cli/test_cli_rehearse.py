@@ -1,4 +1,4 @@
-"""``sparkstrom rehearse``: a script's first fit is played, and the script ends there."""
+"""``sparkstrom rehearse``: a script's first fit is simulated, and the script ends there."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def test_the_fit_of_a_script_is_played_and_nothing_after_it_happens(
     more = ["--link", "100mbit", "--latency", "2ms", "--jitter", "0.1", "--save", str(page)]
     assert main(["rehearse", str(script), str(made), *flags, *more]) == 0
     out, err = capsys.readouterr()
-    played = json.loads(out)
-    assert [run["workers"] for run in played["runs"]] == [1, 1, 2, 2, 2]
-    assert (played["epochs"], played["is_held_out"]) == (2, True)
-    assert played["conditions"]["link_bits_s"] == 1e8
+    simulated = json.loads(out)
+    assert [run["workers"] for run in simulated["runs"]] == [1, 1, 2, 2, 2]
+    assert (simulated["epochs"], simulated["is_held_out"]) == (2, True)
+    assert simulated["conditions"]["link_bits_s"] == 1e8
     assert f"the script prints ['{made}']" in err
     assert not made.exists()
     assert (tmp_path / "made.left").exists()

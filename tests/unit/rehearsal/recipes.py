@@ -18,7 +18,7 @@ from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.models.updaters import Nesterov, Sgd, Updater
 from sparkstrom.rehearsal.conditions import Conditions, StepTimes
 from sparkstrom.rehearsal.data import SampledData
-from sparkstrom.rehearsal.fit import FitPlayer, FitRecipe, PlayedFit
+from sparkstrom.rehearsal.fit import FitRecipe, FitSimulator, SimulatedFit
 
 ROWS, COLUMNS = 256, 5
 TIMES = StepTimes(0.1, 0.2, 1e-3, 1e-4)
@@ -57,9 +57,9 @@ def conditions(**given: Any) -> Conditions:
     return Conditions(**{"link_bits_s": 1e9, "latency_s": 1e-3, "times": TIMES} | given)
 
 
-def player(made: FitRecipe, workers: int, **given: Any) -> FitPlayer:
-    return FitPlayer(made, partitions(made, workers), conditions(**given))
+def simulator(made: FitRecipe, workers: int, **given: Any) -> FitSimulator:
+    return FitSimulator(made, partitions(made, workers), conditions(**given))
 
 
-def play(made: FitRecipe, workers: int, **given: Any) -> PlayedFit:
-    return player(made, workers, **given).run()
+def simulate(made: FitRecipe, workers: int, **given: Any) -> SimulatedFit:
+    return simulator(made, workers, **given).run()

@@ -1,4 +1,4 @@
-"""One played fit: exact repetition, conservation, faults and links in virtual time."""
+"""One simulated fit: exact repetition, conservation, faults and links in virtual time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.unit.rehearsal.recipes import (
     momentum_network,
     network,
     partitions,
-    play,
-    player,
     recipe,
+    simulate,
+    simulator,
 )
 
 MINIBATCHES = 3 * 32  # of all workers, for 1, 2, 4 and 8 workers
@@ -29,7 +29,7 @@ MINIBATCHES = 3 * 32  # of all workers, for 1, 2, 4 and 8 workers
 @pytest.mark.parametrize("workers", [2, 8])
 def test_a_seed_gives_the_same_bits_and_all_replicas_have_them(workers: int) -> None:
     made = recipe(momentum_network())
-    first, again, other = (play(made, workers, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (simulate(made, workers, seed=seed) for seed in (1, 1, 2))
     assert first.replicas_equal
     assert (first.digest, first.seconds, first.points) == (
         again.digest,
@@ -45,40 +45,40 @@ def test_a_seed_gives_the_same_bits_and_all_replicas_have_them(workers: int) -> 
 def test_one_worker_learns_what_one_process_learns_bit_by_bit(model: FlatModel) -> None:
     """Theta lacks the residual; theta and residual together are the process's parameters."""
     made = recipe(model, residual_post_processor=None)
-    playing = player(made, 1)
-    played = playing.run()
+    fit = simulator(made, 1)
+    simulated = fit.run()
     alone = train_synchronously(made, partitions(made, 1), conditions())
-    local = playing.workers[0].replica.local
+    local = fit.workers[0].replica.local
     assert local is not None
     assert alone.parameters is not None
     assert local.tobytes() == alone.parameters.tobytes()
-    assert played.minibatches == alone.minibatches == MINIBATCHES
+    assert simulated.minibatches == alone.minibatches == MINIBATCHES
 
 
 def test_workers_forward_updates_in_a_mesh_and_have_the_same_bits() -> None:
     made = recipe(network(), void=VoidConfiguration(mesh_build_mode="mesh"))
-    played = play(made, 12)
-    assert played.replicas_equal
-    relayed = [sent for name, (sent, _) in played.link_bytes.items() if name != "driver"]
+    simulated = simulate(made, 12)
+    assert simulated.replicas_equal
+    relayed = [sent for name, (sent, _) in simulated.link_bytes.items() if name != "driver"]
     assert max(relayed) > 2 * min(relayed)  # inner nodes send what leaves need
 
 
 def test_a_fit_of_more_than_eight_workers_sums_fewer_when_they_overshoot() -> None:
     wild = network(Sgd(3.0))
-    freed = play(recipe(wild, epochs=24, limit_overshoot=False), 16)
-    limited = play(recipe(wild, epochs=24), 16)
+    freed = simulate(recipe(wild, epochs=24, limit_overshoot=False), 16)
+    limited = simulate(recipe(wild, epochs=24), 16)
     assert freed.summed_workers is None
     assert limited.summed_workers is not None
     assert limited.summed_workers < 16
     assert limited.replicas_equal
     assert limited.digest != freed.digest
     assert limited.minibatches == freed.minibatches
-    assert play(recipe(wild, epochs=24), 8).summed_workers is None
+    assert simulate(recipe(wild, epochs=24), 8).summed_workers is None
 
 
 def test_a_killed_worker_is_replaced_and_every_minibatch_counts_once() -> None:
     made = recipe(momentum_network(), epochs=6)
-    calm, struck = play(made, 4), play(made, 4, kills=2, restart_s=1.0)
+    calm, struck = simulate(made, 4), simulate(made, 4, kills=2, restart_s=1.0)
     assert struck.deaths == 2
     assert struck.replicas_equal
     assert struck.minibatches == calm.minibatches
@@ -87,15 +87,15 @@ def test_a_killed_worker_is_replaced_and_every_minibatch_counts_once() -> None:
 
 def test_a_slow_worker_sets_the_pace() -> None:
     made = recipe()
-    even, slow = play(made, 4), play(made, 4, stragglers=1, straggler_speed=0.5)
+    even, slow = simulate(made, 4), simulate(made, 4, stragglers=1, straggler_speed=0.5)
     assert 1.3 < slow.seconds / even.seconds < 2.5
     # One of several workers is never slow: the others have to be told from it.
-    assert play(made, 1, stragglers=1, straggler_speed=0.5).seconds < even.seconds * 4.5
+    assert simulate(made, 1, stragglers=1, straggler_speed=0.5).seconds < even.seconds * 4.5
 
 
 def test_a_narrow_link_takes_time() -> None:
     made = recipe()
-    wide, narrow = play(made, 4), play(made, 4, link_bits_s=100_000)
+    wide, narrow = simulate(made, 4), simulate(made, 4, link_bits_s=100_000)
     assert narrow.seconds > 1.3 * wide.seconds
     assert narrow.replicas_equal
     assert 8 * max(narrow.link_bytes["driver"]) <= 1.1 * 100_000 * (narrow.seconds + 5)
@@ -103,9 +103,9 @@ def test_a_narrow_link_takes_time() -> None:
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_its_reason() -> None:
     with np.errstate(all="ignore"):
-        played = play(recipe(network(Sgd(1e30))), 2)
-    assert "ower the learning rate" in played.error
-    assert played.minibatches < MINIBATCHES
+        simulated = simulate(recipe(network(Sgd(1e30))), 2)
+    assert "ower the learning rate" in simulated.error
+    assert simulated.minibatches < MINIBATCHES
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_its_reason() -> None:
 )
 def test_the_scaling_rule_decides_what_is_learned(options: dict[str, Any], differs: bool) -> None:
     made, default = recipe(momentum_network(), **options), recipe(momentum_network())
-    assert (play(made, 4).digest != play(default, 4).digest) == differs
+    assert (simulate(made, 4).digest != simulate(default, 4).digest) == differs
 
 
 def test_an_earlier_fit_is_continued() -> None:
@@ -123,7 +123,7 @@ def test_an_earlier_fit_is_continued() -> None:
     later = FitRecipe(
         made.model, made.packed, made.parameters, made.k, made.master, made.epochs, first_epoch=3
     )
-    assert play(later, 2).digest != play(made, 2).digest
+    assert simulate(later, 2).digest != simulate(made, 2).digest
 
 
 def test_a_step_of_ddp_is_the_mean_of_the_ranks_gradients() -> None:

@@ -81,17 +81,17 @@ def rehearsed(model: Any, **given: Any) -> Rehearsal:
 
 
 @pytest.fixture(scope="module")
-def played() -> Rehearsal:
+def simulated() -> Rehearsal:
     return rehearsed(momentum_network(), validation=0.25, scaling="sequential,ddp", kill=1)
 
 
-def test_each_number_of_workers_stands_beside_one_process_and_ddp(played: Rehearsal) -> None:
-    assert [(run.system, run.workers, run.scaling) for run in played.runs] == [
+def test_each_number_of_workers_stands_beside_one_process_and_ddp(simulated: Rehearsal) -> None:
+    assert [(run.system, run.workers, run.scaling) for run in simulated.runs] == [
         (ONE_PROCESS, 1, ""), (OURS, 1, "sequential"),
         (OURS, 4, "sequential"), (OURS, 4, "ddp"), (ALL_REDUCE, 4, ""),
     ]  # fmt: skip
-    one, *_, ours, _, ddp = played.runs
-    assert played.is_held_out
+    one, *_, ours, _, ddp = simulated.runs
+    assert simulated.is_held_out
     assert one.speedup == pytest.approx(1.0)
     assert ours.loss < one.points[0].measures["loss"]
     assert ours.accuracy is not None
@@ -154,28 +154,28 @@ def test_progress_grows_from_run_to_run(monkeypatch: pytest.MonkeyPatch) -> None
     done = [figures.fraction_done for figures in recorded.shown]
     assert done == sorted(done)
     assert (done[0], done[-1]) == (0.0, 1.0)
-    assert done[-2] == pytest.approx(1.0)  # what was played, before the last call
+    assert done[-2] == pytest.approx(1.0)  # what was simulated, before the last call
     assert len(set(done)) > 100
     rate = ProgressRate(remaining_s=65.0)
     assert recorded.shown[0].to_texts(rate) == ["1:05 left"]
     assert recorded.shown[-1].to_texts(rate) == []
 
 
-def test_table_dictionary_and_pages_have_all_runs(played: Rehearsal, tmp_path: Path) -> None:
-    text = str(played)
-    for run in played.runs:
+def test_table_dictionary_and_pages_have_all_runs(simulated: Rehearsal, tmp_path: Path) -> None:
+    text = str(simulated)
+    for run in simulated.runs:
         assert run.name in text
-    again = json.loads(json.dumps(played.to_dict(), allow_nan=False))
+    again = json.loads(json.dumps(simulated.to_dict(), allow_nan=False))
     assert [run["workers"] for run in again["runs"]] == [1, 1, 4, 4, 4]
     assert again["conditions"]["times"]["step_s"] == 0.05
     page = tmp_path / "page.html"
-    played.save(page)
+    simulated.save(page)
     html = page.read_text()
     assert html.count("<svg") > 4
     assert "script" not in html
-    assert ElementTree.fromstring(played._repr_html_()).find(".//table") is not None
+    assert ElementTree.fromstring(simulated._repr_html_()).find(".//table") is not None
     with pytest.raises(UsageError, match="cannot be written: No such file"):
-        played.save(tmp_path / "none" / "page.html")
+        simulated.save(tmp_path / "none" / "page.html")
 
 
 @pytest.mark.parametrize("make", [torch_model, jax_model, keras_model])
@@ -242,7 +242,7 @@ def test_more_workers_than_rows_and_rounds_are_refused() -> None:
     with (
         ParallelWrapper(momentum_network(), workers=2, training_mode="AVERAGING") as wrapper,
         pytest.raises(
-            UsageError, match="this network trains in rounds, which rehearse does not play"
+            UsageError, match="this network trains in rounds, which rehearse does not simulate"
         ),
     ):
         wrapper.rehearse(rows(), **SETTINGS)
