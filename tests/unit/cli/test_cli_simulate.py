@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -144,4 +145,6 @@ def test_the_sub_command_of_earlier_versions_still_works(
     assert capsys.readouterr().out.startswith("seed 7: ok (")
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert "simulat" not in capsys.readouterr().out
+    commands = re.findall(r"^ {4}(\S+)", capsys.readouterr().out, re.MULTILINE)
+    assert "rehearse" in commands
+    assert "simulate" not in commands
