@@ -7,6 +7,7 @@ prints READY when the fit is where it is to be interrupted, then one JSON object
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
 import time
@@ -78,6 +79,8 @@ def interrupted(spark: Any, data: Any, when: str, controller: str) -> dict[str, 
 
 
 def main(fits: list[str]) -> None:
+    # An interrupted call's connection may be closed already when py4j closes it: with a traceback.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     spark = (  # one of the executors for the controller
         SparkSession.builder.master("local-cluster[3,1,1024]")
         .config("spark.ui.enabled", "false")
