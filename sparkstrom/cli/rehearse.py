@@ -30,8 +30,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("arguments", nargs="*", metavar="ARGUMENT", help="of the script")
     add("--workers", default="1,4,16", metavar="K,...", help="such as 1,4,16 (%(default)s)")
     add("--scaling", metavar="RULE,...", help="of sequential, limited, ddp (default: the script's)")
-    add("--link", default="1gbit", metavar="RATE", help="of each host, each way (%(default)s)")
-    add("--latency", default="1ms", metavar="TIME", help="one way (%(default)s)")
+    add("--measure", action="store_true", help="on the executors: steps, encoding and links")
+    add("--link", metavar="RATE", help="of each host, each way (default: 1gbit)")
+    add("--latency", metavar="TIME", help="one way (default: 1ms)")
     add("--step", metavar="TIME", help="of one worker, such as 120ms (default: measured here)")
     add("--jitter", metavar="SHARE", help="of step times: standard deviation over mean")
     add("--encode", metavar="TIME", help="to encode an update (default: measured here)")
@@ -70,6 +71,7 @@ def _read_options(args: argparse.Namespace) -> dict[str, Any]:
         "workers": _parse("workers", args.workers, _parse_counts),
         "link": args.link,
         "latency": args.latency,
+        "measure": args.measure or None,
         "kill": _parse("kill", args.kill, parse_count),
         "rows": _parse("rows", args.rows, parse_count),
         "seed": _parse("seed", args.seed, parse_count),

@@ -26,6 +26,16 @@ class RowSample(NamedTuple):
     rows: int
     total: int  # rows of the data
 
+    def head(self, rows: int) -> RowSample:
+        """Return the sample's first blocks, up to the one that contains row number ``rows``."""
+        blocks, count = [], 0
+        for block in self.blocks:
+            if count >= rows:
+                break
+            blocks.append(block)
+            count += len(block.records)
+        return RowSample(blocks, count, self.total)
+
 
 class RowSampler:
     """Draws a sample from the blocks that are added.

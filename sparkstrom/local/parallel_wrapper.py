@@ -59,8 +59,6 @@ from sparkstrom.observe.progress_display import check_progress, make_progress_di
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.parameter_averaging import Accumulator
 from sparkstrom.rehearsal.rehearse import (
-    DEFAULT_LATENCY,
-    DEFAULT_LINK,
     DEFAULT_ROWS,
     DEFAULT_WORKERS,
     RehearsalRequest,
@@ -231,8 +229,8 @@ class ParallelWrapper(TrainedNetwork):
         *,
         workers: Sequence[int] = DEFAULT_WORKERS,
         epochs: int = 1,
-        link: str | float = DEFAULT_LINK,
-        latency: str | float = DEFAULT_LATENCY,
+        link: str | float | None = None,
+        latency: str | float | None = None,
         rows: int = DEFAULT_ROWS,
         seed: int = 0,
         features: ColumnNames = "features",
@@ -249,8 +247,8 @@ class ParallelWrapper(TrainedNetwork):
             data: As in ``fit``.
             workers: Numbers of workers.
             epochs: Number of passes over the data.
-            link: Rate of each host's link, such as "1gbit", or bits per second.
-            latency: One way, such as "1ms", or seconds.
+            link: Rate of each host's link, such as "1gbit", or bits per second. Default: 1gbit.
+            latency: One way, such as "1ms", or seconds. Default: 1ms.
             rows: Size of the random sample of the data to train on.
             seed: Of the sample, the placement of rows, and step times.
             features: As in ``fit``.

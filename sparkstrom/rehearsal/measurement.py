@@ -1,12 +1,17 @@
-"""Measure the times of a rehearsed fit on this machine: a step, encoding and applying an update."""
+"""Measure the conditions of a rehearsed fit: a step, encoding and applying an update, and links.
+
+``measure_times`` measures in this process. With ``measure=True`` it runs in a task of each worker,
+which also measures links, and ``summarize_workers`` combines what they found.
+"""
 
 from __future__ import annotations
 
+import math
 import pickle
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,9 +31,45 @@ BUDGET_S = 5.0  # time after which no step beyond STEPS_MIN is measured
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 JITTER_MAX = 0.5  # on a busy machine, more says little about a cluster
 DENSITY = 3e-3  # typical share of parameters in an update, for times that are not measured
+HERE = TaskEnvironment(0, 0, "host", "executor", Path(tempfile.gettempdir()))
 
 
-def measure_times(recipe: FitRecipe, batches: Batches) -> StepTimes:
+@dataclass(frozen=True, slots=True)
+class LinkMeasurement:
+    """A link between two hosts, measured by the receiver."""
+
+    bits_s: float | None  # None: no train of datagrams arrived
+    round_trip_s: float | None  # None: no ping was answered
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMeasurement:
+    """What the task of one worker measured."""
+
+    host: str
+    times: StepTimes
+    links: Mapping[str, LinkMeasurement]  # from other hosts, by name; one task per host has them
+    problem: str = ""  # why links were not measured
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMeasurement:
+    """The measured conditions of a cluster."""
+
+    times: StepTimes
+    link_bits_s: float | None  # of the slowest host; None: not measured
+    latency_s: float | None  # one way; None: not measured
+    text: str  # one line for the user
+
+
+def measured_rows(recipe: FitRecipe) -> int:
+    """Return how many rows ``measure_times`` needs, the held-out ones included."""
+    return math.ceil(STEPS_MAX * recipe.master.batch_size_per_worker / (1 - recipe.fraction))
+
+
+def measure_times(
+    recipe: FitRecipe, batches: Batches, environment: TaskEnvironment = HERE
+) -> StepTimes:
     """Take some training steps and return the median times, rounded to two digits.
 
     The rounding keeps two rehearsals on a quiet machine equal; to repeat one exactly, give its
@@ -36,7 +77,7 @@ def measure_times(recipe: FitRecipe, batches: Batches) -> StepTimes:
     """
     model: FlatModel = pickle.loads(recipe.packed)
     job = replace(recipe.job(1), model=model)
-    place_model(job, TaskEnvironment(0, 0, "host", "executor", Path(tempfile.gettempdir())))
+    place_model(job, environment)
     replica, other = make_replica(job, load_initial_theta(job)), load_initial_theta(job)
     other.create_local()
     steps: list[float] = []
@@ -60,6 +101,50 @@ def measure_times(recipe: FitRecipe, batches: Batches) -> StepTimes:
         _rounded(median(encodings[WARM_STEPS:])),
         _rounded(median(additions[WARM_STEPS:] or [0.0])),
     )
+
+
+def summarize_workers(measurements: Sequence[WorkerMeasurement]) -> ClusterMeasurement:
+    """Combine what the tasks of all workers measured.
+
+    Times are medians over workers. A host's link is as fast as the fastest stream of datagrams that
+    it sent or received, and the slowest host's link counts; the latency is half the median round
+    trip.
+    """
+    times = [each.times for each in measurements]
+    found = StepTimes(
+        *(
+            _rounded(median(getattr(each, name) for each in times))
+            for name in ("step_s", "jitter", "encode_s", "apply_s")
+        )
+    )
+    fastest: dict[str, float] = {}  # bits per second, by host
+    round_trips = []
+    for each in measurements:
+        for other, link in each.links.items():
+            for host in (each.host, other):
+                fastest[host] = max(fastest.get(host, 0.0), link.bits_s or 0.0)
+            if link.round_trip_s is not None:
+                round_trips.append(link.round_trip_s)
+    bits_s = latency_s = None
+    if round_trips and min(fastest.values()) > 0:
+        bits_s = _rounded(min(fastest.values()))
+        latency_s = _rounded(median(round_trips) / 2)
+    steps = sorted(each.step_s for each in times)
+    hosts = sorted({each.host for each in measurements})
+    text = (
+        f"measured by {len(times)} workers on {len(hosts)} host{'s' if len(hosts) > 1 else ''}: a"
+        f" step takes {found.step_s * 1e3:.3g} ms ({steps[0] * 1e3:.3g} to {steps[-1] * 1e3:.3g})"
+    )
+    problems = {each.problem for each in measurements if each.problem}
+    if len(hosts) < 2:
+        text += "; there is no link between hosts to measure"
+    elif bits_s is not None and latency_s is not None:
+        text += f", links {bits_s / 1e6:,.3g} Mbit/s, latency {latency_s * 1e3:.2g} ms"
+    elif problems:
+        text += f"; links were not measured: {min(problems)}"
+    else:
+        text += "; links were not measured: UDP is blocked between hosts, see sparkstrom doctor"
+    return ClusterMeasurement(found, bits_s, latency_s, text)
 
 
 def estimate_times(n_params: int, step_s: float, jitter: float) -> StepTimes:

@@ -25,13 +25,23 @@ from sparkstrom.models.output_interpretation import VALUES, get_output_kind, mea
 from sparkstrom.observe.early_stopping import ACCURACY, LOSS
 from sparkstrom.observe.progress import ProgressDisplay, RehearsalFigures
 from sparkstrom.observe.reporting.summary_rendering import pluralize
-from sparkstrom.options.common import require, require_whole, unknown_option_message
+from sparkstrom.options.common import (
+    require,
+    require_flag,
+    require_whole,
+    unknown_option_message,
+)
 from sparkstrom.options.gradient_sharing import SCALINGS, SharedTrainingMaster
 from sparkstrom.rehearsal.baselines import ring_bits_s, train_synchronously
 from sparkstrom.rehearsal.conditions import WORKERS_MAX, Conditions, StepTimes
 from sparkstrom.rehearsal.data import SampledData
 from sparkstrom.rehearsal.fit import FitRecipe, FitSimulator, Measure, OnProgress, SimulatedFit
-from sparkstrom.rehearsal.measurement import estimate_times, measure_times
+from sparkstrom.rehearsal.measurement import (
+    ClusterMeasurement,
+    estimate_times,
+    measure_times,
+    measured_rows,
+)
 from sparkstrom.rehearsal.result import (
     ALL_REDUCE,
     ONE_PROCESS,
@@ -42,11 +52,12 @@ from sparkstrom.rehearsal.result import (
 )
 
 DEFAULT_WORKERS = (1, 4, 16)
-DEFAULT_LINK, DEFAULT_LATENCY = "1gbit", "1ms"
+DEFAULT_LINK_BITS_S, DEFAULT_LATENCY_S = 1e9, 1e-3
 DEFAULT_ROWS = 20_000
 TARGET_MARGIN = 0.05  # the default target is one process's lowest loss and this share of it
 # Time to simulate a minibatch of one process or DDP: a fraction of sparkstrom's (digits network).
 SYNCHRONOUS_WEIGHT = 0.2
+MeasureCluster = Callable[[FitRecipe, RowSample], ClusterMeasurement]
 STRAGGLERS = re.compile(r"(\d+)x(\d*\.?\d+)")
 
 
@@ -55,8 +66,8 @@ class RehearsalRequest:
     """The checked arguments of a rehearsal, without the fit's own."""
 
     workers: tuple[int, ...] = DEFAULT_WORKERS  # ascending
-    link_bits_s: float = 1e9
-    latency_s: float = 1e-3
+    link_bits_s: float | None = None  # None: measured, or 1 Gbit/s
+    latency_s: float | None = None  # None: measured, or 1 ms
     step_s: float | None = None  # None: measured
     jitter: float | None = None  # None: measured, or 0 for a given step
     encode_s: float | None = None  # None: measured, or estimated for a given step
@@ -68,6 +79,7 @@ class RehearsalRequest:
     rows: int = DEFAULT_ROWS
     seed: int = 0
     to_loss: float | None = None
+    measure: bool = False  # on the cluster instead of in this process
 
     @classmethod
     def from_options(cls, **options: Any) -> RehearsalRequest:
@@ -83,8 +95,8 @@ class RehearsalRequest:
         cls,
         *,
         workers: int | Sequence[int] = DEFAULT_WORKERS,
-        link: str | float = DEFAULT_LINK,
-        latency: str | float = DEFAULT_LATENCY,
+        link: str | float | None = None,
+        latency: str | float | None = None,
         step: str | float | None = None,
         jitter: float | None = None,
         encode: str | float | None = None,
@@ -95,6 +107,7 @@ class RehearsalRequest:
         rows: int = DEFAULT_ROWS,
         seed: int = 0,
         to_loss: float | None = None,
+        measure: bool = False,
     ) -> RehearsalRequest:
         """Return the request for the arguments of ``rehearse``, which ``help`` explains.
 
@@ -122,8 +135,8 @@ class RehearsalRequest:
         stragglers, speed = _parse_straggler(straggler)
         request = cls(
             tuple(sorted({int(count) for count in numbers})),
-            _parse("link", link, parse_rate),
-            _parse("latency", latency, parse_duration),
+            None if link is None else _parse("link", link, parse_rate),
+            None if latency is None else _parse("latency", latency, parse_duration),
             None if step is None else _parse("step", step, parse_duration),
             jitter,
             None if encode is None else _parse("encode", encode, parse_duration),
@@ -135,14 +148,10 @@ class RehearsalRequest:
             require_whole("rows", rows, 1),
             require_whole("seed", seed, 0),
             to_loss,
+            require_flag("measure", measure),
         )
         request.conditions(request.times(StepTimes(1.0)))  # check all numbers before any work
         return request
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether the times of a step are measured, because no step is given."""
-        return self.step_s is None
 
     def times(self, found: StepTimes) -> StepTimes:
         """Return the found times with those that were given in their place."""
@@ -153,17 +162,30 @@ class RehearsalRequest:
             found.apply_s if self.apply_s is None else self.apply_s,
         )
 
-    def conditions(self, times: StepTimes) -> Conditions:
-        """Return the conditions of all runs. Raise UsageError for an impossible number."""
+    def conditions(
+        self, times: StepTimes, link_bits_s: float | None = None, latency_s: float | None = None
+    ) -> Conditions:
+        """Return the conditions of all runs. Raise UsageError for an impossible number.
+
+        Args:
+            times: Of a step.
+            link_bits_s: As measured, used if none was given; None: not measured.
+            latency_s: The same of the latency.
+        """
         return Conditions(
-            self.link_bits_s,
-            self.latency_s,
+            _first(self.link_bits_s, link_bits_s, DEFAULT_LINK_BITS_S),
+            _first(self.latency_s, latency_s, DEFAULT_LATENCY_S),
             times,
             self.stragglers,
             self.straggler_speed,
             self.kills,
             seed=self.seed,
         )
+
+
+def _first(*values: float | None) -> float:
+    """Return the first of the values that is not None."""
+    return next(value for value in values if value is not None)
 
 
 def _parse(name: str, value: str | float, parse: Callable[[str], float]) -> float:
@@ -224,7 +246,11 @@ class LossMeter:
 
 
 def rehearse(
-    recipe: FitRecipe, sample: RowSample, request: RehearsalRequest, display: ProgressDisplay
+    recipe: FitRecipe,
+    sample: RowSample,
+    request: RehearsalRequest,
+    display: ProgressDisplay,
+    measure_cluster: MeasureCluster | None = None,
 ) -> Rehearsal:
     """Simulate the fit with each number of workers and scaling rule.
 
@@ -233,6 +259,7 @@ def rehearse(
         sample: Rows to train on.
         request: Numbers of workers, links, times and faults.
         display: Shows the progress.
+        measure_cluster: Measures the conditions on a cluster; None if there is none.
 
     Returns:
         The result, with one process and DDP beside sparkstrom.
@@ -241,6 +268,11 @@ def rehearse(
         UsageError: A row does not suit the model, or there are more workers than rows.
         TrainingError: Training failed for a reason other than divergence.
     """
+    if request.measure and measure_cluster is None:
+        raise UsageError(
+            "measure=True: these workers are processes of this machine, where a step is measured"
+            " anyway; rehearse a SparkNetwork, or give link, latency and step"
+        )
     recipe = replace(
         recipe, master=replace(recipe.master, rng_seed=recipe.master.rng_seed + request.seed)
     )
@@ -249,7 +281,29 @@ def rehearse(
     data.partitions(request.workers[-1])  # raises for too many workers before any work
     warm_up(say=display.say)
     with preserve_process_state(), _preserve_torch_threads():
-        return _Rehearsing(recipe, data, request, display).run()
+        conditions = _find_conditions(recipe, data, request, display, measure_cluster)
+        return _Rehearsing(recipe, data, request, display, conditions).run()
+
+
+def _find_conditions(
+    recipe: FitRecipe,
+    data: SampledData,
+    request: RehearsalRequest,
+    display: ProgressDisplay,
+    measure_cluster: MeasureCluster | None,
+) -> Conditions:
+    """Return the conditions as given, and otherwise measured or assumed."""
+    if request.measure and measure_cluster is not None:
+        display.say("measuring steps, encoding and links on the cluster")
+        found = measure_cluster(recipe, data.sample.head(measured_rows(recipe)))
+        display.say(found.text)
+        return request.conditions(request.times(found.times), found.link_bits_s, found.latency_s)
+    if request.step_s is None:
+        display.say("measuring a step, and the encoding of its update")
+        times = measure_times(recipe, data.partitions(1)[0])
+    else:
+        times = estimate_times(recipe.model.n_params, request.step_s, 0.0)
+    return request.conditions(request.times(times))
 
 
 class _Rehearsing:
@@ -261,26 +315,18 @@ class _Rehearsing:
         data: SampledData,
         request: RehearsalRequest,
         display: ProgressDisplay,
+        conditions: Conditions,
     ) -> None:
         self._recipe, self._data, self._request, self._display = recipe, data, request, display
         batches, self._is_held_out = data.evaluation_batches()
         self._measure: Measure | None = None
         if isinstance(recipe.model, Measured):
             self._measure = LossMeter(recipe, batches)
-        self._conditions = request.conditions(self._find_times())
+        self._conditions = conditions
         self._runs: list[RehearsedRun] = []
         self._to_loss = request.to_loss
         self._entries = self._publications = 0
         self._weight_begun = 0.0  # of all runs that have begun
-
-    def _find_times(self) -> StepTimes:
-        """Return the times of a step: as given, or measured."""
-        request, recipe = self._request, self._recipe
-        if request.is_measured:
-            self._display.say("measuring a step, and the encoding of its update")
-            return request.times(measure_times(recipe, self._data.partitions(1)[0]))
-        step_s = request.step_s or 0.0
-        return request.times(estimate_times(recipe.model.n_params, step_s, 0.0))
 
     def run(self) -> Rehearsal:
         """Simulate all runs."""

@@ -17,6 +17,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import shown
 from sparkstrom.checkpoint.saved_model import check_local_path, load_model
 from sparkstrom.data.column_selection import ColumnNames, ColumnSpec
+from sparkstrom.data.row_sample import RowSample
 from sparkstrom.fit.checkpoints import FitCheckpoints, make_fit_key
 from sparkstrom.fit.evaluation import Evaluation, select_metrics
 from sparkstrom.fit.fit_context import FitReporting, FitRequest, TaskSlots
@@ -37,9 +38,9 @@ from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.parameter_averaging import TrainingMaster
 from sparkstrom.options.resolution import resolve
 from sparkstrom.planning.memory import footprint_of_model
+from sparkstrom.rehearsal.fit import FitRecipe
+from sparkstrom.rehearsal.measurement import ClusterMeasurement, summarize_workers
 from sparkstrom.rehearsal.rehearse import (
-    DEFAULT_LATENCY,
-    DEFAULT_LINK,
     DEFAULT_ROWS,
     DEFAULT_WORKERS,
     RehearsalRequest,
@@ -60,6 +61,7 @@ from sparkstrom.spark.data.partitioning import (
 )
 from sparkstrom.spark.dl4j_names import SparkLayerNames
 from sparkstrom.spark.executor.entry_points import pickle_by_value
+from sparkstrom.spark.executor.measurement import measure_workers
 from sparkstrom.spark.executor_slots import (
     choose_resume_workers,
     count_workers,
@@ -240,8 +242,8 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         *,
         workers: Sequence[int] = DEFAULT_WORKERS,
         epochs: int = 1,
-        link: str | float = DEFAULT_LINK,
-        latency: str | float = DEFAULT_LATENCY,
+        link: str | float | None = None,
+        latency: str | float | None = None,
         rows: int = DEFAULT_ROWS,
         seed: int = 0,
         features: ColumnNames = "features",
@@ -252,23 +254,23 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
     ) -> Rehearsal:
         """Simulate a fit with each number of workers in virtual time (docs/rehearse.md).
 
-        Executors only draw the sample; training is simulated in this program. The network is not
-        changed.
+        Executors only draw the sample, and with ``measure=True`` measure steps and links; training
+        is simulated in this program. The network is not changed.
 
         Args:
             data: As in ``fit``.
             workers: Numbers of workers, each on a host of its own.
             epochs: Number of passes over the data.
-            link: Rate of each host's link, such as "1gbit", or bits per second.
-            latency: One way, such as "1ms", or seconds.
+            link: Rate of each host's link, such as "1gbit", or bits per second. Default: 1gbit.
+            latency: One way, such as "1ms", or seconds. Default: 1ms.
             rows: Size of the random sample of the data to train on.
             seed: Of the sample, the placement of rows, and step times.
             features: As in ``fit``.
             label: As in ``fit``.
             weight: As in ``fit``.
             validation: As in ``fit``; losses are of these rows.
-            **conditions: step, jitter, encode, apply, straggler, kill, scaling and to_loss, as
-                docs/rehearse.md explains them.
+            **conditions: measure, step, jitter, encode, apply, straggler, kill, scaling and
+                to_loss, as docs/rehearse.md explains them.
 
         Returns:
             Losses, virtual times and bytes for each number of workers, beside one process and DDP.
@@ -295,7 +297,18 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
             with self._application.cancel_jobs_on_interrupt():
                 progress.say(f"sampling {request.rows:,} rows")
                 sample = draw_sample(create_source(data, columns), request.rows, request.seed)
-            return rehearse(make_recipe(*fit), sample, request, progress)
+            return rehearse(make_recipe(*fit), sample, request, progress, self._measure_cluster)
+
+    def _measure_cluster(self, recipe: FitRecipe, sample: RowSample) -> ClusterMeasurement:
+        """Measure steps and links in as many tasks as a fit would have workers."""
+        master = require_gradient_sharing(self._strategy.master)
+        with closing(make_progress_display(self._progress)) as progress:
+            slots = self._application.await_slots(master.start_timeout, progress.say)
+        workers = count_workers(slots, self._strategy)
+        fit = pickle_by_value((recipe, sample))
+        with self._application.cancel_jobs_on_interrupt():
+            measured = measure_workers(self._context, master.void, fit, workers)
+        return summarize_workers(measured)
 
     def _try_first_rows(self, request: FitRequest, data: PartitionedData) -> None:
         """Try one training step on the first rows in this program, to find errors early.

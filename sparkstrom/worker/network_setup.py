@@ -40,6 +40,8 @@ OpenTransport = Callable[[Endpoint | None], Transport]
 # A media driver may exit while a client joins it; the next attempt starts another one.
 JOIN_ATTEMPTS: Final = 3
 
+DISCARD_PORT: Final = 9  # used only to find a route; nothing is sent to it
+
 
 def choose_driver_address(void: VoidConfiguration, spark_driver_host: str) -> str:
     """Return the driver's address: option, network_mask, environment variable, or Spark's host."""

@@ -51,15 +51,15 @@ from sparkstrom.spark.doctor.host_facts import (
     ProbeResult,
     ProbeTask,
     WorkerVersions,
-    create_datagram_length,
     identify_process,
     inspect_executor,
     inspect_host,
     probe_from_executor,
 )
 from sparkstrom.spark.executor_slots import count_workers, driver_host, get_slots
+from sparkstrom.transport.aeron.channel_settings import choose_mtu
 from sparkstrom.transport.udp_probe import TOKEN_BYTES, ProbeGroup, UdpProbe
-from sparkstrom.worker.network_setup import choose_driver_address
+from sparkstrom.worker.network_setup import DISCARD_PORT, choose_driver_address
 
 POLL_S = 0.1
 REGISTRATION_QUIET_S = 2.0  # if no number is expected: stop after no new executor for this long
@@ -204,7 +204,6 @@ def run_in_background(work: Callable[[], Result]) -> tuple[threading.Thread, lis
 DRIVER = "driver"
 JOB_TIMEOUT_S = 120.0  # for a small job; Python workers must start, and may compile kernels
 PROBE_S, PROBE_PER_PEER_S = 10.0, 1.0  # duration of the UDP probe: fixed part, and per process
-DISCARD_PORT = 9  # used only to find a route; nothing is sent to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +397,7 @@ class _Examination:
             with UdpProbe(
                 replace(task.group, seconds=JOB_TIMEOUT_S),
                 0,
-                create_datagram_length(task.group, 0),
+                partial(choose_mtu, own=task.group.endpoints[0]),
             ) as probe:
                 thread, heard = run_in_background(lambda: probe.run(stopped=lambda: is_over))
                 results = self._run_barrier_job(partial(probe_from_executor, task), JOB_TIMEOUT_S)

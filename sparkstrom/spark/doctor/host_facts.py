@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -280,20 +281,13 @@ def probe_from_executor(task: ProbeTask, items: Iterable[Any]) -> Iterator[Probe
         _wait_at_barrier()
         return
     try:
-        with UdpProbe(task.group, position, create_datagram_length(task.group, position)) as probe:
+        own = task.group.endpoints[position]
+        with UdpProbe(task.group, position, partial(choose_mtu, own=own)) as probe:
             _wait_at_barrier()  # until all have bound their ports
             yield position, probe.run(), ""
     except SetupError as error:
         _wait_at_barrier()
         yield position, {}, str(error)
-
-
-def create_datagram_length(group: ProbeGroup, position: int) -> Any:
-    """Return a function that maps an endpoint to the length of Aeron's datagrams to it, in bytes.
-
-    The sender is the process at ``position`` in the group.
-    """
-    return lambda endpoint: choose_mtu(endpoint, group.endpoints[position])
 
 
 def _is_leader(place: TaskEnvironment) -> bool:

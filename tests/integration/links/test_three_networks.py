@@ -73,6 +73,21 @@ def test_the_pages_command_waits_for_executors(first_fits: tuple[dict[str, Any],
     assert len(first["hashes"]) == 3  # the driver's and two executors'
 
 
+def test_a_rehearsal_measures_steps_and_links(
+    hosts: ThreeNetworks, cluster: StandaloneCluster
+) -> None:
+    hosts.set_rate(2, "50mbit")
+    try:
+        found = cluster.fit(rehearsed={"measure": True, "workers": (2,)})
+    finally:
+        hosts.set_rate(2, None)
+    assert "measured by 2 workers on 2 hosts: a step takes" in found["said"], found
+    conditions = found["conditions"]
+    assert 40e6 < conditions["link_bits_s"] < 55e6
+    assert 0 < conditions["latency_s"] < 0.1
+    assert 0 < conditions["times"]["step_s"] < 1
+
+
 def test_gradients_go_over_the_network_of_the_mask(
     hosts: ThreeNetworks, cluster: StandaloneCluster, sniffer: Sniffer
 ) -> None:

@@ -1,4 +1,4 @@
-"""A driver program, by spark-submit: one session, and a fit for each order."""
+"""A driver program, by spark-submit: one session, and a fit or rehearsal for each order."""
 
 from __future__ import annotations
 
@@ -24,23 +24,30 @@ def fit(spark: Any, data: Any, start_timeout: float, options: dict[str, Any]) ->
     own = {"start_timeout": start_timeout, "batch_size_per_worker": 10}
     if "workers_per_node" in options:
         own["workers_per_node"] = options.pop("workers_per_node")
+    rehearsed = options.pop("rehearsed", None)
     master = SharedTrainingMaster(VoidConfiguration(**options), **own)
     said, began_s = io.StringIO(), time.monotonic()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            summary = SparkNetwork(spark, model, master, progress="plain", keep=False).fit(
-                data, epochs=EPOCHS
-            )
-        found = {
-            "equal": summary.replicas_equal,
-            "hashes": summary.hashes,
-            "minibatches": (summary.minibatches, summary.minibatches_expected),
-            "bytes_sent": summary.bytes_sent,
-            "warnings": summary.warnings,
-        }
+            network = SparkNetwork(spark, model, master, progress="plain", keep=False)
+            if rehearsed is not None:
+                found = network.rehearse(data, epochs=EPOCHS, **rehearsed).to_dict()
+            else:
+                found = describe(network.fit(data, epochs=EPOCHS))
     except SparkstromError as error:
         found = {"error": type(error).__name__, "text": str(error)}
     return found | {"seconds": time.monotonic() - began_s, "said": said.getvalue()}
+
+
+def describe(summary: Any) -> dict[str, Any]:
+    """What a test looks at."""
+    return {
+        "equal": summary.replicas_equal,
+        "hashes": summary.hashes,
+        "minibatches": (summary.minibatches, summary.minibatches_expected),
+        "bytes_sent": summary.bytes_sent,
+        "warnings": summary.warnings,
+    }
 
 
 def await_idle(spark: Any) -> None:

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sparkstrom import SparkNetwork
+
 EPOCHS = 6
+
+
+def test_executors_measure_the_model_that_is_rehearsed(
+    spark: Any, digits: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A torch model, and executors on one host, between which there is no link to measure."""
+    torch = pytest.importorskip("torch")
+    from sparkstrom.models.torch import TorchModel
+
+    module = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    model = TorchModel(module, torch.nn.CrossEntropyLoss(), partial(torch.optim.Adam, lr=1e-3))
+    data = spark.sparkContext.parallelize(digits.rows(), 3)
+    with SparkNetwork(spark, model, progress="plain") as network:
+        found = network.rehearse(data, workers=2, rows=500, measure=True, jitter=0.25)
+    assert "measured by 4 workers on 1 host: a step takes" in capsys.readouterr().err
+    conditions = found.conditions
+    assert 0 < conditions.times.step_s < 1
+    assert conditions.times.jitter == 0.25
+    assert (conditions.link_bits_s, conditions.latency_s) == (1e9, 1e-3)
 
 
 @pytest.mark.slow

@@ -1,0 +1,143 @@
+"""Measure training steps and links on executors, for a rehearsal: one task per worker.
+
+The tasks form a barrier stage, so that all of them train at the same time, as in a fit, and then
+probe the links while nobody trains. One task per host probes, by UDP and with ports of a fit.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.encoding.backends import warm_up
+from sparkstrom.options.network import VoidConfiguration
+from sparkstrom.rehearsal.data import SampledData
+from sparkstrom.rehearsal.measurement import LinkMeasurement, WorkerMeasurement, measure_times
+from sparkstrom.spark.executor.entry_points import forget_spark_archive_importers, get_task_context
+from sparkstrom.spark.executor_slots import (
+    DYNAMIC_ALLOCATION_ENABLED,
+    driver_host,
+    is_dynamic,
+    live_conf,
+)
+from sparkstrom.spark.jobs import translate_job_errors
+from sparkstrom.transport.aeron.channel_settings import choose_mtu
+from sparkstrom.transport.aeron.driver_process import candidate_ports
+from sparkstrom.transport.udp_probe import (
+    TOKEN_BYTES,
+    ProbeGroup,
+    UdpProbe,
+)
+from sparkstrom.worker.network_setup import (
+    DISCARD_PORT,
+    choose_driver_address,
+    choose_executor_address,
+)
+
+PROBE_S, PROBE_PER_PEER_S = 5.0, 1.0  # duration of the UDP probe: fixed part, and per host
+HOSTS_PROBED_MAX = 8  # each host probes each other one
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementTask:
+    """What the tasks of all workers need."""
+
+    fit: Any  # broadcast variable of the pickled FitRecipe and RowSample
+    void: VoidConfiguration  # addresses and ports of a fit
+    controller: Endpoint  # on the driver's host; executors choose their addresses towards it
+    token: bytes  # secret of the UDP probe
+
+
+def measure_workers(
+    context: Any, void: VoidConfiguration, fit: bytes, workers: int
+) -> list[WorkerMeasurement]:
+    """Run one measuring task per worker, all at the same time, and return the results.
+
+    Args:
+        context: The SparkContext.
+        void: Addresses and ports of a fit.
+        fit: The pickled FitRecipe and RowSample.
+        workers: Number of tasks.
+
+    Raises:
+        UsageError: Spark adds and removes executors, so that it runs no barrier stage.
+        TrainingError: The model fails on an executor, or Spark on the tasks.
+    """
+    if is_dynamic(live_conf(context)):
+        raise UsageError(
+            f"measure=True: Spark runs tasks together only with {DYNAMIC_ALLOCATION_ENABLED}=false;"
+            " set that for the rehearsal, or give step, link and latency"
+        )
+    controller = Endpoint(choose_driver_address(void, driver_host(context)), DISCARD_PORT)
+    broadcast = context.broadcast(fit)
+    try:
+        task = MeasurementTask(broadcast, void, controller, secrets.token_bytes(TOKEN_BYTES))
+        tasks = context.parallelize(range(workers), workers).barrier()
+        with translate_job_errors("measuring steps on executors"):
+            found: list[WorkerMeasurement] = tasks.mapPartitions(
+                partial(measure_worker, task)
+            ).collect()
+        return found
+    finally:
+        broadcast.destroy()
+
+
+def measure_worker(task: MeasurementTask, items: Iterable[Any]) -> Iterator[WorkerMeasurement]:
+    """Measure training steps, then this host's links; yield the results. ``items`` is not used."""
+    from pyspark import BarrierTaskContext
+
+    forget_spark_archive_importers()
+    barrier, place = BarrierTaskContext.get(), get_task_context()
+    recipe, sample = pickle.loads(task.fit.value)
+    batches = SampledData(recipe, sample).partitions(1)[0]
+    warm_up()
+    barrier.barrier()  # nobody trains alone
+    times = measure_times(recipe, batches, place)
+    links, problem = _measure_links(task, place.host, barrier)
+    yield WorkerMeasurement(place.host, times, links, problem)
+
+
+def _measure_links(
+    task: MeasurementTask, host: str, barrier: Any
+) -> tuple[dict[str, LinkMeasurement], str]:
+    """Return the links from other hosts, if this is its host's first task, and what went wrong."""
+    endpoint, problem = None, ""
+    try:
+        address = choose_executor_address(task.void, task.controller)
+        ports = candidate_ports(address, task.void.executor_ports(), None)
+        port = next((port for port in ports if port), 0)
+        endpoint = Endpoint(address, port) if port else None
+    except SetupError as error:
+        problem = str(error)
+    answer = json.dumps([host, *endpoint] if endpoint is not None else None)
+    endpoints: dict[str, tuple[int, Endpoint]] = {}  # task and address, by host
+    for number, text in enumerate(barrier.allGather(answer)):
+        if (said := json.loads(text)) is not None and len(endpoints) < HOSTS_PROBED_MAX:
+            endpoints.setdefault(said[0], (number, Endpoint(said[1], said[2])))
+    hosts = list(endpoints)
+    if len(hosts) < 2 or host not in endpoints or endpoints[host][0] != barrier.partitionId():
+        barrier.barrier()
+        return {}, problem
+    seconds = PROBE_S + PROBE_PER_PEER_S * len(hosts)
+    group = ProbeGroup(tuple(endpoints[name][1] for name in hosts), task.token, seconds)
+    index, mine = hosts.index(host), endpoints[host][1]
+    try:
+        with UdpProbe(group, index, partial(choose_mtu, own=mine)) as probe:
+            barrier.barrier()  # until all have bound their ports
+            found = probe.run()
+    except SetupError as error:  # the port was taken meanwhile
+        barrier.barrier()
+        return {}, str(error)
+    return {
+        hosts[peer]: LinkMeasurement(
+            None if result.bytes_s is None else result.bytes_s * 8, result.round_trip_s
+        )
+        for peer, result in found.items()
+    }, ""

@@ -1,0 +1,81 @@
+"""Measured conditions of a rehearsal: how what each worker found is combined."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkstrom import ParallelWrapper, UsageError, VoidConfiguration
+from sparkstrom.rehearsal.conditions import StepTimes
+from sparkstrom.rehearsal.measurement import (
+    LinkMeasurement,
+    WorkerMeasurement,
+    measured_rows,
+    summarize_workers,
+)
+from sparkstrom.spark.executor.measurement import measure_workers
+from tests.unit.rehearsal.recipes import network, recipe, rows, sample
+
+
+def worker(host: str, step_s: float = 0.1, problem: str = "", **links: Any) -> WorkerMeasurement:
+    times = StepTimes(step_s, 0.1, 1e-3, 1e-4)
+    return WorkerMeasurement(
+        host, times, {name: LinkMeasurement(*link) for name, link in links.items()}, problem
+    )
+
+
+def test_a_link_is_as_fast_as_the_fastest_stream_and_the_slowest_host_counts() -> None:
+    """b and c are fast; a is slow both ways, which the streams between b and c do not show."""
+    found = summarize_workers([
+        worker("a", 0.1, b=(9e7, 1e-3), c=(8e7, 1e-3)),
+        worker("b", 0.2, a=(9.5e7, 1e-3), c=(9e8, 3e-3)),
+        worker("c", 0.3, a=(5e7, 1e-3), b=(7e8, 1e-3)),
+        worker("c", 0.3),
+    ])  # fmt: skip
+    assert found.link_bits_s == pytest.approx(9.5e7)
+    assert found.latency_s == pytest.approx(5e-4)
+    assert found.times == StepTimes(0.25, 0.1, 1e-3, 1e-4)
+    assert "by 4 workers on 3 hosts: a step takes 250 ms (100 to 300), links 95 Mbit/s" in (
+        found.text
+    )
+
+
+def test_workers_of_one_host_have_no_link() -> None:
+    found = summarize_workers([worker("a"), worker("a")])
+    assert (found.link_bits_s, found.latency_s) == (None, None)
+    assert "on 1 host: a step takes 100 ms" in found.text
+    assert "no link between hosts" in found.text
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"), [("no port", "not measured: no port"), ("", "UDP is blocked")]
+)
+def test_links_that_could_not_be_measured_are_said(problem: str, words: str) -> None:
+    """The default is used then."""
+    found = summarize_workers([worker("a", b=(None, None)), worker("b", problem=problem)])
+    assert found.link_bits_s is None
+    assert words in found.text
+
+
+def test_tasks_get_only_the_rows_that_they_train_on() -> None:
+    made = recipe()
+    assert measured_rows(made) == 40 * 8
+    chosen = sample()
+    assert chosen.head(1).rows == len(chosen.blocks[0].records)
+    assert chosen.head(10**6) == chosen
+
+
+def test_dynamic_allocation_is_refused() -> None:
+    context = SimpleNamespace(_conf={"spark.dynamicAllocation.enabled": "true"})
+    with pytest.raises(UsageError, match=r"spark\.dynamicAllocation\.enabled=false"):
+        measure_workers(context, VoidConfiguration(), b"", 2)
+
+
+def test_there_is_no_cluster_to_measure_for_a_parallel_wrapper() -> None:
+    with (
+        ParallelWrapper(network(), workers=2, progress=False) as wrapper,
+        pytest.raises(UsageError, match="measure=True: these workers are processes"),
+    ):
+        wrapper.rehearse(rows(), measure=True)
