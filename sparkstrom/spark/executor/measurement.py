@@ -1,7 +1,7 @@
 """Measure training steps and links on executors, for a rehearsal: one task per worker.
 
-The tasks form a barrier stage, so that all of them train at the same time, as in a fit, and then
-probe the links while nobody trains. One task per host probes, by UDP and with ports of a fit.
+The tasks form a barrier stage: all of them train at the same time, as in a fit. When all have
+finished, one task per host measures the links by UDP, on the ports that a fit would use.
 """
 
 from __future__ import annotations
@@ -30,11 +30,7 @@ from sparkstrom.spark.executor_slots import (
 from sparkstrom.spark.jobs import translate_job_errors
 from sparkstrom.transport.aeron.channel_settings import choose_mtu
 from sparkstrom.transport.aeron.driver_process import candidate_ports
-from sparkstrom.transport.udp_probe import (
-    TOKEN_BYTES,
-    ProbeGroup,
-    UdpProbe,
-)
+from sparkstrom.transport.udp_probe import TOKEN_BYTES, ProbeGroup, UdpProbe
 from sparkstrom.worker.network_setup import (
     DISCARD_PORT,
     choose_driver_address,
@@ -98,7 +94,7 @@ def measure_worker(task: MeasurementTask, items: Iterable[Any]) -> Iterator[Work
     recipe, sample = pickle.loads(task.fit.value)
     batches = SampledData(recipe, sample).partitions(1)[0]
     warm_up()
-    barrier.barrier()  # nobody trains alone
+    barrier.barrier()  # so that all tasks train at the same time
     times = measure_times(recipe, batches, place)
     links, problem = _measure_links(task, place.host, barrier)
     yield WorkerMeasurement(place.host, times, links, problem)
@@ -107,7 +103,10 @@ def measure_worker(task: MeasurementTask, items: Iterable[Any]) -> Iterator[Work
 def _measure_links(
     task: MeasurementTask, host: str, barrier: Any
 ) -> tuple[dict[str, LinkMeasurement], str]:
-    """Return the links from other hosts, if this is its host's first task, and what went wrong."""
+    """Return the links from other hosts, and why they were not measured, or "".
+
+    Only the first task of each host measures; the others return no links.
+    """
     endpoint, problem = None, ""
     try:
         address = choose_executor_address(task.void, task.controller)
@@ -119,8 +118,9 @@ def _measure_links(
     answer = json.dumps([host, *endpoint] if endpoint is not None else None)
     endpoints: dict[str, tuple[int, Endpoint]] = {}  # task and address, by host
     for number, text in enumerate(barrier.allGather(answer)):
-        if (said := json.loads(text)) is not None and len(endpoints) < HOSTS_PROBED_MAX:
-            endpoints.setdefault(said[0], (number, Endpoint(said[1], said[2])))
+        place = json.loads(text)
+        if place is not None and len(endpoints) < HOSTS_PROBED_MAX:
+            endpoints.setdefault(place[0], (number, Endpoint(place[1], place[2])))
     hosts = list(endpoints)
     if len(hosts) < 2 or host not in endpoints or endpoints[host][0] != barrier.partitionId():
         barrier.barrier()
