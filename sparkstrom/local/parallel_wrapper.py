@@ -270,6 +270,11 @@ class ParallelWrapper(TrainedNetwork):
         )
         if self._rounds is not None:
             require_gradient_sharing(self._rounds)
+        if request.measure:
+            raise UsageError(
+                "measure=True: these workers are processes of this machine, where a step is"
+                " measured anyway; rehearse a SparkNetwork, or give link, latency and step"
+            )
         held = validation if holds_rows(validation) else None
         chosen = ColumnSpec(features, label, weight, validation if held is None else HELD_OUT)
         check_fit_arguments(self._model, epochs, chosen, None, (), "")

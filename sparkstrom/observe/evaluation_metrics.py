@@ -224,7 +224,8 @@ class Regression:
         if labels.size != wide.size:
             raise UsageError(
                 f"labels of shape {labels.shape} against outputs of shape {predicted.shape}: a "
-                "regression needs a label per output"
+                "regression needs a label per output; if labels are classes, pass "
+                "metrics='classification' or give the model outputs='logits'"
             )
         wanted = labels.reshape(wide.shape).astype(np.float64)
         error = wide - wanted

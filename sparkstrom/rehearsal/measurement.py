@@ -135,13 +135,15 @@ def summarize_workers(measurements: Sequence[WorkerMeasurement]) -> ClusterMeasu
         f"measured by {len(times)} workers on {len(hosts)} host{'s' if len(hosts) > 1 else ''}: a"
         f" step takes {found.step_s * 1e3:.3g} ms ({steps[0] * 1e3:.3g} to {steps[-1] * 1e3:.3g})"
     )
-    problems = {each.problem for each in measurements if each.problem}
+    problems = sorted({each.problem for each in measurements if each.problem})
     if len(hosts) < 2:
         text += "; there is no link between hosts to measure"
     elif bits_s is not None and latency_s is not None:
         text += f", links {bits_s / 1e6:,.3g} Mbit/s, latency {latency_s * 1e3:.2g} ms"
+        if problems:
+            text += f"; some hosts were not measured: {problems[0]}"
     elif problems:
-        text += f"; links were not measured: {min(problems)}"
+        text += f"; links were not measured: {problems[0]}"
     else:
         text += "; links were not measured: UDP is blocked between hosts, see sparkstrom doctor"
     return ClusterMeasurement(found, bits_s, latency_s, text)

@@ -259,7 +259,8 @@ def rehearse(
         sample: Rows to train on.
         request: Numbers of workers, links, times and faults.
         display: Shows the progress.
-        measure_cluster: Measures the conditions on a cluster; None if there is none.
+        measure_cluster: Measures the conditions on a cluster if the request asks for that; None
+            if there is no cluster.
 
     Returns:
         The result, with one process and DDP beside sparkstrom.
@@ -268,11 +269,6 @@ def rehearse(
         UsageError: A row does not suit the model, or there are more workers than rows.
         TrainingError: Training failed for a reason other than divergence.
     """
-    if request.measure and measure_cluster is None:
-        raise UsageError(
-            "measure=True: these workers are processes of this machine, where a step is measured"
-            " anyway; rehearse a SparkNetwork, or give link, latency and step"
-        )
     recipe = replace(
         recipe, master=replace(recipe.master, rng_seed=recipe.master.rng_seed + request.seed)
     )

@@ -61,7 +61,7 @@ from sparkstrom.spark.data.partitioning import (
 )
 from sparkstrom.spark.dl4j_names import SparkLayerNames
 from sparkstrom.spark.executor.entry_points import pickle_by_value
-from sparkstrom.spark.executor.measurement import measure_workers
+from sparkstrom.spark.executor.measurement import check_barrier_stages, measure_workers
 from sparkstrom.spark.executor_slots import (
     choose_resume_workers,
     count_workers,
@@ -287,6 +287,8 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         self._application.require_rdds(
             "rehearse", "collect a sample with toPandas() for ParallelWrapper.rehearse"
         )
+        if request.measure:
+            check_barrier_stages(self._context)
         named = ColumnSpec(features, label, weight)
         data, columns = self._held_out.unite(data, named, validation, master.repartition)
         check_fit_arguments(self._model, epochs, columns, None, (), "")

@@ -22,6 +22,7 @@ from sparkstrom.models.torch.parameters import WEIGHT_SUM_MIN
 from sparkstrom.models.torch.tensors import IGNORE_INDEX, Tensors
 
 Loss = Callable[..., torch.Tensor]
+TORCH_LOSSES = nn.CrossEntropyLoss.__module__
 MEAN_REDUCTIONS = ("mean", "batchmean")  # batchmean (KLDivLoss) sums the values of a row
 LOGITS_LOSSES = ("crossentropy", "nll", "withlogits", "multilabelsoft")  # parts of loss names
 CLASS_INDEX_LOSSES = ("crossentropyloss", "crossentropy", "nllloss", "multimarginloss")
@@ -79,12 +80,30 @@ def get_ignored_label(loss: Any) -> int | None:
 
 
 def _normalized_name(loss: Any) -> str:
-    """Return the loss's name in lower case, without underscores."""
-    return loss_name(loss).replace("_", "").lower()
+    """Return the loss's name in lower case, without underscores.
+
+    A class derived from one of torch's losses has that loss's name.
+    """
+    base = _get_torch_class(loss)
+    return (base.__name__ if base else loss_name(loss)).replace("_", "").lower()
+
+
+def _get_torch_class(loss: Any) -> type | None:
+    """Return the class in ``torch.nn`` that the loss is an instance of, or None."""
+    return next(
+        (
+            base
+            for base in type(loss).__mro__
+            if base.__module__ == TORCH_LOSSES and not base.__name__.startswith("_")
+        ),
+        None,
+    )
 
 
 def is_torch_loss(loss: Any) -> bool:
-    """Return whether the loss is one of torch's own."""
+    """Return whether the loss is one of torch's own, or of a class derived from one."""
+    if _get_torch_class(loss) is not None:
+        return True
     loss = getattr(loss, "func", loss)  # a partial's function
     module = getattr(loss, "__module__", None) or type(loss).__module__
     return loss is not None and str(module).partition(".")[0] == "torch"

@@ -51,6 +51,15 @@ class MeasurementTask:
     token: bytes  # secret of the UDP probe
 
 
+def check_barrier_stages(context: Any) -> None:
+    """Raise UsageError if Spark adds and removes executors, so that it runs no barrier stage."""
+    if is_dynamic(live_conf(context)):
+        raise UsageError(
+            f"measure=True: Spark runs tasks together only with {DYNAMIC_ALLOCATION_ENABLED}=false;"
+            " set that for the rehearsal, or give step, link and latency"
+        )
+
+
 def measure_workers(
     context: Any, void: VoidConfiguration, fit: bytes, workers: int
 ) -> list[WorkerMeasurement]:
@@ -63,14 +72,8 @@ def measure_workers(
         workers: Number of tasks.
 
     Raises:
-        UsageError: Spark adds and removes executors, so that it runs no barrier stage.
         TrainingError: The model fails on an executor, or Spark on the tasks.
     """
-    if is_dynamic(live_conf(context)):
-        raise UsageError(
-            f"measure=True: Spark runs tasks together only with {DYNAMIC_ALLOCATION_ENABLED}=false;"
-            " set that for the rehearsal, or give step, link and latency"
-        )
     controller = Endpoint(choose_driver_address(void, driver_host(context)), DISCARD_PORT)
     broadcast = context.broadcast(fit)
     try:

@@ -28,10 +28,23 @@ def model(loss: Any, outputs: int = 3, inputs: int = 3) -> Any:
     return made
 
 
+class Smoothed(nn.CrossEntropyLoss):
+    """Derived from a loss of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__(label_smoothing=0.1)
+
+
 @pytest.mark.parametrize("weights", [None, np.ones(8, np.float32)])
 @pytest.mark.parametrize(
     "loss",
-    [nn.CrossEntropyLoss(), fn.cross_entropy, partial(fn.cross_entropy), nn.MultiMarginLoss()],
+    [
+        nn.CrossEntropyLoss(),
+        fn.cross_entropy,
+        partial(fn.cross_entropy),
+        nn.MultiMarginLoss(),
+        Smoothed(),
+    ],
 )
 def test_whole_doubles_are_classes_for_a_loss_of_classes(loss: Any, weights: Any) -> None:
     whole, doubles = model(loss), model(loss)
@@ -39,6 +52,16 @@ def test_whole_doubles_are_classes_for_a_loss_of_classes(loss: Any, weights: Any
     assert doubles.step(Batch(X, Y.astype(np.float32), weights)) == expected
     assert (doubles.initial() == whole.initial()).all()
     assert doubles.loss(Batch(X, Y.astype(np.float32), weights)) == whole.loss(Batch(X, Y, weights))
+
+
+def test_a_derived_loss_has_the_outputs_of_its_base() -> None:
+    assert model(Smoothed()).outputs == "logits"
+    assert not model(Smoothed()).per_label
+
+    class Scaled(nn.BCEWithLogitsLoss):
+        pass
+
+    assert model(Scaled(), 1).per_label
 
 
 def test_a_label_that_is_not_whole_is_no_class() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkstrom import ParallelWrapper, UsageError, VoidConfiguration
+from sparkstrom import ParallelWrapper, UsageError
 from sparkstrom.rehearsal.conditions import StepTimes
 from sparkstrom.rehearsal.measurement import (
     LinkMeasurement,
@@ -15,7 +15,7 @@ from sparkstrom.rehearsal.measurement import (
     measured_rows,
     summarize_workers,
 )
-from sparkstrom.spark.executor.measurement import measure_workers
+from sparkstrom.spark.executor.measurement import check_barrier_stages
 from tests.unit.rehearsal.recipes import network, recipe, rows, sample
 
 
@@ -59,6 +59,14 @@ def test_links_that_could_not_be_measured_are_said(problem: str, words: str) -> 
     assert words in found.text
 
 
+def test_a_host_that_could_not_be_measured_is_said_beside_the_links() -> None:
+    found = summarize_workers([
+        worker("a", b=(1e8, 1e-3)), worker("b", a=(1e8, 1e-3)), worker("c", problem="no port"),
+    ])  # fmt: skip
+    assert found.link_bits_s == pytest.approx(1e8)
+    assert found.text.endswith("latency 0.5 ms; some hosts were not measured: no port")
+
+
 def test_tasks_get_only_the_rows_that_they_train_on() -> None:
     made = recipe()
     assert measured_rows(made) == 40 * 8
@@ -70,7 +78,7 @@ def test_tasks_get_only_the_rows_that_they_train_on() -> None:
 def test_dynamic_allocation_is_refused() -> None:
     context = SimpleNamespace(_conf={"spark.dynamicAllocation.enabled": "true"})
     with pytest.raises(UsageError, match=r"spark\.dynamicAllocation\.enabled=false"):
-        measure_workers(context, VoidConfiguration(), b"", 2)
+        check_barrier_stages(context)
 
 
 def test_there_is_no_cluster_to_measure_for_a_parallel_wrapper() -> None:
