@@ -99,6 +99,19 @@ def sample_blocks(blocks: Iterable[Block], rows: int, seed: int) -> RowSample:
     return sampler.finish()
 
 
+def merge_samples(
+    parts: Iterable[tuple[list[SampledBlock], int]], rows: int, seed: int
+) -> RowSample:
+    """Return a sample of all the data from what ``sample_partition`` yielded for each part.
+
+    Raise UsageError if there are no rows.
+    """
+    sampler = RowSampler(rows, seed)
+    for sampled, total in parts:
+        sampler.merge(sampled, total)
+    return sampler.finish()
+
+
 def sample_partition(
     blocks: BlockReader, rows: int, seed: int, source: int, elements: Iterable[object]
 ) -> Iterator[tuple[list[SampledBlock], int]]:

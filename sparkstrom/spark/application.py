@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.data.column_selection import ColumnNames, ColumnSpec, features_to_arrays
+from sparkstrom.data.row_sample import RowSample
 from sparkstrom.fit.evaluation import (
     Evaluation,
     MetricSpec,
@@ -229,6 +230,13 @@ class Application(Protocol):
 
     def broadcast_value(self, value: Any) -> Any:
         """Send a value to executors; return a handle with it in ``value``, here and there."""
+        ...
+
+    def draw_sample(self, data: Any, columns: ColumnSpec, rows: int, seed: int) -> RowSample:
+        """Return a random sample of rows, which executors draw.
+
+        Raise UsageError if there are no rows.
+        """
         ...
 
     def evaluate(

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from sparkstrom.data.column_selection import ColumnSpec
+from sparkstrom.data.row_sample import RowSample
 from sparkstrom.fit.evaluation import Evaluation, MetricSpec
 from sparkstrom.fit.events import FitListener
 from sparkstrom.fit.fit_context import TaskSlots
@@ -245,6 +246,13 @@ class ClassicApplication:
     def broadcast_value(self, value: Any) -> Any:
         """Return a broadcast variable that contains the value."""
         return self._context.broadcast(value)
+
+    def draw_sample(self, data: Any, columns: ColumnSpec, rows: int, seed: int) -> RowSample:
+        """Return a random sample of rows, which executors draw.
+
+        Raise UsageError if there are no rows.
+        """
+        return partitioning.draw_sample(partitioning.create_source(data, columns), rows, seed)
 
     def evaluate(
         self, model: Any, metrics: MetricSpec, data: Any, columns: ColumnSpec

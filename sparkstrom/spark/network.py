@@ -56,8 +56,6 @@ from sparkstrom.spark.data.export import ExportCache
 from sparkstrom.spark.data.partitioning import (
     HeldOutFrames,
     PartitionedData,
-    create_source,
-    draw_sample,
 )
 from sparkstrom.spark.dl4j_names import SparkLayerNames
 from sparkstrom.spark.executor.entry_points import pickle_by_value
@@ -284,10 +282,8 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         )
         require_active_session(self._application)
         master = require_gradient_sharing(self._strategy.master)
-        self._application.require_rdds(
-            "rehearse", "collect a sample with toPandas() for ParallelWrapper.rehearse"
-        )
         if request.measure:
+            self._application.require_rdds("measure=True", "give step, link and latency")
             check_barrier_stages(self._context)
         named = ColumnSpec(features, label, weight)
         data, columns = self._held_out.unite(data, named, validation, master.repartition)
@@ -298,7 +294,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         with closing(make_progress_display(self._progress)) as progress:
             with self._application.cancel_jobs_on_interrupt():
                 progress.say(f"sampling {request.rows:,} rows")
-                sample = draw_sample(create_source(data, columns), request.rows, request.seed)
+                sample = self._application.draw_sample(data, columns, request.rows, request.seed)
             return rehearse(make_recipe(*fit), sample, request, progress, self._measure_cluster)
 
     def _measure_cluster(self, recipe: FitRecipe, sample: RowSample) -> ClusterMeasurement:

@@ -22,6 +22,7 @@ from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.data.arrow_conversion import read_batch_blocks
 from sparkstrom.data.column_selection import ColumnSpec, check_column_spec
 from sparkstrom.data.row_blocks import BlockReader
+from sparkstrom.data.row_sample import RowSample, merge_samples, sample_partition
 from sparkstrom.fit.evaluation import Evaluation, MetricSpec, merge_evaluations_or_raise
 from sparkstrom.fit.events import FitListener
 from sparkstrom.fit.fit_context import TaskSlots
@@ -193,6 +194,24 @@ def evaluate_dataframe(model: Any, metrics: MetricSpec, frame: Any, spec: Column
     run = partial(run_evaluation_task, model, metrics, partial(read_batch_blocks, plan))
     return merge_evaluations_or_raise(
         run_short_job(columns.mapInArrow(run, RESULT_SCHEMA), "evaluating")
+    )
+
+
+def run_sampling_task(
+    blocks: BlockReader, rows: int, seed: int, batches: ArrowBatches
+) -> Iterator[Any]:
+    """Draw a sample of one partition; yield it, encoded. Runs on an executor."""
+    index = get_partition_id()
+    return encode_results(sample_partition(blocks, rows, seed, index, batches), index)
+
+
+def sample_dataframe(frame: Any, spec: ColumnSpec, rows: int, seed: int) -> RowSample:
+    """Return a random sample of a DataFrame's rows. Raise UsageError if it has none."""
+    check_column_spec(spec, dataframe=True)
+    columns, plan = select_columns(frame, spec)
+    run = partial(run_sampling_task, partial(read_batch_blocks, plan), rows, seed)
+    return merge_samples(
+        run_short_job(columns.mapInArrow(run, RESULT_SCHEMA), "sampling rows"), rows, seed
     )
 
 
@@ -386,6 +405,14 @@ class ConnectApplication:
     def broadcast_value(self, value: Any) -> Any:
         """Return a handle of ``value``. It contains a small value; a large value is uploaded."""
         return self._uploads.upload(value)
+
+    def draw_sample(self, data: Any, columns: ColumnSpec, rows: int, seed: int) -> RowSample:
+        """Return a random sample of rows, which executors draw.
+
+        Raise UsageError if there are no rows.
+        """
+        with limit_batch_rows(self._session, choose_batch_rows(data)):
+            return sample_dataframe(data, columns, rows, seed)
 
     def evaluate(
         self, model: Any, metrics: MetricSpec, data: Any, columns: ColumnSpec

@@ -31,7 +31,7 @@ from sparkstrom.data.row_blocks import (
     read_row_blocks,
     read_shuffle_blocks,
 )
-from sparkstrom.data.row_sample import RowSample, RowSampler, sample_partition
+from sparkstrom.data.row_sample import RowSample, merge_samples, sample_partition
 from sparkstrom.options.parameter_averaging import IF_COUNT_DIFFERS, TrainingMaster
 from sparkstrom.spark.data.columns import find_fields, is_image, is_vector, select_columns
 from sparkstrom.spark.jobs import SparkJob, translate_job_errors
@@ -128,11 +128,9 @@ def partition_source(source: RowSource, workers: int, seed: int, *, move: bool) 
 def draw_sample(source: RowSource, rows: int, seed: int) -> RowSample:
     """Return a random sample of rows, which executors draw. Raise UsageError if there are none."""
     draw = partial(sample_partition, source.blocks, rows, seed)
-    sampler = RowSampler(rows, seed)
     with translate_job_errors("sampling rows"):
-        for sampled, total in source.rdd.mapPartitionsWithIndex(draw).collect():
-            sampler.merge(sampled, total)
-    return sampler.finish()
+        parts = source.rdd.mapPartitionsWithIndex(draw).collect()
+    return merge_samples(parts, rows, seed)
 
 
 def to_arrow_rdd(frame: DataFrame) -> RDD[bytes]:

@@ -204,6 +204,26 @@ class Client:
         wrong = self.refusal(model.write().save, "/tmp/not-written")
         return {"right": float((out["prediction"] == out["label"]).mean()), "save": wrong}
 
+    def rehearsal(self) -> dict[str, Any]:
+        """With held-out rows in a column of their own; twice, and of a row that cannot be read."""
+        network = self.network()
+        before = network.parameters.copy()
+        conditions: dict[str, Any] = {"workers": (1, 2), "step": "5ms", "rows": 600, "seed": 3}
+        split = self.frame.selectExpr("*", "rand(1) < 0.2 as held_out")
+        results = [
+            network.rehearse(split, epochs=2, validation="held_out", **conditions).to_dict()
+            for _ in range(2)
+        ]
+        bad = pd.DataFrame({"features": [[1.0] * 64, [2.0] * 63], "label": [1, 2]})
+        return {
+            "results": results,
+            "unchanged": bool((network.parameters == before).all()),
+            "bad": self.refusal(
+                network.rehearse, self.spark.createDataFrame(bad), workers=1, step="5ms"
+            ),
+            "measured": self.refusal(network.rehearse, self.frame, measure=True),
+        }
+
     def refusals(self) -> dict[str, str]:
         class Rdd:
             """As far as it is looked at."""

@@ -36,7 +36,7 @@ def test_a_dense_network_is_trained_followed_and_used(client):
 @pytest.fixture(scope="module")
 def told(client, kinds):
     """Of one client, all that the tests below look at."""
-    return client(PROGRAM, "large", "torch", *kinds, "dies", "estimator", "refusals")
+    return client(PROGRAM, "large", "torch", *kinds, "dies", "estimator", "rehearsal", "refusals")
 
 
 @pytest.mark.slow
@@ -61,6 +61,18 @@ def test_models_on_jax_and_of_keras_are_trained_and_used(told, kinds, kind):
     check_whole(told[kind]["again"], workers=2)
     assert told[kind]["accuracy"] > 0.8
     assert told[kind]["evaluated"] > 0.8
+
+
+@pytest.mark.slow
+def test_a_fit_is_rehearsed_with_a_sample_of_the_rows(told):
+    rehearsal = told["rehearsal"]
+    first, second = rehearsal["results"]
+    assert first == second
+    assert first["rows"] == 600
+    assert {run["workers"] for run in first["runs"]} == {1, 2}
+    assert rehearsal["unchanged"]
+    assert "rows have 63 features, the network takes 64" in rehearsal["bad"]
+    assert "UsageError: measure=True is not supported over Spark Connect" in rehearsal["measured"]
 
 
 @pytest.mark.slow
