@@ -81,18 +81,7 @@ def open_folder(url: str | os.PathLike[str]) -> Folder:
     address = os.fspath(url)
     if not address:
         raise UsageError("a checkpoint directory is a path or a URL, and '' is neither")
-    try:
-        filesystem, path = fsspec.core.url_to_fs(address, skip_instance_cache=True)
-    except ImportError as error:
-        raise UsageError(
-            f"checkpoint directory {address!r} needs a package that is not installed here "
-            f"({error}): pip install 'sparkstrom[s3]' for s3://, and fsspec's driver for others"
-        ) from None
-    except ValueError as error:
-        raise UsageError(
-            f"checkpoint directory {address!r} is of no file system that fsspec knows ({error}): "
-            "use a local path, or a URL such as s3://bucket/folder or hdfs://host/folder"
-        ) from None
+    filesystem, path = find_filesystem(address, "checkpoint directory")
     protocols = (
         {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
     )
@@ -103,6 +92,27 @@ def open_folder(url: str | os.PathLike[str]) -> Folder:
         # botocore itself retries 5 times; with s3fs's 5 retries, errors would take 3 minutes
         filesystem.retries = 1
     return RemoteFolder(filesystem, path.rstrip("/"), appears_whole=bool(protocols & OBJECT_STORES))
+
+
+def find_filesystem(address: str, what: str) -> tuple[Any, str]:
+    """Return fsspec's file system of a path or URL, and the path in it.
+
+    Raise UsageError, in which ``what`` names the address, if the URL's protocol is unknown or its
+    fsspec driver is not installed.
+    """
+    try:
+        filesystem, path = fsspec.core.url_to_fs(address, skip_instance_cache=True)
+    except ImportError as error:
+        raise UsageError(
+            f"{what} {address!r} needs a package that is not installed here "
+            f"({error}): pip install 'sparkstrom[s3]' for s3://, and fsspec's driver for others"
+        ) from None
+    except ValueError as error:
+        raise UsageError(
+            f"{what} {address!r} is of no file system that fsspec knows ({error}): "
+            "use a local path, or a URL such as s3://bucket/folder or hdfs://host/folder"
+        ) from None
+    return filesystem, str(path)
 
 
 class LocalFolder:

@@ -15,8 +15,11 @@ import itertools
 import json
 import os
 import struct
+import tempfile
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from sparkstrom.base.errors import SetupError, SparkstromError, UsageError, firs
 from sparkstrom.base.option_types import path_given
 from sparkstrom.base.safe_files import check_npz, create_beside, open_regular
 from sparkstrom.base.version import __version__
+from sparkstrom.checkpoint.files import find_filesystem
 from sparkstrom.models.base import Buffered, Flat, FlatModel, from_description
 
 FORMAT = 1
@@ -43,15 +47,69 @@ def description_path(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def check_local_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path. Raise UsageError for a URL, which would be taken for a folder's name."""
+@contextmanager
+def path_to_save(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield the local path at which to save a model; afterwards, upload the files if it is a URL.
+
+    The description is uploaded last, so that a reader of a partial upload notices it.
+
+    Args:
+        path: A local path, or a URL of a file system that fsspec supports.
+
+    Raises:
+        UsageError: fsspec does not know the file system.
+        SetupError: The files cannot be uploaded.
+    """
     given = path_given(path)
-    if "://" in given:
-        raise UsageError(
-            f"{given} is a URL, and models are saved as local files: save to a local"
-            " path and copy NAME and NAME.* there, or copy them here to load"
-        )
-    return Path(given)
+    if "://" not in given:
+        yield Path(given)
+        return
+    filesystem, place = find_filesystem(given, "path")
+    folder, _, name = place.rpartition("/")
+    with tempfile.TemporaryDirectory(prefix="sparkstrom-") as directory:
+        local = Path(directory) / name
+        yield local
+        try:
+            filesystem.makedirs(folder, exist_ok=True)
+            for file in sorted(Path(directory).iterdir(), key=description_path(local).__eq__):
+                filesystem.put_file(str(file), f"{folder}/{file.name}")
+        except Exception as error:  # each file system has its own
+            raise SetupError(
+                f"{given} cannot be written ({type(error).__name__}: {first_line(error)}): save to"
+                " a local path, or give another URL"
+            ) from error
+
+
+@contextmanager
+def path_to_load(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield the local path of a saved model; download its files for the block if it is a URL.
+
+    Args:
+        path: A local path, or a URL of a file system that fsspec supports.
+
+    Raises:
+        UsageError: fsspec does not know the file system, or the files cannot be downloaded.
+    """
+    given = path_given(path)
+    if "://" not in given:
+        yield Path(given)
+        return
+    filesystem, place = find_filesystem(given, "path")
+    with tempfile.TemporaryDirectory(prefix="sparkstrom-") as directory:
+        local = Path(directory) / place.rpartition("/")[2]
+        try:
+            for file in (local, description_path(local)):
+                filesystem.get_file(f"{place.rpartition('/')[0]}/{file.name}", str(file))
+        except Exception as error:  # each file system has its own
+            raise UsageError(
+                f"{given} cannot be read ({type(error).__name__}: {first_line(error)}): give the"
+                " path or URL that save() wrote, NAME and NAME.json"
+            ) from error
+        try:
+            yield local
+        except SparkstromError as error:
+            error.add_note(f"{local} was downloaded from {given}")
+            raise
 
 
 def save_model(

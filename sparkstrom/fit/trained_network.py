@@ -24,7 +24,7 @@ import numpy as np
 
 from sparkstrom.base.errors import UsageError, first_line
 from sparkstrom.base.option_types import COUNT_MAX, KEY, path_given, whole
-from sparkstrom.checkpoint.saved_model import check_local_path, save_model
+from sparkstrom.checkpoint.saved_model import path_to_save, save_model
 from sparkstrom.data.column_selection import ColumnSpec, check_validation_value
 from sparkstrom.data.row_blocks import Block, check_block
 from sparkstrom.fit.checkpoints import (
@@ -136,18 +136,25 @@ class TrainedNetwork:
         """Save parameters, buffers and the model's description.
 
         Args:
-            path: Local file to write, in NumPy's npz format. A JSON description is written beside
-                it, and for a TorchModel also ``path`` + ".pt", a state_dict for ``torch.load``.
+            path: File to write, in NumPy's npz format: a local path, or a URL of a file system
+                that fsspec supports, such as "s3://bucket/net.npz". A JSON description is written
+                beside it, and for a TorchModel also ``path`` + ".pt", a state_dict for
+                ``torch.load``.
+
+        Raises:
+            UsageError: fsspec does not know the URL's file system.
+            SetupError: A file cannot be written.
         """
-        model, target = self.model, check_local_path(path)
-        save_model(
-            target,
-            model.describe(),
-            self._state.parameters,
-            self._state.epochs,
-            buffers=buffers_to_save(model),
-            exported=model.exported() if isinstance(model, Exporting) else None,
-        )
+        model = self.model
+        with path_to_save(path) as target:
+            save_model(
+                target,
+                model.describe(),
+                self._state.parameters,
+                self._state.epochs,
+                buffers=buffers_to_save(model),
+                exported=model.exported() if isinstance(model, Exporting) else None,
+            )
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Load a checkpoint; the next ``fit`` resumes the saved fit if that was not finished.

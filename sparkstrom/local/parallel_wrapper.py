@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import KEY
-from sparkstrom.checkpoint.saved_model import check_local_path, load_model
+from sparkstrom.checkpoint.saved_model import load_model, path_to_load
 from sparkstrom.data.column_selection import HELD_OUT, ColumnNames, ColumnSpec, features_to_arrays
 from sparkstrom.data.row_blocks import check_block
 from sparkstrom.data.row_sample import sample_blocks
@@ -414,7 +414,8 @@ class ParallelWrapper(TrainedNetwork):
         """Return a wrapper with a saved model and its parameters.
 
         Args:
-            path: File that ``save`` wrote, of a ParallelWrapper or a SparkNetwork.
+            path: File that ``save`` wrote, of a ParallelWrapper or a SparkNetwork; a local path or
+                a URL, as there.
             model: A model like the saved one. It is required if the file does not contain the
                 model's code, as for TorchModel.
             **given: Arguments of ``ParallelWrapper``.
@@ -422,7 +423,8 @@ class ParallelWrapper(TrainedNetwork):
         Raises:
             UsageError: The saved network cannot be read, or an argument is invalid.
         """
-        model, parameters, epochs = load_model(check_local_path(path), model)
+        with path_to_load(path) as local:
+            model, parameters, epochs = load_model(local, model)
         wrapper = cls(model, **given)
         wrapper._state.assign(parameters, epochs)
         return wrapper

@@ -272,7 +272,7 @@ class SharedTrainingMaster(CommonOptions):
             words=(AUTO, None),
         ),
         "how late other workers' updates may be, in rounds (one round: one step of every worker);"
-        ' "auto": 24 / workers - 1; None: any number',
+        ' "auto": 24 / workers - 1, rounded down, at least 0; None: any number',
         when="Lower it if messages take longer than steps and training with many workers is"
         " unstable. Raise it, or use None, to wait less for updates if the task tolerates"
         " later ones.",

@@ -156,7 +156,7 @@ class VoidConfiguration:
         " after it, or ports that the system picks. With a range but no ``unicast_port``, the"
         " controller takes the first free port of the range",
         when="Set it if a firewall opens only some UDP ports. Each executor of every"
-        " application on a host needs a port of its own.",
+        " application on a host needs two ports, because the previous fit's may still be in use.",
         local=False,
     )
     network_mask: str | None = option(

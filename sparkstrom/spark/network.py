@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import shown
-from sparkstrom.checkpoint.saved_model import check_local_path, load_model
+from sparkstrom.checkpoint.saved_model import load_model, path_to_load
 from sparkstrom.data.column_selection import ColumnNames, ColumnSpec
 from sparkstrom.data.row_sample import RowSample
 from sparkstrom.fit.checkpoints import FitCheckpoints, make_fit_key
@@ -472,7 +472,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         """Return a network with the model and parameters that ``save`` wrote.
 
         Args:
-            path: File that ``save`` wrote.
+            path: File that ``save`` wrote; a local path or a URL, as there.
             spark: As in the constructor.
             master: As in the constructor.
             model: A model like the saved one. It is required if the file does not contain the
@@ -482,7 +482,8 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         Raises:
             UsageError: The file or another argument cannot be used.
         """
-        model, parameters, epochs = load_model(check_local_path(path), model)
+        with path_to_load(path) as local:
+            model, parameters, epochs = load_model(local, model)
         network = cls(spark, model, master, progress=progress)
         network._state.assign(parameters, epochs)
         return network

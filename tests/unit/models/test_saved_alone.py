@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 
-from sparkstrom.base.errors import UsageError
-from sparkstrom.checkpoint.saved_model import check_local_path, save_model
+from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.checkpoint.saved_model import load_model, path_to_load, path_to_save, save_model
 from sparkstrom.models import DenseNetwork
 
 CLEAN = """
@@ -87,7 +89,56 @@ def test_a_module_by_numpy_and_by_torch(tmp_path: Path) -> None:
     np.testing.assert_allclose(said_by(path, BY_TORCH), wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_addresses_are_no_paths() -> None:
-    with pytest.raises(UsageError, match=r"s3://bucket/net\.npz is a URL.*local path"):
-        check_local_path("s3://bucket/net.npz")
-    assert check_local_path(Path("net.npz")) == Path("net.npz")
+@pytest.fixture
+def url() -> Iterator[str]:
+    """Of a file in a folder that is not there yet, on a file system that is not local."""
+    yield "memory://models/today/net.npz"
+    files = fsspec.filesystem("memory")
+    if files.exists("/models"):
+        files.rm("/models", recursive=True)
+
+
+def test_a_model_is_saved_to_a_url_and_loaded_from_it(url: str) -> None:
+    first, second = DenseNetwork([4, 5, 2], seed=1), DenseNetwork([4, 5, 2], seed=2)
+    for model in (first, second):  # the second over the first
+        with path_to_save(url) as path:
+            save_model(path, model.describe(), model.initial(), 3, exported=(".pt", b"state"))
+        assert not path.exists()
+    files = fsspec.filesystem("memory")
+    assert files.cat(f"{url}.pt") == b"state"
+    with path_to_load(url) as path:
+        loaded, parameters, epochs = load_model(path)
+    assert loaded.n_params == first.n_params
+    np.testing.assert_array_equal(parameters, second.initial())
+    assert epochs == 3
+
+
+def test_what_is_wrong_with_a_url_is_said(url: str) -> None:
+    with pytest.raises(UsageError, match=f"{url} cannot be read"), path_to_load(url):
+        pass
+    with pytest.raises(UsageError, match=r"'nosuch://net\.npz' is of no file system"):
+        path_to_save("nosuch://net.npz").__enter__()
+    fsspec.filesystem("memory").pipe({url: b"", f"{url}.json": b""})
+    with (
+        pytest.raises(UsageError, match=r"net\.npz is not a saved model") as caught,
+        path_to_load(url) as path,
+    ):
+        load_model(path)
+    assert caught.value.__notes__ == [f"{path} was downloaded from {url}"]
+
+
+def test_a_failed_upload_names_the_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ConnectionError("the store is down")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "put_file", refuse)
+    with (
+        pytest.raises(SetupError, match=f"{url} cannot be written .*the store is down"),
+        path_to_save(url) as path,
+    ):
+        path.write_bytes(b"")
+
+
+def test_a_local_path_is_used_as_it_is(tmp_path: Path) -> None:
+    with path_to_save(tmp_path / "net.npz") as to, path_to_load(str(tmp_path / "net.npz")) as of:
+        assert to == of == tmp_path / "net.npz"
