@@ -13,14 +13,17 @@ ROOT = Path(__file__).parents[1]  # executors import modules that are defined he
 
 
 @contextmanager
-def local_cluster(workers: int) -> Iterator[Any]:
-    """A session with a task slot for each worker: one executor per two of them."""
+def local_cluster(workers: int, **conf: str) -> Iterator[Any]:
+    """A session with a task slot for each worker: one executor per two of them.
+
+    ``conf`` is more configuration, with underscores for dots.
+    """
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     executors, cores = (1, workers) if workers < 3 else (-(-workers // 2), 2)
-    session = (
+    builder = (
         SparkSession.builder.master(f"local-cluster[{executors},{cores},1024]")
         .appName("sparkstrom benchmark")
         .config("spark.driver.host", "127.0.0.1")
@@ -28,8 +31,10 @@ def local_cluster(workers: int) -> Iterator[Any]:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
-        .getOrCreate()
     )
+    for name, value in conf.items():
+        builder = builder.config(name.replace("_", "."), value)
+    session = builder.getOrCreate()
     try:
         yield session
     finally:

@@ -1,6 +1,6 @@
 """Seconds from the call of ``fit`` to the first step, broken down, for the first fits of a session.
 
-    python -m benchmarks.start --model dense,torch --sessions 3 --json
+    python -m benchmarks.start --model dense,torch --sessions 3 [--preload] --json
 
 Each session is a Spark application of its own on ``local-cluster[2,2,1024]``, whose executors are
 up before the first call. Marks come from the driver (prepare: until the Spark job is about to be
@@ -43,19 +43,25 @@ def main() -> int:
     parser.add_argument("--model", default="dense", help="dense, torch, by comma")
     parser.add_argument("--sessions", type=int, default=3)
     parser.add_argument("--fits", type=int, default=3, help="of a session")
+    parser.add_argument("--preload", action="store_true", help="with sparkstrom.daemon and torch")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
     for name in args.model.split(","):
-        results = [r for _ in range(args.sessions) for r in session_of(name, args.fits)]
+        results = [
+            r for _ in range(args.sessions) for r in session_of(name, args.fits, args.preload)
+        ]
         for number in range(args.fits):
             result = median([r for r in results if r["fit"] == number + 1])
             print(json.dumps(result) if args.json else line(result), flush=True)
     return 0
 
 
-def session_of(name: str, fits: int) -> Iterator[dict[str, Any]]:
+def session_of(name: str, fits: int, preload: bool) -> Iterator[dict[str, Any]]:
     """All fits of one application."""
-    with local_cluster(WORKERS) as session, TemporaryDirectory() as scratch:
+    daemon = {"spark_python_daemon_module": "sparkstrom.daemon"} if preload else {}
+    if preload:
+        os.environ["SPARKSTROM_PRELOAD"] = "torch" if name == "torch" else ""
+    with local_cluster(WORKERS, **daemon) as session, TemporaryDirectory() as scratch:
         marks = Path(scratch) / "marks"
         await_executors(session)
         chance = np.random.default_rng(0)

@@ -1,0 +1,81 @@
+"""Spark's Python daemon for executors, which imports libraries once for all workers that it forks.
+
+    --conf spark.python.daemon.module=sparkstrom.daemon
+    --conf spark.executorEnv.SPARKSTROM_PRELOAD=torch
+
+Spark starts one Python daemon per executor, and the daemon forks a Python worker per task slot.
+With Spark's own daemon each worker imports Numba, and torch if the model needs it: seconds of
+processor time, in all workers of an executor at once. This daemon imports NumPy, Numba, sparkstrom
+and the modules named in ``SPARKSTROM_PRELOAD`` before it forks. Modules that start threads when
+they are imported, such as JAX, must not be named: only the thread that forks exists in the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+
+PRELOAD_VARIABLE = "SPARKSTROM_PRELOAD"  # names of modules, separated by commas
+# What every worker of a fit imports.
+WORKER_MODULES = (
+    "numba",
+    "sparkstrom.spark.executor.entry_points",
+    "sparkstrom.worker.training_task",
+)
+# What workers that use a module import besides; torch's first optimizer imports torch._dynamo.
+COMPANIONS = {"torch": ("torch._dynamo", "sparkstrom.models.torch")}
+UNSAFE_TO_FORK = ("jax", "keras", "tensorflow")  # they have threads once they are imported
+
+
+def preload(names: Iterable[str]) -> list[str]:
+    """Import modules; return a line for each that was not imported.
+
+    Args:
+        names: Names of modules or packages, such as "torch".
+    """
+    problems = []
+    for name in names:
+        if name.partition(".")[0] in UNSAFE_TO_FORK:
+            problems.append(f"{name} starts threads, which a forked worker lacks; leave it out")
+            continue
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # the workers that need the module will raise it
+            problems.append(f"{name} cannot be imported: {type(error).__name__}: {error}")
+    return problems
+
+
+@contextlib.contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Send what is written to file descriptor 1 to 2: Spark reads the daemon's port from 1."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def main() -> None:
+    """Import the modules, then serve Spark until the executor ends."""
+    names = list(WORKER_MODULES)
+    for name in os.environ.get(PRELOAD_VARIABLE, "").replace(",", " ").split():
+        names += [name, *COMPANIONS.get(name, ())]
+    with stdout_to_stderr():
+        for problem in preload(names):
+            print(f"sparkstrom.daemon: {PRELOAD_VARIABLE}: {problem}", file=sys.stderr)
+    gc.freeze()  # workers share these pages as long as no collection writes to them
+    from pyspark import daemon
+
+    daemon.manager()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The Python daemon of executors: what it imports, and that Spark can talk to it."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkstrom.daemon import PRELOAD_VARIABLE, preload
+
+
+def test_modules_are_imported_and_missing_ones_are_said() -> None:
+    sys.modules.pop("wave", None)
+    (problem,) = preload(["wave", "no_such_module"])
+    assert "wave" in sys.modules
+    assert problem.startswith("no_such_module cannot be imported: ModuleNotFoundError")
+
+
+def test_a_module_that_raises_does_not_end_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "raises_at_import.py").write_text("raise RuntimeError('no licence')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (problem,) = preload(["raises_at_import"])
+    assert problem == "raises_at_import cannot be imported: RuntimeError: no licence"
+
+
+@pytest.mark.parametrize("name", ["jax", "jax.numpy", "keras"])
+def test_modules_with_threads_are_not_imported(name: str) -> None:
+    (problem,) = preload([name])
+    assert problem == f"{name} starts threads, which a forked worker lacks; leave it out"
+
+
+def test_spark_gets_nothing_but_the_port(tmp_path: Path) -> None:
+    """Even if a module prints when it is imported; the daemon ends when its input does."""
+    (tmp_path / "prints_at_import.py").write_text("import os; print('hello'); os.write(1, b'you\\n')")
+    paths = [str(tmp_path), str(Path(__file__).parents[3])]
+    with subprocess.Popen(
+        [sys.executable, "-m", "sparkstrom.daemon", "pyspark.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(paths), PRELOAD_VARIABLE: "prints_at_import, no_such"},
+    ) as daemon:
+        out, err = daemon.communicate(timeout=120)
+    assert 0 < struct.unpack("!i", out)[0] < 65536
+    assert b"hello" in err
+    assert b"you" in err
+    (line,) = [line for line in err.splitlines() if line.startswith(b"sparkstrom.daemon")]
+    assert line.startswith(b"sparkstrom.daemon: SPARKSTROM_PRELOAD: no_such cannot be imported")
