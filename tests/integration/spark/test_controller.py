@@ -177,7 +177,7 @@ def controllers_worker():
             maps = (Path("/proc") / str(process.pid) / "maps").read_text()
         except OSError:
             continue
-        if "pyspark.daemon" in process.command and CONTROLLERS.search(maps):
+        if "pyspark.worker" in process.command and CONTROLLERS.search(maps):
             return process.pid
     raise AssertionError("no worker has a controller's media driver")
 
