@@ -213,9 +213,9 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     pytest.importorskip("moto")
     folder = tmp_path_factory.mktemp("aws")
     home = folder / "venv"
-    venv.create(home, with_pip=True)
-    command = [str(home / "bin/python"), "-m", "pip", "install", "--quiet", "awscli>=1.44,<2"]
-    subprocess.run(command, check=True, timeout=280)
+    venv.create(home)
+    command = [sys.executable, "-m", "pip", "--python", str(home / "bin/python")]
+    subprocess.run([*command, "install", "--quiet", "awscli>=1.44,<2"], check=True, timeout=280)
     node = Node(folder)
     (node.bin / "aws").symlink_to(home / "bin/aws")
     with subprocess.Popen(

@@ -11,15 +11,19 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.compiled_spark import compile_archive
 
 ROOT = Path(__file__).parents[2]
 NO_CACHE = "no:cacheprovider"
 
 PYTHON = """#!/bin/sh
 case "$*" in
+    *tests.compiled_spark*) exit "${FAILS_COMPILING:-0}" ;;
     *tests.java_archives*) [ -z "${FAILS_ARCHIVES:-}" ] && echo -Xarchive; exit ;;
     *--ignore=tests/gpu*) leg=first ;;
     *--backwards*) leg=backwards ;;
@@ -81,6 +85,32 @@ def test_jvms_use_the_archives_that_could_be_made(
     options = dict(line.split(" ", 1) for line in lines)
     assert set(options.values()) == {given}
     assert ("JVMs start slowly" in done.stderr) == (not given)
+
+
+def test_spark_that_could_not_be_compiled_is_used_as_it_is(tmp_path: Path) -> None:
+    done = run(tmp_path, "--all", FAILS_COMPILING="1")
+    assert ran(done) == {"first", "forwards", "backwards"}
+    assert done.returncode == 0
+    assert "Python workers start slowly" in done.stderr
+
+
+def test_an_archive_gets_compiled_modules_beside_its_sources(tmp_path: Path) -> None:
+    archive, program = tmp_path / "spark.zip", "import package.module as m; print(m.__file__, m.x)"
+    with zipfile.ZipFile(archive, "w") as made:
+        made.writestr("package/__init__.py", "")
+        made.writestr("package/module.py", "x = 1")
+        made.writestr("package/tests/broken.py", "x = ")
+    compile_archive(archive)
+    whole = archive.read_bytes()
+    compile_archive(archive)
+    assert archive.read_bytes() == whole
+    assert list(tmp_path.iterdir()) == [archive]
+    with zipfile.ZipFile(archive) as made:
+        assert made.read("package/module.py") == b"x = 1"
+    variables = {**os.environ, "PYTHONPATH": str(archive)}
+    command = [sys.executable, "-c", program]
+    told = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == [str(archive / "package/module.pyc"), "1"]
 
 
 def test_an_interrupted_first_leg_ends_all(tmp_path: Path) -> None:

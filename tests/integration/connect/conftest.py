@@ -18,6 +18,10 @@ import pytest
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 CLUSTER = "local-cluster[2,2,1024]"
+SETTINGS = (
+    "spark.sparkstrom.lease_s=7",
+    "spark.python.daemon.module=tests.integration.spark.daemon.preloading_daemon",
+)
 CLIENT_S = 900.0
 ON_JAX = {"jax": "optax", "keras": "keras"}  # kinds of models, and the library of each
 os.environ.setdefault("KERAS_BACKEND", "jax")  # here, of clients, and of executors
@@ -38,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with (
         open(folder / "server.log", "wb") as log,
         subprocess.Popen(
-            [*command, "spark.sparkstrom.lease_s=7"],
+            [*command, *SETTINGS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -22,6 +22,7 @@ from sparkstrom.protocol.master.master import Master
 from sparkstrom.runtime.master_thread import MasterThread
 
 CLUSTER = "local-cluster[2,2,1024]"
+DAEMON = Path(__file__).with_name("daemon")  # of executors: see there
 SHARED_MEMORY = Path("/dev/shm")
 OURS = re.compile(r"/sparkstrom-\d+-[0-9a-f]{16}-(driver|\d+-\d+)")  # the home of a fit's driver
 
@@ -31,6 +32,7 @@ def spark() -> Iterator[Any]:
     """A session on two executors with two slots each."""
     from pyspark.sql import SparkSession
 
+    paths = [str(DAEMON), *filter(None, [os.environ.get("PYTHONPATH")])]
     session = (
         SparkSession.builder.master(CLUSTER)
         .appName("sparkstrom tests")
@@ -38,6 +40,11 @@ def spark() -> Iterator[Any]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.log.level", "ERROR")
+        .config("spark.python.daemon.module", "preloading_daemon")
+        .config("spark.executorEnv.PYTHONPATH", os.pathsep.join(paths))
+        # Python workers of SQL and of RDDs are the same ones: they have equal environments.
+        .config("spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "4")
         .getOrCreate()
     )
     yield session
@@ -133,7 +140,7 @@ class Victims:
         """Python workers that have an Aeron client: those that train."""
         table = processes()
         executors = set(self.executors())
-        daemons = {p.pid for p in table if p.parent in executors and "pyspark.daemon" in p.command}
+        daemons = {p.pid for p in table if p.parent in executors and "pyspark.worker" in p.command}
         return sorted(p.pid for p in table if p.parent in daemons and uses_aeron(p.pid))
 
     def media_driver_of_executor(self) -> int:

@@ -21,7 +21,7 @@ from tests.integration.yarn.counted_rows import (
     trainings,
 )
 
-ROWS, EPOCHS = 240, 80
+ROWS, EPOCHS = 240, 20
 
 
 class Notice:
@@ -62,7 +62,7 @@ def main() -> None:
         publish_every=1,
         horizon="worker",
         batch_size_per_worker=8,
-        debug_longer_iterations=10,
+        debug_longer_iterations=40,  # it lasts until Spark has taken the executor away
     )
     network = SparkNetwork(spark, CountingModel(ROWS), master, progress=False, keep=False)
     notice = Notice()

@@ -177,7 +177,7 @@ def controllers_worker():
             maps = (Path("/proc") / str(process.pid) / "maps").read_text()
         except OSError:
             continue
-        if "pyspark.daemon" in process.command and CONTROLLERS.search(maps):
+        if "pyspark.worker" in process.command and CONTROLLERS.search(maps):
             return process.pid
     raise AssertionError("no worker has a controller's media driver")
 
@@ -213,7 +213,7 @@ def test_its_death_ends_the_fit_and_a_checkpoint_goes_on(
     again.close()
 
 
-EPOCHS = 60
+EPOCHS = 15
 COPIES = "sparkstrom-copies-*/checkpoint-*.npz"
 
 
@@ -237,7 +237,7 @@ def test_its_death_is_survived_twice_and_each_row_counts_once(
         model=CountingModel(240),
         threshold=THRESHOLD,
         batch_size_per_worker=8,
-        debug_longer_iterations=10,
+        debug_longer_iterations=40,  # for some seconds: copies are made every second
         checkpoint_updaters="one",
         **options,
     )

@@ -30,7 +30,6 @@ from sparkstrom import AdaptiveThreshold, SharedTrainingMaster, SparkNetwork
 from sparkstrom.base.errors import UsageError
 from sparkstrom.listeners import TrainingListener
 from sparkstrom.ml import SparkstromEstimator, SparkstromModel
-from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.spark.executor.inference import TrainedModel
 from sparkstrom.spark.ml.params import unwrap
 
@@ -38,10 +37,6 @@ os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 
 RATE, WIDTH = 0.1, 8
 TWO = SharedTrainingMaster(workers_per_node=1, threshold=AdaptiveThreshold(1e-2))
-
-
-def dense() -> Any:
-    return DenseNetwork([64, WIDTH, 10], updater=Sgd(RATE), seed=1)
 
 
 def torch_model() -> Any:
@@ -97,10 +92,8 @@ def keras_model() -> Any:
     return KerasModel(net, "sparse_categorical_crossentropy", keras.optimizers.SGD(RATE))
 
 
-slow = partial(pytest.param, marks=pytest.mark.slow)  # of dense ones test_ml_pipeline is quick
-KINDS = pytest.mark.parametrize(
-    "make", [slow(dense), torch_model, slow(jax_model), slow(keras_model)]
-)
+slow = partial(pytest.param, marks=pytest.mark.slow)  # dense ones are in test_ml_pipeline
+KINDS = pytest.mark.parametrize("make", [torch_model, slow(jax_model), slow(keras_model)])
 
 
 @pytest.fixture(scope="module", autouse=True)

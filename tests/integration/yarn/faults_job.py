@@ -27,8 +27,8 @@ from sparkstrom.listeners import TrainingListener
 from sparkstrom.models.base import Batch
 from tests.integration.yarn.counted_rows import THRESHOLD, CountingModel, numbered_rows, trainings
 
-ROWS, EPOCHS = 1280, 120
-SLEEP_S = 0.1  # in each of the 10 steps of an epoch, until the last fault is over
+ROWS, EPOCHS = 1280, 30
+SLEEP_S = 0.4  # in each of the 10 steps of an epoch, until the last fault is over
 IDLE_S = 60.0  # how long the driver waits for Spark to take the first executors away
 GLUT_BYTES = 700 << 20  # the container has room for half of that
 

@@ -41,7 +41,7 @@ def test_digits_run_in_cluster_mode_from_the_archive_alone(cluster, archive, udp
         "spark.executorEnv.PYTHONPATH": "",
         "spark.executor.instances": "1",  # of two cores: a node unpacks for a minute
     }
-    options = "--mask", "127.0.0.0/8", "--port", str(udp_range.first)
+    options = "--mask", "127.0.0.0/8", "--port", str(udp_range.first), "--epochs", "5"
     example = str(ROOT / "examples/digits.py"), *options
     with udp_range.watched():
         done = cluster.submit(HERE / "packed_job.py", *example, conf=conf)

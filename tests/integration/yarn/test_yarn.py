@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("mode", "examples"),
-    [("client", ["digits.py", "torch_digits.py"]), ("cluster", ["torch_digits.py"])],
+    [("client", ["digits.py --epochs 5"]), ("cluster", ["torch_digits.py"])],
 )
 def test_examples_end_with_equal_replicas(cluster, udp_range, mode, examples) -> None:
     """One application runs them. digits.py in cluster mode: test_packed_environment.py."""
@@ -39,7 +39,7 @@ def test_examples_end_with_equal_replicas(cluster, udp_range, mode, examples) ->
 
 
 def test_an_exception_in_training_fails_the_application_with_its_cause_in_the_log(cluster) -> None:
-    done = cluster.submit(HERE / "burning_job.py")
+    done = cluster.submit(HERE / "burning_job.py", conf={"spark.executor.instances": "1"})
     assert done.exit_code == 1, done.output
     assert "RuntimeError: the reactor is on fire" in done.container_logs
     assert "step" in done.container_logs

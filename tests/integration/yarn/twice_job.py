@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 from pyspark.sql import SparkSession
-from sklearn.datasets import load_digits
 
 from sparkstrom import SharedTrainingMaster, SparkNetwork
 from sparkstrom.listeners import TrainingListener
@@ -54,9 +53,8 @@ def victim_of(name: str) -> int:
 def main(victim: str, directory: str) -> None:
     spark = SparkSession.builder.appName("twice").getOrCreate()
     attempt = spark.sparkContext.getConf().get("spark.app.attempt.id")
-    table = load_digits()
-    features = (table.data / 16).astype(np.float32)
-    rows = [(x, int(y)) for x, y in zip(features, table.target, strict=True)]
+    features = np.random.default_rng(0).random((ROWS, 64), np.float32)
+    rows = [(x, int(x.argmax() % 10)) for x in features]
     saves = directory != "none"
     master = SharedTrainingMaster(
         batch_size_per_worker=BATCH,
