@@ -74,7 +74,7 @@ def main() -> None:
     gc.freeze()  # workers share these pages as long as no collection writes to them
     from pyspark import daemon
 
-    daemon.manager()
+    daemon.manager()  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

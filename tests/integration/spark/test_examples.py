@@ -24,11 +24,13 @@ pytestmark = pytest.mark.timeout(1_200)  # one application runs most of them
 
 
 def submitted(program: str, *arguments: str) -> str:
-    """What it prints, by spark-submit, with the settings for a laptop."""
+    """What it prints, by spark-submit, with the settings for a laptop and our Python daemon."""
     import pyspark
 
     command = [str(Path(pyspark.__path__[0]) / "bin/spark-submit"), "--master", TWO_EXECUTORS]
     command += ["--properties-file", "conf/laptop.conf", "--conf", "spark.driver.host=127.0.0.1"]
+    command += ["--conf", "spark.python.daemon.module=sparkstrom.daemon"]
+    command += ["--conf", "spark.executorEnv.SPARKSTROM_PRELOAD=torch"]
     environment = os.environ | {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,

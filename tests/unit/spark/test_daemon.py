@@ -37,7 +37,8 @@ def test_modules_with_threads_are_not_imported(name: str) -> None:
 
 def test_spark_gets_nothing_but_the_port(tmp_path: Path) -> None:
     """Even if a module prints when it is imported; the daemon ends when its input does."""
-    (tmp_path / "prints_at_import.py").write_text("import os; print('hello'); os.write(1, b'you\\n')")
+    text = "import os; print('hello'); os.write(1, b'you\\n')"
+    (tmp_path / "prints_at_import.py").write_text(text)
     paths = [str(tmp_path), str(Path(__file__).parents[3])]
     with subprocess.Popen(
         [sys.executable, "-m", "sparkstrom.daemon", "pyspark.worker"],
