@@ -70,7 +70,7 @@ def main() -> None:
         names += [name, *COMPANIONS.get(name, ())]
     with stdout_to_stderr():
         for problem in preload(names):
-            print(f"sparkstrom.daemon: {PRELOAD_VARIABLE}: {problem}", file=sys.stderr)
+            print(f"sparkstrom.daemon: {problem}", file=sys.stderr)
     gc.freeze()  # workers share these pages as long as no collection writes to them
     from pyspark import daemon
 

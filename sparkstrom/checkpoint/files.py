@@ -35,7 +35,7 @@ import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.base.errors import CheckpointDamaged, UsageError
+from sparkstrom.base.errors import CheckpointDamaged, SetupError, UsageError
 from sparkstrom.base.safe_files import open_regular
 from sparkstrom.base.version import __version__
 
@@ -76,12 +76,27 @@ class Folder(Protocol):
 def open_folder(url: str | os.PathLike[str]) -> Folder:
     """Return the folder at a path or URL, without creating the folder.
 
-    Raise UsageError if the URL's protocol is unknown or its fsspec driver is not installed.
+    Raise UsageError if the URL's protocol is unknown or its fsspec driver is not installed, and
+    SetupError if the file system cannot be opened.
     """
     address = os.fspath(url)
     if not address:
         raise UsageError("a checkpoint directory is a path or a URL, and '' is neither")
-    filesystem, path = find_filesystem(address, "checkpoint directory")
+    return _make_folder(*_find_filesystem(address, "checkpoint directory"))
+
+
+def open_parent(url: str) -> tuple[Folder, str]:
+    """Return the folder that contains the file at a URL, and the file's name.
+
+    Raise the same errors as ``open_folder``.
+    """
+    filesystem, path = _find_filesystem(url, "path")
+    folder, _, name = path.rpartition("/")
+    return _make_folder(filesystem, folder), name
+
+
+def _make_folder(filesystem: Any, path: str) -> Folder:
+    """Return the folder at a path of fsspec's file system."""
     protocols = (
         {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
     )
@@ -94,11 +109,10 @@ def open_folder(url: str | os.PathLike[str]) -> Folder:
     return RemoteFolder(filesystem, path.rstrip("/"), appears_whole=bool(protocols & OBJECT_STORES))
 
 
-def find_filesystem(address: str, what: str) -> tuple[Any, str]:
+def _find_filesystem(address: str, what: str) -> tuple[Any, str]:
     """Return fsspec's file system of a path or URL, and the path in it.
 
-    Raise UsageError, in which ``what`` names the address, if the URL's protocol is unknown or its
-    fsspec driver is not installed.
+    In errors, ``what`` says what the address is for.
     """
     try:
         filesystem, path = fsspec.core.url_to_fs(address, skip_instance_cache=True)
@@ -109,8 +123,13 @@ def find_filesystem(address: str, what: str) -> tuple[Any, str]:
         ) from None
     except ValueError as error:
         raise UsageError(
-            f"{what} {address!r} is of no file system that fsspec knows ({error}): "
-            "use a local path, or a URL such as s3://bucket/folder or hdfs://host/folder"
+            f"fsspec knows no file system for {what} {address!r} ({error}): "
+            "use a local path, or a URL such as s3://bucket/... or hdfs://host/..."
+        ) from None
+    except OSError as error:
+        raise SetupError(
+            f"{what} {address!r} cannot be opened ({error}): check the URL and the network; for"
+            " hdfs:// set JAVA_HOME, HADOOP_HOME and CLASSPATH=`hadoop classpath --glob`"
         ) from None
     return filesystem, str(path)
 

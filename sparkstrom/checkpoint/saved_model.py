@@ -14,14 +14,16 @@ import io
 import itertools
 import json
 import os
+import shutil
 import struct
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -29,7 +31,7 @@ from sparkstrom.base.errors import SetupError, SparkstromError, UsageError, firs
 from sparkstrom.base.option_types import path_given
 from sparkstrom.base.safe_files import check_npz, create_beside, open_regular
 from sparkstrom.base.version import __version__
-from sparkstrom.checkpoint.files import find_filesystem
+from sparkstrom.checkpoint.files import open_parent
 from sparkstrom.models.base import Buffered, Flat, FlatModel, from_description
 
 FORMAT = 1
@@ -51,7 +53,8 @@ def description_path(path: Path) -> Path:
 def path_to_save(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield the local path at which to save a model; afterwards, upload the files if it is a URL.
 
-    The description is uploaded last, so that a reader of a partial upload notices it.
+    The description is uploaded last, so that readers notice a partial upload. A failed upload may
+    leave a model that was saved at the URL before unreadable.
 
     Args:
         path: A local path, or a URL of a file system that fsspec supports.
@@ -64,19 +67,22 @@ def path_to_save(path: str | os.PathLike[str]) -> Iterator[Path]:
     if "://" not in given:
         yield Path(given)
         return
-    filesystem, place = find_filesystem(given, "path")
-    folder, _, name = place.rpartition("/")
+    folder, name = open_parent(given)
     with tempfile.TemporaryDirectory(prefix="sparkstrom-") as directory:
         local = Path(directory) / name
-        yield local
+        with _naming_url(given, local):
+            yield local
         try:
-            filesystem.makedirs(folder, exist_ok=True)
+            folder.create()
+            existing = set(folder.list_names())
             for file in sorted(Path(directory).iterdir(), key=description_path(local).__eq__):
-                filesystem.put_file(str(file), f"{folder}/{file.name}")
+                if file.name in existing:
+                    folder.remove(file.name)
+                folder.put(file.name, partial(_copy_from, file))
         except Exception as error:  # each file system has its own
             raise SetupError(
                 f"{given} cannot be written ({type(error).__name__}: {first_line(error)}): save to"
-                " a local path, or give another URL"
+                " a local path, or give another URL; a model saved there before may be damaged"
             ) from error
 
 
@@ -94,22 +100,36 @@ def path_to_load(path: str | os.PathLike[str]) -> Iterator[Path]:
     if "://" not in given:
         yield Path(given)
         return
-    filesystem, place = find_filesystem(given, "path")
+    folder, name = open_parent(given)
     with tempfile.TemporaryDirectory(prefix="sparkstrom-") as directory:
-        local = Path(directory) / place.rpartition("/")[2]
+        local = Path(directory) / name
         try:
             for file in (local, description_path(local)):
-                filesystem.get_file(f"{place.rpartition('/')[0]}/{file.name}", str(file))
+                with folder.open(file.name) as source, file.open("wb") as target:
+                    shutil.copyfileobj(source, target)
         except Exception as error:  # each file system has its own
             raise UsageError(
                 f"{given} cannot be read ({type(error).__name__}: {first_line(error)}): give the"
                 " path or URL that save() wrote, NAME and NAME.json"
             ) from error
-        try:
+        with _naming_url(given, local):
             yield local
-        except SparkstromError as error:
-            error.add_note(f"{local} was downloaded from {given}")
-            raise
+
+
+@contextmanager
+def _naming_url(url: str, local: Path) -> Iterator[None]:
+    """Add to errors of the block, which name the local copy, the URL that the user gave."""
+    try:
+        yield
+    except SparkstromError as error:
+        error.add_note(f"{local} is a local copy of {url}")
+        raise
+
+
+def _copy_from(path: Path, target: IO[bytes]) -> None:
+    """Write a local file's content to an open file."""
+    with path.open("rb") as source:
+        shutil.copyfileobj(source, target)
 
 
 def save_model(

@@ -58,7 +58,8 @@ def cast_class_labels(loss: Any, output: Tensors, target: Tensors) -> Tensors:
     """
     if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
         return target
-    of_indices = is_torch_loss(loss) and _normalized_name(loss) in CLASS_INDEX_LOSSES
+    is_known = is_torch_loss(loss) or _get_torch_class(loss) is not None
+    of_indices = is_known and _normalized_name(loss) in CLASS_INDEX_LOSSES
     if not (of_indices and target.is_floating_point() and target.ndim == output.ndim - 1):
         return target
     indices = target.long()
@@ -101,9 +102,7 @@ def _get_torch_class(loss: Any) -> type | None:
 
 
 def is_torch_loss(loss: Any) -> bool:
-    """Return whether the loss is one of torch's own, or of a class derived from one."""
-    if _get_torch_class(loss) is not None:
-        return True
+    """Return whether the loss is one of torch's own."""
     loss = getattr(loss, "func", loss)  # a partial's function
     module = getattr(loss, "__module__", None) or type(loss).__module__
     return loss is not None and str(module).partition(".")[0] == "torch"

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pyspark import cloudpickle
+from pyspark import TaskContext, cloudpickle
 from pyspark.sql import SparkSession
 from torch import nn
 
@@ -62,6 +62,16 @@ class LossOnDevice(nn.CrossEntropyLoss):
         """Return the loss, or raise RuntimeError."""
         if outputs.device.type != self.kind:
             raise RuntimeError(f"trains on {outputs.device}, not on {self.kind}")
+        return super().forward(outputs, targets)
+
+
+class LossOnExecutors(LossOnDevice):
+    """``LossOnDevice`` where a task runs, and cross entropy in the driver program."""
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss, or raise RuntimeError."""
+        if TaskContext.get() is None:
+            return nn.functional.cross_entropy(outputs, targets)
         return super().forward(outputs, targets)
 
 
@@ -120,7 +130,7 @@ class Fits:
     # -- cases ----------------------------------------------------------------------------------
 
     def adam(self) -> dict[str, Any]:
-        """Fit twice, evaluate and predict on executors."""
+        """Fit twice, and evaluate on executors."""
         network = self.network(self.model())
         first = self.fitted(network)
         again = self.fitted(network)
@@ -161,8 +171,9 @@ class Fits:
                 time.sleep(0.2)
                 if workers := Victims().workers():
                     time.sleep(1.5)
-                    killed.append(workers[0])
-                    os.kill(workers[0], signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):  # it has just ended
+                        os.kill(workers[0], signal.SIGKILL)
+                        killed.append(workers[0])
 
         threading.Thread(target=kill, daemon=True).start()
         return self.fitted(self.network(self.model()), epochs=30) | {"killed": len(killed)}
@@ -196,7 +207,7 @@ class Fits:
 
     def measured_rehearsal(self) -> dict[str, Any]:
         """Steps are timed on the executors' GPU; this program then trains on the CPU."""
-        network = self.network(self.model(loss=nn.CrossEntropyLoss()))
+        network = self.network(self.model(loss=LossOnExecutors(self.device)))
         result = network.rehearse(self.rows(), epochs=1, workers=(1, 4), measure=True, rows=1024)
         return {"conditions": str(result).splitlines()[:2]}
 
@@ -233,8 +244,10 @@ def session(device: str) -> Iterator[SparkSession]:
             for key, value in GPU_CONFIGURATION.items():
                 builder = builder.config(key, value)
         spark = builder.getOrCreate()
-        yield spark
-        spark.stop()
+        try:
+            yield spark
+        finally:
+            spark.stop()
 
 
 def main() -> int:

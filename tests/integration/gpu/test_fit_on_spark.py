@@ -46,7 +46,10 @@ def test_replicas_are_equal_and_the_task_is_learned(case: str) -> None:
     assert result.get("minibatches_missing", 0) == 0
     assert result["accuracy"] > 0.95
     assert result.get("killed", 1) == 1
+    assert result.get("evaluated", 1.0) > 0.95
+    assert result.get("second", result)["replicas_equal"]
 
 
 def test_steps_are_measured_on_the_gpu() -> None:
+    """The loss fails in a task that computes it elsewhere."""
     assert "A step takes" in run("measured_rehearsal")["conditions"][1]

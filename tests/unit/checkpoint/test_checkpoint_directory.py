@@ -283,7 +283,7 @@ def test_where_there_is_no_checkpoint_the_call_is_wrong(tmp_path: Path) -> None:
     ("url", "words"),
     [
         ("", "a path or a URL, and '' is neither"),
-        ("nfs4x://host/x", r"'nfs4x://host/x' is of no file system that fsspec knows \(.*nfs4x\)"),
+        ("nfs4x://host/x", r"no file system for checkpoint directory 'nfs4x://host/x' \(.*nfs4x\)"),
         ("gs://bucket/x", r"'gs://bucket/x' needs a package .*pip install"),
     ],
 )

@@ -64,6 +64,14 @@ def test_a_derived_loss_has_the_outputs_of_its_base() -> None:
     assert model(Scaled(), 1).per_label
 
 
+def test_a_derived_loss_may_do_without_labels() -> None:
+    class OfPairs(nn.CrossEntropyLoss):
+        def forward(self, outputs: Any, _: Any) -> Any:
+            return super().forward(outputs @ outputs.T, torch.arange(len(outputs)))
+
+    assert np.isfinite(model(OfPairs()).step(Batch(X, ())))
+
+
 def test_a_label_that_is_not_whole_is_no_class() -> None:
     labels = Y.astype(np.float32)
     labels[3] = 1.5

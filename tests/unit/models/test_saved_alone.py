@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.checkpoint.files import RemoteFolder
 from sparkstrom.checkpoint.saved_model import load_model, path_to_load, path_to_save, save_model
 from sparkstrom.models import DenseNetwork
 
@@ -116,7 +117,7 @@ def test_a_model_is_saved_to_a_url_and_loaded_from_it(url: str) -> None:
 def test_what_is_wrong_with_a_url_is_said(url: str) -> None:
     with pytest.raises(UsageError, match=f"{url} cannot be read"), path_to_load(url):
         pass
-    with pytest.raises(UsageError, match=r"'nosuch://net\.npz' is of no file system"):
+    with pytest.raises(UsageError, match=r"no file system for path 'nosuch://net\.npz'"):
         path_to_save("nosuch://net.npz").__enter__()
     fsspec.filesystem("memory").pipe({url: b"", f"{url}.json": b""})
     with (
@@ -124,14 +125,14 @@ def test_what_is_wrong_with_a_url_is_said(url: str) -> None:
         path_to_load(url) as path,
     ):
         load_model(path)
-    assert caught.value.__notes__ == [f"{path} was downloaded from {url}"]
+    assert caught.value.__notes__ == [f"{path} is a local copy of {url}"]
 
 
 def test_a_failed_upload_names_the_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise ConnectionError("the store is down")
 
-    monkeypatch.setattr(type(fsspec.filesystem("memory")), "put_file", refuse)
+    monkeypatch.setattr(RemoteFolder, "put", refuse)
     with (
         pytest.raises(SetupError, match=f"{url} cannot be written .*the store is down"),
         path_to_save(url) as path,
@@ -142,3 +143,21 @@ def test_a_failed_upload_names_the_url(url: str, monkeypatch: pytest.MonkeyPatch
 def test_a_local_path_is_used_as_it_is(tmp_path: Path) -> None:
     with path_to_save(tmp_path / "net.npz") as to, path_to_load(str(tmp_path / "net.npz")) as of:
         assert to == of == tmp_path / "net.npz"
+
+
+def test_a_file_system_that_cannot_be_opened_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("Unable to load libjvm")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
+    with pytest.raises(SetupError, match=r"'hdfs:///net\.npz' cannot be opened .*CLASSPATH"):
+        path_to_save("hdfs:///net.npz").__enter__()
+
+
+def test_a_file_in_the_root_of_a_file_system() -> None:
+    model = DenseNetwork([4, 5, 2], seed=1)
+    with path_to_save("memory://root.npz") as path:
+        save_model(path, model.describe(), model.initial(), 1)
+    with path_to_load("memory://root.npz") as path:
+        assert load_model(path)[2] == 1
+    fsspec.filesystem("memory").rm(["/root.npz", "/root.npz.json"])

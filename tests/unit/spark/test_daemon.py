@@ -53,4 +53,4 @@ def test_spark_gets_nothing_but_the_port(tmp_path: Path) -> None:
     assert b"hello" in err
     assert b"you" in err
     (line,) = [line for line in err.splitlines() if line.startswith(b"sparkstrom.daemon")]
-    assert line.startswith(b"sparkstrom.daemon: SPARKSTROM_PRELOAD: no_such cannot be imported")
+    assert line.startswith(b"sparkstrom.daemon: no_such cannot be imported")

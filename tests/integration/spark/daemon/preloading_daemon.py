@@ -1,9 +1,9 @@
 """Spark's Python daemon, which imports others' libraries once for all workers that it forks.
 
 A worker that imports Numba takes half a second of processor time before it does anything, and one
-that imports torch three; tests that kill workers, or make tasks fail, start hundreds. This package
-itself, and JAX, which may not be forked, each worker imports as it does below Spark's own daemon;
-with that one are the applications of other tests.
+that imports torch three; tests that kill workers, or make tasks fail, start hundreds. Each worker
+still imports sparkstrom itself, as with Spark's own daemon, and JAX, which must not be imported
+before a fork. Applications of other tests have Spark's own daemon or ``sparkstrom.daemon``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Libraries:
                 continue
 
     def load_told(self) -> None:
-        """Before each fork."""
+        """Import what workers reported; runs before each fork."""
         if os.getpid() != self._daemon:
             return
         try:
@@ -45,7 +45,7 @@ class Libraries:
         self.load(tuple(name for name in ON_DEMAND if name in words and name not in sys.modules))
 
     def tell(self, before: set[str]) -> None:
-        """After each task of a worker, which had some of them before it."""
+        """Report what a task has imported that was not in ``before``."""
         new = [name for name in ON_DEMAND if name in sys.modules and name not in before]
         if new:
             os.write(self._tell, f"{' '.join(new)} ".encode())
