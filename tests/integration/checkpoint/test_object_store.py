@@ -13,7 +13,9 @@ from sparkstrom.base.errors import SetupError
 from sparkstrom.checkpoint import files as folders
 from sparkstrom.checkpoint.directory import CheckpointDirectory, open_checkpoint
 from sparkstrom.checkpoint.files import Checkpoint
+from sparkstrom.checkpoint.saved_model import load_model, path_to_load, path_to_save, save_model
 from sparkstrom.checkpoint.writer import CheckpointWriter
+from sparkstrom.models import DenseNetwork
 from tests.integration.checkpoint.tcp_door import TcpDoor
 from tests.unit.checkpoint.writer_bench import wait_for
 
@@ -72,6 +74,23 @@ def test_a_torn_object_falls_back(s3: TcpDoor) -> None:
 def test_a_missing_bucket_is_found_before_any_work_and_not_made(s3: TcpDoor) -> None:
     with pytest.raises(SetupError, match=r"'s3://bukket/run' cannot be written \(.*bucket"):
         CheckpointDirectory("s3://bukket/run").check()
+
+
+def test_a_model_is_saved_over_an_older_one_but_not_to_a_missing_bucket(s3: TcpDoor) -> None:
+    import s3fs
+
+    for seed in (1, 2):
+        model = DenseNetwork([4, 5, 2], seed=seed)
+        with path_to_save("s3://bucket/models/net.npz") as path:
+            save_model(path, model.describe(), model.initial(), 1)
+    with path_to_load("s3://bucket/models/net.npz") as path:
+        np.testing.assert_array_equal(load_model(path)[1], model.initial())
+    with (
+        pytest.raises(SetupError, match=r"s3://bukket/net\.npz cannot be written \(.*bucket"),
+        path_to_save("s3://bukket/net.npz") as path,
+    ):
+        save_model(path, model.describe(), model.initial(), 1)
+    assert s3fs.S3FileSystem(skip_instance_cache=True).ls("") == ["bucket"]
 
 
 def test_a_store_that_is_away_for_a_while_costs_checkpoints(s3: TcpDoor) -> None:
