@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--model", default="dense", help="dense, torch, by comma")
     parser.add_argument("--sessions", type=int, default=3)
     parser.add_argument("--fits", type=int, default=3, help="of a session")
-    parser.add_argument("--preload", action="store_true", help="with sparkstrom.daemon and torch")
+    parser.add_argument("--preload", action="store_true", help="import torch before forks")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
     for name in args.model.split(","):
@@ -58,7 +58,7 @@ def main() -> int:
 
 def session_of(name: str, fits: int, preload: bool) -> Iterator[dict[str, Any]]:
     """All fits of one application."""
-    daemon = {"spark_python_daemon_module": "sparkstrom.daemon"} if preload else {}
+    daemon = {"spark_python_daemon_module": "sparkstrom.spark.daemon"} if preload else {}
     if preload:
         os.environ["SPARKSTROM_PRELOAD"] = "torch" if name == "torch" else ""
     with local_cluster(WORKERS, **daemon) as session, TemporaryDirectory() as scratch:

@@ -29,7 +29,7 @@ def submitted(program: str, *arguments: str) -> str:
 
     command = [str(Path(pyspark.__path__[0]) / "bin/spark-submit"), "--master", TWO_EXECUTORS]
     command += ["--properties-file", "conf/laptop.conf", "--conf", "spark.driver.host=127.0.0.1"]
-    command += ["--conf", "spark.python.daemon.module=sparkstrom.daemon"]
+    command += ["--conf", "spark.python.daemon.module=sparkstrom.spark.daemon"]
     command += ["--conf", "spark.executorEnv.SPARKSTROM_PRELOAD=torch"]
     environment = os.environ | {
         "PYSPARK_PYTHON": sys.executable,

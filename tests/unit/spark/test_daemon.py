@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkstrom.daemon import PRELOAD_VARIABLE, preload
+from sparkstrom.spark.daemon import PRELOAD_VARIABLE, preload
 
 
 def test_modules_are_imported_and_missing_ones_are_said() -> None:
@@ -41,7 +41,7 @@ def test_spark_gets_nothing_but_the_port(tmp_path: Path) -> None:
     (tmp_path / "prints_at_import.py").write_text(text)
     paths = [str(tmp_path), str(Path(__file__).parents[3])]
     with subprocess.Popen(
-        [sys.executable, "-m", "sparkstrom.daemon", "pyspark.worker"],
+        [sys.executable, "-m", "sparkstrom.spark.daemon", "pyspark.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -52,5 +52,5 @@ def test_spark_gets_nothing_but_the_port(tmp_path: Path) -> None:
     assert 0 < struct.unpack("!i", out)[0] < 65536
     assert b"hello" in err
     assert b"you" in err
-    (line,) = [line for line in err.splitlines() if line.startswith(b"sparkstrom.daemon")]
-    assert line.startswith(b"sparkstrom.daemon: no_such cannot be imported")
+    (line,) = [line for line in err.splitlines() if line.startswith(b"sparkstrom.spark.daemon")]
+    assert line.startswith(b"sparkstrom.spark.daemon: no_such cannot be imported")

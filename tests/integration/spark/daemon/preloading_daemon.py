@@ -3,7 +3,7 @@
 A worker that imports Numba takes half a second of processor time before it does anything, and one
 that imports torch three; tests that kill workers, or make tasks fail, start hundreds. Each worker
 still imports sparkstrom itself, as with Spark's own daemon, and JAX, which must not be imported
-before a fork. Applications of other tests have Spark's own daemon or ``sparkstrom.daemon``.
+before a fork. Applications of other tests have Spark's own daemon or ``sparkstrom.spark.daemon``.
 """
 
 from __future__ import annotations

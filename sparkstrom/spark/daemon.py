@@ -1,6 +1,6 @@
 """Spark's Python daemon for executors, which imports libraries once for all workers that it forks.
 
-    --conf spark.python.daemon.module=sparkstrom.daemon
+    --conf spark.python.daemon.module=sparkstrom.spark.daemon
     --conf spark.executorEnv.SPARKSTROM_PRELOAD=torch
 
 Spark starts one Python daemon per executor, and the daemon forks a Python worker per task slot.
@@ -70,7 +70,7 @@ def main() -> None:
         names += [name, *COMPANIONS.get(name, ())]
     with stdout_to_stderr():
         for problem in preload(names):
-            print(f"sparkstrom.daemon: {problem}", file=sys.stderr)
+            print(f"sparkstrom.spark.daemon: {problem}", file=sys.stderr)
     gc.freeze()  # workers share these pages as long as no collection writes to them
     from pyspark import daemon
 
