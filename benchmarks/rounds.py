@@ -17,6 +17,9 @@ SparkNetwork on a ``local-cluster``. Probes in all processes read the same monot
 Times are [median, 99th percentile] in milliseconds. The node thread's time with one worker is what
 an origin needs; what it needs more with two is what a receiver does.
 
+Each step adds 1 to some parameters, so these leave the range of exact addition after about 1,600
+steps of all workers together, and ``replicas_equal`` is then false.
+
 Beside them, ``aeron``: two processes that send one another a frame as long as the mean update, over
 the same media driver, by C calls that never sleep (``spin_ms``, half a round trip) and as our
 endpoints wait, by doorbells (``bell_ms``). ``gloo``: torch's all-reduce of all parameters.
