@@ -138,7 +138,7 @@ class TrainedNetwork:
         Args:
             path: File to write, in NumPy's npz format: a local path, or a URL of a file system
                 that fsspec supports, such as "s3://bucket/net.npz". A JSON description is written
-                beside it, and for a TorchModel also ``path`` + ".pt", a state_dict for
+                next to it, and for a TorchModel also ``path`` + ".pt", a state_dict for
                 ``torch.load``.
 
         Raises:

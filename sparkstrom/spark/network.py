@@ -53,10 +53,7 @@ from sparkstrom.rehearsal.script import rehearse_instead
 from sparkstrom.spark.application import Application, Predictor, require_active_session
 from sparkstrom.spark.classic_application import ClassicApplication
 from sparkstrom.spark.data.export import ExportCache
-from sparkstrom.spark.data.partitioning import (
-    HeldOutFrames,
-    PartitionedData,
-)
+from sparkstrom.spark.data.partitioning import HeldOutFrames, PartitionedData
 from sparkstrom.spark.dl4j_names import SparkLayerNames
 from sparkstrom.spark.executor.entry_points import pickle_by_value
 from sparkstrom.spark.executor.measurement import check_barrier_stages, measure_workers

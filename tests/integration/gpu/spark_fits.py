@@ -90,7 +90,7 @@ class Fits:
     def model(
         self, optimizer: Any = ADAM, hidden: int = 512, loss: nn.Module | None = None
     ) -> TorchModel:
-        """A perceptron that trains on the GPU which Spark assigns."""
+        """Return a perceptron that trains on the GPU which Spark assigns."""
         loss = loss or LossOnDevice(self.device)
         torch.manual_seed(0)
         module = nn.Sequential(
@@ -101,18 +101,18 @@ class Fits:
         return TorchModel(module, loss, optimizer, device=device)
 
     def rows(self) -> Any:
-        """An RDD of the training rows, in as many partitions as there are workers."""
+        """Return an RDD of the training rows, in as many partitions as there are workers."""
         pairs = list(zip(self.features, map(int, self.labels), strict=True))
         return self.spark.sparkContext.parallelize(pairs, WORKERS)
 
     def network(self, model: TorchModel, **options: Any) -> SparkNetwork:
-        """A network with the options of SharedTrainingMaster."""
+        """Return a network with the options of SharedTrainingMaster."""
         options = {"threshold": AdaptiveThreshold(1e-4), "batch_size_per_worker": 32} | options
         master = SharedTrainingMaster(**options)
         return SparkNetwork(self.spark, model, master, progress=False)
 
     def outcome(self, network: SparkNetwork, summary: Any, seconds: float) -> dict[str, Any]:
-        """What every case says; accuracy by the driver, on the CPU."""
+        """Return what every case prints. The driver program predicts, on the CPU."""
         predicted = network.predict(self.features).argmax(1)
         return {
             "replicas_equal": summary.replicas_equal,
@@ -122,7 +122,7 @@ class Fits:
         }
 
     def fitted(self, network: SparkNetwork, epochs: int = 4) -> dict[str, Any]:
-        """Fit, and say how it went."""
+        """Fit, and return the outcome."""
         began_s = time.monotonic()
         summary = network.fit(self.rows(), epochs=epochs)
         return self.outcome(network, summary, time.monotonic() - began_s)
