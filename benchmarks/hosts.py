@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,7 +188,7 @@ class Hosts:
         env: Mapping[str, str] | None = None,
         output: IO[Any] | int | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a command there, with ``env`` added to this process's own.
+        """Start a command there, with ``env`` added to this process's own; return once it is there.
 
         ``output`` takes what it prints and its errors. It ends with the hosts at the latest.
         """
@@ -200,6 +201,9 @@ class Hosts:
             start_new_session=True,
         )
         self._programs.append(program)
+        # Until it has entered, a host that ends would not find it, and it would stay.
+        while program.pid not in pids_in(self._namespaces[host]) and program.poll() is None:
+            time.sleep(0.002)
         return program
 
     def counters(self) -> list[Counters]:

@@ -12,7 +12,6 @@ import enum
 import fractions
 import functools
 import math
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,11 +124,9 @@ def survives(
 ) -> None:
     """Feed every wrong value; fail on an error that is not declared, or that names nothing."""
     for i, value in enumerate(values):
-        began = time.perf_counter()
         said = told(name, call, value)
         assert said is None or name in said, f"value {i} ({value!r:.60}): {said}"
         assert said is None or len(said) < 1000, f"value {i}: {len(said)} characters"
-        assert time.perf_counter() - began < 1, f"value {i} takes long"
 
 
 @pytest.mark.parametrize(("made", "name"), FIELDS, ids=lambda x: getattr(x, "__name__", x))

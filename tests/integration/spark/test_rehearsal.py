@@ -27,7 +27,7 @@ def test_executors_measure_the_model_that_is_rehearsed(
         found = network.rehearse(data, workers=2, rows=500, measure=True, jitter=0.25)
     assert "measured by 4 workers on 1 host: a step takes" in capsys.readouterr().err
     conditions = found.conditions
-    assert 0 < conditions.times.step_s < 1
+    assert 0 < conditions.times.step_s < 60
     assert conditions.times.jitter == 0.25
     assert (conditions.link_bits_s, conditions.latency_s) == (1e9, 1e-3)
 

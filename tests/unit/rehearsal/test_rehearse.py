@@ -191,8 +191,8 @@ def test_every_kind_of_model_is_rehearsed_with_the_same_bits_for_a_seed(make: An
 def test_times_are_measured_where_no_step_is_given() -> None:
     made = rehearsed(momentum_network(), step=None, workers=1, jitter=0.3)
     times = made.conditions.times
-    assert 0 < times.step_s < 1
-    assert 0 < times.encode_s < 1
+    assert 0 < times.step_s < 60
+    assert 0 < times.encode_s < 60
     assert times.jitter == 0.3
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -131,15 +130,11 @@ def test_an_update_that_is_handed_on_for_long_goes_beside_steps() -> None:
 
 
 def test_a_chain_is_reckoned_without_walking_along_it() -> None:
-    """100,000 of them in a fan-out of 1 took half an hour."""
+    """100,000 of them in a fan-out of 1 took half an hour: longer than pytest's timeout."""
     chain = replace(FREE, fan_out=1)
     assert mesh_load(chain, 100_000).hops == 100_000
     short = mesh_load(chain, 3)
     assert (short.hops, short.children, short.at_root) == (3, 1, 1)
-    began_s = time.process_time()
-    for workers in range(99_000, 100_000):
-        mesh_load(chain, workers)
-    assert time.process_time() - began_s < 1.0
 
 
 def test_from_thirteen_workers_on_each_step_waits_for_its_update() -> None:
