@@ -39,58 +39,60 @@ INTRODUCTION = """\
 
 # Options
 
-All options of the training masters, of their network, and of ParallelWrapper: what each one means,
-when to change it, its default and its valid values. Defaults suit most fits. [Tuning](tuning.md)
-says which to change for accuracy, and [Operations](operations.md) what a cluster needs.
+This page lists all options of the training masters, of their network, and of ParallelWrapper: the
+meaning of each option, when to change it, its default and its valid values. The defaults suit most
+fits. [Tuning](tuning.md) says which options to change for accuracy, and [Operations](operations.md)
+says which options a cluster needs.
 
-The value of an option comes from the first of these that has one:
+The value of an option comes from the first of these sources that has a value:
 
-1. the argument of the constructor, such as `VoidConfiguration(lease_s=30)`, even if it equals the
-   default;
+1. the argument of the constructor, such as `VoidConfiguration(lease_s=30)`, even if the argument
+   equals the default;
 2. the key `spark.sparkstrom.NAME` in Spark's configuration, such as
    `--conf spark.sparkstrom.lease_s=30`;
 3. the variable `SPARKSTROM_NAME` in the environment of the driver program, such as
    `SPARKSTROM_LEASE_S=30`;
-4. the default.
+4. the default of the option.
 
-Configuration and environment are read when the `SparkNetwork` is created. Values there are written
-as in Python, but strings need no quotes: `auto`, `none`, `true`, `30`, `AdaptiveThreshold(1e-3)`,
-`40123-40186`. An unknown key `spark.sparkstrom.NAME` is an error; a key of the other master's is
-ignored. `ParallelWrapper` reads the environment only, because it has no Spark configuration.
+The configuration and the environment are read when the `SparkNetwork` is created. Values in the
+configuration and the environment are written as in Python, but strings need no quotes: `auto`,
+`none`, `true`, `30`, `AdaptiveThreshold(1e-3)`, `40123-40186`. An unknown key
+`spark.sparkstrom.NAME` is an error. A key that only the other training master has is ignored.
+`ParallelWrapper` reads only the environment, because it has no Spark configuration.
 """
 COMMON = """\
 ## Both training masters
 
-Options of `SharedTrainingMaster` and of `ParameterAveragingTrainingMaster`. ParallelWrapper has
-those that [its section](#parallelwrapper) lists.
+`SharedTrainingMaster` and `ParameterAveragingTrainingMaster` both have the following options.
+ParallelWrapper has some of the options, which [its section](#parallelwrapper) lists.
 """
 SHARED = """\
 ## SharedTrainingMaster
 
-Gradient sharing. These options are in addition to those of
-[both training masters](#both-training-masters).
+`SharedTrainingMaster` trains by gradient sharing. It has the following options in addition to the
+options of [both training masters](#both-training-masters).
 """
 AVERAGING = """\
 ## ParameterAveragingTrainingMaster
 
-Training in rounds ([Averaging](averaging.md)). These options are in addition to those of
-[both training masters](#both-training-masters).
+`ParameterAveragingTrainingMaster` trains in rounds ([Averaging](averaging.md)). It has the
+following options in addition to the options of [both training masters](#both-training-masters).
 """
 VOID = """\
 ## VoidConfiguration
 
-Addresses, ports and deadlines of the network of `SharedTrainingMaster`, as in
-`SharedTrainingMaster(VoidConfiguration(network_mask="10.0.0.0/16"))`. Spark's configuration and the
-environment have one key for each of these options.
+`VoidConfiguration` sets the addresses, ports and deadlines of the network of
+`SharedTrainingMaster`, as in `SharedTrainingMaster(VoidConfiguration(network_mask="10.0.0.0/16"))`.
+Each of its options has its own key in Spark's configuration and in the environment.
 """
 WRAPPER = """\
 ## ParallelWrapper
 
-Training on one machine ([Local](local.md)). ParallelWrapper has the following options of
+ParallelWrapper trains on one machine ([Local](local.md)). It has the following options of
 `SharedTrainingMaster` and `VoidConfiguration`, as arguments and in the environment:
 """
 OWN = """\
-These parameters are ParallelWrapper's own. They can only be arguments of its constructor.
+The following options are ParallelWrapper's own. They can only be arguments of its constructor.
 """
 # Options that have no text form, and what the page says instead of a key.
 IN_CODE_ONLY = {

@@ -82,27 +82,30 @@ class ParallelWrapper(TrainedNetwork):
 
     Args:
         model: The model to train, as for ``SparkNetwork``.
-        workers: number of processes; None: one per CPU core that this process may use. Lower it if
-            a library already uses several cores in a step, or to leave cores to other programs. Use
-            1 for a model on a GPU, because GPUs are not distributed to workers.
+        workers: number of worker processes; None: one per CPU core that this process may use. Lower
+            ``workers`` if a library already uses several cores in a step, or to leave cores to
+            other programs. Set ``workers=1`` for a model on a GPU, because GPUs are not distributed
+            to workers.
         training_mode: how workers share what they learn: by thresholded updates, by averaging their
-            parameters, or by combining these with ``accumulator``. Use AVERAGING or CUSTOM if two
-            fits with the same data, seed and number of workers must be bit-identical.
-        prefetch_buffer: blocks of rows (some MiB each) that a thread reads ahead; 0: none. Set it
-            to 0 to read the rows in the thread that calls ``fit``.
-        averaging_frequency: for AVERAGING and CUSTOM: minibatches of a worker between two
-            synchronizations, usually 1 to 10; None: 1. Raise it to synchronize less often. Lower it
-            if accuracy suffers, as with many workers or a large learning rate.
+            parameters, or by combining their parameters with ``accumulator``. Use AVERAGING or
+            CUSTOM if two fits with the same data, seed and number of workers must be bit-identical.
+        prefetch_buffer: number of blocks of rows, of some MiB each, that a thread reads ahead; 0:
+            none. Set ``prefetch_buffer=0`` to read the rows in the thread that calls ``fit``.
+        averaging_frequency: for AVERAGING and CUSTOM: number of minibatches that each worker trains
+            between two synchronizations, usually 1 to 10; None: 1. Raise ``averaging_frequency`` to
+            synchronize less often. Lower ``averaging_frequency`` if accuracy suffers, as with many
+            workers or a large learning rate.
         average_updaters: for AVERAGING and CUSTOM: whether the optimizers' states are averaged,
-            too; None: True. Set it to False for DiLoCo, where each worker keeps its own state.
+            too; None: True. Set ``average_updaters=False`` for DiLoCo, in which each worker keeps
+            its own optimizer state.
         accumulator: for CUSTOM: a function, called in this process with (before f32[n_params],
-            after f32[workers, n_params], rows i64[workers]), that returns the parameters with which
-            all workers start the next round, f32[n_params]. Set it to combine parameters by another
-            rule than the mean, such as a median.
-        outer: for AVERAGING and CUSTOM: an updater that steps from where a round began towards the
-            combined parameters; None: the next round starts with these. Use ``Nesterov(0.7, 0.9)``
-            with ``average_updaters=False`` for DiLoCo, if training is long and rounds must be far
-            apart.
+            after f32[workers, n_params], rows i64[workers]). The function returns the parameters
+            f32[n_params] with which all workers start the next round. Pass a function to combine
+            parameters by another rule than the mean, such as a median.
+        outer: for AVERAGING and CUSTOM: outer optimizer, which steps from a round's initial
+            parameters towards the combined parameters; None: the next round starts with the
+            combined parameters. For DiLoCo, use ``Nesterov(0.7, 0.9)`` with
+            ``average_updaters=False``. DiLoCo suits long training whose rounds must be far apart.
         **options: ``progress`` is as in ``SparkNetwork``. All others are options of
             ``SharedTrainingMaster``, by name, unless they only concern Spark (docs/local.md).
 

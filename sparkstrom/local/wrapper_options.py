@@ -162,60 +162,65 @@ class WrapperOptions:
     workers: int | None = option(
         None,
         WORKERS,
-        "number of processes; None: one per CPU core that this process may use",
-        when="Lower it if a library already uses several cores in a step, or to leave cores to"
-        " other programs. Use 1 for a model on a GPU, because GPUs are not distributed to workers.",
+        "number of worker processes; None: one per CPU core that this process may use",
+        when="Lower ``workers`` if a library already uses several cores in a step, or to leave"
+        " cores to other programs. Set ``workers=1`` for a model on a GPU, because GPUs are not"
+        " distributed to workers.",
     )
     training_mode: TrainingMode | str = option(
         TrainingMode.SHARED_GRADIENTS,
         custom(parse_training_mode, f"must be one of {_MODES}, or a TrainingMode"),
         "how workers share what they learn: by thresholded updates, by averaging their parameters,"
-        " or by combining these with ``accumulator``",
+        " or by combining their parameters with ``accumulator``",
         when="Use AVERAGING or CUSTOM if two fits with the same data, seed and number of workers"
         " must be bit-identical.",
     )
     prefetch_buffer: int = option(
         2,
         PREFETCH,
-        "blocks of rows (some MiB each) that a thread reads ahead; 0: none",
-        when="Set it to 0 to read the rows in the thread that calls ``fit``.",
+        "number of blocks of rows, of some MiB each, that a thread reads ahead; 0: none",
+        when="Set ``prefetch_buffer=0`` to read the rows in the thread that calls ``fit``.",
     )
     averaging_frequency: int | None = option(
         None,
         FREQUENCY,
-        "for AVERAGING and CUSTOM: minibatches of a worker between two synchronizations, usually 1"
-        " to 10; None: 1",
-        when="Raise it to synchronize less often. Lower it if accuracy suffers, as with many"
-        " workers or a large learning rate.",
+        "for AVERAGING and CUSTOM: number of minibatches that each worker trains between two"
+        " synchronizations, usually 1 to 10; None: 1",
+        when="Raise ``averaging_frequency`` to synchronize less often. Lower"
+        " ``averaging_frequency`` if accuracy suffers, as with many workers or a large learning"
+        " rate.",
     )
     average_updaters: bool | None = option(
         None,
         AVERAGES,
         "for AVERAGING and CUSTOM: whether the optimizers' states are averaged, too; None: True",
-        when="Set it to False for DiLoCo, where each worker keeps its own state.",
+        when="Set ``average_updaters=False`` for DiLoCo, in which each worker keeps its own"
+        " optimizer state.",
     )
     accumulator: Accumulator | None = option(
         None,
         ACCUMULATOR,
         "for CUSTOM: a function, called in this process with (before f32[n_params], after"
-        " f32[workers, n_params], rows i64[workers]), that returns the parameters with which all"
-        " workers start the next round, f32[n_params]",
-        when="Set it to combine parameters by another rule than the mean, such as a median.",
+        " f32[workers, n_params], rows i64[workers]). The function returns the parameters"
+        " f32[n_params] with which all workers start the next round",
+        when="Pass a function to combine parameters by another rule than the mean, such as a"
+        " median.",
     )
     outer: Updater | None = option(
         None,
         OUTER_OPTIMIZER,
-        "for AVERAGING and CUSTOM: an updater that steps from where a round began towards the"
-        " combined parameters; None: the next round starts with these",
-        when="Use ``Nesterov(0.7, 0.9)`` with ``average_updaters=False`` for DiLoCo, if training"
-        " is long and rounds must be far apart.",
+        "for AVERAGING and CUSTOM: outer optimizer, which steps from a round's initial parameters"
+        " towards the combined parameters; None: the next round starts with the combined"
+        " parameters",
+        when="For DiLoCo, use ``Nesterov(0.7, 0.9)`` with ``average_updaters=False``. DiLoCo suits"
+        " long training whose rounds must be far apart.",
     )
     progress: bool | str = option(
         True,
         custom(_check_progress, f"must be True, False or one of {_PROGRESS}"),
         "whether or how to show progress (docs/progress.md)",
-        when="Set it to False to show neither progress nor warnings; the summary still has the"
-        ' warnings. Use "plain" for logs.',
+        when="Set ``progress=False`` to show neither progress nor warnings; the summary still has"
+        ' the warnings. Use "plain" for logs.',
     )
 
 

@@ -237,42 +237,44 @@ class CommonOptions:
     batch_size_per_worker: int = option(
         32,
         BATCH_SIZE,
-        "rows of one minibatch; the last one of an epoch may be smaller",
-        when="Keep the size that one machine trains well with. Lower it, for example to 16, if"
-        " a worker has fewer than about ten steps in an epoch.",
+        "rows in one minibatch of a worker; the last minibatch of an epoch may have fewer rows",
+        when="Keep the size with which one machine trains well. Lower ``batch_size_per_worker``,"
+        " for example to 16, if a worker takes fewer than about ten steps per epoch.",
     )
     workers_per_node: int = option(
         ALL_SLOTS,
         custom(_check_workers_per_node, _WORKERS_PER_NODE, "workers", parse_number),
-        "workers per executor; -1: as many as it has task slots",
-        when="Set it to use fewer task slots of each executor than it has. Every worker is a"
-        " process with its own replica and its own rows in memory.",
+        "workers per executor; -1: one worker for each task slot of the executor",
+        when="Set ``workers_per_node`` to use fewer task slots than an executor has. Every worker"
+        " is a process with its own replica and its own rows in memory.",
         local=False,
     )
     repartition: str = option(
         "always",
         one_of(REPARTITIONS),
-        '"always": rows are distributed evenly, at random by ``rng_seed``; "never": rows stay where'
-        " they are",
-        when='Use "never" if the rows are already distributed evenly and at random: the'
-        " shuffle is saved, but uneven partitions stay uneven, and a fit has at most as"
-        " many workers as partitions.",
+        '"always" distributes rows evenly and at random (seed: ``rng_seed``); "never" leaves rows'
+        " in their partitions",
+        when='Use "never" if the rows are already distributed evenly and at random. Spark then'
+        " needs no shuffle, but uneven partitions stay uneven, and a fit has at most as many"
+        " workers as partitions.",
         local=False,
     )
     rdd_training_approach: str = option(
         "direct",
         one_of(APPROACHES),
-        '"export" writes the rows as Parquet once, for all fits; "direct" does not',
-        when='Use "export" if the rows are expensive to compute and several fits read them, or'
+        '"export" writes the rows to Parquet files once, for all fits; "direct" does not',
+        when='Use "export" if the rows are expensive to compute and several fits read the rows, or'
         " if Spark would compute different rows the next time.",
         local=False,
     )
     export_directory: str | None = option(
         None,
         path("must be None or a URL", accepts="a path or URL, or None"),
-        "URL for exported rows; None: the default filesystem's temporary directory",
-        when="Set it if the default filesystem is local to each machine, because executors"
-        ' must share the directory. It needs ``rdd_training_approach="export"``.',
+        "URL of the directory for exported rows; None: the default filesystem's temporary"
+        " directory",
+        when="Set ``export_directory`` if the default filesystem is local to each machine, because"
+        " all executors must reach the directory. ``export_directory`` needs"
+        ' ``rdd_training_approach="export"``.',
         local=False,
     )
     batch_memory_bytes: int = option(
@@ -283,33 +285,35 @@ class CommonOptions:
             unit="bytes",
             remedy=" bytes, as a rule 512 MiB (536870912)",
         ),
-        "memory for a worker's rows; more rows are written to local disk",
-        when="Raise it to keep more rows in memory, and if a worker has rows of more than"
-        " about 60 times this size. Lower it if containers are short of memory.",
+        "memory for a worker's rows; a worker writes further rows to local disk",
+        when="Raise ``batch_memory_bytes`` to keep more rows in memory, or if a worker's rows take"
+        " more than about 60 times this size. Lower ``batch_memory_bytes`` if containers are short"
+        " of memory.",
     )
     rng_seed: int = option(
         0,
         whole(0),
-        "seed for the placement of rows and their order per epoch",
-        when="Set another value to repeat a fit with another placement and order of the rows.",
+        "seed for the placement of rows on workers and for the order of rows in each epoch",
+        when="Set another ``rng_seed`` to repeat a fit with another placement and order of the"
+        " rows.",
     )
     start_timeout: float = option(
         60.0,
         seconds(),
-        "seconds that a fit may take to start: for executors to register and, with shared"
-        " gradients, for ``min_workers`` workers to join after the first task has started",
-        when="Raise it if executors register late, as on a busy cluster, or if workers take"
-        " long to start and to import what the model needs.",
+        "seconds within which executors must register. With SharedTrainingMaster, ``min_workers``"
+        " workers must also join within this time after the first task has started",
+        when="Raise ``start_timeout`` if executors register late, for example on a busy cluster, or"
+        " if workers take long to start and to import the libraries of the model.",
         local_rounds=False,
     )
     checkpoint_directory: str | None = option(
         None,
         path(),
-        "path, or URL of a filesystem that fsspec supports, for checkpoints"
-        " (docs/checkpoints.md); None: none are written",
-        when="Set it for a fit that must survive the end of the driver program, on storage"
-        " that outlives the machine. The same program, run again, resumes from the newest"
-        " complete checkpoint.",
+        "directory for checkpoints (docs/checkpoints.md): a path, or a URL of a filesystem that"
+        " fsspec supports; None: no checkpoints are written",
+        when="Set ``checkpoint_directory`` for a fit that must survive the end of the driver"
+        " program, on storage that outlives the machine. If you run the same program again, the fit"
+        " resumes from the newest complete checkpoint.",
     )
     checkpoint_every: str = option(
         "5 min",
@@ -318,29 +322,34 @@ class CommonOptions:
             "such as '5 min', '2 epochs' or '500 updates'",
             accepts='a number and a unit: "s", "min", "h", "epochs" or "updates"',
         ),
-        'checkpoint interval: "5 min", "2 epochs" or "500 updates" (in averaging: rounds)',
-        when="Shorten it to lose less progress if the driver program fails. Lengthen it if"
-        " checkpoints are large: each has the parameters and an optimizer state.",
+        'interval between checkpoints, such as "5 min", "2 epochs" or "500 updates"; in averaging,'
+        " a round counts as an update",
+        when="Shorten the interval to lose less progress if the driver program fails. Lengthen the"
+        " interval if checkpoints are large: each checkpoint contains the parameters and an"
+        " optimizer state.",
     )
     keep_last: int = option(
         3,
         whole(1, COUNT_MAX, unit="checkpoints", remedy=", as a rule 3"),
-        "checkpoints to keep; older ones are deleted",
-        when="Lower it if storage is short: the directory needs room for ``keep_last`` + 1"
-        " files. Raise it to be able to return to older states with ``restore(path)``.",
+        "checkpoints to keep; older checkpoints are deleted",
+        when="Lower ``keep_last`` if storage is short: the directory needs room for ``keep_last`` +"
+        " 1 files. Raise ``keep_last`` to be able to return to older states with"
+        " ``restore(path)``.",
     )
     resume: bool = option(
         True,
         flag(),
-        "continue from the newest checkpoint; ``False``: start over and keep the old ones",
-        when="Set it to False to train from the beginning without deleting the existing"
+        "whether a fit continues from the newest checkpoint; ``False``: start over and keep the old"
+        " checkpoints",
+        when="Set ``resume=False`` to train from the beginning without deleting the existing"
         " checkpoints.",
     )
     collect_training_stats: bool = option(
         False,
         flag(),
-        "report each worker's seconds by activity in the summary",
-        when="Set it to True to find the activity that takes the time of slow workers.",
+        "whether the summary reports how many seconds each worker spent on each activity",
+        when="Set ``collect_training_stats=True`` to find out on which activity slow workers spend"
+        " their time.",
     )
     given: frozenset[str] = given_field()
 

@@ -128,49 +128,47 @@ class SharedTrainingMaster(CommonOptions):
         VoidConfiguration(),
         instance((VoidConfiguration,), "must be a VoidConfiguration"),
         "addresses, ports and deadlines of the network between the workers",
-        when="Set it if the network needs fixed ports or addresses, other deadlines, or a"
-        " mesh; see the options of VoidConfiguration.",
+        when="Pass a VoidConfiguration if the network needs fixed ports or addresses, other"
+        " deadlines, or a mesh.",
         local=False,
     )
     _: KW_ONLY
     train_on: str = option(
         "local",
         one_of(TRAIN_ON),
-        'parameters that a step computes with: "local" is the shared parameters plus'
-        ' the worker\'s own residual, "replica" is the shared parameters alone, as in'
-        " DL4J",
-        when='"local" is more accurate for the same number of bytes. Use "replica" only to'
-        " train as DL4J does.",
+        'parameters that a training step computes with: "local" is the shared parameters plus the'
+        ' worker\'s own residual; "replica" is the shared parameters alone, as in DL4J',
+        when='Keep "local", which is more accurate for the same number of bytes. Use "replica" only'
+        " to train as DL4J does.",
         local_rounds=False,
     )
     threshold: ThresholdAlgorithm | str = option(
         AUTO,
         instance((ThresholdAlgorithm,), _THRESHOLD, words=(AUTO,), parse=_parse_threshold),
-        'selects what to send; "auto" means ``AutoThreshold()``',
-        when='"auto" needs no tuning. Use ``AutoThreshold(1e-3, 3e-2)`` to send more if links'
-        " are fast, which helps Adam most; near the largest stable learning rate, sending"
-        " more makes training worse. Use another algorithm to train with a threshold that"
-        " was tuned in DL4J.",
+        'algorithm that chooses the threshold tau, which a change must reach to be sent; "auto"'
+        " means ``AutoThreshold()``",
+        when='"auto" needs no tuning. If links are fast, use ``AutoThreshold(1e-3, 3e-2)`` to send'
+        " more, which helps Adam most. Near the largest stable learning rate, sending more makes"
+        " training worse. Use another algorithm to train with a threshold that was tuned in DL4J.",
         local_rounds=False,
     )
     residual_post_processor: ResidualClipping | None = option(
         ResidualClipping(5.0, 5),
         instance((ResidualClipping,), _CLIPPING, words=(None,), parse=_parse_call),
-        "post-processor of the residual, which is what a worker learned and has not sent; None: the"
-        " residual is not changed",
-        when="Use ``ResidualClipping(1, 1)`` from 16 workers on if the learning rate is near"
-        " the largest that one process tolerates. Clip less, as with"
-        " ``ResidualClipping(20.0)``, if a warning says that clipping loses much of what"
-        " was learned.",
+        "post-processor of the residual, which contains a worker's changes that are not sent yet;"
+        " None: the residual is not changed",
+        when="With 16 or more workers, use ``ResidualClipping(1, 1)`` if the learning rate is near"
+        " the largest that one process tolerates. If a warning says that clipping discards much of"
+        " what was learned, clip less, for example with ``ResidualClipping(20.0)``.",
         local_rounds=False,
     )
     layer_multipliers: Mapping[str, int] | None = option(
         None,
         custom(_check_multipliers, _MULTIPLIERS, "tau", _parse_multipliers),
-        'thresholds of layers in multiples of the threshold tau, such as ``{"layer 2":'
-        ' 4, "layer 3 biases": 1}``; all others have 1',
-        when="Set it if one layer changes much more than the others and, with one threshold"
-        " for all layers, fills the updates.",
+        'threshold of each named layer as a multiple of the threshold tau, such as ``{"layer 2": 4,'
+        ' "layer 3 biases": 1}``; all other layers have the multiple 1',
+        when="Set a multiple for a layer that changes much more than the others and would therefore"
+        " fill the updates.",
         local_rounds=False,
         hash=False,
     )
@@ -182,69 +180,70 @@ class SharedTrainingMaster(CommonOptions):
             words=(None,),
             parse=_parse_call,
         ),
-        "sends more in each worker's first updates; None: no more than in all others",
-        when="Set it if early gradients are large and change quickly, so that they would"
-        " arrive late. It raises the number of bytes at the beginning of a fit.",
+        "warm-up, in which each worker's first updates send more changes; None: no warm-up",
+        when="Use a warm-up if early gradients are large and change quickly, so that they would"
+        " arrive late. A warm-up raises the number of bytes at the beginning of a fit.",
         local_rounds=False,
     )
     shake_frequency: int = option(
         0,
         whole(0, COUNT_MAX, unit="publications", remedy=" publications, as a rule 100"),
-        "every n-th update of a worker (publication) uses a third of the threshold; 0: none",
-        when="Set it, for example to 100, if changes that stay below the threshold for long"
-        " should be sent from time to time.",
+        "every n-th update (publication) of a worker uses a third of the threshold; with 0, all"
+        " updates use the full threshold",
+        when="Set ``shake_frequency``, for example to 100, so that changes that stay below the"
+        " threshold for long are sent from time to time.",
         local_rounds=False,
     )
     publish_every: int | str = option(
         AUTO,
         whole(1, COUNT_MAX, unit="steps", remedy=", or 'auto'", words=(AUTO,)),
-        "training steps from one update of a worker to its next (publication);"
-        ' "auto": publish when the last update is committed',
-        when='With "auto" the slowest link sets the pace. Set a number, such as 4, to send'
-        " fewer bytes; what a worker learns meanwhile waits in its residual.",
+        'training steps from one update (publication) of a worker to the next; "auto": a worker'
+        " publishes when its last update is committed",
+        when='With "auto", the slowest link determines how often workers publish. Set a number,'
+        " such as 4, to send fewer bytes; a worker's changes then wait longer in its residual.",
         local_rounds=False,
     )
     scaling: str | None = option(
         None,
         one_of(SCALINGS, (None,)),
-        'rule by which hyperparameters carry over to more workers: "sequential" continues the'
-        ' recipe of one machine; "limited" does the same, but more than'
-        f" {SUMMED_WORKERS_MAX} workers train as {SUMMED_WORKERS_MAX} would;"
-        ' "ddp" continues a recipe that was tuned for as many ranks of'
-        " DistributedDataParallel; None: by ``horizon`` and ``aggregation``, as a rule sequential",
-        when='Use "ddp" for learning rate and momentum of a DistributedDataParallel script with as'
-        " many ranks as workers: each worker then has its own momentum, and updates are averaged."
-        ' Use "limited" if training with 16 or more workers is unstable: it uses'
-        f" momentum m ** {SUMMED_WORKERS_MAX}, and updates that weigh"
-        f" {SUMMED_WORKERS_MAX} / workers. ``sparkstrom rehearse --scaling"
-        " sequential,limited,ddp`` compares them (docs/rehearse.md).",
+        'rule by which hyperparameters carry over to more workers. "sequential" expects'
+        ' hyperparameters that were tuned on one machine. "limited" expects the same, but more than'
+        f' {SUMMED_WORKERS_MAX} workers train as {SUMMED_WORKERS_MAX} would. "ddp" expects'
+        " hyperparameters that were tuned for as many ranks of DistributedDataParallel. None:"
+        ' ``horizon`` and ``aggregation`` decide, by default as "sequential"',
+        when='Use "ddp" for the learning rate and momentum of a DistributedDataParallel script that'
+        ' has as many ranks as there are workers. With "ddp", each worker has its own momentum, and'
+        ' updates are averaged. Use "limited" if training with 16 or more workers is unstable. With'
+        f' "limited", momentum m becomes m ** {SUMMED_WORKERS_MAX}, and an update has the weight'
+        f" {SUMMED_WORKERS_MAX} / workers. ``sparkstrom rehearse --scaling sequential,limited,ddp``"
+        " compares the rules (docs/rehearse.md).",
         local_rounds=False,
     )
     aggregation: str | None = option(
         None,
         one_of(tuple(AGGREGATIONS), (None,)),
         'weight of an update: 1 for "sum", 1 / workers for "mean", 1 / sqrt(workers) for "sqrt";'
-        ' None: "sum", with ``scaling="ddp"`` "mean"',
-        when='Try "sqrt" or "mean" if the sum of all workers\' steps is too large for the task.'
-        ' In measurements, "sqrt" helped some tasks and harmed others.',
+        ' None: "mean" with ``scaling="ddp"``, otherwise "sum"',
+        when='Try "sqrt" or "mean" if the sum of all workers\' steps is too large for the task. In'
+        ' measurements, "sqrt" helped some tasks and harmed others.',
         local_rounds=False,
     )
     limit_overshoot: bool = option(
         True,
         flag(),
-        "with more than eight workers whose updates are summed: when successive rounds undo each"
-        " other, sum the updates of fewer workers from then on, and warn",
-        when="Set it to False to sum the updates of all workers throughout the fit, for example to"
-        " compare learning rates.",
+        "whether to reduce the sum of the updates of more than eight workers when successive rounds"
+        " undo each other: the fit then warns, and from then on sums the updates of fewer workers",
+        when="Set ``limit_overshoot=False`` to sum the updates of all workers throughout the fit,"
+        " for example to compare learning rates.",
         local_rounds=False,
     )
     horizon: str | None = option(
         None,
         one_of(HORIZONS, (None,)),
-        'minibatches that momentum and schedules count: those of the "fit", or of each "worker";'
-        ' None: "fit", with ``scaling="ddp"`` "worker"',
+        'minibatches that momentum and schedules count: those of the whole "fit", or those of each'
+        ' "worker"; None: "worker" with ``scaling="ddp"``, otherwise "fit"',
         when='Keep "fit" for hyperparameters that were tuned on one machine. Use "worker" for'
-        " those that were tuned on as many workers, as in DL4J.",
+        " hyperparameters that were tuned with as many workers, as in DL4J.",
         local_rounds=False,
     )
     max_lead: int | str | None = option(
@@ -256,10 +255,11 @@ class SharedTrainingMaster(CommonOptions):
             remedy=", or 'auto', or None for any number",
             words=(AUTO, None),
         ),
-        'steps that a worker may be ahead of the slowest; "auto": ``publish_every`` if that is a'
-        " number, else 1; None: any number",
-        when="Raise it, for example to 8, if waiting for the slowest worker costs much time,"
-        " as with steps of about a millisecond, and the learning rate leaves room.",
+        'largest number of steps that a worker may be ahead of the slowest worker; "auto":'
+        " ``publish_every`` if that is a number, otherwise 1; None: no limit",
+        when="Raise ``max_lead``, for example to 8, if waiting for the slowest worker costs much"
+        " time, as with steps of about a millisecond. A higher ``max_lead`` needs a learning rate"
+        " well below the largest stable rate.",
         local_rounds=False,
     )
     max_staleness: int | str | None = option(
@@ -271,49 +271,51 @@ class SharedTrainingMaster(CommonOptions):
             remedy=" rounds, or 'auto', or None for any number",
             words=(AUTO, None),
         ),
-        "how late other workers' updates may be, in rounds (one round: one step of every worker);"
-        ' "auto": 24 / workers - 1, rounded down, at least 0; None: any number',
-        when="Lower it if messages take longer than steps and training with many workers is"
-        " unstable. Raise it, or use None, to wait less for updates if the task tolerates"
-        " later ones.",
+        "largest number of rounds by which other workers' updates may be late, where a round is one"
+        ' step of every worker; "auto": 24 / workers - 1, rounded down, at least 0; None: no limit',
+        when="Lower ``max_staleness`` if messages take longer than steps and training with many"
+        " workers is unstable. Raise ``max_staleness``, or use None, to wait less for updates if"
+        " the task tolerates later updates.",
         local_rounds=False,
     )
     min_workers: int = option(
         1,
         whole(1, WORKERS_MAX, unit="workers"),
         "workers that must join within ``start_timeout`` seconds",
-        when="Raise it if a fit should fail rather than start with only a few of its workers."
-        " Workers that come later join it.",
+        when="Raise ``min_workers`` if a fit should fail rather than start with only a few of its"
+        " workers. Workers that come later join the running fit.",
         local_rounds=False,
     )
     step_timeout: float = option(
         600.0,
         seconds(),
-        "seconds for one step, or for one read of the data",
-        when="Raise it if a step, or a read of the data, can take longer. Lower it to notice a"
-        " step that hangs sooner.",
+        "seconds that one step, or one read of the data, may take",
+        when="Raise ``step_timeout`` if a step, or a read of the data, can take longer. Lower"
+        " ``step_timeout`` to notice sooner that a step hangs.",
     )
     checkpoint_updaters: str = option(
         ONE,
         one_of(CHECKPOINT_UPDATERS),
-        'optimizer states in a checkpoint: of "one" worker, restored to all, or of "all"',
-        when='Use "all" if the rows of the workers differ much, or if momentum lasts long.'
-        " Every worker's state then passes through the driver's link at each checkpoint"
-        " and is in each file.",
+        'optimizer states in a checkpoint: "one" saves one worker\'s state and restores it to all'
+        ' workers; "all" saves the state of every worker',
+        when='Use "all" if the rows of the workers differ much, or if momentum averages over many'
+        " steps. Every worker's state then passes through the driver's link at each checkpoint and"
+        " is in each file.",
         local_rounds=False,
     )
     encoding_debug_mode: bool = option(
         False,
         flag(),
-        "log the residual's size and percentiles from time to time",
-        when="Set it to True to examine how much of what it learns each worker holds back.",
+        "whether workers log the size and percentiles of their residuals from time to time",
+        when="Set ``encoding_debug_mode=True`` to examine how large each worker's unsent changes"
+        " are.",
         local_rounds=False,
     )
     debug_longer_iterations: int = option(
         0,
         whole(0, COUNT_MAX, unit="milliseconds"),
-        "milliseconds to sleep in every step, to simulate a slow worker",
-        when="Set it only in tests of how a fit behaves with slow workers.",
+        "milliseconds that a worker sleeps in every step, to simulate a slow worker",
+        when="Set ``debug_longer_iterations`` only to test how a fit behaves with slow workers.",
     )
 
     @property

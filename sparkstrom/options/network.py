@@ -140,8 +140,9 @@ class VoidConfiguration:
             parse=parse_number,
             accepts=f"a UDP port from 1 to {PORT_MAX:,}, or None",
         ),
-        "the controller's UDP port; None: one that the system picks",
-        when="Set it, together with ``port_range``, if a firewall opens only some UDP ports.",
+        "the controller's UDP port; None: a port that the system picks",
+        when="Set ``unicast_port``, together with ``port_range``, if a firewall opens only some UDP"
+        " ports.",
         local=False,
     )
     port_range: tuple[int, int] | None = option(
@@ -153,10 +154,11 @@ class VoidConfiguration:
             accepts="a pair of UDP ports such as (40123, 40186), in text 40123-40186; or None",
         ),
         "first and last UDP port that executors may bind; None: ``unicast_port`` and the 63 ports"
-        " after it, or ports that the system picks. With a range but no ``unicast_port``, the"
-        " controller takes the first free port of the range",
-        when="Set it if a firewall opens only some UDP ports. Each executor of every"
-        " application on a host needs two ports, because the previous fit's may still be in use.",
+        " after it, or ports that the system picks. With ``port_range`` but no ``unicast_port``,"
+        " the controller takes the first free port of the range",
+        when="Set ``port_range`` if a firewall opens only some UDP ports. On each host, every"
+        " executor of every application needs two ports, because the previous fit's port may still"
+        " be in use.",
         local=False,
     )
     network_mask: str | None = option(
@@ -166,9 +168,9 @@ class VoidConfiguration:
             "a network, such as 10.0.0.0/16",
             accepts="a network in CIDR notation, such as 10.0.0.0/16 or fd00::/8; or None",
         ),
-        "network in CIDR notation; every node binds its interface in it",
-        when="Set it if hosts have several interfaces. Each host, including the driver's, must"
-        " have exactly one interface in the network.",
+        "network in CIDR notation; every host uses its interface in this network",
+        when="Set ``network_mask`` if hosts have several interfaces. Each host, including the"
+        " driver's, must have exactly one interface in the network.",
         local=False,
     )
     controller_address: str | None = option(
@@ -178,9 +180,10 @@ class VoidConfiguration:
             (None,),
             accepts="a host name or an IP address, or None",
         ),
-        "host or IP of the driver's interface",
-        when="Set it if executors must use another address of the driver than the one in"
-        " ``network_mask`` or the one that Spark advertises. It is rarely needed.",
+        "host name or IP address of the driver's interface",
+        when="Set ``controller_address`` if executors must use another address of the driver than"
+        " the one in ``network_mask`` or the one that Spark advertises. ``controller_address`` is"
+        " rarely needed.",
         local=False,
     )
     controller: str = option(
@@ -191,76 +194,83 @@ class VoidConfiguration:
             accepts='"auto", "driver", "executor", HOST or HOST:PORT, IPv6 as [fd00::1]:40123',
         ),
         'process that numbers the updates: the "driver" program, a task on an "executor", or a task'
-        ' on the machine HOST or HOST:PORT; "auto": the driver if executors can reach it',
-        when='"auto" checks whether executors reach the driver by UDP; "driver" skips the'
-        ' check. Use "executor" or HOST if the driver program runs where executors cannot'
-        " send UDP, such as a laptop or gateway; the controller then takes a task slot.",
+        ' on the machine HOST or HOST:PORT; "auto": the driver program if executors can reach it,'
+        " otherwise a task on an executor",
+        when='"auto" checks whether executors reach the driver by UDP; "driver" skips the check.'
+        ' Use "executor" or HOST if the driver program runs where executors cannot send UDP, such'
+        " as on a laptop or gateway. A controller on an executor takes a task slot.",
         local=False,
     )
     controller_restarts: int = option(
         3,
         whole(0, COUNT_MAX, unit="restarts", remedy="; as a rule 3"),
-        "how many lost controller tasks a fit survives, each time resuming from a copy that the"
-        " driver program keeps; 0: the fit ends, and no copies are made",
-        when="Raise it if executors are often taken away during a fit. Set it to 0 if the"
-        " driver program has no room for the copies.",
+        "how many lost controller tasks a fit survives; each time, the fit resumes from a copy that"
+        " the driver program keeps. 0: the fit ends, and no copies are made",
+        when="Raise ``controller_restarts`` if executors are often taken away during a fit. Set"
+        " ``controller_restarts=0`` if the driver program has no room for the copies.",
         local=False,
     )
     mesh_build_mode: str = option(
         "plain",
         one_of(MESH_BUILD_MODES),
-        '"plain": every worker is connected to the controller; "mesh": a tree in which no node has'
-        ' more than ``mesh_fan_out`` children; "auto": depends on the number of workers',
-        when='Use "mesh" or "auto" if many workers overload the driver\'s link. A mesh needs'
-        " UDP between all executors.",
+        '"plain" connects every worker to the controller. "mesh" builds a tree in which no node has'
+        ' more than ``mesh_fan_out`` children. "auto" builds a mesh for more than'
+        f" {AUTO_PLAIN_WORKERS} workers",
+        when='Use "mesh" or "auto" if many workers overload the driver\'s link. A mesh needs UDP'
+        " between all executors.",
         local=False,
     )
     mesh_fan_out: int = option(
         FAN_OUT,
         whole(1, FAN_OUT_MAX, unit="nodes", remedy="; 8 suits most networks"),
-        "children of a node in a mesh",
-        when="Lower it if nodes with children cannot carry all updates. Raise it for fewer"
-        " levels, or for more workers than the mesh has places.",
+        "largest number of children of a node in a mesh",
+        when="Lower ``mesh_fan_out`` if a node cannot relay all updates to so many children. Raise"
+        " ``mesh_fan_out`` for fewer levels, or for more workers than the mesh has places.",
         local=False,
     )
     mesh_depth: int = option(
         DEPTH,
         whole(1, DEPTH_MAX, unit="levels", remedy="; 5 levels of 8 have 37,448 workers"),
-        "levels of a mesh",
-        when="Raise it if a fit has more workers than the mesh has places; 5 levels of 8 have"
-        " 37,448.",
+        "largest number of levels of a mesh",
+        when="Raise ``mesh_depth`` if a fit has more workers than the mesh has places; 5 levels"
+        " with 8 children per node have 37,448 places.",
         local=False,
     )
     max_chunk_size: int = option(
         65536,
         whole(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX, unit="bytes", remedy="; 65536 suits most networks"),
         "bytes of payload that one frame may have",
-        when="There is rarely a reason. In small frames, headers and seals outweigh the content.",
+        when="There is rarely a reason to change ``max_chunk_size``. In small frames, headers and"
+        " encryption take more bytes than the content.",
         local_rounds=False,
     )
     lease_s: float = option(
         10.0,
         seconds(", as a rule 10"),
-        "seconds of silence after which a node counts as lost and its partition is free again",
-        when="Raise it if live nodes can be silent for longer, as when virtual machines are"
-        " suspended or a C extension holds Python's interpreter lock. Lower it to replace"
-        " lost workers sooner.",
+        "seconds of silence after which a worker counts as lost and its partition is free for"
+        " another worker",
+        when="Raise ``lease_s`` if live workers can be silent for longer, as when virtual machines"
+        " are suspended or a C extension holds Python's interpreter lock. Lower ``lease_s`` to"
+        " replace lost workers sooner.",
     )
     window_bytes: int = option(
         8 << 20,
         whole(1, BYTES_MAX, unit="bytes"),
-        "bytes of other workers' updates that may queue for a step before they are summed; if"
-        " ``publish_every`` is a number, also of own uncommitted updates before the worker waits",
-        when="Lower it if memory is short: each worker needs up to twice this. Raise it if"
-        " ``publish_every`` is a number and workers wait for commits of their own updates.",
+        "bytes of other workers' updates that may wait for the next step before they are summed"
+        " into one. If ``publish_every`` is a number, the option also limits a worker's own"
+        " uncommitted updates, beyond which the worker waits",
+        when="Lower ``window_bytes`` if memory is short: each worker needs up to twice this size."
+        " Raise ``window_bytes`` if ``publish_every`` is a number and workers wait for commits of"
+        " their own updates.",
         local_rounds=False,
     )
     log_bytes: int = option(
         64 << 20,
         whole(1, BYTES_MAX, unit="bytes"),
-        "bytes of recent commits that a node keeps for others that missed them",
-        when="Raise it if replicas that fell behind never catch up. Lower it if memory is"
-        " short: the controller and each worker need it.",
+        "bytes of recent commits that the controller and each worker keep for workers that missed"
+        " the commits",
+        when="Raise ``log_bytes`` if replicas that fell behind never catch up. Lower ``log_bytes``"
+        " if memory is short: the controller and each worker need this memory.",
         local_rounds=False,
     )
     given: frozenset[str] = given_field()

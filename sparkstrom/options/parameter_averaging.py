@@ -100,66 +100,68 @@ class ParameterAveragingTrainingMaster(CommonOptions):
     averaging_frequency: int = option(
         5,
         whole(1, COUNT_MAX, unit="minibatches", remedy=", as a rule 5 to 10"),
-        "minibatches of each worker in a round",
-        when="Raise it to send fewer bytes and run fewer Spark jobs: to hundreds if steps take"
-        " milliseconds. Lower it if accuracy suffers, as with many workers or a large"
-        " learning rate.",
+        "minibatches that each worker trains in a round",
+        when="Raise ``averaging_frequency`` to send fewer bytes and run fewer Spark jobs; use"
+        " hundreds if steps take milliseconds. Lower ``averaging_frequency`` if accuracy suffers,"
+        " as with many workers or a large learning rate.",
     )
     save_updater: bool | str = option(
         True,
         flag(words=(PER_WORKER,)),
-        'optimizer states: True averages them, too; False starts each round with new ones; "own"'
-        " keeps each worker's",
-        when='Use "own" for DiLoCo; every worker\'s state then passes through the driver'
-        " program in each round. Use False to send no optimizer states: with Adam, True"
-        " sends three times as many bytes as with SGD.",
+        "optimizer states between rounds: True averages the states, False starts each round with"
+        ' new states, and "own" lets each worker keep its own state',
+        when='Use "own" for DiLoCo; every worker\'s state then passes through the driver program in'
+        " each round. Use False to send no optimizer states: with True, Adam sends three times as"
+        " many bytes as SGD.",
     )
     outer: Updater | None = option(
         None,
         OUTER_OPTIMIZER,
-        "optimizer that steps from a round's initial parameters towards the mean; None: take the"
-        " mean itself, as DL4J does",
-        when='Use ``Nesterov(0.7, 0.9)`` with ``save_updater="own"`` for DiLoCo, if training'
-        " is long and rounds must be far apart.",
+        "outer optimizer, which steps from a round's initial parameters towards the mean of the"
+        " workers' parameters; None: the next round starts from the mean itself, as in DL4J",
+        when='For DiLoCo, use ``Nesterov(0.7, 0.9)`` with ``save_updater="own"``. DiLoCo suits long'
+        " training whose rounds must be far apart.",
     )
     accumulator: Accumulator | None = option(
         None,
         ACCUMULATOR,
         "function (before, after, rows) -> parameters that combines the workers' parameters of a"
-        " round; None: their mean",
-        when="Set it to combine parameters by another rule, such as a median. The driver"
-        " program then needs memory for the parameters of every worker.",
+        " round; None: the mean of the workers' parameters",
+        when="Pass a function to combine parameters by another rule, such as a median. With an"
+        " accumulator, the driver program needs memory for the parameters of every worker.",
     )
     prefetch: int = option(
         2,
         whole(0, PREFETCH_MAX, unit="minibatches", remedy=" minibatches, as a rule 2"),
-        "minibatches to read ahead while others are trained on; 0: none",
-        when="Raise it if steps wait for rows. Set it to 0 to read without a thread of its own.",
+        "minibatches to read ahead while a worker trains; 0: none",
+        when="Raise ``prefetch`` if steps wait for rows. Set ``prefetch=0`` to read rows without a"
+        " separate thread.",
     )
     aggregation_depth: int = option(
         2,
         whole(1, DEPTH_MAX, unit="levels", remedy=", as a rule 2"),
-        "levels at which results are summed. 1: in the driver program; 2: on executors, by slices"
-        " of the parameters; 3 or more: in groups of workers first, as RDD.treeAggregate does",
-        when="Raise it to 3 or more for very many workers. Use 1 only if the driver program"
+        "number of levels at which the workers' results are summed. 1: in the driver program; 2: on"
+        " executors, by slices of the parameters; 3 or more: in groups of workers first, as"
+        " RDD.treeAggregate does",
+        when="Use 3 or more levels for very many workers. Use 1 level only if the driver program"
         " can add up the results of all workers.",
     )
     repartition: str = option(
         "always",
         one_of(REPARTITION_CHOICES),
-        '"always": rows are distributed evenly, at random by ``rng_seed``; "never": rows stay where'
-        ' they are; "num_partitions_workers_differs": as "always", unless each worker has one'
-        " partition already",
+        '"always" distributes rows evenly and at random (seed: ``rng_seed``); "never" leaves rows'
+        ' in their partitions; "num_partitions_workers_differs" is like "always", unless each'
+        " worker already has one partition",
         when='Use "never" if the rows are already distributed evenly and at random. Use'
-        ' "num_partitions_workers_differs" to shuffle only if the number of partitions'
-        " differs from the number of workers; Spark Connect does not have it.",
+        ' "num_partitions_workers_differs" to shuffle only if the number of partitions differs from'
+        " the number of workers. Spark Connect does not support this value.",
     )
     storage_level: str | None = option(
         "MEMORY_AND_DISK",
         one_of(STORAGE_LEVELS, words=(None,)),
-        "Spark's storage level for the rows between epochs; None: they are read again",
-        when="Use a level on disk only if executors are short of memory. Use None to keep"
-        " nothing: Spark then computes or shuffles the rows again in each epoch.",
+        "Spark's storage level for the rows between epochs; None: the rows are read again",
+        when='Use "DISK_ONLY" only if executors are short of memory. Use None to store no rows:'
+        " Spark then computes or shuffles the rows again in each epoch.",
     )
 
     def __post_init__(self) -> None:
