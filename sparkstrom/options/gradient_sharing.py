@@ -231,8 +231,9 @@ class SharedTrainingMaster(CommonOptions):
     limit_overshoot: bool = option(
         True,
         flag(),
-        "whether to reduce the sum of the updates of more than eight workers when successive rounds"
-        " undo each other: the fit then warns, and from then on sums the updates of fewer workers",
+        "whether a fit of more than eight workers limits how many workers' updates are summed in"
+        " full. The limit starts at four workers and grows. When a round of updates undoes a part"
+        " of the round before it, the fit warns and lowers the limit for the rest of the fit",
         when="Set ``limit_overshoot=False`` to sum the updates of all workers throughout the fit,"
         " for example to compare learning rates.",
         local_rounds=False,

@@ -311,7 +311,7 @@ class FitSimulator:
         if rows := sum(count for count, _ in recent):
             simulated.training_loss = sum(count * loss for count, loss in recent) / rows
         simulated.staleness = master.machine.order.staleness.mean
-        simulated.summed_workers = master.overshoot.limit
+        simulated.summed_workers = master.overshoot.summed_workers
         simulated.update_bytes = sum(each.payload_bytes for each in counters)
         simulated.publications = sum(each.publications for each in counters)
         simulated.entries = sum(each.hits for each in counters)
@@ -350,10 +350,13 @@ class MasterEndpoint:
             average=plan.average,
         )
         self.overshoot = OvershootControl(
-            theta, plan.summed_workers_max, is_enabled=plan.limits_overshoot
+            theta,
+            plan.spec.workers,
+            plan.summed_workers_max,
+            is_enabled=plan.limits_overshoot,
         )
-        if plan.summed_workers_max is not None:
-            self.machine.step(ev.SummedWorkersLimited(plan.summed_workers_max), time.now_s)
+        if self.overshoot.limit is not None:
+            self.machine.step(ev.SummedWorkersLimited(self.overshoot.limit), time.now_s)
 
     @property
     def phase(self) -> Phase:

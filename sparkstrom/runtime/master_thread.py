@@ -70,7 +70,7 @@ class MasterPlan:
     average: Callable[[list[bytes]], bytes] | None = None  # averages workers' buffers
     join_stream: int | None = None  # already sent to workers; None: choose one
     summed_workers_max: int | None = None  # whose updates are summed in full; None: all
-    limits_overshoot: bool = False  # sum those of fewer workers when their sum overshoots
+    limits_overshoot: bool = False  # sum those of fewer workers where their sum would overshoot
 
 
 def random_join_stream() -> int:
@@ -126,12 +126,15 @@ class MasterThread(threading.Thread):
             average=plan.average,
         )
         self._overshoot = OvershootControl(
-            theta, plan.summed_workers_max, is_enabled=plan.limits_overshoot
+            theta,
+            plan.spec.workers,
+            plan.summed_workers_max,
+            is_enabled=plan.limits_overshoot,
         )
         self._recovery = DriverRecovery("the driver program", self._replace_transport, clock)
         self._requests: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
-        if plan.summed_workers_max is not None:
-            self._requests.put(ev.SummedWorkersLimited(plan.summed_workers_max))
+        if self._overshoot.limit is not None:
+            self._requests.put(ev.SummedWorkersLimited(self._overshoot.limit))
         self._snapshot_requests: queue.SimpleQueue[Future[Snapshot]] = queue.SimpleQueue()
         self._copy_requests: queue.SimpleQueue[Future[tuple[bytes, ...]]] = queue.SimpleQueue()
         self._stopping = threading.Event()
@@ -246,7 +249,7 @@ class MasterThread(threading.Thread):
             first_overflow=self._theta.first_overflow,
             stop_reason=master.phases.stop_reason,
             minibatches_resumed=master.partitions.minibatches_resumed,
-            summed_workers=self._overshoot.limit,
+            summed_workers=self._overshoot.summed_workers,
         )
 
     def run(self) -> None:
@@ -368,13 +371,12 @@ class MasterThread(threading.Thread):
                 raise AssertionError(f"a master cannot want {effect}")
 
     def _check_overshoot(self) -> None:
-        """Sum the updates of fewer workers from now on if their sum overshoots."""
+        """Adapt how many workers' updates are summed; warn when their sum first overshoots."""
         control, workers = self._overshoot, self._machine.broadcast.training
-        is_first, limited = not control.is_reduced, control.after_commit(workers)
-        if limited is None:
-            return
-        self._requests.put(limited)
-        if is_first:
+        was_reduced, limited = control.is_reduced, control.after_commit(workers)
+        if limited is not None:
+            self._requests.put(limited)
+        if control.is_reduced and not was_reduced:
             minibatches = self._machine.partitions.minibatches
             self._perform(ev.Note(OVERSHOOTS.format(workers, minibatches)))
 
