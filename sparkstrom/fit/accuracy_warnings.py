@@ -91,17 +91,24 @@ def collect_statistics(outcome: Outcome, n_params: int, minibatches_before: int)
 
 
 def scaled_hyperparameters(
-    master: SharedTrainingMaster, model: FlatModel, rows: list[int]
+    master: SharedTrainingMaster, model: FlatModel, rows: list[int], summed: int | None = None
 ) -> HyperparameterChanges:
     """Return how momentum and schedules were rescaled because several workers train, or {}.
 
     One worker takes only its share of the fit's steps, so momentum and schedules that count its own
-    steps would last too long. ``rows``: number of rows by partition.
+    steps would last too long.
+
+    Args:
+        master: the options of the fit.
+        model: the model that was trained.
+        rows: number of rows by partition.
+        summed: number of workers that all updates together counted as at the end; None: by
+            ``master``.
     """
     workers = sum(count > 0 for count in rows)
     if master.minibatch_horizon != "fit" or workers < 2 or not isinstance(model, Paced):
         return {}
-    acting = min(workers, master.summed_workers_max or workers)
+    acting = min(workers, summed or master.summed_workers_max or workers)
     changes = {name: str(change) for name, change in model.horizons(acting).items()}
     if acting < workers:
         changes["weight of an update"] = f"1 -> {acting / workers:.4g}"

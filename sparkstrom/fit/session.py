@@ -329,7 +329,7 @@ class FitSession:
             master=strategy.master,
             export_directory=export_directory,
             best=stopping.best,
-            horizons=strategy.scaled_hyperparameters(model, outcome.rows),
+            horizons=strategy.scaled_hyperparameters(model, outcome),
         )
         stopped, limit, point = summary.stopped, self.request.epoch_limit, self._first_request
         if limit is not None and stopped is None:

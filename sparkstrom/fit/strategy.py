@@ -56,8 +56,8 @@ class Strategy(Generic[Master]):
     def check_workers(self, workers: int) -> None:
         """Raise UsageError if a fit with ``workers`` workers could not start."""
 
-    def scaled_hyperparameters(self, model: FlatModel, rows: list[int]) -> HyperparameterChanges:
-        """Return how momentum and schedules were rescaled; ``rows``: numbers by partition."""
+    def scaled_hyperparameters(self, model: FlatModel, outcome: Outcome) -> HyperparameterChanges:
+        """Return how momentum and schedules were rescaled at the end of the fit."""
         return {}
 
     def accuracy_warnings(
@@ -94,9 +94,11 @@ class GradientSharing(Strategy[SharedTrainingMaster]):
                 " or partitions"
             )
 
-    def scaled_hyperparameters(self, model: FlatModel, rows: list[int]) -> HyperparameterChanges:
+    def scaled_hyperparameters(self, model: FlatModel, outcome: Outcome) -> HyperparameterChanges:
         """Return how momentum and schedules were rescaled because several workers train."""
-        return scaled_hyperparameters(self.master, model, rows)
+        return scaled_hyperparameters(
+            self.master, model, outcome.rows, summed=outcome.summed_workers
+        )
 
     def accuracy_warnings(
         self, model: FlatModel, outcome: Outcome, minibatches_before: int

@@ -90,8 +90,8 @@ class TrainingSummary:
     faults: list[Fault] = field(repr=False)  # failures that the fit survived
     slow_links: list[str] = field(repr=False)  # links that carried less than training could send
     epochs_resumed: int = 0  # those of ``epochs`` that were complete before the fit was resumed
-    # Most workers whose updates were summed in full at the end, fewer than at the start if their
-    # sum overshot; None: all.
+    # n, if each update of k workers had the weight n / k at the end, so that all updates together
+    # counted as n workers'; None: no limit below the number of workers.
     summed_workers: int | None = None
     # Messages that the controller ignored, by reason (stranger, late, early and so on), and as
     # "on_workers" all that workers ignored. Some are normal.

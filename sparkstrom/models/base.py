@@ -242,7 +242,8 @@ class Paced(Protocol):
         """Set the number of training workers and the position in the fit; called before a step.
 
         Args:
-            workers: number of workers that are training now; at most 8 with ``scaling="limited"``.
+            workers: number of workers that the updates count as: those that train now, or fewer
+                because of ``scaling="limited"`` or ``limit_overshoot``.
             minibatches: minibatches of all workers so far, including earlier fits; an estimate that
                 never decreases.
             counted: how many of these minibatches the controller has definitely counted.

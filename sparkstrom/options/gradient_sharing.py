@@ -213,10 +213,10 @@ class SharedTrainingMaster(CommonOptions):
         ' ``horizon`` and ``aggregation`` decide, by default as "sequential"',
         when='Use "ddp" for the learning rate and momentum of a DistributedDataParallel script that'
         ' has as many ranks as there are workers. With "ddp", each worker has its own momentum, and'
-        ' updates are averaged. Use "limited" if training with 16 or more workers is unstable. With'
-        f' "limited", momentum m becomes m ** {SUMMED_WORKERS_MAX}, and an update has the weight'
-        f" {SUMMED_WORKERS_MAX} / workers. ``sparkstrom rehearse --scaling sequential,limited,ddp``"
-        " compares the rules (docs/rehearse.md).",
+        ' updates are averaged. Use "limited" if more than eight workers shall train as eight do.'
+        f' With "limited", momentum m becomes m ** {SUMMED_WORKERS_MAX}, and an update has the'
+        f" weight {SUMMED_WORKERS_MAX} / workers. ``sparkstrom rehearse --scaling"
+        " sequential,limited,ddp`` compares the rules (docs/rehearse.md).",
         local_rounds=False,
     )
     aggregation: str | None = option(
@@ -231,9 +231,10 @@ class SharedTrainingMaster(CommonOptions):
     limit_overshoot: bool = option(
         True,
         flag(),
-        "whether a fit of more than eight workers limits how many workers' updates are summed in"
-        " full. The limit starts at four workers and grows. When a round of updates undoes a part"
-        " of the round before it, the fit warns and lowers the limit for the rest of the fit",
+        "whether the weight of updates is limited while more than eight workers train and updates"
+        " are summed. With a limit of n, each of k workers' updates has the weight n / k. n starts"
+        " at 4 and grows. When a round (one update of every worker) undoes a part of the round"
+        " before it, the fit warns and lowers n for the rest of the fit",
         when="Set ``limit_overshoot=False`` to sum the updates of all workers throughout the fit,"
         " for example to compare learning rates.",
         local_rounds=False,

@@ -134,7 +134,7 @@ class SimulatedFit:
     examples: int = 0
     training_loss: float = math.nan  # mean over the minibatches of the last twentieth
     staleness: float = 0.0  # mean, in minibatches of other workers
-    summed_workers: int | None = None  # most whose updates were summed at the end; None: all
+    summed_workers: int | None = None  # n if updates had the weight n / workers; None: no limit
     update_bytes: int = 0  # of all publications, each counted once
     publications: int = 0
     entries: int = 0  # of all publications

@@ -162,7 +162,7 @@ class Outcome:
     first_overflow: int  # index of the first one, or -1
     stop_reason: str | None  # why training was stopped early; None if it was not
     minibatches_resumed: int = 0  # part of ``minibatches`` that an earlier run trained
-    summed_workers: int | None = None  # most whose updates were summed at the end; None: all
+    summed_workers: int | None = None  # n if updates had the weight n / workers; None: no limit
 
     @property
     def minibatches_trained(self) -> int:

@@ -51,9 +51,9 @@ from sparkstrom.runtime.theta import Theta, snapshot_chunk_count
 log = logging.getLogger(__name__)
 
 OVERSHOOTS = (
-    "the summed updates of {} workers overshoot: from minibatch {} on, the updates of fewer workers"
-    " are summed in full (summed_workers in the summary). If the loss is too high, lower the"
-    " learning rate, use fewer workers, or set scaling='ddp' with a recipe for as many ranks"
+    "the summed updates of {} workers overshot at minibatch {}: from now on, updates have a lower"
+    " weight (summed_workers in the summary). If the loss is too high, lower the learning rate, use"
+    " fewer workers, or set scaling='ddp' with a recipe for as many ranks"
 )
 PROGRESS_INTERVAL_S = 0.2
 SNAPSHOT_TIMEOUT_S = 60  # the thread copies theta between two duty cycles, which may be slow
@@ -70,7 +70,7 @@ class MasterPlan:
     average: Callable[[list[bytes]], bytes] | None = None  # averages workers' buffers
     join_stream: int | None = None  # already sent to workers; None: choose one
     summed_workers_max: int | None = None  # whose updates are summed in full; None: all
-    limits_overshoot: bool = False  # sum those of fewer workers where their sum would overshoot
+    limits_overshoot: bool = False  # start with the sum of a few workers and adapt it
 
 
 def random_join_stream() -> int:

@@ -262,7 +262,7 @@ class EndpointChanged(msgspec.Struct, frozen=True):
 
 
 class SummedWorkersLimited(msgspec.Struct, frozen=True):
-    """Decision to sum the updates of at most so many workers in full, from now on."""
+    """Decision that from now on all updates together count as those of at most so many workers."""
 
     workers: int
 

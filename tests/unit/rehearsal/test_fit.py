@@ -69,7 +69,7 @@ def test_a_fit_of_more_than_eight_workers_sums_fewer_when_they_overshoot() -> No
     limited = simulate(recipe(wild, epochs=24), 16)
     assert freed.summed_workers is None
     assert limited.summed_workers is not None
-    assert limited.summed_workers < 16
+    assert limited.summed_workers < 4  # where it starts
     assert limited.replicas_equal
     assert limited.digest != freed.digest
     assert limited.minibatches == freed.minibatches

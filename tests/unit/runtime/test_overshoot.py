@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -19,46 +19,53 @@ ROUNDS = 12
 TEN = 10  # workers: above eight, which are never limited
 
 
-def control_after(
-    workers: int, signs: list[int | None], most: int | None = None
-) -> tuple[OvershootControl, list[int | None]]:
-    """Return a control and its limit after each round.
+class Rounds:
+    """A control, and a replica that rounds of updates change.
 
     A round moves all parameters in the direction of its sign, or at random if that is None.
     """
-    chance = np.random.default_rng(0)
-    theta = Theta(40_000, 10)
-    values = theta.to_host()
-    control = OvershootControl(theta, workers, most)
-    limits = []
-    for sign in signs:
-        signs_now = chance.choice([-1, 1], values.size) if sign is None else np.array(sign)
-        for _ in range(workers):
-            values += np.float32(2.0**-10) * signs_now.astype(np.float32)
-            theta.load(values)
-            before = control.limit
-            if limited := control.after_commit(workers):
-                assert limited.workers == control.limit != before
-            else:
-                assert control.limit == before
-        limits.append(control.limit)
-    return control, limits
+
+    def __init__(self, workers: int = 16, most: int | None = None) -> None:
+        self._chance = np.random.default_rng(0)
+        self._theta = Theta(40_000, 10)
+        self._values = self._theta.to_host()
+        self.control = OvershootControl(self._theta, workers, most)
+
+    def limits(self, signs: Sequence[int | None], workers: int = 16) -> list[int | None]:
+        """Return the limit after each round, while so many workers train."""
+        limits = []
+        for sign in signs:
+            size = self._values.size
+            move = self._chance.choice([-1, 1], size) if sign is None else np.full(size, sign)
+            for _ in range(workers):
+                self.commit(move.astype(np.float32), workers)
+            limits.append(self.control.limit)
+        return limits
+
+    def commit(self, move: Flat, workers: int = 16) -> None:
+        """Apply one update while so many workers train."""
+        self._values += np.float32(2.0**-10) * move
+        self._theta.load(self._values)
+        before = self.control.limit
+        limited = self.control.after_commit(workers)
+        assert (limited is None) == (self.control.limit == before)
+        assert limited is None or limited.workers == self.control.limit
 
 
 def test_rounds_in_one_direction_sum_up_to_eight_workers() -> None:
-    control, limits = control_after(16, [1] * ROUNDS)
-    assert limits == [4, 4, 5, 6] + [8] * (ROUNDS - 4)
-    assert (control.summed_workers, control.is_reduced) == (8, False)
+    rounds = Rounds()
+    assert rounds.limits([1] * ROUNDS) == [4, 4, 5, 6] + [8] * (ROUNDS - 4)
+    assert (rounds.control.summed_workers, rounds.control.is_reduced) == (8, False)
 
 
 def test_rounds_of_noise_soon_sum_all_workers() -> None:
-    control, limits = control_after(16, [None] * 6)
-    assert limits == [4, 8, 16, 16, 16, 16]
-    assert (control.summed_workers, control.is_reduced) == (None, False)
+    rounds = Rounds()
+    assert rounds.limits([None] * 6) == [4, 8, 16, 16, 16, 16]
+    assert (rounds.control.summed_workers, rounds.control.is_reduced) == (None, False)
 
 
 def test_rounds_that_become_noise_sum_more_slowly() -> None:
-    _, limits = control_after(16, [1, 1, 1, *[None] * 20])
+    limits = Rounds().limits([1, 1, 1, *[None] * 20])
     assert limits[:5] == [4, 4, 5, 5, 5]
     assert limits[-1] == 16
     assert all(b is not None and a is not None and b <= 1.5 * a for a, b in pairwise(limits))
@@ -66,47 +73,73 @@ def test_rounds_that_become_noise_sum_more_slowly() -> None:
 
 @pytest.mark.parametrize("then", [1, None])
 def test_a_round_that_undoes_the_one_before_ends_the_growth(then: int | None) -> None:
-    control, limits = control_after(16, [1, 1, -1, *[then] * ROUNDS])
-    assert limits == [4, 4] + [1] * (ROUNDS + 1)
-    assert (control.summed_workers, control.is_reduced) == (1, True)
+    rounds = Rounds()
+    assert rounds.limits([1, 1, -1, *[then] * ROUNDS]) == [4, 4] + [1] * (ROUNDS + 1)
+    assert (rounds.control.summed_workers, rounds.control.is_reduced) == (1, True)
 
 
 def test_a_round_that_undoes_a_part_leaves_a_part() -> None:
-    theta = Theta(40_000, 10)
-    values = theta.to_host()
-    control = OvershootControl(theta, 16)
-    back = np.ones(values.size, np.float32)
+    rounds = Rounds()
+    back = np.ones(40_000, np.float32)
     back[:15_000] = -1  # the cosine of both rounds is -0.25
-    for change in (back, -np.ones_like(back)):
-        values += np.float32(2.0**-10) * change
-        theta.load(values)
+    for move in (back, -np.ones_like(back)):
         for _ in range(16):
-            control.after_commit(16)
-    assert control.limit == 2  # 4 * 0.75 ** 1.5
+            rounds.commit(move)
+    assert rounds.control.limit == 2  # 4 * 0.75 ** 1.5
 
 
-def test_up_to_eight_workers_are_always_summed() -> None:
-    control, limits = control_after(8, [1, -1] * ROUNDS)
-    assert limits == [None] * (2 * ROUNDS)
-    assert control.summed_workers is None
+def test_the_updates_of_up_to_eight_workers_are_always_summed() -> None:
+    rounds = Rounds(8)
+    assert rounds.limits([1, -1] * ROUNDS, workers=8) == [None] * (2 * ROUNDS)
+    assert rounds.control.summed_workers is None
 
 
-def test_a_limit_of_the_options_is_never_exceeded() -> None:
-    control, limits = control_after(16, [None] * 6, most=8)
-    assert limits == [4, 8, 8, 8, 8, 8]
-    assert control.summed_workers == 8
+def test_while_eight_of_more_workers_train_they_are_summed_and_not_compared() -> None:
+    rounds = Rounds()
+    assert rounds.limits([1, -1] * 3, workers=8) == [16] * 6
+    assert rounds.control.summed_workers is None
+    assert rounds.limits([1, 1]) == [4, 4]
+    assert rounds.limits([-1], workers=3) == [16]
+    assert rounds.limits([-1]) == [4]  # nothing to compare it with
+    assert not rounds.control.is_reduced
+    assert rounds.control.summed_workers == 4
+
+
+def test_a_reduced_limit_stays_while_few_workers_train() -> None:
+    rounds = Rounds()
+    assert rounds.limits([1, 1, -1]) == [4, 4, 1]
+    assert rounds.limits([1, -1, 1], workers=8) == [1] * 3
+    assert rounds.limits([1] * 3) == [1] * 3
+
+
+def test_the_last_updates_which_no_worker_continues_change_nothing() -> None:
+    rounds = Rounds()
+    rounds.limits([1, 1, 1])
+    for sign in (-1, 1, -1):
+        rounds.commit(np.full(40_000, sign, np.float32), workers=0)
+    assert (rounds.control.limit, rounds.control.is_reduced) == (5, False)
+
+
+def test_rounds_without_a_direction_change_nothing() -> None:
+    rounds = Rounds()
+    assert rounds.limits([1, 0, 0, 0]) == [4] * 4
+    with np.errstate(invalid="ignore"):
+        assert rounds.limits([1] * 1) == [4]
+        for _ in range(48):
+            rounds.commit(np.full(40_000, np.nan, np.float32))
+    assert rounds.control.limit == 4
+
+
+def test_a_limit_of_the_options_is_there_from_the_start_and_only_falls() -> None:
+    rounds = Rounds(most=8)
+    assert rounds.control.limit == 8
+    assert rounds.limits([None] * 6) == [8] * 6
+    assert rounds.control.summed_workers == 8
+    assert rounds.limits([1, -1]) == [8, 1]
 
 
 def test_a_lost_worker_does_not_stop_the_growth() -> None:
-    theta = Theta(40_000, 10)
-    control = OvershootControl(theta, 16)
-    chance, values = np.random.default_rng(0), theta.to_host()
-    for _ in range(6):
-        values += np.float32(2.0**-10) * chance.choice([-1, 1], values.size).astype(np.float32)
-        theta.load(values)
-        for _ in range(15):
-            control.after_commit(15)
-    assert control.limit == 16
+    assert Rounds().limits([None] * 6, workers=15)[-1] == 16
 
 
 def test_what_is_turned_off_keeps_the_limit_from_the_start() -> None:
@@ -157,6 +190,6 @@ def test_a_controller_tells_all_workers_of_a_fit(
 
 def test_no_change_and_no_number_have_no_direction() -> None:
     zero, one = np.zeros(3, np.float32), np.ones(3, np.float32)
-    assert cosine(zero, one) == 0.0
-    assert cosine(one * np.float32(np.nan), one) == 0.0
+    assert cosine(zero, one) is None
+    assert cosine(one * np.float32(np.nan), one) is None
     assert cosine(one, -2 * one) == pytest.approx(-1.0)

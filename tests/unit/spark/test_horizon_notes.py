@@ -41,6 +41,11 @@ def test_what_was_changed(master: Any, model: Any, rows: list[int], expected: An
     assert scaled_hyperparameters(master, model, rows) == expected
 
 
+def test_a_limit_at_the_end_of_the_fit_counts() -> None:
+    expected = {"workers": 16, "momentum": "0.9 -> 0.81", "weight of an update": "1 -> 0.125"}
+    assert scaled_hyperparameters(FIT, MOVING, [5] * 16, summed=2) == expected
+
+
 def test_where_momentum_counts_own_steps_it_is_said() -> None:
     (said,) = horizon_warnings(FIT, object(), [5, 5])  # type: ignore[arg-type]
     assert said.startswith("a object counts each worker's own steps")
