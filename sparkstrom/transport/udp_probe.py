@@ -40,6 +40,9 @@ TICK_S = 0.02
 RETRY_S = 0.1  # interval of repeating an unanswered ping or go
 PONGS_WANTED = 5  # round trips to measure per peer; the shortest one counts
 TRAIN_BYTES, TRAIN_S = 4 << 20, 0.2
+# A train with less of both, as when its sender is suspended after the first burst, shows only how
+# fast a router's buffer passes a burst on.
+MEASURED_BYTES_MIN, MEASURED_S_MIN = 128 << 10, 0.05
 TRAIN_START_TIMEOUT_S = 0.6  # wait for a train's first datagram
 TRAIN_GAP_TIMEOUT_S = 0.15  # wait for the next one
 BURST_DATAGRAMS = 32  # datagrams to send before reading again
@@ -115,8 +118,10 @@ class _IncomingTrain:
         return now_s - self.last_s > TRAIN_GAP_TIMEOUT_S or now_s - self.began_s > 2 * TRAIN_S
 
     def bytes_s(self) -> float | None:
-        """Return the throughput in bytes per second; None if fewer than two datagrams arrived."""
+        """Return the throughput in bytes per second; None if too little arrived to measure it."""
         passed_s = self.last_s - self.began_s
+        if self.received < MEASURED_BYTES_MIN and passed_s < MEASURED_S_MIN:
+            return None
         return self.received / passed_s if self.received > 0 and passed_s > 0 else None
 
 

@@ -83,9 +83,7 @@ def test_a_rehearsal_measures_steps_and_links(
         hosts.set_rate(2, None)
     assert "measured by 2 workers on 2 hosts: a step takes" in found["said"], found
     conditions = found["conditions"]
-    # A receiver that is starved of processor time reads datagrams late, which then seem to have
-    # arrived closer together: 160 Mbit/s were measured once. Without a limit it is about a gigabit.
-    assert 20e6 < conditions["link_bits_s"] < 500e6
+    assert 40e6 < conditions["link_bits_s"] < 55e6
     assert 0 < conditions["latency_s"] < 0.1
     assert 0 < conditions["times"]["step_s"] < 60
 

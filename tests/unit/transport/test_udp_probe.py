@@ -12,7 +12,13 @@ from sparkstrom.base.errors import SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport import udp_probe
 from sparkstrom.transport.aeron.driver_process import find_free_port
-from sparkstrom.transport.udp_probe import PeerResult, ProbeGroup, UdpProbe, bind_socket
+from sparkstrom.transport.udp_probe import (
+    PeerResult,
+    ProbeGroup,
+    UdpProbe,
+    _IncomingTrain,
+    bind_socket,
+)
 
 HOST = "127.0.0.1"
 TOKEN = b"sixteen bytes..."
@@ -160,3 +166,19 @@ def test_a_port_that_stays_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         port = taken.getsockname()[1]
         with pytest.raises(SetupError, match=f"{port}.*choose another port_range"):
             bind_socket(Endpoint(HOST, port))
+
+
+@pytest.mark.parametrize(
+    ("datagrams", "interval_s", "is_measured"),
+    [(32, 6e-5, False), (1, 0.0, False), (200, 6e-5, True), (10, 0.02, True)],
+)
+def test_a_burst_that_a_buffer_passed_on_is_no_throughput(
+    datagrams: int, interval_s: float, is_measured: bool
+) -> None:
+    """A sender that was suspended after its first burst made 160 Mbit/s of a link of 50."""
+    train = _IncomingTrain(peer=1, requested_s=0.0)
+    for number in range(datagrams):
+        train.record(1408, 1.0 + number * interval_s)
+    rate = train.bytes_s()
+    assert (rate is not None) == is_measured
+    assert rate is None or rate == pytest.approx(1408 / interval_s)
