@@ -198,7 +198,9 @@ class SharedTrainingMaster(CommonOptions):
         AUTO,
         whole(1, COUNT_MAX, unit="steps", remedy=", or 'auto'", words=(AUTO,)),
         'training steps from one update (publication) of a worker to the next; "auto": a worker'
-        " publishes when its last update is committed",
+        " publishes when its last update is committed. With up to four workers, a worker that has"
+        " published 50 updates then puts up to 8 / workers steps (rounded down) into an update if"
+        " encoding would otherwise take more than a fifth of the steps' time",
         when='With "auto", the slowest link determines how often workers publish. Set a number,'
         " such as 4, to send fewer bytes; a worker's changes then wait longer in its residual.",
         local_rounds=False,
@@ -258,7 +260,8 @@ class SharedTrainingMaster(CommonOptions):
             words=(AUTO, None),
         ),
         'largest number of steps that a worker may be ahead of the slowest worker; "auto":'
-        " ``publish_every`` if that is a number, otherwise 1; None: no limit",
+        " ``publish_every`` if that is a number, otherwise 6 / workers, rounded down, at least 1;"
+        " None: no limit",
         when="Raise ``max_lead``, for example to 8, if waiting for the slowest worker costs much"
         " time, as with steps of about a millisecond. A higher ``max_lead`` needs a learning rate"
         " well below the largest stable rate.",
@@ -357,3 +360,7 @@ class SharedTrainingMaster(CommonOptions):
 # How late updates may be with max_staleness="auto", in minibatches of the whole fit: stability
 # depends on these, not on a worker's own steps.
 STALENESS_TARGET = 24
+# How far a worker may be ahead with max_lead="auto", and how much an update may contain with
+# publish_every="auto", in minibatches of the whole fit, for the same reason.
+LEAD_TARGET = 6
+UPDATE_TARGET = 8

@@ -126,6 +126,7 @@ class RehearsedWorker:
             add_residuals=_add_no_residuals,
             optimizer_server=self._optimizer_server,
             clock=time,
+            encode_s=self._times.encode_s,
         )
         self._port = 0
         self.node: NodeId | None = None
@@ -267,7 +268,7 @@ class RehearsedWorker:
         model fails.
         """
         self._stepping = True
-        rows = self.trainer.counts.examples
+        rows, encodes = self.trainer.counts.examples, self.trainer.may_publish_next()
         try:
             loss = self.trainer.begin_step(command)
         except SparkstromError:
@@ -277,7 +278,8 @@ class RehearsedWorker:
         self._observer.on_step(self.trainer.counts.examples - rows, loss)
         times = self._times
         share = max(STEP_SHARE_MIN, self._rng.gauss(1.0, times.jitter)) if times.jitter else 1.0
-        busy_s = times.step_s * share + times.encode_s + waiting * times.apply_s
+        encode_s = times.encode_s if encodes else 0.0
+        busy_s = times.step_s * share + encode_s + waiting * times.apply_s
         self._schedule_boundary(busy_s / self._speed)
 
 

@@ -204,6 +204,10 @@ class GlobalStepEstimator:
         return self._base + self._workers * (steps - self._since)
 
 
+ENCODING_SHARE_MAX = 0.2  # of the time of training steps, if updates contain more than one step
+EARLY_PUBLICATIONS = 50  # of each worker, which contain one step each: they move parameters most
+
+
 RESIDUAL_AGE_POLL_S = 1.0
 MEASURING_SHARE_MAX = 0.002  # share of a worker's time for measuring the residual
 
@@ -265,6 +269,7 @@ class TrainerOptions:
 
     epochs: int  # to train
     publish_every: int | None  # in steps; None: when the last publication is committed
+    minibatches_per_update_max: int = 1  # of all workers together, if ``publish_every`` is None
     sleep_ms: int = 0  # added to each step, to simulate a slow worker
     show_residual: bool = False  # report figures of the residual
     metric: str = LOSS  # metric of theta on held-out rows at each epoch's end
@@ -293,6 +298,7 @@ class Trainer:
         add_residuals: adds residuals that earlier fits saved.
         optimizer_server: serves copies of the optimizer state.
         clock: source of time.
+        encode_s: seconds that one encoding takes; None measures it.
     """
 
     def __init__(
@@ -306,8 +312,10 @@ class Trainer:
         add_residuals: AddSavedResiduals,
         optimizer_server: OptimizerStateServer,
         clock: Clock | None = None,
+        encode_s: float | None = None,
     ) -> None:
         self._channel, self._replica, self._batches = channel, replica, batches
+        self._encode_s = encode_s
         self._clock = clock or SystemClock()
         self._options, self._save_residual, self._add_residuals = (
             options,
@@ -377,13 +385,38 @@ class Trainer:
 
     def publish(self, round_s: float) -> Payload | None:
         """Return the next update, sized by how fast the last one was committed, or None."""
-        seconds = self.counts.seconds
-        step_s = (seconds.get("stepping", 0.0) + seconds.get("reading", 0.0)) / self.counts.steps
         if round_s:
-            self._replica.encoder.follow_link(round_s, step_s)
+            self._replica.encoder.follow_link(round_s, self._mean_step_s())
         payload = self._replica.publish()
         self._residual_age.measure_if_due(self._replica, self.counts.steps)
         return payload
+
+    def _mean_step_s(self) -> float:
+        """Return the mean time of a training step, with reading its minibatch, in seconds."""
+        seconds = self.counts.seconds
+        return (seconds.get("stepping", 0.0) + seconds.get("reading", 0.0)) / self.counts.steps
+
+    def min_steps_per_update(self) -> int:
+        """Return how many steps an update contains at least, so that encoding short steps is cheap.
+
+        With few workers, an update of several steps is hardly later in minibatches of the fit.
+        """
+        most = self._options.minibatches_per_update_max // self._channel.command.workers
+        published = self._replica.encoder.counters.publications
+        if most < 2 or published < EARLY_PUBLICATIONS:
+            return 1
+        encode_s = self._encode_s
+        if encode_s is None:
+            encode_s = self.counts.seconds.get("encoding", 0.0) / published
+        step_s = self._mean_step_s()
+        for steps in range(1, most):
+            if encode_s <= ENCODING_SHARE_MAX * steps * step_s:
+                return steps
+        return most
+
+    def may_publish_next(self) -> bool:
+        """Return whether the next step may be followed by a publication."""
+        return self._loop.may_publish_next()
 
     def report_buffers(self) -> bytes:
         """Return the model's buffers."""

@@ -166,6 +166,9 @@ class LoopDriver(Protocol):
         ``round_s``: recent time from publishing an update to its commit, in seconds; 0 if unknown.
         """
 
+    def min_steps_per_update(self) -> int:
+        """Return how many steps an update contains at least, unless the number is fixed."""
+
     def report_buffers(self) -> bytes:
         """Return the model's buffers at an epoch's end; empty if it has none."""
 
@@ -198,7 +201,8 @@ class TrainingLoop:
         copier: copies the optimizer state for other workers.
         batches: minibatches per epoch.
         end: position at which training is finished.
-        publish_every: steps between publications; None publishes when the last one is committed.
+        publish_every: steps between publications; None publishes when the last one is committed
+            and the driver's ``min_steps_per_update`` are trained.
     """
 
     __slots__ = (  # the simulator has one for each of 32,768 workers
@@ -360,8 +364,17 @@ class TrainingLoop:
 
     def _is_due(self, directive: Directive) -> bool:
         """Return whether to publish: every n steps, or once the last publication is committed."""
-        every = self._publish_every
-        return directive.publishes if every is None else self._unpublished >= every
+        if self._publish_every is None and not directive.publishes:
+            return False
+        return self._unpublished >= self._steps_per_update()
+
+    def _steps_per_update(self) -> int:
+        """Return the smallest number of steps from one publication to the next."""
+        return self._publish_every or self._driver.min_steps_per_update()
+
+    def may_publish_next(self) -> bool:
+        """Return whether the next step may publish, if the last publication is committed."""
+        return self._unpublished + 1 >= self._steps_per_update()
 
     def _publish_buffers(self) -> None:
         """Publish the model's buffers, so that they commit before the epoch's last position."""

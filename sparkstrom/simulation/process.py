@@ -286,6 +286,10 @@ class SimProcess:
         self.made.append(PublishedUpdate(first, last, payload))
         return Payload(0, 1, self.weights.entries or len(payload) // 2, payload)
 
+    def min_steps_per_update(self) -> int:
+        """Return 1: how long a step takes decides nothing here."""
+        return 1
+
     def report_buffers(self) -> bytes:
         """Return buffers that identify partition, attempt and epoch; empty if there are none."""
         if not self._buffered:

@@ -36,7 +36,12 @@ from sparkstrom.models.base import (
     State,
     zero_frozen_entries,
 )
-from sparkstrom.options.gradient_sharing import STALENESS_TARGET, SharedTrainingMaster
+from sparkstrom.options.gradient_sharing import (
+    LEAD_TARGET,
+    STALENESS_TARGET,
+    UPDATE_TARGET,
+    SharedTrainingMaster,
+)
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Command, TaskEnding
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
@@ -311,6 +316,7 @@ def make_trainer_options(job: TrainingJob, partition: int = 0, attempt: int = 0)
     return TrainerOptions(
         job.spec.epochs,
         None if isinstance(master.publish_every, str) else master.publish_every,
+        UPDATE_TARGET,
         master.debug_longer_iterations,
         show_residual=master.encoding_debug_mode,
         metric=job.spec.metric,
@@ -393,6 +399,7 @@ class StalenessLimits(TypedDict):
     """Limits on how far workers may drift apart; fields of ``NodeLimits``."""
 
     max_lead: int | None  # steps ahead of the slowest worker; None: unlimited
+    lead_minibatches: int  # the same limit in minibatches of the whole fit, divided among workers
     max_staleness: int | None  # steps after that of the oldest uncommitted update
     age_of_updates: int  # the same limit in minibatches of the whole fit, divided among workers
     steps_each: int  # steps that one publication contains
@@ -404,13 +411,15 @@ def staleness_limits(master: SharedTrainingMaster) -> StalenessLimits:
     One publication may contain several steps.
     """
     every = 1 if isinstance(master.publish_every, str) else master.publish_every
-    lead, rounds, age = master.max_lead, master.max_staleness, 0
+    lead, rounds, age, lead_minibatches = master.max_lead, master.max_staleness, 0, 0
     if isinstance(lead, str):
         lead = every
+        lead_minibatches = LEAD_TARGET if isinstance(master.publish_every, str) else 0
     if isinstance(rounds, str):
         rounds, age = 0, STALENESS_TARGET
     return {
         "max_lead": lead,
+        "lead_minibatches": lead_minibatches,
         "max_staleness": None if rounds is None else rounds * every,
         "age_of_updates": age,
         "steps_each": every,

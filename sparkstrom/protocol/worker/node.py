@@ -171,7 +171,8 @@ class Directives:
         limits = self._limits
         limit, waits = None, AHEAD
         if limits.max_lead is not None:
-            limit = self._trainer.steps_at_pace(self._fit.slowest + limits.max_lead)
+            lead = max(limits.max_lead, limits.lead_minibatches // workers)
+            limit = self._trainer.steps_at_pace(self._fit.slowest + lead)
         if limits.max_staleness is not None:
             beside = max(limits.max_staleness, limits.age_of_updates // workers - limits.steps_each)
             oldest = self._in_flight.oldest

@@ -113,8 +113,11 @@ def test_window_bytes(running_node: RunningNode, window_bytes: int, order: Comma
         ({"max_lead": 3}, 2, 3),
         ({"max_lead": 16}, 100, 16),
         ({"max_lead": None}, 2, None),
-        ({}, 2, 1),
+        ({}, 2, 3),
+        ({}, 3, 2),
+        ({}, 4, 1),
         ({}, 25, 1),
+        ({"publish_every": 1}, 2, 1),
         ({"publish_every": 4}, 17, 4),
     ],
 )
