@@ -198,9 +198,10 @@ class SharedTrainingMaster(CommonOptions):
         AUTO,
         whole(1, COUNT_MAX, unit="steps", remedy=", or 'auto'", words=(AUTO,)),
         'training steps from one update (publication) of a worker to the next; "auto": a worker'
-        " publishes when its last update is committed. With up to four workers, a worker that has"
-        " published 50 updates then puts up to 8 / workers steps (rounded down) into an update if"
-        " encoding would otherwise take more than a fifth of the steps' time",
+        " publishes when its last update is committed. If encoding takes more than a fifth of"
+        " a step's time, one worker then puts up to four steps into an update, and each of two"
+        " workers puts two; not for its first 50 updates, nor if ``max_lead`` or ``max_staleness``"
+        " is a number",
         when='With "auto", the slowest link determines how often workers publish. Set a number,'
         " such as 4, to send fewer bytes; a worker's changes then wait longer in its residual.",
         local_rounds=False,
@@ -361,6 +362,7 @@ class SharedTrainingMaster(CommonOptions):
 # depends on these, not on a worker's own steps.
 STALENESS_TARGET = 24
 # How far a worker may be ahead with max_lead="auto", and how much an update may contain with
-# publish_every="auto", in minibatches of the whole fit, for the same reason.
+# publish_every="auto", in minibatches of the whole fit, for the same reason. An update has fewer
+# steps than a worker may be ahead: a worker that waits has published what others wait for.
 LEAD_TARGET = 6
-UPDATE_TARGET = 8
+UPDATE_TARGET = 4

@@ -1,9 +1,10 @@
 """Predict step time, efficiency and staleness for k workers from a few measured numbers.
 
 ``predict_scaling`` models gradient sharing with ``publish_every="auto"``, ``max_lead=1`` and
-``max_staleness="auto"``, and a dense ring all-reduce for comparison. docs/scaling.md explains the
-formula and compares it with a run. ``measure_script`` measures a model's step and the encoding of
-its updates on this machine.
+``max_staleness="auto"``, and a dense ring all-reduce for comparison. One or two workers with short
+steps are faster than predicted, because their updates then contain several steps. docs/scaling.md
+explains the formula and compares it with a run. ``measure_script`` measures a model's step and the
+encoding of its updates on this machine.
 """
 
 from __future__ import annotations

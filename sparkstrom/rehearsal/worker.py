@@ -126,11 +126,10 @@ class RehearsedWorker:
             add_residuals=_add_no_residuals,
             optimizer_server=self._optimizer_server,
             clock=time,
-            encode_s=self._times.encode_s,
         )
         self._port = 0
         self.node: NodeId | None = None
-        self._stepping = self._is_woken = False
+        self._stepping = self._encoding = self._is_woken = False
         self._turn = self._tick_turn = 0  # numbers of the next boundary and tick; others are void
         self._next_tick_s = 0.0
 
@@ -236,15 +235,20 @@ class RehearsedWorker:
         self._time.after(delay_s, self._pass_boundary, self._turn)
 
     def _pass_boundary(self, turn: int) -> None:
-        """End the running step, apply what has arrived, and begin the next step or wait.
+        """Encode after a running step, end it, apply what has arrived, and step again or wait.
 
         Raise what training raises.
         """
         if not self.alive or turn != self._turn:
             return
         self._is_woken = False
+        if self._stepping and not self._encoding:
+            self._encoding = self.trainer.finish_training()
+            if self._encoding and self._times.encode_s:
+                self._schedule_boundary(self._times.encode_s / self._speed)
+                return
         if self._stepping:
-            self._stepping = False
+            self._stepping = self._encoding = False
             self.trainer.end_step()
         waiting = len(self._inbox)
         action, command = self.trainer.pass_boundary()
@@ -268,7 +272,7 @@ class RehearsedWorker:
         model fails.
         """
         self._stepping = True
-        rows, encodes = self.trainer.counts.examples, self.trainer.may_publish_next()
+        rows = self.trainer.counts.examples
         try:
             loss = self.trainer.begin_step(command)
         except SparkstromError:
@@ -278,9 +282,7 @@ class RehearsedWorker:
         self._observer.on_step(self.trainer.counts.examples - rows, loss)
         times = self._times
         share = max(STEP_SHARE_MIN, self._rng.gauss(1.0, times.jitter)) if times.jitter else 1.0
-        encode_s = times.encode_s if encodes else 0.0
-        busy_s = times.step_s * share + encode_s + waiting * times.apply_s
-        self._schedule_boundary(busy_s / self._speed)
+        self._schedule_boundary((times.step_s * share + waiting * times.apply_s) / self._speed)
 
 
 class VirtualConnection:

@@ -208,6 +208,22 @@ ENCODING_SHARE_MAX = 0.2  # of the time of training steps, if updates contain mo
 EARLY_PUBLICATIONS = 50  # of each worker, which contain one step each: they move parameters most
 
 
+RECENT_WEIGHT = 1 / 32  # of the newest value in a recent mean
+
+
+class RecentMean:
+    """An exponentially decaying mean of seconds; what happened 200 values ago hardly counts."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._count = 0
+
+    def add(self, seconds: float) -> None:
+        """Add a value; the first ones count equally."""
+        self._count += 1
+        self.value += (seconds - self.value) * max(RECENT_WEIGHT, 1 / self._count)
+
+
 RESIDUAL_AGE_POLL_S = 1.0
 MEASURING_SHARE_MAX = 0.002  # share of a worker's time for measuring the residual
 
@@ -286,8 +302,8 @@ AddSavedResiduals = Callable[[Replica, tuple[str, ...]], None]
 class Trainer:
     """Trains until the node orders END or FAIL.
 
-    ``run`` does so on the task's thread. A rehearsal calls ``pass_boundary``, ``begin_step`` and
-    ``end_step`` instead, in virtual time.
+    ``run`` does so on the task's thread. A rehearsal calls ``pass_boundary``, ``begin_step``,
+    ``finish_training`` and ``end_step`` instead, in virtual time.
 
     Args:
         channel: connection to the node.
@@ -298,7 +314,6 @@ class Trainer:
         add_residuals: adds residuals that earlier fits saved.
         optimizer_server: serves copies of the optimizer state.
         clock: source of time.
-        encode_s: seconds that one encoding takes; None measures it.
     """
 
     def __init__(
@@ -312,10 +327,8 @@ class Trainer:
         add_residuals: AddSavedResiduals,
         optimizer_server: OptimizerStateServer,
         clock: Clock | None = None,
-        encode_s: float | None = None,
     ) -> None:
         self._channel, self._replica, self._batches = channel, replica, batches
-        self._encode_s = encode_s
         self._clock = clock or SystemClock()
         self._options, self._save_residual, self._add_residuals = (
             options,
@@ -339,7 +352,8 @@ class Trainer:
             publish_every=options.publish_every,
         )
         self._counters_due_s = self._counted_s = 0.0
-        self._read_s = 0.0  # when the present step's minibatch had been read
+        self._read_s = self._trained_s = 0.0  # when the step's minibatch had been read, and trained
+        self._step_s, self._encode_s = RecentMean(), RecentMean()  # of steps, and of publications
         self._epoch_loss, self._epoch_examples = 0.0, 0
         self._is_evaluator = not batches.rows and batches.held_out.rows > 0
         # trained by the other workers; evaluated here
@@ -353,6 +367,7 @@ class Trainer:
             match action:
                 case LoopAction.STEP:
                     self.begin_step(command)
+                    self.finish_training()
                     self.end_step()
                 case LoopAction.WAIT:
                     self._wait(command)
@@ -396,27 +411,15 @@ class Trainer:
         seconds = self.counts.seconds
         return (seconds.get("stepping", 0.0) + seconds.get("reading", 0.0)) / self.counts.steps
 
-    def min_steps_per_update(self) -> int:
-        """Return how many steps an update contains at least, so that encoding short steps is cheap.
-
-        With few workers, an update of several steps is hardly later in minibatches of the fit.
-        """
-        most = self._options.minibatches_per_update_max // self._channel.command.workers
-        published = self._replica.encoder.counters.publications
-        if most < 2 or published < EARLY_PUBLICATIONS:
+    def min_steps_per_update(self, workers: int) -> int:
+        """Return how many steps an update contains at least, so that encoding takes little time."""
+        most = self._options.minibatches_per_update_max // workers
+        if most < 2 or self._replica.encoder.counters.publications < EARLY_PUBLICATIONS:
             return 1
-        encode_s = self._encode_s
-        if encode_s is None:
-            encode_s = self.counts.seconds.get("encoding", 0.0) / published
-        step_s = self._mean_step_s()
         for steps in range(1, most):
-            if encode_s <= ENCODING_SHARE_MAX * steps * step_s:
+            if self._encode_s.value <= ENCODING_SHARE_MAX * steps * self._step_s.value:
                 return steps
         return most
-
-    def may_publish_next(self) -> bool:
-        """Return whether the next step may be followed by a publication."""
-        return self._loop.may_publish_next()
 
     def report_buffers(self) -> bytes:
         """Return the model's buffers."""
@@ -444,7 +447,10 @@ class Trainer:
         self._add_residuals(self._replica, paths)
 
     def begin_step(self, command: Directive) -> float:
-        """Train on one minibatch and count it; return its mean loss. ``end_step`` must follow."""
+        """Train on one minibatch and count it; return its mean loss.
+
+        ``finish_training`` and ``end_step`` must follow.
+        """
         began_s = self._clock.monotonic_s()
         batch = self._batches.get(*self._loop.position)
         self._read_s = self._clock.monotonic_s()
@@ -462,12 +468,21 @@ class Trainer:
         self._count(batch.rows, loss)
         return loss
 
+    def finish_training(self) -> bool:
+        """Note that the step has been trained by now; return whether ``end_step`` will publish."""
+        self._trained_s = self._clock.monotonic_s()
+        self._step_s.add(self._trained_s - self._read_s)
+        return self._loop.is_update_due(self._channel.command)
+
     def end_step(self) -> None:
         """Publish what the step has learned if that is due, and report."""
-        stepped_s = self._clock.monotonic_s()
+        published = self._replica.encoder.counters.publications
         self._loop.after_step(self._channel.command)
-        self._add_seconds("stepping", stepped_s - self._read_s)
-        self._add_seconds("encoding", self._clock.monotonic_s() - stepped_s)
+        encode_s = self._clock.monotonic_s() - self._trained_s
+        if self._replica.encoder.counters.publications > published:
+            self._encode_s.add(encode_s)
+        self._add_seconds("stepping", self._trained_s - self._read_s)
+        self._add_seconds("encoding", encode_s)
         if self._loop.position.batch == 0:
             self._finish_epoch()
         self._report_counters(now=False)

@@ -166,8 +166,11 @@ class LoopDriver(Protocol):
         ``round_s``: recent time from publishing an update to its commit, in seconds; 0 if unknown.
         """
 
-    def min_steps_per_update(self) -> int:
-        """Return how many steps an update contains at least, unless the number is fixed."""
+    def min_steps_per_update(self, workers: int) -> int:
+        """Return how many steps an update contains at least, unless the number is fixed.
+
+        ``workers``: number of workers that train.
+        """
 
     def report_buffers(self) -> bytes:
         """Return the model's buffers at an epoch's end; empty if it has none."""
@@ -344,8 +347,8 @@ class TrainingLoop:
         ``directive`` is the present one: updates in flight at the start of the step may be
         committed by now.
         """
+        is_due = self.is_update_due(directive)
         self._advance()
-        is_due = self.finished or self._is_due(directive)
         if self.position.batch == 0:
             self._publish_buffers()
         if is_due:
@@ -354,27 +357,34 @@ class TrainingLoop:
             self._replica.accumulate_delta()
             self._post_progress()
 
-    def _advance(self) -> None:
-        """Move the position forward by one minibatch."""
+    def is_update_due(self, directive: Directive) -> bool:
+        """Return whether to publish after the present step: also after the last one of the fit.
+
+        An update is due every n steps, or once the last publication is committed and the update
+        contains as many steps as the driver wants.
+        """
+        if self._next_position() >= self._end:
+            return True
+        unpublished, every = self._unpublished + 1, self._publish_every
+        if every is not None:
+            return unpublished >= every
+        if not directive.publishes:
+            return False
+        is_training = directive.order is Command.TRAIN
+        wanted = self._driver.min_steps_per_update(directive.workers) if is_training else 1
+        return unpublished >= wanted
+
+    def _next_position(self) -> Position:
+        """Return the position one minibatch further."""
         epoch, batch = self.position
         is_epoch_end = batch + 1 == self._batches
-        self.position = Position(epoch + 1, 0) if is_epoch_end else Position(epoch, batch + 1)
+        return Position(epoch + 1, 0) if is_epoch_end else Position(epoch, batch + 1)
+
+    def _advance(self) -> None:
+        """Move the position forward by one minibatch."""
+        self.position = self._next_position()
         self.steps += 1
         self._unpublished += 1
-
-    def _is_due(self, directive: Directive) -> bool:
-        """Return whether to publish: every n steps, or once the last publication is committed."""
-        if self._publish_every is None and not directive.publishes:
-            return False
-        return self._unpublished >= self._steps_per_update()
-
-    def _steps_per_update(self) -> int:
-        """Return the smallest number of steps from one publication to the next."""
-        return self._publish_every or self._driver.min_steps_per_update()
-
-    def may_publish_next(self) -> bool:
-        """Return whether the next step may publish, if the last publication is committed."""
-        return self._unpublished + 1 >= self._steps_per_update()
 
     def _publish_buffers(self) -> None:
         """Publish the model's buffers, so that they commit before the epoch's last position."""

@@ -286,9 +286,9 @@ class SimProcess:
         self.made.append(PublishedUpdate(first, last, payload))
         return Payload(0, 1, self.weights.entries or len(payload) // 2, payload)
 
-    def min_steps_per_update(self) -> int:
-        """Return 1: how long a step takes decides nothing here."""
-        return 1
+    def min_steps_per_update(self, workers: int) -> int:
+        """Return 1 or 2, so that workers with either number are beside one another."""
+        return 1 + self.identity.partition % 2
 
     def report_buffers(self) -> bytes:
         """Return buffers that identify partition, attempt and epoch; empty if there are none."""

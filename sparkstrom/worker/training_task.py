@@ -313,10 +313,11 @@ class TrainingSession:
 def make_trainer_options(job: TrainingJob, partition: int = 0, attempt: int = 0) -> TrainerOptions:
     """Return the trainer's options, such as the number of epochs and how often it publishes."""
     master = job.master
+    limits_are_numbers = isinstance(master.max_lead, int) or isinstance(master.max_staleness, int)
     return TrainerOptions(
         job.spec.epochs,
         None if isinstance(master.publish_every, str) else master.publish_every,
-        UPDATE_TARGET,
+        1 if limits_are_numbers else UPDATE_TARGET,
         master.debug_longer_iterations,
         show_residual=master.encoding_debug_mode,
         metric=job.spec.metric,
@@ -402,7 +403,7 @@ class StalenessLimits(TypedDict):
     lead_minibatches: int  # the same limit in minibatches of the whole fit, divided among workers
     max_staleness: int | None  # steps after that of the oldest uncommitted update
     age_of_updates: int  # the same limit in minibatches of the whole fit, divided among workers
-    steps_each: int  # steps that one publication contains
+    steps_each: int  # steps that one publication contains at least
 
 
 def staleness_limits(master: SharedTrainingMaster) -> StalenessLimits:

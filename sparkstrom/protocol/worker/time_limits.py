@@ -29,7 +29,7 @@ class NodeLimits:
     lead_minibatches: int = 0
     max_staleness: int | None = None  # steps after that of the oldest uncommitted update
     age_of_updates: int = 0  # as ``lead_minibatches``, for ``max_staleness``
-    steps_each: int = 1  # steps that one publication contains
+    steps_each: int = 1  # steps that one publication contains at least
     publications_max: int | None = None  # uncommitted publications; with more, none is published
     optimizer_wait_s: float = 0.0  # how long a latecomer waits for optimizer state; 0: not at all
 

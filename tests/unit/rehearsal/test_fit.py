@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from sparkstrom import VoidConfiguration
 from sparkstrom.models.base import FlatModel
 from sparkstrom.models.updaters import Sgd
 from sparkstrom.rehearsal.baselines import join_batches, train_synchronously
+from sparkstrom.rehearsal.conditions import StepTimes
 from sparkstrom.rehearsal.fit import FitRecipe
+from sparkstrom.runtime.trainer import EARLY_PUBLICATIONS
 from tests.unit.rehearsal.recipes import (
     COLUMNS,
     conditions,
@@ -91,6 +94,18 @@ def test_a_slow_worker_sets_the_pace() -> None:
     assert 1.3 < slow.seconds / even.seconds < 2.5
     # One of several workers is never slow: the others have to be told from it.
     assert simulate(made, 1, stragglers=1, straggler_speed=0.5).seconds < even.seconds * 4.5
+
+
+@pytest.mark.parametrize(("publish_every", "share"), [(1, 1), (2, 2), (4, 4), ("auto", 4)])
+def test_encoding_takes_time_when_an_update_is_sent(publish_every: int | str, share: int) -> None:
+    """By default, a single worker whose steps are short puts four into an update."""
+    made = recipe(epochs=12, publish_every=publish_every)
+    slow = StepTimes(0.1, encode_s=0.2)
+    free = simulate(made, 1, times=replace(slow, encode_s=0.0))
+    seconds = simulate(made, 1, times=slow).seconds - free.seconds
+    early = EARLY_PUBLICATIONS if publish_every == "auto" else 0  # of one step each
+    updates = early + (4 * MINIBATCHES - early) / share
+    assert seconds == pytest.approx(0.2 * updates, rel=0.02)
 
 
 def test_a_narrow_link_takes_time() -> None:

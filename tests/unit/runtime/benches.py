@@ -56,14 +56,7 @@ class Scripted(TrainerChannel):
 class Bench:
     """A trainer on 10 rows, minibatches of 4, two epochs, with all it touches."""
 
-    def __init__(
-        self,
-        model: Any,
-        script: Script,
-        rows: int = 10,
-        encode_s: float | None = None,
-        **schedule: Any,
-    ) -> None:
+    def __init__(self, model: Any, script: Script, rows: int = 10, **schedule: Any) -> None:
         self.channel = Scripted(script)
         self.granted: list[tuple[str, ...]] = []
         self.model, self.lender = model, OptimizerStateServer(SystemClock())
@@ -79,7 +72,6 @@ class Bench:
             save_residual=lambda replica: KEPT,
             add_residuals=lambda replica, paths: self.granted.append(paths),
             optimizer_server=self.lender,
-            encode_s=encode_s,
         )
 
     def run(self) -> list[ev.Event]:

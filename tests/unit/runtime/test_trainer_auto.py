@@ -11,7 +11,7 @@ import pytest
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Command, Directive
 from sparkstrom.runtime import trainer
-from tests.unit.runtime.benches import TAU, TRAIN, Bench, steps
+from tests.unit.runtime.benches import TAU, TRAIN, Bench, Script, steps
 
 BUSY = Directive(Command.TRAIN, publishes=False)
 
@@ -47,50 +47,64 @@ def test_every_so_many_steps_does_not_ask_whether_it_may(
     assert [e.steps for e in events if isinstance(e, ev.UpdatePublished)] == [2, 4, 6]
 
 
-SHORT = {"encode_s": 1.0, "step_s": 1.0}  # encoding needs as much time as a step
-
-
 @pytest.mark.parametrize(
-    ("times", "workers", "most", "expected"),
+    ("encode_s", "workers", "most", "expected"),
     [
-        (SHORT, 2, 8, 4),
-        (SHORT, 3, 8, 2),
-        (SHORT, 4, 8, 2),
-        (SHORT, 5, 8, 1),
-        (SHORT, 1, 3, 3),
-        ({"encode_s": 0.39, "step_s": 1.0}, 1, 8, 2),
-        ({"encode_s": 0.41, "step_s": 1.0}, 1, 8, 3),
-        ({"encode_s": 0.19, "step_s": 1.0}, 2, 8, 1),
-        ({"encode_s": 0.0, "step_s": 0.0}, 2, 8, 1),
+        (1.0, 2, 8, 4),
+        (1.0, 3, 8, 2),
+        (1.0, 4, 8, 2),
+        (1.0, 5, 8, 1),
+        (1.0, 1, 3, 3),
+        (0.39, 1, 8, 2),
+        (0.41, 1, 8, 3),
+        (0.19, 2, 8, 1),
     ],
 )
-@pytest.mark.parametrize("measured", [True, False])
 def test_an_update_has_so_many_steps_that_encoding_takes_a_fifth_of_their_time(
-    bench: Callable[..., Bench],
-    times: dict[str, float],
-    workers: int,
-    most: int,
-    expected: int,
-    measured: bool,
+    bench: Callable[..., Bench], encode_s: float, workers: int, most: int, expected: int
 ) -> None:
-    encode_s = None if measured else times["encode_s"]
-    options = {"publish_every": None, "minibatches_per_update_max": most}
-    made = bench([], encode_s=encode_s, **options)
-    made.channel.publish([], Directive(Command.TRAIN, workers=workers))
-    counts, published = made.trainer.counts, trainer.EARLY_PUBLICATIONS
-    counts.steps, made.replica.encoder.counters.publications = published, published
-    counts.seconds["stepping"] = times["step_s"] * published
-    if measured:
-        counts.seconds["encoding"] = times["encode_s"] * published
-    assert made.trainer.min_steps_per_update() == expected
+    made = bench([], publish_every=None, minibatches_per_update_max=most)
+    made.trainer._encode_s.add(encode_s)
+    made.trainer._step_s.add(1.0)
+    made.replica.encoder.counters.publications = trainer.EARLY_PUBLICATIONS
+    assert made.trainer.min_steps_per_update(workers) == expected
     made.replica.encoder.counters.publications -= 1
-    assert made.trainer.min_steps_per_update() == 1
+    assert made.trainer.min_steps_per_update(workers) == 1
 
 
 def test_short_steps_are_published_together(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But not where the node has another order for the trainer than to train on."""
     monkeypatch.setattr(trainer, "EARLY_PUBLICATIONS", 2)
-    options = {"publish_every": None, "minibatches_per_update_max": 2, "encode_s": 1e9}
-    events = bench(steps(6), **options).run()
-    assert [e.steps for e in events if isinstance(e, ev.UpdatePublished)] == [1, 2, 4, 6]
+    monkeypatch.setattr(trainer, "ENCODING_SHARE_MAX", 0.0)
+
+    def published(script: Script) -> list[int]:
+        events = bench(script, publish_every=None, minibatches_per_update_max=2).run()
+        return [e.steps for e in events if isinstance(e, ev.UpdatePublished)]
+
+    assert published(steps(6)) == [1, 2, 4, 6]
+    assert published(steps(6, Directive(Command.TRAIN, workers=2))) == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_update_that_is_due_is_published_while_the_fit_drains(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "EARLY_PUBLICATIONS", 0)
+    monkeypatch.setattr(trainer, "ENCODING_SHARE_MAX", 0.0)
+    made = bench(steps(1), publish_every=None, minibatches_per_update_max=2)
+    step = made.replica.step
+
+    def drained_meanwhile(batch: Any) -> float:
+        made.channel.publish([], Directive(Command.DRAIN))
+        return step(batch)
+
+    made.replica.step = drained_meanwhile  # type: ignore[method-assign]
+    assert [e.steps for e in made.run() if isinstance(e, ev.UpdatePublished)] == [1]
+
+
+def test_a_recent_mean_forgets_a_first_step_that_compiled() -> None:
+    mean = trainer.RecentMean()
+    for seconds in (3.0, *[0.001] * 300):
+        mean.add(seconds)
+    assert 0.001 < mean.value < 0.002

@@ -208,6 +208,21 @@ def test_by_default_a_publication_waits_for_the_one_before(
     assert make_trainer_options(job).publish_every == options.get("publish_every")
 
 
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({}, 4),
+        ({"max_lead": None, "max_staleness": None}, 4),
+        ({"max_lead": 1}, 1),
+        ({"max_staleness": 0}, 1),
+    ],
+)
+def test_updates_have_several_steps_unless_a_number_limits_how_late_they_are(
+    job_of: MakeJob, options: dict[str, Any], most: int
+) -> None:
+    assert make_trainer_options(job_of(**options)).minibatches_per_update_max == most
+
+
 @pytest.mark.flips("SharedTrainingMaster.horizon")
 @pytest.mark.parametrize(("horizon", "before"), [("fit", 70), ("worker", None)])
 def test_horizon(job_of: MakeJob, horizon: str, before: int | None) -> None:
