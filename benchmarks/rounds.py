@@ -5,14 +5,16 @@
 
 Workers take steps that change some parameters and compute nothing, publish 1 % of them (the
 defaults) and wait for one another (``max_lead``). ``wrapper`` is ParallelWrapper, ``cluster``
-SparkNetwork on a ``local-cluster``. Probes in all processes read the same monotonic clock:
+SparkNetwork on a ``local-cluster``, and ``mesh`` the same with a fan-out of two, so that some of
+three or more workers relay. Probes in all processes read the same monotonic clock:
 
 ``round_ms``       from one step to the next, at a worker
 ``commit_ms``      from the end of encoding until the master has numbered the update
 ``applied_ms``     from the end of encoding until another worker has added it to its replica
 ``cpu_ms``         processor time per update of all workers together: of a worker's trainer
-                   (``origin`` for its own update, ``receiver`` for one of another worker), of a
-                   worker's node thread and of the master's thread, with what each does in it
+                   (``origin`` for its own update, ``receiver`` for one of another worker), of the
+                   thread of a worker's node (``node``, or ``relay`` if it forwards to others) and
+                   of the master's thread, with what each does in it
 
 Times are [median, 99th percentile] in milliseconds. The node thread's time with one worker is what
 an origin needs; what it needs more with two is what a receiver does.
@@ -46,9 +48,10 @@ import numpy as np
 from benchmarks.local import StandInModel
 from sparkstrom.models.base import Batch, Flat
 
-SYSTEMS = ("wrapper", "cluster", "aeron", "gloo")
+SYSTEMS = ("wrapper", "cluster", "mesh", "aeron", "gloo")
 SENT_FRACTION = 0.01  # of the parameters that a step changes, as much as the default sends
 WARM_STEPS = 20  # at the beginning, not counted
+MESH_FAN_OUT = 2
 
 
 def main() -> int:
@@ -86,8 +89,11 @@ def measure(system: str, n_params: int, workers: int, steps: int) -> dict[str, A
     if system == "gloo":
         return all_reduce(n_params, workers, steps)
     with tempfile.TemporaryDirectory() as directory:
-        fit = fit_on_cluster if system == "cluster" else fit_by_wrapper
-        summary = fit(SilentModel(n_params, directory), workers, steps)
+        model = SilentModel(n_params, directory)
+        if system == "wrapper":
+            summary = fit_by_wrapper(model, workers, steps)
+        else:
+            summary = fit_on_cluster(model, workers, steps, mesh=system == "mesh")
         probes = [json.loads(path.read_text()) for path in Path(directory).iterdir()]
     return figures(probes, workers) | {
         "bytes_per_update": round(summary.bytes_sent / max(1, summary.updates)),
@@ -104,16 +110,19 @@ def fit_by_wrapper(model: SilentModel, workers: int, steps: int) -> Any:
         return wrapper.fit(_rows(workers * steps), run_log="")
 
 
-def fit_on_cluster(model: SilentModel, workers: int, steps: int) -> Any:
+def fit_on_cluster(model: SilentModel, workers: int, steps: int, *, mesh: bool) -> Any:
     """Train with SparkNetwork on executors of this machine; return the summary."""
     from benchmarks.sessions import local_cluster
-    from sparkstrom import SharedTrainingMaster, SparkNetwork
+    from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
 
     install_probes(model.directory)
     features, labels = _rows(workers * steps)
     rows = list(zip(features, labels.tolist(), strict=True))
     with local_cluster(workers) as session:
-        master = SharedTrainingMaster(batch_size_per_worker=1)
+        void = VoidConfiguration(
+            mesh_build_mode="mesh" if mesh else "plain", mesh_fan_out=MESH_FAN_OUT
+        )
+        master = SharedTrainingMaster(void, batch_size_per_worker=1)
         network = SparkNetwork(session, model, master, progress=False)
         summary = network.fit(session.sparkContext.parallelize(rows, workers))
         network.close()
@@ -168,6 +177,7 @@ class Probes:
         self.applied_s: dict[int, float] = {}  # by commit of another worker
         self.numbered_s: dict[int, float] = {}  # by commit, at the master
         self.cpu_s = Counter[str]()  # by phase
+        self.neighbours: list[int] = []  # nodes that this one was connected to
 
     def write(self, directory: str) -> None:
         """Write all to a file of its own."""
@@ -201,6 +211,7 @@ def install_probes(directory: str) -> None:
     watch(Replica, "apply_update", "receiver", _note_application)
     watch(Replica, "mark_committed", "own", lambda _, commit: PROBES.own_commits.append(commit))
     watch(CommitOrder, "on_update", "", _note_commit)
+    watch(MessageEndpoint, "open_edge", "", _note_neighbour)
 
 
 def watch(kind: type, name: str, phase: str, then: Callable[..., Any] | None = None) -> None:
@@ -236,10 +247,18 @@ def _note_commit(order: Any, *_: Any) -> None:
     PROBES.numbered_s.setdefault(order._sequencer.head, time.monotonic())
 
 
+def _note_neighbour(endpoint: Any, node: int, *_: Any) -> None:
+    """Note that the node is connected to another one."""
+    if node not in PROBES.neighbours:
+        PROBES.neighbours.append(node)
+
+
 def figures(probes: list[dict[str, Any]], workers: int) -> dict[str, Any]:
     """Return the figures of all processes' probes together."""
     masters = [each for each in probes if each["numbered_s"]]
     trainers = [each for each in probes if each["steps_s"]]
+    relays = [each for each in trainers if len(each["neighbours"]) > 1]
+    leaves = [each for each in trainers if each not in relays]
     numbered_s = {int(c): s for each in masters for c, s in each["numbered_s"].items()}
     rounds, commits, applied = [], [], []
     for each in trainers:
@@ -261,7 +280,8 @@ def figures(probes: list[dict[str, Any]], workers: int) -> dict[str, Any]:
         "cpu_ms": {
             "origin": _per_call_ms(trainers, "origin", "published_s"),
             "receiver": _per_call_ms(trainers, "receiver", "applied_s"),
-            "node": _phases_ms(trainers, len(numbered_s)),
+            "node": _phases_ms(leaves, len(numbered_s)),
+            "relay": _phases_ms(relays, len(numbered_s)) if relays else None,
             "master": _phases_ms(masters, len(numbered_s)),
         },
     }
