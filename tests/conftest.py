@@ -28,12 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIRECTORY",
         help="run only files that no other run has claimed in this directory, and claim them",
     )
-    parser.addoption(
-        "--begin",
-        choices=("first", "middle", "last"),
-        default="first",
-        help="begin with the first or the middle file, or with the last one and go backwards",
-    )
+    parser.addoption("--backwards", action="store_true", help="begin with the last file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,12 +64,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             _is_slow(item) and "spark" not in item.path.parts,
         )
     )
-    files = [list(file) for _, file in groupby(items, lambda item: item.path)]
-    if config.option.begin == "last":
-        files.reverse()
-    elif config.option.begin == "middle":
-        files = files[len(files) // 2 :] + files[: len(files) // 2]
-    items[:] = [item for file in files for item in file]
+    if config.option.backwards:
+        files = [list(file) for _, file in groupby(items, lambda item: item.path)]
+        items[:] = [item for file in reversed(files) for item in file]
 
 
 def _is_slow(item: pytest.Item) -> bool:
@@ -85,7 +77,7 @@ def _is_slow(item: pytest.Item) -> bool:
 def pytest_runtestloop(session: pytest.Session) -> object:
     """Run, as pytest does, what no other run has claimed: two that share a directory share files.
 
-    They begin with different files, and end at the same time.
+    One begins with the first file and one with the last, so that they end at the same time.
     """
     claims = session.config.option.claims
     if claims is None or session.config.option.collectonly or session.testsfailed:

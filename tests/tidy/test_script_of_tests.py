@@ -25,10 +25,9 @@ PYTHON = """#!/bin/sh
 case "$*" in
     *tests.compiled_spark*) exit "${FAILS_COMPILING:-0}" ;;
     *tests.java_archives*) [ -z "${FAILS_ARCHIVES:-}" ] && echo -Xarchive; exit ;;
-    *--ignore=tests/gpu*) leg=quick ;;
-    *"--begin first"*) leg=first ;;
-    *"--begin middle"*) leg=middle ;;
-    *"--begin last"*) leg=last ;;
+    *--ignore=tests/gpu*) leg=first ;;
+    *--backwards*) leg=backwards ;;
+    *--claims*) leg=forwards ;;
     *) leg=together ;;
 esac
 echo "ran $leg"
@@ -58,26 +57,22 @@ def run(at: Path, *arguments: str, **variables: str) -> subprocess.CompletedProc
     )
 
 
-SHARES = {"first", "middle", "last"}
-ALL = {"quick", *SHARES}
-
-
 def ran(done: subprocess.CompletedProcess[str]) -> set[str]:
-    """Legs that were run; clusters' tests run in three shares or, where they cannot, together."""
+    """Legs that were run; clusters' tests run as two halves or, where they cannot, together."""
     legs = set(done.stdout.split()) - {"ran"}
-    return legs - {"together"} | SHARES if "together" in legs else legs
+    return legs - {"together"} | {"forwards", "backwards"} if "together" in legs else legs
 
 
 def test_nothing_failed(tmp_path: Path) -> None:
     done = run(tmp_path, "--all")
-    assert ran(done) == ALL
+    assert ran(done) == {"first", "forwards", "backwards"}
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("legs", ["quick", "first together", "middle together", "last together"])
+@pytest.mark.parametrize("legs", ["first", "forwards together", "backwards together"])
 def test_a_failed_leg_fails_all_and_the_others_run(legs: str, tmp_path: Path) -> None:
     done = run(tmp_path, FAILS=legs, STATUS="1")
-    assert (done.returncode, ran(done)) == (1, ALL)
+    assert (done.returncode, ran(done)) == (1, {"first", "forwards", "backwards"})
 
 
 @pytest.mark.parametrize(("variables", "given"), [({}, "-Xarchive"), ({"FAILS_ARCHIVES": "1"}, "")])
@@ -85,7 +80,7 @@ def test_jvms_use_the_archives_that_could_be_made(
     variables: dict[str, str], given: str, tmp_path: Path
 ) -> None:
     done = run(tmp_path, "--all", **variables)
-    assert ran(done) == ALL
+    assert ran(done) == {"first", "forwards", "backwards"}
     lines = (tmp_path / "options").read_text().splitlines()
     options = dict(line.split(" ", 1) for line in lines)
     assert set(options.values()) == {given}
@@ -94,7 +89,7 @@ def test_jvms_use_the_archives_that_could_be_made(
 
 def test_spark_that_could_not_be_compiled_is_used_as_it_is(tmp_path: Path) -> None:
     done = run(tmp_path, "--all", FAILS_COMPILING="1")
-    assert ran(done) == ALL
+    assert ran(done) == {"first", "forwards", "backwards"}
     assert done.returncode == 0
     assert "Python workers start slowly" in done.stderr
 
@@ -118,9 +113,9 @@ def test_an_archive_gets_compiled_modules_beside_its_sources(tmp_path: Path) -> 
     assert told.stdout.split() == [str(archive / "package/module.pyc"), "1"]
 
 
-def test_an_interrupted_quick_leg_ends_all(tmp_path: Path) -> None:
-    done = run(tmp_path, FAILS="quick", STATUS="2")
-    assert (done.returncode, ran(done)) == (2, {"quick"})
+def test_an_interrupted_first_leg_ends_all(tmp_path: Path) -> None:
+    done = run(tmp_path, FAILS="first", STATUS="2")
+    assert (done.returncode, ran(done)) == (2, {"first"})
 
 
 def test_what_is_named_is_handed_on(tmp_path: Path) -> None:
@@ -142,7 +137,6 @@ def test_runs_with_the_same_claims_share_files(tmp_path: Path) -> None:
 
     assert ran_in_order() == [("a", "1"), ("a", "2"), ("c", "1"), ("c", "2")]
     assert ran_in_order() == []
-    for begin, order in {"last": "c1c2b1b2a1a2", "middle": "b1b2c1c2a1a2"}.items():
-        shutil.rmtree(claims)
-        claims.mkdir()
-        assert "".join(map("".join, ran_in_order("--begin", begin))) == order
+    shutil.rmtree(claims)
+    claims.mkdir()
+    assert "".join(map("".join, ran_in_order("--backwards"))) == "c1c2b1b2a1a2"
