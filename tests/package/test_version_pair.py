@@ -26,7 +26,7 @@ def test_the_newest_spark_on_another_python_trains_to_equal_replicas() -> None:
         pytest.skip(str(error))
     command = [sys.executable, "-m", "scripts.version_matrix", PAIR]
     # Of thousands of modules some hundred are imported, and compiled then.
-    environment = os.environ | {"PIP_NO_COMPILE": "1", "PYTHONDONTWRITEBYTECODE": ""}
+    environment = os.environ | {"PIP_COMPILE": "0", "PYTHONDONTWRITEBYTECODE": ""}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
