@@ -3,8 +3,8 @@
     python -m benchmarks.rounds --json
     python -m benchmarks.rounds --sizes 85000 --workers 2 --systems wrapper,aeron,gloo --steps 400
 
-Workers take steps that change some parameters and compute nothing, publish 1 % of them (the
-defaults) and wait for one another (``max_lead``). ``wrapper`` is ParallelWrapper, ``cluster``
+Workers take steps that change some parameters and compute nothing, publish 1 % of them after each
+step, and start each step together (``max_lead=1``). ``wrapper`` is ParallelWrapper, ``cluster``
 SparkNetwork on a ``local-cluster``, and ``mesh`` the same with a fan-out of two, so that some of
 three or more workers relay. Probes in all processes read the same monotonic clock:
 
@@ -106,7 +106,9 @@ def fit_by_wrapper(model: SilentModel, workers: int, steps: int) -> Any:
     from sparkstrom import ParallelWrapper
 
     install_probes(model.directory)
-    with ParallelWrapper(model, workers, batch_size_per_worker=1, progress=False) as wrapper:
+    with ParallelWrapper(
+        model, workers, batch_size_per_worker=1, max_lead=1, progress=False
+    ) as wrapper:
         return wrapper.fit(_rows(workers * steps), run_log="")
 
 
@@ -122,7 +124,7 @@ def fit_on_cluster(model: SilentModel, workers: int, steps: int, *, mesh: bool) 
         void = VoidConfiguration(
             mesh_build_mode="mesh" if mesh else "plain", mesh_fan_out=MESH_FAN_OUT
         )
-        master = SharedTrainingMaster(void, batch_size_per_worker=1)
+        master = SharedTrainingMaster(void, batch_size_per_worker=1, max_lead=1)
         network = SparkNetwork(session, model, master, progress=False)
         summary = network.fit(session.sparkContext.parallelize(rows, workers))
         network.close()
