@@ -3,10 +3,11 @@
     python -m benchmarks.rounds --json
     python -m benchmarks.rounds --sizes 85000 --workers 2 --systems wrapper,aeron,gloo --steps 400
 
-Workers take steps that change some parameters and compute nothing, publish 1 % of them after each
-step, and start each step together (``max_lead=1``). ``wrapper`` is ParallelWrapper, ``cluster``
-SparkNetwork on a ``local-cluster``, and ``mesh`` the same with a fan-out of two, so that some of
-three or more workers relay. Probes in all processes read the same monotonic clock:
+Workers take steps that change some parameters and compute nothing, start each step together
+(``max_lead=1``) and, if there are several, publish 1 % of the parameters after each step.
+``wrapper`` is ParallelWrapper, ``cluster`` SparkNetwork on a ``local-cluster``, and ``mesh`` the
+same with a fan-out of two, so that some of three or more workers relay. Probes in all processes
+read the same monotonic clock:
 
 ``round_ms``       from one step to the next, at a worker
 ``commit_ms``      from the end of encoding until the master has numbered the update

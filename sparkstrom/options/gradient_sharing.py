@@ -198,10 +198,10 @@ class SharedTrainingMaster(CommonOptions):
         AUTO,
         whole(1, COUNT_MAX, unit="steps", remedy=", or 'auto'", words=(AUTO,)),
         'training steps from one update (publication) of a worker to the next; "auto": a worker'
-        " publishes when its last update is committed. If encoding takes more than a fifth of"
-        " a step's time, one worker then puts up to four steps into an update, and each of two"
-        " workers puts two; not for its first 50 updates, nor if ``max_lead`` or ``max_staleness``"
-        " is a number",
+        " publishes when its last update is committed. If encoding an update takes more than a"
+        " fifth of a step's time, a single worker also waits until the update contains two to four"
+        " steps, and each of two workers until it contains two. This does not apply to the first"
+        " 50 updates of a worker in a fit, nor if ``max_lead`` or ``max_staleness`` is a number",
         when='With "auto", the slowest link determines how often workers publish. Set a number,'
         " such as 4, to send fewer bytes; a worker's changes then wait longer in its residual.",
         local_rounds=False,
@@ -265,7 +265,9 @@ class SharedTrainingMaster(CommonOptions):
         " None: no limit",
         when="Raise ``max_lead``, for example to 8, if waiting for the slowest worker costs much"
         " time, as with steps of about a millisecond. A higher ``max_lead`` needs a learning rate"
-        " well below the largest stable rate.",
+        " well below the largest stable rate. With one or two workers, also set"
+        ' ``publish_every=2``, because a number for ``max_lead`` makes ``publish_every="auto"``'
+        " publish after each step.",
         local_rounds=False,
     )
     max_staleness: int | str | None = option(
@@ -362,7 +364,8 @@ class SharedTrainingMaster(CommonOptions):
 # depends on these, not on a worker's own steps.
 STALENESS_TARGET = 24
 # How far a worker may be ahead with max_lead="auto", and how much an update may contain with
-# publish_every="auto", in minibatches of the whole fit, for the same reason. An update has fewer
-# steps than a worker may be ahead: a worker that waits has published what others wait for.
+# publish_every="auto", in minibatches of the whole fit, for the same reason. An update of several
+# steps has fewer steps than a worker may be ahead. A worker that has to wait has then published the
+# steps that the others wait for.
 LEAD_TARGET = 6
 UPDATE_TARGET = 4

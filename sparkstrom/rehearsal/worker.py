@@ -235,19 +235,18 @@ class RehearsedWorker:
         self._time.after(delay_s, self._pass_boundary, self._turn)
 
     def _pass_boundary(self, turn: int) -> None:
-        """Encode after a running step, end it, apply what has arrived, and step again or wait.
+        """End the running step, encoding first if it publishes; apply what came; step or wait.
 
         Raise what training raises.
         """
         if not self.alive or turn != self._turn:
             return
         self._is_woken = False
-        if self._stepping and not self._encoding:
-            self._encoding = self.trainer.finish_training()
-            if self._encoding and self._times.encode_s:
+        if self._stepping:
+            if not self._encoding and self.trainer.finish_training() and self._times.encode_s:
+                self._encoding = True
                 self._schedule_boundary(self._times.encode_s / self._speed)
                 return
-        if self._stepping:
             self._stepping = self._encoding = False
             self.trainer.end_step()
         waiting = len(self._inbox)

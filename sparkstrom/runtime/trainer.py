@@ -204,10 +204,10 @@ class GlobalStepEstimator:
         return self._base + self._workers * (steps - self._since)
 
 
-ENCODING_SHARE_MAX = 0.2  # of the time of training steps, if updates contain more than one step
-EARLY_PUBLICATIONS = 50  # of each worker, which contain one step each: they move parameters most
-
-
+# Updates contain more steps while encoding one takes more than this share of its steps' time.
+ENCODING_SHARE_MAX = 0.2
+# A worker's first updates contain one step each, because parameters move most at the beginning.
+EARLY_PUBLICATIONS = 50
 RECENT_WEIGHT = 1 / 32  # of the newest value in a recent mean
 
 
@@ -284,7 +284,8 @@ class TrainerOptions:
     """How long to train, how often to publish, and what to report."""
 
     epochs: int  # to train
-    publish_every: int | None  # in steps; None: when the last publication is committed
+    # In steps; None: when the last publication is committed, see ``min_steps_per_update``.
+    publish_every: int | None
     minibatches_per_update_max: int = 1  # of all workers together, if ``publish_every`` is None
     sleep_ms: int = 0  # added to each step, to simulate a slow worker
     show_residual: bool = False  # report figures of the residual
@@ -469,7 +470,7 @@ class Trainer:
         return loss
 
     def finish_training(self) -> bool:
-        """Note that the step has been trained by now; return whether ``end_step`` will publish."""
+        """Note that the step has been trained; return whether ``end_step`` would publish now."""
         self._trained_s = self._clock.monotonic_s()
         self._step_s.add(self._trained_s - self._read_s)
         return self._loop.is_update_due(self._channel.command)

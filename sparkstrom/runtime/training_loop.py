@@ -205,7 +205,7 @@ class TrainingLoop:
         batches: minibatches per epoch.
         end: position at which training is finished.
         publish_every: steps between publications; None publishes when the last one is committed
-            and the driver's ``min_steps_per_update`` are trained.
+            and at least ``min_steps_per_update`` of the driver have been trained since.
     """
 
     __slots__ = (  # the simulator has one for each of 32,768 workers
@@ -361,7 +361,8 @@ class TrainingLoop:
         """Return whether to publish after the present step: also after the last one of the fit.
 
         An update is due every n steps, or once the last publication is committed and the update
-        contains as many steps as the driver wants.
+        contains as many steps as the driver wants. If the node no longer orders to train, an update
+        waits for no further steps.
         """
         if self._next_position() >= self._end:
             return True

@@ -287,7 +287,7 @@ class SimProcess:
         return Payload(0, 1, self.weights.entries or len(payload) // 2, payload)
 
     def min_steps_per_update(self, workers: int) -> int:
-        """Return 1 or 2, so that workers with either number are beside one another."""
+        """Return 1 or 2 by partition, so that a fit contains workers with each number."""
         return 1 + self.identity.partition % 2
 
     def report_buffers(self) -> bytes:

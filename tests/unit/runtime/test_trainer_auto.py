@@ -75,7 +75,7 @@ def test_an_update_has_so_many_steps_that_encoding_takes_a_fifth_of_their_time(
 def test_short_steps_are_published_together(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But not where the node has another order for the trainer than to train on."""
+    """With two workers, two minibatches are one step of each, so each step is published."""
     monkeypatch.setattr(trainer, "EARLY_PUBLICATIONS", 2)
     monkeypatch.setattr(trainer, "ENCODING_SHARE_MAX", 0.0)
 
@@ -92,6 +92,7 @@ def test_an_update_that_is_due_is_published_while_the_fit_drains(
 ) -> None:
     monkeypatch.setattr(trainer, "EARLY_PUBLICATIONS", 0)
     monkeypatch.setattr(trainer, "ENCODING_SHARE_MAX", 0.0)
+    """Where the node does not order to train on, an update waits for no further steps."""
     made = bench(steps(1), publish_every=None, minibatches_per_update_max=2)
     step = made.replica.step
 
