@@ -245,10 +245,12 @@ def test_who_heard_nothing_for_a_while_gets_one_sum(
         {"model": models[2], "opening": lambda _: deaf},
     )
     wait_until(lambda: all(model.taken == 4 for model in models))
+    *others, own = mesh.master._machine.partitions
+    known = own.minibatches
     deaf.is_deaf = True
     gate.set()
-    others = [p for p in mesh.master._machine.partitions if p.index < 2]
     wait_until(lambda: all(partition.trained for partition in others))
+    wait_until(lambda: own.minibatches > known)
     deaf.is_deaf = False
     check_whole(mesh, mesh.finish())
     assert mesh.master._machine.placement.tree.depth(3) == 2
