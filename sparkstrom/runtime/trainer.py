@@ -401,16 +401,13 @@ class Trainer:
 
     def publish(self, round_s: float) -> Payload | None:
         """Return the next update, sized by how fast the last one was committed, or None."""
+        seconds = self.counts.seconds
+        step_s = (seconds.get("stepping", 0.0) + seconds.get("reading", 0.0)) / self.counts.steps
         if round_s:
-            self._replica.encoder.follow_link(round_s, self._mean_step_s())
+            self._replica.encoder.follow_link(round_s, step_s)
         payload = self._replica.publish()
         self._residual_age.measure_if_due(self._replica, self.counts.steps)
         return payload
-
-    def _mean_step_s(self) -> float:
-        """Return the mean time of a training step, with reading its minibatch, in seconds."""
-        seconds = self.counts.seconds
-        return (seconds.get("stepping", 0.0) + seconds.get("reading", 0.0)) / self.counts.steps
 
     def min_steps_per_update(self, workers: int) -> int:
         """Return how many steps an update contains at least, so that encoding takes little time."""

@@ -90,9 +90,9 @@ def test_short_steps_are_published_together(
 def test_an_update_that_is_due_is_published_while_the_fit_drains(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where the node does not order to train on, an update waits for no further steps."""
     monkeypatch.setattr(trainer, "EARLY_PUBLICATIONS", 0)
     monkeypatch.setattr(trainer, "ENCODING_SHARE_MAX", 0.0)
-    """Where the node does not order to train on, an update waits for no further steps."""
     made = bench(steps(1), publish_every=None, minibatches_per_update_max=2)
     step = made.replica.step
 
