@@ -171,7 +171,7 @@ class Directives:
         limits = self._limits
         limit, waits = None, AHEAD
         if limits.max_lead is not None:
-            lead = max(limits.max_lead, limits.lead_minibatches // workers)
+            lead = max(limits.max_lead, limits.lead_minibatches // max(1, workers - 1))
             limit = self._trainer.steps_at_pace(self._fit.slowest + lead)
         if limits.max_staleness is not None:
             beside = max(limits.max_staleness, limits.age_of_updates // workers - limits.steps_each)

@@ -24,11 +24,11 @@ class NodeLimits:
     log_bytes: int = 64 << 20  # limit on the log from which children are served
     flow_limits: FlowLimits = DEFAULT_FLOW_LIMITS
     max_lead: int | None = None  # steps ahead of the slowest worker; None: no limit
-    # The same limit in minibatches of the whole fit, divided by the number of training workers; the
+    # The same limit in minibatches of the other training workers, divided by their number; the
     # larger of the two limits applies.
     lead_minibatches: int = 0
     max_staleness: int | None = None  # steps after that of the oldest uncommitted update
-    age_of_updates: int = 0  # as ``lead_minibatches``, for ``max_staleness``
+    age_of_updates: int = 0  # minibatches of the whole fit, for ``max_staleness``
     steps_each: int = 1  # steps that one publication contains at least
     publications_max: int | None = None  # uncommitted publications; with more, none is published
     optimizer_wait_s: float = 0.0  # how long a latecomer waits for optimizer state; 0: not at all

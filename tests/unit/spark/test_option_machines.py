@@ -113,7 +113,7 @@ def test_window_bytes(running_node: RunningNode, window_bytes: int, order: Comma
         ({"max_lead": 3}, 2, 3),
         ({"max_lead": 16}, 100, 16),
         ({"max_lead": None}, 2, None),
-        ({}, 2, 3),
+        ({}, 2, 4),
         ({}, 3, 2),
         ({}, 4, 1),
         ({}, 25, 1),
