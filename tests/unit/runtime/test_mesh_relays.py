@@ -236,8 +236,8 @@ def test_who_heard_nothing_for_a_while_gets_one_sum(
     mesh.node_limits = {"flow_limits": FlowLimits(200, 10**6, MODEL.n_params, 4 * CHUNK_PARAMS)}
     mesh.begin()
     deaf = Deaf(mesh.network, mesh.network.open().endpoint)
-    gate = threading.Event()
-    models = [Gated(gate) for _ in range(3)]
+    gate, own_gate = threading.Event(), threading.Event()
+    models = [Gated(gate), Gated(gate), Gated(own_gate)]
     in_order(
         mesh,
         {"model": models[0]},
@@ -245,11 +245,13 @@ def test_who_heard_nothing_for_a_while_gets_one_sum(
         {"model": models[2], "opening": lambda _: deaf},
     )
     wait_until(lambda: all(model.taken == 4 for model in models))
+    wait_until(lambda: mesh.nodes[2]._machine.in_flight.oldest is None)
     *others, own = mesh.master._machine.partitions
     known = own.minibatches
     deaf.is_deaf = True
     gate.set()
     wait_until(lambda: all(partition.trained for partition in others))
+    own_gate.set()  # its next update follows more commits than the window takes
     wait_until(lambda: own.minibatches > known)
     deaf.is_deaf = False
     check_whole(mesh, mesh.finish())
