@@ -261,8 +261,8 @@ class SharedTrainingMaster(CommonOptions):
             words=(AUTO, None),
         ),
         'largest number of steps that a worker may be ahead of the slowest worker; "auto":'
-        " ``publish_every`` if that is a number, otherwise 4 / (workers - 1), rounded down, at"
-        " least 1; None: no limit",
+        " ``publish_every`` if that is a number, otherwise 4 for up to two workers, 2 for three and"
+        " 1 for more; None: no limit",
         when="Raise ``max_lead``, for example to 8, if waiting for the slowest worker costs much"
         " time, as with steps of about a millisecond. A higher ``max_lead`` needs a learning rate"
         " well below the largest stable rate. With one or two workers, also set"
@@ -363,10 +363,10 @@ class SharedTrainingMaster(CommonOptions):
 # How late updates may be with max_staleness="auto", in minibatches of the whole fit: stability
 # depends on these, not on a worker's own steps.
 STALENESS_TARGET = 24
-# How many minibatches of the other workers may be missing in a worker's parameters because the
-# worker is ahead, with max_lead="auto", and how many minibatches of the whole fit an update may
-# contain, with publish_every="auto", for the same reason. An update of several steps has fewer
-# steps than a worker may be ahead. A worker that has to wait has then published the steps that the
-# others wait for.
+# Two limits for the same reason. With max_lead="auto", a worker may be ahead of all others together
+# by LEAD_TARGET of their minibatches. With publish_every="auto", an update contains at most
+# UPDATE_TARGET minibatches of the whole fit. An update of several steps has fewer steps than a
+# worker may be ahead. A worker that has to wait has then published the steps that the others wait
+# for.
 LEAD_TARGET = 4
 UPDATE_TARGET = 4

@@ -400,9 +400,9 @@ class StalenessLimits(TypedDict):
     """Limits on how far workers may drift apart; fields of ``NodeLimits``."""
 
     max_lead: int | None  # steps ahead of the slowest worker; None: unlimited
-    lead_minibatches: int  # the same limit in minibatches of all other workers
+    lead_minibatches: int  # the same limit in minibatches of the others, divided among them
     max_staleness: int | None  # steps after that of the oldest uncommitted update
-    age_of_updates: int  # the same limit in minibatches of the whole fit
+    age_of_updates: int  # the same limit in minibatches of the whole fit, divided among workers
     steps_each: int  # steps that one publication contains at least
 
 

@@ -28,7 +28,9 @@ class NodeLimits:
     # larger of the two limits applies.
     lead_minibatches: int = 0
     max_staleness: int | None = None  # steps after that of the oldest uncommitted update
-    age_of_updates: int = 0  # minibatches of the whole fit, for ``max_staleness``
+    # The same limit in minibatches of the whole fit, divided by the number of training workers; the
+    # larger of the two limits applies.
+    age_of_updates: int = 0
     steps_each: int = 1  # steps that one publication contains at least
     publications_max: int | None = None  # uncommitted publications; with more, none is published
     optimizer_wait_s: float = 0.0  # how long a latecomer waits for optimizer state; 0: not at all

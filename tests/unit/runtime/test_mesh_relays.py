@@ -223,7 +223,7 @@ class Deaf(MemoryTransport):
 def test_who_heard_nothing_for_a_while_gets_one_sum(
     make_mesh: MAKE, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last one, under a relay; its own updates of that time are in the sum."""
+    """The third worker is under a relay; a sum contains the update that it sent meanwhile."""
     sums: list[ApplyMergedRange] = []
     apply_range = Replica.apply_range
 
@@ -251,7 +251,7 @@ def test_who_heard_nothing_for_a_while_gets_one_sum(
     deaf.is_deaf = True
     gate.set()
     wait_until(lambda: all(partition.trained for partition in others))
-    own_gate.set()  # its next update follows more commits than the window takes
+    own_gate.set()  # A relay sends commits singly until its window is full, then a sum.
     wait_until(lambda: own.minibatches > known)
     deaf.is_deaf = False
     check_whole(mesh, mesh.finish())
