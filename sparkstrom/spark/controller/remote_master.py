@@ -46,7 +46,7 @@ from sparkstrom.spark.controller.messages import (
     shift_progress,
 )
 from sparkstrom.spark.controller.placement import ControllerPlacer
-from sparkstrom.spark.controller.server import ControlServer
+from sparkstrom.spark.controller.driver_server import ControlServer
 from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.worker.training_job import TrainingJob
 

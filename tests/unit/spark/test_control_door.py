@@ -31,7 +31,7 @@ from sparkstrom.spark.controller.messages import (
     RequestStop,
 )
 from sparkstrom.spark.controller.remote_master import create_initial_progress
-from sparkstrom.spark.controller.server import (
+from sparkstrom.spark.controller.driver_server import (
     LOG_INTERVAL_S,
     LOGGED_HOSTS_MAX,
     UNAUTHENTICATED_MAX,
