@@ -1,4 +1,7 @@
-"""Open, create and check files safely at paths that other users or processes can write to."""
+"""Open and create files at paths to which others can write, and check archives before reading.
+
+Opening never waits for the other end of a named pipe.
+"""
 
 from __future__ import annotations
 

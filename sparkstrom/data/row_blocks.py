@@ -81,8 +81,9 @@ def search_advice(where: str, column: str, condition: str, depth: int = 0) -> st
     """Return advice on finding the rows of a DataFrame that meet an SQL condition.
 
     In ``condition``, {} stands for the column, or for a value nested ``depth`` arrays deep. For a
-    DataFrame, the row number is not enough: after a repartition, Spark orders rows differently if
-    other columns are read. For local data the number is enough, so the advice is empty.
+    DataFrame (``where`` is a partition), the row number is not enough: after a repartition, Spark
+    orders rows differently if other columns are read. For local data the number is enough, so the
+    advice is empty.
     """
     variables = ["v"] if depth == 1 else [f"v{i + 1}" for i in range(depth)]
     arrays = [quote_column(column), *variables]
@@ -416,9 +417,15 @@ def _select_rows(block: Block, share: NDArray[np.int64]) -> Block:
 def read_shuffle_blocks(
     sources: int, partition: int, shuffled: Iterable[ShuffleBlock]
 ) -> Iterator[Block]:
-    """Yield a worker's rows from the shuffle blocks of ``sources`` source partitions.
+    """Yield a worker's blocks of rows from what ``sources`` source partitions sent, each once.
 
-    Raise EOFError if a block is missing at the end. If a source sent an error, raise that error.
+    Args:
+        sources: Number of source partitions.
+        partition: The worker's partition; Spark passes it, and it is not used.
+        shuffled: All shuffle blocks of the worker. Spark may repeat some.
+
+    Raises:
+        EOFError: A block is missing at the end. If a source sent an error, that error is raised.
     """
     seen: dict[int, set[int]] = {source: set() for source in range(sources)}
     counts: dict[int, int] = {}

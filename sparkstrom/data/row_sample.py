@@ -27,7 +27,7 @@ class RowSample(NamedTuple):
     total: int  # rows of the data
 
     def head(self, rows: int) -> RowSample:
-        """Return the sample's first blocks, up to the one that contains row number ``rows``."""
+        """Return the first blocks that together have at least ``rows`` rows, or all blocks."""
         blocks, count = [], 0
         for block in self.blocks:
             if count >= rows:

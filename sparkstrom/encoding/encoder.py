@@ -212,7 +212,7 @@ class FormWriters:
         return self._bitmap.state()
 
     def load_state(self, state: EncoderState) -> None:
-        """Restore the state that ``state`` returned."""
+        """Restore a state that ``state()`` returned."""
         self._bitmap.load_state(state)
 
 
@@ -433,7 +433,7 @@ class Encoder:
         return self._policy.state() | self._forms.state() | self._residual.state()
 
     def load_state(self, state: EncoderState) -> None:
-        """Restore the state that ``state`` returned for an equal model.
+        """Restore a state that ``state()`` returned, for a model of the same layout.
 
         The saved residual, if any, is added to this encoder's residual.
         """

@@ -86,7 +86,7 @@ def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, code
 
 
 def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-    """Like ``choose_local``, for the residual f32[n] itself."""
+    """Like ``choose_local``, with the residual f32[n] in place of local and theta."""
     sizes, least = np.abs(residual), np.float32(tau)
     by_chance = hash_indices(np.arange(residual.size), seed) < limit
     taken = np.flatnonzero((sizes >= least + least) | ((sizes >= least) & by_chance))
@@ -275,7 +275,10 @@ def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, in
 
 
 def apply_hits_both(theta: F32, local: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
-    """Add hits to theta, and (rounded once) to local, to keep the residual local - theta."""
+    """Add ``quanta * q`` to theta and local at ``indices``, so that local - theta stays the same.
+
+    The sum in local is rounded once, to float32. Return what ``apply_hits`` returns.
+    """
     local[indices] = local[indices] + quanta.astype(np.float64) * q
     return apply_hits(theta, indices, quanta, q)
 

@@ -1,8 +1,8 @@
 """Predict step time, efficiency and staleness for k workers from a few measured numbers.
 
-``predict_scaling`` models gradient sharing whose workers start each step together and, where links
-are fast, publish after each step (``publish_every="auto"``, ``max_lead=1``), with
-``max_staleness="auto"``, and a dense ring all-reduce for comparison. With the default
+``predict_scaling`` predicts gradient sharing and, for comparison, a dense ring all-reduce. It
+assumes that workers start each step together and, where links are fast, publish after each step
+(``publish_every="auto"``, ``max_lead=1``), and ``max_staleness="auto"``. With the default
 ``max_lead="auto"``, fits of up to three workers with short steps are faster than predicted.
 docs/scaling.md explains the formula and compares it with a run. ``measure_script`` measures a
 model's step and the encoding of its updates on this machine.

@@ -1,4 +1,4 @@
-"""The result of a rehearsal: a table, a verdict, and figures for JSON."""
+"""The result of a rehearsal: a table of runs, which of them to choose, and figures for JSON."""
 
 from __future__ import annotations
 

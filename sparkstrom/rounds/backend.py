@@ -1,4 +1,4 @@
-"""Define ``RoundsBackend``, the interface through which a round-based fit uses its workers.
+"""Define ``RoundsBackend``: how training in rounds (parameter averaging) runs a round's workers.
 
 Backends run the workers as Spark tasks (by RDDs or by DataFrames) or as local processes.
 """

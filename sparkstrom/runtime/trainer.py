@@ -378,7 +378,7 @@ class Trainer:
                     raise PeerError(command.reason)
 
     def pass_boundary(self) -> tuple[LoopAction, Directive]:
-        """Apply what has arrived; return what to do next and the directive that says so."""
+        """Between steps, apply what the node has sent; return the next action and its directive."""
         items, command = self._channel.take()
         self._epochs_trained = max(self._epochs_trained, command.epochs)
         return self._loop.at_boundary(items, command), command

@@ -329,7 +329,7 @@ class TrainingLoop:
                 pass  # the worker is back under a new id and keeps its state
 
     def _start(self) -> None:
-        """Start training once the replica is installed."""
+        """Begin training: the replica has just been installed."""
         self._add_saved_residuals()
         self._driver.post(ev.ReplicaInstalled())
         if self._activity is Activity.CATCHING_UP:

@@ -309,7 +309,7 @@ class ModelPool:
             self._release(model)
 
     def _acquire(self) -> FlatModel:
-        """Return a free instance, which is no longer free; wait for one if necessary."""
+        """Take an instance from the free ones; wait for one if necessary."""
         with self._lock:
             if self._free:
                 return self._free.pop()

@@ -1,7 +1,7 @@
-"""Draw runs from seeds, simulate many on all cores, and shrink those that fail.
+"""Generate random runs from seeds, simulate many on all cores, and shrink those that fail.
 
 A few runs have no faults, because some defects show only without faults. In others the controller
-dies and the fit resumes from its newest copy.
+dies and the fit resumes from the newest saved copy of its parameters.
 """
 
 from __future__ import annotations

@@ -336,7 +336,7 @@ KEY_UNENCRYPTED_WARNING = (
 _warned_applications: set[str] = set()  # ids of applications that were warned about the key
 
 
-def check_key(conf: Mapping[str, str]) -> list[str]:
+def check_key_encryption(conf: Mapping[str, str]) -> list[str]:
     """Return a warning if Spark sends the fit's key unencrypted, but only once per application.
 
     All messages between workers are encrypted with this key.

@@ -51,7 +51,7 @@ from sparkstrom.spark.executor_slots import (
     ROUNDS_FIT_NOTE,
     SHARED_FIT_NOTE,
     check_conf,
-    check_key,
+    check_key_encryption,
     check_rounds_conf,
 )
 from sparkstrom.spark.jobs import SparkJob
@@ -255,7 +255,7 @@ class SparkGradientSharingStrategy(GradientSharing):
             workers: Number of workers.
             footprint: How much memory the model needs.
         """
-        warnings = check_conf(conf, workers, footprint, self.master) + check_key(conf)
+        warnings = check_conf(conf, workers, footprint, self.master) + check_key_encryption(conf)
         check_driver_machine(self.master.void, workers, application.host)
         return warnings
 

@@ -1,7 +1,8 @@
-"""CPU kernels that find the levels of hits, select hits at random, and sample residuals.
+"""CPU kernels that find the step sizes (levels) of hits, select hits at random, sample residuals.
 
 ``encoding.reference_kernels`` documents the arguments. The loops over all parameters are simple,
-because they run only if residuals are tied. The loops over hits prefetch, like ``kernels.move``.
+because they run only if many residuals have the same size. The loops over hits prefetch, like
+``kernels.move``.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.

@@ -217,7 +217,7 @@ class ResidualCheckpoints:
         self._granted.pop(node, None)
 
     def finish_with_live(self, live: Iterable[NodeId]) -> None:
-        """At the end of the fit, count the grants of live nodes as used and all others as lost."""
+        """When the fit ends, count files granted to live nodes as used and all others as lost."""
         for node in live:
             self.mark_used(node)
         self.count_lost()

@@ -1,4 +1,4 @@
-"""Copy workers' optimizer states, for workers that join late and for checkpoints."""
+"""Have workers send their optimizer states to workers that join late, and to checkpoints."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The controller coordinates the workers of a fit; here it runs on an executor. Th
 the address of Spark's driver, on a port of ``unicast_port`` or ``port_range`` if one is given. A
 client must prove that it has the fit's key; other clients are disconnected. If too many clients
 have not yet proved this, the oldest of them are disconnected first. A task that lost its connection
-opens a new one, and the server sends requests that have no response yet again.
+opens a new one, and the server repeats the requests that have no response yet.
 """
 
 from __future__ import annotations

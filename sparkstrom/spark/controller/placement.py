@@ -106,7 +106,7 @@ class ControllerPlacer(ABC):
         routes: tuple[ControlEndpoint, MediaDriverConfig],
         setup: LazyPickle,
     ) -> SparkJob:
-        """Return the job that runs ``run_controller_task`` on the candidate's row."""
+        """Return an unstarted job whose one task runs the controller at the candidate's place."""
 
     @abstractmethod
     def _wait_for_start(self, job: SparkJob, candidate: Candidate) -> None:
@@ -171,7 +171,7 @@ class ClassicControllerPlacer(ControllerPlacer):
         routes: tuple[ControlEndpoint, MediaDriverConfig],
         setup: LazyPickle,
     ) -> SparkJob:
-        """Return the job that runs the controller on the candidate's row."""
+        """Return the job over ``candidate.rows``, which Spark prefers to run on that executor."""
         run = partial(run_controller_task, routes, candidate.place.process, setup)
         return self._make_job("controller", candidate.rows.mapPartitionsWithIndex(run).collect)
 

@@ -1,14 +1,14 @@
 """Choose the sizes of logs, windows and socket buffers for this machine, and write channel URIs.
 
 A log is the file that buffers a stream; it has three equal parts, the terms. Every stream needs one
-log at its sender's driver and one at its receiver's; a local stream needs only one. Sizes are
+log at its sender's media driver and one at its receiver's; a local stream needs only one. Sizes are
 chosen to fit the free space; if there is too little, an error is raised before training. The
 receive windows of all streams share one socket buffer: the sum of the windows must fit into it, or
 the kernel drops datagrams whenever all peers send at once.
 
 Aeron ignores URI keys that it does not know, so all URIs are written here. They contain neither
-socket buffers nor windows, because all users of an endpoint must agree on those; the driver's
-settings contain them.
+socket buffers nor windows, because all users of an endpoint must agree on those; the media
+driver's settings contain them.
 """
 
 from __future__ import annotations

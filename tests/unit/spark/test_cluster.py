@@ -20,7 +20,7 @@ from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.planning.memory import MIB, ModelFootprint
 from sparkstrom.spark.executor_slots import (
     check_conf,
-    check_key,
+    check_key_encryption,
     count_workers,
     driver_host,
     get_slots,
@@ -203,11 +203,13 @@ def test_a_key_that_travels_in_the_clear_is_told_of_once(
     conf: dict[str, str], warns: bool, request: pytest.FixtureRequest
 ) -> None:
     conf = {"spark.master": "yarn", "spark.app.id": request.node.name} | conf
-    warnings = check_key(conf)
+    warnings = check_key_encryption(conf)
     assert len(warnings) == warns
     assert all("spark.network.crypto.enabled=true" in warning for warning in warnings)
-    assert check_key(conf) == []
-    assert len(check_key(conf | {"spark.app.id": f"{request.node.name}, another"})) == warns
+    assert check_key_encryption(conf) == []
+    assert (
+        len(check_key_encryption(conf | {"spark.app.id": f"{request.node.name}, another"})) == warns
+    )
 
 
 def test_a_context_is_stopped_here_in_its_jvm_or_with_it() -> None:
