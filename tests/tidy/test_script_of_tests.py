@@ -11,19 +11,18 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.compiled_spark import compile_archive
+from tests.pyspark_folder import write_path_file
 
 ROOT = Path(__file__).parents[2]
 NO_CACHE = "no:cacheprovider"
 
 PYTHON = """#!/bin/sh
 case "$*" in
-    *tests.compiled_spark*) exit "${FAILS_COMPILING:-0}" ;;
+    *tests.pyspark_folder*) exit "${FAILS_PATH_FILE:-0}" ;;
     *tests.java_archives*) [ -z "${FAILS_ARCHIVES:-}" ] && echo -Xarchive; exit ;;
     *--ignore=tests/gpu*) leg=first ;;
     *--backwards*) leg=backwards ;;
@@ -87,30 +86,33 @@ def test_jvms_use_the_archives_that_could_be_made(
     assert ("JVMs start slowly" in done.stderr) == (not given)
 
 
-def test_spark_that_could_not_be_compiled_is_used_as_it_is(tmp_path: Path) -> None:
-    done = run(tmp_path, "--all", FAILS_COMPILING="1")
+def test_pyspark_is_used_from_its_archives_where_no_path_file_can_be_written(
+    tmp_path: Path,
+) -> None:
+    done = run(tmp_path, "--all", FAILS_PATH_FILE="1")
     assert ran(done) == {"first", "forwards", "backwards"}
     assert done.returncode == 0
     assert "Python workers start slowly" in done.stderr
 
 
-def test_an_archive_gets_compiled_modules_beside_its_sources(tmp_path: Path) -> None:
-    archive, program = tmp_path / "spark.zip", "import package.module as m; print(m.__file__, m.x)"
-    with zipfile.ZipFile(archive, "w") as made:
-        made.writestr("package/__init__.py", "")
-        made.writestr("package/module.py", "x = 1")
-        made.writestr("package/tests/broken.py", "x = ")
-    compile_archive(archive)
-    whole = archive.read_bytes()
-    compile_archive(archive)
-    assert archive.read_bytes() == whole
-    assert list(tmp_path.iterdir()) == [archive]
-    with zipfile.ZipFile(archive) as made:
-        assert made.read("package/module.py") == b"x = 1"
-    variables = {**os.environ, "PYTHONPATH": str(archive)}
+def test_the_path_file_removes_sparks_archives_from_the_path_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    write_path_file(tmp_path)
+    lib = tmp_path / "pyspark/python/lib"
+    lib.mkdir(parents=True)
+    for archive in ("pyspark.zip", "own.zip"):
+        (lib / archive).touch()
+    mine, theirs = tmp_path / "own.zip", [str(lib / "pyspark.zip"), "/pyspark/jars/spark-core.jar"]
+    program = f"""import site, sys
+site.addsitedir({str(tmp_path)!r})
+theirs = set({theirs})
+print(*({{*theirs, {str(mine)!r}}} & {{*sys.path}}), *(theirs & {{*sys.path_importer_cache}}))
+"""
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(mine), *theirs])}
     command = [sys.executable, "-c", program]
     told = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
-    assert told.stdout.split() == [str(archive / "package/module.pyc"), "1"]
+    assert told.stdout.split() == [str(mine)]
 
 
 def test_an_interrupted_first_leg_ends_all(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 CLUSTER = "local-cluster[2,2,1024]"
 SETTINGS = (
     "spark.sparkstrom.lease_s=7",
-    "spark.python.daemon.module=tests.integration.spark.daemon.preloading_daemon",
+    "spark.python.daemon.module=sparkstrom.spark.daemon",
+    "spark.executorEnv.SPARKSTROM_PRELOAD=pyarrow,pandas,torch",
 )
 CLIENT_S = 900.0
 ON_JAX = {"jax": "optax", "keras": "keras"}  # kinds of models, and the library of each

@@ -22,7 +22,6 @@ from sparkstrom.protocol.master.master import Master
 from sparkstrom.runtime.master_thread import MasterThread
 
 CLUSTER = "local-cluster[2,2,1024]"
-DAEMON = Path(__file__).with_name("daemon")  # of executors: see there
 SHARED_MEMORY = Path("/dev/shm")
 OURS = re.compile(r"/sparkstrom-\d+-[0-9a-f]{16}-(driver|\d+-\d+)")  # the home of a fit's driver
 
@@ -32,7 +31,6 @@ def spark() -> Iterator[Any]:
     """A session on two executors with two slots each."""
     from pyspark.sql import SparkSession
 
-    paths = [str(DAEMON), *filter(None, [os.environ.get("PYTHONPATH")])]
     session = (
         SparkSession.builder.master(CLUSTER)
         .appName("sparkstrom tests")
@@ -40,8 +38,10 @@ def spark() -> Iterator[Any]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.log.level", "ERROR")
-        .config("spark.python.daemon.module", "preloading_daemon")
-        .config("spark.executorEnv.PYTHONPATH", os.pathsep.join(paths))
+        # Tests that kill workers, or make tasks fail, start hundreds. Applications of other tests
+        # have Spark's own daemon.
+        .config("spark.python.daemon.module", "sparkstrom.spark.daemon")
+        .config("spark.executorEnv.SPARKSTROM_PRELOAD", "pyarrow,pandas,torch")
         # Python workers of SQL and of RDDs are the same ones: they have equal environments.
         .config("spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled", "false")
         .config("spark.sql.shuffle.partitions", "4")
