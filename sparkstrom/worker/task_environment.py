@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -36,13 +37,19 @@ class TaskEnvironment:
     gpu: int | None = None  # index of the first GPU that Spark assigned to the task
 
 
-@cache
 def freeze_garbage_collector() -> None:
-    """Exclude everything that is imported by now from garbage collection, once per process.
+    """Exclude everything that is imported by now from garbage collection.
 
     Spark's daemon collects garbage after each task while the next one waits: 0.06 s with the
-    modules of this package, 0.18 s with torch's, and more on a busy machine.
+    modules of this package, 0.18 s with torch's, and more on a busy machine. A Python worker runs
+    tasks of several fits; it freezes again when another model has imported more modules.
     """
+    _freeze_once(len(sys.modules))
+
+
+@cache
+def _freeze_once(modules: int) -> None:
+    """Freeze once for each number of imported modules."""
     gc.freeze()
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Share
+from sparkstrom.worker import task_environment
 from sparkstrom.worker.task_environment import (
     TaskEnvironment,
     assigned_gpu,
@@ -75,7 +77,10 @@ def test_no_gpu_without_the_resource() -> None:
 def test_what_is_imported_is_spared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[None] = []
     monkeypatch.setattr(gc, "freeze", lambda: calls.append(None))
-    freeze_garbage_collector.cache_clear()
+    task_environment._freeze_once.cache_clear()
     freeze_garbage_collector()
     freeze_garbage_collector()
     assert len(calls) == 1
+    monkeypatch.setitem(sys.modules, "imported_by_another_model", ModuleType("of_a_test"))
+    freeze_garbage_collector()
+    assert len(calls) == 2
