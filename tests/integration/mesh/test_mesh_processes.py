@@ -42,7 +42,7 @@ def two_inner_nodes(mesh: Any) -> tuple[int, int]:
 
 @pytest.mark.parametrize(("fan_out", "loss"), [(2, 0.01), slow(3, 0.05)])
 def test_inner_nodes_are_killed(real_mesh: Any, fan_out: int, loss: float) -> None:
-    mesh = real_mesh(fan_out=fan_out, depth=DEPTHS[fan_out], loss=loss, epochs=2)
+    mesh = real_mesh(fan_out=fan_out, depth=DEPTHS[fan_out], loss=loss)
     mesh.under_way(200)
     victims = two_inner_nodes(mesh)
     partitions = [mesh.partition(node) for node in victims]
@@ -98,7 +98,7 @@ def with_common_logs(mesh: Any) -> set[frozenset[int]]:
 
 
 def test_tasks_of_one_executor_share_memory_and_relays_relay(real_mesh: Any) -> None:
-    mesh = real_mesh(fan_out=2, depth=4, loss=0.0, epochs=2)
+    mesh = real_mesh(fan_out=2, depth=4, loss=0.0)
     mesh.under_way(200)
     tree, executors, inner = (
         mesh.machine.placement.tree,
