@@ -44,7 +44,7 @@ from sparkstrom.fit.fit_context import FitReporting, FitRequest
 from sparkstrom.fit.listeners import ListenerThread, make_listener_thread
 from sparkstrom.fit.network_state import NetworkStateHolder
 from sparkstrom.fit.strategy import Strategy
-from sparkstrom.fit.summary import TrainingSummary, summarize, summary_to_json
+from sparkstrom.fit.summary import FitFacts, TrainingSummary, summarize, summary_to_json
 from sparkstrom.fit.supervisor import FitCancelled, FitJob, FitSupervisor
 from sparkstrom.models.base import Flat
 from sparkstrom.observe.early_stopping import LOSS
@@ -322,8 +322,8 @@ class FitSession:
         warnings = strategy.accuracy_warnings(model, outcome, spec.minibatches_before)
         for text in warnings:
             self.say(f"sparkstrom warns: {text}")
-        summary = summarize(
-            reporting.record,
+        facts = FitFacts(
+            record=reporting.record,
             executors=0 if slots.is_dynamic else slots.executors,
             warnings=[*reporting.warnings, *warnings],
             master=strategy.master,
@@ -331,6 +331,7 @@ class FitSession:
             best=stopping.best,
             horizons=strategy.scaled_hyperparameters(model, outcome),
         )
+        summary = summarize(facts)
         stopped, limit, point = summary.stopped, self.request.epoch_limit, self._first_request
         if limit is not None and stopped is None:
             last = spec.first_epoch + spec.epochs

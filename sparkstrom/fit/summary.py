@@ -6,9 +6,10 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar, cast
 
 from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.checkpoints import FitKey, ResumePoint
@@ -27,75 +28,190 @@ from sparkstrom.runtime.fit_state import Outcome
 HyperparameterChanges = dict[str, str | int]
 
 
-@dataclass(frozen=True, slots=True)
+T = TypeVar("T")
+VALUE = "value"  # metadata key: the function that computes a figure
+
+
+def figure(value: Callable[[FitFacts], T], **options: Any) -> T:
+    """Declare a field of the summary and how its value is computed from the facts of a fit."""
+    declared: Any = field(metadata={VALUE: value}, **options)
+    return cast(T, declared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitFacts:
+    """All that is known about a finished fit; the summary's figures are computed from it."""
+
+    record: FitRecord  # times and result
+    executors: int  # the application's number of executors; 0 if it is not fixed
+    warnings: list[str]  # warnings that the fit has shown already
+    master: CommonOptions  # the user's options
+    export_directory: str | None = None  # where the rows were exported
+    best: Best | None  # the best epoch, if there was early stopping
+    horizons: HyperparameterChanges  # how momentum and schedules were rescaled
+
+    @cached_property
+    def end(self) -> FinishedFit:
+        """The result."""
+        return self.record.finished()
+
+    @property
+    def outcome(self) -> Outcome:
+        """The controller's part of the result."""
+        return self.end.outcome
+
+    @property
+    def n_params(self) -> int:
+        """Number of parameters."""
+        return self.end.spec.n_params
+
+    @cached_property
+    def total(self) -> FitTotals:
+        """Sums of the workers' counters."""
+        return FitTotals.from_counters(self.outcome.stats.values())
+
+    @property
+    def overflows(self) -> int:
+        """How often a parameter left the exact range, on all nodes."""
+        return self.outcome.overflows + self.total.training.overflows
+
+    @property
+    def rows_trained(self) -> int:
+        """Number of rows that were trained in each epoch."""
+        return sum(max(0, rows) for rows in self.outcome.rows)
+
+    @property
+    def training_workers(self) -> int:
+        """Number of workers that have rows to train on."""
+        return sum(rows > 0 for rows in self.outcome.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSummary:
     """The result of one ``fit``: times in seconds, masses as sums of absolute values."""
 
-    replicas_equal: bool  # all hashes are the same and no parameter left the exact range
-    hashes: dict[str, str]  # node id or "driver" -> SHA-256 of its parameters, as hex
-    bytes_sent: int  # encrypted updates, counted once at their origin
+    # All hashes are the same and no parameter left the exact range.
+    replicas_equal: bool = figure(
+        lambda fit: len(set(fit.outcome.hashes.values())) == 1 and not fit.overflows
+    )
+    # Node id or "driver" -> SHA-256 of its parameters, as hex.
+    hashes: dict[str, str] = figure(lambda fit: fit.outcome.hashes)
+    # Encrypted updates, counted once at their origin.
+    bytes_sent: int = figure(lambda fit: fit.total.node.update_bytes)
     # Bytes that Aeron sent over all interfaces, on each hop, with all headers. Not included: bytes
     # between processes of one host, except over loopback, and Spark's (rows, initial parameters).
-    bytes_wire: int
-    bytes_dense: int  # minibatches x 4 x n_params: dense float32 updates
-    seconds: float
-    phase_seconds: dict[str, float]
-    epochs: int  # trained, including those before a resumed checkpoint; fewer if stopped early
-    workers: int
-    n_params: int
-    minibatches: int  # committed, each once
-    minibatches_expected: int
-    examples: int  # trained, as workers reported: including repetitions after the loss of a worker
-    rows: int  # read by executors: each is trained in every epoch or held out, none is dropped
-    rows_trained: int
-    rows_held_out: int
-    export_directory: str | None  # of the exported rows, until network.close()
-    spilled_bytes: int  # rows beyond batch_memory_bytes, in the executors' scratch directories
-    updates: int  # committed
-    loss: float  # mean over the examples of each worker's last epoch
-    sent_fraction: float  # entries sent / (publications x n_params)
-    staleness: Counter[int] = field(repr=False)  # commits that an update missed -> updates
+    bytes_wire: int = figure(lambda fit: sum_link_bytes([fit.outcome.wire, *fit.total.links]))
+    # minibatches x 4 x n_params: dense float32 updates.
+    bytes_dense: int = figure(lambda fit: fit.outcome.minibatches_trained * 4 * fit.n_params)
+    seconds: float = figure(lambda fit: fit.record.ended_s - fit.record.began_s)
+    phase_seconds: dict[str, float] = figure(
+        lambda fit: phase_durations(fit.outcome.phase_began_s, fit.record)
+    )
+    # Trained, including those before a resumed checkpoint; fewer if stopped early.
+    epochs: int = figure(lambda fit: fit.end.epochs_trained)
+    workers: int = figure(lambda fit: fit.end.spec.workers)
+    n_params: int = figure(lambda fit: fit.n_params)
+    minibatches: int = figure(lambda fit: fit.outcome.minibatches)  # committed, each once
+    minibatches_expected: int = figure(lambda fit: fit.outcome.minibatches_expected)
+    # Trained, as workers reported: including repetitions after the loss of a worker.
+    examples: int = figure(lambda fit: fit.total.training.examples)
+    # Read by executors: each is trained in every epoch or held out, none is dropped.
+    rows: int = figure(lambda fit: fit.rows_trained + fit.total.training.rows_held_out)
+    rows_trained: int = figure(lambda fit: fit.rows_trained)
+    rows_held_out: int = figure(lambda fit: fit.total.training.rows_held_out)
+    # Of the exported rows, until network.close().
+    export_directory: str | None = figure(lambda fit: fit.export_directory)
+    # Rows beyond batch_memory_bytes, in the executors' scratch directories.
+    spilled_bytes: int = figure(lambda fit: fit.total.training.spilled_bytes)
+    updates: int = figure(lambda fit: fit.outcome.commits)  # committed
+    # Mean over the examples of each worker's last epoch.
+    loss: float = figure(lambda fit: mean_loss(fit.total))
+    # Entries sent / (publications x n_params).
+    sent_fraction: float = figure(lambda fit: mean_sent_fraction(fit.total, fit.n_params))
+    # Commits that an update missed -> updates.
+    staleness: Counter[int] = figure(lambda fit: fit.outcome.staleness, repr=False)
     # Number of other workers' minibatches that an update had not seen when it was committed,
-    # counted for each of its steps. About the number of workers, which is one round, is good.
-    staleness_minibatches: float  # mean over minibatches
-    staleness_minibatches_max: float
-    residual_minibatches: float  # mean time that updates wait in residuals, besides staleness
-    residual_norm: float  # Euclidean, over all workers, at the end
-    mass_clipped: float
-    mass_scaled_away: float
-    mass_lost: float  # residuals of an earlier fit that no worker took over
-    grants: int  # workers that took over residuals of an earlier fit
+    # counted for each of its steps: the mean over minibatches, and the maximum. About the number
+    # of workers, which is one round, is good.
+    staleness_minibatches: float = figure(lambda fit: fit.outcome.staleness_minibatches)
+    staleness_minibatches_max: float = figure(lambda fit: fit.outcome.staleness_minibatches_max)
+    # Mean time that updates wait in residuals, besides staleness.
+    residual_minibatches: float = figure(
+        lambda fit: fit.total.residual_wait_minibatches(
+            fit.training_workers, fit.outcome.minibatches_trained
+        )
+    )
+    # Euclidean, over all workers, at the end.
+    residual_norm: float = figure(lambda fit: (fit.total.training.residual_square or 0.0) ** 0.5)
+    mass_clipped: float = figure(lambda fit: fit.total.training.mass_clipped)
+    mass_scaled_away: float = figure(lambda fit: fit.total.training.mass_scaled_away)
+    # Residuals of an earlier fit that no worker took over.
+    mass_lost: float = figure(
+        lambda fit: fit.outcome.lost_mass + sum_dismissed_mass(fit.end.reports)
+    )
+    # Workers that took over residuals of an earlier fit.
+    grants: int = figure(lambda fit: fit.outcome.grants)
     # How momentum and schedules were rescaled: name -> change; and the number of workers.
-    horizons: HyperparameterChanges
-    tau: float  # mean of the workers' thresholds at the end
-    exactness_breaches: int
-    first_breach: int  # index of the first parameter that left the exact range, or -1
-    rejected_frames: int  # foreign or damaged frames, on the driver and all workers
-    departures: list[str] = field(repr=False)  # workers that left before the end, and why
-    warnings: list[str] = field(repr=False)
-    stopped: str | None  # why the fit ended before its last epoch, if it did
-    history: list[Epoch] = field(repr=False)  # loss and held-out metric of each epoch
-    resumed_from: str | None  # the checkpoint from which the fit resumed
-    minibatches_resumed: int  # those of ``minibatches`` that were trained before the resume
-    checkpoint: str | None  # the newest checkpoint that the fit wrote
-    best: Best | None  # with early stopping: the epoch whose parameters are delivered
-    worker_seconds: dict[str, dict[str, float]] = field(repr=False)  # by node and activity
-    encoding: dict[str, dict[str, float]] = field(repr=False)  # encoding_debug_mode: by node
-    batch_size_per_worker: int
-    effective_batch: int  # rows of a round: a minibatch of each worker that has rows
+    horizons: HyperparameterChanges = figure(lambda fit: fit.horizons)
+    # Mean of the workers' thresholds at the end.
+    tau: float = figure(lambda fit: mean_tau(fit.total))
+    exactness_breaches: int = figure(lambda fit: fit.overflows)
+    # Index of the first parameter that left the exact range, or -1.
+    first_breach: int = figure(lambda fit: fit.outcome.first_overflow)
+    # Foreign or damaged frames, on the driver and all workers.
+    rejected_frames: int = figure(
+        lambda fit: fit.outcome.traffic.foreign_frames + fit.total.node.rejected
+    )
+    # Workers that left before the end, and why.
+    departures: list[str] = figure(lambda fit: format_departures(fit.outcome), repr=False)
+    warnings: list[str] = figure(lambda fit: [*fit.warnings, *summary_warnings(fit)], repr=False)
+    # Why the fit ended before its last epoch, if it did.
+    stopped: str | None = figure(lambda fit: fit.outcome.stop_reason)
+    # Loss and held-out metric of each epoch.
+    history: list[Epoch] = figure(lambda fit: fit.end.history, repr=False)
+    resumed_from: str | None = None  # the checkpoint from which the fit resumed
+    # Those of ``minibatches`` that were trained before the resume.
+    minibatches_resumed: int = figure(lambda fit: fit.outcome.minibatches_resumed)
+    checkpoint: str | None = None  # the newest checkpoint that the fit wrote
+    # With early stopping: the epoch whose parameters are delivered.
+    best: Best | None = figure(lambda fit: fit.best)
+    # By node and activity, with ``collect_training_stats``.
+    worker_seconds: dict[str, dict[str, float]] = figure(
+        lambda fit: worker_durations(fit.outcome) if fit.master.collect_training_stats else {},
+        repr=False,
+    )
+    # encoding_debug_mode: by node.
+    encoding: dict[str, dict[str, float]] = figure(
+        lambda fit: residual_figures(fit.outcome), repr=False
+    )
+    batch_size_per_worker: int = figure(lambda fit: fit.master.batch_size_per_worker)
+    # Rows of a round: a minibatch of each worker that has rows.
+    effective_batch: int = figure(
+        lambda fit: fit.training_workers * fit.master.batch_size_per_worker
+    )
     # Encrypted bytes that driver and workers sent, on each hop and also within hosts, by kind:
     # updates, commits, sums, snapshots, optimizer_states, control.
-    bytes_by_kind: dict[str, int] = field(repr=False)
-    per_worker: list[WorkerFigures] = field(repr=False)
-    faults: list[Fault] = field(repr=False)  # failures that the fit survived
-    slow_links: list[str] = field(repr=False)  # links that carried less than training could send
+    bytes_by_kind: dict[str, int] = figure(
+        lambda fit: sum_bytes_by_kind(fit.outcome, fit.total), repr=False
+    )
+    per_worker: list[WorkerFigures] = figure(
+        lambda fit: collect_worker_figures(fit.outcome, fit.n_params), repr=False
+    )
+    # Failures that the fit survived.
+    faults: list[Fault] = figure(lambda fit: collect_faults(fit.outcome, fit.record), repr=False)
+    # Links that carried less than training could send.
+    slow_links: list[str] = figure(lambda fit: list(fit.outcome.slow_links), repr=False)
     epochs_resumed: int = 0  # those of ``epochs`` that were complete before the fit was resumed
     # n, if each update of k workers had the weight n / k at the end, so that all updates together
     # counted as n workers'; None: no limit below the number of workers.
-    summed_workers: int | None = None
+    summed_workers: int | None = figure(lambda fit: fit.outcome.summed_workers, default=None)
     # Messages that the controller ignored, by reason (stranger, late, early and so on), and as
     # "on_workers" all that workers ignored. Some are normal.
-    ignored_messages: dict[str, int] = field(repr=False, default_factory=dict)
+    ignored_messages: dict[str, int] = figure(
+        lambda fit: count_ignored_messages(fit.outcome, fit.total),
+        repr=False,
+        default_factory=dict,
+    )
 
     @property
     def staleness_mean(self) -> float:
@@ -130,86 +246,11 @@ class TrainingSummary:
         return summary_text(self.to_dict(), whole=True) if all else short_text(self._values())
 
 
-def summarize(
-    record: FitRecord,
-    *,
-    executors: int,
-    warnings: list[str],
-    master: CommonOptions,
-    export_directory: str | None = None,
-    best: Best | None,
-    horizons: HyperparameterChanges,
-) -> TrainingSummary:
-    """Compute the summary of a finished fit.
-
-    Args:
-        record: Times and result of the fit.
-        executors: The application's number of executors; 0 if it is not fixed.
-        warnings: Warnings that the fit has shown already.
-        master: The user's options.
-        export_directory: Where the rows were exported.
-        best: The best epoch, if there was early stopping.
-        horizons: How momentum and schedules were rescaled.
-    """
-    end = record.finished()
-    spec, outcome = end.spec, end.outcome
-    total = FitTotals.from_counters(outcome.stats.values())
-    overflows = outcome.overflows + total.training.overflows
-    rows_trained = sum(max(0, rows) for rows in outcome.rows)
+def summarize(facts: FitFacts) -> TrainingSummary:
+    """Compute the summary of a finished fit."""
+    declared = {each.name: each.metadata.get(VALUE) for each in fields(TrainingSummary)}
     return TrainingSummary(
-        replicas_equal=len(set(outcome.hashes.values())) == 1 and not overflows,
-        hashes=outcome.hashes,
-        bytes_sent=total.node.update_bytes,
-        bytes_wire=sum_link_bytes([outcome.wire, *total.links]),
-        bytes_dense=outcome.minibatches_trained * 4 * spec.n_params,
-        seconds=record.ended_s - record.began_s,
-        phase_seconds=phase_durations(outcome.phase_began_s, record),
-        epochs=end.epochs_trained,
-        workers=spec.workers,
-        n_params=spec.n_params,
-        minibatches=outcome.minibatches,
-        minibatches_expected=outcome.minibatches_expected,
-        examples=total.training.examples,
-        rows=rows_trained + total.training.rows_held_out,
-        rows_trained=rows_trained,
-        rows_held_out=total.training.rows_held_out,
-        export_directory=export_directory,
-        spilled_bytes=total.training.spilled_bytes,
-        updates=outcome.commits,
-        loss=mean_loss(total),
-        sent_fraction=total.training.hits / max(1.0, total.training.publications * spec.n_params),
-        staleness=outcome.staleness,
-        staleness_minibatches=outcome.staleness_minibatches,
-        staleness_minibatches_max=outcome.staleness_minibatches_max,
-        residual_minibatches=residual_delay(outcome, total),
-        residual_norm=(total.training.residual_square or 0.0) ** 0.5,
-        mass_clipped=total.training.mass_clipped,
-        mass_scaled_away=total.training.mass_scaled_away,
-        mass_lost=outcome.lost_mass + sum_dismissed_mass(end.reports),
-        grants=outcome.grants,
-        horizons=horizons,
-        tau=mean_tau(total),
-        exactness_breaches=overflows,
-        first_breach=outcome.first_overflow,
-        rejected_frames=outcome.traffic.foreign_frames + total.node.rejected,
-        departures=format_departures(outcome),
-        warnings=[*warnings, *summary_warnings(outcome, total, executors, overflows)],
-        stopped=outcome.stop_reason,
-        history=end.history,
-        resumed_from=None,
-        minibatches_resumed=outcome.minibatches_resumed,
-        checkpoint=None,
-        best=best,
-        worker_seconds=worker_durations(outcome) if master.collect_training_stats else {},
-        encoding=residual_figures(outcome),
-        batch_size_per_worker=master.batch_size_per_worker,
-        effective_batch=sum(rows > 0 for rows in outcome.rows) * master.batch_size_per_worker,
-        bytes_by_kind=sum_bytes_by_kind(outcome, total),
-        per_worker=collect_worker_figures(outcome, spec.n_params),
-        faults=collect_faults(outcome, record),
-        slow_links=list(outcome.slow_links),
-        summed_workers=outcome.summed_workers,
-        ignored_messages=count_ignored_messages(outcome, total),
+        **{name: value(facts) for name, value in declared.items() if value is not None}
     )
 
 
@@ -337,7 +378,7 @@ def _make_worker_figures(
         steps=training.steps if training is not None else 0,
         examples=total.training.examples,
         loss=mean_loss(total),
-        sent_fraction=total.training.hits / max(1.0, total.training.publications * n_params),
+        sent_fraction=mean_sent_fraction(total, n_params),
         bytes_sent=total.node.update_bytes,
         tau=mean_tau(total),
         seconds=dict(training.seconds) if training is not None else {},
@@ -412,10 +453,9 @@ def mean_loss(total: FitTotals) -> float:
     return total.training.last_loss_sum / examples if examples else float("nan")
 
 
-def residual_delay(outcome: Outcome, total: FitTotals) -> float:
-    """Return the mean time that updates wait in residuals, in minibatches of the fit."""
-    workers = sum(rows > 0 for rows in outcome.rows)
-    return total.residual_wait_minibatches(workers, outcome.minibatches_trained)
+def mean_sent_fraction(total: FitTotals, n_params: int) -> float:
+    """Return the share of all entries that an update has on average."""
+    return total.training.hits / max(1.0, total.training.publications * n_params)
 
 
 def mean_tau(total: FitTotals) -> float:
@@ -478,21 +518,13 @@ def format_horizons(horizons: HyperparameterChanges) -> str:
 SKEW_MAX = 1.5  # ratio of largest to smallest partition above which the summary warns
 
 
-def summary_warnings(
-    outcome: Outcome, total: FitTotals, executors: int, overflows: int
-) -> list[str]:
-    """Return the warnings about a finished fit, the controller's notes first.
-
-    Args:
-        outcome: The result of the fit.
-        total: Sums of the workers' counters.
-        executors: The application's number of executors; 0 if it is not fixed.
-        overflows: How often a parameter left the exact range, on all nodes.
-    """
+def summary_warnings(fit: FitFacts) -> list[str]:
+    """Return the warnings about a finished fit, the controller's notes first."""
+    outcome, total = fit.outcome, fit.total
     return [
         *outcome.notes,
-        *skew_warnings(outcome.rows, len(outcome.executors), executors),
-        *_overflow_warning(overflows, outcome.first_overflow),
+        *skew_warnings(outcome.rows, len(outcome.executors), fit.executors),
+        *_overflow_warning(fit.overflows, outcome.first_overflow),
         *_replica_warning(outcome.hashes),
         *_fresh_optimizer_warning(total.training.fresh_updaters),
         *_unmeasured_partition_warnings(outcome),

@@ -18,6 +18,7 @@ from sparkstrom.fit.early_stopping_listener import Best
 from sparkstrom.fit.events import FinishedFit
 from sparkstrom.fit.summary import (
     Fault,
+    FitFacts,
     FitRecord,
     TrainingSummary,
     summarize,
@@ -117,14 +118,15 @@ def summary(
 ) -> TrainingSummary:
     spec = FitSpec(workers=2, epochs=2, n_params=100, version="1")
     end = FinishedFit(spec, outcome(**changes), reports, [Epoch(1, 0.5, 72, 0.25, 2)])
-    return summarize(
-        FitRecord(10.0, 11.0, 20.0, end),
+    facts = FitFacts(
+        record=FitRecord(10.0, 11.0, 20.0, end),
         executors=1,
         warnings=["a warning"],
         master=SharedTrainingMaster(collect_training_stats=collect_stats),
         best=Best(1, "loss", 0.25, 17),
         horizons=horizons or {},
     )
+    return summarize(facts)
 
 
 def test_the_best_epoch_is_told_with_the_commit_that_is_delivered() -> None:
