@@ -11,10 +11,12 @@ import os
 import secrets
 import stat
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, BinaryIO, TextIO, cast
+from typing import IO, Any, BinaryIO, TextIO, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 EXPANSION_MAX = 1040  # deflate's own limit is 1,032
 
@@ -85,6 +87,25 @@ def check_npz(file: IO[bytes]) -> None:
     Each array's header must declare exactly as many bytes as its member holds. Raises zipfile's own
     errors for a broken archive. Rewinds the file to its beginning.
     """
+    for _ in _checked_arrays(file):
+        pass
+    file.seek(0)
+
+
+def read_npz(file: IO[bytes]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an npz file by name, each header parsed once; errors as ``check_npz``.
+
+    Faster than ``check_npz`` and ``numpy.load`` together, which matters for many small arrays.
+    """
+    arrays = {}
+    for name, member, layout in _checked_arrays(file):
+        content = bytearray(member.read())  # arrays that can be written to
+        arrays[name.removesuffix(".npy")] = np.ndarray(buffer=content, **layout)
+    return arrays
+
+
+def _checked_arrays(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes], dict[str, Any]]]:
+    """Yield (name, open member behind its header, numpy.ndarray's arguments) of each array."""
     size = file.seek(0, os.SEEK_END)
     with zipfile.ZipFile(file) as archive:
         check_members(archive, size)
@@ -92,10 +113,11 @@ def check_npz(file: IO[bytes]) -> None:
             with archive.open(info) as member:
                 version = np.lib.format.read_magic(member)
                 if version == (1, 0):
-                    shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+                    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(member)
                 else:
-                    shape, _, dtype = np.lib.format.read_array_header_2_0(member)
+                    shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(member)
                 declared = math.prod(shape) * dtype.itemsize
                 if dtype.hasobject or declared != info.file_size - member.tell():
                     raise ValueError(f"{info.filename} is not as long as {dtype}{list(shape)}")
-    file.seek(0)
+                order = "F" if is_fortran else "C"
+                yield info.filename, member, {"shape": shape, "dtype": dtype, "order": order}

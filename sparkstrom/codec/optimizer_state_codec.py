@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.base.safe_files import check_npz
+from sparkstrom.base.safe_files import read_npz
 
 Values = Mapping[str, "NDArray[Any] | float | int"]
 SCALARS = "scalars"
@@ -29,13 +29,11 @@ def encode_state(state: Values) -> bytes:
 def decode_state_untrusted(content: bytes) -> dict[str, NDArray[Any] | float | int]:
     """Decode bytes made by ``encode_state``. Raise WireError, and no other error, if invalid."""
     try:
-        opened = io.BytesIO(content)
-        check_npz(opened)
-        with np.load(opened, allow_pickle=False) as file:
-            state: dict[str, NDArray[Any] | float | int] = {
-                name[1:]: file[name] for name in file.files if name.startswith("/")
-            }
-            state.update(json.loads(str(file[SCALARS])))
+        arrays = read_npz(io.BytesIO(content))
+        state: dict[str, NDArray[Any] | float | int] = {
+            name[1:]: array for name, array in arrays.items() if name.startswith("/")
+        }
+        state.update(json.loads(str(arrays[SCALARS])))
     except Exception as error:  # NumPy and zipfile may raise anything
         raise WireError(f"an updater's state that cannot be read: {error}") from None
     return state

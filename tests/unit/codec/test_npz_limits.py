@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.base.safe_files import check_npz
+from sparkstrom.base.safe_files import check_npz, read_npz
 from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted
 
 
@@ -39,6 +39,28 @@ def test_an_array_that_declares_more_than_its_member_has_is_refused() -> None:
 def test_what_numpy_writes_is_read(compressed: bool) -> None:
     file = io.BytesIO()
     write = np.savez_compressed if compressed else np.savez
-    write(file, a=np.zeros((300, 300)), b=np.array("text"))
+    arrays = {
+        "a": np.arange(90_000.0).reshape(300, 300),
+        "columns": np.asfortranarray(np.arange(6, dtype=np.int16).reshape(2, 3)),
+        "number": np.float32(2.5),
+        "nothing": np.empty((0, 4), np.float32),
+        "text": np.array("text"),
+    }
+    write(file, **arrays)
     check_npz(file)
     assert np.load(file)["a"].shape == (300, 300)
+    read = read_npz(file)
+    assert list(read) == list(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(read[name], array, strict=True)
+        assert read[name].flags.writeable
+    assert read["columns"].flags.f_contiguous
+
+
+def test_a_damaged_array_is_refused() -> None:
+    file = io.BytesIO()
+    np.savez(file, a=np.arange(1000))
+    content = bytearray(file.getvalue())
+    content[500] ^= 1
+    with pytest.raises(zipfile.BadZipFile, match="CRC"):
+        read_npz(io.BytesIO(content))
