@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 EXPANSION_MAX = 1040  # deflate's own limit is 1,032
+READ_BYTES = 4 << 20  # size of the pieces in which arrays are read
 
 
 class NotAFileError(OSError):
@@ -93,19 +94,24 @@ def check_npz(file: IO[bytes]) -> None:
 
 
 def read_npz(file: IO[bytes]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an npz file by name, each header parsed once; errors as ``check_npz``.
+    """Return an npz file's arrays by name. Raises the same errors as ``check_npz``.
 
-    Faster than ``check_npz`` and ``numpy.load`` together, which matters for many small arrays.
+    Faster than ``check_npz`` and ``numpy.load`` together, because each header is parsed once.
     """
     arrays = {}
     for name, member, layout in _checked_arrays(file):
-        content = bytearray(member.read())  # arrays that can be written to
-        arrays[name.removesuffix(".npy")] = np.ndarray(buffer=content, **layout)
+        array = np.ndarray(**layout)
+        content = array.ravel(order="K").view(np.uint8)
+        for start in range(0, content.size, READ_BYTES):
+            size = min(READ_BYTES, content.size - start)
+            piece = member.read(size)
+            content[start : start + size] = np.frombuffer(piece, np.uint8, size)
+        arrays[name.removesuffix(".npy")] = array
     return arrays
 
 
 def _checked_arrays(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes], dict[str, Any]]]:
-    """Yield (name, open member behind its header, numpy.ndarray's arguments) of each array."""
+    """Yield (name, member positioned after its header, keyword arguments for numpy.ndarray)."""
     size = file.seek(0, os.SEEK_END)
     with zipfile.ZipFile(file) as archive:
         check_members(archive, size)
@@ -117,7 +123,8 @@ def _checked_arrays(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes], dict[str,
                 else:
                     shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(member)
                 declared = math.prod(shape) * dtype.itemsize
-                if dtype.hasobject or declared != info.file_size - member.tell():
+                is_long = declared == info.file_size - member.tell()
+                if dtype.hasobject or min(shape, default=0) < 0 or not is_long:
                     raise ValueError(f"{info.filename} is not as long as {dtype}{list(shape)}")
                 order = "F" if is_fortran else "C"
                 yield info.filename, member, {"shape": shape, "dtype": dtype, "order": order}

@@ -417,11 +417,11 @@ def _select_rows(block: Block, share: NDArray[np.int64]) -> Block:
 def read_shuffle_blocks(
     sources: int, partition: int, shuffled: Iterable[ShuffleBlock]
 ) -> Iterator[Block]:
-    """Yield a worker's blocks of rows from what ``sources`` source partitions sent, each once.
+    """Yield each of a worker's blocks of rows once, as the source partitions sent them.
 
     Args:
         sources: Number of source partitions.
-        partition: The worker's partition; Spark passes it, and it is not used.
+        partition: Not used; Spark passes the worker's partition.
         shuffled: All shuffle blocks of the worker. Spark may repeat some.
 
     Raises:

@@ -275,9 +275,9 @@ def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, in
 
 
 def apply_hits_both(theta: F32, local: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
-    """Add ``quanta * q`` to theta and local at ``indices``, so that local - theta stays the same.
+    """Add ``quanta * q`` to theta and local at ``indices``; return what ``apply_hits`` returns.
 
-    The sum in local is rounded once, to float32. Return what ``apply_hits`` returns.
+    The difference local - theta stays the same, up to the rounding of local to float32.
     """
     local[indices] = local[indices] + quanta.astype(np.float64) * q
     return apply_hits(theta, indices, quanta, q)

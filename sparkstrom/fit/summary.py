@@ -107,28 +107,30 @@ class TrainingSummary:
     phase_seconds: dict[str, float] = figure(
         lambda fit: phase_durations(fit.outcome.phase_began_s, fit.record)
     )
-    # Trained, including those before a resumed checkpoint; fewer if stopped early.
+    # Number of epochs trained, including those before a resumed checkpoint; fewer if stopped early.
     epochs: int = figure(lambda fit: fit.end.epochs_trained)
     workers: int = figure(lambda fit: fit.end.spec.workers)
     n_params: int = figure(lambda fit: fit.n_params)
-    minibatches: int = figure(lambda fit: fit.outcome.minibatches)  # committed, each once
+    # Committed, each once.
+    minibatches: int = figure(lambda fit: fit.outcome.minibatches)
     minibatches_expected: int = figure(lambda fit: fit.outcome.minibatches_expected)
-    # Trained, as workers reported: including repetitions after the loss of a worker.
+    # Rows trained, as workers reported: including repetitions after the loss of a worker.
     examples: int = figure(lambda fit: fit.total.training.examples)
-    # Read by executors: each is trained in every epoch or held out, none is dropped.
+    # Rows read by executors: each is trained in every epoch or held out, none is dropped.
     rows: int = figure(lambda fit: fit.rows_trained + fit.total.training.rows_held_out)
     rows_trained: int = figure(lambda fit: fit.rows_trained)
     rows_held_out: int = figure(lambda fit: fit.total.training.rows_held_out)
-    # Of the exported rows, until network.close().
+    # Directory of the exported rows, until network.close().
     export_directory: str | None = figure(lambda fit: fit.export_directory)
-    # Rows beyond batch_memory_bytes, in the executors' scratch directories.
+    # Bytes of rows beyond batch_memory_bytes, in the executors' scratch directories.
     spilled_bytes: int = figure(lambda fit: fit.total.training.spilled_bytes)
-    updates: int = figure(lambda fit: fit.outcome.commits)  # committed
+    # Committed.
+    updates: int = figure(lambda fit: fit.outcome.commits)
     # Mean over the examples of each worker's last epoch.
     loss: float = figure(lambda fit: mean_loss(fit.total))
     # Entries sent / (publications x n_params).
     sent_fraction: float = figure(lambda fit: mean_sent_fraction(fit.total, fit.n_params))
-    # Commits that an update missed -> updates.
+    # Number of commits that an update missed -> number of such updates.
     staleness: Counter[int] = figure(lambda fit: fit.outcome.staleness, repr=False)
     # Number of other workers' minibatches that an update had not seen when it was committed,
     # counted for each of its steps: the mean over minibatches, and the maximum. About the number
@@ -141,7 +143,7 @@ class TrainingSummary:
             fit.training_workers, fit.outcome.minibatches_trained
         )
     )
-    # Euclidean, over all workers, at the end.
+    # Euclidean norm of all workers' residuals at the end.
     residual_norm: float = figure(lambda fit: (fit.total.training.residual_square or 0.0) ** 0.5)
     mass_clipped: float = figure(lambda fit: fit.total.training.mass_clipped)
     mass_scaled_away: float = figure(lambda fit: fit.total.training.mass_scaled_away)
@@ -149,7 +151,7 @@ class TrainingSummary:
     mass_lost: float = figure(
         lambda fit: fit.outcome.lost_mass + sum_dismissed_mass(fit.end.reports)
     )
-    # Workers that took over residuals of an earlier fit.
+    # Number of workers that took over residuals of an earlier fit.
     grants: int = figure(lambda fit: fit.outcome.grants)
     # How momentum and schedules were rescaled: name -> change; and the number of workers.
     horizons: HyperparameterChanges = figure(lambda fit: fit.horizons)
@@ -169,18 +171,20 @@ class TrainingSummary:
     stopped: str | None = figure(lambda fit: fit.outcome.stop_reason)
     # Loss and held-out metric of each epoch.
     history: list[Epoch] = figure(lambda fit: fit.end.history, repr=False)
-    resumed_from: str | None = None  # the checkpoint from which the fit resumed
+    # The checkpoint from which the fit resumed.
+    resumed_from: str | None = None
     # Those of ``minibatches`` that were trained before the resume.
     minibatches_resumed: int = figure(lambda fit: fit.outcome.minibatches_resumed)
-    checkpoint: str | None = None  # the newest checkpoint that the fit wrote
+    # The newest checkpoint that the fit wrote.
+    checkpoint: str | None = None
     # With early stopping: the epoch whose parameters are delivered.
     best: Best | None = figure(lambda fit: fit.best)
-    # By node and activity, with ``collect_training_stats``.
+    # Seconds by node and activity, with ``collect_training_stats``.
     worker_seconds: dict[str, dict[str, float]] = figure(
         lambda fit: worker_durations(fit.outcome) if fit.master.collect_training_stats else {},
         repr=False,
     )
-    # encoding_debug_mode: by node.
+    # With encoding_debug_mode: figures of the residuals by node.
     encoding: dict[str, dict[str, float]] = figure(
         lambda fit: residual_figures(fit.outcome), repr=False
     )
@@ -201,7 +205,8 @@ class TrainingSummary:
     faults: list[Fault] = figure(lambda fit: collect_faults(fit.outcome, fit.record), repr=False)
     # Links that carried less than training could send.
     slow_links: list[str] = figure(lambda fit: list(fit.outcome.slow_links), repr=False)
-    epochs_resumed: int = 0  # those of ``epochs`` that were complete before the fit was resumed
+    # Those of ``epochs`` that were complete before the fit was resumed.
+    epochs_resumed: int = 0
     # n, if each update of k workers had the weight n / k at the end, so that all updates together
     # counted as n workers'; None: no limit below the number of workers.
     summed_workers: int | None = figure(lambda fit: fit.outcome.summed_workers, default=None)

@@ -317,8 +317,7 @@ class RoundsWorker:
         self._delay_s = job.master.debug_longer_iterations / 1000
         self._batches = load_batches(job, place, blocks)
         self._shared = map_parameters(directory, job.spec.n_params)
-        self._params = np.zeros(job.spec.n_params, F32)
-        self._model.bind(self._params)  # with the first optimizer, torch imports its compiler
+        self._params = np.empty(job.spec.n_params, F32)
         self._output = WorkerOutput(SystemClock())  # limits the printed lines of the whole fit
 
     @property

@@ -1,9 +1,9 @@
 """The shared parameters as one process holds them (``Theta``), and a worker's replica of them.
 
 Parameters are exact: all are multiples of one grid step (``encoding.grid``), so sums need no
-rounding. Every process that applies every commit (an update that the master has numbered) once, in
-any order and on any backend, has the same bits. Arrays are in the memory of theta's backend (host
-or GPU); some methods return copies on the host.
+rounding. Processes that have applied all commits (updates that the master has numbered) once each
+have the same bits, whatever the order and the backend. Arrays are in the memory of theta's backend
+(host or GPU); some methods return copies on the host.
 """
 
 from __future__ import annotations

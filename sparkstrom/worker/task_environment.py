@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,15 +41,19 @@ def freeze_garbage_collector() -> None:
 
     Spark's daemon collects garbage after each task while the next one waits: 0.06 s with the
     modules of this package, 0.18 s with torch's, and more on a busy machine. A Python worker runs
-    tasks of several fits; it freezes again when another model has imported more modules.
+    tasks of several fits: when another model has imported more modules, what is left of earlier
+    models is freed, and the rest frozen again.
     """
-    _freeze_once(len(sys.modules))
+    global _modules_frozen
+    if len(sys.modules) > _modules_frozen:
+        if _modules_frozen:
+            gc.unfreeze()
+            gc.collect()
+        gc.freeze()
+        _modules_frozen = len(sys.modules)
 
 
-@cache
-def _freeze_once(modules: int) -> None:
-    """Freeze once for each number of imported modules."""
-    gc.freeze()
+_modules_frozen = 0  # number of modules when the garbage collector was last frozen
 
 
 @dataclass(frozen=True, slots=True)

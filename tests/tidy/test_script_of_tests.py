@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pyspark_folder import write_path_file
+from tests.pyspark_folder import VARIABLE, write_path_file
 
 ROOT = Path(__file__).parents[2]
 NO_CACHE = "no:cacheprovider"
@@ -109,7 +109,7 @@ site.addsitedir({str(tmp_path)!r})
 theirs = set({theirs})
 print(*({{*theirs, {str(mine)!r}}} & {{*sys.path}}), *(theirs & {{*sys.path_importer_cache}}))
 """
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(mine), *theirs])}
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(mine), *theirs]), VARIABLE: "1"}
     command = [sys.executable, "-c", program]
     told = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     assert told.stdout.split() == [str(mine)]

@@ -459,6 +459,9 @@ class FlatModule:
 
     def place(self, share: Share) -> None:
         """Set this process's number of threads, GPU and random seed for torch."""
+        # The first optimizer imports it, which takes seconds; here they are not the first step's.
+        import torch._dynamo
+
         torch.set_num_threads(share.threads)
         torch.manual_seed(share.seed)
         self._device = choose_device(self._device_wanted, share.gpu)

@@ -1,4 +1,4 @@
-"""Have workers send their optimizer states to workers that join late, and to checkpoints."""
+"""Have workers send their optimizer states to workers that join late, and for checkpoints."""
 
 from __future__ import annotations
 

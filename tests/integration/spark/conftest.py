@@ -38,8 +38,7 @@ def spark() -> Iterator[Any]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.log.level", "ERROR")
-        # Tests that kill workers, or make tasks fail, start hundreds. Applications of other tests
-        # have Spark's own daemon.
+        # Some tests kill workers or make tasks fail, and so start hundreds of Python workers.
         .config("spark.python.daemon.module", "sparkstrom.spark.daemon")
         .config("spark.executorEnv.SPARKSTROM_PRELOAD", "pyarrow,pandas,torch")
         # Python workers of SQL and of RDDs are the same ones: they have equal environments.

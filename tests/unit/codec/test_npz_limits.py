@@ -25,14 +25,21 @@ def test_only_stored_and_deflated_members_are_read(method: int) -> None:
         decode_state_untrusted(bomb.getvalue())
 
 
-def test_an_array_that_declares_more_than_its_member_has_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("descr", "shape"), [("<f4", (1 << 40,)), ("|V0", (-1,)), ("<f4", (-1, -1)), ("<f4", (-1, 0))]
+)
+def test_an_array_of_another_size_than_its_member_is_refused(
+    descr: str, shape: tuple[int, ...]
+) -> None:
     header, file = io.BytesIO(), io.BytesIO()
-    said = {"descr": "<f4", "fortran_order": False, "shape": (1 << 40,)}
+    said = {"descr": descr, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, said)
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("a.npy", header.getvalue())
     with pytest.raises(ValueError, match="not as long"):
         check_npz(file)
+    with pytest.raises(WireError, match="not as long"):
+        decode_state_untrusted(file.getvalue())
 
 
 @pytest.mark.parametrize("compressed", [False, True])

@@ -77,7 +77,7 @@ def test_no_gpu_without_the_resource() -> None:
 def test_what_is_imported_is_spared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[None] = []
     monkeypatch.setattr(gc, "freeze", lambda: calls.append(None))
-    task_environment._freeze_once.cache_clear()
+    monkeypatch.setattr(task_environment, "_modules_frozen", 0)
     freeze_garbage_collector()
     freeze_garbage_collector()
     assert len(calls) == 1
