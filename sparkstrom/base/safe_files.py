@@ -118,6 +118,8 @@ def _checked_arrays(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes], dict[str,
         for info in archive.infolist():
             with archive.open(info) as member:
                 version = np.lib.format.read_magic(member)
+                if version not in ((1, 0), (2, 0), (3, 0)):
+                    raise ValueError(f"{info.filename} has the unknown format version {version}")
                 if version == (1, 0):
                     shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(member)
                 else:

@@ -47,13 +47,23 @@ def freeze_garbage_collector() -> None:
     global _modules_frozen
     if len(sys.modules) > _modules_frozen:
         if _modules_frozen:
-            gc.unfreeze()
-            gc.collect()
-        gc.freeze()
+            collect_frozen_garbage()
+        else:
+            gc.freeze()
         _modules_frozen = len(sys.modules)
 
 
 _modules_frozen = 0  # number of modules when the garbage collector was last frozen
+
+
+def collect_frozen_garbage() -> None:
+    """Free unreachable objects, also those that were frozen, and freeze the others again.
+
+    Only the garbage collector frees objects in reference cycles, and it skips frozen objects.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 @dataclass(frozen=True, slots=True)

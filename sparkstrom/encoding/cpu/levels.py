@@ -1,4 +1,4 @@
-"""CPU kernels that find the step sizes (levels) of hits, select hits at random, sample residuals.
+"""CPU kernels: find the step sizes (levels) of hits, choose hits at random, and sample residuals.
 
 ``encoding.reference_kernels`` documents the arguments. The loops over all parameters are simple,
 because they run only if many residuals have the same size. The loops over hits prefetch, like

@@ -459,7 +459,7 @@ class FlatModule:
 
     def place(self, share: Share) -> None:
         """Set this process's number of threads, GPU and random seed for torch."""
-        # The first optimizer imports it, which takes seconds; here they are not the first step's.
+        # The first optimizer imports it, which takes seconds; the first step need not wait for it.
         import torch._dynamo
 
         torch.set_num_threads(share.threads)

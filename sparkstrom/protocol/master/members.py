@@ -216,7 +216,7 @@ class ResidualCheckpoints:
         """Mark this node's granted files as used: a saved or final state contains them."""
         self._granted.pop(node, None)
 
-    def finish_with_live(self, live: Iterable[NodeId]) -> None:
+    def count_used_and_lost(self, live: Iterable[NodeId]) -> None:
         """When the fit ends, count files granted to live nodes as used and all others as lost."""
         for node in live:
             self.mark_used(node)

@@ -145,7 +145,7 @@ class Phases:
         if phase is Phase.RUNNING:
             self.running_s = now_s
         if phase is Phase.DONE:
-            self._members.checkpoints.finish_with_live(self._members.live)
+            self._members.checkpoints.count_used_and_lost(self._members.live)
         self._children.announce_state()
 
 

@@ -1,8 +1,8 @@
 """Messages between the controller's task and the driver program.
 
-They travel over an encrypted TCP stream, and in the result of the task; over Spark Connect there
-is no stream, and the result is all that is sent. Messages are pickled Python objects: both ends run
-the same program, and all data is authenticated.
+They travel over an encrypted TCP stream and in the result of the task; where no stream can be
+opened, the result is all that is sent. Messages are pickled Python objects: both ends run the same
+program, and all data is authenticated.
 """
 
 from __future__ import annotations

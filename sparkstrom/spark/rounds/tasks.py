@@ -9,7 +9,6 @@ unpickled models of a few fits.
 
 from __future__ import annotations
 
-import gc
 import pickle
 import time
 from collections import OrderedDict, deque
@@ -65,6 +64,7 @@ from sparkstrom.spark.rounds.payload import (
 )
 from sparkstrom.worker.task_environment import (
     TaskEnvironment,
+    collect_frozen_garbage,
     freeze_garbage_collector,
     load_batches,
     place_model,
@@ -149,16 +149,10 @@ def mark_fit_over(fit: int) -> None:
 
 
 def _remove_cached(fits: Iterable[int]) -> None:
-    """Drop fits from the cache and free the memory of their models.
-
-    Only the garbage collector frees objects in reference cycles, and tasks exclude all objects from
-    collection with ``gc.freeze``. So ``gc.unfreeze`` includes them for one collection.
-    """
+    """Drop fits from the cache and free the memory of their models."""
     removed = [fit for fit in fits if _cached_jobs.pop(fit, None) is not None]
     if removed:
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()  # again, see ``freeze_garbage_collector``
+        collect_frozen_garbage()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,17 @@ def test_an_array_of_another_size_than_its_member_is_refused(
         decode_state_untrusted(file.getvalue())
 
 
+def test_an_array_of_an_unknown_format_version_is_refused() -> None:
+    file, array = io.BytesIO(), io.BytesIO()
+    np.save(array, np.zeros(3))
+    content = bytearray(array.getvalue())
+    content[len(np.lib.format.MAGIC_PREFIX)] = 9
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.npy", bytes(content))
+    with pytest.raises(WireError, match="unknown format version"):
+        decode_state_untrusted(file.getvalue())
+
+
 @pytest.mark.parametrize("compressed", [False, True])
 def test_what_numpy_writes_is_read(compressed: bool) -> None:
     file = io.BytesIO()
