@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -36,40 +37,46 @@ class TaskEnvironment:
     gpu: int | None = None  # index of the first GPU that Spark assigned to the task
 
 
-def freeze_garbage_collector() -> bool:
+def freeze_garbage_collector() -> None:
     """Exclude everything that is imported by now from garbage collection.
 
-    Returns:
-        Whether modules were imported since the last call; without any, there is nothing to do.
-
     Spark's daemon collects garbage after each task while the next one waits: 0.06 s with the
-    modules of this package, 0.18 s with torch's, and more on a busy machine. A Python worker runs
-    tasks of several fits: when another model has imported more modules, what is left of earlier
-    models is freed, and the rest frozen again.
+    modules of this package, 0.18 s with torch's, and more on a busy machine.
     """
     global _modules_frozen
-    if len(sys.modules) <= _modules_frozen:
-        return False
-    if _modules_frozen:
-        collect_frozen_garbage()
-    else:
+    if len(sys.modules) > _modules_frozen:
         gc.freeze()
-    _modules_frozen = len(sys.modules)
-    return True
+        _modules_frozen = len(sys.modules)
 
 
 _modules_frozen = 0  # number of modules when the garbage collector was last frozen
 
 
-def collect_frozen_garbage() -> None:
-    """Free unreachable objects, also those that were frozen, and freeze the others again.
+def refer_weakly(model: FlatModel) -> Callable[[], FlatModel | None]:
+    """Return a weak reference for ``free_models``, or one to nothing if the class allows none."""
+    try:
+        return weakref.ref(model)
+    except TypeError:  # a class with __slots__
+        return lambda: None
 
-    Only the garbage collector frees objects in reference cycles, and it skips frozen objects. With
-    torch's modules this takes 0.3 s, and a forked process copies the memory that it shares.
+
+def free_models(models: Sequence[Callable[[], FlatModel | None]]) -> None:
+    """Free models of earlier fits that only reference cycles keep alive.
+
+    The garbage collector skips models that were frozen with the modules they imported. To search
+    frozen objects takes 0.3 s with torch's modules, and a forked process copies the memory that it
+    shares, so this is done only for a model that is still there.
+
+    Args:
+        models: Weak references to models that are no longer used.
     """
-    gc.unfreeze()
+    if all(model() is None for model in models):
+        return
     gc.collect()
-    gc.freeze()
+    if any(model() is not None for model in models):
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,10 +64,11 @@ from sparkstrom.spark.rounds.payload import (
 )
 from sparkstrom.worker.task_environment import (
     TaskEnvironment,
-    collect_frozen_garbage,
+    free_models,
     freeze_garbage_collector,
     load_batches,
     place_model,
+    refer_weakly,
 )
 
 CACHED_JOBS_MAX = 4  # number of fits whose models one Python process caches
@@ -129,7 +130,6 @@ class PackedJob:
         """
         forget_spark_archive_importers()
         _remove_cached(self.ended_fits)
-        _freeze_modules()
         if self.fit not in _cached_jobs:
             _cached_jobs[self.fit] = pickle.loads(self.content)
             _remove_cached([*_cached_jobs][:-CACHED_JOBS_MAX])
@@ -138,7 +138,6 @@ class PackedJob:
 
 
 _cached_jobs: OrderedDict[int, SparkRoundsJob] = OrderedDict()  # by fit; least recently used first
-_frozen_jobs = set[int]()  # cached fits that the garbage collector skips
 _ended_fits = deque[int](maxlen=ENDED_FITS_MAX)  # used only in the driver program
 
 
@@ -152,17 +151,10 @@ def mark_fit_over(fit: int) -> None:
 
 def _remove_cached(fits: Iterable[int]) -> None:
     """Drop fits from the cache and free the memory of their models."""
-    removed = [fit for fit in fits if _cached_jobs.pop(fit, None) is not None]
-    if not _frozen_jobs.isdisjoint(removed):  # Spark's daemon collects the others after this task
-        collect_frozen_garbage()
-        _frozen_jobs.clear()
-        _frozen_jobs.update(_cached_jobs)
-
-
-def _freeze_modules() -> None:
-    """Exclude imported modules from garbage collection, and note which jobs that includes."""
-    if freeze_garbage_collector():
-        _frozen_jobs.update(_cached_jobs)
+    removed = [_cached_jobs.pop(fit) for fit in fits if fit in _cached_jobs]
+    models = [refer_weakly(job.model) for job in removed]
+    removed.clear()
+    free_models(models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +407,7 @@ def train_for_driver(
     packed: PackedJob, start: RoundInput, index: int, records: Iterable[bytes]
 ) -> Iterator[bytes]:
     """Train one worker's round; yield serialized results for the driver program to average."""
+    freeze_garbage_collector()
     count = 0
     for record in train_round(packed.unpack(), start, get_task_context(), records):
         count += 1
@@ -438,6 +431,7 @@ class TrainingTask:
 
     def __call__(self, index: int, records: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
         """Train as worker ``index``; yield (target, serialized record) for all results."""
+        freeze_garbage_collector()
         job = self.packed.unpack()
         base = group_of_source(index, self.workers, self.groups) * (self.targets + 1)
         results = train_round(job, self.start, get_task_context(), records)

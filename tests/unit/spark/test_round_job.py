@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
-import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,7 +17,6 @@ from sparkstrom.planning.memory import PieceSizes
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.spark.rounds import tasks as round_job
 from sparkstrom.spark.rounds.tasks import CACHED_JOBS_MAX, PackedJob, SparkRoundsJob, mark_fit_over
-from sparkstrom.worker import task_environment
 
 NUMBERS = itertools.count(1)
 
@@ -37,8 +34,6 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[OrderedDict[int, SparkRoun
     """Jobs of this process; and no fit has ended yet."""
     jobs = OrderedDict[int, SparkRoundsJob]()
     monkeypatch.setattr(round_job, "_cached_jobs", jobs)
-    monkeypatch.setattr(round_job, "_frozen_jobs", set())
-    monkeypatch.setattr(task_environment, "_modules_frozen", 0)
     monkeypatch.setattr(
         round_job, "_ended_fits", type(round_job._ended_fits)(maxlen=round_job._ended_fits.maxlen)
     )
@@ -55,29 +50,25 @@ def begin() -> PackedJob:
     )
 
 
-@pytest.mark.parametrize("imports", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
 def test_a_fit_that_is_over_goes_when_the_next_one_comes(
-    kept: Any, imports: bool, monkeypatch: pytest.MonkeyPatch
+    kept: Any, frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its model's memory, and by a search of all modules' objects only where it is needed."""
+    """With its model's memory; frozen objects are searched only where it is needed."""
     searched: list[None] = []
-    whole = round_job.collect_frozen_garbage
-    monkeypatch.setattr(
-        round_job, "collect_frozen_garbage", lambda: (searched.append(None), whole())
-    )
-    begin().unpack()
+    unfreeze = gc.unfreeze
+    monkeypatch.setattr(gc, "unfreeze", lambda: (searched.append(None), unfreeze()))
     first = begin()
     model = weakref.ref(first.with_ended_fits().unpack().model)
-    if imports:  # in its first round, so that it is frozen with the modules in the second one
-        monkeypatch.setitem(sys.modules, "imported_by_its_optimizer", ModuleType("of_a_test"))
+    if frozen:
+        gc.freeze()  # as after imports; see ``freeze_garbage_collector``
     assert first.with_ended_fits().unpack().model is model()
     mark_fit_over(first.fit)
     second = begin()
     second.with_ended_fits().unpack()
-    assert first.fit not in kept
-    gc.collect()  # as Spark's daemon does after each task
+    assert list(kept) == [second.fit]
     assert model() is None
-    assert len(searched) == imports
+    assert len(searched) == frozen
 
 
 def test_fits_that_run_at_once_are_opened_once(kept: Any) -> None:
