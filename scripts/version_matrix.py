@@ -8,13 +8,14 @@ network, and a model of PyTorch; where PyPI has no build of that for processors 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,9 +113,7 @@ def try_pair(pair: Pair, wheel: Path, home: Path) -> Outcome:
     try:
         environment = prepared(pair, wheel, model, folder)
         versions = versions_in(environment, folder)
-        for each in (DENSE, model):
-            submit(each, environment, folder)
-            passed.append(each.name)
+        passed += (each.name for each in submit((DENSE, model), environment, folder))
     except StepFailed as error:
         failed = str(error)
     finally:
@@ -174,13 +173,28 @@ def versions_in(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
     return dict(line.split(" ", 1) for line in said.splitlines())
 
 
-def submit(model: Model, variables: Mapping[str, str], folder: Path) -> None:
-    """The example ends with an error where replicas differ, or too little was learnt."""
-    example = shutil.copy(ROOT / "examples" / model.example, folder)
+def submit(models: Iterable[Model], variables: Mapping[str, str], folder: Path) -> Iterator[Model]:
+    """Run their examples in one application, and yield those that end without an error.
+
+    An example ends with one where replicas differ, or too little was learnt. Raise StepFailed then.
+    """
     submitting = Path(variables["PYSPARK_PYTHON"]).with_name("spark-submit")
     conf = ("--conf", "spark.ui.enabled=false")
-    command = [str(submitting), "--master", MASTER, *conf, str(example), *model.arguments]
-    call(command, variables, folder)
+    program = shutil.copy(ROOT / "scripts/several_examples.py", folder)
+    commands = {
+        " ".join([shutil.copy(ROOT / "examples" / model.example, folder), *model.arguments]): model
+        for model in models
+    }
+    command = [str(submitting), "--master", MASTER, *conf, program, *commands]
+    for line in call(command, variables, folder).splitlines():
+        if line.startswith('{"command"'):
+            answer = json.loads(line)
+            model = commands[answer["command"]]
+            if answer["status"]:
+                raise StepFailed(
+                    f"{model.example} ended with {answer['status']}:\n{answer['printed']}"
+                )
+            yield model
 
 
 def call(command: list[str], variables: Mapping[str, str], folder: Path) -> str:

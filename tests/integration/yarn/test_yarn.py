@@ -10,7 +10,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-SEVERAL = ROOT / "tests/integration/spark/several_examples.py"
+SEVERAL = ROOT / "scripts/several_examples.py"
 
 pytestmark = pytest.mark.slow
 

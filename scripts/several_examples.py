@@ -1,4 +1,4 @@
-"""Submitted by test_examples.py: runs example programs one after the other in one application.
+"""Run example programs one after the other in one Spark application, for tests.
 
 Each argument is one program's command line, which may begin with variables as in a shell. For each
 it prints a JSON object: its exit status and what it printed. All have the same session, so that an
@@ -38,6 +38,7 @@ def run(command: str) -> tuple[int, str]:
 
 
 def main() -> None:
+    """Run the programs of the command line in one session."""
     session, stop = SparkSession.builder.getOrCreate(), SparkSession.stop
     SparkSession.stop = lambda self: None
     for command in sys.argv[1:]:
