@@ -39,12 +39,13 @@ def run(command: str) -> tuple[int, str]:
 
 def main() -> None:
     """Run the programs of the command line in one session."""
-    session, stop = SparkSession.builder.getOrCreate(), SparkSession.stop
-    SparkSession.stop = lambda self: None
+    session = SparkSession.builder.getOrCreate()
+    kind, stop = type(session), session.stop  # its class is another one with Spark Connect
+    kind.stop = lambda self: None
     for command in sys.argv[1:]:
         status, printed = run(command)
         print(json.dumps({"command": command, "status": status, "printed": printed}), flush=True)
-    stop(session)
+    stop()
 
 
 if __name__ == "__main__":

@@ -52,6 +52,8 @@ def _would_linger(thread: threading.Thread, before: set[threading.Thread]) -> bo
 
 
 SLOW_LEGS = ("gpu", "integration")  # last, so that what is quick to know is known first
+# Files whose tests look at what one client of Spark Connect does: one run has them all.
+OF_ONE_CLIENT = ("test_connect.py", "test_connect_averaging.py", "test_backends.py")
 ENDS_THE_SESSION = "test_mesh_spark.py"  # of Spark that others share: there is one in a process
 
 
@@ -62,11 +64,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             _is_slow(item),
             item.path.name == ENDS_THE_SESSION,
             _is_slow(item) and "spark" not in item.path.parts,
+            item.path.name not in OF_ONE_CLIENT,
         )
     )
     if config.option.backwards:
-        files = [list(file) for _, file in groupby(items, lambda item: item.path)]
+        files = [list(file) for _, file in groupby(items, _claim)]
         items[:] = [item for file in reversed(files) for item in file]
+
+
+def _claim(item: pytest.Item) -> str:
+    """What one run has for itself: a file, or all files of one client."""
+    if item.path.name in OF_ONE_CLIENT:
+        return "one client"
+    return str(item.path.relative_to(item.config.rootpath)).replace("/", ".")
 
 
 def _is_slow(item: pytest.Item) -> bool:
@@ -96,9 +106,9 @@ def pytest_runtestloop(session: pytest.Session) -> object:
 
 
 def _claimed(session: pytest.Session, claims: Path) -> Iterator[pytest.Item]:
-    for path, items in groupby(session.items, lambda item: item.path):
+    for claim, items in groupby(session.items, _claim):
         try:
-            (claims / str(path.relative_to(session.config.rootpath)).replace("/", ".")).mkdir()
+            (claims / claim).mkdir()
         except FileExistsError:
             continue
         yield from items

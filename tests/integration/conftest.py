@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
+HERE, ROOT = Path(__file__).parent / "connect", Path(__file__).parents[2]
 CLUSTER = "local-cluster[2,2,1024]"
 SETTINGS = (
     "spark.sparkstrom.lease_s=7",
@@ -25,6 +26,8 @@ SETTINGS = (
 )
 CLIENT_S = 900.0
 ON_JAX = {"jax": "optax", "keras": "keras"}  # kinds of models, and the library of each
+FITS, ROUNDS = HERE / "fits_of_a_client.py", HERE / "rounds_of_a_client.py"
+BACKENDS = ROOT / "tests/integration/rounds/cases.py"
 os.environ.setdefault("KERAS_BACKEND", "jax")  # here, of clients, and of executors
 
 
@@ -75,26 +78,59 @@ class Answers:
 
 
 @pytest.fixture(scope="session")
-def client(server: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Answers]:
-    """Run parts of a program, which are its arguments.
+def answers(
+    server: str,
+    kinds: list[str],
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[Path, Answers]:
+    """What one client process came to, by the program that it ran for a test file.
 
-    Each client has Python workers of its own on the executors: one for many parts.
+    Each client has Python workers of its own on the executors, hence one client for all files.
     """
+    from tests.integration.rounds.cases import CASES
 
-    def run(program: Path, *parts: str) -> Answers:
-        done = subprocess.run(
-            [sys.executable, str(program), *parts],
-            capture_output=True,
-            text=True,
-            timeout=CLIENT_S,
-            cwd=tmp_path_factory.mktemp("client"),
-            env=environment(SPARK_REMOTE=server),
-        )
-        print(done.stdout, done.stderr[-6000:])
-        assert done.returncode == 0
-        return Answers(json.loads(done.stdout.splitlines()[-1]))
-
-    return run
+    programs = {  # by test file: a program, its parts for quick tests, and those for slow ones
+        "test_connect.py": (
+            FITS,
+            ("dense",),
+            ("large", "torch", "jax", "keras", "dies", "estimator", "rehearsal", "refusals"),
+        ),
+        "test_backends.py": (BACKENDS, (), tuple(CASES)),
+        # The last part cuts all that is sent small, as for a large model.
+        "test_connect_averaging.py": (
+            ROUNDS,
+            ("union",),
+            ("torch", "ends", "jax", "dies", "diloco", "keras"),
+        ),
+    }
+    items = request.session.items
+    slow = {item.path.name for item in items if item.get_closest_marker("slow")}
+    commands = {}
+    for file, (program, quick_parts, slow_parts) in programs.items():
+        if file not in {item.path.name for item in items}:
+            continue
+        wanted = quick_parts + (slow_parts if file in slow else ())
+        wanted = [part for part in wanted if part in kinds or part not in ON_JAX]
+        commands[program] = shlex.join([str(program), *wanted])
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts/several_examples.py"), *commands.values()],
+        capture_output=True,
+        text=True,
+        timeout=CLIENT_S,
+        cwd=tmp_path_factory.mktemp("client"),
+        env=environment(SPARK_REMOTE=server),
+    )
+    print(done.stdout, done.stderr[-6000:])
+    assert done.returncode == 0
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [answer["command"] for answer in told] == [*commands.values()]
+    assert [answer["status"] for answer in told] == [0] * len(told)
+    last_lines = [answer["printed"].splitlines()[-1] for answer in told]
+    return {
+        program: Answers(json.loads(line))
+        for program, line in zip(commands, last_lines, strict=True)
+    }
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from tests.integration.conftest import FITS
+
 pytestmark = pytest.mark.timeout(1_000)  # one client tries most of it
-PROGRAM = Path(__file__).with_name("fits_of_a_client.py")
 ROWS = 1437
+
+
+@pytest.fixture
+def told(answers):
+    return answers[FITS]
 
 
 def check_whole(told, workers=3):
@@ -16,8 +20,8 @@ def check_whole(told, workers=3):
     assert told["replicas"] == workers + 1  # the controller in a slot of its own
 
 
-def test_a_dense_network_is_trained_followed_and_used(client):
-    dense = client(PROGRAM, "dense")["dense"]
+def test_a_dense_network_is_trained_followed_and_used(told):
+    dense = told["dense"]
     check_whole(dense["first"])
     check_whole(dense["again"])
     assert dense["lease_s"] == 7  # from the server's configuration
@@ -31,12 +35,6 @@ def test_a_dense_network_is_trained_followed_and_used(client):
     assert rows == ROWS
     assert accuracy > 0.85
     assert loss == dense["score"] == pytest.approx(dense["evaluated_here"], rel=1e-5)
-
-
-@pytest.fixture(scope="module")
-def told(client, kinds):
-    """Of one client, all that the tests below look at."""
-    return client(PROGRAM, "large", "torch", *kinds, "dies", "estimator", "rehearsal", "refusals")
 
 
 @pytest.mark.slow

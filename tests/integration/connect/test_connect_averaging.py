@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.integration.connect.conftest import ON_JAX
+from tests.integration.conftest import ROUNDS
 
 pytestmark = pytest.mark.timeout(1_000)  # one client tries most of it
-PROGRAM = Path(__file__).with_name("rounds_of_a_client.py")
+
+
+@pytest.fixture
+def told(answers):
+    return answers[ROUNDS]
 
 
 def check_beside(told, rounds):
@@ -20,21 +22,14 @@ def check_beside(told, rounds):
     assert told["minibatches"][0] == told["minibatches"][1]
 
 
-def test_every_step_averaged_is_one_machine_on_all_rows(client):
+def test_every_step_averaged_is_one_machine_on_all_rows(told):
     """Without UDP and TCP to the client; and nothing is left in the session."""
-    union = client(PROGRAM, "union")["union"]
+    union = told["union"]
     check_beside(union, rounds=10)
     assert union["off_machine_by"] < 1e-6
     assert union["epochs"] == [1, 2]
     assert union["left"] == []
     assert union["settings"] == [None, None]
-
-
-@pytest.fixture(scope="module")
-def told(client, kinds):
-    """Of one client, all that the tests below look at; what cuts all small comes last."""
-    parts = ("torch", "ends", "jax", "dies", "diloco", "keras")
-    return client(PROGRAM, *(part for part in parts if part in kinds or part not in ON_JAX))
 
 
 @pytest.mark.slow

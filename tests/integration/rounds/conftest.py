@@ -1,4 +1,3 @@
-"""What the backends of rounds run on: Spark, a Spark Connect server, and processes."""
+"""Rounds by RDDs run on the Spark session that other tests share."""
 
-from tests.integration.connect.conftest import client, server  # noqa: F401
 from tests.integration.spark.conftest import spark  # noqa: F401

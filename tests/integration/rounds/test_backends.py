@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.integration.conftest import BACKENDS
 from tests.integration.rounds import cases
 from tests.integration.rounds.cases import CASES, EDGES, OnOneMachine, OnSpark, run_case
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_000)]  # one client trains all its cases
-PROGRAM = Path(cases.__file__)
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +24,10 @@ def rdd(spark: Any) -> Any:
     return lambda name: run_case(backend, name)
 
 
-@pytest.fixture(scope="module")
-def dataframe(client: Any) -> Any:
+@pytest.fixture
+def dataframe(answers: Any) -> Any:
     """Train a case by DataFrames, all of them in one client."""
-    return client(PROGRAM, *CASES).__getitem__
+    return answers[BACKENDS].__getitem__
 
 
 @pytest.fixture
