@@ -76,6 +76,7 @@ from sparkstrom.spark.executor.entry_points import (
     pickle_by_value,
 )
 from sparkstrom.spark.jobs import translate_job_errors
+from sparkstrom.worker.task_environment import freeze_garbage_collector
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,6 +144,7 @@ _open_models: OrderedDict[str, FlatModel] = OrderedDict()  # cache, least recent
 def get_open_model(trained: TrainedModel) -> FlatModel:
     """Return the model, bound to its parameters, from this process's cache or newly opened."""
     forget_spark_archive_importers()
+    freeze_garbage_collector()
     if trained.digest not in _open_models:
         _open_models[trained.digest] = trained.open()
         while len(_open_models) > CACHED_MODELS_MAX:
