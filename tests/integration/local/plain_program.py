@@ -15,24 +15,31 @@ from pathlib import Path
 sys.modules["pyspark"] = None  # type: ignore[assignment]  # importing it fails
 
 import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
 
 from sparkstrom import ParallelWrapper  # noqa: E402
-from sparkstrom.models.torch import TorchModel  # noqa: E402
+from sparkstrom.models import Adam, DenseNetwork  # noqa: E402
 
 ROWS = 400
 
 
-class Net(nn.Module):
-    """Of this script: workers know it by value alone. Its updates are more than joins at load."""
+def own_module() -> object:
+    """A model on torch, which the other ways to run this program need not import."""
+    import torch
+    from torch import nn
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(8, 4096), nn.ReLU(), nn.Linear(4096, 2))
+    from sparkstrom.models.torch import TorchModel
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.layers(features)
+    class Net(nn.Module):
+        """Workers know it by value alone. Its updates are more than joins at load."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(8, 4096), nn.ReLU(), nn.Linear(4096, 2))
+
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return self.layers(features)
+
+    return TorchModel(Net(), nn.CrossEntropyLoss(), lambda p: torch.optim.Adam(p, lr=0.01))
 
 
 class Ready:
@@ -65,8 +72,9 @@ if __name__ == "__main__":
     chance = np.random.default_rng(0)
     features = chance.normal(size=(ROWS, 8)).astype(np.float32)
     labels = (features.sum(axis=1) > 0).astype(int)
-    model = TorchModel(Net(), nn.CrossEntropyLoss(), lambda p: torch.optim.Adam(p, lr=0.01))
-    sleep = 0 if sys.argv[1] == "fits" else 20
+    fits = sys.argv[1] == "fits"
+    model = own_module() if fits else DenseNetwork([8, 64, 2], updater=Adam(0.01), seed=1)
+    sleep = 0 if fits else 20
     kept = {"checkpoint_directory": "checkpoints", "checkpoint_every": "0.3 s", "keep_last": 100}
     wrapper = ParallelWrapper(
         model, 2, progress=False, batch_size_per_worker=8, debug_longer_iterations=sleep,
@@ -78,7 +86,7 @@ if __name__ == "__main__":
         ),
     )  # fmt: skip
     initial, found = wrapper.parameters, {}
-    if sys.argv[1] == "fits":
+    if fits:
         summaries = [fit(epochs=4) for _ in range(2)]
         found["equal"] = [summary.replicas_equal for summary in summaries]
         found["minibatches"] = [summary.minibatches for summary in summaries]

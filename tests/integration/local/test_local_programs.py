@@ -169,6 +169,5 @@ def test_the_same_command_goes_on_after_the_program_was_killed(tmp_path: Path) -
     assert found["examples"] == 8 * 400 - saved.examples
     assert not [text for text in found["warnings"] if "optimizer" in text]
     after = updater_in_file(max((tmp_path / "checkpoints").glob("*.npz")))
-    (steps,) = {name for name in before if name.endswith("layers.0.weight/step:float32")}
-    assert 50 < after[steps] - before[steps] <= 8 * 25  # the copy may be some steps younger
+    assert 50 < after["steps"] - before["steps"] <= 8 * 25  # the copy may be some steps younger
     assert not any(map(is_process_alive, workers))
