@@ -81,18 +81,19 @@ def interrupted(spark: Any, data: Any, when: str, controller: str) -> dict[str, 
 def main(fits: list[str]) -> None:
     # An interrupted call's connection may be closed already when py4j closes it: with a traceback.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    spark = (  # one of the executors for the controller
-        SparkSession.builder.master("local-cluster[3,1,1024]")
+    spark = (  # one of the slots for the controller
+        SparkSession.builder.master("local-cluster[1,3,1024]")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.log.level", "ERROR")
+        .config("spark.python.daemon.module", "sparkstrom.spark.daemon")
         .getOrCreate()
     )
     random = np.random.default_rng(0)
     features = random.normal(size=(ROWS, 8)).astype(np.float32)
     rows = [(x, int(x[0] > 0)) for x in features]
     data = spark.sparkContext.parallelize(rows, 2)
-    data.count()  # executors are there
+    data.count()  # the executor is there
     for fit in fits:
         print(json.dumps(interrupted(spark, data, *fit.split(":"))), flush=True)
     spark.stop()
