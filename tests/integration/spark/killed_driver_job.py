@@ -1,6 +1,7 @@
 """A driver program that somebody kills: trains digits, twice, with checkpoints.
 
-Argument: the checkpoint directory. Prints BEGIN as each fit begins, and at the end one JSON object.
+Arguments: the checkpoint directory, and a file with features and labels. Prints BEGIN as each fit
+begins, and at the end one JSON object.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import sys
 
 import numpy as np
 from pyspark.sql import SparkSession
-from sklearn.datasets import load_digits
 
 from sparkstrom import SharedTrainingMaster, SparkNetwork
 from sparkstrom.listeners import TrainingListener
@@ -36,17 +36,18 @@ class Begins(TrainingListener):
             print("TRAINING", flush=True)
 
 
-def main(directory: str) -> None:
+def main(directory: str, table: str) -> None:
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.log.level", "ERROR")
+        .config("spark.python.daemon.module", "sparkstrom.spark.daemon")
         .getOrCreate()
     )
-    table = load_digits()
-    features = (table.data / 16).astype(np.float32)
-    rows = [(x, int(y)) for x, y in zip(features, table.target, strict=True)]
+    with np.load(table) as file:
+        features, labels = file["features"], file["labels"]
+    rows = [(x, int(y)) for x, y in zip(features, labels, strict=True)]
     data = spark.sparkContext.parallelize(rows, 2)
     master = SharedTrainingMaster(
         batch_size_per_worker=BATCH,
@@ -72,7 +73,7 @@ def main(directory: str) -> None:
                 "warnings": summary.warnings,
             }
         )
-    hits = network.predict(features).argmax(axis=1) == table.target
+    hits = network.predict(features).argmax(axis=1) == labels
     accuracy = float(hits.mean())
     network.close()
     spark.stop()
@@ -80,4 +81,4 @@ def main(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

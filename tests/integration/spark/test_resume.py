@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.integration.checkpoint.contained import contained
@@ -28,7 +29,7 @@ ROWS = 1797
 def start(directory: Path, said: Path) -> subprocess.Popen[str]:
     with said.open("a") as stderr:
         return subprocess.Popen(
-            [sys.executable, str(JOB), str(directory)],
+            [sys.executable, str(JOB), str(directory), str(directory.with_name("digits.npz"))],
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
@@ -49,9 +50,12 @@ def kill_after(program: subprocess.Popen[str], word: str, seconds: float) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 * KILLS + 300)
-def test_a_killed_driver_goes_on_where_it_was_saved(tmp_path):
+def test_a_killed_driver_goes_on_where_it_was_saved(tmp_path, digits):
     chance = random.Random(KILLS)
     directory, said = tmp_path / "checkpoints", tmp_path / "stderr"
+    parts = (digits.features, digits.labels), digits.held_out
+    features, labels = map(np.concatenate, zip(*parts, strict=True))
+    np.savez(tmp_path / "digits.npz", features=features, labels=labels)
     for _ in range(KILLS):
         word, most_s = chance.choice((("BEGIN", 4.0), ("TRAINING", 3.0), ("TRAINING", 1.0)))
         kill_after(start(directory, said), word, chance.uniform(0.0, most_s))
