@@ -15,13 +15,14 @@ from sparkstrom.models import DenseNetwork, Sgd
 
 
 def fit(epochs: int) -> None:
-    """Two workers in one executor; Spark's own bar is on."""
+    """Two workers; Spark's own bar is on."""
     spark = (
-        SparkSession.builder.master("local-cluster[1,2,1024]")
+        SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "true")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.log.level", "ERROR")
+        .config("spark.python.daemon.module", "sparkstrom.spark.daemon")
         .getOrCreate()
     )
     features = np.random.default_rng(0).normal(size=(400, 8)).astype(np.float32)
