@@ -222,12 +222,12 @@ def master_at_work() -> Callable[[], Master | None]:
 
 
 @pytest.fixture
-def has_trained(master_at_work: Callable[[], Master | None]) -> Callable[[int], bool]:
-    """Do all four workers have a place, and have trained so many minibatches?"""
+def has_trained(master_at_work: Callable[[], Master | None]) -> Callable[..., bool]:
+    """Do all workers have a place, and have trained so many minibatches?"""
 
-    def look(minibatches: int) -> bool:
+    def look(minibatches: int, workers: int = 4) -> bool:
         master = master_at_work()
-        if master is None or len(master.members.live) < 4 or master.placement.moving:
+        if master is None or len(master.members.live) < workers or master.placement.moving:
             return False
         return master.partitions.minibatches >= minibatches
 

@@ -1,6 +1,6 @@
-"""A mesh of fan-out 2 over four executors: an executor whose node relays for another is killed.
+"""A mesh of fan-out 2 over three executors: an executor whose node relays for another is killed.
 
-It needs a session of four executors, which is another one than the folder's; this file comes last.
+It needs a session of three executors, which is another one than the folder's; this file comes last.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from sparkstrom.base.identity import MASTER
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.protocol.master.master import Master
 
-EPOCHS, BATCHES = 20, (45, 48)  # minibatches of all partitions in an epoch, by how rows fall
+EPOCHS, BATCHES = 12, (45, 48)  # minibatches of all partitions in an epoch, by how rows fall
 
 
 @pytest.fixture
-def four_executors() -> Iterator[Any]:
-    """A session on four executors with a slot each; one that was there ends."""
+def three_executors() -> Iterator[Any]:
+    """A session on three executors with a slot each; one that was there ends."""
     from pyspark.sql import SparkSession
 
     former = SparkSession.getActiveSession()
     if former is not None:
         former.stop()
     session = (
-        SparkSession.builder.master("local-cluster[4,1,1024]")
+        SparkSession.builder.master("local-cluster[3,1,1024]")
         .appName("sparkstrom mesh")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -51,7 +51,7 @@ def executor_that_relays(master: Master) -> int:
 
 @pytest.mark.slow
 def test_an_executor_that_relays_is_killed(
-    four_executors: Any,
+    three_executors: Any,
     digits: Any,
     victims: Any,
     wait_until: Any,
@@ -62,10 +62,10 @@ def test_an_executor_that_relays_is_killed(
     void = VoidConfiguration(lease_s=3.0, mesh_build_mode="mesh", mesh_fan_out=2)
     master = SharedTrainingMaster(void, debug_longer_iterations=25)
     model = DenseNetwork([64, 32, 10], updater=Sgd(0.1), seed=1)
-    network = SparkNetwork(four_executors, model, master, progress=False)
-    data = four_executors.sparkContext.parallelize(digits.rows(), 4)
+    network = SparkNetwork(three_executors, model, master, progress=False)
+    data = three_executors.sparkContext.parallelize(digits.rows(), 3)
     fit = in_background(network.fit, data, epochs=EPOCHS)
-    wait_until(lambda: has_trained(100), 120, "training")
+    wait_until(lambda: has_trained(100, workers=3), 120, "training")
     known = master_at_work()
     assert known is not None
     assert len(list(known.placement.tree.children(MASTER))) == 2
