@@ -116,7 +116,7 @@ class RealMesh:
             depth=depth,
             lease_s=LEASE_S,
             scratch=str(scratch),
-            **{"epochs": 2, "sleep_ms": 80, **given},
+            **{"epochs": 2, "sleep_ms": 100, **given},
         )
         self.theta = Theta(forking.N_PARAMS, forking.K)
         self.processes: dict[int, ProcessIdentity] = {}  # by partition, the newest

@@ -32,7 +32,7 @@ from sparkstrom.worker.training_job import TrainingJob
 from sparkstrom.worker.training_task import run_training_task
 
 WORKERS, EXECUTORS = 16, 4
-ROWS, BATCH_ROWS, WIDTH = 48, 2, 16  # rows of a partition and of a minibatch; parameters of a row
+ROWS, BATCH_ROWS, WIDTH = 36, 2, 16  # rows of a partition and of a minibatch; parameters of a row
 K, TAU = 10, 0.125
 N_PARAMS = WORKERS * ROWS * WIDTH
 

@@ -15,7 +15,7 @@ import pytest
 
 from sparkstrom.base.identity import MASTER
 
-WORKERS, EXECUTORS, BATCHES, TAU = 16, 4, 24, 0.125
+WORKERS, EXECUTORS, BATCHES, TAU = 16, 4, 18, 0.125
 DEPTHS = {2: 4, 3: 3}  # of sixteen nodes, with room to spare
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
