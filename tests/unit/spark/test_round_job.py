@@ -6,7 +6,6 @@ import gc
 import itertools
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,15 +29,14 @@ class Jitted(DenseNetwork):
 
 
 @pytest.fixture(autouse=True)
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[OrderedDict[int, SparkRoundsJob]]:
+def kept(monkeypatch: pytest.MonkeyPatch) -> OrderedDict[int, SparkRoundsJob]:
     """Jobs of this process; and no fit has ended yet."""
     jobs = OrderedDict[int, SparkRoundsJob]()
     monkeypatch.setattr(round_job, "_cached_jobs", jobs)
     monkeypatch.setattr(
         round_job, "_ended_fits", type(round_job._ended_fits)(maxlen=round_job._ended_fits.maxlen)
     )
-    yield jobs
-    gc.unfreeze()
+    return jobs
 
 
 def begin() -> PackedJob:
