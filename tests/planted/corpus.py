@@ -113,7 +113,7 @@ def lines_of(source: str, name: str | None) -> list[range]:
     if name is None:
         return [range(1, source.count("\n") + 2)]
     found = []
-    for qualified, node in _definitions(ast.parse(source), ""):
+    for qualified, node in _definitions_of(source):
         if qualified == name:
             begin = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             found.append(range(begin, (node.end_lineno or begin) + 1))
@@ -121,6 +121,11 @@ def lines_of(source: str, name: str | None) -> list[range]:
 
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@lru_cache(1)
+def _definitions_of(source: str) -> list[tuple[str, Definition]]:
+    return list(_definitions(ast.parse(source), ""))
 
 
 def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -71,6 +72,11 @@ def module_file(name: str) -> Path | None:
     return next((each for each in candidates if each.exists()), None)
 
 
+@cache
+def words_of(file: Path) -> set[str]:
+    return set(re.findall(r"\w+", file.read_text()))
+
+
 def missing_imports(text: str) -> list[str]:
     """Modules and names of this repository that are imported, also in functions, but missing."""
     missing: list[str] = []
@@ -80,7 +86,7 @@ def missing_imports(text: str) -> list[str]:
             missing += [name for name in names if is_ours(name) and module_file(name) is None]
         elif isinstance(node, ast.ImportFrom) and node.module and is_ours(node.module):
             file = module_file(node.module)
-            words = set(re.findall(r"\w+", file.read_text())) if file and file.is_file() else set()
+            words = words_of(file) if file and file.is_file() else set()
             for name in (f"{node.module}.{alias.name}" for alias in node.names):
                 if name.rpartition(".")[2] not in words and module_file(name) is None:
                     missing.append(name)

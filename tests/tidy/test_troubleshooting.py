@@ -107,9 +107,9 @@ def test_every_text_is_a_literal_where_it_is_raised() -> None:
     assert unreadable(all_texts()) == []
 
 
-@pytest.mark.parametrize("name", sorted(error_texts.error_classes()))
-def test_every_class_is_in_the_table(name: str) -> None:
-    assert f"`{name}`" in PAGE.read_text().partition("\n## ")[0]
+def test_every_class_is_in_the_table() -> None:
+    table = PAGE.read_text().partition("\n## ")[0]
+    assert [name for name in error_texts.error_classes() if f"`{name}`" not in table] == []
 
 
 @pytest.mark.parametrize(("path", "code"), sorted(PASSED_ON))
