@@ -243,7 +243,11 @@ def _platform() -> str:
     features = llvm.get_host_cpu_features().flatten()
     machine = [llvm.get_process_triple(), llvm.get_host_cpu_name(), features]
     versions = [importlib.metadata.version(package) for package in ("numba", "llvmlite", "numpy")]
-    settings = [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("NUMBA_")]
+    settings = [
+        f"{name}={value}"
+        for name, value in sorted(os.environ.items())
+        if name.startswith("NUMBA_") and "CUDA" not in name  # of GPUs, such as the simulator's
+    ]
     compiler = importlib.util.find_spec(COMPILER)
     code = "" if compiler is None else _source_of(compiler)
     return "\n".join([sys.version, *machine, *versions, *settings, code])
