@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import gc
 import inspect
 import os
 import re
@@ -20,6 +21,8 @@ from typing import Any
 
 from docutils import nodes
 from pygments.lexers.special import TextLexer
+
+gc.disable()  # it takes half of a build's time; without it, a build takes 1.3 GB, not 0.8
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
