@@ -23,6 +23,7 @@ NO_CACHE = "no:cacheprovider"
 PYTHON = """#!/bin/sh
 case "$*" in
     *tests.pyspark_folder*) exit "${FAILS_PATH_FILE:-0}" ;;
+    *--collect-only*) exit ;;
     *tests.java_archives*) [ -z "${FAILS_ARCHIVES:-}" ] && echo -Xarchive; exit ;;
     *--ignore=tests/gpu*) leg=first ;;
     *--backwards*) leg=backwards ;;
