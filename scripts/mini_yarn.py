@@ -32,6 +32,7 @@ from sparkstrom.transport.aeron.driver_directories import (
 
 ROOT = Path(__file__).parents[1]
 STATE = "daemons.json"  # in the home
+SPARK_DEFAULTS = "spark-conf/spark-defaults.conf"
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0
 
@@ -91,12 +92,14 @@ class Cluster:
         """spark-submit in cluster or client mode with this Python; wait for the program's end."""
         before = set(self._applications())
         environment = {**os.environ, **self.variables()}
-        for name in ("SPARK_HOME", "PYTHONPATH"):  # Spark would pass the second one on
+        # Spark would pass PYTHONPATH on. A directory before Spark's jars keeps a JVM from using an
+        # archive of their classes.
+        for name in ("SPARK_HOME", "PYTHONPATH", "SPARK_CONF_DIR"):
             environment.pop(name, None)
         if mode == "client":  # the driver is a child of ours; containers are told otherwise
             environment["PYTHONPATH"] = str(ROOT)
         command = [str(PYSPARK / "bin/spark-submit"), "--master", "yarn"]
-        command += ["--deploy-mode", mode]
+        command += ["--deploy-mode", mode, "--properties-file", str(self.home / SPARK_DEFAULTS)]
         command += [f"--conf={key}={value}" for key, value in conf.items()]
         command += [str(script), *arguments]
         done = subprocess.run(
@@ -258,7 +261,12 @@ def _write_spark_defaults(home: Path) -> None:
     """Two small executors with this Python; loopback has to be said to every container, too."""
     java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     said = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": ROOT}
+    jars = PYSPARK / "jars"
+    # In the order of spark-submit, and before a container's own directories.
+    first = ":".join(map(str, [*jars.glob("slf4j-api-*.jar"), jars / "*"]))
     conf: dict[str, object] = {
+        "spark.driver.extraClassPath": first,
+        "spark.executor.extraClassPath": first,
         # Or each submit zips and unpacks 400 MB.
         "spark.yarn.jars": f"local:{quote(str(PYSPARK))}/jars/*",
         "spark.yarn.stagingDir": f"file://{home}/staging",
@@ -276,8 +284,8 @@ def _write_spark_defaults(home: Path) -> None:
         **{f"spark.executorEnv.{name}": value for name, value in said.items()},
     }
     lines = [f"{key} {value}\n" for key, value in conf.items()]
-    (home / "spark-conf/spark-defaults.conf").write_text("".join(lines))
-    shutil.copy(ROOT / "conf/log4j2.properties", home / "spark-conf")  # to all containers
+    (home / SPARK_DEFAULTS).write_text("".join(lines))
+    shutil.copy(ROOT / "conf/log4j2.properties", home / "conf")  # to all containers
 
 
 def _daemon(home: Path, name: str, main: str, needed: list[str]) -> Daemon:

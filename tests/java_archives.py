@@ -25,8 +25,14 @@ RUN_LIMIT_S = 300.0
 
 
 def submit_options(driver: str, executor: str) -> str:
-    """Return SPARK_SUBMIT_OPTS that give these options to drivers and executors."""
-    return f"{OPTIONS} {driver} '-Dspark.executor.defaultJavaOptions={OPTIONS} {executor}'"
+    """Return SPARK_SUBMIT_OPTS that give these options to drivers, also on YARN, and executors."""
+    options = {
+        "executor.defaultJavaOptions": f"{OPTIONS} {executor}",
+        "driver.defaultJavaOptions": f"{OPTIONS} {driver}",
+        "yarn.am.extraJavaOptions": f"{OPTIONS} {driver}",
+    }
+    properties = [f"'-Dspark.{name}={value}'" for name, value in options.items()]
+    return " ".join([OPTIONS, driver, *properties])
 
 
 def archives_directory() -> Path:

@@ -73,7 +73,8 @@ def test_a_home_with_a_space_is_refused(tmp_path) -> None:
 
 def test_sparks_jars_are_named_as_in_a_url(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(mini_yarn, "PYSPARK", Path("/my checkout/pyspark"))
-    (tmp_path / "spark-conf").mkdir()
+    for folder in ("conf", "spark-conf"):
+        (tmp_path / folder).mkdir()
     mini_yarn._write_spark_defaults(tmp_path)
     written = (tmp_path / "spark-conf/spark-defaults.conf").read_text()
     assert "spark.yarn.jars local:/my%20checkout/pyspark/jars/*\n" in written
