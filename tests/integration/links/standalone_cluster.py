@@ -30,6 +30,7 @@ spark.authenticate true
 spark.authenticate.secret {SECRET}
 spark.network.crypto.enabled true
 spark.driver.memory 512m
+spark.python.daemon.module sparkstrom.spark.daemon
 spark.driver.extraJavaOptions {{java}}
 spark.executor.extraJavaOptions {{java}}
 """
@@ -62,10 +63,12 @@ class StandaloneCluster:
     def __init__(self, hosts: Hosts, java: str = "") -> None:
         self._hosts = hosts
         self.directory = hosts.directory
-        (self.directory / "conf").mkdir()
-        options = DEFAULTS.format(java=f"{JVM} {java}")
-        (self.directory / "conf/spark-defaults.conf").write_text(options)
-        self._java = f"{JVM} {java}"
+        java = f"{JVM} {java}"
+        self._java = f"{os.environ.get('SPARK_DAEMON_JAVA_OPTS', '')} {java}"
+        # SPARK_CONF_DIR, before Spark's jars, would keep JVMs from using archives of their classes.
+        defaults = self.directory / "spark-defaults.conf"
+        defaults.write_text(DEFAULTS.format(java=java))
+        self._properties = ["--properties-file", str(defaults)]
         master = hosts.address(0)
         self._master = f"[{master}]" if ":" in master else master
         self._start("Master", 0, "master.Master", "--webui-port", "8080")
@@ -92,7 +95,6 @@ class StandaloneCluster:
         scratch.mkdir(exist_ok=True)
         return {
             "SPARK_HOME": str(PYSPARK),
-            "SPARK_CONF_DIR": str(self.directory / "conf"),
             "SPARK_LOCAL_IP": address,
             "SPARK_LOCAL_DIRS": str(scratch),
             "SPARK_DAEMON_MEMORY": "256m",
@@ -107,7 +109,7 @@ class StandaloneCluster:
         address = self._hosts.address(host)
         address = f"[{address}]" if ":" in address else address
         command = [str(PYSPARK / "bin/spark-class"), f"org.apache.spark.deploy.{daemon}"]
-        command += ["--host", address, "--port", port, *given]
+        command += ["--host", address, "--port", port, *self._properties, *given]
         with (self.directory / f"{name}.log").open("wb") as log:
             self._hosts.run(host, command, env=self._variables(host), output=log)
 
@@ -119,7 +121,7 @@ class StandaloneCluster:
 
     def _submit(self, path: str) -> None:
         command = command_of_the_page(self._master, self._hosts.count - 1)
-        command += [str(PROGRAM), path]
+        command += [*self._properties, str(PROGRAM), path]
         with (self.directory / "program.log").open("wb") as log:
             self._program = self._hosts.run(0, command, env=self._variables(0), output=log)
 
