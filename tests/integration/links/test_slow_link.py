@@ -22,7 +22,7 @@ import pytest
 from benchmarks.hosts import lacking
 from benchmarks.slow_link.data import ROWS
 from benchmarks.slow_link.figures import figures
-from benchmarks.slow_link.running import Link, observe
+from benchmarks.slow_link.running import Link, Observed, observe
 from benchmarks.slow_link.systems import OURS
 from benchmarks.slow_link.trial import Trial
 
@@ -42,24 +42,30 @@ USEFUL_MIN = 0.7
 DRIVER_MAX = 1.5
 
 
-@pytest.fixture(scope="module")
-def trial() -> Trial:
-    return Trial(
-        system=OURS,
-        rate=1e-3,
-        seed=0,
-        workers=WORKERS,
-        widths=WIDTHS,
-        optimizer="adam",
-        epochs=1,
-        limit_s=20.0,
-    )
+SHARING = Trial(
+    system=OURS,
+    rate=1e-3,
+    seed=0,
+    workers=WORKERS,
+    widths=WIDTHS,
+    optimizer="adam",
+    epochs=1,
+    limit_s=20.0,
+)
+# Another learning rate, by which events of trials are told apart.
+ROUNDS = replace(SHARING, system="diloco-4", rate=2e-3, widths=(64,), limit_s=5.0)
 
 
 @pytest.fixture(scope="module")
-def found(trial: Trial) -> dict[str, Any]:
-    """One fit for all that is asked of it."""
-    return figures(trial, observe(Link(RATE), [trial], {}))
+def observed() -> Observed:
+    """One application, for all that is asked of its two fits."""
+    return observe(Link(RATE), [SHARING, ROUNDS], {})
+
+
+@pytest.fixture(scope="module")
+def found(observed: Observed) -> dict[str, Any]:
+    """Of gradient sharing."""
+    return figures(SHARING, observed)
 
 
 def test_a_fit_ends_with_equal_replicas(found: dict[str, Any]) -> None:
@@ -86,13 +92,13 @@ def test_training_goes_on(found: dict[str, Any]) -> None:
     assert found["accuracy"] > 0.6
 
 
-def test_rounds_of_averaging_send_everything(trial: Trial) -> None:
-    rounds = replace(trial, system="diloco-4", workers=2, widths=(64,), limit_s=5.0)
-    found = figures(rounds, observe(Link(RATE), [rounds], {}))
+def test_rounds_of_averaging_send_everything(observed: Observed) -> None:
+    found = figures(ROUNDS, observed)
     assert "summary" in found, found["ended"]
-    of_both = 2 * 4 * (64 * 64 + 64 + 64 * 10 + 10)  # bytes of parameters
+    of_all = WORKERS * 4 * (64 * 64 + 64 + 64 * 10 + 10)  # bytes of parameters
     summary = found["summary"]
     assert summary["updates"] == pytest.approx(found["steps"] / 4, abs=1)  # the last may be shorter
-    assert summary["bytes_sent"] >= summary["updates"] * of_both > 0
-    assert found["bytes_training"] >= summary["bytes_sent"] / 2  # the other half stays on host 0
+    assert summary["bytes_sent"] >= summary["updates"] * of_all > 0
+    others = (WORKERS - 1) / WORKERS  # the rest stays on host 0
+    assert found["bytes_training"] >= summary["bytes_sent"] * others
     assert found["curve"]
