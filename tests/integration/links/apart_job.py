@@ -1,7 +1,7 @@
 """A driver program whose executors are on another host: fits, and prints one JSON line for each.
 
 Arguments: the address of this host, the address of Spark's master, a folder, and controllers to use
-in turn, each as soon as the folder has a file of its name.
+in turn, each as soon as the folder has a file whose name is the controller's number.
 """
 
 from __future__ import annotations
@@ -20,25 +20,34 @@ from sparkstrom.models import DenseNetwork, Sgd
 PORTS = (40123, 40140)
 
 
-def main(here: str, master: str, folder: str, controllers: list[str]) -> None:
-    spark = (
+def begin(here: str, master: str) -> SparkSession:
+    """An application, in place of the one before."""
+    if before := SparkSession.getActiveSession():
+        before.stop()
+    return (
         SparkSession.builder.master(master)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", here)
         .config("spark.executor.instances", "1")
         .config("spark.executor.cores", "3")
+        .config("spark.python.daemon.module", "sparkstrom.spark.daemon")
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
+
+
+def main(here: str, master: str, folder: str, controllers: list[str]) -> None:
     random = np.random.default_rng(0)
     features = random.normal(size=(400, 8)).astype(np.float32)
     rows = [(x, int(x[0] > 0)) for x in features]
-    data = spark.sparkContext.parallelize(rows, 2)
-    data.count()  # the executor is there
-    for controller in controllers:
-        while not (Path(folder) / controller).exists():
+    for number, controller in enumerate(controllers):
+        while not (Path(folder) / str(number)).exists():
             time.sleep(0.05)
+        if controller == "auto":  # what it means is found out once in an application
+            spark = begin(here, master)
+            data = spark.sparkContext.parallelize(rows, 2)
+            data.count()  # the executor is there
         began_s = time.monotonic()
         void = VoidConfiguration(controller=controller, port_range=PORTS)
         network = SparkNetwork(

@@ -6,6 +6,7 @@ the driver's host drops UDP, then the controller's TCP connection as well.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -68,15 +69,15 @@ class DriverProgram:
     def __init__(self, hosts: Hosts, folder: Path, *controllers: str) -> None:
         master = f"spark://{hosts.address(0)}:7077"
         folder.mkdir()
-        self._folder, self.said = folder, ""
+        self._folder, self._numbers = folder, itertools.count()
         command = [sys.executable, str(JOB), hosts.address(0), master, str(folder), *controllers]
         program = hosts.run(0, command, env=local(hosts, 0), output=subprocess.PIPE)
         assert program.stdout is not None
         self._program, self._lines = program, program.stdout
 
-    def fit(self, controller: str) -> tuple[dict[str, Any], str]:
-        """What it says of this fit in the end, and all that it said before."""
-        (self._folder / controller).touch()
+    def fit(self) -> tuple[dict[str, Any], str]:
+        """What it says of the next fit in the end, and all that it said before."""
+        (self._folder / str(next(self._numbers))).touch()
         said = ""
         while line := self._lines.readline().decode():
             said += line
@@ -99,26 +100,24 @@ def check(told: dict[str, Any], replicas: int) -> None:
 def test_it_stays_where_it_is_heard_and_moves_where_it_is_not(
     cluster: Hosts, tmp_path: Path
 ) -> None:
-    program = DriverProgram(cluster, tmp_path / "near", "auto")
-    near, said = program.fit("auto")
-    program.end()
+    there = f"{cluster.address(1)}:40135"
+    program = DriverProgram(cluster, tmp_path / "fits", "auto", "auto", there, "executor")
+    near, said = program.fit()
     check(near, 3 + 1)  # three slots, and the driver program
     assert "the controller moves to" not in said
     for command in NO_UDP:
         cluster._in(0, command)
-    there = f"{cluster.address(1)}:40135"
-    program = DriverProgram(cluster, tmp_path / "far", "auto", there, "executor")
-    moved, said = program.fit("auto")
+    moved, said = program.fit()
     check(moved, 2 + 1)
     assert moved["prepare_s"] < 10
     assert "host1 get no answer by UDP from this program at 10.77.0.1:401" in said
     assert "progress arrives from the controller over TCP" in said
-    named, said = program.fit(there)
+    named, said = program.fit()
     check(named, 2 + 1)
     assert f"the controller is on executor 0 on 10.77.0.2, {there}" in said
     for command in NO_TCP:
         cluster._in(0, command)
-    silent, said = program.fit("executor")
+    silent, said = program.fit()
     program.end()
     check(silent, 2 + 1)
     assert "no TCP connection to this program (10.77.0.1:401" in said
