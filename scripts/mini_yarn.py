@@ -40,6 +40,8 @@ JVM = (
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-Xmx256m",
+    "-XX:+UnlockDiagnosticVMOptions",
+    "-XX:-BytecodeVerificationRemote",  # of Hadoop's own classes: a seventh of the start
     "--add-opens=java.base/java.lang=ALL-UNNAMED",
     "-Djava.net.preferIPv4Stack=true",
     "-Djavax.xml.bind.JAXBContextFactory"
