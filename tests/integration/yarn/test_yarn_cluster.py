@@ -94,13 +94,13 @@ def test_what_is_printed_is_for_a_shell(tmp_path) -> None:
 def test_start_shows_what_to_export_and_stop_ends_all_of_it(tmp_path) -> None:
     home = tmp_path / "home"
 
-    def run(what: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "scripts.yarn_cluster", what, "--home", str(home)]
+    def run(*what: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "scripts.yarn_cluster", *what, "--home", str(home)]
         return subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False
         )
 
-    started = run("start")
+    started = run("start", "--nodes", "1")
     try:
         assert started.returncode == 0, started.stderr
         assert is_running(home)
