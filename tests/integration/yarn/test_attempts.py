@@ -12,7 +12,11 @@ from tests.integration.checkpoint.contained import contained
 from tests.integration.yarn.twice_job import BATCH, EPOCHS, ROWS
 
 JOB = Path(__file__).parent / "twice_job.py"
-TWICE = {"spark.yarn.maxAppAttempts": "2", "spark.executor.instances": "1"}  # of two cores
+TWICE = {
+    "spark.yarn.maxAppAttempts": "2",
+    "spark.executor.instances": "1",  # of two cores
+    "spark.python.daemon.module": "sparkstrom.spark.daemon",  # imports once for both workers
+}
 
 pytestmark = pytest.mark.slow
 
