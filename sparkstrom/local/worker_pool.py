@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sparkstrom.base.errors import SetupError, SparkstromError, TrainingError, UsageError
 from sparkstrom.local.data import RowFile
-from sparkstrom.worker.task_environment import TaskEnvironment
+from sparkstrom.worker.task_environment import TaskEnvironment, free_last_model
 
 log = logging.getLogger(__name__)
 
@@ -376,6 +376,7 @@ class GradientSharingTask:
         """Join the fit, train, leave, and return the report as JSON."""
         from sparkstrom.worker.training_task import run_training_task
 
+        free_last_model()
         return run_training_task(pickle.loads(self.job), self.place, self.rows.blocks())
 
 

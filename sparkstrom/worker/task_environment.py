@@ -6,7 +6,7 @@ import gc
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -52,6 +52,22 @@ def freeze_garbage_collector() -> None:
 _modules_frozen = 0  # number of modules when the garbage collector was last frozen
 
 
+_last_models: list[Callable[[], FlatModel | None]] = []  # of this process's latest training task
+
+
+def remember_model(model: FlatModel) -> None:
+    """Note the model of the running training task, for ``free_last_model``."""
+    _last_models[:] = [refer_weakly(model)]
+
+
+def free_last_model() -> None:
+    """Free the model of this process's latest training task, before the next one is created.
+
+    Objects that exist when frozen objects are searched are frozen, too.
+    """
+    free_models(_last_models)
+
+
 def refer_weakly(model: FlatModel) -> Callable[[], FlatModel | None]:
     """Return a weak reference for ``free_models``, or one to nothing if the class allows none."""
     try:
@@ -60,7 +76,7 @@ def refer_weakly(model: FlatModel) -> Callable[[], FlatModel | None]:
         return lambda: None
 
 
-def free_models(models: Sequence[Callable[[], FlatModel | None]]) -> None:
+def free_models(models: Collection[Callable[[], FlatModel | None]]) -> None:
     """Free models of earlier fits that only reference cycles keep alive.
 
     The garbage collector skips models that were frozen with the modules they imported. To search

@@ -55,11 +55,10 @@ from sparkstrom.runtime.worker_output import WorkerOutput, capture_output
 from sparkstrom.worker.network_setup import transport_opener, warm_up_transport
 from sparkstrom.worker.task_environment import (
     TaskEnvironment,
-    free_models,
     freeze_garbage_collector,
     load_batches,
     place_model,
-    refer_weakly,
+    remember_model,
 )
 from sparkstrom.worker.training_job import TrainingJob, make_flow_limits, unpack_parameters
 
@@ -199,8 +198,7 @@ def _run_captured(
     began_s = time.monotonic()
     warm_up()
     warm_up_transport()
-    free_models(_last_models)
-    _last_models[:] = [refer_weakly(job.model)]
+    remember_model(job.model)
     freeze_garbage_collector()
     failure: UsageError | SetupError | None = None
     output.phase = lambda: READING_ROWS
@@ -234,9 +232,6 @@ def _run_captured(
     report = {"partition": environment.partition, "ended": end.reason, "seconds": seconds}
     report["mass_dismissed"] = dismissed
     return json.dumps(report | {"epochs": session.trainer.epochs.report()})
-
-
-_last_models: list[Callable[[], FlatModel | None]] = []  # weak references, of the latest task
 
 
 class TrainingSession:

@@ -26,7 +26,7 @@ from sparkstrom.worker.network_setup import (
     require_controller_reachable,
     require_library,
 )
-from sparkstrom.worker.task_environment import TaskEnvironment, assigned_gpu
+from sparkstrom.worker.task_environment import TaskEnvironment, assigned_gpu, free_last_model
 
 if TYPE_CHECKING:
     from sparkstrom.worker.training_job import TrainingJob
@@ -170,4 +170,5 @@ def run_training_task(
     forget_spark_archive_importers()
     require_library()
     require_controller_reachable(job.route, get_task_context())
+    free_last_model()
     return train_partition(pickle.loads(job.job), blocks, index, items)

@@ -76,7 +76,11 @@ from sparkstrom.spark.executor.entry_points import (
     pickle_by_value,
 )
 from sparkstrom.spark.jobs import translate_job_errors
-from sparkstrom.worker.task_environment import freeze_garbage_collector
+from sparkstrom.worker.task_environment import (
+    free_models,
+    freeze_garbage_collector,
+    refer_weakly,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -140,15 +144,19 @@ def _unpickle_model(model: bytes, parameters: Flat, buffers: bytes, digest: str)
 
 _open_models: OrderedDict[str, FlatModel] = OrderedDict()  # cache, least recently used first
 
+# Models that left the cache. They may live on in a broadcast variable until its driver removes it.
+_removed_models: deque[Callable[[], FlatModel | None]] = deque(maxlen=CACHED_MODELS_MAX)
+
 
 def get_open_model(trained: TrainedModel) -> FlatModel:
     """Return the model, bound to its parameters, from this process's cache or newly opened."""
     forget_spark_archive_importers()
     freeze_garbage_collector()
     if trained.digest not in _open_models:
+        free_models(_removed_models)
         _open_models[trained.digest] = trained.open()
         while len(_open_models) > CACHED_MODELS_MAX:
-            _open_models.popitem(last=False)
+            _removed_models.append(refer_weakly(_open_models.popitem(last=False)[1]))
     _open_models.move_to_end(trained.digest)
     return _open_models[trained.digest]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -45,6 +46,7 @@ LABELS = random.integers(0, 2, 50)
 @pytest.fixture(autouse=True)
 def nothing_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "_open_models", type(inference._open_models)())
+    monkeypatch.setattr(inference, "_removed_models", type(inference._removed_models)())
 
 
 def trained(seed: int = 1) -> TrainedModel:
@@ -324,6 +326,26 @@ def test_what_is_measured_fits_the_model() -> None:
     assert select_metrics(values, None, 1).metrics == ("regression",)
     with pytest.raises(UsageError, match=r"SimpleNamespace has no loss\(batch\)"):
         select_metrics(SimpleNamespace(), "loss", 1)  # type: ignore[arg-type]
+
+
+class Cyclic(DenseNetwork):
+    """Refers to itself, as models on JAX do."""
+
+    def bind(self, parameters: Any) -> None:
+        super().bind(parameters)
+        self.compiled = self.step
+
+
+def test_a_model_that_left_the_cache_is_freed_though_it_was_frozen() -> None:
+    model = Cyclic([6, 3], seed=0)
+    known = weakref.ref(get_open_model(TrainedModel.from_model(model, model.initial())))
+    del model
+    gc.freeze()
+    for seed in range(1, CACHED_MODELS_MAX + 1):
+        get_open_model(trained(seed))
+    assert known() is not None
+    get_open_model(trained(CACHED_MODELS_MAX + 1))
+    assert known() is None
 
 
 def test_modules_are_not_searched_for_garbage_after_each_task(

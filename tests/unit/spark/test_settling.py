@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,16 @@ import pytest
 
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Share
+from sparkstrom.spark.executor import entry_points
+from sparkstrom.spark.executor.entry_points import LazyPickle
 from sparkstrom.worker import task_environment
 from sparkstrom.worker.task_environment import (
     TaskEnvironment,
     assigned_gpu,
+    free_last_model,
     freeze_garbage_collector,
     place_model,
+    remember_model,
 )
 from sparkstrom.worker.training_job import TrainingJob
 
@@ -72,6 +77,49 @@ def test_the_gpu_is_the_first_that_spark_names_by_index(
 
 def test_no_gpu_without_the_resource() -> None:
     assert assigned_gpu({"fpga": SimpleNamespace(addresses=["0"])}) is None
+
+
+class Cyclic(DenseNetwork):
+    """Refers to itself, as models on JAX do."""
+
+    def __init__(self) -> None:
+        super().__init__([6, 3])
+        self.compiled = self.step
+
+
+def test_the_model_of_the_last_fit_is_freed_before_the_next_one_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Frozen objects are searched once, not by each fit: the next model is not frozen again."""
+    searched: list[None] = []
+    unfreeze = gc.unfreeze
+    monkeypatch.setattr(gc, "unfreeze", lambda: (searched.append(None), unfreeze()))
+    monkeypatch.setattr(task_environment, "_last_models", [])
+    for fit in range(3):
+        free_last_model()
+        assert len(searched) == min(fit, 1)
+        model = Cyclic()
+        remember_model(model)
+        if fit == 0:
+            gc.freeze()  # with the modules that it imported
+        known = weakref.ref(model)
+        del model
+        assert known() is not None
+    free_last_model()
+    assert known() is None
+
+
+def test_a_task_frees_the_last_model_before_it_unpickles_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    for name in ("require_library", "require_controller_reachable", "get_task_context"):
+        monkeypatch.setattr(entry_points, name, lambda *_: None)
+    monkeypatch.setattr(entry_points, "free_last_model", lambda: done.append("freed"))
+    monkeypatch.setattr(entry_points.pickle, "loads", lambda _: done.append("unpickled"))
+    monkeypatch.setattr(entry_points, "train_partition", lambda *_: done.append("trained"))
+    entry_points.run_training_task(LazyPickle(b"", None), None, 0, [])
+    assert done == ["freed", "unpickled", "trained"]
 
 
 def test_what_is_imported_is_spared_once(monkeypatch: pytest.MonkeyPatch) -> None:
