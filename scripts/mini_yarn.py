@@ -41,7 +41,7 @@ JVM = (
     "-XX:TieredStopAtLevel=1",
     "-Xmx256m",
     "-XX:+UnlockDiagnosticVMOptions",
-    "-XX:-BytecodeVerificationRemote",  # of Hadoop's own classes: a seventh of the start
+    "-XX:-BytecodeVerificationRemote",  # verifying Hadoop's classes takes a seventh of the start
     "--add-opens=java.base/java.lang=ALL-UNNAMED",
     "-Djava.net.preferIPv4Stack=true",
     "-Djavax.xml.bind.JAXBContextFactory"
@@ -94,14 +94,14 @@ class Cluster:
         """spark-submit in cluster or client mode with this Python; wait for the program's end."""
         before = set(self._applications())
         environment = {**os.environ, **self.variables()}
-        # Spark would pass PYTHONPATH on. A directory before Spark's jars keeps a JVM from using an
-        # archive of their classes.
-        for name in ("SPARK_HOME", "PYTHONPATH", "SPARK_CONF_DIR"):
+        for name in ("SPARK_HOME", "PYTHONPATH"):  # Spark would pass the second one on
             environment.pop(name, None)
+        command = [str(PYSPARK / "bin/spark-submit"), "--master", "yarn", "--deploy-mode", mode]
         if mode == "client":  # the driver is a child of ours; containers are told otherwise
             environment["PYTHONPATH"] = str(ROOT)
-        command = [str(PYSPARK / "bin/spark-submit"), "--master", "yarn"]
-        command += ["--deploy-mode", mode, "--properties-file", str(self.home / SPARK_DEFAULTS)]
+        else:  # SPARK_CONF_DIR, before Spark's jars, keeps JVMs from using archives of their classes
+            del environment["SPARK_CONF_DIR"]
+            command += ["--properties-file", str(self.home / SPARK_DEFAULTS)]
         command += [f"--conf={key}={value}" for key, value in conf.items()]
         command += [str(script), *arguments]
         done = subprocess.run(
@@ -264,7 +264,7 @@ def _write_spark_defaults(home: Path) -> None:
     java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     said = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": ROOT}
     jars = PYSPARK / "jars"
-    # In the order of spark-submit, and before a container's own directories.
+    # A JVM uses an archive of Spark's classes only if its class path begins with Spark's jars.
     first = ":".join(map(str, [*jars.glob("slf4j-api-*.jar"), jars / "*"]))
     conf: dict[str, object] = {
         "spark.driver.extraClassPath": first,

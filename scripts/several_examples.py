@@ -1,8 +1,8 @@
-"""Run example programs one after the other in one Spark application, for tests.
+"""Run Python programs one after the other in one Spark application, for tests and scripts/matrix.
 
 Each argument is one program's command line, which may begin with variables as in a shell. For each
-it prints a JSON object: its exit status and what it printed. All have the same session, so that an
-example's ``stop()`` does nothing.
+it prints a JSON object: its exit status and what it printed. A session's ``stop()`` does nothing,
+so that all programs have the same session.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+ANSWER = '{"command"'  # begins what several_examples.py prints of a program
 PYTHONS = ("3.11", "3.12", "3.13")
 SPARKS = {"3.5": "pyspark==3.5.*", "4.0": "pyspark==4.0.*", "4.x": "pyspark>=4,<5"}
 TORCH = "torch==2.13.0"  # as in the extra `test`: the build for processors alone, for CPython 3.11
@@ -181,20 +183,20 @@ def submit(models: Iterable[Model], variables: Mapping[str, str], folder: Path) 
     submitting = Path(variables["PYSPARK_PYTHON"]).with_name("spark-submit")
     conf = ("--conf", "spark.ui.enabled=false")
     program = shutil.copy(ROOT / "scripts/several_examples.py", folder)
-    commands = {
-        " ".join([shutil.copy(ROOT / "examples" / model.example, folder), *model.arguments]): model
-        for model in models
-    }
+    commands = {}
+    for model in models:
+        example = shutil.copy(ROOT / "examples" / model.example, folder)
+        commands[shlex.join([example, *model.arguments])] = model
     command = [str(submitting), "--master", MASTER, *conf, program, *commands]
-    for line in call(command, variables, folder).splitlines():
-        if line.startswith('{"command"'):
-            answer = json.loads(line)
-            model = commands[answer["command"]]
-            if answer["status"]:
-                raise StepFailed(
-                    f"{model.example} ended with {answer['status']}:\n{answer['printed']}"
-                )
-            yield model
+    printed = call(command, variables, folder)
+    answers = [json.loads(line) for line in printed.splitlines() if line.startswith(ANSWER)]
+    if [answer["command"] for answer in answers] != [*commands]:
+        raise StepFailed(f"{program} did not run all of {', '.join(commands)}:\n{printed}")
+    for answer in answers:
+        model = commands[answer["command"]]
+        if answer["status"]:
+            raise StepFailed(f"{model.example} ended with {answer['status']}:\n{answer['printed']}")
+        yield model
 
 
 def call(command: list[str], variables: Mapping[str, str], folder: Path) -> str:

@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect garbage rarely, and none in what collection imports: a million objects that stay."""
+    """Garbage collections are rare, and skip the million objects that the tests' modules import."""
     gc.disable()
     try:
         return (yield)
@@ -66,7 +66,11 @@ def _would_linger(thread: threading.Thread, before: set[threading.Thread]) -> bo
 
 SLOW_LEGS = ("gpu", "integration")  # last, so that what is quick to know is known first
 # Files whose tests look at what one client of Spark Connect does: one run has them all.
-OF_ONE_CLIENT = ("test_connect.py", "test_connect_averaging.py", "test_backends.py")
+OF_ONE_CLIENT = (
+    "tests/integration/connect/test_connect.py",
+    "tests/integration/connect/test_connect_averaging.py",
+    "tests/integration/rounds/test_backends.py",
+)
 ENDS_THE_SESSION = "test_mesh_spark.py"  # of Spark that others share: there is one in a process
 
 
@@ -77,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             _is_slow(item),
             item.path.name == ENDS_THE_SESSION,
             _is_slow(item) and "spark" not in item.path.parts,
-            item.path.name not in OF_ONE_CLIENT,
+            _path(item) not in OF_ONE_CLIENT,
         )
     )
     if config.option.backwards:
@@ -87,9 +91,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _claim(item: pytest.Item) -> str:
     """What one run has for itself: a file, or all files of one client."""
-    if item.path.name in OF_ONE_CLIENT:
-        return "one client"
-    return str(item.path.relative_to(item.config.rootpath)).replace("/", ".")
+    path = _path(item)
+    return "one client" if path in OF_ONE_CLIENT else path.replace("/", ".")
+
+
+def _path(item: pytest.Item) -> str:
+    return str(item.path.relative_to(item.config.rootpath))
 
 
 def _is_slow(item: pytest.Item) -> bool:

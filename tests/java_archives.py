@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ARCHIVES = ("driver", "executor")  # their class paths differ, so each has its own archive
-# A JVM that cannot use an archive (another class path, as on YARN) loads its classes normally,
-# without a warning.
+# A JVM whose class path begins otherwise than the archive's loads its classes normally, without a
+# warning.
 QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 OPTIONS = f"{QUIET} -XX:TieredStopAtLevel=1"
 RUN_LIMIT_S = 300.0

@@ -24,7 +24,7 @@ SETTINGS = (
     "spark.python.daemon.module=sparkstrom.spark.daemon",
     "spark.executorEnv.SPARKSTROM_PRELOAD=pyarrow,pandas,torch",
 )
-CLIENT_S = 900.0
+CLIENT_S = 1500.0  # of the client that runs all programs
 ON_JAX = {"jax": "optax", "keras": "keras"}  # kinds of models, and the library of each
 FITS, ROUNDS = HERE / "fits_of_a_client.py", HERE / "rounds_of_a_client.py"
 BACKENDS = ROOT / "tests/integration/rounds/cases.py"
@@ -66,13 +66,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class Answers:
-    """What a client said of each part of its program, as JSON in its last line."""
+    """What one program of a client said of each of its parts, as JSON in its last line."""
 
-    def __init__(self, answers: dict[str, dict[str, Any]]) -> None:
-        self._answers = answers
+    def __init__(self, status: int, printed: str) -> None:
+        self._status, self._printed = status, printed
 
     def __getitem__(self, part: str) -> dict[str, Any]:
-        answer = self._answers[part]
+        assert self._status == 0, self._printed
+        answer: dict[str, Any] = json.loads(self._printed.splitlines()[-1])[part]
         assert "failed" not in answer, answer["failed"]
         return answer
 
@@ -91,46 +92,45 @@ def answers(
     from tests.integration.rounds.cases import CASES
 
     programs = {  # by test file: a program, its parts for quick tests, and those for slow ones
-        "test_connect.py": (
+        "connect/test_connect.py": (
             FITS,
             ("dense",),
             ("large", "torch", "jax", "keras", "dies", "estimator", "rehearsal", "refusals"),
         ),
-        "test_backends.py": (BACKENDS, (), tuple(CASES)),
+        "rounds/test_backends.py": (BACKENDS, (), tuple(CASES)),
         # The last part cuts all that is sent small, as for a large model.
-        "test_connect_averaging.py": (
+        "connect/test_connect_averaging.py": (
             ROUNDS,
             ("union",),
             ("torch", "ends", "jax", "dies", "diloco", "keras"),
         ),
     }
-    items = request.session.items
-    slow = {item.path.name for item in items if item.get_closest_marker("slow")}
     commands = {}
     for file, (program, quick_parts, slow_parts) in programs.items():
-        if file not in {item.path.name for item in items}:
-            continue
-        wanted = quick_parts + (slow_parts if file in slow else ())
+        path = ROOT / "tests/integration" / file
+        items = [item for item in request.session.items if item.path == path]
+        slow = any(item.get_closest_marker("slow") for item in items)
+        wanted = quick_parts + (slow_parts if slow else ())
         wanted = [part for part in wanted if part in kinds or part not in ON_JAX]
-        commands[program] = shlex.join([str(program), *wanted])
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/several_examples.py"), *commands.values()],
-        capture_output=True,
-        text=True,
-        timeout=CLIENT_S,
-        cwd=tmp_path_factory.mktemp("client"),
-        env=environment(SPARK_REMOTE=server),
-    )
+        if items and wanted:
+            commands[program] = shlex.join([str(program), *wanted])
+    try:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "scripts/several_examples.py"), *commands.values()],
+            capture_output=True,
+            text=True,
+            timeout=CLIENT_S,
+            cwd=tmp_path_factory.mktemp("client"),
+            env=environment(SPARK_REMOTE=server),
+            check=True,
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        print(error.stdout, error.stderr)
+        raise
     print(done.stdout, done.stderr[-6000:])
-    assert done.returncode == 0
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [answer["command"] for answer in told] == [*commands.values()]
-    assert [answer["status"] for answer in told] == [0] * len(told)
-    last_lines = [answer["printed"].splitlines()[-1] for answer in told]
-    return {
-        program: Answers(json.loads(line))
-        for program, line in zip(commands, last_lines, strict=True)
-    }
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"command"')]
+    ended = {answer.pop("command"): Answers(**answer) for answer in map(json.loads, lines)}
+    return {program: ended[command] for program, command in commands.items()}
 
 
 @pytest.fixture(scope="session")

@@ -24,14 +24,15 @@ PYTHON = """#!/bin/sh
 case "$*" in
     *tests.pyspark_folder*) exit "${FAILS_PATH_FILE:-0}" ;;
     *--collect-only*) exit ;;
-    *tests.java_archives*) [ -z "${FAILS_ARCHIVES:-}" ] && echo -Xarchive; exit ;;
+    *tests.java_archives*)
+        [ -z "${FAILS_ARCHIVES:-}" ] && echo "-Xarchive '-Da=b c' '-Dd=e'"; exit ;;
     *--ignore=tests/gpu*) leg=first ;;
     *--backwards*) leg=backwards ;;
     *--claims*) leg=forwards ;;
     *) leg=together ;;
 esac
 echo "ran $leg"
-echo "$leg ${SPARK_SUBMIT_OPTS:-}" >>options
+echo "$leg ${SPARK_SUBMIT_OPTS:-} for daemons: ${SPARK_DAEMON_JAVA_OPTS:-}" >>options
 case " ${FAILS:-} " in *" $leg "*) exit "$STATUS" ;; esac
 """
 
@@ -75,15 +76,18 @@ def test_a_failed_leg_fails_all_and_the_others_run(legs: str, tmp_path: Path) ->
     assert (done.returncode, ran(done)) == (1, {"first", "forwards", "backwards"})
 
 
-@pytest.mark.parametrize(("variables", "given"), [({}, "-Xarchive"), ({"FAILS_ARCHIVES": "1"}, "")])
+@pytest.mark.parametrize(
+    ("variables", "given", "of_daemons"),
+    [({}, "-Xarchive '-Da=b c' '-Dd=e'", "-Xarchive"), ({"FAILS_ARCHIVES": "1"}, "", "")],
+)
 def test_jvms_use_the_archives_that_could_be_made(
-    variables: dict[str, str], given: str, tmp_path: Path
+    variables: dict[str, str], given: str, of_daemons: str, tmp_path: Path
 ) -> None:
     done = run(tmp_path, "--all", **variables)
     assert ran(done) == {"first", "forwards", "backwards"}
     lines = (tmp_path / "options").read_text().splitlines()
     options = dict(line.split(" ", 1) for line in lines)
-    assert set(options.values()) == {given}
+    assert set(options.values()) == {f"{given} for daemons: {of_daemons}"}
     assert ("JVMs start slowly" in done.stderr) == (not given)
 
 

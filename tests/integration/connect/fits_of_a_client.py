@@ -258,7 +258,7 @@ def answer_of(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def run_parts(client: Any) -> None:
     """Run the parts of a client's program named on the command line; print answers as JSON."""
     answers = {name: answer_of(getattr(client, name)) for name in sys.argv[1:]}
-    client.spark.stop()
+    client.spark.stop()  # does nothing where several programs share the session
     print(json.dumps(answers))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.conftest import FITS
 
-pytestmark = pytest.mark.timeout(1_000)  # one client tries most of it
+pytestmark = pytest.mark.timeout(1_800)  # one client tries all of it
 ROWS = 1437
 
 

@@ -11,7 +11,7 @@ from tests.integration.conftest import BACKENDS
 from tests.integration.rounds import cases
 from tests.integration.rounds.cases import CASES, EDGES, OnOneMachine, OnSpark, run_case
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_000)]  # one client trains all its cases
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]  # one client tries all of it
 
 
 @pytest.fixture(scope="module")

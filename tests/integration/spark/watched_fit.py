@@ -1,4 +1,4 @@
-"""A driver program with a fit for somebody to watch: rows of two classes, four workers' worth.
+"""A driver program with a fit for somebody to watch: rows of two classes.
 
 Run as a program it takes the number of epochs; a notebook calls ``fit``.
 """
