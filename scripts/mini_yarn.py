@@ -99,7 +99,7 @@ class Cluster:
         command = [str(PYSPARK / "bin/spark-submit"), "--master", "yarn", "--deploy-mode", mode]
         if mode == "client":  # the driver is a child of ours; containers are told otherwise
             environment["PYTHONPATH"] = str(ROOT)
-        else:  # SPARK_CONF_DIR, before Spark's jars, keeps JVMs from using archives of their classes
+        else:  # SPARK_CONF_DIR, before Spark's jars, keeps JVMs from using archives of classes
             del environment["SPARK_CONF_DIR"]
             command += ["--properties-file", str(self.home / SPARK_DEFAULTS)]
         command += [f"--conf={key}={value}" for key, value in conf.items()]
