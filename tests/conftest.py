@@ -80,8 +80,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         key=lambda item: (
             _is_slow(item),
             item.path.name == ENDS_THE_SESSION,
+            _is_slow(item) and _path(item) not in OF_ONE_CLIENT,  # they take longest
             _is_slow(item) and "spark" not in item.path.parts,
-            _path(item) not in OF_ONE_CLIENT,
         )
     )
     if config.option.backwards:
