@@ -115,7 +115,8 @@ def try_pair(pair: Pair, wheel: Path, home: Path) -> Outcome:
     try:
         environment = prepared(pair, wheel, model, folder)
         versions = versions_in(environment, folder)
-        passed += (each.name for each in submit((DENSE, model), environment, folder))
+        for each in submit((DENSE, model), environment, folder):
+            passed.append(each.name)  # also those before one that fails
     except StepFailed as error:
         failed = str(error)
     finally:

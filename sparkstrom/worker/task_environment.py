@@ -50,8 +50,6 @@ def freeze_garbage_collector() -> None:
 
 
 _modules_frozen = 0  # number of modules when the garbage collector was last frozen
-
-
 _last_models: list[Callable[[], FlatModel | None]] = []  # of this process's latest training task
 
 
@@ -61,9 +59,10 @@ def remember_model(model: FlatModel) -> None:
 
 
 def free_last_model() -> None:
-    """Free the model of this process's latest training task, before the next one is created.
+    """Free the model of this process's latest training task.
 
-    Objects that exist when frozen objects are searched are frozen, too.
+    To be called before the next model is created, because a search of frozen objects freezes all
+    objects that exist: each later task would have to search them again.
     """
     free_models(_last_models)
 
