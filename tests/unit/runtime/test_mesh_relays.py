@@ -116,11 +116,12 @@ class Gated(DenseNetwork):
 
 def test_who_joins_late_borrows_the_updaters_state(make_mesh: MAKE) -> None:
     """The seventh comes when the others have taken steps; it stands under relays."""
-    mesh = make_mesh(limits_of_two(start_s=0.1), SEVEN)
+    mesh = make_mesh(limits_of_two(start_s=300.0), SEVEN)
     mesh.begin()
     gate = threading.Event()
     models = [Gated(gate) for _ in range(SEVEN)]
     in_order(mesh, *({"model": model} for model in models[:-1]))
+    begin_with_those_present(mesh)
     wait_until(lambda: all(told_slowest(node) for node in mesh.nodes))
     mesh.add_worker(SEVEN - 1, model=models[-1])
     wait_until(lambda: has_asked(mesh.nodes[-1]) or bool(models[-1].lent))
