@@ -16,9 +16,8 @@ import shlex
 import sys
 import traceback
 from itertools import takewhile
+from typing import Any
 from unittest.mock import patch
-
-from pyspark.sql import SparkSession
 
 
 def run(command: str) -> tuple[int, str]:
@@ -37,8 +36,15 @@ def run(command: str) -> tuple[int, str]:
     return 0, printed.getvalue()
 
 
+def read_answers(printed: str) -> list[dict[str, Any]]:
+    """Return the JSON objects from an application's output, in the order of the programs."""
+    return [json.loads(line) for line in printed.splitlines() if line.startswith('{"command"')]
+
+
 def main() -> None:
     """Run the programs of the command line in one session."""
+    from pyspark.sql import SparkSession
+
     session = SparkSession.builder.getOrCreate()
     kind, stop = type(session), session.stop  # its class is another one with Spark Connect
     kind.stop = lambda self: None

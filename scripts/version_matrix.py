@@ -8,7 +8,6 @@ network, and a model of PyTorch; where PyPI has no build of that for processors 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import shutil
@@ -20,8 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.several_examples import read_answers
+
 ROOT = Path(__file__).parents[1]
-ANSWER = '{"command"'  # begins what several_examples.py prints of a program
 PYTHONS = ("3.11", "3.12", "3.13")
 SPARKS = {"3.5": "pyspark==3.5.*", "4.0": "pyspark==4.0.*", "4.x": "pyspark>=4,<5"}
 TORCH = "torch==2.13.0"  # as in the extra `test`: the build for processors alone, for CPython 3.11
@@ -190,7 +190,7 @@ def submit(models: Iterable[Model], variables: Mapping[str, str], folder: Path) 
         commands[shlex.join([example, *model.arguments])] = model
     command = [str(submitting), "--master", MASTER, *conf, program, *commands]
     printed = call(command, variables, folder)
-    answers = [json.loads(line) for line in printed.splitlines() if line.startswith(ANSWER)]
+    answers = read_answers(printed)
     if [answer["command"] for answer in answers] != [*commands]:
         raise StepFailed(f"{program} did not run all of {', '.join(commands)}:\n{printed}")
     for answer in answers:

@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Garbage collections are rare, and skip the million objects that the tests' modules import."""
+    """Make garbage collections rare, and exclude the million objects that tests import."""
     gc.disable()
     try:
         return (yield)
@@ -65,7 +65,7 @@ def _would_linger(thread: threading.Thread, before: set[threading.Thread]) -> bo
 
 
 SLOW_LEGS = ("gpu", "integration")  # last, so that what is quick to know is known first
-# Files whose tests look at what one client of Spark Connect does: one run has them all.
+# Files whose tests share one Spark Connect client: the same run of pytest claims all of them.
 OF_ONE_CLIENT = (
     "tests/integration/connect/test_connect.py",
     "tests/integration/connect/test_connect_averaging.py",
@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _claim(item: pytest.Item) -> str:
-    """What one run has for itself: a file, or all files of one client."""
+    """Return what a run of pytest claims as a whole: a file, or the files that share a client."""
     path = _path(item)
     return "one client" if path in OF_ONE_CLIENT else path.replace("/", ".")
 

@@ -18,7 +18,7 @@ CURVE_POINTS = 60
 
 
 def figures(trial: Trial, observed: Observed) -> dict[str, Any]:
-    """Of one of the trials that were observed. What was not reached or not seen is None."""
+    """Return the figures of one observed trial. What was not reached or not seen is None."""
     events = [event for event in observed.events if event["trial"] == trial.rate]
     began = named(events, "began")
     if began is None:

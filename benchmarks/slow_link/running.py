@@ -75,7 +75,7 @@ class Link:
 
 
 def observe(link: Link, trials: Sequence[Trial], conf: Mapping[str, str]) -> Observed:
-    """Run trials of one application, one after the other, on fresh hosts."""
+    """Run trials in one application, one after the other, on fresh hosts."""
     first, observed = trials[0], Observed()
     patience_s = GRACE_S + sum(trial.limit_s for trial in trials)
     with Hosts(first.workers, link.rate) as hosts, started(hosts, trials, conf) as program:

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from scripts.several_examples import read_answers
+
 HERE, ROOT = Path(__file__).parent / "connect", Path(__file__).parents[2]
 CLUSTER = "local-cluster[2,2,1024]"
 SETTINGS = (
@@ -128,8 +130,7 @@ def answers(
         print(error.stdout, error.stderr)
         raise
     print(done.stdout, done.stderr[-6000:])
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"command"')]
-    ended = {answer.pop("command"): Answers(**answer) for answer in map(json.loads, lines)}
+    ended = {answer.pop("command"): Answers(**answer) for answer in read_answers(done.stdout)}
     return {program: ended[command] for program, command in commands.items()}
 
 

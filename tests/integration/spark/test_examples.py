@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from scripts.several_examples import read_answers
 
 ROOT = Path(__file__).parents[3]
 TWO_EXECUTORS = "local-cluster[2,1,1024]"
@@ -70,7 +71,7 @@ def told(folder: Path, request: pytest.FixtureRequest) -> dict[str, tuple[int, s
     commands = {name: command for name, command in commands.items() if name in wanted}
     program = str(ROOT / "scripts/several_examples.py")
     printed = submitted(program, *commands.values())
-    answers = [json.loads(line) for line in printed.splitlines() if line.startswith('{"command"')]
+    answers = read_answers(printed)
     assert [answer["command"] for answer in answers] == [*commands.values()]
     return {
         name: (answer["status"], answer["printed"])

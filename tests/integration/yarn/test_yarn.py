@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
+
+from scripts.several_examples import read_answers
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -27,7 +28,7 @@ def test_examples_end_with_equal_replicas(cluster, udp_range, mode, examples) ->
         done = cluster.submit(SEVERAL, *commands, conf=conf, mode=mode)
     told = done.output + done.container_logs
     assert done.exit_code == 0, told
-    answers = [json.loads(line) for line in told.splitlines() if line.startswith('{"command"')]
+    answers = read_answers(told)
     assert [answer["command"] for answer in answers] == commands
     for answer in answers:
         assert answer["status"] == 0, told
