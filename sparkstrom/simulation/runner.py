@@ -522,8 +522,8 @@ def _smaller_runs(size: RunSize, faults: Faults) -> Iterator[tuple[RunSize, Faul
             if least <= value < now:
                 yield with_overrides(size, faults, {name: value})
     for each in fields(faults):
-        now = getattr(faults, each.name)
-        if isinstance(now, int) and now > 1:
+        usual, now = getattr(NO_FAULTS, each.name), getattr(faults, each.name)
+        if isinstance(now, int) and now > max(1, usual):
             for value in (now // 2, now - 1):
                 yield size, replace(faults, **{each.name: value})
     for name, wide in WIDE_LIMITS.items():
