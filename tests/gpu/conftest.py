@@ -6,15 +6,13 @@ every run of the suite.
 
 from __future__ import annotations
 
-import sys
+import random
 import threading
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import Phase, settings
+from numba.cuda.simulator.kernel import BlockManager, BlockThread, Dim3
 
 from sparkstrom.encoding.cuda import bitmaps, blocks, device, levels, memory, scan
 from sparkstrom.encoding.cuda import parameter_kernels as steps
@@ -39,75 +37,77 @@ KERNEL_MODULES = (
     steps,
 )
 
-allocating = threading.Lock()
+
+class SimulatedThread(BlockThread):  # type: ignore[misc]
+    """A thread of simulated blocks, one after the other; of a block's, one runs at a time."""
+
+    def __init__(self) -> None:
+        threading.Thread.__init__(self, daemon=True)
+        self._turn, self._pause = threading.Lock(), threading.Lock()
+        self._turn.acquire(), self._pause.acquire()
+        self.start()
+
+    def begin(self, block: Any, place: Any, index: tuple[int, ...], arguments: Any) -> None:
+        """Prepare for the first turn in a block."""
+        self._manager, self._arguments = block, arguments
+        self.blockIdx, self.threadIdx = Dim3(*place), Dim3(*index)
+        sizes = Dim3(*block._block_dim)
+        self.thread_id = index[0] + sizes.x * (index[1] + sizes.y * index[2])
+        self.is_finished, self.abort = False, False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        while True:
+            self._turn.acquire()
+            try:
+                self._manager._f(*self._arguments)
+            except BaseException as error:
+                self.error = error
+            self.is_finished = True
+            self._pause.release()
+
+    def take_turn(self) -> None:
+        """Run until the next barrier, or to the end."""
+        self._turn.release()
+        self._pause.acquire()
+
+    def syncthreads(self) -> None:
+        self._pause.release()
+        self._turn.acquire()
+        if self.abort:
+            raise RuntimeError("another thread of the block has failed")
 
 
-def shared_array(self: Any, shape: Any, dtype: Any) -> Any:
-    """``cuda.shared.array`` of a simulated block: one array for all threads, known by its line.
-
-    The simulator's own has no lock: now and then two threads of a block get arrays of their own.
-    """
-    caller = sys._getframe(1)
-    with allocating:
-        place = (caller.f_code.co_filename, caller.f_lineno)
-        return self._allocations.setdefault(place, np.empty(shape, dtype))
+idle_threads: list[SimulatedThread] = []
+orders = random.Random(0)
 
 
 def run_block(self: Any, grid_point: Any, *arguments: Any) -> None:
-    """``BlockManager.run`` of the simulator, which lets the block's threads run while it waits.
+    """``BlockManager.run`` of the simulator, with threads that take turns.
 
-    The simulator's own polls without a pause, which takes half of the time.
+    The simulator's own starts new threads for each block and polls them, which takes most of the
+    time. Between two barriers the threads run in a random order, so a barrier that is missing
+    shows. Threads of the host may run kernels at once.
     """
-    from numba.cuda.simulator.kernel import BlockThread
-
-    def target() -> None:
-        self._f(*arguments)
-
-    threads = [
-        BlockThread(target, self, grid_point, point, self._debug)
-        for point in np.ndindex(*self._block_dim)
-    ]
-    for thread in threads:
-        thread.start()
-    alive = threads
+    points = [*np.ndindex(*self._block_dim)]
+    threads = [idle_threads.pop() if idle_threads else SimulatedThread() for _ in points]
+    for thread, point in zip(threads, points, strict=True):
+        thread.begin(self, grid_point, point, arguments)
+    alive, error = threads, None
     while alive:
-        failed = next((thread for thread in alive if thread.exception), None)
-        if failed is None and not all(thread.syncthreads_blocked for thread in alive):
-            time.sleep(0)
-        else:
-            release(alive, abort=failed is not None)
-        if failed is not None:
-            raise failed.exception[0].with_traceback(failed.exception[1])
-        alive = [thread for thread in alive if thread.is_alive()]
-    for thread in threads:
-        if thread.exception:
-            raise thread.exception[0].with_traceback(thread.exception[1])
-
-
-def release(threads: list[Any], *, abort: bool) -> None:
-    """End the wait of threads for the others of their block; ``abort`` ends the threads, too."""
-    for thread in threads:
-        thread.abort = abort
-        thread.syncthreads_blocked = False
-        thread.syncthreads_event.set()
+        for thread in orders.sample(alive, len(alive)):
+            thread.abort = error is not None
+            thread.take_turn()
+            error = error or thread.error
+        alive = [thread for thread in alive if not thread.is_finished]
+    idle_threads.extend(threads)
+    if error is not None:
+        raise error
 
 
 def pytest_configure() -> None:
     if SIMULATED:  # this process runs nothing else
         settings.load_profile("gpu")
-        from numba.cuda.simulator import kernel, kernelapi
-
-        kernelapi.FakeCUDAShared.array = shared_array
-        kernel.BlockManager.run = run_block
+        BlockManager.run = run_block
         for module in KERNEL_MODULES:
             vars(module).setdefault("__warningregistry__", {})
-
-
-@pytest.fixture(autouse=True, scope="session")
-def in_turns() -> Iterator[None]:
-    """Let simulated threads, which wait for each other, take turns quickly."""
-    interval = sys.getswitchinterval()
-    if SIMULATED:
-        sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(interval)
