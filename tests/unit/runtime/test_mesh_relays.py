@@ -246,16 +246,21 @@ def test_who_heard_nothing_for_a_while_gets_one_sum(
         {"model": models[2], "opening": lambda _: deaf},
     )
     wait_until(lambda: all(model.taken == 4 for model in models))
+    master = mesh.master._machine
+    *others, own = master.partitions
+    wait_until(lambda: own.minibatches == 3)
     wait_until(lambda: mesh.nodes[2]._machine.in_flight.oldest is None)
-    *others, own = mesh.master._machine.partitions
-    known = own.minibatches
     deaf.is_deaf = True
     gate.set()
     wait_until(lambda: all(partition.trained for partition in others))
-    own_gate.set()  # A relay sends commits singly until its window is full, then a sum.
-    wait_until(lambda: own.minibatches > known)
+    # A relay sends commits singly until its window is full, and then what waits as one sum.
+    own_gate.set()
+    wait_until(lambda: own.minibatches > 3)
+    head = master.sequencer.head
+    relay = mesh.nodes[master.placement.tree.parent(3) - 1]._machine
+    wait_until(lambda: relay.replication.received >= head)
     deaf.is_deaf = False
     check_whole(mesh, mesh.finish())
-    assert mesh.master._machine.placement.tree.depth(3) == 2
+    assert master.placement.tree.depth(3) == 2
     assert sums
     assert any(item.own for item in sums)
