@@ -247,14 +247,15 @@ def test_who_heard_nothing_for_a_while_gets_one_sum(
     )
     wait_until(lambda: all(model.taken == 4 for model in models))
     master = mesh.master._machine
+    assert master.placement.tree.depth(3) == 2
     *others, own = master.partitions
     wait_until(lambda: own.minibatches == 3)
-    # It will not hear that bytes have arrived, so it sends only what an empty link takes.
+    # While deaf it gets no acknowledgements: it sends another update only if its link is empty now.
     wait_until(lambda: not mesh.nodes[2]._machine.link.window.under_way)
     deaf.is_deaf = True
     gate.set()
     wait_until(lambda: all(partition.trained for partition in others))
-    # A relay sends commits singly until its window is full, and then what waits as one sum.
+    # A relay sends single commits until its window is full. What waits after that goes as one sum.
     own_gate.set()
     wait_until(lambda: own.minibatches > 3)
     head = master.sequencer.head
@@ -262,6 +263,5 @@ def test_who_heard_nothing_for_a_while_gets_one_sum(
     wait_until(lambda: relay.replication.received >= head)
     deaf.is_deaf = False
     check_whole(mesh, mesh.finish())
-    assert master.placement.tree.depth(3) == 2
     assert sums
     assert any(item.own for item in sums)
