@@ -16,7 +16,8 @@ class SimulatedThread(BlockThread):  # type: ignore[misc]
     def __init__(self) -> None:
         threading.Thread.__init__(self, daemon=True)
         self._turn, self._pause = threading.Lock(), threading.Lock()
-        self._turn.acquire(), self._pause.acquire()
+        self._turn.acquire()
+        self._pause.acquire()
         self.start()
 
     def begin(self, block: Any, place: Any, index: tuple[int, ...], arguments: Any) -> None:
