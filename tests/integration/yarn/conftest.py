@@ -26,7 +26,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             "no YARN here: set SPARKSTROM_YARN_JARS to a directory with "
             "hadoop-client-minicluster, bcpkix-jdk18on, bcutil-jdk18on and jaxb-api"
         )
-    with mini_yarn(Path(JARS), tmp_path_factory.mktemp("yarn") / "home") as running:
+    site = {"yarn.resourcemanager.am.max-attempts": 3}
+    with mini_yarn(Path(JARS), tmp_path_factory.mktemp("yarn") / "home", site=site) as running:
         yield running
 
 

@@ -1,14 +1,17 @@
 """Submitted by test_packed_environment.py: says which Python driver and executors run, and with
-which sparkstrom; then runs the program that is its argument."""
+which sparkstrom; then trains a small network."""
 
 from __future__ import annotations
 
 import json
 import os
-import runpy
 import sys
 
+import numpy as np
 from pyspark.sql import SparkSession
+
+from sparkstrom import SparkNetwork
+from sparkstrom.models import DenseNetwork
 
 
 def where(_: int = 0) -> dict[str, str]:
@@ -30,8 +33,11 @@ def where(_: int = 0) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    context = SparkSession.builder.appName("packed").getOrCreate().sparkContext
-    there = context.parallelize(range(4), 4).map(where).collect()
+    spark = SparkSession.builder.appName("packed").getOrCreate()
+    there = spark.sparkContext.parallelize(range(4), 4).map(where).collect()
     print(json.dumps({"driver": where(), "executors": there}), flush=True)
-    sys.argv = sys.argv[1:]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    features = np.random.default_rng(0).normal(size=(400, 4)).astype(np.float32)
+    rows = [(row, int(row.sum() > 0)) for row in features]
+    with SparkNetwork(spark, DenseNetwork([4, 8, 2], seed=1)) as network:
+        print(network.fit(spark.sparkContext.parallelize(rows), epochs=5).table())
+    spark.stop()

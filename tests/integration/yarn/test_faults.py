@@ -35,6 +35,7 @@ CONF = {
     "spark.dynamicAllocation.schedulerBacklogTimeout": "4s",
     "spark.stage.maxConsecutiveAttempts": "100",
     "spark.executor.maxNumFailures": "100",
+    "spark.python.daemon.module": "sparkstrom.spark.daemon",  # imports once for both workers
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -1,4 +1,4 @@
-"""scripts/pack-environment: digits in YARN's cluster mode, with nothing but the archive.
+"""scripts/pack-environment: a fit in YARN's cluster mode, with nothing but the archive.
 
 ``SPARKSTROM_PACKED`` names an archive that is made already; making one takes minutes.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
+JOB = Path(__file__).with_name("packed_job.py")
+ROOT = JOB.parents[3]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
 
@@ -25,13 +25,13 @@ def archive(tmp_path_factory) -> Path:
     if made := os.environ.get("SPARKSTROM_PACKED"):
         return Path(made)
     target = tmp_path_factory.mktemp("packed") / "environment.tar.gz"
-    command = [ROOT / "scripts/pack-environment", "-o", target, "-e", "images", "scikit-learn"]
+    command = [ROOT / "scripts/pack-environment", "-o", target, "-e", "images", "threadpoolctl"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     return target
 
 
-def test_digits_run_in_cluster_mode_from_the_archive_alone(cluster, archive, udp_range) -> None:
+def test_a_fit_runs_in_cluster_mode_from_the_archive_alone(cluster, archive, udp_range) -> None:
     packed = "./environment/bin/python"
     conf = {
         "spark.yarn.dist.archives": f"{archive}#environment",  # as --archives says it
@@ -41,10 +41,8 @@ def test_digits_run_in_cluster_mode_from_the_archive_alone(cluster, archive, udp
         "spark.executorEnv.PYTHONPATH": "",
         "spark.executor.instances": "1",  # of two cores: a node unpacks for a minute
     }
-    options = "--mask", "127.0.0.0/8", "--port", str(udp_range.first), "--epochs", "5"
-    example = str(ROOT / "examples/digits.py"), *options
     with udp_range.watched():
-        done = cluster.submit(HERE / "packed_job.py", *example, conf=conf)
+        done = cluster.submit(JOB, conf=conf | udp_range.conf())
     assert done.exit_code == 0, done.output + done.container_logs
     [line] = [each for each in done.container_logs.splitlines() if each.startswith('{"driver"')]
     said = json.loads(line)
@@ -58,11 +56,12 @@ def test_digits_run_in_cluster_mode_from_the_archive_alone(cluster, archive, udp
     assert len(udp_range.seen) >= 2  # the driver's and the executor's
 
 
-def test_the_archive_has_the_library_and_no_script_that_names_where_it_was_made(archive) -> None:
+def test_the_archive_has_library_and_package_and_no_script_that_names_where_it_was_made(archive) -> None:
     with tarfile.open(archive) as opened:
         members = list(opened)
     names = [member.name.removeprefix("./") for member in members]
     assert any("_pyaeron" in name and name.endswith(".so") for name in names)
+    assert any(name.endswith("site-packages/threadpoolctl.py") for name in names)
     in_bin = [m for m in members if re.fullmatch(r"(\./)?bin/[^/]+", m.name)]
     assert in_bin
     assert all(member.issym() for member in in_bin)

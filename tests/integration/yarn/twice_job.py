@@ -1,7 +1,9 @@
-"""Submitted by test_attempts.py: its first attempt is killed -9 while it trains, by itself.
+"""Submitted by test_attempts.py: a fit with checkpoints, then one without; two attempts are killed.
 
-Arguments: what dies, "ApplicationMaster" (the JVM above this driver) or "driver" (this process),
-and a checkpoint directory or "none". Prints one JSON object at the end.
+The first attempt kills its ApplicationMaster, the JVM above this driver, in the first fit. The
+second one resumes that fit, and kills itself in the second fit; the third one trains that from its
+beginning. Argument: a checkpoint directory. The last two print a JSON object for the fit that they
+end.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ ROWS = 1797
 
 
 class Deadly(TrainingListener):
-    """Ends this attempt: at the first checkpoint, or, where there are none, as training begins."""
+    """Kills a process: at the first checkpoint, or, where there are none, as training begins."""
 
     def __init__(self, victim: int, saves: bool) -> None:
         self._victim, self._saves = victim, saves
@@ -42,33 +44,30 @@ class Deadly(TrainingListener):
         os.kill(self._victim, signal.SIGKILL)
 
 
-def victim_of(name: str) -> int:
-    if name == "driver":
-        return os.getpid()
+def application_master() -> int:
+    """Return the id of its process."""
     above = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
     assert b"org.apache.spark.deploy.yarn.ApplicationMaster" in above, above
     return os.getppid()
 
 
-def main(victim: str, directory: str) -> None:
-    spark = SparkSession.builder.appName("twice").getOrCreate()
-    attempt = spark.sparkContext.getConf().get("spark.app.attempt.id")
+def train(spark: SparkSession, directory: str | None, victim: int | None) -> None:
+    """Run a fit, in which ``victim`` dies, and print what became of it."""
     features = np.random.default_rng(0).random((ROWS, 64), np.float32)
     rows = [(x, int(x.argmax() % 10)) for x in features]
-    saves = directory != "none"
     master = SharedTrainingMaster(
         batch_size_per_worker=BATCH,
         debug_longer_iterations=SLEEP_MS,
-        checkpoint_directory=directory if saves else None,
+        checkpoint_directory=directory,
         checkpoint_every="0.3 s",
         keep_last=10_000,
     )
     model = DenseNetwork([64, 32, 10], hidden="relu", loss="cross_entropy", updater=Adam(3e-3))
     network = SparkNetwork(spark, model, master, keep=False)
-    listeners = [Deadly(victim_of(victim), saves)] if attempt == "1" else []
+    listeners = [] if victim is None else [Deadly(victim, directory is not None)]
     summary = network.fit(spark.sparkContext.parallelize(rows), EPOCHS, listeners=listeners)
     told = {
-        "attempt": attempt,
+        "attempt": spark.sparkContext.getConf().get("spark.app.attempt.id"),
         "resumed_from": summary.resumed_from,
         "minibatches": summary.minibatches,
         "expected": summary.minibatches_expected,
@@ -77,8 +76,20 @@ def main(victim: str, directory: str) -> None:
         "equal": summary.replicas_equal,
         "warnings": summary.warnings,
     }
-    spark.stop()
     print(json.dumps(told), flush=True)
+
+
+def main(directory: str) -> None:
+    spark = SparkSession.builder.appName("attempts").getOrCreate()
+    attempt = spark.sparkContext.getConf().get("spark.app.attempt.id")
+    if attempt == "1":
+        train(spark, directory, application_master())
+    elif attempt == "2":
+        train(spark, directory, None)
+        train(spark, None, os.getpid())
+    else:
+        train(spark, None, None)
+    spark.stop()
 
 
 if __name__ == "__main__":
