@@ -258,6 +258,8 @@ def indices_of(codes: I32) -> I32:
 SAMPLE_HITS = 128  # hits in a sample, which estimate the number of hits with an error of a tenth
 SAMPLE_LEAST = 8192  # smallest sample
 SAMPLE_PARAMS = 65_536  # largest sample; smaller models are read completely
+FEW_STRIDE = 16  # ``nth_largest`` looks at each sixteenth value first
+FEW_SPARE = 4
 
 
 def tau_reached_by(
@@ -283,10 +285,22 @@ def tau_reached_by(
         wanted = math.ceil(fraction * taken)
         if sizes.size >= wanted:  # otherwise most residuals are 0: take a larger sample
             break
-    if sizes.size == 0:
-        return None
-    nth = max(0, sizes.size - wanted)
-    return float(np.partition(sizes, nth)[nth])
+    return nth_largest(sizes, min(wanted, sizes.size)) if sizes.size else None
+
+
+def nth_largest(values: Flat, n: int) -> float:
+    """Return the ``n``-th largest of ``values``, f32[at least n], counted from 1.
+
+    This takes a quarter of the time of ``np.partition`` if n is small: most values are less than a
+    bound that a few of them give, and are only compared with it.
+    """
+    few = values[::FEW_STRIDE]
+    rank = 2 * n // FEW_STRIDE + FEW_SPARE  # of the bound among the few; about 2 n values reach it
+    if rank < few.size:
+        large = values[values >= np.partition(few, -rank)[-rank]]
+        if large.size >= n:
+            values = large
+    return float(np.partition(values, -n)[-n])
 
 
 class Residuals(NamedTuple):
@@ -305,6 +319,8 @@ class Residuals(NamedTuple):
         )
         if self.layers is not None:
             sizes = (sizes / self.layers.multipliers_at(where)).astype(np.float32)
+        if np.all(sizes) and math.isfinite(np.add.reduce(sizes, dtype=np.float64)):
+            return sizes, sizes.size
         return sizes[(sizes > 0) & np.isfinite(sizes)], sizes.size  # ``Scan`` reports infinite ones
 
     def _read_all(self) -> tuple[I32, Flat]:

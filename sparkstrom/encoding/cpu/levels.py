@@ -1,7 +1,6 @@
 """CPU kernels: find the step sizes (levels) of hits, choose hits at random, and sample residuals.
 
-``encoding.reference_kernels`` documents the arguments. The loops over all parameters are simple,
-because they run only if many residuals have the same size. The loops over hits prefetch, like
+``encoding.reference_kernels`` documents the arguments. The loops over hits prefetch, like
 ``kernels.move``.
 """
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.encoding.cpu.intrinsics import prefetch
+from sparkstrom.encoding.cpu.intrinsics import lowest_bit, prefetch
 from sparkstrom.encoding.cpu.kernel_loader import helper, kernel
 from sparkstrom.encoding.grid import EXACT_QUANTA
 
@@ -24,6 +23,8 @@ U64 = np.uint64
 
 AHEAD = 16  # number of hits by which memory is prefetched
 LOW32 = U64(0xFFFFFFFF)
+WORD = 64  # parameters per word of hit bits
+ONE = U64(1)
 
 
 @helper
@@ -59,8 +60,16 @@ def _append_if_chosen(
 @kernel("i8(f4[::1], f4[::1], f4, i8, i8, i4[::1])")
 def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
     """Find hits in local - theta, small ones at random; see ``reference.choose_local``."""
-    hits = U64(0)
-    for i in range(local.shape[0]):
+    hits, n = U64(0), local.shape[0]
+    for part in range(n // WORD):
+        base, word = U64(part * WORD), U64(0)
+        for i in range(WORD):
+            word |= U64(abs(local[base + U64(i)] - theta[base + U64(i)]) >= tau) << U64(i)
+        while word:
+            at = base + lowest_bit(word)
+            hits = _append_if_chosen(local[at] - theta[at], tau, at, limit, seed, codes, hits)
+            word &= word - ONE
+    for i in range(n - n % WORD, n):
         hits = _append_if_chosen(local[i] - theta[i], tau, i, limit, seed, codes, hits)
     return int(hits)
 
@@ -68,8 +77,16 @@ def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, code
 @kernel("i8(f4[::1], f4, i8, i8, i4[::1])")
 def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
     """Find hits in the residual, small ones at random; see ``reference.choose_replica``."""
-    hits = U64(0)
-    for i in range(residual.shape[0]):
+    hits, n = U64(0), residual.shape[0]
+    for part in range(n // WORD):
+        base, word = U64(part * WORD), U64(0)
+        for i in range(WORD):
+            word |= U64(abs(residual[base + U64(i)]) >= tau) << U64(i)
+        while word:
+            at = base + lowest_bit(word)
+            hits = _append_if_chosen(residual[at], tau, at, limit, seed, codes, hits)
+            word &= word - ONE
+    for i in range(n - n % WORD, n):
         hits = _append_if_chosen(residual[i], tau, i, limit, seed, codes, hits)
     return int(hits)
 

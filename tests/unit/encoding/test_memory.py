@@ -92,3 +92,13 @@ def test_where_most_are_zero_more_are_looked_at() -> None:
     taus = [samples.tau_reached_by(0.1, number, learnt, theta, -1) for number in range(20)]
     assert taus.count(1.0) >= 18
     assert samples.tau_reached_by(0.1, 1, theta, theta, -1) is None
+
+
+@pytest.mark.parametrize("size", [1, 70, 3_000])
+def test_the_nth_largest_is_found_also_among_equal_values(size: int) -> None:
+    chance = np.random.default_rng(size)
+    for values in (chance.random(size), chance.integers(0, 5, size), np.sort(chance.random(size))):
+        array = values.astype(np.float32)
+        descending = np.sort(array)[::-1]
+        for n in {1, min(size, 30), size // 2 + 1, size}:
+            assert samples.nth_largest(array, n) == descending[n - 1]
