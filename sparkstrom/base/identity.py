@@ -1,4 +1,4 @@
-"""Define the types of the identifiers that processes of a fit exchange.
+"""Define small types that processes of a fit exchange: ids, positions and addresses.
 
 A node is the master or a worker, and an edge is one connection between a node and its parent in the
 tree of nodes. A commit is an update that the master has numbered.

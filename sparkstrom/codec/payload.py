@@ -1,7 +1,8 @@
-"""Decode payloads (updates, merged ranges and snapshot chunks) into arrays, with all checks.
+"""Decode payloads (updates, merged ranges, snapshot chunks) into arrays, and encode the last two.
 
 Everything from the network is checked first: lengths before memory is allocated, every index before
-it is used, every float before it can reach theta. docs/wire-format.md describes the layouts.
+it is used, every float before it can reach theta (the shared parameters). docs/wire-format.md
+describes the layouts.
 """
 
 from __future__ import annotations

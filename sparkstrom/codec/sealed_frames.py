@@ -1,9 +1,11 @@
 """Encrypt messages as frames that are bound to their job, edge, direction and position.
 
-A message is cut into pieces that fit a frame, and each piece is encrypted (sealed) with AES-GCM.
-The frame's header is sent unencrypted and authenticated together with the body: a frame that was
-modified, made without the job's key, or sent over another edge cannot be opened. Direct messages,
-which bypass the tree, have no edge; they are bound to a worker process by the process's token.
+An edge is one connection between two nodes of the tree. A message is cut into pieces that fit a
+frame, and each piece is encrypted (sealed) with AES-GCM. A frame's position is its place among all
+frames of its sender (``counter``) and in its message (``piece``). The header is sent unencrypted
+and authenticated together with the body: a frame that was modified, made without the job's key, or
+sent over another edge cannot be opened. Direct messages, which bypass the tree, have no edge; they
+are bound to a worker process by the process's token.
 """
 
 from __future__ import annotations
@@ -72,15 +74,19 @@ class FrameError(WireError):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """A frame's unencrypted header: sender, receiver, position. ``HEADER`` defines the layout."""
+    """A frame's unencrypted header. ``HEADER`` defines the layout.
 
-    kind: int
-    sender: NodeId | None
-    receiver: NodeId | None
-    edge: EdgeNo
-    counter: int
-    piece: int
-    pieces: int
+    In frames that a worker process sends directly to the master, ``edge`` and ``counter`` contain
+    ``session`` and ``count`` instead.
+    """
+
+    kind: int  # kind of message, a ``wire.Kind``
+    sender: NodeId | None  # None: a worker process that sends directly to the master
+    receiver: NodeId | None  # None: a worker process, identified by its token
+    edge: EdgeNo  # UNBOUND if the master sends directly
+    counter: int  # number of the frame among those of its sender
+    piece: int  # which piece of the message the frame contains, from 0
+    pieces: int  # number of the message's pieces
 
     @property
     def is_direct_from_master(self) -> bool:

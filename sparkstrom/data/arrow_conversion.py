@@ -1,11 +1,12 @@
-"""Convert Arrow record batches, including images and sparse vectors, to records and back.
+"""Convert Arrow record batches, including images and sparse vectors, to packed rows and back.
 
-The columns of a Spark DataFrame or an Arrow table become arrays of a minibatch:
+Packed rows, called records, are byte strings of equal length (``data.packed_rows``). The columns of
+a Spark DataFrame or an Arrow table become arrays of a minibatch:
 
 number           [rows]           integers as int64, floats as float32, booleans unchanged
 list of columns  [rows, columns]  float32
 array            [rows, ...]      possibly nested; all rows must have the same shape
-ml vector        [rows, size]     float32; if longer than ``DENSE_MAX``, sparse in records
+ml vector        [rows, size]     float32; if longer than ``DENSE_MAX``, packed as a sparse vector
 image, bytes     [rows, ...]      see below
 
 Images become arrays [rows, height, width, channels] in grey, RGB or RGBA. Spark's image schema has

@@ -152,7 +152,10 @@ class RowFormat(NamedTuple):
         return to.pack(self.arrays(records))
 
     def keys(self, records: Records) -> Keys:
-        """Return two hashes of each row's content, u64[rows, 2]; unused entries have no effect."""
+        """Return two hashes of each row's content, u64[rows, 2].
+
+        The space for sparse entries that a row does not use has no effect.
+        """
         keys = np.zeros((len(records), 2), np.uint64)
         step = max(1, HASH_CHUNK_BYTES // max(1, self.row_bytes))
         for first in range(0, len(records), step):

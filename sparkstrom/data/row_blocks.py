@@ -190,7 +190,10 @@ def read_row_blocks(partition: int, rows: Iterable[Any]) -> Iterator[Block]:
 
 
 def read_labelled_blocks(where: str, rows: Iterable[Any]) -> Iterator[Block]:
-    """Like ``read_row_blocks``, for rows of any origin, which ``where`` names in messages."""
+    """Convert rows (features, label) or (features, label, weight) of any origin to blocks.
+
+    ``where`` names the origin in error messages; otherwise like ``read_row_blocks``.
+    """
     return gather_blocks(_pack_rows(iter(rows), where, _parse_labelled_row), where)
 
 

@@ -129,7 +129,7 @@ class Kernels(Protocol):
     def bitmap_add_both(
         self, theta: F32, local: F32, packed: U8, side: int, step: float, q: float, scratch: U8, /
     ) -> tuple[int, int]:
-        """Add a bitmap to theta and to local, so that the residual keeps its value."""
+        """Add a bitmap to theta, and to local to keep the residual local - theta."""
 
     def apply_hits(self, theta: F32, indices: I32, quanta: I32, q: float, /) -> tuple[int, int]:
         """Add quanta * q to theta at ``indices``, exactly; return overflows."""
@@ -137,7 +137,7 @@ class Kernels(Protocol):
     def apply_hits_both(
         self, theta: F32, local: F32, indices: I32, quanta: I32, q: float, /
     ) -> tuple[int, int]:
-        """Like ``apply_hits``, but also add to local, so that the residual keeps its value."""
+        """Like ``apply_hits``, but also add to local, to keep the residual local - theta."""
 
     def sum_hits(self, total: I32, indices: I32, quanta: I32, /) -> tuple[int, int]:
         """Add quanta to ``total`` at ``indices``, as wrapping integers; return overflows."""
@@ -146,7 +146,7 @@ class Kernels(Protocol):
         """Add total * q to theta, exactly; return overflows."""
 
     def add_quanta_both(self, theta: F32, local: F32, total: I32, q: float, /) -> tuple[int, int]:
-        """Like ``add_quanta``, but also add to local, so that the residual keeps its value."""
+        """Like ``add_quanta``, but also add to local, to keep the residual local - theta."""
 
     def clip_local(self, local: F32, theta: F32, limit: float, /) -> float:
         """Clip local to within ``limit`` of theta; return the sum of absolute changes."""

@@ -2,11 +2,11 @@
 
 ``theta`` is the vector of parameters that all workers share, and the residual is what this worker
 has learned but not yet sent. A publication is one call of ``Encoder.publish``, which makes at most
-one message. It has five stages:
+one message. It has five stages, each done by the module or class named beside it:
 
     residual       ``residual``     add newly learned changes to the residual
     tau            ``tau``          choose the threshold tau
-    scan           ``Scan``         find the parameters whose residual reaches tau (hits)
+    scan           ``HitScan``      find the parameters whose residual reaches tau (hits)
     form           ``FormWriters``  write the message in the form that suits the number of hits
     post-process   ``residual``     modify the remaining residual, for example clip it
 
@@ -17,7 +17,8 @@ reflect exactly the messages that exist:
     learned  =  sent + residual + clipped + scaled away
 
 ``aggregation`` scales a hit: tau is subtracted from the residual and s * tau added to theta, with
-s = 1 (sum), 1/workers (mean) or 1/sqrt(workers) (sqrt).
+s = 1 (sum), 1/workers (mean) or 1/sqrt(workers) (sqrt). ``Encoder.set_workers`` may reduce s
+further. The rest, (1 - s) * tau, is scaled away.
 """
 
 from __future__ import annotations
@@ -377,7 +378,10 @@ class Encoder:
         self._policy.follow_link(round_s, step_s)
 
     def accumulate(self, delta: Flat) -> None:
-        """Add ``delta`` f32[n_params] to the residual, unpublished (``train_on="replica"``)."""
+        """Add a step's change, ``delta`` f32[n_params], to the residual; publish nothing.
+
+        Call this only with ``train_on="replica"``; ``local`` would already contain the change.
+        """
         self._residual.accumulate(delta)
 
     def publish(self, learnt: Flat, theta: Flat) -> Encoded | None:

@@ -1,4 +1,9 @@
-"""Define the forms of an encoded update, and what an encoder returns, counts and stores."""
+"""Define the forms of an encoded update, and what an encoder returns, counts and stores.
+
+An update can be written in several forms: as gaps between the indices of hits (the parameters that
+it changes), as gaps with a level for each hit, or as a bitmap with two bits for each parameter.
+Sums of updates, snapshots and model buffers have forms of their own.
+"""
 
 from __future__ import annotations
 

@@ -1,15 +1,17 @@
 """Encode sparse updates as Rice-coded gaps between sorted indices, within a few percent of entropy.
 
 The entries of an update are called hits. If they are spread randomly, the gaps between indices are
-geometrically distributed, which suits Rice codes. Layout, with bits from the lowest of each byte
-upwards:
+geometrically distributed, which suits Rice codes. The gap is ``index - previous - 1`` (for the
+first hit: its index). A message begins with the Rice parameter ``rice``, a byte. Then each hit
+follows in three parts, with bits from the lowest of each byte upwards:
 
-    u8 rice | per hit: gap >> rice zeros and a 1 | sign (1: negative) | the low ``rice`` bits of gap
+    gap >> rice  in unary: as many zeros, then a 1
+    sign         one bit, 1 if negative
+    gap          its lowest ``rice`` bits
 
-The gap is ``index - previous - 1`` (for the first hit: its index). The last hit
-is followed by fewer than 8 bits, all 0, so that each message has only one valid length. The decoder
-does not trust its input: if a read would leave the payload, or an index is beyond the parameters,
-it returns the reason.
+The last hit is followed by fewer than 8 bits, all 0, so that each message has only one valid
+length. The decoder does not trust its input: if a read would leave the payload, or an index is
+beyond the parameters, it returns the reason.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.

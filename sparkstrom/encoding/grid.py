@@ -4,7 +4,7 @@ Every parameter and every step of an update is a multiple of one quantum q = 2^-
 multiples of q exactly as long as the result is within +-2^24 q (the exact range). Exact sums are
 independent of order and grouping, so replicas on all devices get the same bits. q is chosen once
 per fit, with room for parameters to grow, and every value is rounded to the grid before it is added
-to theta.
+to the shared parameters (theta).
 """
 
 from __future__ import annotations

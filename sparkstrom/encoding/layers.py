@@ -1,10 +1,13 @@
-"""Give each layer its own threshold, a whole multiple of tau; and estimate tau from a sample.
+"""Give layers their own thresholds, whole multiples of tau; estimate tau from sampled residuals.
 
 Layers learn at different scales: with one tau for all layers, the layer with the largest changes
 would fill the messages. A layer with multiplier m has the threshold m * tau. Messages contain only
 tau. Decoders know the multipliers from the fit, and multiply each entry by the multiplier of its
-layer, so messages do not grow and entries stay whole quanta. With multipliers there are no half
-steps, and so no bitmaps, because without half steps gaps are never longer than a bitmap.
+layer, so messages do not grow and entries stay whole quanta.
+
+Bitmaps are not used with multipliers. The advantage of a bitmap is that it can also send half
+steps, of half a threshold. With multipliers there are no half steps, and gaps are then never longer
+than a bitmap.
 """
 
 from __future__ import annotations
@@ -43,7 +46,10 @@ class Layers:
         return zip((0, *self.stops), self.stops, self.multipliers, strict=False)
 
     def split(self, indices: NDArray[np.integer]) -> Iterator[tuple[slice, int]]:
-        """Split ascending ``indices`` by range; yield (slice, multiplier) of each range."""
+        """Split ascending parameter ``indices`` by layer.
+
+        Yield for each layer the slice of ``indices`` that belongs to it, and its multiplier of tau.
+        """
         edges = np.searchsorted(indices, self.stops).tolist()
         slices = (slice(low, high) for low, high in zip((0, *edges), edges, strict=False))
         return zip(slices, self.multipliers, strict=True)
@@ -112,11 +118,11 @@ class LayeredKernels:
         self._kernels, self._memory, self._layers = backend.kernels, backend.memory, layers
 
     def scan_local(self, local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int]:
-        """Run ``scan_local`` with a tau per layer."""
+        """Run ``scan_local`` on each layer, with ``tau`` times the layer's multiplier."""
         return self._scan(self._kernels.scan_local, local, theta, tau, codes)
 
     def scan_replica(self, residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int, int]:
-        """Run ``scan_replica`` with a tau per layer."""
+        """Run ``scan_replica`` on each layer, with ``tau`` times the layer's multiplier."""
         return self._scan(self._kernels.scan_replica, residual, delta, tau, codes)
 
     def _scan(
@@ -139,7 +145,7 @@ class LayeredKernels:
     def choose_local(
         self, local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32
     ) -> int:
-        """Run ``choose_local`` with a tau per layer."""
+        """Run ``choose_local`` on each layer, with ``tau`` times the layer's multiplier."""
         return self._choose(
             lambda own, *rest: self._kernels.choose_local(
                 self._memory.part(local, own), self._memory.part(theta, own), *rest
@@ -151,7 +157,7 @@ class LayeredKernels:
         )
 
     def choose_replica(self, residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-        """Run ``choose_replica`` with a tau per layer."""
+        """Run ``choose_replica`` on each layer, with ``tau`` times the layer's multiplier."""
         return self._choose(
             lambda own, *rest: self._kernels.choose_replica(
                 self._memory.part(residual, own), *rest
@@ -182,7 +188,7 @@ class LayeredKernels:
     def levels_local(
         self, local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8
     ) -> int:
-        """Run ``levels_local`` with a tau per layer."""
+        """Run ``levels_local`` on each layer, with ``tau`` times the layer's multiplier."""
         return max(
             self._kernels.levels_local(
                 local, theta, own, tau * m, top, self._memory.part(levels, at)
@@ -191,7 +197,7 @@ class LayeredKernels:
         )
 
     def levels_replica(self, residual: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
-        """Run ``levels_replica`` with a tau per layer."""
+        """Run ``levels_replica`` on each layer, with ``tau`` times the layer's multiplier."""
         return max(
             self._kernels.levels_replica(residual, own, tau * m, top, self._memory.part(levels, at))
             for own, at, m in self._cut(codes)
@@ -207,7 +213,7 @@ class LayeredKernels:
         other_step: float,
         q: float,
     ) -> tuple[int, int]:
-        """Run ``move_levels`` with steps per layer."""
+        """Run ``move_levels`` on each layer, with the steps times the layer's multiplier."""
         overflows, first = 0, -1
         for own, at, m in self._cut(codes):
             found = self._memory.part(levels, at)
@@ -220,7 +226,7 @@ class LayeredKernels:
     def move(
         self, theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float
     ) -> tuple[int, int]:
-        """Run ``move`` with steps per layer."""
+        """Run ``move`` on each layer, with the steps times the layer's multiplier."""
         overflows, first = 0, -1
         for own, _, m in self._cut(codes):
             over, where = self._kernels.move(theta, other, own, m * step, m * other_step, q)
@@ -228,7 +234,7 @@ class LayeredKernels:
         return overflows, first
 
     def clip_local(self, local: F32, theta: F32, limit: float) -> float:
-        """Run ``clip_local`` with a limit per layer."""
+        """Run ``clip_local`` on each layer, with ``limit`` times the layer's multiplier."""
         part = self._memory.part
         return sum(
             self._kernels.clip_local(
@@ -238,7 +244,7 @@ class LayeredKernels:
         )
 
     def clip_replica(self, residual: F32, limit: float) -> float:
-        """Run ``clip_replica`` with a limit per layer."""
+        """Run ``clip_replica`` on each layer, with ``limit`` times the layer's multiplier."""
         return sum(
             self._kernels.clip_replica(self._memory.part(residual, slice(start, stop)), limit * m)
             for start, stop, m in self._layers.ranges()

@@ -6,8 +6,11 @@ residual is what a worker has learned but not yet sent: ``local - theta`` for ke
 
 A hit is a parameter whose residual has reached tau in absolute value. A hit's code is its index if
 the residual is positive, and ``~index`` if negative; "sign" is +1 or -1 accordingly. Callers
-allocate all memory. Kernels that change theta return (overflows, first): how many parameters left
-the exact range |theta| <= 2^24 q, and the index of the first such parameter, or -1.
+allocate all memory.
+
+Theta and all its changes are multiples of the quantum q, so that float32 sums are exact as long as
+|theta| <= 2^24 q (the exact range). Kernels that change theta return (overflows, first): how many
+parameters left this range, and the index of the first of them, or -1.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Residual(Protocol):
     def move_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes, /
     ) -> tuple[int, int]:
-        """Like ``move``, with each hit's steps multiplied by 2^level."""
+        """Move the hits like ``move``, each multiplied by 2^level; return (overflows, first)."""
 
     def bitmap(
         self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8, /
@@ -97,7 +97,7 @@ class Residual(Protocol):
         """Return a copy of the residual, f32[n_params], on the host."""
 
     def accumulate(self, delta: Flat, /) -> None:
-        """Add the change of a step that is not published."""
+        """Add ``delta``, the change that a training step made, to the residual; publish nothing."""
 
     def add(self, saved: Flat, local: Flat, /) -> None:
         """Add a residual f32[n_params] that an earlier fit left over."""
@@ -106,7 +106,10 @@ class Residual(Protocol):
         """Return the state to keep for the next fit."""
 
     def load_state(self, state: EncoderState, /) -> None:
-        """Add the residual in a state that ``state`` returned."""
+        """Add the residual in ``state``, if there is one, to the present residual.
+
+        ``state`` is a result of the method of the same name.
+        """
 
 
 def create_residual(
@@ -162,7 +165,7 @@ class LocalResidual:
     def move_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes
     ) -> tuple[int, int]:
-        """Like ``move``, with each hit's steps multiplied by 2^level."""
+        """Move the hits like ``move``, each multiplied by 2^level; return (overflows, first)."""
         steps = (step_sizes.step, step_sizes.step - step_sizes.tau, step_sizes.q)
         return self._layered.move_levels(arrays.theta, arrays.learnt, codes, levels, *steps)
 
@@ -217,7 +220,10 @@ class ReplicaResidual:
         return self._array, arrays.learnt, 1
 
     def values(self, learnt: Flat) -> Flat:
-        """Return the residual array."""
+        """Return the residual array itself, in which NaN and infinity appear.
+
+        ``learnt`` is not needed: ``scan`` has added it to the residual.
+        """
         return self._array
 
     def scan(self, arrays: PublicationArrays, tau: float, codes: I32) -> tuple[int, int]:
@@ -244,7 +250,7 @@ class ReplicaResidual:
     def move_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes
     ) -> tuple[int, int]:
-        """Like ``move``, with each hit's steps multiplied by 2^level."""
+        """Move the hits like ``move``, each multiplied by 2^level; return (overflows, first)."""
         steps = (step_sizes.step, -step_sizes.tau, step_sizes.q)
         return self._layered.move_levels(arrays.theta, self._array, codes, levels, *steps)
 
@@ -268,7 +274,7 @@ class ReplicaResidual:
         return self._memory.to_host(self._array).copy()
 
     def accumulate(self, delta: Flat) -> None:
-        """Add the change of a step that is not published to the residual."""
+        """Add ``delta``, the change that a training step made, to the residual; publish nothing."""
         self._memory.add(self._array, delta)
 
     def add(self, saved: Flat, local: Flat) -> None:
@@ -281,7 +287,10 @@ class ReplicaResidual:
         return {"residual": self._memory.to_host(self._array).copy()}
 
     def load_state(self, state: EncoderState) -> None:
-        """Add the residual in a state that ``state`` returned."""
+        """Add the residual in ``state``, if there is one, to the present residual.
+
+        ``state`` is a result of the method of the same name.
+        """
         if "residual" in state:
             self.add(np.asarray(state["residual"], np.float32), self._array)
 

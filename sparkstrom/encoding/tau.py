@@ -258,7 +258,10 @@ class WarmUpTau:
     warm_up: WarmUp  # length and fractions of the warm-up
 
     def next_tau(self, state: ThresholdState, upcoming: NextPublication) -> PublicationTarget:
-        """Return the inner stage's choice; during the warm-up, for the prescribed fraction."""
+        """Return the inner stage's choice of tau for the upcoming publication.
+
+        During the warm-up, ``warm_up`` prescribes the fraction of parameters to send.
+        """
         if self.warm_up.covers(upcoming.number):
             upcoming = upcoming._replace(fraction=self.warm_up.sent_fraction(upcoming.number))
         return self.inner.next_tau(state, upcoming)

@@ -1,4 +1,4 @@
-"""Define the algorithms that choose the threshold tau of each message, and DL4J's option names.
+"""Define algorithms that choose each message's threshold tau, and map DL4J's options to ours.
 
 ``AutoThreshold``, the default, derives tau from the current distribution of the residual. The other
 algorithms keep tau fixed or adjust it according to the fraction of parameters in the last message.
@@ -7,8 +7,8 @@ To add an algorithm, define a frozen dataclass here and list it in ``ALGORITHMS`
 state is a small plain dict that the caller keeps between fits and in checkpoints: ``{}`` before the
 first message, then ``tau`` (unrounded, parameter units) and ``sent_fraction`` (entries per
 parameter of the last message that the algorithm used). The formulas are those of DL4J's package
-``org.deeplearning4j.optimize.solvers.accumulation.encoding.threshold``. Its "sparsity ratio" is our
-sent fraction, of which a larger value means a denser message.
+``org.deeplearning4j.optimize.solvers.accumulation.encoding.threshold``. What DL4J calls "sparsity
+ratio" is called sent fraction here: the larger it is, the more entries a message has.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ class HasMinimumEntries(Protocol):
 
     @property
     def entries_min(self) -> int:
-        """The smallest number of entries to send per message, but at most half of the model."""
+        """The smallest number of entries to send per message.
+
+        ``small_model_fraction`` limits it to half of a small model's parameters.
+        """
 
 
 def small_model_fraction(threshold: ThresholdAlgorithm, n_params: int) -> float:

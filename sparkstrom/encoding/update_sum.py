@@ -97,7 +97,7 @@ class UpdateSum:
         return array
 
     def add(self, hits: Hits) -> None:
-        """Add an update's entries. Sums wrap around, as in ``reference.sum_hits``."""
+        """Add an update's entries. Sums wrap around, as in ``reference_kernels.sum_hits``."""
         if self._array is None and (self._hits[0].size + hits[0].size) * SPARSE_MAX > self.n_params:
             self._array = self.dense()
         if self._array is not None:

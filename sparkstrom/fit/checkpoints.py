@@ -372,7 +372,10 @@ class FitCheckpoints:
         return self._pending
 
     def find(self, key: FitKey, epochs: int, say: Say) -> ResumeDecision | None:
-        """Return what a fit does with the restored or newest checkpoint; None if none exists.
+        """Decide what a fit does with the newest checkpoint, and tell the user.
+
+        If ``restore`` has read a checkpoint, use that one instead of the newest. Return None if
+        there is no checkpoint. The summaries of finished fits are taken from the checkpoint.
 
         Args:
             key: The fit's key.
@@ -407,8 +410,8 @@ class FitCheckpoints:
     def _claim_directory(self, url: str) -> None:
         """Reserve a directory for this network until the program ends.
 
-        Raise UsageError if another network of this program uses the directory: the fits of both
-        networks have the same numbers.
+        Raise UsageError if another network of this program uses the directory. Each network numbers
+        its own fits, so one network could resume the other's fit of the same number.
         """
         if (
             _directory_owners.setdefault(url.removeprefix("file://").rstrip("/"), self.network)
@@ -585,7 +588,10 @@ class _Description(msgspec.Struct):
 
 
 def _build_resume_point(path: str, checkpoint: Checkpoint, model: FlatModel) -> ResumePoint:
-    """Make a ResumePoint from a checkpoint with a valid description; check it with the model."""
+    """Make a ResumePoint from a checkpoint whose description is valid.
+
+    Raise UsageError if the checkpoint does not fit ``model``.
+    """
     said, arrays = checkpoint.description, checkpoint.arrays
     check_same_model(model.describe(), said["model"], path)
     parameters, buffers = arrays["parameters"], arrays["buffers"].tobytes()

@@ -1,4 +1,9 @@
-"""A network's state between two fits: parameters, optimizer states and numbers of epochs."""
+"""Hold a network's state from one fit to the next.
+
+The state includes the parameters, the optimizer states, the number of epochs trained so far, and
+the names of the residual files that workers left on executors. Buffers (such as BatchNorm
+statistics) are kept in the model itself.
+"""
 
 from __future__ import annotations
 

@@ -349,7 +349,10 @@ def summary_from_json(values: dict[str, Any]) -> TrainingSummary:
 
 
 def summary_of_skipped_fit(checkpoint: ResumePoint, key: FitKey) -> TrainingSummary:
-    """Return a skipped fit's summary from a checkpoint; in a stream, the last fit's summary."""
+    """Return the summary of a skipped fit, which a checkpoint contains.
+
+    If there is none with the fit's number, as in a stream, return the summary of the newest fit.
+    """
     summaries = checkpoint.summaries
     number = str(key.number) if str(key.number) in summaries else max(summaries, key=int)
     summary = summary_from_json(summaries[number])
@@ -459,7 +462,7 @@ def mean_loss(total: FitTotals) -> float:
 
 
 def mean_sent_fraction(total: FitTotals, n_params: int) -> float:
-    """Return the share of all entries that an update has on average."""
+    """Return the average fraction of the model's parameters that one publication sends."""
     return total.training.hits / max(1.0, total.training.publications * n_params)
 
 

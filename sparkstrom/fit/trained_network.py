@@ -1,9 +1,14 @@
 """TrainedNetwork, the base class of SparkNetwork and ParallelWrapper, and checks before a fit.
 
-``dry_run_step`` finds a wrong shape, dtype, label or loss in about a second, while starting workers
-takes ten. ``restart_warnings`` concerns YARN's cluster mode, where the driver runs in the
-ApplicationMaster. If that dies, YARN starts another attempt, possibly on another node. With
-checkpoints, this attempt resumes like any program that is run again.
+``TrainedNetwork`` contains what both classes share: a model whose parameters can be trained, saved,
+restored and assigned.
+
+``dry_run_step`` trains a copy of the model for one step before workers are started. It finds a
+wrong shape, dtype, label or loss in about a second, while starting workers takes ten.
+
+``restart_warnings`` is for YARN's cluster mode, where the driver runs in the ApplicationMaster. If
+that dies, YARN starts another attempt, possibly on another node. With checkpoints, this attempt
+resumes like any program that is run again.
 """
 
 from __future__ import annotations

@@ -496,7 +496,10 @@ class ScratchDirectory:
             pass  # rare: another wrapper took it for abandoned and deleted it before it was locked
 
     def _try_create(self) -> bool:
-        """Create and lock a directory; return False if another wrapper deleted it meanwhile."""
+        """Create and lock a directory; return whether it still exists.
+
+        Before it is locked, another ParallelWrapper may take it for abandoned and delete it.
+        """
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._descriptor = open_lock(self.path / LOCK)
         try:

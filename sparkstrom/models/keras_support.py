@@ -1,7 +1,7 @@
 """Helpers of KerasModel: check and convert models, losses and optimizers; scale momentum.
 
-Other modules import Keras from here. Keras computes during its import, so its backend, and in a
-Spark task its number of threads, must be set before.
+Other modules import Keras only from here. Importing Keras already runs a computation. This module
+therefore first selects the backend and, in a Spark task, limits the number of threads.
 """
 
 from __future__ import annotations
@@ -620,7 +620,11 @@ def scaled_optimizer(optimizer: Any, fit_position: tuple[Any, Any] | None) -> It
 
 @contextlib.contextmanager
 def scaled_statistics(model: Any, fit_position: tuple[Any, Any] | None) -> Iterator[None]:
-    """Scale the momentum of BatchNormalization within the context; see ``scaled_optimizer``."""
+    """Scale the momentum of BatchNormalization to the number of workers within the context.
+
+    Nothing is scaled while there has only been one worker. ``fit_position`` is as in
+    ``scaled_optimizer``.
+    """
     workers = None if fit_position is None else fit_position[0]
     originals = (
         [] if workers is None else [(layer, layer.momentum) for layer in find_batch_norms(model)]

@@ -1,4 +1,8 @@
-"""Activations and losses of the built-in NumPy network, and the names of all libraries' losses."""
+"""Activations and losses of the built-in NumPy network.
+
+``loss_name`` returns the name of a loss of any library. Models recognize kinds of losses by it, and
+use it in messages.
+"""
 
 from __future__ import annotations
 

@@ -115,7 +115,11 @@ def count_classes(outputs: Outputs) -> int:
 
 
 def argmax_classes(outputs: Outputs, kind: str = LOGITS) -> NDArray[np.int64]:
-    """Return the most likely class of each row, i64[rows]; of equally likely classes, the first."""
+    """Return the most likely class of each row, i64[rows]; of equally likely classes, the first.
+
+    A single output means class 1 if it is above 0.5 (if ``kind`` is PROBABILITIES) or above 0 (any
+    other kind), and class 0 otherwise.
+    """
     if outputs.shape[1] == 1:
         boundary = 0.5 if kind == PROBABILITIES else 0.0
         return (outputs[:, 0] > boundary).astype(np.int64)

@@ -329,7 +329,10 @@ class SharedTrainingMaster(CommonOptions):
 
     @property
     def minibatch_horizon(self) -> str:
-        """The minibatches that momentum and schedules count: of the "fit" or of each "worker"."""
+        """Whose minibatches momentum and schedules count: those of the "fit" or of each "worker".
+
+        If ``horizon`` is not given, ``scaling`` determines it.
+        """
         return self.horizon or RULES[self.scaling or SEQUENTIAL][0]
 
     @property

@@ -1,8 +1,8 @@
 """Predict step time, efficiency and staleness for k workers from a few measured numbers.
 
 ``predict_scaling`` predicts gradient sharing and, for comparison, a dense ring all-reduce. It
-assumes that workers start each step together and, where links are fast, publish after each step
-(``publish_every="auto"``, ``max_lead=1``), and ``max_staleness="auto"``. With the default
+assumes ``max_lead=1`` (workers start each step together), ``publish_every="auto"`` (workers publish
+after each step if links are fast enough), and ``max_staleness="auto"``. With the default
 ``max_lead="auto"``, fits of up to three workers with short steps are faster than predicted.
 docs/scaling.md explains the formula and compares it with a run. ``measure_script`` measures a
 model's step and the encoding of its updates on this machine.
@@ -335,7 +335,10 @@ def predict_ring_allreduce(inputs: ScalingInputs, workers: int) -> ThroughputPre
 def _make_pace(
     inputs: ScalingInputs, workers: int, step_s: float, limit: str, link_bytes: LinkBytes
 ) -> ThroughputPrediction:
-    """Return the prediction for a step time, with efficiency and speedup computed from it."""
+    """Return the prediction for a step time; ``limit`` names the bottleneck.
+
+    Efficiency and speedup are relative to one machine alone, whose step takes ``inputs.step_s``.
+    """
     efficiency = inputs.step_s / step_s
     return ThroughputPrediction(
         workers, step_s, efficiency, workers * efficiency, limit, *link_bytes

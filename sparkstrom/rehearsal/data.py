@@ -81,7 +81,11 @@ def select_batch(batch: Batch, rows: int) -> Batch:
 
 
 def _iterate(source: int, blocks: Iterable[object]) -> Iterator[Block]:
-    """Return an iterator over blocks, as ``distribute_rows`` requires."""
+    """Return an iterator over the Blocks in ``blocks``; objects of other types are skipped.
+
+    ``distribute_rows`` requires a function that converts rows to blocks. The rows of a sample are
+    already in blocks.
+    """
     return (block for block in blocks if isinstance(block, Block))
 
 

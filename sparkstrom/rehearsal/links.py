@@ -1,9 +1,10 @@
 """Hosts with links of a limited rate, and the edges between the processes of a rehearsed fit.
 
 A host sends one data message after the other at its link's rate, and the receiver's link takes them
-one after the other. Control messages wait for one another but not for data, because Aeron's streams
-take turns; they delay data. As in an outbox, a newer heartbeat or state replaces one that waits.
-What Aeron keeps in its buffers is not modelled: the protocol's own windows bound what is under way.
+one after the other. Aeron's streams take turns, so a control message waits only for earlier control
+messages, not for data; it delays the data that follow. A newer heartbeat or state message replaces
+one that still waits, as in the outbox of a real process. Aeron's own buffers are not modelled: the
+protocol's windows limit how much data is in flight.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Measure the conditions of a rehearsed fit: a step, encoding and applying an update, and links.
+"""Measure what a rehearsal needs to simulate a fit: the times of its operations, and its links.
 
-``measure_times`` measures in this process. With ``measure=True`` it runs in a task of each worker,
-which also measures links, and ``summarize_workers`` combines what they found.
+The operations are a training step, encoding an update, and adding another worker's update.
+``measure_times`` measures them in this process. If the user calls ``rehearse`` with
+``measure=True``, one Spark task per worker calls ``measure_times`` and also measures links;
+``summarize_workers`` combines the results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Rehearse a fit: simulate it with each number of workers, beside one process and DDP."""
+"""Rehearse a fit: simulate it with given numbers of workers, and compare it with two baselines.
+
+The baselines are training in one process, and synchronous training with PyTorch's
+DistributedDataParallel (DDP) on the same numbers of workers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Rehearse the first fit of a script that is otherwise run unchanged."""
+"""Rehearse the first fit of a script that is otherwise run unchanged.
+
+A rehearsal simulates a fit with many workers in this process and in virtual time, with the real
+model and a sample of the real rows. The script runs until it calls ``fit``. The rehearsal replaces
+that call, and the script ends there.
+"""
 
 from __future__ import annotations
 

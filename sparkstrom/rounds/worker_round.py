@@ -154,7 +154,11 @@ class RoundPace:
     length: FitLength  # length of the whole fit
 
     def at(self, steps: int) -> int:
-        """Return the fit's number of minibatches after ``steps`` steps of each worker."""
+        """Return the fit's number of minibatches after ``steps`` steps of each worker.
+
+        The number never includes the round's last minibatch, even if some workers take more steps
+        than others.
+        """
         return self.before + min(self.workers * steps, max(0, self.minibatches - 1))
 
 

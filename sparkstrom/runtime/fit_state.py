@@ -204,7 +204,11 @@ class MasterControl(Protocol):
 
     @property
     def has_final_parameters(self) -> bool:
-        """True if the driver's parameters are the trained ones, once the fit has ended."""
+        """True if the driver program has the parameters with which the fit ended.
+
+        The value is meaningful only after the end. It is False if a controller in a Spark task was
+        lost before its parameters arrived.
+        """
         ...
 
     @property

@@ -1,10 +1,11 @@
-"""Send and receive a node's messages over a transport: sealed, split into frames, and counted.
+"""Send and receive a node's messages over a transport, as encrypted frames, and count the bytes.
 
-``MessageEndpoint`` belongs to the thread that drives a protocol machine. Sending never blocks:
+Only the thread that runs the node's protocol uses a ``MessageEndpoint``. Sending never blocks:
 frames wait in an ``Outbox`` per stream, control apart from data, until the transport accepts them.
-No queue needs a limit. The protocol hands over only as much data as a link takes soon
-(``protocol.common.flow_control``), and a newer control message replaces an older one that it makes
-obsolete.
+
+These queues need no limit, because the protocol hands over only as much data as a link can send
+soon (``protocol.common.flow_control``), and a newer control message replaces an older one that it
+makes obsolete.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class NodeThread(threading.Thread):
         self.join(timeout=10 * FINAL_FLUSH_S)
 
     def _cycle(self) -> None:
-        """Run one duty cycle and hand the trainer its items and directive."""
+        """Exchange messages once, then pass received items and the directive to the trainer."""
         self._recovery.guard(self._exchange)
         self._channel.publish(self._items, self._machine.directive)
         self._items = []

@@ -1,9 +1,10 @@
-"""A worker's optimizer and encoder state as bytes, for late joiners and for checkpoints.
+"""Encode a worker's optimizer and encoder state as bytes, for late joiners and for checkpoints.
 
-``OptimizerStateServer`` copies it from a running trainer. The trainer makes the copy between two
-steps after its node was asked for one; the node's thread sends it in chunks. The copy is numbered
-by its content (``codec.messages.OptimizerCopy``) and lives while it is requested. A new request
-gets a new copy, unless another process is still fetching the present one.
+``OptimizerStateServer`` serves copies of a running trainer's state. When the node receives a
+request for one, the trainer makes the copy before its next step, and the node's thread sends it in
+chunks. The copy's number is a hash of its content (``codec.messages.OptimizerCopy``). The copy is
+kept as long as requests for it arrive. A process that begins to fetch gets a new copy, unless the
+present one is recent or another process is still fetching it.
 """
 
 from __future__ import annotations

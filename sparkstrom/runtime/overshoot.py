@@ -1,9 +1,13 @@
-"""Choose the weight of updates in fits of many workers, so that their sum does not overshoot.
+"""Reduce the weight of updates in fits of many workers, so that their sum does not overshoot.
 
 With ``scaling="sequential"`` the updates of all workers are added, as if one process had taken
-their steps one after the other. They were computed side by side, though, from almost the same
-parameters: with many workers the sum can be larger than the task bears. Each round of updates then
+their steps one after the other. But the workers computed them at the same time, from almost the
+same parameters. With many workers the sum can be too large a step: each round of updates then
 undoes part of the one before it, and the loss oscillates or grows.
+
+``OvershootControl`` therefore sets a limit n: together, the updates of all workers count as those
+of n workers. It compares the parameter changes of successive rounds, and lowers the limit when a
+round undoes too much of the one before it.
 """
 
 from __future__ import annotations
@@ -89,7 +93,7 @@ class OvershootControl:
         return SummedWorkersLimited(self.limit) if self.limit != known else None
 
     def _next_limit(self, workers: int) -> int:
-        """Return the limit after one more update while ``workers`` train."""
+        """Count an update while ``workers`` train, adapt the limit after a round, and return it."""
         if workers <= UNLIMITED_WORKERS:
             self._before = self._change = None
             return int(self._limit) if self.is_reduced else self._most

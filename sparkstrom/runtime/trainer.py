@@ -1,9 +1,10 @@
-"""The trainer of one worker: trains on the task's thread, evaluates and counts.
+"""The trainer of one worker: trains on the task's thread, evaluates, and collects statistics.
 
-``TrainerChannel`` connects it to the node's thread: the trainer posts events and takes items; the
-node's thread publishes items and the current directive. Neither blocks the other for longer than a
-list operation. ``training_loop`` decides what follows a batch boundary or a step. ``ResidualAge``
-and ``GlobalStepEstimator`` provide figures that depend on the whole fit.
+``TrainerChannel`` connects it to the node's thread. The trainer posts events to the node. The
+node's thread publishes items, such as received updates, and the current directive, which tells the
+trainer what to do. Neither thread blocks the other for longer than a list operation.
+``training_loop`` decides what follows a batch boundary or a step. ``ResidualAge`` measures how long
+changes wait in the residual, and ``GlobalStepEstimator`` estimates the whole fit's progress.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """What a worker's trainer does at each batch boundary and after each step.
 
 ``TrainingLoop`` does no I/O, has no thread and reads no clock. In production the task's thread
-drives it (``runtime.trainer``), in simulation virtual time does, so the simulation tests the same
+drives it (``runtime.trainer``), and in simulations virtual time does, so simulations test the same
 code. A step takes place between ``at_boundary`` and ``after_step``; directives may arrive
 meanwhile.
 
-``TrainerInbox`` queues remote updates until the next batch boundary, bounded in bytes: when too
-many wait they are summed, sparsely, and into at most one array. The sum is exact, so this does not
+``TrainerInbox`` queues remote updates until the next batch boundary. When they reach its limit in
+bytes, it adds up further updates instead of queueing each one. A sum with few entries is stored as
+a sparse list; otherwise it needs one array of the parameters' size. Sums are exact, so they do not
 change the result.
 """
 
@@ -279,7 +280,10 @@ class TrainingLoop:
         return ev.ReplicaHashed(commit, self._replica.digest(), saved)
 
     def _release_event(self) -> ev.Event:
-        """Add the saved residuals, save the sum, and return the event that says where."""
+        """Save the worker's residual; return the event that contains the file's path.
+
+        Residuals of earlier fits that were not added to it yet are added first.
+        """
         self._add_saved_residuals()  # the worker may leave before it had a replica
         return ev.TrainerReleased(self._driver.save_residual())
 
@@ -329,7 +333,7 @@ class TrainingLoop:
                 pass  # the worker is back under a new id and keeps its state
 
     def _start(self) -> None:
-        """Begin training: the replica has just been installed."""
+        """Add saved residuals to the replica that was just installed, and report it to the node."""
         self._add_saved_residuals()
         self._driver.post(ev.ReplicaInstalled())
         if self._activity is Activity.CATCHING_UP:
@@ -358,11 +362,12 @@ class TrainingLoop:
             self._post_progress()
 
     def is_update_due(self, directive: Directive) -> bool:
-        """Return whether to publish after the present step: also after the last one of the fit.
+        """Return whether to publish an update after the present step.
 
-        An update is due every n steps, or once the last publication is committed and the update
-        contains as many steps as the driver wants. If the node no longer orders to train, an update
-        waits for no further steps.
+        This is so after the worker's last step. Before that, an update is due every
+        ``publish_every`` steps if that number is set. Otherwise it is due once the directive allows
+        publications and the update contains ``LoopDriver.min_steps_per_update`` steps; one step is
+        enough if the directive is no longer to train.
         """
         if self._next_position() >= self._end:
             return True

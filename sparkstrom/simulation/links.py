@@ -1,12 +1,14 @@
 """Model hosts and the Aeron streams that share their network interfaces, and check the traffic.
 
-A stream is ordered and reliable. It accepts frames while less than half a term waits to be sent.
-The host sends bursts of its streams in turn, as far as the receivers' windows allow. Arrived frames
-wait until the receiving process polls. A slow interface or a slow process therefore causes
-back-pressure up to the outbox.
+A stream is ordered and reliable. It accepts frames while less than half a term waits to be sent; a
+term is one of the three parts of Aeron's buffer for a stream. The host sends bursts of its streams
+in turn, as far as the receivers' windows allow. Arrived frames wait until the receiving process
+polls. A slow interface or a slow process therefore causes back-pressure up to the outbox, in which
+the sending process queues frames.
 
-Not modelled: datagrams that a full switch drops and Aeron resends (arriving data waits its turn
-instead, bounded by all windows together), and the bytes of status messages.
+Not modelled are the bytes of status messages, and datagrams that a full switch drops and Aeron
+resends. Instead of being dropped, data wait for their turn to arrive; the windows limit how much
+can wait.
 """
 
 from __future__ import annotations

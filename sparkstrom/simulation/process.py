@@ -50,7 +50,7 @@ MOVE_AFTER_FAILURE = {Command.END: LoopAction.END, Command.FAIL: LoopAction.FAIL
 
 @dataclass(slots=True)
 class PublishedUpdate:
-    """An update as its trainer published it."""
+    """An update of parameters, or a report of buffers, as its trainer published it."""
 
     first: int  # contains the minibatches first + 1 to last
     last: int  # number of the last minibatch in it
@@ -70,7 +70,7 @@ class EdgeEnd:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A time during which a worker is unreachable."""
+    """A time during which messages from a worker, to it, or both are blocked."""
 
     until_s: float  # virtual time of its end
     up: bool  # blocks messages from the worker

@@ -238,7 +238,11 @@ SEED_STRIDE = 1 << 32  # between the seeds of successive controllers
 
 @dataclass(slots=True)
 class MinibatchLedger:
-    """Counts how often each minibatch of each partition is contained in the newest copy."""
+    """Counts how often each minibatch of each partition is contained in the newest copy of theta.
+
+    The driver program takes copies of the master's replica now and then; if the controller dies,
+    the fit continues from the newest one.
+    """
 
     counts: dict[int, Counter[int]] = field(default_factory=dict)  # partition -> minibatch -> count
 
@@ -380,7 +384,10 @@ class RunResult:
     transcript: list[str]  # lines
 
     def extended_by(self, world: World, violations: list[str]) -> RunResult:
-        """Return the result with the part of one more controller added."""
+        """Return this result combined with that of the next controller of the same fit.
+
+        ``world`` is the simulation with that controller; ``violations`` were found in it.
+        """
         return RunResult(
             self.seed,
             self.violations + violations,
@@ -487,6 +494,12 @@ def shrink_failure(result: RunResult, nodes: int, mode: str, given: dict[str, An
 
     Faults and sizes are switched off, halved or widened one by one; a change that still fails in
     the same way is kept.
+
+    Args:
+        result: the failed run.
+        nodes: number of nodes with which the run was drawn.
+        mode: mode with which it was drawn; see ``draw_scenario``.
+        given: values that replaced drawn ones, by field name.
     """
     until_s = time.monotonic() + SHRINK_S
     small = ShrunkRun(*with_overrides(*draw_scenario(result.seed, nodes, mode), given), result)

@@ -272,7 +272,7 @@ class FaultInjector:
         self._world.pause_master(duration_s)
 
     def _kill_media_driver(self) -> None:
-        """Kill a worker's media driver, or the master's, with which all its edges break."""
+        """Kill the media driver of a worker or of the master; this breaks all edges of the node."""
         victim = self._pick_victim()
         if victim is None:
             return

@@ -135,7 +135,11 @@ class ClassicApplication:
         """Do nothing: a SparkContext has RDDs."""
 
     def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:
-        """Wait for executors to register; return the number of task slots."""
+        """Wait until executors have registered; return the number of task slots.
+
+        Raise SetupError if none has registered after ``seconds``. During a longer wait, ``notify``
+        shows the user a line of text. See ``executor_slots.await_slots``.
+        """
         return await_slots(self._context, seconds, notify)
 
     def resolve_controller(

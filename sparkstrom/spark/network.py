@@ -95,8 +95,8 @@ def make_application(spark: Any) -> Application:
 def get_spark_context(spark: Any) -> Any:
     """Return the SparkContext of a classic session, or a Spark Connect session itself.
 
-    The class is checked first, because in Spark 3.5 a session without a SparkContext does not raise
-    AttributeError.
+    A SparkContext is returned unchanged. Connect sessions are recognized by their class, because in
+    Spark 3.5 reading their ``sparkContext`` raises an error other than AttributeError.
     """
     return spark if is_connect_object(spark) else getattr(spark, "sparkContext", spark)
 

@@ -224,7 +224,10 @@ class UdpProbe:
         self._allow_fragmentation(True)
 
     def _ask_for_train(self, now_s: float) -> None:
-        """Finish the incoming train if it is over, and request the next one."""
+        """Finish the incoming train (burst of datagrams) if it is over, and request the next one.
+
+        The next train is requested from a peer that has replied to enough pings.
+        """
         if self._incoming is not None and self._incoming.is_over(now_s):
             self.results[self._incoming.peer].bytes_s = self._incoming.bytes_s()
             self._incoming = None

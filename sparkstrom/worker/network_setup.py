@@ -184,7 +184,7 @@ class ControllerRoute:
         return f"{self.job:016x}-{environment.jvm}"
 
     def driver_options(self, environment: TaskEnvironment) -> DriverOptions:
-        """Return the options of this media driver, which are equal for all tasks of an executor."""
+        """Return the options for the executor's media driver; they are equal for all its tasks."""
         address = choose_executor_address(self.void, self.endpoint)
         return DriverOptions(
             host=address,

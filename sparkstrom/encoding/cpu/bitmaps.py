@@ -1,8 +1,9 @@
 """CPU kernels for bitmaps; ``sparkstrom.encoding.reference_kernels`` documents the arguments.
 
-Each block of parameters is processed by several small loops, each over numbers of one type, because
-the compiler can vectorise these but not one large loop. Four states are read and written together
-as one 32-bit word.
+A bitmap stores an update with two bits per parameter. They are the parameter's state: unchanged,
++tau, -tau or a half step. Each block of parameters is processed by several small loops, each over
+numbers of one type, because the compiler can vectorise these but not one large loop. States are
+packed and unpacked four at a time, as the bytes of one 32-bit word.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
@@ -114,7 +115,7 @@ def _unpack_states(packed: U8, at: np.uint64, size: int, states: U8) -> None:
 def bitmap_local(
     local: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:
-    """Write and apply local - theta as a bitmap; see ``reference.bitmap_local``."""
+    """Write and apply local - theta as a bitmap; see ``reference_kernels.bitmap_local``."""
     n, used, halves, overflows = local.shape[0], 0, 0, (0, -1)
     toward, half, rest = np.float32(side), tau * np.float32(0.5), step - tau
     part, rest_part = step * np.float32(0.5) * toward, rest * np.float32(0.5) * toward
@@ -145,7 +146,7 @@ def bitmap_local(
 def bitmap_replica(
     residual: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:
-    """Write and apply the residual as a bitmap; see ``reference.bitmap_replica``."""
+    """Write and apply the residual as a bitmap; see ``reference_kernels.bitmap_replica``."""
     n, used, halves, overflows = residual.shape[0], 0, 0, (0, -1)
     toward, half = np.float32(side), tau * np.float32(0.5)
     part, tau_part = step * np.float32(0.5) * toward, half * toward
@@ -177,7 +178,7 @@ def _count_entries(byte: np.uint8) -> np.uint32:
 
 @kernel(f"i8({BYTES}, i8)")
 def bitmap_count(packed: U8, n: int) -> int:
-    """Count the entries of a bitmap; see ``reference.bitmap_count``."""
+    """Count the entries of a bitmap; see ``reference_kernels.bitmap_count``."""
     count, whole = 0, packed.shape[0] - packed.shape[0] % PACKED
     for start in range(0, whole, PACKED):
         lanes = U32(0)
@@ -200,7 +201,7 @@ def _signed_quanta(state: int, side: int, quanta: int) -> np.int32:
 
 @kernel(f"i8({BYTES}, i8, i8, i4, i4[::1], i4[::1])")
 def bitmap_decode(packed: U8, n: int, side: int, quanta: int, indices: I32, amounts: I32) -> int:
-    """Unpack a bitmap to indices and quanta; see ``reference.bitmap_decode``."""
+    """Unpack a bitmap to indices and quanta; see ``reference_kernels.bitmap_decode``."""
     written, room = U64(0), U64(indices.shape[0])
     for j in range(packed.shape[0]):
         byte = packed[j]
@@ -232,7 +233,7 @@ def _state_amount(state: np.uint8, step: float, part: float) -> float:
 def bitmap_add(
     theta: F32, packed: U8, side: int, step: float, q: float, scratch: U8
 ) -> tuple[int, int]:
-    """Add a bitmap to theta; see ``reference.bitmap_add``."""
+    """Add a bitmap to theta; see ``reference_kernels.bitmap_add``."""
     n, overflows = theta.shape[0], (0, -1)
     part = step * np.float32(0.5) * np.float32(side)
     for block in range((n + BLOCK - 1) // BLOCK):
@@ -253,7 +254,7 @@ def bitmap_add(
 def bitmap_add_both(
     theta: F32, local: F32, packed: U8, side: int, step: float, q: float, scratch: U8
 ) -> tuple[int, int]:
-    """Add a bitmap to theta and local; see ``reference.bitmap_add_both``."""
+    """Add a bitmap to theta and local; see ``reference_kernels.bitmap_add_both``."""
     n, part = local.shape[0], step * np.float32(0.5) * np.float32(side)
     for block in range((n + BLOCK - 1) // BLOCK):
         start, size = U64(block * BLOCK), min(BLOCK, n - block * BLOCK)

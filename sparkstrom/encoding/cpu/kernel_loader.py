@@ -1,4 +1,7 @@
-"""Decorate functions as compiled kernels, and load and call the machine code without Numba.
+"""Decorate functions as compiled kernels, and load and call their machine code without Numba.
+
+Numba compiles the kernels once per host, in a separate process that writes their machine code to
+files. All other processes load these files, which takes less time than importing Numba.
 
 A compiled function is called through ctypes and has Numba's calling convention:
 
@@ -378,7 +381,10 @@ class Compiler(Protocol):
     """Interface of the compiler that the decorators call in the process that compiles."""
 
     def kernel(self, signature: str, function: Callable[..., Any], /) -> Any:
-        """Compile a function that Python calls."""
+        """Compile a function that Python code will call; return the compiled function.
+
+        ``signature`` contains the types of the result and the arguments, in Numba's notation.
+        """
 
     def callback(self, signature: str, function: Callable[..., Any], /) -> Any:
         """Compile a function that C calls."""

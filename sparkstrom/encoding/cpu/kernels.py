@@ -1,11 +1,14 @@
 """All CPU kernels, compiled with Numba; ``encoding.reference_kernels`` documents the arguments.
 
-A scan examines each block of parameters in one vectorised loop. Only if the block has a hit does
-the scan compare again: it collects the results for 64 parameters as the bits of one word, from
-which hits are extracted from the lowest bit up. Integer maxima of ``bits & 0x7fffffff`` detect NaN
-and infinity at no cost, because these integers have the order of the absolute values. Indices are
-unsigned, because Numba checks whether a signed index counts from the end. Arrays are not sliced,
-because making a slice takes more than a sixteenth of the time for a block.
+A scan looks for hits: parameters whose residual has reached the threshold tau. It examines each
+block of parameters in one vectorised loop. Only in a block with hits does it compare again: it
+stores the results for 64 parameters as the bits of one word, and extracts the hits from the lowest
+bit up.
+
+The maximum of ``bits & 0x7fffffff`` over all values reveals NaN and infinity at no cost: as
+integers, the bits of absolute values sort like the values, with infinity and NaN above all others.
+Indices are unsigned, because Numba checks whether a signed index counts from the end. Arrays are
+not sliced, because a slice per block would add more than a sixteenth to the time for the block.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
@@ -135,7 +138,7 @@ def _append_block_hits_of_difference(
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], f4, i4[::1])")
 def scan_local(local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int]:
-    """Find hits in local - theta; see ``reference.scan_local``."""
+    """Find hits in local - theta; see ``reference_kernels.scan_local``."""
     hits, worst, n = U64(0), np.int32(0), local.shape[0]
     bits = local.view(np.int32)
     for block in range(n // BLOCK):
@@ -161,7 +164,7 @@ def scan_local(local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], f4, i4[::1])")
 def scan_replica(residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int, int]:
-    """Add delta to the residual and find hits; see ``reference.scan_replica``."""
+    """Add delta to the residual and find hits; see ``reference_kernels.scan_replica``."""
     hits, worst, n = U64(0), np.int32(0), residual.shape[0]
     bits, tau_bits = residual.view(np.int32), np.float32(tau).view(np.int32)
     for block in range(n // BLOCK):
@@ -197,7 +200,7 @@ def _index_of_code(code: np.int32) -> np.uint64:
 def move(
     theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Apply hits to theta and ``other``; see ``reference.move``."""
+    """Apply hits to theta and ``other``; see ``reference_kernels.move``."""
     overflows, first, hits = 0, -1, codes.shape[0]
     limit, both = EXACT_QUANTA * q, other_step != 0
     for j in range(hits):
@@ -217,7 +220,7 @@ def move(
 
 @kernel("UniTuple(i8, 2)(f4[::1], i4[::1], i4[::1], f8)")
 def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
-    """Add quanta to theta at indices; see ``reference.apply_hits``."""
+    """Add quanta to theta at indices; see ``reference_kernels.apply_hits``."""
     overflows, first, hits = 0, -1, indices.shape[0]
     limit = EXACT_QUANTA * q
     for j in range(hits):
@@ -232,7 +235,7 @@ def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, in
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], i4[::1], i4[::1], f8)")
 def apply_hits_both(theta: F32, local: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
-    """Add quanta to theta and local at indices; see ``reference.apply_hits_both``."""
+    """Add quanta to theta and local at indices; see ``reference_kernels.apply_hits_both``."""
     hits = indices.shape[0]
     for j in range(hits):
         prefetch(local, U64(np.uint32(indices[U64(min(j + AHEAD, hits - 1))])))
@@ -242,7 +245,7 @@ def apply_hits_both(theta: F32, local: F32, indices: I32, quanta: I32, q: float)
 
 @kernel("UniTuple(i8, 2)(i4[::1], i4[::1], i4[::1])")
 def sum_hits(total: I32, indices: I32, quanta: I32) -> tuple[int, int]:
-    """Add quanta to an integer sum at indices; see ``reference.sum_hits``."""
+    """Add quanta to an integer sum at indices; see ``reference_kernels.sum_hits``."""
     overflows, first = 0, -1
     for j in range(indices.shape[0]):
         at = U64(np.uint32(indices[j]))
@@ -255,7 +258,7 @@ def sum_hits(total: I32, indices: I32, quanta: I32) -> tuple[int, int]:
 
 @kernel("UniTuple(i8, 2)(f4[::1], i4[::1], f8)")
 def add_quanta(theta: F32, total: I32, q: float) -> tuple[int, int]:
-    """Add a sum of updates to theta; see ``reference.add_quanta``."""
+    """Add a sum of updates to theta; see ``reference_kernels.add_quanta``."""
     overflows, first = 0, -1
     for i in range(theta.shape[0]):
         exact = theta[i] + total[i] * q
@@ -267,7 +270,7 @@ def add_quanta(theta: F32, total: I32, q: float) -> tuple[int, int]:
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], i4[::1], f8)")
 def add_quanta_both(theta: F32, local: F32, total: I32, q: float) -> tuple[int, int]:
-    """Add a sum of updates to theta and local; see ``reference.add_quanta_both``."""
+    """Add a sum of updates to theta and local; see ``reference_kernels.add_quanta_both``."""
     for i in range(local.shape[0]):
         local[i] += total[i] * q
     return add_quanta(theta, total, q)
@@ -275,7 +278,7 @@ def add_quanta_both(theta: F32, local: F32, total: I32, q: float) -> tuple[int, 
 
 @kernel("f8(f4[::1], f4[::1], f4)")
 def clip_local(local: F32, theta: F32, limit: float) -> float:
-    """Clip local - theta; see ``reference.clip_local``."""
+    """Clip local - theta; see ``reference_kernels.clip_local``."""
     mass = 0.0
     for i in range(local.shape[0]):
         residual = local[i] - theta[i]
@@ -288,7 +291,7 @@ def clip_local(local: F32, theta: F32, limit: float) -> float:
 
 @kernel("f8(f4[::1], f4)")
 def clip_replica(residual: F32, limit: float) -> float:
-    """Clip the residual; see ``reference.clip_replica``."""
+    """Clip the residual; see ``reference_kernels.clip_replica``."""
     mass = 0.0
     for i in range(residual.shape[0]):
         if abs(residual[i]) > limit:
@@ -300,7 +303,7 @@ def clip_replica(residual: F32, limit: float) -> float:
 
 @kernel("UniTuple(f8, 2)(f4[::1], f4[::1])")
 def residual_sums_local(local: F32, theta: F32) -> tuple[float, float]:
-    """Return sums over local - theta; see ``reference.residual_sums_local``."""
+    """Return (sum of |local - theta|, sum of its squares), in float64."""
     mass, square = 0.0, 0.0
     for i in range(local.shape[0]):
         value = np.float64(local[i] - theta[i])
@@ -310,7 +313,7 @@ def residual_sums_local(local: F32, theta: F32) -> tuple[float, float]:
 
 @kernel("UniTuple(f8, 2)(f4[::1])")
 def residual_sums_replica(residual: F32) -> tuple[float, float]:
-    """Return sums over the residual; see ``reference.residual_sums_replica``."""
+    """Return (sum of |residual|, sum of its squares), in float64."""
     mass, square = 0.0, 0.0
     for i in range(residual.shape[0]):
         value = np.float64(residual[i])

@@ -1,7 +1,7 @@
 """CPU kernels: find the step sizes (levels) of hits, choose hits at random, and sample residuals.
 
-``encoding.reference_kernels`` documents the arguments. The loops over hits prefetch, like
-``kernels.move``.
+A hit is a parameter whose residual has reached the threshold. ``encoding.reference_kernels``
+documents the arguments. The loops over hits prefetch, like ``kernels.move``.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
@@ -35,7 +35,7 @@ def _index_of_code(code: np.int32) -> np.uint64:
 
 @helper
 def _hash_index(i: np.uint64, seed: np.uint64) -> np.uint64:
-    """Hash an index with the seed; see ``reference.hash_indices``."""
+    """Hash an index with the seed; see ``reference_kernels.hash_indices``."""
     x = (i * U64(0x9E3779B1) + seed) & LOW32
     x = ((x ^ (x >> U64(16))) * U64(0x85EBCA6B)) & LOW32
     x = ((x ^ (x >> U64(13))) * U64(0xC2B2AE35)) & LOW32
@@ -59,7 +59,7 @@ def _append_if_chosen(
 
 @kernel("i8(f4[::1], f4[::1], f4, i8, i8, i4[::1])")
 def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-    """Find hits in local - theta, small ones at random; see ``reference.choose_local``."""
+    """Find hits in local - theta, small ones at random; see ``reference_kernels.choose_local``."""
     hits, n = U64(0), local.shape[0]
     for part in range(n // WORD):
         base, word = U64(part * WORD), U64(0)
@@ -76,7 +76,7 @@ def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, code
 
 @kernel("i8(f4[::1], f4, i8, i8, i4[::1])")
 def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-    """Find hits in the residual, small ones at random; see ``reference.choose_replica``."""
+    """Find hits in the residual, small ones at random; see ``reference_kernels.choose_replica``."""
     hits, n = U64(0), residual.shape[0]
     for part in range(n // WORD):
         base, word = U64(part * WORD), U64(0)
@@ -93,7 +93,7 @@ def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32)
 
 @kernel("void(f4[::1], f4[::1], i8, i8, i4[::1], f4[::1])")
 def sample(one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32) -> None:
-    """Sample residuals at random; see ``reference.sample``."""
+    """Sample residuals at random; see ``reference_kernels.sample``."""
     n, taken, factor = U64(one.shape[0]), where.shape[0], np.float32(sign)
     for j in range(taken):
         where[j] = (_hash_index(U64(j), U64(seed)) * n) >> U64(32)
@@ -116,7 +116,7 @@ def _hit_level(value: float, tau: float, top: int) -> int:
 
 @kernel("i8(f4[::1], f4[::1], i4[::1], f4, i8, u1[::1])")
 def levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
-    """Find the level of each hit in local - theta; see ``reference.levels_local``."""
+    """Find the level of each hit in local - theta; see ``reference_kernels.levels_local``."""
     highest, hits = 0, codes.shape[0]
     for j in range(hits):
         soon = _index_of_code(codes[U64(min(j + AHEAD, hits - 1))])
@@ -131,7 +131,7 @@ def levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, level
 
 @kernel("i8(f4[::1], i4[::1], f4, i8, u1[::1])")
 def levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
-    """Find the level of each hit in the residual; see ``reference.levels_replica``."""
+    """Find the level of each hit in the residual; see ``reference_kernels.levels_replica``."""
     highest, hits = 0, codes.shape[0]
     for j in range(hits):
         prefetch(residual, _index_of_code(codes[U64(min(j + AHEAD, hits - 1))]))
@@ -145,7 +145,7 @@ def levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) 
 def move_levels(
     theta: F32, other: F32, codes: I32, levels: U8, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Add each hit's steps * 2^level to theta and ``other``; see ``reference.move_levels``."""
+    """Apply hits * 2^level to theta and ``other``; see ``reference_kernels.move_levels``."""
     overflows, first, hits = 0, -1, codes.shape[0]
     limit, both = EXACT_QUANTA * q, other_step != 0
     for j in range(hits):
@@ -166,6 +166,6 @@ def move_levels(
 
 @kernel("void(i4[::1], i8)")
 def shift_codes(codes: I32, start: int) -> None:
-    """Add ``start`` to the index in each hit code; see ``reference.shift_codes``."""
+    """Add ``start`` to the index in each hit code; see ``reference_kernels.shift_codes``."""
     for j in range(codes.shape[0]):
         codes[j] += -start if codes[j] < 0 else start

@@ -1,9 +1,10 @@
 """CUDA kernels that write bitmaps, and add bitmaps to parameters.
 
-To write, the threads of a block examine adjacent parameters and store the parameters' states in
-shared memory. When the block's tile is complete, they pack four states into each byte. Adding uses
-one thread per parameter. Signs are selected, not multiplied, so that fused operations give the same
-bits.
+A bitmap stores an update with two bits per parameter. They are the parameter's state: unchanged,
++step, -step or a half step. To write a bitmap, the threads of a block examine adjacent parameters
+(a tile) and store the states in shared memory. When the tile is complete, they pack four states
+into each byte. Adding uses one thread per parameter. Kernels select +step or -step instead of
+multiplying by a sign, so that results have the same bits as on the CPU; ``device`` explains why.
 """
 
 from __future__ import annotations
@@ -65,9 +66,19 @@ def _write_kernel(
 ) -> None:
     """Write a residual as a bitmap, and apply the bitmap to theta and ``other``.
 
-    If ``difference`` is True, ``other`` is local and the residual is other - theta; otherwise
-    ``other`` is the residual. Counts in ``answer``, i32[4]: overflows, LAST - first overflow, hits,
-    half steps.
+    A hit adds its sign * step to theta, and its sign * other_step to ``other``. A smaller residual
+    of at least tau / 2 adds half of that if it has the sign ``side`` (a half step).
+
+    other       f32[n]        in/out  local if ``difference`` is True, otherwise the residual
+    theta       f32[n]        in/out  the shared parameters
+    difference  b1            in      whether the residual is other - theta, not ``other``
+    tau         f32           in      the threshold
+    side        i64           in      +1 or -1: the sign of half steps
+    step        f32           in      > 0
+    other_step  f32           in      0: ``other`` is not changed
+    limit       f64           in      a larger absolute value of theta is an overflow
+    out         u8[(n+3)//4]  out     the bitmap, with four parameters per byte
+    answer      i32[4]        in/out  overflows, first overflow (see ``count_if``), hits, half steps
     """
     states = cuda.shared.array(TILE, np.uint8)
     counts = cuda.shared.array(2, np.int32)
@@ -121,14 +132,14 @@ def _add_kernel(theta: Any, packed: Any, step: Any, part: Any, limit: Any, answe
 def bitmap_local(
     local: Any, theta: Any, tau: float, step: float, side: int, q: float, unused: Any, out: Any
 ) -> tuple[int, int, int, int]:
-    """Write and apply local - theta as a bitmap; see ``reference.bitmap_local``."""
+    """Write and apply local - theta as a bitmap; see ``reference_kernels.bitmap_local``."""
     return _write_bitmap(local, theta, True, tau, step, step - tau, side, q, out)
 
 
 def bitmap_replica(
     residual: Any, theta: Any, tau: float, step: float, side: int, q: float, unused: Any, out: Any
 ) -> tuple[int, int, int, int]:
-    """Write and apply the residual as a bitmap; see ``reference.bitmap_replica``."""
+    """Write and apply the residual as a bitmap; see ``reference_kernels.bitmap_replica``."""
     return _write_bitmap(residual, theta, False, tau, step, -tau, side, q, out)
 
 
@@ -168,14 +179,14 @@ def _write_bitmap(
 def bitmap_add(
     theta: Any, packed: Any, side: int, step: float, q: float, unused: Any
 ) -> tuple[int, int]:
-    """Add a bitmap to theta; see ``reference.bitmap_add``."""
+    """Add a bitmap to theta; see ``reference_kernels.bitmap_add``."""
     return _add_bitmap(theta, packed, side, step, EXACT_QUANTA * q)
 
 
 def bitmap_add_both(
     theta: Any, local: Any, packed: Any, side: int, step: float, q: float, unused: Any
 ) -> tuple[int, int]:
-    """Add a bitmap to theta and local; see ``reference.bitmap_add_both``."""
+    """Add a bitmap to theta and local; see ``reference_kernels.bitmap_add_both``."""
     _add_bitmap(local, packed, side, step, np.inf)
     return bitmap_add(theta, packed, side, step, q, unused)
 

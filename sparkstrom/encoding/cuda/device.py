@@ -11,9 +11,10 @@ integer, or squares of float32 in float64), and selects a sign instead of multip
 and separate operations then give the same bits.
 
 Under Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``) every CUDA thread is a Python thread, so blocks
-are small. While a kernel runs, the simulator replaces the name ``cuda`` in the kernel's file. In a
-file with helpers it would do so at every call, while other threads use the name; such files
-therefore use ``running`` instead of ``cuda``.
+are small. While a kernel runs, the simulator replaces the global ``cuda`` in the kernel's file. In
+the file ``blocks``, whose helpers are called from other files, it would replace and restore
+``cuda`` at every call of a helper, while other threads are using it. ``blocks`` therefore uses
+``running`` instead, which the simulator does not replace.
 """
 
 from __future__ import annotations
@@ -210,7 +211,7 @@ class _SimulatedCuda:
         return getattr(self._simulated._get_kernel_context(), name)
 
 
-running: Any = _SimulatedCuda() if SIMULATED else cuda  # ``cuda``, for files with helpers only
+running: Any = _SimulatedCuda() if SIMULATED else cuda  # ``cuda``, for helpers in ``blocks``
 
 
 def tiles_of(n: int) -> int:

@@ -1,7 +1,8 @@
-"""All CUDA kernels; ``sparkstrom.encoding.reference_kernels`` documents the arguments.
+"""Import all CUDA kernels into one namespace, with the same names as in ``encoding.cpu.kernels``.
 
-All array arguments are on the device and used in place. Only the returned counts are copied to the
-host; a message is copied by ``memory.to_host``.
+``encoding.reference_kernels`` documents the arguments. All array arguments are on the device and
+used in place. Only the returned counts are copied to the host; a message is copied by
+``memory.to_host``.
 """
 
 from __future__ import annotations

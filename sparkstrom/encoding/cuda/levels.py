@@ -1,4 +1,8 @@
-"""CUDA kernels that find the levels of hits, select hits at random, and sample residuals."""
+"""CUDA kernels that find the levels of hits, select hits at random, and sample residuals.
+
+A hit is a parameter whose residual reaches tau. A hit of level k reaches tau * 2^k, and its step is
+multiplied by 2^k. ``encoding.reference_kernels`` documents the arguments.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ LOW32 = np.uint64(0xFFFFFFFF)
 
 @helper
 def _hash_index(i: Any, seed: Any) -> Any:
-    """Hash an index with the seed to 32 bits; see ``reference.hash_indices``."""
+    """Hash an index with the seed to 32 bits; see ``reference_kernels.hash_indices``."""
     x = (U64(i) * U64(0x9E3779B1) + U64(seed)) & LOW32
     x = ((x ^ (x >> U64(16))) * U64(0x85EBCA6B)) & LOW32
     x = ((x ^ (x >> U64(13))) * U64(0xC2B2AE35)) & LOW32
@@ -147,7 +151,7 @@ def _sample(one: Any, other: Any, sign: Any, seed: Any, where: Any, sizes: Any) 
 
 
 def sample(one: Any, other: Any, sign: int, seed: int, where: Any, sizes: Any) -> None:
-    """Sample residuals at random; see ``reference.sample``."""
+    """Sample residuals at random; see ``reference_kernels.sample``."""
     of = (
         checked_array(one, F32, "one"),
         checked_array(other, F32, "other"),
@@ -160,13 +164,13 @@ def sample(one: Any, other: Any, sign: int, seed: int, where: Any, sizes: Any) -
 
 
 def choose_local(local: Any, theta: Any, tau: float, limit: int, seed: int, codes: Any) -> int:
-    """Find hits in local - theta, small ones at random; see ``reference.choose_local``."""
+    """Find hits in local - theta, small ones at random; see ``reference_kernels.choose_local``."""
     values = checked_array(local, F32, "local")
     return _choose_hits((values, checked_array(theta, F32, "theta"), True), tau, limit, seed, codes)
 
 
 def choose_replica(residual: Any, tau: float, limit: int, seed: int, codes: Any) -> int:
-    """Find hits in the residual, small ones at random; see ``reference.choose_replica``."""
+    """Find hits in the residual, small ones at random; see ``reference_kernels.choose_replica``."""
     values = checked_array(residual, F32, "residual")
     return _choose_hits((values, values, False), tau, limit, seed, codes)
 
@@ -185,7 +189,7 @@ def _choose_hits(
 
 
 def levels_local(local: Any, theta: Any, codes: Any, tau: float, top: int, levels: Any) -> int:
-    """Find the level of each hit in local - theta; see ``reference.levels_local``."""
+    """Find the level of each hit in local - theta; see ``reference_kernels.levels_local``."""
     values = checked_array(local, F32, "local")
     return _find_hit_levels(
         (values, checked_array(theta, F32, "theta"), True), codes, tau, top, levels
@@ -193,7 +197,7 @@ def levels_local(local: Any, theta: Any, codes: Any, tau: float, top: int, level
 
 
 def levels_replica(residual: Any, codes: Any, tau: float, top: int, levels: Any) -> int:
-    """Find the level of each hit in the residual; see ``reference.levels_replica``."""
+    """Find the level of each hit in the residual; see ``reference_kernels.levels_replica``."""
     values = checked_array(residual, F32, "residual")
     return _find_hit_levels((values, values, False), codes, tau, top, levels)
 
@@ -217,7 +221,7 @@ def _find_hit_levels(
 def move_levels(
     theta: Any, other: Any, codes: Any, levels: Any, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Add each hit's steps * 2^level to theta and ``other``; see ``reference.move_levels``."""
+    """Apply hits * 2^level to theta and ``other``; see ``reference_kernels.move_levels``."""
     to, also = checked_array(theta, F32, "theta"), checked_array(other, F32, "other")
     where, found, answer = (
         checked_array(codes, I32, "codes"),
@@ -232,7 +236,7 @@ def move_levels(
 
 
 def shift_codes(codes: Any, start: int) -> None:
-    """Add ``start`` to the index in each hit code; see ``reference.shift_codes``."""
+    """Add ``start`` to the index in each hit code; see ``reference_kernels.shift_codes``."""
     where = checked_array(codes, I32, "codes")
     if where.size and start:
         _shift[blocks_of(where.size), THREADS](where, I32(start))

@@ -1,9 +1,12 @@
 """CUDA kernels that apply hits and sums of updates, clip residuals, and compute norms.
 
-No index occurs twice, so results do not depend on the order of threads. Sums that are returned
-(clipped mass and norms) are added in a tree within each tile (``device.TILE`` parameters) and then
-tile by tile. Their bits are thus reproducible, but differ from the CPU's sequential sum. Squares of
-float32 are exact in float64.
+A hit is an entry of an update: the index of a parameter and the change of this parameter. No index
+occurs twice in an update, so results do not depend on the order of threads.
+
+Sums that are returned (clipped mass and norms) are added in a tree within each tile of
+``device.TILE`` parameters, and the tiles' sums are added on the host. They are reproducible to the
+bit, but may differ from the CPU's sequential sums. Squares of float32 are computed in float64,
+where they are exact.
 """
 
 from __future__ import annotations
@@ -137,7 +140,7 @@ def _norms_kernel(values: Any, theta: Any, difference: Any, masses: Any, squares
 def move(
     theta: Any, other: Any, codes: Any, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Apply hits to theta and ``other``; see ``reference.move``."""
+    """Apply hits to theta and ``other``; see ``reference_kernels.move``."""
     to, also, where = (
         _float_array("theta", theta),
         _float_array("other", other),
@@ -152,12 +155,12 @@ def move(
 
 
 def apply_hits(theta: Any, indices: Any, quanta: Any, q: float) -> tuple[int, int]:
-    """Add quanta to theta at indices; see ``reference.apply_hits``."""
+    """Add quanta to theta at indices; see ``reference_kernels.apply_hits``."""
     return _apply_hits(theta, indices, quanta, q, EXACT_QUANTA * q)
 
 
 def apply_hits_both(theta: Any, local: Any, indices: Any, quanta: Any, q: float) -> tuple[int, int]:
-    """Add quanta to theta and local at indices; see ``reference.apply_hits_both``."""
+    """Add quanta to theta and local at indices; see ``reference_kernels.apply_hits_both``."""
     _apply_hits(local, indices, quanta, q, np.inf)
     return apply_hits(theta, indices, quanta, q)
 
@@ -176,7 +179,7 @@ def _apply_hits(theta: Any, indices: Any, quanta: Any, q: float, limit: float) -
 
 
 def sum_hits(total: Any, indices: Any, quanta: Any) -> tuple[int, int]:
-    """Add quanta to an integer sum at indices; see ``reference.sum_hits``."""
+    """Add quanta to an integer sum at indices; see ``reference_kernels.sum_hits``."""
     to, where, much = (
         _int_array("total", total),
         _int_array("indices", indices),
@@ -189,12 +192,15 @@ def sum_hits(total: Any, indices: Any, quanta: Any) -> tuple[int, int]:
 
 
 def add_quanta(theta: Any, total: Any, q: float) -> tuple[int, int]:
-    """Add a sum of updates to theta; see ``reference.add_quanta``."""
+    """Add a sum of updates to theta; return (overflows, index of the first or -1).
+
+    ``reference_kernels.add_quanta`` documents the arguments.
+    """
     return _add_quanta(theta, total, q, EXACT_QUANTA * q)
 
 
 def add_quanta_both(theta: Any, local: Any, total: Any, q: float) -> tuple[int, int]:
-    """Add a sum of updates to theta and local; see ``reference.add_quanta_both``."""
+    """Add a sum of updates to theta and local; see ``reference_kernels.add_quanta_both``."""
     _add_quanta(local, total, q, np.inf)
     return add_quanta(theta, total, q)
 
@@ -228,12 +234,12 @@ def subtract_arrays(target: Any, one: Any, other: Any) -> None:
 
 
 def clip_local(local: Any, theta: Any, limit: float) -> float:
-    """Clip local - theta; see ``reference.clip_local``."""
+    """Clip local - theta; see ``reference_kernels.clip_local``."""
     return _clip_residual(_float_array("local", local), _float_array("theta", theta), True, limit)
 
 
 def clip_replica(residual: Any, limit: float) -> float:
-    """Clip the residual; see ``reference.clip_replica``."""
+    """Clip the residual; see ``reference_kernels.clip_replica``."""
     values = _float_array("residual", residual)
     return _clip_residual(values, values, False, limit)
 
@@ -250,12 +256,12 @@ def _clip_residual(
 
 
 def residual_sums_local(local: Any, theta: Any) -> tuple[float, float]:
-    """Like ``reference.residual_sums_local``, but adds in a different order."""
+    """Like ``reference_kernels.residual_sums_local``, but adds in a different order."""
     return _residual_norms(_float_array("local", local), _float_array("theta", theta), True)
 
 
 def residual_sums_replica(residual: Any) -> tuple[float, float]:
-    """Like ``reference.residual_sums_replica``, but adds in a different order."""
+    """Like ``reference_kernels.residual_sums_replica``, but adds in a different order."""
     values = _float_array("residual", residual)
     return _residual_norms(values, values, False)
 

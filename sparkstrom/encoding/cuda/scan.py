@@ -1,5 +1,8 @@
 """CUDA kernels that find hits in one pass over the arrays, and list them in index order.
 
+A hit is a parameter whose residual has reached the threshold in absolute value. A hit's code is its
+index if the residual is positive, and ``~index`` if negative.
+
 The pass records one bit per parameter. Each block examines a tile of parameters (adjacent threads
 read adjacent memory), and stores hits as bits of 32-bit words, with each word's rank: the number of
 hits before the word in the tile. A prefix sum over the tiles' hit counts then gives the position of
@@ -7,7 +10,8 @@ each tile's first code. A last kernel writes the codes; it reads only the words,
 the data. The codes are thus ascending, as on the CPU, in whatever order the blocks run.
 
 Arrays between these kernels: ``words`` (hit bits), ``downs`` (bits of hits with negative residual),
-``ranks`` (per word), ``counts`` (hits per tile), ``worsts`` (largest bits of |value| per tile).
+``ranks`` (per word), ``counts`` (hits per tile), ``worsts`` (per tile, the bits of the largest
+absolute value, which show NaN and infinity).
 """
 
 from __future__ import annotations
@@ -186,7 +190,11 @@ def _scan_tables(n: int) -> list[DeviceArray]:
 
 
 def _compute_offsets(n: int, tables: list[DeviceArray]) -> tuple[DeviceArray, DeviceArray]:
-    """Return (number of hits before each tile, i32[2] of all hits and worst), on the device."""
+    """Sum the numbers of hits in a scan's tiles, on the device.
+
+    ``tables`` are the arrays of ``_scan_tables``, which a kernel has filled. Return the number of
+    hits before each tile, and i32[2]: the number of all hits, and the largest of ``worsts``.
+    """
     offsets = scratch.get("offsets", tiles_of(n), np.int32)
     answer = scratch.get("placed", 2, np.int32)
     _sum_counts[1, PREFIX_THREADS](tables[3], tables[4], tiles_of(n), offsets, answer)
@@ -215,7 +223,10 @@ def run_scan(find: Any, codes: DeviceArray, one: DeviceArray, *rest: Any) -> tup
 
 
 def scan_local(local: Any, theta: Any, tau: float, codes: Any) -> tuple[int, int]:
-    """Find hits in local - theta; see ``reference.scan_local``."""
+    """Write the codes of all hits in local - theta; return (hits, largest bits of |local|).
+
+    ``reference_kernels.scan_local`` documents the arguments.
+    """
     one, other = (
         checked_array(local, np.float32, "local"),
         checked_array(theta, np.float32, "theta"),
@@ -226,7 +237,7 @@ def scan_local(local: Any, theta: Any, tau: float, codes: Any) -> tuple[int, int
 
 
 def scan_replica(residual: Any, delta: Any, tau: float, codes: Any) -> tuple[int, int]:
-    """Add delta to the residual and find hits; see ``reference.scan_replica``.
+    """Add delta to the residual and find hits; see ``reference_kernels.scan_replica``.
 
     The bits of a NaN in ``worst`` may depend on the hardware.
     """
@@ -240,7 +251,7 @@ def scan_replica(residual: Any, delta: Any, tau: float, codes: Any) -> tuple[int
 
 
 def bitmap_count(packed: Any, n: int) -> int:
-    """Count the entries of a bitmap; see ``reference.bitmap_count``."""
+    """Count the entries of a bitmap; see ``reference_kernels.bitmap_count``."""
     device = checked_array(packed, np.uint8, "packed")
     if device.size == 0:
         return 0
@@ -250,7 +261,7 @@ def bitmap_count(packed: Any, n: int) -> int:
 
 
 def bitmap_decode(packed: Any, n: int, side: int, quanta: int, indices: Any, amounts: Any) -> int:
-    """Unpack a bitmap to indices and quanta; see ``reference.bitmap_decode``."""
+    """Unpack a bitmap to indices and quanta; see ``reference_kernels.bitmap_decode``."""
     device = checked_array(packed, np.uint8, "packed")
     to_indices = checked_array(indices, np.int32, "indices")
     to_amounts = checked_array(amounts, np.int32, "amounts")

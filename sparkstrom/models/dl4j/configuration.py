@@ -1,16 +1,18 @@
 """Parse DL4J's JSON configurations, of all versions, into a list of layer specs.
 
-1.0.0-beta3 and later write ``{"@class": "org.deeplearning4j.nn.conf.layers.DenseLayer", ...}``,
-earlier versions ``{"dense": {...}}``, and versions before 0.8 some plain words. Keys are converted
-to lower case, because Jackson wrote ``nIn`` in some versions and ``nin`` in others.
+Versions write the type of a layer differently: 1.0.0-beta3 and later as
+``{"@class": "org.deeplearning4j.nn.conf.layers.DenseLayer", ...}``, earlier ones as
+``{"dense": {...}}``. Early versions wrote some options, such as activations and updaters, as plain
+words like ``"relu"``. Keys are converted to lower case, because Jackson wrote ``nIn`` in some
+versions and ``nin`` in others.
 
 There is a spec for each layer, for each preprocessor before a layer, for each operation that a
 wrapper adds after a layer, and for each vertex of a ComputationGraph that joins or changes
 activations.
 
-The file stores parameters in the order of a graph's vertices. 1.0.0-beta4 and later write this
-order. For earlier versions, it is reconstructed by repeating DL4J's topological sort of the JSON's
-vertices, which iterates over Java's hash sets.
+A saved model contains the parameters in the order of the graph's vertices. 1.0.0-beta4 and later
+write this order into the JSON. For earlier versions, it is reconstructed by repeating DL4J's
+topological sort of the vertices, which iterates over Java's hash sets.
 """
 
 from __future__ import annotations

@@ -142,7 +142,11 @@ def check_module(module: Any) -> None:
 
 
 def require_validation_step(module: Any) -> None:
-    """Raise UsageError unless the module can be evaluated on held-out rows as in Lightning."""
+    """Raise UsageError if the module cannot be evaluated on held-out rows.
+
+    It must have a ``validation_step`` and none of ``REFUSED_VALIDATION_HOOKS``, because sparkstrom
+    would not call these hooks.
+    """
     kind = type(module).__name__
     if not is_overridden(module, "validation_step"):
         raise UsageError(

@@ -244,7 +244,10 @@ def _referenced_objects(value: Any) -> Iterator[Any]:
 
 
 def _iter_used_globals(function: types.FunctionType) -> Iterator[Any]:
-    """Yield the global modules, tensors and functions of the same file that a function reads."""
+    """Yield the torch modules, tensors and functions among the globals that a function reads.
+
+    Functions that are defined in another file are left out.
+    """
     for name in _list_global_names(function.__code__):
         value = function.__globals__.get(name)
         beside = getattr(value, "__module__", None) == function.__module__

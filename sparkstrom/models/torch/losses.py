@@ -1,4 +1,8 @@
-"""User-defined losses ``loss(output, target)`` on torch: checks, row weights, ignored labels."""
+"""Check the losses ``loss(output, target)`` of torch models, and compute them with row weights.
+
+A loss is one of torch's own or a user-defined function. Labels that the loss ignores (torch's
+``ignore_index``) have weight 0 in its mean.
+"""
 
 from __future__ import annotations
 
@@ -197,7 +201,9 @@ def _weighted_mean(
 ) -> torch.Tensor:
     """Return the weighted mean of ``losses``, of which each row has one or several.
 
+    ``loss`` and ``target`` determine the class weights, if any, which ``losses`` already include.
     ``reduction`` is the loss's own: "batchmean" sums the losses of a row, "mean" averages them.
+    Raise UsageError if ``losses`` does not have one or several entries for each row.
     """
     if losses.ndim == 0 or len(losses) != len(weights):
         raise UsageError(

@@ -296,7 +296,11 @@ class TorchModel(FlatModule):
         return loss
 
     def _count_weighted_rows(self, batch: TorchBatch, rows: int, template: torch.Tensor) -> float:
-        """Return the sum of the rows' weights in the mean loss; ignored positions weigh 0."""
+        """Return the weight of a minibatch's mean loss: the sum of the rows' weights.
+
+        A row's weight is multiplied by the mean weight of its labels: the class weight, or 0 for an
+        ignored label. ``template`` is a tensor on the device where the weights are computed.
+        """
         counts = compute_label_weights(self._loss, batch.labels, template.double())
         if batch.weights is None:
             return float(rows) if counts is None else float(counts.sum()) * rows / counts.numel()

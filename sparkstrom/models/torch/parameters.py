@@ -1,13 +1,13 @@
 """Keep the parameters of torch modules in one flat vector, and convert their buffers to bytes.
 
-Each ``Parameter`` object that the user's code refers to stays the same; only its memory moves. In
-the vector, tied parameters, which are one object, occur once; frozen parameters occur, too, but do
-not change.
+Each ``Parameter`` object that the user's code refers to stays the same; only its memory moves. A
+parameter that several modules share (a tied parameter) is in the vector once. Frozen parameters are
+in the vector, too, and keep their values.
 
-Buffers are packed as bytes, one after the other in the module's order, if they are part of the
-``state_dict``. Averaging over workers takes the mean of each element in float64, adding reports in
-the given order, so that equal reports give equal bytes. For integers (BatchNorm's count of batches)
-it takes the maximum.
+Buffers that are part of the ``state_dict`` are packed as bytes, one after the other in the module's
+order. To average the buffers of several workers, the mean of each element is computed in float64.
+The workers' values are added in the given order, so that equal buffers give equal bytes. For
+integers (BatchNorm's count of batches), the maximum is taken instead.
 """
 
 from __future__ import annotations

@@ -1,5 +1,10 @@
 """Scale momentum, schedules and BatchNorm statistics in torch to the number of workers.
 
+The user's values are meant for training on one machine. With k workers, the parameters change k
+times while one worker takes a step. Therefore a momentum m becomes m ** k
+(``models.momentum_scaling``), and a scheduler that steps by minibatches counts those of all workers
+(except ReduceLROnPlateau, which steps by the losses of its own worker).
+
 A worker's BatchNorm sees only that worker's minibatches. Its statistics, with torch's momentum of
 0.1, remember about ten of them. With k workers, the parameters change 10 k times meanwhile, so the
 statistics belong to parameters that are long outdated. A momentum of 1 - (1 - m) ** k corrects

@@ -94,7 +94,10 @@ class SendWindow:
         return self._rate_bytes / self._rate_s if self._rate_s else 0.0
 
     def has_room(self, size: int) -> bool:
-        """Return whether a message of this size may be sent now; an empty link takes any size."""
+        """Return whether a message of this size may be sent now; if not, record that it must wait.
+
+        An empty link takes any size.
+        """
         if not self.under_way or self.under_way + size <= self.window:
             return True
         self._held_back = True

@@ -17,7 +17,7 @@ therefore a single number, and what it lacks is one range of numbers. An origin 
 until it sees the commit; the master drops repeated updates by their ``seq``. The commit of an
 origin's own update comes back without the payload, which the origin still has.
 
-A *tree*. The master is the root. It gives each member a place, a parent, and an *edge* to that
+Tree. The master is the root. It gives each member a place, a parent, and an *edge* to that
 parent: a pair of streams (control, data) with a number that no edge had before. Within an edge,
 streams are ordered and complete, so nothing is sent again; over a new edge everything uncertain is
 sent again. Some messages bypass the tree and go directly between a node and the master: joins,
@@ -29,7 +29,7 @@ id when its lease expires, when a newer attempt takes its partition, or when its
 Closing fixes, in one act, the last ``seq`` that counts and the position at which the successor
 starts. A process whose id was closed may return under a new one, with its replica and its residual.
 
-*Leases*. A node counts as alive while its parent hears from it. When a parent hears nothing from a
+Leases. A node counts as alive while its parent hears from it. When a parent hears nothing from a
 child for the length of a lease, the parent only reports the silence (``ChildSilent``): the edge may
 be broken rather than the child. The master then probes the child and all nodes below it directly,
 and closes the ids of those that stay silent for a lease.
@@ -43,8 +43,9 @@ Each part of a machine has its own stage:
   parent's log reaches back that far; otherwise it fetches a snapshot in chunks from the parent's
   live replica, holding all later commits meanwhile. Then it follows the commits. A node that falls
   out of reach of the parent's log fetches again.
-- ``TaskStage``: how a worker's task ends. Directives follow from the other stages until the master
-  requests its task slot, the trainer fails, or something ends the task.
+- ``TaskStage``: how a worker's task ends. While it trains, the other stages determine the node's
+  directive, which tells the trainer what to do. Training ends when the master needs the task slot
+  for another worker, when the trainer fails, or when something else ends the task.
 - ``FarewellStage``: after the fit is done, a parent stays until its children know that it is done.
 - ``ChildStage``: how a parent serves one child, as a Raft leader serves a follower: probe the child
   until it says what it holds, then send it commits, or a snapshot first.

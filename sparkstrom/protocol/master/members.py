@@ -1,7 +1,8 @@
-"""Records that the master keeps: partitions, residual checkpoints and members, and its limits.
+"""Define the master's limits, and its records of partitions, residual checkpoints and members.
 
-A residual checkpoint is a file with changes that a worker learned and did not send; a worker of the
-next fit takes them over. A position (epoch, batch) says how far a partition is trained.
+A member is a worker process that has joined the fit under an id that is not closed. A position
+(epoch, batch) is how far a partition has been trained. A residual checkpoint is a file with changes
+that a worker learned and did not send; a worker of the next fit takes them over.
 """
 
 from __future__ import annotations
@@ -198,7 +199,11 @@ class ResidualCheckpoints:
             self.granted_files += 1
 
     def record(self, executor: str, node: NodeId, kept: ResidualCheckpoint | None) -> None:
-        """Record a file that a worker left for the next fit; it includes what was granted to it."""
+        """Record the file that a worker left on its executor for the next fit; None: it left none.
+
+        The file also contains the changes from a file that the worker took over from the previous
+        fit; that file is marked as used.
+        """
         if kept is not None:
             self.files.setdefault(executor, {})[kept.path] = kept.mass
             self.mark_used(node)
@@ -213,7 +218,10 @@ class ResidualCheckpoints:
         return tuple(self._granted.get(node, ()))
 
     def mark_used(self, node: NodeId) -> None:
-        """Mark this node's granted files as used: a saved or final state contains them."""
+        """Mark the residual files that this node took over as used.
+
+        A saved or final state contains their changes.
+        """
         self._granted.pop(node, None)
 
     def count_used_and_lost(self, live: Iterable[NodeId]) -> None:
@@ -270,7 +278,10 @@ class Member:
         return SendToProcess(self.join.address, self.join.token, message, self.node)
 
     def set_activity(self, activity: Activity) -> None:
-        """Record a reported activity; ignore a report that a newer one has overtaken."""
+        """Record a reported activity, unless a newer report has overtaken it.
+
+        A member never returns to CATCHING_UP, and FINISHED is final.
+        """
         if activity is not Activity.CATCHING_UP and self.activity is not Activity.FINISHED:
             self.activity = activity
 

@@ -41,7 +41,11 @@ class _Worker:
 
 
 class Staleness:
-    """Staleness of all committed minibatches, computed from the commits in their order."""
+    """Computes the staleness of all committed minibatches from the commits, in their order.
+
+    A minibatch's staleness is the number of other workers' minibatches that were committed before
+    it and that its step did not include.
+    """
 
     def __init__(self) -> None:
         self.most = 0.0  # the highest staleness of any minibatch

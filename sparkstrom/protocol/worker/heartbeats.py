@@ -1,6 +1,8 @@
-"""Send heartbeats to the parent: lease renewal, acknowledgements, and changed statuses.
+"""Send heartbeats to the parent: signs of life, acknowledgements, and changed statuses.
 
-A status describes one node; a heartbeat has those of this node and of all nodes below.
+A heartbeat renews the node's lease, which is the time for which the node counts as alive; when a
+lease expires, the master may close the node's id (``protocol.common.stages``). A status describes
+one node; a heartbeat contains the changed statuses of this node and of all nodes below it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
 """What a node knows about the fit, its own task, its trainer and the nodes below it.
 
-The records hold the newest statuses of the nodes below it in the tree, the state of the fit,
-whether its own task has ended, and the progress of its trainer.
+Each class holds one part of this knowledge:
+
+    FitView                the newest state of the fit
+    TaskEnd                how the node's own task ends
+    TrainerView            the progress and activity of the node's trainer
+    Subtree, StatusTable   the newest statuses of the nodes below it in the tree
+    DirtyFlag              whether the node should report changes to its parent
 """
 
 from __future__ import annotations
@@ -119,7 +124,12 @@ class StatusTable:
         return bool(self._unheard)
 
     def next_report(self) -> tuple[int, list[Status]]:
-        """Return the newest stamp of the next report, and its statuses: the oldest pending ones."""
+        """Return (stamp, statuses) of the next report: those that have been pending for longest.
+
+        A report has as many statuses as its cost limit allows, but at least one if any is pending.
+        Counters that the parent has are left out. The stamp is that of the report's newest status;
+        the parent acknowledges the report by repeating the stamp.
+        """
         out: list[Status] = []
         stamp, spent = self._stamp, 0
         for node, at in self._unheard.items():

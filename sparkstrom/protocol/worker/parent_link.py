@@ -115,9 +115,10 @@ class InFlight:
         self._restart_timer(now_s)
 
     def updates_to_resend(self, node: NodeId, now_s: float, *, force: bool = False) -> list[Update]:
-        """Return all uncommitted updates under ``node``; none if they were sent just before.
+        """Return the uncommitted updates whose origin is the id ``node``, to be sent again.
 
-        ``force``: return them in any case.
+        This restarts the deadlines for sending them once more. If that happened a short time ago,
+        return no updates and change nothing, unless ``force`` is True.
         """
         if now_s < self._again_s and not force:
             return []
@@ -274,7 +275,10 @@ class ParentLink:
         self._report_flag.set_routine()
 
     def on_partial_data(self, size: int) -> None:
-        """Count bytes of an incomplete data message from the parent."""
+        """Record that ``size`` bytes of an incomplete data message have arrived from the parent.
+
+        Data get through, so ``is_starved`` uses its initial timeout again.
+        """
         self.arriving, self.starved = size, 0
         self._report_flag.set_routine()
 
@@ -352,11 +356,18 @@ class ParentLink:
         return now_s - self._heard_s > patience_s
 
     def is_starved(self, fit: FitView, missing_since_s: float | None, now_s: float) -> bool:
-        """Return whether the master is heard over the edge, but no data gets through.
+        """Return whether the master is heard over the edge, but no data got through for too long.
 
-        One stream may break while the other lives. If the master is silent, the fault is further
-        up. ``missing_since_s`` is when the newest data came, if the parent has sent more than has
-        arrived; else None.
+        Control messages and data have separate streams, and one may break while the other works. If
+        the master is not heard either, the fault is further up the tree, and the answer is False.
+        Too long is one lease, doubled (up to a maximum) for each edge that was given up for this
+        reason since data last moved.
+
+        Args:
+            fit: the state of the fit.
+            missing_since_s: when the newest data came, if the parent has sent more than has
+                arrived; otherwise None.
+            now_s: the present time.
         """
         missing = missing_since_s is not None or self.window.since_s is not None
         if not missing and self.stage is ATTACHED:

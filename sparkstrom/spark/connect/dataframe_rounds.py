@@ -1,14 +1,16 @@
 """Run round-based training over Spark Connect, with DataFrames that hold binary records.
 
-``spark.rounds.backend`` has the base class. Records are split into pieces, one per row, because
-Arrow batches are limited in rows, not in bytes. DataFrames that several jobs read (workers' rows,
-minibatches and the results of a round) are persisted as named temporary views. Spark recomputes
-lost partitions.
+``spark.rounds.backend`` has the base class. A record is a byte string: a block of rows, a
+minibatch, part of a round's result, or part of a payload (the parameters and other state with which
+a round's tasks start).
 
-A payload is what a round's tasks start with: parameters and other state. Small payloads are part of
-the job's plan. A large payload becomes temporary views of a few MiB each, which exist until the
-round is over. One shuffle sends the rows of these views to the tasks together with the minibatches,
-sorted so that tasks read the payloads first.
+Arrow batches are limited in rows, not in bytes, so a large record is split into pieces, one per row
+of the DataFrame. DataFrames that several jobs read (workers' rows, minibatches and the results of a
+round) are persisted as named temporary views. Spark recomputes lost partitions.
+
+A small payload is part of the job's plan. A large one becomes temporary views of a few MiB each,
+which exist until the round is over. One shuffle sends their rows to the tasks together with the
+minibatches, sorted so that a task reads the payload first.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 Rows are assigned to workers by the same function as with a SparkContext (``distribute_rows``). They
 are pickled, split into pieces and shuffled by a key that Spark hashes to the worker's partition.
-Rows are sorted after the shuffle. Sorting makes Spark fetch a whole partition before a task sees
-its first row, and it puts an end mark behind the last row; if the mark is missing, the worker's
-input was truncated.
+
+Each partition is sorted after the shuffle. Spark must fetch all of it to sort it, so if fetching
+fails, it fails before the task reads the first row. An end mark, which is sent with the rows, is
+sorted to the end; if a task does not find the mark, its input was truncated.
 
 The module also overrides settings of the session temporarily, such as the size of Arrow batches.
 """

@@ -1,8 +1,8 @@
 """Control, from the driver program, a fit's master thread that runs in a Spark task.
 
-``RemoteMaster`` has the same interface as a master in this program. During the fit, the master's
-state arrives over a TCP connection from the task, and at the end in the task's result. Without a
-connection, everything arrives at the end. The fit fails if the task is lost.
+``RemoteController`` has the same interface as a master in this program. During the fit, the task
+sends the master's state over a TCP connection; the final state is part of the task's result.
+Without a connection, the state arrives only at the end. The fit fails if the task is lost.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ class RemoteController:
     ) -> Endpoint | None:
         """Listen for the controller; return the address for executors, or None if no port is free.
 
-        If no port is free and options require a connection, raise SetupError instead.
+        ``needs_live`` names the options that require a connection. If no port is free, raise
+        SetupError if there are such options; otherwise pass a warning to ``notify``.
         """
         bind, host = self._application.get_control_addresses()
         try:

@@ -156,7 +156,11 @@ class DriverConnection:
             stream.send(pack_message(self.state(master)))
 
     def _handle_request(self, message: ControlRequest, master: MasterThread) -> None:
-        """Execute a request unless it was executed before, and send the response."""
+        """Execute a request and send the response; a repeated request gets the same response.
+
+        A request for optimizer states only starts the copy, and ``_exchange`` sends the response.
+        Snapshots are not kept, so a repeated request for a snapshot is executed again.
+        """
         assert self._stream is not None, "the request arrived on it"
         if message.number in self._answered:
             self._stream.send(

@@ -43,12 +43,12 @@ HOSTS_PROBED_MAX = 8  # each host probes each other one
 
 @dataclass(frozen=True, slots=True)
 class MeasurementTask:
-    """What the tasks of all workers need."""
+    """What the tasks that measure steps and links receive; it is the same for all workers."""
 
     fit: Any  # broadcast variable of the pickled FitRecipe and RowSample
     void: VoidConfiguration  # addresses and ports of a fit
     controller: Endpoint  # on the driver's host; executors choose their addresses towards it
-    token: bytes  # secret of the UDP probe
+    token: bytes  # secret that authenticates the datagrams of this measurement
 
 
 def check_barrier_stages(context: Any) -> None:

@@ -255,7 +255,13 @@ def _home_prefix() -> str:
 
 @dataclass(frozen=True, slots=True)
 class DriverHome:
-    """The home directory of one key, and the directories of the same name under other roots."""
+    """The directories of the media drivers that share one key, under one or several roots.
+
+    Each root may have a directory ``name`` with a subdirectory for each driver. The directory
+    ``name`` under the first root is the home. It also contains the start lock, which a process
+    holds while it starts, joins, ends or removes drivers, and a link to the current driver, which
+    is the one that clients join.
+    """
 
     name: str  # of the directory, which contains the user id and the key
     roots: tuple[Path, ...]  # the first holds the home; drivers may be under any

@@ -1,9 +1,12 @@
 """Start, join and test the C media driver that the workers of one executor and job share.
 
-In this package, a driver is always Aeron's media driver. ``ensure_driver`` takes the start lock of
-the driver's key, then joins the living driver or starts one, and from then on holds a shared lock
-on the driver. The driver runs in its own process. It exits when nobody has held that shared lock
-for some seconds, or when the executor has exited.
+A media driver is the Aeron process that sends and receives the datagrams of its clients. In this
+package, "driver" always means a media driver; Spark's driver is called the driver program.
+
+``ensure_driver`` takes the start lock of the driver's key, which identifies the executor and the
+job. It then joins the living driver or starts one, and from then on holds a shared lock on the
+driver. The driver exits when no process has held that shared lock for some seconds, or when the
+executor has exited.
 """
 
 from __future__ import annotations
@@ -282,7 +285,7 @@ def find_log_space(
 
 
 def _log_roots(options: DriverOptions) -> list[Path]:
-    """Return the directories that may hold logs and in which this user can write."""
+    """Return the writable directories for Aeron's log buffers: shared memory, then scratch."""
     roots = (options.shared_memory, options.scratch)
     return [root for root in roots if is_writable_directory(root)]
 

@@ -56,7 +56,9 @@ def test_a_fit_runs_in_cluster_mode_from_the_archive_alone(cluster, archive, udp
     assert len(udp_range.seen) >= 2  # the driver's and the executor's
 
 
-def test_the_archive_has_library_and_package_and_no_script_that_names_where_it_was_made(archive) -> None:
+def test_the_archive_has_library_and_package_and_no_script_that_names_where_it_was_made(
+    archive,
+) -> None:
     with tarfile.open(archive) as opened:
         members = list(opened)
     names = [member.name.removeprefix("./") for member in members]

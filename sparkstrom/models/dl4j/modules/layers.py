@@ -191,8 +191,8 @@ PER_POSITION_LOSSES = ("rnnlosslayer", "cnnlosslayer")  # a loss for each step o
 class Dl4jLayer(nn.Module):  # type: ignore[misc]
     """Base class of layers.
 
-    ``forward(x, rows)`` also gets the minibatch's number of rows: while a sequence is folded into
-    rows, x has more.
+    ``forward(x, rows)`` also gets the minibatch's number of rows, which preprocessors use: while a
+    sequence is folded into rows, x has more.
     """
 
     def __init__(self, spec: LayerSpec, default: str = "identity") -> None:
@@ -207,7 +207,7 @@ class Dl4jLayer(nn.Module):  # type: ignore[misc]
         self.input_dropout = InputDropout(spec)
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return the layer's output for input x."""
+        """Return the layer's output for input x; ``rows`` is not used (see the class)."""
         return self.activate(self.before_activation(x))
 
     def before_activation(self, x: Tensor) -> Tensor:

@@ -1,4 +1,8 @@
-"""Dl4jModel: an imported network as a flat-parameter model that trains as in DL4J."""
+"""Dl4jModel: a network imported from DL4J, as a torch model that trains as it did in DL4J.
+
+A network that cannot be trained in the same way here can still be imported for prediction, with
+``training=False``.
+"""
 
 from __future__ import annotations
 

@@ -159,7 +159,11 @@ MERGE_MODES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class Bidirectional(nn.Module):  # type: ignore[misc]
-    """Bidirectional, and GravesBidirectionalLSTM, which adds the outputs of both directions."""
+    """DL4J's layers Bidirectional and GravesBidirectionalLSTM.
+
+    Bidirectional merges the outputs of both directions as its mode specifies;
+    GravesBidirectionalLSTM adds them.
+    """
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
