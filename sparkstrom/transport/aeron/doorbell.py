@@ -15,6 +15,7 @@ Rings that have not been read yet fill the FIFO; further ones are dropped.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import threading
@@ -25,6 +26,9 @@ BELLS_DIRECTORY = "bells"
 RING = b"\0"
 # With O_RDWR neither end blocks or breaks when the other is missing.
 OPEN_FLAGS = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+_write = ctypes.PyDLL(None).write  # keeps the interpreter lock
+_write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+_write.restype = ctypes.c_ssize_t
 
 
 class Doorbell:
@@ -96,6 +100,9 @@ class ReceiverBell:
 
 
 def _write_ring(descriptor: int) -> None:
-    """Write a ring, unless the FIFO is full of unheard ones."""
-    with suppress(BlockingIOError):
-        os.write(descriptor, RING)
+    """Write a ring, unless the FIFO is full of unheard ones.
+
+    ``os.write`` would release the interpreter lock, which the woken thread of this process then
+    takes, so that the caller waits for it.
+    """
+    _write(descriptor, RING, len(RING))
