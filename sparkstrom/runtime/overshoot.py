@@ -30,11 +30,16 @@ REDUCTION_POWER = 1.5  # a round with cosine c then multiplies the limit by (1 +
 # A limit of 1 is slow: it is set only if a round at a limit of 2 has a cosine below this.
 UNSTABLE_COSINE = -0.6
 # While the mean has never reached this, rounds are mostly the noise of minibatches, whose sum is
-# harmless: the limit grows fast. Later it grows slowly, while the mean is below LATE_NOISE_COSINE.
+# harmless: the limit grows fast. Later it grows slowly: while the mean is below LATE_NOISE_COSINE,
+# up to all workers; otherwise after each round above ALIGNED_COSINE, up to ALIGNED_MOST divided by
+# the number of workers.
 NOISE_COSINE = 0.45
 GROWTH_IN_NOISE = 2.0
 LATE_NOISE_COSINE = 0.25
 LATE_GROWTH = 1.05
+ALIGNED_COSINE = 0.6
+ALIGNED_GROWTH = 1.2
+ALIGNED_MOST = 128
 
 
 class OvershootControl:
@@ -44,10 +49,10 @@ class OvershootControl:
     as n workers' updates; with horizon="fit" their momentum is that of n workers. A limit of 1
     averages the updates. A round is as many commits as workers train. After each round, the control
     computes the cosine of the angle between the parameter changes of this round and of the round
-    before it. The limit starts at ``FIRST_LIMIT`` and grows while rounds are mostly noise, until a
-    cosine below ``OVERSHOOT_COSINE`` shows the first overshoot. This round and later ones like it
-    reduce the limit, which then never grows again. The limit starts low because an overshoot in the
-    first rounds can do lasting damage, such as units that are never active again.
+    before it. The limit starts at ``FIRST_LIMIT`` and grows, until a cosine below
+    ``OVERSHOOT_COSINE`` shows the first overshoot. This round and later ones like it reduce the
+    limit, which then never grows again. The limit starts low because an overshoot in the first
+    rounds can do lasting damage, such as units that are never active again.
 
     If successive updates change different parameters, as in large models at a low density, cosines
     are near zero, and the limit grows as fast as in noise.
@@ -123,9 +128,19 @@ class OvershootControl:
             cut = math.floor(summed * (1 + alignment) ** REDUCTION_POWER)
             self._limit = min(self._limit, max(least, cut))
             self.is_reduced = True
-        elif not self.is_reduced and (self._is_noisy or mean < LATE_NOISE_COSINE):
-            growth = GROWTH_IN_NOISE if self._is_noisy else LATE_GROWTH
-            self._limit = min(self._most, self._limit * growth)
+        elif not self.is_reduced:
+            self._grow(workers, alignment, mean)
+
+    def _grow(self, workers: int, alignment: float, mean: float) -> None:
+        """Raise the limit if the newest cosine and the mean cosine allow it."""
+        most, growth = self._most, 1.0
+        if self._is_noisy:
+            growth = GROWTH_IN_NOISE
+        elif mean < LATE_NOISE_COSINE:
+            growth = LATE_GROWTH
+        elif alignment > ALIGNED_COSINE:
+            most, growth = min(self._most, ALIGNED_MOST // workers), ALIGNED_GROWTH
+        self._limit = max(self._limit, min(most, self._limit * growth))
 
 
 def cosine(a: Flat, b: Flat) -> float | None:

@@ -52,10 +52,11 @@ class Rounds:
         assert limited is None or limited.workers == self.control.limit
 
 
-def test_rounds_in_one_direction_do_not_raise_the_limit() -> None:
+def test_rounds_in_one_direction_sum_eight_of_sixteen_workers_and_four_of_thirty_two() -> None:
     rounds = Rounds()
-    assert rounds.limits([1] * ROUNDS) == [4] * ROUNDS
-    assert (rounds.control.summed_workers, rounds.control.is_reduced) == (4, False)
+    assert rounds.limits([1] * ROUNDS) == [4, 4, 5, 6] + [8] * (ROUNDS - 4)
+    assert (rounds.control.summed_workers, rounds.control.is_reduced) == (8, False)
+    assert Rounds(32).limits([1] * ROUNDS, workers=32) == [4] * ROUNDS
 
 
 def test_rounds_of_noise_soon_sum_all_workers() -> None:
@@ -66,7 +67,7 @@ def test_rounds_of_noise_soon_sum_all_workers() -> None:
 
 def test_rounds_that_become_noise_sum_more_slowly() -> None:
     limits = Rounds().limits([1, 1, 1, *[None] * 50])
-    assert limits[:6] == [4] * 6
+    assert limits[:5] == [4, 4, 5, 5, 5]
     assert limits[-1] == 16
     assert all(b is not None and a is not None and b <= a + 1 for a, b in pairwise(limits))
 
@@ -122,7 +123,7 @@ def test_the_last_updates_which_no_worker_continues_change_nothing() -> None:
     rounds.limits([1, 1, 1])
     for sign in (-1, 1, -1):
         rounds.commit(np.full(40_000, sign, np.float32), workers=0)
-    assert (rounds.control.limit, rounds.control.is_reduced) == (4, False)
+    assert (rounds.control.limit, rounds.control.is_reduced) == (5, False)
 
 
 def test_rounds_without_a_direction_change_nothing() -> None:
