@@ -32,7 +32,7 @@ UNSTABLE_COSINE = -0.6
 # While the mean has never reached this, rounds are mostly the noise of minibatches, whose sum is
 # harmless: the limit grows fast. Later it grows slowly: while the mean is below LATE_NOISE_COSINE,
 # up to all workers; otherwise after each round above ALIGNED_COSINE, up to ALIGNED_MOST divided by
-# the number of workers.
+# the number of workers (never below the present limit).
 NOISE_COSINE = 0.45
 GROWTH_IN_NOISE = 2.0
 LATE_NOISE_COSINE = 0.25
@@ -51,7 +51,8 @@ class OvershootControl:
     computes the cosine of the angle between the parameter changes of this round and of the round
     before it. The limit starts at ``FIRST_LIMIT`` and grows, until a cosine below
     ``OVERSHOOT_COSINE`` shows the first overshoot. This round and later ones like it reduce the
-    limit, which then never grows again. The limit starts low because an overshoot in the first
+    limit, to 2 at the lowest, or to 1 if a round at 2 has a cosine below ``UNSTABLE_COSINE``. It
+    then never grows again. The limit starts low because an overshoot in the first
     rounds can do lasting damage, such as units that are never active again.
 
     If successive updates change different parameters, as in large models at a low density, cosines
@@ -129,9 +130,9 @@ class OvershootControl:
             self._limit = min(self._limit, max(least, cut))
             self.is_reduced = True
         elif not self.is_reduced:
-            self._grow(workers, alignment, mean)
+            self._grow(alignment, mean)
 
-    def _grow(self, workers: int, alignment: float, mean: float) -> None:
+    def _grow(self, alignment: float, mean: float) -> None:
         """Raise the limit if the newest cosine and the mean cosine allow it."""
         most, growth = self._most, 1.0
         if self._is_noisy:
@@ -139,11 +140,13 @@ class OvershootControl:
         elif mean < LATE_NOISE_COSINE:
             growth = LATE_GROWTH
         elif alignment > ALIGNED_COSINE:
-            most, growth = min(self._most, ALIGNED_MOST // workers), ALIGNED_GROWTH
+            most, growth = min(self._most, ALIGNED_MOST // self._workers), ALIGNED_GROWTH
         self._limit = max(self._limit, min(most, self._limit * growth))
 
 
 def cosine(a: Flat, b: Flat) -> float | None:
     """Return the cosine of the angle between two vectors; None if one of them has no direction."""
     size = math.sqrt(float(a @ a) * float(b @ b))
-    return float(a @ b) / size if size > 0.0 and math.isfinite(size) else None
+    if not (size > 0.0 and math.isfinite(size)):
+        return None
+    return max(-1.0, min(1.0, float(a @ b) / size))  # rounding exceeds 1 a little

@@ -1,7 +1,7 @@
 """CPU kernels for bitmaps; ``sparkstrom.encoding.reference_kernels`` documents the arguments.
 
 A bitmap stores an update with two bits per parameter. They are the parameter's state: unchanged,
-+tau, -tau or a half step. Each block of parameters is processed by several small loops, each over
++step, -step or a half step. Each block of parameters is processed by several small loops, each over
 numbers of one type, because the compiler can vectorise these but not one large loop. States are
 packed and unpacked four at a time, as the bytes of one 32-bit word.
 """

@@ -145,7 +145,7 @@ def levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) 
 def move_levels(
     theta: F32, other: F32, codes: I32, levels: U8, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Apply hits * 2^level to theta and ``other``; see ``reference_kernels.move_levels``."""
+    """Add hits' steps times 2^level to both arrays; see ``reference_kernels.move_levels``."""
     overflows, first, hits = 0, -1, codes.shape[0]
     limit, both = EXACT_QUANTA * q, other_step != 0
     for j in range(hits):

@@ -221,7 +221,7 @@ def _find_hit_levels(
 def move_levels(
     theta: Any, other: Any, codes: Any, levels: Any, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Apply hits * 2^level to theta and ``other``; see ``reference_kernels.move_levels``."""
+    """Add hits' steps times 2^level to both arrays; see ``reference_kernels.move_levels``."""
     to, also = checked_array(theta, F32, "theta"), checked_array(other, F32, "other")
     where, found, answer = (
         checked_array(codes, I32, "codes"),

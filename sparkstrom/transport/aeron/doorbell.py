@@ -16,6 +16,7 @@ Rings that have not been read yet fill the FIFO; further ones are dropped.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import secrets
 import threading
@@ -26,7 +27,7 @@ BELLS_DIRECTORY = "bells"
 RING = b"\0"
 # With O_RDWR neither end blocks or breaks when the other is missing.
 OPEN_FLAGS = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
-_write = ctypes.PyDLL(None).write  # keeps the interpreter lock
+_write = ctypes.PyDLL(None, use_errno=True).write  # keeps the interpreter lock
 _write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
 _write.restype = ctypes.c_ssize_t
 
@@ -105,4 +106,5 @@ def _write_ring(descriptor: int) -> None:
     ``os.write`` would release the interpreter lock, which the woken thread of this process then
     takes, so that the caller waits for it.
     """
-    _write(descriptor, RING, len(RING))
+    if _write(descriptor, RING, len(RING)) < 0 and (number := ctypes.get_errno()) != errno.EAGAIN:
+        raise OSError(number, os.strerror(number))

@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 from tests.integration.checkpoint.contained import contained
-from tests.integration.yarn.twice_job import BATCH, EPOCHS, ROWS
+from tests.integration.yarn.attempts_job import BATCH, EPOCHS, ROWS
 
-JOB = Path(__file__).parent / "twice_job.py"
+JOB = Path(__file__).parent / "attempts_job.py"
 THRICE = {
     "spark.yarn.maxAppAttempts": "3",
     "spark.executor.instances": "1",  # of two cores
     "spark.python.daemon.module": "sparkstrom.spark.daemon",  # imports once for both workers
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_an_attempt_resumes_from_the_newest_checkpoint_or_begins_anew_and_warns(
     cluster, tmp_path
 ) -> None:
-    done = cluster.submit(JOB, str(tmp_path / "run"), conf=THRICE)
+    done = cluster.submit(JOB, str(tmp_path / "run"), conf=THRICE, timeout_s=400)
     assert done.exit_code == 0, done.output + done.container_logs
     assert "Traceback" not in done.container_logs
     lines = done.container_logs.splitlines()

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_an_example_ends_with_equal_replicas_in_client_mode(cluster, udp_range) -> None:
-    """Cluster mode: test_packed_environment.py."""
+    """Cluster mode: test_packed_environment.py, with a built-in network."""
     conf = {"spark.executor.cores": "1", **udp_range.conf()}
     with udp_range.watched():
         done = cluster.submit(EXAMPLE, conf=conf, mode="client")

@@ -94,6 +94,21 @@ def test_a_round_that_undoes_a_part_leaves_a_part() -> None:
     assert rounds.control.limit == 2  # 4 * 0.75 ** 1.5
 
 
+def test_two_workers_weight_is_kept_after_a_round_that_undoes_a_part() -> None:
+    rounds = Rounds()
+    assert rounds.limits([1, -1]) == [4, 2]
+    back = np.ones(40_000, np.float32)
+    back[:15_000] = -1  # the cosine with the last round is -0.25
+    for _ in range(16):
+        rounds.commit(back)
+    assert (rounds.control.limit, rounds.control.is_reduced) == (2, True)
+
+
+def test_workers_that_join_late_find_the_limit_of_all() -> None:
+    rounds = Rounds(32)
+    assert rounds.limits([1] * ROUNDS, workers=9) == [4] * ROUNDS
+
+
 def test_the_updates_of_up_to_eight_workers_are_always_summed() -> None:
     rounds = Rounds(8)
     assert rounds.limits([1, -1] * ROUNDS, workers=8) == [None] * (2 * ROUNDS)
@@ -199,3 +214,17 @@ def test_no_change_and_no_number_have_no_direction() -> None:
     assert cosine(zero, one) is None
     assert cosine(one * np.float32(np.nan), one) is None
     assert cosine(one, -2 * one) == pytest.approx(-1.0)
+
+
+def test_opposite_changes_have_no_cosine_below_minus_one() -> None:
+    """Rounding would give -1.0000001, and the power of a negative number is complex."""
+    chance = np.random.default_rng(0)
+    changes = [chance.normal(size=2).astype(np.float32) for _ in range(100)]
+    found = [cosine(change, np.float32(-1.1) * change) for change in changes]
+    assert all(value is not None and -1.0 <= value < -0.999 for value in found)
+    for change in changes[:20]:
+        rounds = Rounds()
+        for sign in (1, -1):
+            for _ in range(16):
+                rounds.commit(np.resize(sign * change, 40_000))
+        assert rounds.control.limit == 2

@@ -1,9 +1,9 @@
 """Submitted by test_attempts.py: a fit with checkpoints, then one without; two attempts are killed.
 
 The first attempt kills its ApplicationMaster, the JVM above this driver, in the first fit. The
-second one resumes that fit, and kills itself in the second fit; the third one trains that from its
-beginning. Argument: a checkpoint directory. The last two print a JSON object for the fit that they
-end.
+second one resumes that fit, and kills itself in the second fit; the third one runs the second fit
+from the beginning. Argument: a checkpoint directory. The last two print a JSON object for the fit
+that they finish.
 """
 
 from __future__ import annotations
