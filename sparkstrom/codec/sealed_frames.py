@@ -249,7 +249,9 @@ class Reassembler:
     def take(self, header: Header, body: bytes) -> bytes | None:
         """Add a piece. Return the message's body if this was its last piece, else None.
 
-        Raise FrameError for a replay or a message that is too long.
+        A piece out of sequence discards the incomplete message, and is itself dropped unless it is
+        the first piece of another message. Raise FrameError for a replay (a counter not above the
+        last one) or a message that is too long.
         """
         if header.counter <= self._counter:
             detail = f"counter {header.counter} again, it was {self._counter} already"

@@ -51,12 +51,18 @@ class Kernels(Protocol):
     def choose_local(
         self, local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32, /
     ) -> int:
-        """Find hits in local - theta, those below 2 tau only at random; return their number."""
+        """Write codes of selected hits in local - theta; return the number of selected hits.
+
+        All hits of at least 2 tau are selected, and smaller ones at random.
+        """
 
     def choose_replica(
         self, residual: F32, tau: float, limit: int, seed: int, codes: I32, /
     ) -> int:
-        """Find hits in the residual, those below 2 tau only at random; return their number."""
+        """Write codes of selected hits in the residual; return the number of selected hits.
+
+        All hits of at least 2 tau are selected, and smaller ones at random.
+        """
 
     def sample(self, one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32, /) -> None:
         """Sample |one + sign * other| at random indices."""

@@ -103,7 +103,10 @@ class FormWriter(Protocol):
     def write(
         self, hits: int, arrays: PublicationArrays, step_sizes: StepSizes, /
     ) -> WrittenMessage:
-        """Encode and apply the hits of the last scan; ``hits`` is their number, at least 1."""
+        """Encode the hits of the last scan, and apply the message to the residual and theta.
+
+        ``hits`` is the number of hits, at least 1.
+        """
 
 
 class GapsWriter:

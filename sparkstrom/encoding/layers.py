@@ -3,11 +3,13 @@
 Layers learn at different scales: with one tau for all layers, the layer with the largest changes
 would fill the messages. A layer with multiplier m has the threshold m * tau. Messages contain only
 tau. Decoders know the multipliers from the fit, and multiply each entry by the multiplier of its
-layer, so messages do not grow and entries stay whole quanta.
+layer. So messages do not grow, and all changes remain multiples of the quantum
+(``encoding.grid``).
 
-Bitmaps are not used with multipliers. The advantage of a bitmap is that it can also send half
-steps, of half a threshold. With multipliers there are no half steps, and gaps are then never longer
-than a bitmap.
+With multipliers, messages contain the gaps between the indices of their entries, and are never
+bitmaps. The advantage of a bitmap is that it can also contain half steps (tau / 2 instead of tau).
+With multipliers there are no half steps, and without half steps, gaps are never longer than a
+bitmap.
 """
 
 from __future__ import annotations

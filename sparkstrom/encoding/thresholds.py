@@ -1,14 +1,19 @@
 """Define algorithms that choose each message's threshold tau, and map DL4J's options to ours.
 
+The residual is what a worker has learned but not yet sent. A parameter's change is sent when its
+residual reaches tau in absolute value, so a larger tau makes messages smaller.
+
 ``AutoThreshold``, the default, derives tau from the current distribution of the residual. The other
-algorithms keep tau fixed or adjust it according to the fraction of parameters in the last message.
+algorithms keep tau fixed, or adjust it according to the fraction of all parameters that the last
+message contained.
 
 To add an algorithm, define a frozen dataclass here and list it in ``ALGORITHMS``. An algorithm's
 state is a small plain dict that the caller keeps between fits and in checkpoints: ``{}`` before the
-first message, then ``tau`` (unrounded, parameter units) and ``sent_fraction`` (entries per
-parameter of the last message that the algorithm used). The formulas are those of DL4J's package
-``org.deeplearning4j.optimize.solvers.accumulation.encoding.threshold``. What DL4J calls "sparsity
-ratio" is called sent fraction here: the larger it is, the more entries a message has.
+first message, then ``tau`` (not rounded, on the scale of the parameters) and ``sent_fraction``
+(entries per parameter of the last message that the algorithm used). The formulas are those of
+DL4J's package ``org.deeplearning4j.optimize.solvers.accumulation.encoding.threshold``. What DL4J
+calls "sparsity ratio" is called sent fraction here: the larger it is, the more entries a message
+has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""The checked arguments of one fit, the means of reporting to the user, and its task slots."""
+"""Values that the modules which run one fit share: its arguments, reporting and task slots.
+
+``FitRequest`` contains the checked arguments of ``fit``. ``FitReporting`` contains the progress
+display, the warnings, and data for the summary. ``TaskSlots`` is the number of tasks that can run
+at the same time.
+"""
 
 from __future__ import annotations
 

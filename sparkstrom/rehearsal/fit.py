@@ -1,8 +1,8 @@
-"""One fit with k workers, simulated in virtual time.
+"""One fit with a given number of workers, simulated in virtual time.
 
-The machines of the protocol, the training loop, replicas, encoders and models are those of a real
-fit; links, hosts, threads and Spark are virtual. A run depends on its arguments alone: the same
-arguments give the same bits on every run on one machine.
+The protocol's state machines, the training loop, replicas, encoders and models are those of a real
+fit. Links, hosts, threads and Spark are virtual. The result depends only on the arguments: on one
+computer, runs with the same arguments give bit-identical results.
 """
 
 from __future__ import annotations

@@ -292,7 +292,12 @@ def _find_conditions(
     display: ProgressDisplay,
     measure_cluster: MeasureCluster | None,
 ) -> Conditions:
-    """Return the conditions as given, and otherwise measured or assumed."""
+    """Return the conditions of all runs, such as the times of a step and the speed of links.
+
+    Values given in the request are used as they are. Other times, and the links, are measured on
+    the cluster if the request asks for it and there is a cluster. If not, the links get default
+    values; the times are measured here, or estimated if the request gives the time of a step.
+    """
     if request.measure and measure_cluster is not None:
         display.say("measuring steps, encoding and links on the cluster")
         found = measure_cluster(recipe, data.sample.head(measured_rows(recipe)))

@@ -157,7 +157,7 @@ def _parse_seeds(text: str) -> range:
 
 
 def _check_arguments(args: argparse.Namespace) -> None:
-    """Raise UsageError for an argument out of range."""
+    """Raise UsageError if a value is unknown or out of range, or does not fit the mode."""
     if args.mode not in MODES:
         raise UsageError(f"--mode {args.mode!r}: there is only {', '.join(MODES)}")
     for name, known in (("through", TRANSPORT_MODES), ("replicas", REPLICA_MODES)):

@@ -1,8 +1,12 @@
-"""Simulated networks of real message endpoints, and of links with limited rates, in virtual time.
+"""Simulated networks that are more realistic than ``simulation.network``, in virtual time.
+
+In an ``EndpointNetwork``, processes send encrypted frames through the message endpoints of real
+fits. In a ``BandwidthNetwork``, messages have realistic lengths, and links have limited rates.
 
 ``VirtualTransport`` implements the transport interface without waiting. Frames that are in flight
 or not yet polled occupy the receiver's buffer, so a receiver that does not poll causes
-back-pressure. ``FrameCarrier``, the network, decides delays and losses.
+back-pressure. The ``FrameCarrier`` is the network between senders and receivers: it decides which
+frames are delayed or lost.
 """
 
 from __future__ import annotations

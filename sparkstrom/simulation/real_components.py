@@ -1,7 +1,10 @@
-"""Simulate with the replicas, parameters and encoders of real fits, each with a small model.
+"""Simulate with the replicas, parameters and encoders of real fits, for a small model.
 
-The checks trust neither replica nor encoder: what was learnt is recorded at the end of the model's
-step, what was sent is decoded from the messages, and commits are summed again by NumPy.
+A replica is a process's copy of the shared parameters. A commit is an update that the master has
+numbered; all replicas add it.
+
+The checks trust neither replica nor encoder: they record what was learned at the end of the model's
+step, decode what was sent from the messages, and sum the commits again with NumPy.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ GROUP = 8  # number of values that a thread reads before it writes any
 def _find_local(
     local: Any, theta: Any, tau: Any, words: Any, downs: Any, ranks: Any, counts: Any, worsts: Any
 ) -> None:
-    """Record the hits in local - theta, and the largest bits of |local|."""
+    """Record the hits in local - theta, and the float32 bits of the largest |local|."""
     n = local.shape[0]
     start = cuda.blockIdx.x * TILE + cuda.threadIdx.x
     hits, down, worst = U32(0), U32(0), I32(0)
@@ -69,7 +69,7 @@ def _find_replica(
     counts: Any,
     worsts: Any,
 ) -> None:
-    """Add delta to the residual, then record the hits and largest bits of the residual."""
+    """Add delta to the residual, then record its hits and the bits of its largest |value|."""
     n = residual.shape[0]
     start = cuda.blockIdx.x * TILE + cuda.threadIdx.x
     hits, down, worst = U32(0), U32(0), I32(0)
@@ -223,7 +223,7 @@ def run_scan(find: Any, codes: DeviceArray, one: DeviceArray, *rest: Any) -> tup
 
 
 def scan_local(local: Any, theta: Any, tau: float, codes: Any) -> tuple[int, int]:
-    """Write the codes of all hits in local - theta; return (hits, largest bits of |local|).
+    """Write the codes of all hits in local - theta; return (hits, bits of the largest |local|).
 
     ``reference_kernels.scan_local`` documents the arguments.
     """

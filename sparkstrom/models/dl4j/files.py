@@ -9,12 +9,15 @@ The zip contains
 
 An array (``Nd4j.write``) consists of two buffers: its shape information and its values. A buffer is
 
-    UTF allocation mode | length, i32 in modes before 1.0.0-beta, else i64 | UTF type | values
+    allocation mode (UTF) | number of values (i32 or i64) | data type (UTF) | values
 
-in big endian; a UTF string is its byte count as u16, then its bytes. The shape information for
-rank r is r, r sizes, r strides, an offset or flags, the element-wise stride, and the character code
-of the order: 99 for 'c', 102 for 'f'. Values have no gaps and are ordered by the strides, not by
-the order character: computed arrays are often permuted.
+in big endian; a UTF string is its byte count as u16, then its bytes. The allocation mode is a name
+such as HEAP. Here it only determines the type of the number that follows: i32 for the modes of
+versions before 1.0.0-beta, i64 for newer modes.
+
+The shape information for rank r is r, r sizes, r strides, an offset or flags, the element-wise
+stride, and the character code of the order: 99 for 'c', 102 for 'f'. Values have no gaps and are
+ordered by the strides, not by the order character: computed arrays are often permuted.
 
 All bytes are untrusted. No more memory is allocated than the file's actual size can fill, given
 that deflate expands one byte to at most 1,032.

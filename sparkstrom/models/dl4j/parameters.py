@@ -129,7 +129,11 @@ def _channelwise_arrays(spec: LayerSpec) -> Iterator[ArraySpec]:
 
 
 def get_prelu_shape(spec: LayerSpec) -> tuple[int, ...]:
-    """Return the shape of PReLU's slopes, without the rows; shared axes (from 1) have size 1."""
+    """Return the shape of PReLU's slopes, which has no dimension for the rows of a minibatch.
+
+    Axes along which slopes are shared have size 1. DL4J counts these axes from 1. Raise
+    NotImported for an axis that does not exist.
+    """
     shape = list(spec.get_sizes("inputshape", 1))
     for axis in spec.get_sizes("sharedaxes", 1) if spec.fields.get("sharedaxes") else ():
         if axis > len(shape):

@@ -1,4 +1,6 @@
-"""LightningModel: trains a LightningModule's own steps and optimizer on one flat vector.
+"""LightningModel: trains a LightningModule with the module's own steps and optimizer.
+
+The module's parameters are views of one flat vector.
 
 The packages ``lightning`` and ``pytorch_lightning`` each define their own class LightningModule.
 Neither package is imported here; the user's module brings its own.

@@ -199,11 +199,13 @@ def loss_to_float(loss: Any) -> float:
 def _weighted_mean(
     loss: Any, losses: torch.Tensor, target: Tensors, weights: torch.Tensor, reduction: Any
 ) -> torch.Tensor:
-    """Return the weighted mean of ``losses``, of which each row has one or several.
+    """Return the mean of ``losses``, weighted by ``weights``, which has one weight per row.
 
-    ``loss`` and ``target`` determine the class weights, if any, which ``losses`` already include.
-    ``reduction`` is the loss's own: "batchmean" sums the losses of a row, "mean" averages them.
-    Raise UsageError if ``losses`` does not have one or several entries for each row.
+    ``losses`` has one or several entries per row. If it includes label weights, found from ``loss``
+    and ``target`` by ``compute_label_weights``, the weighted sum is divided by these weights too.
+    Otherwise ``reduction``, an option of the loss, determines how the entries of a row are
+    combined: "batchmean" sums them, anything else averages them. Raise UsageError if ``losses``
+    does not have one or several entries for each row.
     """
     if losses.ndim == 0 or len(losses) != len(weights):
         raise UsageError(

@@ -224,9 +224,11 @@ class Children:
             self._under_way -= child.link.under_way
 
     def on_attach(self, child: Child, attach: Attach, now_s: float) -> list[Effect]:
-        """Answer a child's attach message: the child continues from its commit, or gets a snapshot.
+        """Answer a child's attach message, then send what it lacks and its link has room for.
 
-        A repeated message gets the same answer. Return no effects while this node has no replica to
+        If the child has a replica or part of one, and the log still has all commits after the
+        child's newest commit, the child continues from there. Otherwise it gets a snapshot. A
+        repeated message gets the same answer. Return no effects while this node has no replica to
         copy; the child repeats its message.
         """
         history, answer = self._history, child.answer

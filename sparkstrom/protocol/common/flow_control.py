@@ -1,13 +1,14 @@
 """Limit the bytes that are under way on each link, and detect links that are too slow.
 
 Aeron's streams are ordered and reliable: what was handed over arrives, or the stream is gone. So
-nothing is sent again while a stream lives, and a link only needs a bound on its queue: no more than
-it transports in a fraction of a second. The rest stays at its source, where it can be summed or
-remain in a residual.
+nothing is sent again while a stream lives, and a link only needs a limit on its queue. This limit,
+the window, is the number of bytes that may be under way: about as many as the link transports in a
+fraction of a second. Updates that exceed the window stay with the sender, which can sum them or
+keep them in its residual (what a worker has learned but not yet sent).
 
-The window follows the delay, as LEDBAT's does (RFC 6817): the delay of a message is the link's own
+The window follows the delay, as LEDBAT's does (RFC 6817). The delay of a message is the link's own
 time (the least ever seen) plus the time in queues. The window grows while queues are short and
-shrinks when they are long. Neighbours that share an interface share its queue and its rate.
+shrinks when they are long. Links that use the same network interface share its queue and its rate.
 """
 
 from __future__ import annotations

@@ -109,7 +109,11 @@ class RddMinibatches:
     def get_round_records(
         self, number: int, start: RoundInput, *, measures: bool = False
     ) -> RddRecords:
-        """Return the partitions of one round. They contain no payloads; these are broadcast."""
+        """Return the minibatches of one round, in one partition per worker.
+
+        ``start`` and ``measures`` are ignored, because the payloads of ``start`` are broadcast
+        instead of sent as records. See ``Minibatches.get_round_records`` for the arguments.
+        """
         first = self._cut.first_target(number)
         rows = select_partitions(self._rows, first, self._cut.workers)
         return RddRecords(rows, self._check_aborted)
