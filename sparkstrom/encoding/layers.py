@@ -300,12 +300,12 @@ def nth_largest(values: Flat, n: int) -> float:
     """Return the ``n``-th largest of ``values``, f32[at least n], counted from 1.
 
     For small n this takes about a quarter of the time of ``np.partition``. A sixteenth of the
-    values gives a lower bound for the result; only values that reach it are partitioned. If too few
-    reach it, all are.
+    values gives a probable lower bound; only values that reach it are partitioned. If n is large or
+    too few reach it, all are.
     """
     few = values[::FEW_STRIDE]
     rank = 2 * n // FEW_STRIDE + FEW_SPARE  # of the bound among the few; about 2 n values reach it
-    if rank < few.size // 4:  # otherwise most values reach the bound
+    if rank < few.size // 4:  # otherwise a quarter of all values or more would reach it
         large = values[values >= np.partition(few, -rank)[-rank]]
         if large.size >= n:
             values = large
@@ -328,11 +328,10 @@ class Residuals(NamedTuple):
         )
         if self.layers is not None:
             sizes = (sizes / self.layers.multipliers_at(where)).astype(np.float32)
-        if np.all(sizes) and math.isfinite(np.add.reduce(sizes, dtype=np.float64)):
-            return sizes, sizes.size
-        return sizes[
-            (sizes > 0) & np.isfinite(sizes)
-        ], sizes.size  # ``HitScan`` reports infinite ones
+        taken = sizes.size
+        if not (np.all(sizes) and math.isfinite(np.add.reduce(sizes, dtype=np.float64))):
+            sizes = sizes[(sizes > 0) & np.isfinite(sizes)]  # ``HitScan`` reports infinite ones
+        return sizes, taken
 
     def _read_all(self) -> tuple[I32, Flat]:
         """Return (indices, absolute values) of all residuals."""

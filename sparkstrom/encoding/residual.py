@@ -77,7 +77,7 @@ class Residual(Protocol):
     def move_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes, /
     ) -> tuple[int, int]:
-        """Like ``move``, but multiply each hit's steps by 2^level; return (overflows, first)."""
+        """Run ``move`` with each hit's steps times 2^level; return (overflows, first)."""
 
     def bitmap(
         self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8, /
@@ -165,7 +165,7 @@ class LocalResidual:
     def move_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes
     ) -> tuple[int, int]:
-        """Like ``move``, but multiply each hit's steps by 2^level; return (overflows, first)."""
+        """Run ``move`` with each hit's steps times 2^level; return (overflows, first)."""
         steps = (step_sizes.step, step_sizes.step - step_sizes.tau, step_sizes.q)
         return self._layered.move_levels(arrays.theta, arrays.learnt, codes, levels, *steps)
 
@@ -250,7 +250,7 @@ class ReplicaResidual:
     def move_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes
     ) -> tuple[int, int]:
-        """Like ``move``, but multiply each hit's steps by 2^level; return (overflows, first)."""
+        """Run ``move`` with each hit's steps times 2^level; return (overflows, first)."""
         steps = (step_sizes.step, -step_sizes.tau, step_sizes.q)
         return self._layered.move_levels(arrays.theta, self._array, codes, levels, *steps)
 

@@ -1,4 +1,4 @@
-"""Values that the modules which run one fit share: its arguments, reporting and task slots.
+"""Values shared by the modules that run a fit: its arguments, reporting and task slots.
 
 ``FitRequest`` contains the checked arguments of ``fit``. ``FitReporting`` contains the progress
 display, the warnings, and data for the summary. ``TaskSlots`` is the number of tasks that can run

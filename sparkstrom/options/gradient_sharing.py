@@ -237,8 +237,8 @@ class SharedTrainingMaster(CommonOptions):
         "whether the weight of updates is limited while more than eight workers train and updates"
         " are summed. With a limit of n, each of k workers' updates has the weight n / k. n starts"
         " at 4 and grows. When a round (one update of every worker) undoes a part of the round"
-        " before it, the fit warns and lowers n for the rest of the fit, also for eight workers or"
-        " fewer",
+        " before it, the fit warns and lowers n for the rest of the fit, even while eight or fewer"
+        " workers train",
         when="Set ``limit_overshoot=False`` to sum the updates of all workers throughout the fit,"
         " for example to compare learning rates.",
         local_rounds=False,

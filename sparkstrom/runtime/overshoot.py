@@ -51,9 +51,9 @@ class OvershootControl:
     computes the cosine of the angle between the parameter changes of this round and of the round
     before it. The limit starts at ``FIRST_LIMIT`` and grows, until a cosine below
     ``OVERSHOOT_COSINE`` shows the first overshoot. This round and later ones like it reduce the
-    limit, to 2 at the lowest, or to 1 if a round at 2 has a cosine below ``UNSTABLE_COSINE``. It
-    then never grows again. The limit starts low because an overshoot in the first
-    rounds can do lasting damage, such as units that are never active again.
+    limit, to 2 at the lowest, or to 1 if a round at 2 has a cosine below ``UNSTABLE_COSINE``. After
+    the first reduction, the limit never grows again. It starts low because an overshoot in the
+    first rounds can do lasting damage, such as units that are never active again.
 
     If successive updates change different parameters, as in large models at a low density, cosines
     are near zero, and the limit grows as fast as in noise.

@@ -129,7 +129,7 @@ def _channelwise_arrays(spec: LayerSpec) -> Iterator[ArraySpec]:
 
 
 def get_prelu_shape(spec: LayerSpec) -> tuple[int, ...]:
-    """Return the shape of PReLU's slopes, which has no dimension for the rows of a minibatch.
+    """Return the shape of PReLU's slopes; it has no dimension for the rows of a minibatch.
 
     Axes along which slopes are shared have size 1. DL4J counts these axes from 1. Raise
     NotImported for an axis that does not exist.

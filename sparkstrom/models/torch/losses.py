@@ -202,8 +202,8 @@ def _weighted_mean(
     """Return the mean of ``losses``, weighted by ``weights``, which has one weight per row.
 
     ``losses`` has one or several entries per row. If it includes label weights, found from ``loss``
-    and ``target`` by ``compute_label_weights``, the weighted sum is divided by these weights too.
-    Otherwise ``reduction``, an option of the loss, determines how the entries of a row are
+    and ``target`` by ``compute_label_weights``, the weighted sum is divided by the sum of the
+    products of both weights. Otherwise ``reduction``, an option of the loss, determines how the entries of a row are
     combined: "batchmean" sums them, anything else averages them. Raise UsageError if ``losses``
     does not have one or several entries for each row.
     """

@@ -227,9 +227,9 @@ class Children:
         """Answer a child's attach message, then send what it lacks and its link has room for.
 
         If the child has a replica or part of one, and the log still has all commits after the
-        child's newest commit, the child continues from there. Otherwise it gets a snapshot. A
-        repeated message gets the same answer. Return no effects while this node has no replica to
-        copy; the child repeats its message.
+        child's newest commit, the child continues from there. Otherwise it gets a snapshot. While
+        this node has no complete replica to copy for that, return no effects; the child repeats
+        its message. A repeated message gets the same answer.
         """
         history, answer = self._history, child.answer
         if answer is None:

@@ -101,10 +101,12 @@ class ReceiverBell:
 
 
 def _write_ring(descriptor: int) -> None:
-    """Write a ring, unless the FIFO is full of unheard ones.
+    """Write a ring, unless the FIFO is full of unread ones. Raise OSError if that fails.
 
     ``os.write`` would release the interpreter lock, which the woken thread of this process then
     takes, so that the caller waits for it.
     """
-    if _write(descriptor, RING, len(RING)) < 0 and (number := ctypes.get_errno()) != errno.EAGAIN:
-        raise OSError(number, os.strerror(number))
+    if _write(descriptor, RING, len(RING)) < 0:
+        number = ctypes.get_errno()
+        if number != errno.EAGAIN:  # EAGAIN: it is full
+            raise OSError(number, os.strerror(number))

@@ -58,21 +58,7 @@ def main(directory: str, table: str) -> None:
     )
     model = DenseNetwork([64, 32, 10], hidden="relu", loss="cross_entropy", updater=Adam(3e-3))
     network = SparkNetwork(spark, model, master, keep=False)
-    fits = []
-    for epochs in EPOCHS:
-        summary = network.fit(data, epochs=epochs, listeners=[Begins()])
-        fits.append(
-            {
-                "resumed_from": summary.resumed_from,
-                "minibatches": summary.minibatches,
-                "expected": summary.minibatches_expected,
-                "resumed": summary.minibatches_resumed,
-                "examples": summary.examples,
-                "equal": summary.replicas_equal,
-                "epochs": [epoch.epoch for epoch in summary.history],
-                "warnings": summary.warnings,
-            }
-        )
+    fits = [network.fit(data, epochs=each, listeners=[Begins()]).to_dict() for each in EPOCHS]
     hits = network.predict(features).argmax(axis=1) == labels
     accuracy = float(hits.mean())
     network.close()

@@ -72,13 +72,13 @@ def test_a_killed_driver_goes_on_where_it_was_saved(tmp_path, digits):
         fit = found["fits"][number - 1]
         assert fit["resumed_from"] == str(newest)
     for index, (fit, epochs) in enumerate(zip(found["fits"], EPOCHS, strict=True), 1):
-        assert fit["minibatches"] == fit["expected"]
-        assert fit["equal"]
-        assert len(fit["epochs"]) == epochs
-        if index == number and saved.minibatches == fit["expected"]:
-            assert fit["resumed"] < saved.minibatches  # the result is not trained again
+        assert fit["minibatches"] == fit["minibatches_expected"]
+        assert fit["replicas_equal"]
+        assert len(fit["history"]) == epochs
+        if index == number and saved.minibatches == fit["minibatches_expected"]:
+            assert fit["minibatches_resumed"] < saved.minibatches  # the result is not trained again
         elif index == number:
-            assert fit["resumed"] == saved.minibatches
+            assert fit["minibatches_resumed"] == saved.minibatches
             assert fit["examples"] == epochs * ROWS - saved.examples  # the rest, each once
         elif index > number:
             assert fit["resumed_from"] is None

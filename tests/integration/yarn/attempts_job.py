@@ -66,17 +66,8 @@ def train(spark: SparkSession, directory: str | None, victim: int | None) -> Non
     network = SparkNetwork(spark, model, master, keep=False)
     listeners = [] if victim is None else [Deadly(victim, directory is not None)]
     summary = network.fit(spark.sparkContext.parallelize(rows), EPOCHS, listeners=listeners)
-    told = {
-        "attempt": spark.sparkContext.getConf().get("spark.app.attempt.id"),
-        "resumed_from": summary.resumed_from,
-        "minibatches": summary.minibatches,
-        "expected": summary.minibatches_expected,
-        "resumed": summary.minibatches_resumed,
-        "examples": summary.examples,
-        "equal": summary.replicas_equal,
-        "warnings": summary.warnings,
-    }
-    print(json.dumps(told), flush=True)
+    attempt = spark.sparkContext.getConf().get("spark.app.attempt.id")
+    print(json.dumps({"attempt": attempt} | summary.to_dict()), flush=True)
 
 
 def main(directory: str) -> None:

@@ -31,8 +31,8 @@ def test_an_attempt_resumes_from_the_newest_checkpoint_or_begins_anew_and_warns(
     second, third = sorted(answers, key=lambda told: told["attempt"])
     for told, attempt in (second, "2"), (third, "3"):
         assert told["attempt"] == attempt
-        assert told["minibatches"] == told["expected"]
-        assert told["equal"]
+        assert told["minibatches"] == told["minibatches_expected"]
+        assert told["replicas_equal"]
     check_resumed(second, done.container_logs)
     check_begun_anew(third, done.container_logs)
 
@@ -40,8 +40,8 @@ def test_an_attempt_resumes_from_the_newest_checkpoint_or_begins_anew_and_warns(
 def check_resumed(told: dict, logs: str) -> None:
     """The ApplicationMaster of the first attempt was killed; there was a checkpoint."""
     saved = contained(told["resumed_from"], BATCH)
-    assert 0 < saved.minibatches < told["expected"]
-    assert told["resumed"] == saved.minibatches
+    assert 0 < saved.minibatches < told["minibatches_expected"]
+    assert told["minibatches_resumed"] == saved.minibatches
     assert told["examples"] == EPOCHS * ROWS - saved.examples  # the rest, each once
     assert f"sparkstrom resumes from {told['resumed_from']}" in logs
     assert not any("this is attempt" in warning for warning in told["warnings"])

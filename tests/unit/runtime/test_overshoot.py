@@ -104,7 +104,7 @@ def test_two_workers_weight_is_kept_after_a_round_that_undoes_a_part() -> None:
     assert (rounds.control.limit, rounds.control.is_reduced) == (2, True)
 
 
-def test_workers_that_join_late_find_the_limit_of_all() -> None:
+def test_aligned_rounds_of_nine_of_thirty_two_workers_keep_the_limit_of_thirty_two() -> None:
     rounds = Rounds(32)
     assert rounds.limits([1] * ROUNDS, workers=9) == [4] * ROUNDS
 

@@ -75,6 +75,15 @@ def test_rings_that_nobody_hears_are_dropped(bell: Doorbell) -> None:
     assert rung(bell)
 
 
+def test_a_ring_that_cannot_be_written_is_an_error(bell: Doorbell, tmp_path: Path) -> None:
+    bell.answer(7)
+    sender = ReceiverBell(tmp_path, 7)
+    sender._descriptor = os.open(tmp_path / BELLS_DIRECTORY / "7", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        sender.ring()
+    sender.close()
+
+
 def test_a_sender_outlives_its_receiver(bell: Doorbell, tmp_path: Path) -> None:
     bell.answer(7)
     sender = ReceiverBell(tmp_path, 7)

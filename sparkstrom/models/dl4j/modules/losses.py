@@ -1,9 +1,9 @@
 """DL4J's losses: summed over a row's outputs and steps, averaged over the rows of a minibatch.
 
 Losses get the values before the last activation, so that softmax and sigmoid lose no precision.
-DL4J's word for the value of a loss is score. DL4J computes scores from clipped values, but not
-always gradients. Scores and gradients here equal DL4J's, even where the gradients are not the
-derivative of the clipped score.
+DL4J's word for the value of a loss is score. DL4J clips the values from which it computes scores,
+but not always those from which it computes gradients. Scores and gradients here equal DL4J's, even
+where the gradients are not the derivative of the clipped score.
 """
 
 from __future__ import annotations
