@@ -203,9 +203,9 @@ def _weighted_mean(
 
     ``losses`` has one or several entries per row. If it includes label weights, found from ``loss``
     and ``target`` by ``compute_label_weights``, the weighted sum is divided by the sum of the
-    products of both weights. Otherwise ``reduction``, an option of the loss, determines how the entries of a row are
-    combined: "batchmean" sums them, anything else averages them. Raise UsageError if ``losses``
-    does not have one or several entries for each row.
+    products of both weights. Otherwise ``reduction``, an option of the loss, determines how the
+    entries of a row are combined: "batchmean" sums them, anything else averages them. Raise
+    UsageError if ``losses`` does not have one or several entries for each row.
     """
     if losses.ndim == 0 or len(losses) != len(weights):
         raise UsageError(
