@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -114,6 +113,8 @@ def _find_filesystem(address: str, what: str) -> tuple[Any, str]:
 
     In errors, ``what`` says what the address is for.
     """
+    import fsspec  # 0.1 s, which training tasks need not spend
+
     try:
         filesystem, path = fsspec.core.url_to_fs(address, skip_instance_cache=True)
     except ImportError as error:

@@ -1,9 +1,16 @@
-"""Models trained on one flat parameter vector, and the optimizers of the built-in NumPy network."""
+"""Models trained on one flat parameter vector, and the optimizers of the built-in NumPy network.
+
+``from_dl4j`` is imported lazily: training tasks do not need it.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from sparkstrom.models.base import FlatModel
 from sparkstrom.models.dense import DenseNetwork
-from sparkstrom.models.dl4j.importing import from_dl4j
 from sparkstrom.models.updaters import AdaGrad, Adam, Nesterov, RmsProp, Sgd
+
+if TYPE_CHECKING:
+    from sparkstrom.models.dl4j.importing import from_dl4j as from_dl4j
 
 __all__ = [
     "AdaGrad",
@@ -15,3 +22,12 @@ __all__ = [
     "Sgd",
     "from_dl4j",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import ``from_dl4j`` on first use and return it. Raise AttributeError for other names."""
+    if name != "from_dl4j":
+        raise AttributeError(f"module 'sparkstrom.models' has no attribute {name!r}")
+    from sparkstrom.models.dl4j.importing import from_dl4j
+
+    return from_dl4j

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -328,6 +329,14 @@ def test_a_file_belongs_to_one_source_and_one_processor(monkeypatch: pytest.Monk
             assert object_files._fingerprint(gaps.__name__) != before
     monkeypatch.setattr(object_files, "_platform", lambda: "another")
     assert object_files._fingerprint(gaps.__name__) != before
+
+
+def test_versions_are_found_without_reading_archives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a Spark task, ``sys.path`` has archives of thousands of files."""
+    packages = ("numba", "llvmlite", "numpy")
+    installed = [importlib.metadata.version(package) for package in packages]
+    monkeypatch.setattr(importlib.metadata, "version", pytest.fail)  # it searches all of the path
+    assert [object_files._find_version(package) for package in packages] == installed
 
 
 def test_what_cannot_be_compiled_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
-"""A task of ours leaves Python's import system as short tasks after it need it."""
+"""What training tasks import, and how they leave Python's import system to the tasks after them."""
 
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -32,3 +33,14 @@ def test_importers_of_spark_s_archives_are_forgotten(tmp_path, monkeypatch):
     forget_spark_archive_importers()
     assert set(archives()) == {"added_by_user.zip"}
     assert importlib.import_module("package_in_pyspark.second").here
+
+
+def test_training_tasks_import_nothing_that_they_do_not_use():
+    """All workers of an executor import at the same time, before the first step."""
+    modules = "sparkstrom.spark.executor.entry_points, sparkstrom.worker.training_task"
+    program = f"import {modules}, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    imported = set(done.stdout.split())
+    assert "sparkstrom.worker.training_task" in imported, done.stderr
+    unused = {"asyncio", "fsspec", "numba", "pandas", "pyarrow", "sparkstrom.models.dl4j", "torch"}
+    assert not imported & unused
