@@ -29,7 +29,7 @@ class Settings:
     latency: float = 0.1  # steps from a publication until every worker has it
     jitter: float = 0.1  # of a step: standard deviation over mean
     step_s: float = 0.1  # virtual seconds of a step
-    density: float = 1e-2  # the most that AutoThreshold sends
+    density: float | None = None  # the most that AutoThreshold sends; None: a fit's default
     density_min: float = 1e-3
     levels: int = 4
     warm: int = 0  # publications of each worker that send more
@@ -42,7 +42,10 @@ class Settings:
 
     def threshold(self) -> AutoThreshold:
         """Return the threshold algorithm that aims at this density."""
-        return AutoThreshold(min(self.density_min, self.density), self.density, self.levels)
+        default = SharedTrainingMaster(scaling=self.scaling).threshold_algorithm
+        assert isinstance(default, AutoThreshold)
+        density = self.density or default.sent_fraction_max
+        return AutoThreshold(min(self.density_min, density), density, self.levels)
 
     def clipping(self) -> ResidualClipping | None:
         """Return the residual clipping, or None for none."""
@@ -50,7 +53,9 @@ class Settings:
 
     def warm_up(self) -> WarmUp | None:
         """Return the warm-up of the density, or None for none."""
-        return WarmUp(self.warm, self.warm_first, self.density) if self.warm else None
+        if not self.warm:
+            return None
+        return WarmUp(self.warm, self.warm_first, self.threshold().sent_fraction_max)
 
     def master(self, seed: int) -> SharedTrainingMaster:
         """Return the options of a fit with these settings."""

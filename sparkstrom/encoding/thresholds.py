@@ -183,14 +183,6 @@ class AutoThreshold:
         return state if "tau" in state else {"tau": 0.0}
 
 
-def resolve_threshold(threshold: ThresholdAlgorithm | str) -> ThresholdAlgorithm:
-    """Return the algorithm for an option's value: "auto" means ``AutoThreshold()``."""
-    if isinstance(threshold, str):
-        assert threshold == AUTO, threshold
-        return AutoThreshold()
-    return threshold
-
-
 @dataclass(frozen=True, slots=True)
 class FixedThreshold:
     """Uses the same tau for every message (Strom 2015; DL4J: ``FixedThresholdAlgorithm``).

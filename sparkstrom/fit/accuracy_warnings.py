@@ -13,14 +13,13 @@ from sparkstrom.encoding.thresholds import (
     AUTO,
     AutoThreshold,
     HasTargetFractions,
-    resolve_threshold,
     step_size_count,
 )
 from sparkstrom.fit.summary import HyperparameterChanges
 from sparkstrom.models.base import FlatModel, Paced
 from sparkstrom.models.momentum_scaling import UNINSPECTABLE, MomentumChange
 from sparkstrom.observe.telemetry import FitTotals
-from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.gradient_sharing import DDP, MEAN, SharedTrainingMaster
 from sparkstrom.runtime.fit_state import Outcome
 
 log = logging.getLogger(__name__)
@@ -142,7 +141,7 @@ def momentum_warnings(
     k = fit.workers
     if master.minibatch_horizon != "worker" or k <= 2 or not isinstance(model, Paced):
         return []
-    if master.update_weight == "mean":  # averaged, as the recipe of scaling="ddp" expects
+    if master.scaling == DDP or master.aggregation == MEAN:  # as many ranks of DDP do
         return []
     for name, change in model.horizons(k).items():
         momenta = change.momenta if isinstance(change, MomentumChange) else ()
@@ -196,7 +195,7 @@ def clipping_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[
     if fit.clipped_share <= CLIPPED_MAX:
         return []
     remedy = "use threshold='auto', a larger tau or levels=4"
-    if isinstance(resolve_threshold(master.threshold), AutoThreshold):
+    if isinstance(master.threshold_algorithm, AutoThreshold):
         remedy = "clip less, as with residual_post_processor=ResidualClipping(20.0)"
     return [
         f"residual clipping discarded {fit.clipped_share:.0%} of what was learned: tau"
@@ -211,7 +210,7 @@ def sent_fraction_warnings(
 
     A small fraction counts only if ``waits_long``, because the gradient itself may be sparse.
     """
-    algorithm = resolve_threshold(master.threshold)
+    algorithm = master.threshold_algorithm
     band = algorithm.wanted_fractions if isinstance(algorithm, HasTargetFractions) else None
     if isinstance(algorithm, AutoThreshold):  # it chooses tau itself; small models send more
         return []
@@ -232,7 +231,7 @@ def sent_fraction_warnings(
 
 def short_fit_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[str]:
     """Return a warning if a worker sent each parameter less than once in the fit, on average."""
-    several = step_size_count(resolve_threshold(master.threshold)) > 1
+    several = step_size_count(master.threshold_algorithm) > 1
     needed = 1 / (fit.sent_fraction * (MULTILEVEL_SPEEDUP if several else 1.0))
     if fit.publications >= needed:
         return []
@@ -248,7 +247,7 @@ def threshold_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list
 
     Return none for AutoThreshold, which adapts tau to the waiting updates.
     """
-    if isinstance(resolve_threshold(master.threshold), AutoThreshold):
+    if isinstance(master.threshold_algorithm, AutoThreshold):
         return []
     return [
         f"changes waited in residuals for {fit.waiting:,.0f} of {fit.minibatches:,} minibatches on"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.models.base import Buffered, FlatModel
-from sparkstrom.options.gradient_sharing import ALL, SUM, SharedTrainingMaster
+from sparkstrom.options.gradient_sharing import ALL, SharedTrainingMaster
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.planning.memory import count_driver_edges
 from sparkstrom.protocol.common.events import OptimizerCopyRequest
@@ -48,7 +48,7 @@ def make_master_plan(
         average=model.average_buffers if isinstance(model, Buffered) else None,
         join_stream=join_stream,
         summed_workers_max=master.summed_workers_max,
-        limits_overshoot=master.limit_overshoot and master.update_weight == SUM,
+        limits_overshoot=master.limit_overshoot and master.sums_updates,
     )
 
 

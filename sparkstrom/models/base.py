@@ -197,6 +197,14 @@ class HasOptimizerState(Protocol):
         """Return the optimizer state for the first fit; {} to start with a new one."""
 
 
+@runtime_checkable
+class InspectableOptimizer(Protocol):
+    """A model that knows what kind of optimizer trains it. All models of this package do."""
+
+    def has_adaptive_optimizer(self) -> bool:
+        """Return whether steps are divided by the size of past gradients, as in Adam."""
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """A worker's share of its machine, and its random seed."""

@@ -151,6 +151,10 @@ class DenseNetwork:
             for name, value in get_momenta(self._updater).items()
         }
 
+    def has_adaptive_optimizer(self) -> bool:
+        """Return whether steps are divided by the size of past gradients, as in Adam."""
+        return hasattr(self._updater, "epsilon")  # keeps the divisor above 0
+
     def predict(self, features: Columns) -> F32:
         """Return outputs f32[rows, outputs]: probabilities, or values for squared_error.
 

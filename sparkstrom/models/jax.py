@@ -62,6 +62,9 @@ __all__ = ["JaxModel"]
 # Closure variables of optax.inject_hyperparams: the function that creates the transformation in
 # each step, and the user's numeric hyperparameters.
 INNER_FACTORY, NUMERIC_HYPERPARAMETERS = "inner_factory", "numeric_hps"
+# Fields of the states of optax in which adaptive optimizers keep the size of past gradients: Adam,
+# RMSProp and their kin, Adagrad, Adadelta, Adafactor.
+GRADIENT_SIZES = {"nu", "sum_of_squares", "e_g", "v_row"}
 INJECTED_MOMENTA = (OPTAX_SHARED_MOMENTUM, "momentum")
 SCHEDULE_STATES = ("ScaleByScheduleState", "WrappedScheduleState")
 BY_FIT = "steps by the fit's minibatches"
@@ -332,6 +335,13 @@ class JaxModel:
         """Return what changes in the optimizer with this many workers: name -> text."""
         state = jax.eval_shape(self._jit_init, np.zeros(self.n_params, np.float32))
         return describe_scaling(self._optimizer, state, workers)
+
+    def has_adaptive_optimizer(self) -> bool:
+        """Return whether steps are divided by the size of past gradients, as in Adam."""
+        state = jax.eval_shape(self._jit_init, np.zeros(self.n_params, np.float32))
+        leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+        fields = {getattr(key, "name", None) for path, _ in leaves for key in path}
+        return not fields.isdisjoint(GRADIENT_SIZES)
 
     def predict(self, features: Columns) -> Any:
         """Return the outputs of ``apply`` for the bound parameters as NumPy arrays."""

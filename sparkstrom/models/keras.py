@@ -259,6 +259,10 @@ class KerasModel:
         """Return what changes in optimizer and BatchNormalization with this many workers."""
         return describe_scaling(self._optimizer, self._model, workers)
 
+    def has_adaptive_optimizer(self) -> bool:
+        """Return whether steps are divided by the size of past gradients, as in Adam."""
+        return hasattr(self._optimizer, "epsilon")  # keeps the divisor above 0
+
     def predict(self, features: Columns) -> Any:
         """Return the model's outputs in inference mode as NumPy arrays [rows, ...]."""
         outputs = self._jit_predict(self._require_bound(), self._non_trainable, features)

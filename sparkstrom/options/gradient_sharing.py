@@ -27,7 +27,7 @@ from sparkstrom.encoding.encoder import AGGREGATIONS
 from sparkstrom.encoding.layers import MULTIPLIER_MAX
 from sparkstrom.encoding.residual import TRAIN_ON, ResidualClipping
 from sparkstrom.encoding.tau import WarmUp
-from sparkstrom.encoding.thresholds import ALGORITHMS, AUTO, ThresholdAlgorithm
+from sparkstrom.encoding.thresholds import ALGORITHMS, AUTO, AutoThreshold, ThresholdAlgorithm
 from sparkstrom.options.common import (
     BALANCED_REASON,
     KEPT_ROWS_REASON,
@@ -41,11 +41,12 @@ from sparkstrom.options.common import (
 )
 from sparkstrom.options.network import VoidConfiguration
 
-SUM = "sum"
+SUM, MEAN, SQRT = "sum", "mean", "sqrt"
 HORIZONS = FIT, WORKER = ("fit", "worker")
 SEQUENTIAL, LIMITED, DDP = SCALINGS = ("sequential", "limited", "ddp")
-# Scaling rule -> (horizon, aggregation)
-RULES = {SEQUENTIAL: (FIT, SUM), LIMITED: (FIT, SUM), DDP: (WORKER, "mean")}
+# Scaling rule -> (horizon, aggregations)
+RULES = {SEQUENTIAL: (FIT, (SUM,)), LIMITED: (FIT, (SUM,)), DDP: (WORKER, (MEAN, SQRT))}
+DDP_SENT_FRACTION_MAX = 1.7e-2  # at most a 200th of the bytes of dense float32 updates
 SUMMED_WORKERS_MAX = 8  # with "limited", more workers train as so many would
 ONE, ALL = CHECKPOINT_UPDATERS = ("one", "all")
 
@@ -146,7 +147,8 @@ class SharedTrainingMaster(CommonOptions):
         AUTO,
         instance((ThresholdAlgorithm,), _THRESHOLD, words=(AUTO,), parse=_parse_threshold),
         'algorithm that chooses the threshold tau, which a change must reach to be sent; "auto"'
-        " means ``AutoThreshold()``",
+        " means ``AutoThreshold()``, or ``AutoThreshold(sent_fraction_max=0.017)`` with"
+        ' ``scaling="ddp"``',
         when='"auto" needs no tuning. If links are fast, use ``AutoThreshold(1e-3, 3e-2)`` to send'
         " more, which helps Adam most. Near the largest stable learning rate, sending more makes"
         " training worse. Use another algorithm to train with a threshold that was tuned in DL4J.",
@@ -216,7 +218,8 @@ class SharedTrainingMaster(CommonOptions):
         ' ``horizon`` and ``aggregation`` decide, by default as "sequential"',
         when='Use "ddp" for the learning rate and momentum of a DistributedDataParallel script that'
         ' has as many ranks as there are workers. With "ddp", each worker has its own momentum, and'
-        ' updates are averaged. Use "limited" if more than eight workers shall train as eight do.'
+        " updates are averaged, or weigh 1 / sqrt(workers) if the optimizer is adaptive, such as"
+        ' Adam. Use "limited" if more than eight workers shall train as eight do.'
         f' With "limited", momentum m becomes m ** {SUMMED_WORKERS_MAX}, and an update has the'
         f" weight {SUMMED_WORKERS_MAX} / workers. ``sparkstrom rehearse --scaling"
         " sequential,limited,ddp`` compares the rules (docs/rehearse.md).",
@@ -226,7 +229,8 @@ class SharedTrainingMaster(CommonOptions):
         None,
         one_of(tuple(AGGREGATIONS), (None,)),
         'weight of an update: 1 for "sum", 1 / workers for "mean", 1 / sqrt(workers) for "sqrt";'
-        ' None: "mean" with ``scaling="ddp"``, otherwise "sum"',
+        ' None: "sum"; with ``scaling="ddp"``: "sqrt" for adaptive optimizers such as Adam, which'
+        ' divide a step by the size of past gradients, and "mean" for others',
         when='Try "sqrt" or "mean" if the sum of all workers\' steps is too large for the task. In'
         ' measurements, "sqrt" helped some tasks and harmed others.',
         local_rounds=False,
@@ -335,10 +339,37 @@ class SharedTrainingMaster(CommonOptions):
         """
         return self.horizon or RULES[self.scaling or SEQUENTIAL][0]
 
+    def update_weight(self, is_adaptive: bool) -> str:
+        """Return the weight of an update: "sum", "mean" or "sqrt".
+
+        With ``scaling="ddp"`` it depends on the optimizer. An adaptive one divides a step by the
+        size of the gradients. Those of one minibatch consist mostly of noise, and are about
+        sqrt(k) times as large as those of DDP, the means of k minibatches. The sum of k steps is
+        therefore divided by sqrt(k) instead of k. This is the square root scaling rule (Malladi
+        et al. 2022, "On the SDEs and scaling rules for adaptive gradient algorithms").
+
+        Args:
+            is_adaptive: whether the optimizer is adaptive, such as Adam.
+        """
+        if self.aggregation is not None:
+            return self.aggregation
+        if self.scaling == DDP:
+            return SQRT if is_adaptive else MEAN
+        return SUM
+
     @property
-    def update_weight(self) -> str:
-        """The weight of an update: "sum", "mean" or "sqrt"."""
-        return self.aggregation or RULES[self.scaling or SEQUENTIAL][1]
+    def sums_updates(self) -> bool:
+        """Whether updates have the weight 1 with any number of workers."""
+        return self.update_weight(is_adaptive=False) == SUM
+
+    @property
+    def threshold_algorithm(self) -> ThresholdAlgorithm:
+        """The algorithm that chooses the threshold; "auto" depends on ``scaling``."""
+        if not isinstance(self.threshold, str):
+            return self.threshold
+        if self.scaling == DDP:
+            return AutoThreshold(sent_fraction_max=DDP_SENT_FRACTION_MAX)
+        return AutoThreshold()
 
     @property
     def summed_workers_max(self) -> int | None:
@@ -348,11 +379,12 @@ class SharedTrainingMaster(CommonOptions):
     def __post_init__(self) -> None:
         self.check()
         if self.scaling is not None:
-            rule = zip(("horizon", "aggregation"), RULES[self.scaling], strict=True)
-            for name, implied in rule:
+            horizon, aggregations = RULES[self.scaling]
+            for name, implied in ("horizon", (horizon,)), ("aggregation", aggregations):
                 value = getattr(self, name)
-                reason = f"scaling={self.scaling!r} means {name}={implied!r}; leave out one of them"
-                require(value in (None, implied), name, value, reason)
+                meant = " or ".join(f"{name}={each!r}" for each in implied)
+                reason = f"scaling={self.scaling!r} means {meant}; leave out one of them"
+                require(value in (None, *implied), name, value, reason)
         if isinstance(self.publish_every, int) and isinstance(self.max_lead, int):
             reason = ", the value of publish_every: workers tell how far they are when they publish"
             require_whole("max_lead", self.max_lead, self.publish_every, reason)

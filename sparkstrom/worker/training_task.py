@@ -29,14 +29,16 @@ from sparkstrom.data.row_blocks import Block
 from sparkstrom.data.row_store import Batches
 from sparkstrom.encoding.backends import Backend, host, on_device, warm_up
 from sparkstrom.encoding.encoder import Encoder
-from sparkstrom.encoding.thresholds import AUTO, resolve_threshold
+from sparkstrom.encoding.thresholds import AUTO
 from sparkstrom.models.base import (
     DeviceModel,
     FlatModel,
+    InspectableOptimizer,
     State,
     zero_frozen_entries,
 )
 from sparkstrom.options.gradient_sharing import (
+    DDP,
     LEAD_TARGET,
     STALENESS_TARGET,
     UPDATE_TARGET,
@@ -346,22 +348,27 @@ def load_initial_theta(job: TrainingJob, backend: Backend | None = None) -> Thet
 
 def make_replica(job: TrainingJob, theta: Theta) -> Replica:
     """Return this worker's model, parameters and encoder, all on the backend of ``theta``."""
-    master = job.master
+    master, model = job.master, job.model
+    is_adaptive = (
+        master.scaling == DDP
+        and isinstance(model, InspectableOptimizer)
+        and model.has_adaptive_optimizer()
+    )
     encoder = Encoder(
         job.spec.n_params,
         job.k,
-        resolve_threshold(master.threshold),
+        master.threshold_algorithm,
         master.residual_post_processor,
         train_on=master.train_on,
-        aggregation=master.update_weight,
+        aggregation=master.update_weight(is_adaptive),
         workers=job.spec.workers,
         backend=theta.backend,
-        layer_of=job.model.layer_of,
+        layer_of=model.layer_of,
         warm_up=master.warm_up,
         shake_frequency=master.shake_frequency,
         layers=job.layers,
     )
-    return Replica(job.model, theta, encoder, local=master.train_on == "local")
+    return Replica(model, theta, encoder, local=master.train_on == "local")
 
 
 def make_identity(job: TrainingJob, environment: TaskEnvironment, batches: Batches) -> Identity:

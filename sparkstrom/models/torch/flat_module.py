@@ -538,6 +538,11 @@ class FlatModule:
             changes["scheduler"] = BY_EPOCHS
         return changes
 
+    def has_adaptive_optimizer(self) -> bool:
+        """Return whether steps are divided by the size of past gradients, as in Adam."""
+        optimizer, _ = self._get_optimizer()
+        return any("eps" in group for group in optimizer.param_groups)  # keeps the divisor above 0
+
     def predict(self, features: Columns) -> Any:
         """Return the module's outputs in evaluation mode as arrays [rows, ...]."""
         with self._evaluation_mode():

@@ -164,7 +164,7 @@ def test_a_learning_rate_rises_over_so_many_steps_of_a_loop() -> None:
 
 def test_settings_are_the_options_of_a_fit() -> None:
     master = Settings.parse("publish_every=4,max_lead=none,aggregation=mean").master(3)
-    assert (master.publish_every, master.max_lead, master.update_weight) == (4, None, "mean")
+    assert (master.publish_every, master.max_lead, master.aggregation) == (4, None, "mean")
     assert (master.rng_seed, master.batch_size_per_worker) == (3, 32)
 
 

@@ -17,12 +17,10 @@ from sparkstrom.encoding.grid import quantum, round_coarsely
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import (
-    AUTO,
     AdaptiveThreshold,
     AutoThreshold,
     FixedThreshold,
     TargetSparsityThreshold,
-    resolve_threshold,
 )
 
 F32 = NDArray[np.float32]
@@ -317,8 +315,3 @@ def test_what_cannot_be_is_refused_by_name(make: Any, changes: dict[str, Any]) -
     ((name, value),) = changes.items()
     with pytest.raises(UsageError, match=f"{name}={value}"):
         make(**changes)
-
-
-def test_the_word_stands_for_the_default() -> None:
-    assert resolve_threshold(AUTO) == AutoThreshold()
-    assert resolve_threshold(FixedThreshold(1.0)) == FixedThreshold(1.0)

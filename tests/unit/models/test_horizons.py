@@ -9,7 +9,7 @@ import pytest
 
 from sparkstrom.models.base import Batch, Paced
 from sparkstrom.models.dense import DenseNetwork
-from sparkstrom.models.updaters import Adam, Nesterov, RmsProp, Sgd, Updater
+from sparkstrom.models.updaters import AdaGrad, Adam, Nesterov, RmsProp, Sgd, Updater
 
 CHANCE = np.random.default_rng(0)
 BATCH = Batch(CHANCE.normal(size=(16, 6)).astype(np.float32), CHANCE.integers(0, 3, 16))
@@ -59,6 +59,14 @@ def test_when_workers_finish_the_others_remember_longer_again() -> None:
     alone.load_updater_state(by_hand.updater_state())
     alone.step(BATCH), alone.step(BATCH)
     np.testing.assert_array_equal(params, expected)
+
+
+@pytest.mark.parametrize(
+    ("updater", "adaptive"),
+    [(Sgd(), False), (Nesterov(), False), (Adam(), True), (RmsProp(), True), (AdaGrad(), True)],
+)
+def test_adaptive_optimizers_are_known(updater: Updater, adaptive: bool) -> None:
+    assert DenseNetwork([6, 3], updater=updater).has_adaptive_optimizer() == adaptive
 
 
 def test_what_is_described_is_the_users_own() -> None:

@@ -47,6 +47,23 @@ def test_four_forget_sooner(name: str) -> None:
     assert make(of(0.9)).horizons(4)[called] == "0.9 -> 0.6561"
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "adaptive"),
+    [
+        (optax.sgd(0.1, momentum=0.9), False),
+        (optax.lion(0.1), False),
+        (optax.adamw(0.1), True),
+        (optax.rmsprop(0.1), True),
+        (optax.adagrad(0.1), True),
+        (optax.adadelta(0.1), True),
+        (optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1)), True),
+        (optax.inject_hyperparams(optax.adam)(0.1), True),
+    ],
+)
+def test_adaptive_optimizers_are_known(optimizer: Any, adaptive: bool) -> None:
+    assert make(optimizer).has_adaptive_optimizer() == adaptive
+
+
 def test_one_worker_trains_as_before() -> None:
     alone = trained(optax.adam(0.01), (1, 0), (1, 1), (1, 2), (1, 3))
     np.testing.assert_array_equal(alone, trained(optax.adam(0.01), *[None] * 4))

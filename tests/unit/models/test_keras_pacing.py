@@ -61,6 +61,15 @@ def test_four_forget_sooner(name: str) -> None:
     assert model.horizons(4) == {called: "0.9 -> 0.6561"}
 
 
+@pytest.mark.parametrize(
+    ("name", "adaptive"),
+    [("SGD", False), ("Lion", False), ("Adam", True), ("RMSprop", True), ("Adagrad", True)],
+)
+def test_adaptive_optimizers_are_known(name: str, adaptive: bool) -> None:
+    model, _ = make(getattr(OPTIMIZERS, name)(0.1))
+    assert model.has_adaptive_optimizer() == adaptive
+
+
 def test_one_worker_trains_as_before() -> None:
     alone = trained(OPTIMIZERS.Adam(0.01), (1, 0), (1, 1), (1, 2))
     np.testing.assert_array_equal(alone, trained(OPTIMIZERS.Adam(0.01), *[None] * 3))

@@ -212,6 +212,7 @@ def test_momentum_counts_the_minibatches_of_all_workers() -> None:
             model_.keep_pace(workers, n * workers, n * workers)
             model_.step(batch_at(n))
     assert model.horizons(4)["momentum"] == "0.9 -> 0.6561"
+    assert not model.has_adaptive_optimizer()
     assert not np.allclose(params, own)
 
 

@@ -82,6 +82,15 @@ def test_one_worker_trains_as_before_and_four_forget_sooner(
     assert (params_of(four) != params_of(alone)).any()
 
 
+@pytest.mark.parametrize(
+    ("name", "adaptive"),
+    [("SGD", False), ("Rprop", False), ("AdamW", True), ("RMSprop", True), ("Adagrad", True)],
+)
+def test_adaptive_optimizers_are_known(name: str, adaptive: bool) -> None:
+    model = make(partial(getattr(optim, name), lr=0.1))
+    assert model.has_adaptive_optimizer() == adaptive
+
+
 def test_the_state_holds_the_users_own_momentum_and_goes_on_elsewhere() -> None:
     four, other = make(SGD), make(SGD)
     stepped(four, (4, 0), (4, 4))

@@ -24,6 +24,8 @@ from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.fit.master_setup import make_master_plan
 from sparkstrom.models.base import Batch
+from sparkstrom.models.dense import DenseNetwork
+from sparkstrom.models.updaters import Adam, Nesterov, Updater
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.protocol.common import events as ev
@@ -254,6 +256,16 @@ def test_a_scaling_rule_sets_whose_momentum_and_which_weight(
     encoder = make_replica(job, theta).encoder
     encoder.set_workers(16, workers_max)
     assert encoder.scale == weight
+
+
+@pytest.mark.parametrize(("updater", "weight"), [(Nesterov(0.1, 0.9), 1 / 16), (Adam(), 1 / 4)])
+def test_ranks_of_ddp_whose_optimizer_is_adaptive_take_larger_steps(
+    job_of: MakeJob, updater: Updater, weight: float
+) -> None:
+    job = job_of(scaling="ddp")
+    model = DenseNetwork([6, 3], updater=updater)
+    job = replace(job, model=model, spec=replace(job.spec, workers=16))
+    assert make_replica(job, Theta(job.spec.n_params, job.k)).encoder.scale == weight
 
 
 @pytest.mark.flips("SharedTrainingMaster.limit_overshoot")

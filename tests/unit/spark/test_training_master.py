@@ -9,7 +9,7 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding.residual import ResidualClipping
-from sparkstrom.encoding.thresholds import AdaptiveThreshold, FixedThreshold
+from sparkstrom.encoding.thresholds import AdaptiveThreshold, AutoThreshold, FixedThreshold
 from sparkstrom.options.gradient_sharing import ALIASES, REFUSED, SharedTrainingMaster
 from sparkstrom.options.network import VoidConfiguration
 
@@ -107,7 +107,8 @@ def test_a_lead_shorter_than_the_publications_is_a_contradiction() -> None:
     ("scaling", "option", "value"),
     [
         ("ddp", "horizon", "fit"),
-        ("ddp", "aggregation", "sqrt"),
+        ("ddp", "aggregation", "sum"),
+        ("limited", "aggregation", "sqrt"),
         ("sequential", "horizon", "worker"),
     ],
 )
@@ -121,11 +122,38 @@ def test_a_rule_and_an_option_that_contradicts_it_are_refused(
 
 def test_options_that_agree_with_the_rule_or_stand_alone_are_taken() -> None:
     ddp = SharedTrainingMaster(scaling="ddp", horizon="worker")
-    assert (ddp.minibatch_horizon, ddp.update_weight) == ("worker", "mean")
+    assert (ddp.minibatch_horizon, ddp.sums_updates) == ("worker", False)
     alone = SharedTrainingMaster(horizon="worker")
-    assert (alone.minibatch_horizon, alone.update_weight) == ("worker", "sum")
+    assert (alone.minibatch_horizon, alone.sums_updates) == ("worker", True)
     auto = SharedTrainingMaster()
-    assert (auto.minibatch_horizon, auto.update_weight) == ("fit", "sum")
+    assert (auto.minibatch_horizon, auto.sums_updates) == ("fit", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "other", "adaptive"),
+    [
+        ({}, "sum", "sum"),
+        ({"aggregation": "sqrt"}, "sqrt", "sqrt"),
+        ({"scaling": "limited"}, "sum", "sum"),
+        ({"scaling": "ddp"}, "mean", "sqrt"),
+        ({"scaling": "ddp", "aggregation": "mean"}, "mean", "mean"),
+        ({"scaling": "ddp", "aggregation": "sqrt"}, "sqrt", "sqrt"),
+    ],
+)
+def test_as_many_ranks_of_adam_take_steps_of_other_sizes(
+    options: dict[str, Any], other: str, adaptive: str
+) -> None:
+    master = SharedTrainingMaster(**options)
+    weights = master.update_weight(is_adaptive=False), master.update_weight(is_adaptive=True)
+    assert weights == (other, adaptive)
+
+
+def test_the_default_threshold_sends_more_with_the_recipe_of_ddp() -> None:
+    assert SharedTrainingMaster().threshold_algorithm == AutoThreshold()
+    fixed = FixedThreshold(1e-3)
+    assert SharedTrainingMaster(scaling="ddp", threshold=fixed).threshold_algorithm == fixed
+    default = SharedTrainingMaster(scaling="ddp").threshold_algorithm
+    assert default == AutoThreshold(sent_fraction_max=0.017)
 
 
 @pytest.mark.parametrize(
