@@ -46,7 +46,7 @@ HORIZONS = FIT, WORKER = ("fit", "worker")
 SEQUENTIAL, LIMITED, DDP = SCALINGS = ("sequential", "limited", "ddp")
 # Scaling rule -> (horizon, aggregations)
 RULES = {SEQUENTIAL: (FIT, (SUM,)), LIMITED: (FIT, (SUM,)), DDP: (WORKER, (MEAN, SQRT))}
-DDP_SENT_FRACTION_MAX = 1.7e-2  # at most a 200th of the bytes of dense float32 updates
+DDP_SENT_FRACTION_MAX = 1.6e-2  # at most a 200th of the bytes of dense float32 updates
 SUMMED_WORKERS_MAX = 8  # with "limited", more workers train as so many would
 ONE, ALL = CHECKPOINT_UPDATERS = ("one", "all")
 
@@ -147,7 +147,7 @@ class SharedTrainingMaster(CommonOptions):
         AUTO,
         instance((ThresholdAlgorithm,), _THRESHOLD, words=(AUTO,), parse=_parse_threshold),
         'algorithm that chooses the threshold tau, which a change must reach to be sent; "auto"'
-        " means ``AutoThreshold()``, or ``AutoThreshold(sent_fraction_max=0.017)`` with"
+        " means ``AutoThreshold()``, or ``AutoThreshold(sent_fraction_max=0.016)`` with"
         ' ``scaling="ddp"``',
         when='"auto" needs no tuning. If links are fast, use ``AutoThreshold(1e-3, 3e-2)`` to send'
         " more, which helps Adam most. Near the largest stable learning rate, sending more makes"
@@ -219,7 +219,8 @@ class SharedTrainingMaster(CommonOptions):
         when='Use "ddp" for the learning rate and momentum of a DistributedDataParallel script that'
         ' has as many ranks as there are workers. With "ddp", each worker has its own momentum, and'
         " updates are averaged, or weigh 1 / sqrt(workers) if the optimizer is adaptive, such as"
-        ' Adam. Use "limited" if more than eight workers shall train as eight do.'
+        " Adam (AdamW's weight decay then acts sqrt(workers) times as strongly)."
+        ' Use "limited" if more than eight workers shall train as eight do.'
         f' With "limited", momentum m becomes m ** {SUMMED_WORKERS_MAX}, and an update has the'
         f" weight {SUMMED_WORKERS_MAX} / workers. ``sparkstrom rehearse --scaling"
         " sequential,limited,ddp`` compares the rules (docs/rehearse.md).",

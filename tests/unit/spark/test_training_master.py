@@ -153,7 +153,7 @@ def test_the_default_threshold_sends_more_with_the_recipe_of_ddp() -> None:
     fixed = FixedThreshold(1e-3)
     assert SharedTrainingMaster(scaling="ddp", threshold=fixed).threshold_algorithm == fixed
     default = SharedTrainingMaster(scaling="ddp").threshold_algorithm
-    assert default == AutoThreshold(sent_fraction_max=0.017)
+    assert default == AutoThreshold(sent_fraction_max=0.016)
 
 
 @pytest.mark.parametrize(
