@@ -230,8 +230,8 @@ class SharedTrainingMaster(CommonOptions):
         None,
         one_of(tuple(AGGREGATIONS), (None,)),
         'weight of an update: 1 for "sum", 1 / workers for "mean", 1 / sqrt(workers) for "sqrt";'
-        ' None: "sum"; with ``scaling="ddp"``: "sqrt" for adaptive optimizers such as Adam, which'
-        ' divide a step by the size of past gradients, and "mean" for others',
+        ' None: "sum"; with ``scaling="ddp"``, "sqrt" for adaptive optimizers such as Adam, and'
+        ' "mean" for others',
         when='Try "sqrt" or "mean" if the sum of all workers\' steps is too large for the task. In'
         ' measurements, "sqrt" helped some tasks and harmed others.',
         local_rounds=False,
