@@ -44,7 +44,7 @@ class Settings:
         """Return the threshold algorithm that aims at this density."""
         default = SharedTrainingMaster(scaling=self.scaling).threshold_algorithm
         assert isinstance(default, AutoThreshold)
-        density = self.density or default.sent_fraction_max
+        density = default.sent_fraction_max if self.density is None else self.density
         return AutoThreshold(min(self.density_min, density), density, self.levels)
 
     def clipping(self) -> ResidualClipping | None:

@@ -26,7 +26,7 @@ from sparkstrom.base.option_types import FLOAT_MIN, check_options, number, whole
 
 ThresholdState = dict[str, float]
 
-AUTO = "auto"  # option value that stands for ``AutoThreshold()``
+AUTO = "auto"  # option value; see ``SharedTrainingMaster.threshold_algorithm``
 LEVELS_MAX = 4  # tau, 2 tau, 4 tau and 8 tau; the wire format has room for more
 ROUND_S = 0.1  # a commit this soon after the publication delays nothing
 RISE = 1.25  # growth of the wanted fraction per publication: minimum to maximum in 11 publications
@@ -133,9 +133,10 @@ class AutoThreshold:
     """Sends as large a fraction of the parameters as the network link allows.
 
     tau is the value that this fraction of the residuals reach. The fraction starts at its maximum
-    and follows the link's speed between both bounds. The defaults come from measurements: accuracy
-    did not improve above 1e-2 and declined below 1e-3. A message contains at least 32 entries, or
-    half of a smaller model. ``threshold="auto"`` selects this algorithm.
+    and follows the link's speed between both bounds. The defaults come from measurements: if
+    updates were summed, accuracy did not improve above 1e-2 and declined below 1e-3. A message
+    contains at least 32 entries, or half of a smaller model. ``threshold="auto"`` selects this
+    algorithm, with a maximum of 1.6e-2 if ``scaling="ddp"``.
 
     Args:
         sent_fraction_min: smallest fraction of all parameters to send per message.

@@ -62,9 +62,12 @@ __all__ = ["JaxModel"]
 # Closure variables of optax.inject_hyperparams: the function that creates the transformation in
 # each step, and the user's numeric hyperparameters.
 INNER_FACTORY, NUMERIC_HYPERPARAMETERS = "inner_factory", "numeric_hps"
-# Fields of the states of optax in which adaptive optimizers keep the size of past gradients: Adam,
-# RMSProp and their kin, Adagrad, Adadelta, Adafactor.
-GRADIENT_SIZES = {"nu", "sum_of_squares", "e_g", "v_row"}
+# Fields of optax's states in which adaptive optimizers keep the size of past gradients.
+GRADIENT_SIZES = {
+    *("nu", "v_row", "e_g", "sum_of_squares"),  # Adam, RMSProp; Adafactor; Adadelta; Adagrad
+    *("n", "exp_avg_sq", "grad_sum_sq"),  # Adan; Prodigy; MADGRAD
+    *("sum_sq_norm_grads", "weighted_sq_norm_grads", "grad_sum_of_squares"),  # DoG and its kin
+}
 INJECTED_MOMENTA = (OPTAX_SHARED_MOMENTUM, "momentum")
 SCHEDULE_STATES = ("ScaleByScheduleState", "WrappedScheduleState")
 BY_FIT = "steps by the fit's minibatches"
@@ -339,9 +342,7 @@ class JaxModel:
     def has_adaptive_optimizer(self) -> bool:
         """Return whether steps are divided by the size of past gradients, as in Adam."""
         state = jax.eval_shape(self._jit_init, np.zeros(self.n_params, np.float32))
-        leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-        fields = {getattr(key, "name", None) for path, _ in leaves for key in path}
-        return not fields.isdisjoint(GRADIENT_SIZES)
+        return bool(find_state_fields(state) & GRADIENT_SIZES)
 
     def predict(self, features: Columns) -> Any:
         """Return the outputs of ``apply`` for the bound parameters as NumPy arrays."""
@@ -631,6 +632,17 @@ def require_float32_parameters(tree: Any) -> None:
                 f"parameter {name} is {leaf.dtype}: parameters are float32; convert it in init, and"
                 " compute in other types inside apply"
             )
+
+
+def find_state_fields(state: Any) -> set[str]:
+    """Return the names of all fields in an optimizer state whose classes are optax's own."""
+    if not isinstance(state, tuple | list | dict):
+        return set()
+    parts = state.values() if isinstance(state, dict) else state
+    fields = set().union(*map(find_state_fields, parts))
+    if type(state).__module__.startswith("optax"):
+        fields |= set(getattr(state, "_fields", ()))
+    return fields
 
 
 def find_learning_rates(part: Any, depth: int = 12) -> list[float]:

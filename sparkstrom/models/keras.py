@@ -261,7 +261,9 @@ class KerasModel:
 
     def has_adaptive_optimizer(self) -> bool:
         """Return whether steps are divided by the size of past gradients, as in Adam."""
-        return hasattr(self._optimizer, "epsilon")  # keeps the divisor above 0
+        # What keeps the divisor above 0: Adafactor has two of it, and Ftrl starts with it.
+        names = self._optimizer.get_config()
+        return any(n.startswith("epsilon") or n == "initial_accumulator_value" for n in names)
 
     def predict(self, features: Columns) -> Any:
         """Return the model's outputs in inference mode as NumPy arrays [rows, ...]."""

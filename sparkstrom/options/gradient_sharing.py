@@ -46,7 +46,7 @@ HORIZONS = FIT, WORKER = ("fit", "worker")
 SEQUENTIAL, LIMITED, DDP = SCALINGS = ("sequential", "limited", "ddp")
 # Scaling rule -> (horizon, aggregations)
 RULES = {SEQUENTIAL: (FIT, (SUM,)), LIMITED: (FIT, (SUM,)), DDP: (WORKER, (MEAN, SQRT))}
-DDP_SENT_FRACTION_MAX = 1.6e-2  # at most a 200th of the bytes of dense float32 updates
+DDP_SENT_FRACTION_MAX = 1.6e-2  # an update takes at most 1/200 of the bytes of a dense float32 one
 SUMMED_WORKERS_MAX = 8  # with "limited", more workers train as so many would
 ONE, ALL = CHECKPOINT_UPDATERS = ("one", "all")
 
@@ -147,7 +147,7 @@ class SharedTrainingMaster(CommonOptions):
         AUTO,
         instance((ThresholdAlgorithm,), _THRESHOLD, words=(AUTO,), parse=_parse_threshold),
         'algorithm that chooses the threshold tau, which a change must reach to be sent; "auto"'
-        " means ``AutoThreshold()``, or ``AutoThreshold(sent_fraction_max=0.016)`` with"
+        f" means ``AutoThreshold()``, with at most {DDP_SENT_FRACTION_MAX} of the parameters if"
         ' ``scaling="ddp"``',
         when='"auto" needs no tuning. If links are fast, use ``AutoThreshold(1e-3, 3e-2)`` to send'
         " more, which helps Adam most. Near the largest stable learning rate, sending more makes"
@@ -218,8 +218,9 @@ class SharedTrainingMaster(CommonOptions):
         ' ``horizon`` and ``aggregation`` decide, by default as "sequential"',
         when='Use "ddp" for the learning rate and momentum of a DistributedDataParallel script that'
         ' has as many ranks as there are workers. With "ddp", each worker has its own momentum, and'
-        " updates are averaged, or weigh 1 / sqrt(workers) if the optimizer is adaptive, such as"
-        " Adam (AdamW's weight decay then acts sqrt(workers) times as strongly)."
+        " updates are averaged. If the optimizer is adaptive, such as Adam, they weigh"
+        " 1 / sqrt(workers) instead; AdamW's weight decay is then sqrt(workers) times as strong as"
+        " in DDP."
         ' Use "limited" if more than eight workers shall train as eight do.'
         f' With "limited", momentum m becomes m ** {SUMMED_WORKERS_MAX}, and an update has the'
         f" weight {SUMMED_WORKERS_MAX} / workers. ``sparkstrom rehearse --scaling"
@@ -230,8 +231,8 @@ class SharedTrainingMaster(CommonOptions):
         None,
         one_of(tuple(AGGREGATIONS), (None,)),
         'weight of an update: 1 for "sum", 1 / workers for "mean", 1 / sqrt(workers) for "sqrt";'
-        ' None: "sum"; with ``scaling="ddp"``, "sqrt" for adaptive optimizers such as Adam, and'
-        ' "mean" for others',
+        ' None: "sum"; but with ``scaling="ddp"``, "sqrt" if the optimizer is adaptive, such as'
+        ' Adam, and "mean" otherwise',
         when='Try "sqrt" or "mean" if the sum of all workers\' steps is too large for the task. In'
         ' measurements, "sqrt" helped some tasks and harmed others.',
         local_rounds=False,
@@ -343,11 +344,12 @@ class SharedTrainingMaster(CommonOptions):
     def update_weight(self, is_adaptive: bool) -> str:
         """Return the weight of an update: "sum", "mean" or "sqrt".
 
-        With ``scaling="ddp"`` it depends on the optimizer. An adaptive one divides a step by the
-        size of the gradients. Those of one minibatch consist mostly of noise, and are about
-        sqrt(k) times as large as those of DDP, the means of k minibatches. The sum of k steps is
-        therefore divided by sqrt(k) instead of k. This is the square root scaling rule (Malladi
-        et al. 2022, "On the SDEs and scaling rules for adaptive gradient algorithms").
+        With ``scaling="ddp"`` it depends on the optimizer. An adaptive optimizer divides its steps
+        by the size of past gradients. The gradient of one minibatch is mostly noise, so it is
+        about sqrt(k) times as large as DDP's gradient, the mean over k ranks. A step of one of k
+        workers therefore makes only 1 / sqrt(k) of the progress of a step of DDP, and updates
+        weigh 1 / sqrt(k) instead of 1 / k. This is the square root scaling rule (Malladi et al.
+        2022, "On the SDEs and scaling rules for adaptive gradient algorithms").
 
         Args:
             is_adaptive: whether the optimizer is adaptive, such as Adam.
@@ -360,7 +362,7 @@ class SharedTrainingMaster(CommonOptions):
 
     @property
     def sums_updates(self) -> bool:
-        """Whether updates have the weight 1 with any number of workers."""
+        """Whether updates are summed, if ``scaling`` and ``limit_overshoot`` set no limit."""
         return self.update_weight(is_adaptive=False) == SUM
 
     @property
@@ -384,7 +386,9 @@ class SharedTrainingMaster(CommonOptions):
             for name, implied in ("horizon", (horizon,)), ("aggregation", aggregations):
                 value = getattr(self, name)
                 meant = " or ".join(f"{name}={each!r}" for each in implied)
-                reason = f"scaling={self.scaling!r} means {meant}; leave out one of them"
+                reason = (
+                    f"scaling={self.scaling!r} allows only {meant}; leave out scaling or {name}"
+                )
                 require(value in (None, *implied), name, value, reason)
         if isinstance(self.publish_every, int) and isinstance(self.max_lead, int):
             reason = ", the value of publish_every: workers tell how far they are when they publish"

@@ -33,7 +33,7 @@ from sparkstrom.encoding.thresholds import AUTO
 from sparkstrom.models.base import (
     DeviceModel,
     FlatModel,
-    InspectableOptimizer,
+    KnowsOptimizerKind,
     State,
     zero_frozen_entries,
 )
@@ -351,7 +351,7 @@ def make_replica(job: TrainingJob, theta: Theta) -> Replica:
     master, model = job.master, job.model
     is_adaptive = (
         master.scaling == DDP
-        and isinstance(model, InspectableOptimizer)
+        and isinstance(model, KnowsOptimizerKind)
         and model.has_adaptive_optimizer()
     )
     encoder = Encoder(

@@ -178,6 +178,16 @@ def test_steps_count_on_without_a_saved_state(tmp_path: Path, updater: str) -> N
     np.testing.assert_allclose(b - flat[-4:], wanted, rtol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("updater", "adaptive"),
+    [("Sgd", False), ("Nesterovs", False), ("Adam", True), ("AMSGrad", True), ("AdaDelta", True)],
+)
+def test_adaptive_updaters_are_known(tmp_path: Path, updater: str, adaptive: bool) -> None:
+    told = network(output(3, 4, iupdater={"@class": CONFIG + updater, "learningRate": 0.1}))
+    model = from_dl4j(write(tmp_path / "a.zip", told, f(drawn(1, 3, 4)), drawn(2, 4)))
+    assert model.has_adaptive_optimizer() == adaptive
+
+
 @pytest.mark.parametrize("built_in", [True, False])
 def test_a_fresh_adagrad_is_not_at_zero(tmp_path: Path, built_in: bool) -> None:
     """It begins with 1e-6, whatever its epsilon: small gradients take small steps."""

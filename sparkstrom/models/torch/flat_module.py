@@ -540,8 +540,10 @@ class FlatModule:
 
     def has_adaptive_optimizer(self) -> bool:
         """Return whether steps are divided by the size of past gradients, as in Adam."""
-        optimizer, _ = self._get_optimizer()
-        return any("eps" in group for group in optimizer.param_groups)  # keeps the divisor above 0
+        # Before ``bind``, parameters have no values and are not on their device: keep no optimizer.
+        optimizer, _ = self._optimizer_pair or self._make_optimizer()
+        # What keeps the divisor above 0: torch's name for it, and that of ``Dl4jOptimizer``.
+        return any("eps" in group or "epsilon" in group for group in optimizer.param_groups)
 
     def predict(self, features: Columns) -> Any:
         """Return the module's outputs in evaluation mode as arrays [rows, ...]."""

@@ -63,7 +63,15 @@ def test_four_forget_sooner(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "adaptive"),
-    [("SGD", False), ("Lion", False), ("Adam", True), ("RMSprop", True), ("Adagrad", True)],
+    [
+        ("SGD", False),
+        ("Lion", False),
+        ("Adam", True),
+        ("RMSprop", True),
+        ("Adagrad", True),
+        ("Adafactor", True),
+        ("Ftrl", True),
+    ],
 )
 def test_adaptive_optimizers_are_known(name: str, adaptive: bool) -> None:
     model, _ = make(getattr(OPTIMIZERS, name)(0.1))

@@ -213,6 +213,8 @@ def test_momentum_counts_the_minibatches_of_all_workers() -> None:
             model_.step(batch_at(n))
     assert model.horizons(4)["momentum"] == "0.9 -> 0.6561"
     assert not model.has_adaptive_optimizer()
+    adaptive = LightningModel(made(optim.Adam))
+    assert adaptive.has_adaptive_optimizer()
     assert not np.allclose(params, own)
 
 

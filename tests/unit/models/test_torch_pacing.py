@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import partial
 from typing import Any
 
@@ -84,11 +85,27 @@ def test_one_worker_trains_as_before_and_four_forget_sooner(
 
 @pytest.mark.parametrize(
     ("name", "adaptive"),
-    [("SGD", False), ("Rprop", False), ("AdamW", True), ("RMSprop", True), ("Adagrad", True)],
+    [
+        ("SGD", False),
+        ("Rprop", False),
+        ("AdamW", True),
+        ("RMSprop", True),
+        ("Adagrad", True),
+        ("Adafactor", True),
+    ],
 )
 def test_adaptive_optimizers_are_known(name: str, adaptive: bool) -> None:
     model = make(partial(getattr(optim, name), lr=0.1))
     assert model.has_adaptive_optimizer() == adaptive
+
+
+def test_an_executor_that_asks_for_the_kind_keeps_no_optimizer() -> None:
+    """Parameters have no values before ``bind``; Adagrad, for example, starts from their device."""
+    module = nn.Linear(6, 3)
+    model = TorchModel(module, functional.cross_entropy, partial(optim.Adagrad, lr=0.1))
+    unbound = pickle.loads(pickle.dumps(model))
+    assert unbound.has_adaptive_optimizer()
+    assert unbound._optimizer_pair is None
 
 
 def test_the_state_holds_the_users_own_momentum_and_goes_on_elsewhere() -> None:

@@ -259,7 +259,7 @@ def test_a_scaling_rule_sets_whose_momentum_and_which_weight(
 
 
 @pytest.mark.parametrize(("updater", "weight"), [(Nesterov(0.1, 0.9), 1 / 16), (Adam(), 1 / 4)])
-def test_ranks_of_ddp_whose_optimizer_is_adaptive_take_larger_steps(
+def test_with_the_rule_of_ddp_updates_of_adaptive_optimizers_weigh_more(
     job_of: MakeJob, updater: Updater, weight: float
 ) -> None:
     job = job_of(scaling="ddp")

@@ -116,7 +116,9 @@ def test_a_rule_and_an_option_that_contradicts_it_are_refused(
     scaling: str, option: str, value: str
 ) -> None:
     given: dict[str, Any] = {"scaling": scaling, option: value}
-    with pytest.raises(UsageError, match=f"{option}='{value}': scaling='{scaling}' means {option}"):
+    with pytest.raises(
+        UsageError, match=f"{option}='{value}': scaling='{scaling}' allows only {option}"
+    ):
         SharedTrainingMaster(**given)
 
 
@@ -140,7 +142,7 @@ def test_options_that_agree_with_the_rule_or_stand_alone_are_taken() -> None:
         ({"scaling": "ddp", "aggregation": "sqrt"}, "sqrt", "sqrt"),
     ],
 )
-def test_as_many_ranks_of_adam_take_steps_of_other_sizes(
+def test_the_weight_of_updates_depends_on_the_rule_and_the_optimizer(
     options: dict[str, Any], other: str, adaptive: str
 ) -> None:
     master = SharedTrainingMaster(**options)
