@@ -113,7 +113,7 @@ def _find_filesystem(address: str, what: str) -> tuple[Any, str]:
 
     In errors, ``what`` says what the address is for.
     """
-    import fsspec  # 0.1 s, which training tasks need not spend
+    import fsspec  # slow, and training tasks do not need it
 
     try:
         filesystem, path = fsspec.core.url_to_fs(address, skip_instance_cache=True)

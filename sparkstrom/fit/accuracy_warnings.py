@@ -141,7 +141,7 @@ def momentum_warnings(
     k = fit.workers
     if master.minibatch_horizon != "worker" or k <= 2 or not isinstance(model, Paced):
         return []
-    if master.scaling == DDP or master.aggregation == MEAN:  # momentum acts as in DDP
+    if master.scaling == DDP or master.aggregation == MEAN:  # DDP's rule, or its mean
         return []
     for name, change in model.horizons(k).items():
         momenta = change.momenta if isinstance(change, MomentumChange) else ()

@@ -201,14 +201,15 @@ class HasOptimizerState(Protocol):
 class KnowsOptimizerKind(Protocol):
     """A model that knows what kind of optimizer trains it. All models of this package do.
 
-    An executor asks before ``bind``, and only with ``scaling="ddp"``. The optimizer of a model
-    without this method counts as not adaptive.
+    Asked before ``bind``, and only with ``scaling="ddp"``. The optimizer of a model without this
+    method counts as not adaptive.
     """
 
     def has_adaptive_optimizer(self) -> bool:
         """Return whether steps are divided by the size of past gradients, as in Adam.
 
-        Optimizers that use only the sign of a gradient, such as Lion, are not adaptive.
+        Optimizers that use only the sign of a gradient, such as Lion, count as not adaptive; their
+        best weight was not measured.
         """
 
 

@@ -636,10 +636,10 @@ def require_float32_parameters(tree: Any) -> None:
 
 def find_state_fields(state: Any) -> set[str]:
     """Return the names of all fields in an optimizer state whose classes are optax's own."""
-    if not isinstance(state, tuple | list | dict):
+    one_level = jax.tree_util.default_registry.flatten_one_level(state)
+    if one_level is None:  # an array
         return set()
-    parts = state.values() if isinstance(state, dict) else state
-    fields = set().union(*map(find_state_fields, parts))
+    fields: set[str] = set().union(*map(find_state_fields, one_level[0]))
     if type(state).__module__.startswith("optax"):
         fields |= set(getattr(state, "_fields", ()))
     return fields

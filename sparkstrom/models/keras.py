@@ -261,7 +261,7 @@ class KerasModel:
 
     def has_adaptive_optimizer(self) -> bool:
         """Return whether steps are divided by the size of past gradients, as in Adam."""
-        # What keeps the divisor above 0: Adafactor has two of it, and Ftrl starts with it.
+        # What keeps the divisor above 0: Adafactor has two; Ftrl's sum starts from it.
         names = self._optimizer.get_config()
         return any(n.startswith("epsilon") or n == "initial_accumulator_value" for n in names)
 

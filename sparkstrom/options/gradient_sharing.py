@@ -147,7 +147,7 @@ class SharedTrainingMaster(CommonOptions):
         AUTO,
         instance((ThresholdAlgorithm,), _THRESHOLD, words=(AUTO,), parse=_parse_threshold),
         'algorithm that chooses the threshold tau, which a change must reach to be sent; "auto"'
-        f" means ``AutoThreshold()``, with at most {DDP_SENT_FRACTION_MAX} of the parameters if"
+        f" means ``AutoThreshold()``, or ``AutoThreshold(1e-3, {DDP_SENT_FRACTION_MAX})`` with"
         ' ``scaling="ddp"``',
         when='"auto" needs no tuning. If links are fast, use ``AutoThreshold(1e-3, 3e-2)`` to send'
         " more, which helps Adam most. Near the largest stable learning rate, sending more makes"
@@ -218,9 +218,8 @@ class SharedTrainingMaster(CommonOptions):
         ' ``horizon`` and ``aggregation`` decide, by default as "sequential"',
         when='Use "ddp" for the learning rate and momentum of a DistributedDataParallel script that'
         ' has as many ranks as there are workers. With "ddp", each worker has its own momentum, and'
-        " updates are averaged. If the optimizer is adaptive, such as Adam, they weigh"
-        " 1 / sqrt(workers) instead; AdamW's weight decay is then sqrt(workers) times as strong as"
-        " in DDP."
+        " updates are averaged. With adaptive optimizers such as Adam, they weigh"
+        " 1 / sqrt(workers) instead: divide AdamW's weight decay by sqrt(workers)."
         ' Use "limited" if more than eight workers shall train as eight do.'
         f' With "limited", momentum m becomes m ** {SUMMED_WORKERS_MAX}, and an update has the'
         f" weight {SUMMED_WORKERS_MAX} / workers. ``sparkstrom rehearse --scaling"
@@ -362,7 +361,7 @@ class SharedTrainingMaster(CommonOptions):
 
     @property
     def sums_updates(self) -> bool:
-        """Whether updates are summed, if ``scaling`` and ``limit_overshoot`` set no limit."""
+        """Whether updates are summed, up to limits of ``scaling`` and ``limit_overshoot``."""
         return self.update_weight(is_adaptive=False) == SUM
 
     @property
