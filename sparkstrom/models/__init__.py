@@ -31,3 +31,8 @@ def __getattr__(name: str) -> Any:
     from sparkstrom.models.dl4j.importing import from_dl4j
 
     return from_dl4j
+
+
+def __dir__() -> list[str]:
+    """Return the public names, without importing them."""
+    return sorted(__all__)
