@@ -62,15 +62,22 @@ __all__ = ["JaxModel"]
 # Closure variables of optax.inject_hyperparams: the function that creates the transformation in
 # each step, and the user's numeric hyperparameters.
 INNER_FACTORY, NUMERIC_HYPERPARAMETERS = "inner_factory", "numeric_hps"
-# Fields of optax's states in which adaptive optimizers keep the size of past gradients.
-GRADIENT_SIZES = {
-    *("nu", "v_row", "e_g", "sum_of_squares"),  # Adam, RMSProp; Adafactor; Adadelta; Adagrad
-    *("n", "exp_avg_sq", "grad_sum_sq"),  # Adan; Prodigy; MADGRAD
-    *("sum_sq_norm_grads", "weighted_sq_norm_grads", "grad_sum_of_squares"),  # DoG and its kin
-}
 INJECTED_MOMENTA = (OPTAX_SHARED_MOMENTUM, "momentum")
 SCHEDULE_STATES = ("ScaleByScheduleState", "WrappedScheduleState")
 BY_FIT = "steps by the fit's minibatches"
+# Fields of optax's states in which adaptive optimizers keep the size of past gradients.
+GRADIENT_SIZES = {
+    "nu",  # Adam, RMSProp
+    "sum_of_squares",  # Adagrad
+    "e_g",  # Adadelta
+    "v_row",  # Adafactor
+    "n",  # Adan
+    "exp_avg_sq",  # Prodigy
+    "grad_sum_sq",  # MADGRAD
+    "sum_sq_norm_grads",  # DoG
+    "weighted_sq_norm_grads",  # DoWG
+    "grad_sum_of_squares",  # DoG of each layer
+}
 
 
 class TransformRebuilder:
@@ -635,13 +642,15 @@ def require_float32_parameters(tree: Any) -> None:
 
 
 def find_state_fields(state: Any) -> set[str]:
-    """Return the names of all fields in an optimizer state whose classes are optax's own."""
-    one_level = jax.tree_util.default_registry.flatten_one_level(state)
-    if one_level is None:  # an array
-        return set()
-    fields: set[str] = set().union(*map(find_state_fields, one_level[0]))
-    if type(state).__module__.startswith("optax"):
-        fields |= set(getattr(state, "_fields", ()))
+    """Return the names of the fields of optax's own tuples in an optimizer state."""
+    fields: set[str] = set()
+
+    def collect_fields(node: Any) -> bool:
+        if type(node).__module__.startswith("optax"):
+            fields.update(getattr(node, "_fields", ()))
+        return False  # visit what the node contains
+
+    jax.tree_util.tree_leaves(state, is_leaf=collect_fields)
     return fields
 
 

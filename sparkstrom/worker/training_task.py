@@ -360,7 +360,7 @@ def make_replica(job: TrainingJob, theta: Theta) -> Replica:
         master.threshold_algorithm,
         master.residual_post_processor,
         train_on=master.train_on,
-        aggregation=master.update_weight(is_adaptive),
+        aggregation=master.choose_update_weight(is_adaptive),
         workers=job.spec.workers,
         backend=theta.backend,
         layer_of=model.layer_of,

@@ -212,10 +212,13 @@ def test_momentum_counts_the_minibatches_of_all_workers() -> None:
             model_.keep_pace(workers, n * workers, n * workers)
             model_.step(batch_at(n))
     assert model.horizons(4)["momentum"] == "0.9 -> 0.6561"
-    assert not model.has_adaptive_optimizer()
-    adaptive = LightningModel(made(optim.Adam))
-    assert adaptive.has_adaptive_optimizer()
     assert not np.allclose(params, own)
+
+
+@pytest.mark.parametrize(("optimizer", "adaptive"), [(None, False), (optim.Adam, True)])
+def test_adaptive_optimizers_are_known(optimizer: Any, adaptive: bool) -> None:
+    """Without an argument, the module makes SGD with momentum."""
+    assert LightningModel(made(optimizer)).has_adaptive_optimizer() == adaptive
 
 
 @pytest.mark.parametrize(

@@ -146,8 +146,8 @@ def test_the_weight_of_updates_depends_on_the_rule_and_the_optimizer(
     options: dict[str, Any], other: str, adaptive: str
 ) -> None:
     master = SharedTrainingMaster(**options)
-    weights = master.update_weight(is_adaptive=False), master.update_weight(is_adaptive=True)
-    assert weights == (other, adaptive)
+    assert master.choose_update_weight(is_adaptive=False) == other
+    assert master.choose_update_weight(is_adaptive=True) == adaptive
 
 
 def test_the_default_threshold_sends_more_with_the_recipe_of_ddp() -> None:
