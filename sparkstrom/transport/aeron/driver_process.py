@@ -1,9 +1,9 @@
 """The media driver's own process: bind a port, report it, and exit when no client needs the driver.
 
 ``python -m sparkstrom.transport.aeron.driver_process STATUS_FD SETTINGS`` is started only by
-``driver.ensure_driver``. One native thread does Aeron's work. Meanwhile Python sleeps, and checks
-ten times a second whether there are clients and whether the executor is alive. Only the standard
-library and cffi are imported, because the driver must be ready within a second.
+``media_driver.ensure_driver``. One native thread does Aeron's work. Meanwhile Python sleeps, and
+checks ten times a second whether there are clients and whether the executor is alive. Only the
+standard library and cffi are imported, because the driver must be ready within a second.
 """
 
 from __future__ import annotations
@@ -166,6 +166,9 @@ def main(arguments: list[str]) -> int:
 
     Args:
         arguments: descriptor of the status pipe, and the settings as JSON.
+
+    Returns:
+        The exit code: 1 if the driver could not start.
     """
     if os.fork():
         return 0
@@ -180,14 +183,16 @@ def main(arguments: list[str]) -> int:
     lock = open_lock(directory / DRIVER_LOCK)
     assert try_lock(lock), f"{directory} has a media driver already"
     try:
-        with MediaDriver(settings, directory) as driver:
-            os.write(status, READY_MESSAGE)
-            os.close(status)
+        with ExitStack() as started:
+            try:
+                driver = started.enter_context(MediaDriver(settings, directory))
+                os.write(status, READY_MESSAGE)
+            except SparkstromError as error:
+                os.write(status, str(error).encode())
+                return 1
+            finally:
+                os.close(status)
             run_until_unneeded(driver, home, directory, settings, stop)
-    except SparkstromError as error:
-        os.write(status, str(error).encode())
-        os.close(status)
-        return 1
     finally:
         with hold_start_lock(home.path, CLEANUP_TIMEOUT_S) as locked:
             shutil.rmtree(directory, ignore_errors=True)
@@ -214,7 +219,7 @@ class StopSignal:
         select.select([self._read_end], [], [], seconds)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        """Set the flag."""
+        """Record that SIGTERM has arrived."""
         self.is_requested = True
 
 
@@ -254,7 +259,7 @@ class MediaDriver:
         return do_client_work(self._aeron, self._client)
 
     def _start_driver(self, sizes: BufferSizes) -> None:
-        """Configure and start Aeron's driver threads in this process."""
+        """Configure and start Aeron's driver, whose thread runs in this process."""
         lib, checked = self._aeron.lib, self._aeron.check_result
         if self._settings["datagram_loss"]:
             os.environ["AERON_UDP_CHANNEL_INCOMING_INTERCEPTORS"] = "loss"
@@ -335,7 +340,7 @@ class MediaDriver:
 
 
 def write_driver_info(path: Path, info: dict[str, Any]) -> None:
-    """Write a JSON file atomically."""
+    """Write ``info``, which clients need to join the driver, atomically to a JSON file."""
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(info))
     draft.replace(path)
@@ -348,7 +353,7 @@ def run_until_unneeded(
     settings: dict[str, Any],
     stop: StopSignal,
 ) -> None:
-    """Run until SIGTERM, the executor's exit, a failure of the driver, or a lack of clients."""
+    """Run until SIGTERM, the executor's exit, a failure, or ``linger_s`` seconds without client."""
     executor, linger_s = ProcessIdentity(*settings["watch"]), settings["linger_s"]
     clients = open_lock(directory / CLIENTS_LOCK)
     seen_s = time.monotonic()
@@ -357,16 +362,17 @@ def run_until_unneeded(
             seen_s = time.monotonic()
         else:
             unlock(clients)
-            if time.monotonic() - seen_s > linger_s and withdraw_if_unused(
-                home, directory, clients
-            ):
+            if time.monotonic() - seen_s > linger_s and withdraw_if_unused(home, clients):
                 return
         stop.wait(CLIENT_POLL_S)
     withdraw_driver(home, directory)
 
 
-def withdraw_if_unused(home: DriverHome, directory: Path, clients: int) -> bool:
-    """Hide the driver from new clients if it has no client; return whether it is hidden."""
+def withdraw_if_unused(home: DriverHome, clients: int) -> bool:
+    """Hide the driver from new clients if no client has locked the open file ``clients``.
+
+    Return whether the driver is hidden.
+    """
     with hold_start_lock(home.path, 0) as locked:
         if not locked or not try_lock(clients):
             return False

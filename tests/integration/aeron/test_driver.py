@@ -286,6 +286,45 @@ def test_one_that_ends_withdraws_before_it_closes(tmp_path: Path) -> None:
     assert not (directory / ENDPOINT_FILE).exists()
 
 
+FAILS_AFTER_READY = """
+import json, os, sys
+from contextlib import nullcontext
+from pathlib import Path
+from sparkstrom.base.errors import SetupError
+from sparkstrom.transport.aeron import driver_process
+from sparkstrom.transport.aeron.driver_directories import hold_start_lock, resolve_home
+
+root = Path(sys.argv[1])
+home = resolve_home("failing", root, root)
+with hold_start_lock(home.path, 1.0):
+    directory = home.create_driver_directory(root)
+reading, status = os.pipe()
+
+def fail_when_ready(*args):
+    other = os.open(root / "other", os.O_WRONLY | os.O_CREAT)
+    assert other == status, "the descriptor of the pipe is free, and something else's now"
+    raise SetupError("failed after it was ready")
+
+os.fork = lambda: 0
+driver_process.MediaDriver = lambda *args: nullcontext()
+driver_process.run_until_unneeded = fail_when_ready
+settings = {"directory": str(directory), "home": [home.name, *map(str, home.roots)]}
+try:
+    driver_process.main([str(status), json.dumps(settings)])
+except SetupError:
+    print(os.read(reading, 100).decode(), (root / "other").stat().st_size)
+"""
+
+
+def test_what_fails_once_it_is_ready_is_not_written_to_a_descriptor_of_others(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FAILS_AFTER_READY, tmp_path], capture_output=True, text=True
+    )
+    assert done.stdout.split() == [driver_process.READY_MESSAGE.decode(), "0"], done.stderr
+
+
 def test_sigterm_ends_it_cleanly(drivers: Any) -> None:
     handle = drivers.ensure()
     os.kill(handle.pid, signal.SIGTERM)
