@@ -162,7 +162,7 @@ def levels_of(
         "choose_ms": median(choose),
         "choose_gb_s": 4e-6 * n_params / median(choose),
         "choose_share_of_copy": median(0.5 * c / e for c, e in zip(copy, choose, strict=True)),
-        "levels_ms": middle(lambda: kernels.levels_replica(kept, codes, TAU, 3, levels)),
+        "levels_ms": middle(lambda: kernels.find_levels_replica(kept, codes, TAU, 3, levels)),
         "move_levels_ms": middle(
             lambda: kernels.move_levels(theta, kept, codes, levels, TAU, -TAU, Q)
         ),

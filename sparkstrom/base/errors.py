@@ -92,6 +92,7 @@ class TrainingError(SparkstromError):
         self, reason: str, host: str = "", partition: int = -1, trace: str = "", phase: str = ""
     ) -> None:
         super().__init__(reason, host, partition, trace, phase)
+        # ``partition`` is the worker's, or -1 if no worker is named.
         self.reason, self.host, self.partition, self.trace = reason, host, partition, trace
         self.phase = phase  # what the worker was doing, in words
         if trace:

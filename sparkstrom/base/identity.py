@@ -19,15 +19,15 @@ MASTER = NodeId(0)  # root of the tree; numbers updates; origin of averaged mode
 class Position(NamedTuple):
     """A worker's position in training: ``batch`` minibatches of ``epoch`` are done; both from 0."""
 
-    epoch: int
-    batch: int
+    epoch: int  # index of the epoch
+    batch: int  # number of its minibatches that are done
 
 
 class Endpoint(NamedTuple):
     """The UDP address of an Aeron media driver, which serves all connections of one executor."""
 
-    host: str
-    port: int
+    host: str  # IP address
+    port: int  # UDP port
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -1,8 +1,8 @@
 """Find a safe directory for compiled kernels: in the package, or private to this user and host.
 
-Cached files are executed, so a directory or file that another user owns or can write to is never
-used. Numba, which compiles the GPU kernels, reads ``NUMBA_CACHE_DIR`` when it is imported, so
-packages whose modules import Numba call ``use_writable_cache`` first.
+Cached files are machine code that is executed. So a directory or file that another user owns or
+can write to is never used. Numba, which compiles the GPU kernels, reads ``NUMBA_CACHE_DIR`` when it
+is imported, so packages whose modules import Numba call ``use_writable_cache`` first.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ COUNT_MAX = 10**9  # most epochs, minibatches or publications
 FLOAT_MAX = 3.4028234663852886e38  # the largest float32
 FLOAT_MIN = 1.1754943508222875e-38  # the smallest float32 of full precision
 
-Metadata = Mapping[str, "OptionType"]
+Metadata = Mapping[str, "OptionType"]  # of a dataclass field: {KEY: the option's type}
 
 
 class Refused(ValueError):
@@ -172,7 +172,7 @@ def whole(
     remedy: str = "",
     words: tuple[str | None, ...] = (),
 ) -> Metadata:
-    """Declare an integer option from ``least`` to ``most``; error messages end with ``remedy``."""
+    """Return metadata of an integer option, ``least`` to ``most``; errors end with ``remedy``."""
     wanted = f"must be a whole number of at least {least}{remedy}"
 
     def convert(value: Any) -> int:
@@ -183,8 +183,8 @@ def whole(
             raise Refused(f"must be at most {most}{remedy}")
         return plain
 
-    last = "" if most == INT_MAX else f" to {_count_shown(most, unit)}"
-    least_shown = _count_shown(least, unit)
+    last = "" if most == INT_MAX else f" to {_format_count(most, unit)}"
+    least_shown = _format_count(least, unit)
     span = f"from {least_shown}{last}" if last else f"of at least {least_shown}"
     kind = f"a whole number{f' of {unit}' if unit else ''} {span}"
     return {KEY: OptionType(convert, wanted, unit, words, parse_number, _with_words(kind, words))}
@@ -200,7 +200,7 @@ def number(
     remedy: str = "",
     words: tuple[str | None, ...] = (),
 ) -> Metadata:
-    """Declare a finite real-number option within the given limits; messages end with ``remedy``."""
+    """Return metadata of a real-number option within these limits; errors end with ``remedy``."""
     limits = [f"above {above:g}"] if above is not None else []
     limits += [f"of at least {least:g}"] if least is not None else []
     limits += [f"below {below:g}"] if below is not None else []
@@ -220,7 +220,7 @@ def number(
 
 
 def seconds(remedy: str = "", least: float = SECONDS_MIN) -> Metadata:
-    """Declare a duration option in seconds: above 0, at least ``least`` and at most SECONDS_MAX."""
+    """Return metadata of an option for a time from ``least`` (and above 0) to SECONDS_MAX."""
     wanted = f"must be a number of seconds above 0{remedy}"
 
     def convert(value: Any) -> float:
@@ -238,21 +238,21 @@ def seconds(remedy: str = "", least: float = SECONDS_MIN) -> Metadata:
 
 
 def flag(words: tuple[str | None, ...] = ()) -> Metadata:
-    """Declare a boolean option; ``words`` lists further accepted values, such as None or "auto"."""
+    """Return metadata of a boolean option that also accepts ``words``, such as None or "auto"."""
     *others, last = ["True", "False", *map(repr, words)]
     wanted = f"must be {', '.join(others)} or {last}"
 
     def convert(value: Any) -> bool:
-        if not is_truth(value):
+        if not is_boolean(value):
             raise Refused(wanted)
         return bool(value)
 
-    kind = _listed(["True", "False", *map(_word_shown, words)])
+    kind = _join_values(["True", "False", *map(_format_word, words)])
     return {KEY: OptionType(convert, wanted, "", words, accepts=kind)}
 
 
 def one_of(choices: tuple[str, ...], words: tuple[str | None, ...] = ()) -> Metadata:
-    """Declare an option that takes one of the strings in ``choices``, or one of ``words``."""
+    """Return metadata of an option that takes a string in ``choices``, or one of ``words``."""
     known = ", ".join(choices)
     wanted = f"must be {'None or ' if None in words else ''}one of {known}"
 
@@ -261,12 +261,12 @@ def one_of(choices: tuple[str, ...], words: tuple[str | None, ...] = ()) -> Meta
             raise Refused(wanted)
         return str(value)
 
-    kind = _listed([*map(_word_shown, choices), *map(_word_shown, words)])
+    kind = _join_values([*map(_format_word, choices), *map(_format_word, words)])
     return {KEY: OptionType(convert, wanted, "", words, accepts=kind)}
 
 
 def member(kind: type[enum.Enum]) -> Metadata:
-    """Declare an option that takes an enumeration member, or its value as text in any case."""
+    """Return metadata of an option for an enumeration member, or its value as text in any case."""
     known = ", ".join(repr(each.value) for each in kind)
     wanted = f"must be one of {known}"
 
@@ -282,7 +282,7 @@ def member(kind: type[enum.Enum]) -> Metadata:
 
 
 def text(wanted: str, words: tuple[str | None, ...] = (), accepts: str = "") -> Metadata:
-    """Declare an option that takes a non-empty string; ``wanted`` describes it in errors."""
+    """Return metadata of an option for a non-empty string; ``wanted`` describes it in errors."""
 
     def convert(value: Any) -> str:
         if not (isinstance(value, str) and value.strip() and "\0" not in value):
@@ -297,7 +297,7 @@ def path(
     words: tuple[str | None, ...] = (None,),
     accepts: str = "",
 ) -> Metadata:
-    """Declare an option that takes a path (stored as a string) or one of ``words``."""
+    """Return metadata of an option that takes a path (stored as a string) or one of ``words``."""
 
     def convert(value: Any) -> str:
         if hasattr(type(value), "__fspath__"):
@@ -321,7 +321,7 @@ def instance(
     words: tuple[str | None, ...] = (),
     parse: Parser = parse_word,
 ) -> Metadata:
-    """Declare an option that takes an instance of one of the classes ``kinds``."""
+    """Return metadata of an option that takes an instance of one of the classes ``kinds``."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, type):
@@ -340,11 +340,11 @@ def custom(
     parse: Parser = parse_word,
     accepts: str = "",
 ) -> Metadata:
-    """Declare an option with its own check: ``convert`` returns the value or raises Refused."""
+    """Return metadata of an option checked by ``convert``: returns the value or raises Refused."""
     return {KEY: OptionType(convert, wanted, unit, parse=parse, accepts=accepts)}
 
 
-def _count_shown(count: int, unit: str) -> str:
+def _format_count(count: int, unit: str) -> str:
     """Format a number for the documentation, such as "1,000", or "16 MiB" if the unit is bytes."""
     if unit == "bytes":
         for power, name in ((50, "PiB"), (40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
@@ -353,12 +353,12 @@ def _count_shown(count: int, unit: str) -> str:
     return f"{count:,}"
 
 
-def _word_shown(word: str | None) -> str:
+def _format_word(word: str | None) -> str:
     """Format one of an option's ``words`` for the documentation: a quoted string, or None."""
     return "None" if word is None else f'"{word}"'
 
 
-def _listed(values: list[str]) -> str:
+def _join_values(values: list[str]) -> str:
     """Join values to a phrase such as "a, b or c"."""
     *others, last = values
     return f"{', '.join(others)} or {last}" if others else last
@@ -366,17 +366,17 @@ def _listed(values: list[str]) -> str:
 
 def _with_words(kind: str, words: tuple[str | None, ...]) -> str:
     """Append the valid ``words`` to ``kind``, a description of the other valid values."""
-    return "".join([kind, *(f", or {_word_shown(word)}" for word in words)])
+    return "".join([kind, *(f", or {_format_word(word)}" for word in words)])
 
 
 def is_whole(value: object) -> TypeGuard[int]:
     """Return whether a value is a Python or NumPy integer; booleans do not count."""
-    return isinstance(value, Integral) and not is_truth(value)
+    return isinstance(value, Integral) and not is_boolean(value)
 
 
 def is_real(value: object) -> TypeGuard[float]:
     """Return whether a value is a Python or NumPy real number; booleans do not count."""
-    return isinstance(value, Real) and not is_truth(value)
+    return isinstance(value, Real) and not is_boolean(value)
 
 
 def as_float(value: object) -> float:
@@ -389,7 +389,7 @@ def as_float(value: object) -> float:
         return math.inf
 
 
-def is_truth(value: object) -> bool:
+def is_boolean(value: object) -> bool:
     """Return whether a value is a Python or NumPy boolean."""
     kind = type(value)  # compared by name, because protocol modules import this one without NumPy
     is_numpys = kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")

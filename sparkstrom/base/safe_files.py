@@ -111,7 +111,11 @@ def read_npz(file: IO[bytes]) -> dict[str, NDArray[Any]]:
 
 
 def _checked_arrays(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes], dict[str, Any]]]:
-    """Yield (name, member positioned after its header, keyword arguments for numpy.ndarray)."""
+    """Check each array of an npz file, and yield it without having read its elements.
+
+    Yields (name, member positioned after its header, keyword arguments for numpy.ndarray). Raises
+    ValueError as described for ``check_npz``.
+    """
     size = file.seek(0, os.SEEK_END)
     with zipfile.ZipFile(file) as archive:
         check_members(archive, size)

@@ -44,7 +44,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_count(text: str) -> int:
-    """Parse a whole number such as 25000000, 25_000_000 or 25e6.
+    """Parse and return a whole number such as 25000000, 25_000_000 or 25e6.
 
     Raises ValueError for anything else.
     """

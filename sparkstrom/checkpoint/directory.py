@@ -92,7 +92,7 @@ class CheckpointDirectory:
                 self._intact.discard(name)
 
     def read_newest(self, report: WriteLine) -> tuple[str, Checkpoint] | None:
-        """Return (path or URL, checkpoint) of the newest intact file, or None if there is none.
+        """Read the newest intact file; return (its path or URL, the checkpoint), or None if none.
 
         Args:
             report: called with a line of text for each damaged file that is skipped.
@@ -153,7 +153,7 @@ class CheckpointDirectory:
 
 
 def open_checkpoint(path: str | os.PathLike[str], report: WriteLine) -> tuple[str, Checkpoint]:
-    """Return (path or URL, checkpoint) of a checkpoint file.
+    """Read a checkpoint file; return (its path or URL, the checkpoint).
 
     Args:
         path: path or URL of a file (``*.npz``), or of a directory, whose newest intact file is
@@ -196,7 +196,7 @@ def open_checkpoint(path: str | os.PathLike[str], report: WriteLine) -> tuple[st
 
 
 def format_error(error: BaseException) -> str:
-    """Describe an error of any file system in one line."""
+    """Return the error of any file system as one line of text."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     words: list[Any] = [type(error).__name__, *str(error).splitlines()[:1]]

@@ -111,7 +111,7 @@ def _make_folder(filesystem: Any, path: str) -> Folder:
 def _find_filesystem(address: str, what: str) -> tuple[Any, str]:
     """Return fsspec's file system of a path or URL, and the path in it.
 
-    In errors, ``what`` says what the address is for.
+    In errors, ``what`` names what the address is for, such as "checkpoint directory".
     """
     import fsspec  # slow, and training tasks do not need it
 
@@ -136,7 +136,7 @@ def _find_filesystem(address: str, what: str) -> tuple[Any, str]:
 
 
 class LocalFolder:
-    """A folder on this machine. Writers lock their temporary files, so that none is removed."""
+    """A local folder. Writers lock their temporary files, so that no other process removes them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -224,8 +224,8 @@ class RemoteFolder:
         self._filesystem, self._path, self._appears_whole = filesystem, path, appears_whole
 
     def create(self) -> None:
-        # Object stores have no folders, and a mistyped bucket must not be created.
         """Create the folder, unless the file system is an object store."""
+        # Object stores have no folders, and a mistyped bucket must not be created.
         if not self._appears_whole:
             self._filesystem.makedirs(self._path, exist_ok=True)
 

@@ -118,7 +118,7 @@ def path_to_load(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def _naming_url(url: str, local: Path) -> Iterator[None]:
-    """Add to errors of the block, which name the local copy, the URL that the user gave."""
+    """Add the user's URL, as a note, to errors of the block, because they name the local copy."""
     try:
         yield
     except SparkstromError as error:

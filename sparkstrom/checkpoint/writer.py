@@ -56,9 +56,9 @@ def parse_checkpoint_every(text: object) -> CheckpointInterval:
 
 
 class CheckpointSchedule:
-    """Decides when the next checkpoint is due.
+    """Decides when the next checkpoint is due, by time or by the number of epochs or updates.
 
-    The methods take the current position as ``now_s``, ``epochs`` and ``updates``.
+    The methods take all three; only the one in which the interval is given counts.
 
     Args:
         every: interval from the fit's beginning or the last checkpoint to the next one.
@@ -74,11 +74,11 @@ class CheckpointSchedule:
         self.mark_written(now_s, epochs, updates)
 
     def is_due(self, now_s: float, epochs: int, updates: int) -> bool:
-        """Return whether a checkpoint is due at this position."""
+        """Return whether a checkpoint is due now."""
         return self._position(now_s, epochs, updates) >= self._due
 
     def mark_written(self, now_s: float, epochs: int, updates: int) -> None:
-        """Record that a checkpoint is being written for this position."""
+        """Record that a checkpoint is being written now; the next one is due an interval later."""
         at = self._position(now_s, epochs, updates)
         # Stay with multiples, such as the 2nd, 4th, ... epoch, even if one checkpoint was late.
         if self._every.unit == "epochs":
@@ -86,7 +86,7 @@ class CheckpointSchedule:
         self._due = at + self._every.amount
 
     def _position(self, now_s: float, epochs: int, updates: int) -> float:
-        """Return the argument in which the schedule's interval is measured."""
+        """Return that one of the arguments in which the schedule's interval is given."""
         return {"s": now_s, "epochs": epochs, "updates": updates}[self._every.unit]
 
 
@@ -155,7 +155,7 @@ class CheckpointWriter:
             self._changed.notify_all()
 
     def close(self, last: Checkpoint | None, timeout_s: float = FINAL_WRITE_TIMEOUT_S) -> None:
-        """Write ``last``, if given, and end the thread. Wait for at most ``timeout_s`` seconds."""
+        """Write ``last``, if given, and end the thread; wait for ``timeout_s`` seconds at most."""
         end_s = time.monotonic() + timeout_s
         if self._wait_until_idle(end_s) and last is not None:
             self.offer(lambda: last, "the end of the fit")
@@ -250,5 +250,5 @@ class CheckpointWriter:
 
 
 def _failure_kind(doing: str, error: Exception) -> FailureKind:
-    """Return a failure's kind, without its text, which may differ between equal failures."""
+    """Return (operation, error class, errno), by which repeated failures are recognized."""
     return doing, type(error), getattr(error, "errno", None)

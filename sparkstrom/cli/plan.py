@@ -132,7 +132,7 @@ def _plan_averaging(args: argparse.Namespace) -> int:
 
 
 def parse_parameter_count(text: str) -> int:
-    """Parse a number of parameters, such as 25e6. Raise UsageError if it is invalid."""
+    """Parse --params, a number of parameters such as 25e6. Raise UsageError if it is invalid."""
     try:
         return parse_count(text)
     except ValueError:

@@ -66,25 +66,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of ``rehearse`` that were given. Raise UsageError for other numbers."""
+    """Return the rehearsal's options that were given, by name. Raise UsageError for bad numbers."""
     options: dict[str, Any] = {
-        "workers": _parse("workers", args.workers, _parse_counts),
+        "workers": _parse_flag("workers", args.workers, _parse_counts),
         "link": args.link,
         "latency": args.latency,
         "measure": args.measure or None,
-        "kill": _parse("kill", args.kill, parse_count),
-        "rows": _parse("rows", args.rows, parse_count),
-        "seed": _parse("seed", args.seed, parse_count),
-        "jitter": _parse("jitter", args.jitter, float),
-        "to_loss": _parse("to-loss", args.to_loss, float),
+        "kill": _parse_flag("kill", args.kill, parse_count),
+        "rows": _parse_flag("rows", args.rows, parse_count),
+        "seed": _parse_flag("seed", args.seed, parse_count),
+        "jitter": _parse_flag("jitter", args.jitter, float),
+        "to_loss": _parse_flag("to-loss", args.to_loss, float),
     }
     texts = {name: getattr(args, name) for name in ("step", "encode", "apply", "straggler")}
     options |= texts | {"scaling": args.scaling or ()}
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _parse(flag: str, text: str | None, parse: Callable[[str], T]) -> T | None:
-    """Return ``parse(text)``, or None for None; raise UsageError with the flag for ValueError."""
+def _parse_flag(flag: str, text: str | None, parse: Callable[[str], T]) -> T | None:
+    """Return ``parse(text)``, or None if the flag was not given, so that ``text`` is None.
+
+    If ``parse`` raises ValueError, raise UsageError with a message that names the flag.
+    """
     try:
         return None if text is None else parse(text)
     except ValueError as error:

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_rehearsal(path: Path) -> dict[str, str]:
-    """Return the values of flags that a rehearsal's JSON has. Raise UsageError for other files."""
+    """Return values of flags, by flag, from a rehearsal's JSON. UsageError for other files."""
     try:
         figures = json.loads(path.read_text(encoding="utf-8"))
         conditions = figures["conditions"]
@@ -122,7 +122,7 @@ def _read_rehearsal(path: Path) -> dict[str, str]:
 
 
 def _fill_in_flags(args: argparse.Namespace, found: dict[str, str]) -> None:
-    """Set flags that were not given to what a rehearsal has, or to their defaults."""
+    """Set flags that were not given to their values in ``found``, or else to their defaults."""
     for name, value in (DEFAULTS | found).items():
         if getattr(args, name) is None:
             setattr(args, name, value)

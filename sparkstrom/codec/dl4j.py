@@ -2,7 +2,7 @@
 
 The layouts serve interchange with DL4J and conformance tests; sparkstrom's own messages have other
 forms. A message is an int32 array: a header of four words, then the hits, which are the values that
-reach tau. N is the number of values.
+reach the threshold tau or -tau. N is the number of values.
 
     word  threshold                       bitmap
     0     number of entries               N
@@ -34,22 +34,22 @@ I32 = NDArray[np.int32]
 Mask = NDArray[np.bool_]
 
 HEADER_WORDS = 4
-THRESHOLD, BITMAP = 0, 1  # word 3
+THRESHOLD, BITMAP = 0, 1  # the layout, in word 3
 ENTRIES_MIN = 2  # a message with a single hit is never sent
 WORD_VALUES = 16  # values per word of a bitmap
 VALUES_MAX = 2**31 - 1  # an entry is a signed index from 1
 
 
 def encode_threshold(values: F32, tau: float, limit: int | None = None) -> I32 | None:
-    """Encode the hits as entries in ascending order, and subtract them from ``values``.
+    """Encode index and sign of each value of magnitude >= tau, and subtract tau or -tau from it.
 
     Args:
         values: float32[n], the residual, changed in place (parameter units).
         tau: threshold > 0, rounded to float32 (parameter units).
-        limit: maximal number of entries, those with the lowest indices; None: all.
+        limit: maximal number of entries (encoded values), those with the lowest indices; None: all.
 
     Returns:
-        The int32 message, or None for fewer than two hits (ND4J returns null then).
+        The int32 message (see the module), or None for fewer than two entries, as in ND4J.
 
     Raises:
         UsageError: an argument has an invalid type or value.
@@ -70,10 +70,10 @@ def encode_threshold(values: F32, tau: float, limit: int | None = None) -> I32 |
 
 
 def encode_bitmap(values: F32, tau: float) -> I32:
-    """Encode hits and half steps with two bits per value, and subtract them from ``values``.
+    """Encode each value as tau, -tau, -tau/2 or 0 in two bits, and subtract that from the value.
 
-    Like ND4J, this returns a message even if there are no hits. Arguments and errors are those of
-    ``encode_threshold``.
+    Return the int32 message; like ND4J, also if it contains only zeros. Arguments and errors are
+    those of ``encode_threshold``.
     """
     _check_array("values", values)
     step = _round_tau(tau)
@@ -192,7 +192,7 @@ def _round_tau(tau: float) -> np.float32:
 
 
 def _check_limit(limit: int | None, n_values: int) -> int:
-    """Return the maximal number of entries. Raise UsageError if ``limit`` is invalid."""
+    """Return ``limit``, or ``n_values`` if it is None. Raise UsageError if it is invalid."""
     if limit is None:
         return n_values
     try:
@@ -207,7 +207,8 @@ def _check_limit(limit: int | None, n_values: int) -> int:
 def _check_message(message: Any, out: F32, kind: int) -> np.float32:
     """Check a message's header, which both layouts share; return its tau.
 
-    Raise WireError for an invalid message, and UsageError for an unsuitable ``out``.
+    ``kind`` is the expected layout, THRESHOLD or BITMAP. Raise WireError for an invalid message,
+    and UsageError for an unsuitable ``out``.
     """
     _check_array("out", out)
     if not isinstance(message, np.ndarray) or message.dtype != np.int32 or message.ndim != 1:

@@ -10,7 +10,7 @@ the code is renamed.
 A worker that makes an update is its origin. The master numbers updates; a numbered update is a
 commit. A replica is a node's copy of the parameters as of some commit, and a snapshot is a replica
 that a child fetches from its parent in chunks. A node's lease is how long its neighbours consider
-it alive after they heard from it.
+it alive after they heard from it. A residual is what a worker has learned but not yet sent.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Payload(msgspec.Struct, frozen=True):
     """An encoded update, which the protocol never decodes. ``len()`` is the size of ``data``."""
 
     form: int  # u8: an ``encoding.forms.Form``
-    tau_quanta: U32  # threshold as a multiple of the job's quantum
+    tau_quanta: U32  # threshold, in quanta: all parameters are multiples of the job's quantum
     count: U32  # entries (changed parameters) in ``data``
     data: bytes
 
@@ -76,7 +76,8 @@ class Payload(msgspec.Struct, frozen=True):
 
 
 BUFFERS = 6  # form of an update that replaces the model's buffers and changes no parameter
-NOTHING = Payload(form=0, tau_quanta=0, count=0, data=b"")  # sent to the origin
+# Payload of a commit that is sent to the update's own origin, which has the data already.
+NOTHING = Payload(form=0, tau_quanta=0, count=0, data=b"")
 
 LastSeqs = list[tuple[NodeField, SeqField]]  # (origin, number of its newest committed update)
 
@@ -85,12 +86,12 @@ LastSeqs = list[tuple[NodeField, SeqField]]  # (origin, number of its newest com
 
 
 class Join(msgspec.Struct, frozen=True, tag="join", kw_only=True):
-    """Request for a place in the tree or, if token and count repeat, for another edge."""
+    """Worker's request for a place in the tree or, if token and count repeat, for another edge."""
 
     token: U63  # random, per process
     count: U32  # from 1; rises with each node id that this process requests
     request: U32 = msgspec.field(name="knock")  # rises with each change of the address
-    partition: U32
+    partition: U32  # index of the partition that the worker trains
     attempt: U63  # Spark's taskAttemptId; the highest one owns the partition
     rows: U63
     checksum: U63  # of the rows' content, independent of their order
@@ -118,7 +119,7 @@ class ProbeReply(msgspec.Struct, frozen=True, tag="here"):
 
 
 class TrainingFailure(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
-    """Training failed on this worker, so the whole fit must end."""
+    """A worker's report that its training failed, so the whole fit must end."""
 
     node: NodeField | None  # None: the worker failed before it had an id
     reason: Trace  # one line
@@ -150,7 +151,7 @@ class Attach(msgspec.Struct, frozen=True, tag="attach", kw_only=True):
 
 
 class ResidualCheckpoint(msgspec.Struct, frozen=True):
-    """A file with a worker's residual, left on its executor's disk for the next fit."""
+    """A file with a worker's unsent changes, left on its executor's disk for the next fit."""
 
     path: Text
     mass: float  # sum of absolute values of the residual (parameter units)
@@ -235,7 +236,7 @@ class LeaveNotice(msgspec.Struct, frozen=True, tag="leaving", kw_only=True):
 
     node: NodeField
     reason: Text
-    checkpoint: ResidualCheckpoint | None = msgspec.field(name="kept")
+    checkpoint: ResidualCheckpoint | None = msgspec.field(name="kept")  # for the next fit
 
 
 # Direct messages from the master to a node.
@@ -315,7 +316,7 @@ class AttachReply(msgspec.Struct, frozen=True, tag="attached", kw_only=True):
 
     base: CommitField
     snapshot: bool  # True: the child must first fetch a replica as of ``base`` or later, in chunks
-    last: LastSeqs  # with a snapshot: every origin's newest update as of ``base``
+    last: LastSeqs  # with a snapshot: number of every origin's newest update as of ``base``
 
 
 class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
@@ -331,7 +332,7 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
     minibatches: U63  # number of minibatches committed so far
     minibatches_expected: U63 = 0  # of the whole fit; an estimate while rows are still unread
     epochs: U32  # number of epochs that every partition with training rows has finished
-    summed: U32 = 0  # most workers whose updates are summed in full; 0: all
+    summed: U32 = 0  # all updates together count as those of at most so many workers; 0: no limit
     wait_ms: U32  # how long a new commit waits for the slowest link on the way to the child
     closed: list[NodeField]  # recently closed node ids, whose processes may not know it
     stamp: U63 = msgspec.field(name="heard")  # newest ``Heartbeat.stamp`` from the child
@@ -350,7 +351,7 @@ class SnapshotRequired(msgspec.Struct, frozen=True, tag="behind"):
     """Answer to a child that needs commits no longer in the log: it must fetch a snapshot."""
 
     base: CommitField  # the commits after this one follow
-    last: LastSeqs  # every origin's newest update as of ``base``
+    last: LastSeqs  # number of every origin's newest update as of ``base``
 
 
 # Messages on the data stream.
@@ -383,9 +384,9 @@ class MergedRange(msgspec.Struct, frozen=True, kw_only=True):
 
     after: CommitField
     commit: CommitField
-    last: LastSeqs  # newest update of each origin that has an update in the sum
+    last: LastSeqs  # number of the newest update of each origin that has one in the sum
     count: U32  # estimated number of entries, which both ends use for flow control
-    payload: bytes  # ``Form.QUANTA``
+    payload: bytes  # the sum, as ``encoding.forms.Form.QUANTA``
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -420,7 +421,7 @@ Message = Control | Data
 NUMBER_BITS = 63  # numbers of messages stay below 2^63
 
 
-def copy_number(content: bytes) -> int:
+def hash_optimizer_copy(content: bytes) -> int:
     """Return the number that identifies an optimizer copy: a hash of its content, at least 1."""
     digest = hashlib.sha256(content).digest()
     return max(1, int.from_bytes(digest[:8], "little") >> (64 - NUMBER_BITS))
@@ -434,14 +435,14 @@ class OptimizerCopy:
     and verify the complete copy.
     """
 
-    content: bytes
-    number: int
-    chunk_bytes: int
+    content: bytes  # made by ``optimizer_state_codec.encode_state``
+    number: int  # hash of ``content``, at least 1
+    chunk_bytes: int  # size of each chunk but the last
 
     @classmethod
     def from_content(cls, content: bytes, chunk_bytes: int) -> OptimizerCopy:
         """Create a copy from an encoded state, which must not be empty."""
-        return cls(content, copy_number(content), chunk_bytes)
+        return cls(content, hash_optimizer_copy(content), chunk_bytes)
 
     def chunk(self, ask: OptimizerRequest) -> OptimizerChunk:
         """Return the requested chunk, or the first one if the request names a different copy."""

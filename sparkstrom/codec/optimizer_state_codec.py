@@ -1,4 +1,4 @@
-"""Encode an optimizer's state (named arrays and plain scalars) as npz bytes, without pickle."""
+"""Encode and decode optimizer states (named arrays and plain scalars) as npz, without pickle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCALARS = "scalars"
 
 
 def encode_state(state: Values) -> bytes:
-    """Encode a state in NumPy's npz format. Names may be any text."""
+    """Return the state as bytes in NumPy's npz format. Names may be any text."""
     arrays = {f"/{k}": v for k, v in state.items() if isinstance(v, np.ndarray)}
     scalars = {k: v for k, v in state.items() if not isinstance(v, np.ndarray)}
     file = io.BytesIO()
@@ -27,7 +27,10 @@ def encode_state(state: Values) -> bytes:
 
 
 def decode_state_untrusted(content: bytes) -> dict[str, NDArray[Any] | float | int]:
-    """Decode bytes made by ``encode_state``. Raise WireError, and no other error, if invalid."""
+    """Return the state that ``encode_state`` has encoded, by name.
+
+    Raise WireError, and no other error, if the bytes are invalid.
+    """
     try:
         arrays = read_npz(io.BytesIO(content))
         state: dict[str, NDArray[Any] | float | int] = {

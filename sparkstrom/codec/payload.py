@@ -1,4 +1,4 @@
-"""Decode payloads (updates, merged ranges, snapshot chunks) into arrays, and encode the last two.
+"""Decode payloads (updates, sums of updates, snapshot chunks), and encode the last two.
 
 Everything from the network is checked first: lengths before memory is allocated, every index before
 it is used, every float before it can reach theta (the shared parameters). docs/wire-format.md
@@ -34,9 +34,9 @@ HIT_BITS_MIN = 2  # in the form GAPS a hit takes at least a stop bit and a sign
 class Bitmap:
     """An update in bitmap form that has been checked but not unpacked."""
 
-    packed: NDArray[np.uint8]  # u8[(n_params+3)//4], states as in ``forms``
+    packed: NDArray[np.uint8]  # u8[(n_params+3)//4], two bits per parameter, as in ``forms``
     side: int  # +1 or -1: the sign of the bitmap's half steps
-    tau_quanta: int
+    tau_quanta: int  # threshold, as a multiple of the quantum
 
 
 def decode_update_untrusted(
@@ -47,9 +47,10 @@ def decode_update_untrusted(
     n_params: int,
     layers: Layers | None = None,
 ) -> tuple[Indices, Quanta]:
-    """Decode an update into parameter indices and the quanta to add there.
+    """Decode an update into parameter indices and the amounts to add there.
 
-    Quanta are +-tau, +-tau/2 (half steps of bitmaps) or +-tau * 2^level.
+    Amounts are in quanta, the unit of all parameters: +-tau, +-tau/2 (half steps of bitmaps) or
+    +-tau * 2^level (form LEVELS).
 
     Args:
         payload: the encoded entries.
@@ -60,7 +61,7 @@ def decode_update_untrusted(
         layers: multipliers of tau by layer; None: one tau for all.
 
     Returns:
-        int32[count] indices, ascending and unique, and int32[count] quanta. Allocates at most
+        int32[count] indices, ascending and unique, and int32[count] amounts. Allocates at most
         8 bytes per entry that the payload has room for.
 
     Raises:
@@ -80,7 +81,10 @@ def decode_update_untrusted(
 
 
 def _check_header(count: int, tau_quanta: int, n_params: int, multiplier: int) -> None:
-    """Raise WireError unless the number of entries and the threshold are valid for the model."""
+    """Raise WireError unless the number of entries and the threshold are valid for the model.
+
+    ``multiplier`` is the largest factor by which an entry may multiply the threshold.
+    """
     if not 1 <= count <= n_params:
         raise WireError(f"an update of {count} entries for {n_params} parameters")
     if not 2 <= tau_quanta <= EXACT_QUANTA // multiplier or tau_quanta % 2:
@@ -91,7 +95,7 @@ def _check_header(count: int, tau_quanta: int, n_params: int, multiplier: int) -
 def _decode_hits(
     payload: bytes, form: Form, count: int, tau_quanta: int, n_params: int
 ) -> tuple[Indices, Quanta]:
-    """Decode an update in the form GAPS or LEVELS. Raise WireError if it is invalid."""
+    """Return indices and amounts of an update in the form GAPS or LEVELS, or raise WireError."""
     if count * HIT_BITS_MIN > 8 * (len(payload) - 1):
         raise WireError(f"{count} hits announced, {len(payload)} bytes cannot hold so many")
     indices, quanta = np.empty(count, np.int32), np.empty(count, np.int32)
@@ -108,8 +112,8 @@ def _decode_hits(
 def _decode_bitmap(
     payload: bytes, form: Form, count: int, tau_quanta: int, n_params: int
 ) -> tuple[Indices, Quanta]:
-    """Decode an update in bitmap form. Raise WireError if it is invalid."""
-    packed = _unpack_checked_bitmap(payload, count, n_params)
+    """Return indices and amounts of an update in bitmap form, or raise WireError."""
+    packed = _check_bitmap(payload, count, n_params)
     indices, quanta = np.empty(count, np.int32), np.empty(count, np.int32)
     host().kernels.bitmap_decode(packed, n_params, half_side(form), tau_quanta, indices, quanta)
     return indices, quanta
@@ -118,19 +122,19 @@ def _decode_bitmap(
 def read_bitmap_untrusted(
     payload: bytes, form: int, count: int, tau_quanta: int, n_params: int
 ) -> Bitmap:
-    """Check a bitmap and return it packed. Adding a packed bitmap takes a tenth of the time.
+    """Check an update in bitmap form and return it packed, which can be added ten times faster.
 
     Raise WireError, and no other error, if it is invalid.
     """
     _check_header(count, tau_quanta, n_params, 1)
     if form not in BITMAPS:
         raise WireError(f"a bitmap has form 2 or 3, not {form}")
-    packed = _unpack_checked_bitmap(payload, count, n_params)
+    packed = _check_bitmap(payload, count, n_params)
     return Bitmap(packed, half_side(Form(form)), tau_quanta)
 
 
-def _unpack_checked_bitmap(payload: bytes, count: int, n_params: int) -> NDArray[np.uint8]:
-    """Return a bitmap as an array. Raise WireError if its length or number of entries is wrong."""
+def _check_bitmap(payload: bytes, count: int, n_params: int) -> NDArray[np.uint8]:
+    """Return a bitmap as packed bytes. Raise WireError if its length, count or padding is wrong."""
     if len(payload) != (n_params + 3) // 4:
         raise WireError(f"a bitmap of {len(payload)} bytes for {n_params} parameters")
     packed = np.frombuffer(payload, np.uint8)
@@ -141,12 +145,12 @@ def _unpack_checked_bitmap(payload: bytes, count: int, n_params: int) -> NDArray
 
 
 def encode_quanta(total: UpdateSum) -> bytes:
-    """Encode the sum of a merged range as ``Form.QUANTA``, in its shortest layout."""
+    """Encode a sum of updates as ``Form.QUANTA``, in the shortest of its layouts."""
     return sums.encode(total)
 
 
 def decode_quanta_untrusted(payload: bytes, n_params: int) -> UpdateSum:
-    """Decode the sum of a merged range. Raise WireError, and no other error, if it is invalid."""
+    """Decode a sum of updates. Raise WireError, and no other error, if it is invalid."""
     return sums.decode_untrusted(payload, n_params)
 
 
@@ -156,9 +160,10 @@ def encode_theta(theta: Flat) -> bytes:
 
 
 def decode_theta_untrusted(payload: bytes, n_params: int, k: int) -> Flat:
-    """Decode a snapshot chunk into a new float32[n_params].
+    """Decode a snapshot chunk of ``n_params`` parameters into a new float32 vector.
 
-    Raise WireError, and no other error, unless every value is a finite multiple of 2^-k.
+    Raise WireError, and no other error, unless every value is a finite multiple of the quantum
+    2^-k, and not -0.0.
     """
     if len(payload) != 4 * n_params:
         raise WireError(f"a snapshot chunk of {len(payload)} bytes for {n_params} parameters")

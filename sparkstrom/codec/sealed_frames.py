@@ -44,7 +44,7 @@ COUNT_MAX = (1 << COUNT_BITS) - 1
 
 
 class Rejection(enum.StrEnum):
-    """The reason why a frame is rejected. The fixed set bounds the number of counters by reason."""
+    """The reason why a frame is rejected. Rejections are counted by reason, hence the fixed set."""
 
     SHORT = "shorter than a frame"
     FOREIGN = "no frame of ours"
@@ -63,7 +63,7 @@ class Rejection(enum.StrEnum):
 
 
 class FrameError(WireError):
-    """A frame is rejected. Holds the ``Rejection``, for counting, and details for messages."""
+    """Error for a rejected frame. Contains the ``Rejection``, for counting, and details as text."""
 
     def __init__(self, rejection: str, detail: str = "") -> None:
         super().__init__(rejection, detail)
@@ -160,7 +160,10 @@ class Seal:
         )
 
     def open_untrusted(self, frame: bytes, token: int = 0) -> tuple[Header, bytes]:
-        """Decrypt a frame; return its header and body. Raise FrameError, and no other error."""
+        """Decrypt a frame; return its header and body. For ``token`` see the class.
+
+        Raise FrameError, and no other error, if the frame is rejected.
+        """
         if len(frame) < OVERHEAD_BYTES:
             detail = f"at least {OVERHEAD_BYTES} bytes, got {len(frame)}"
             raise FrameError(Rejection.SHORT, detail)

@@ -1,4 +1,4 @@
-"""Encode and decode messages as a kind and a body of bytes.
+"""Encode and decode messages; an encoded message is a ``Kind`` and a body of bytes.
 
 Control messages are MessagePack; data messages have fixed little-endian headers. Bodies come from
 authenticated frames, but are still checked before memory is allocated. An invalid body raises
@@ -35,10 +35,10 @@ class Kind(enum.IntEnum):
 
     CONTROL = 1
     UPDATE = 2
-    COMMITTED = 3
-    CHUNK = 4
-    MERGED = 5
-    UPDATER = 6
+    COMMITTED = 3  # a ``Commit``
+    CHUNK = 4  # of a snapshot
+    MERGED = 5  # a ``MergedRange``: the sum of several commits
+    UPDATER = 6  # an ``OptimizerChunk``
 
 
 # u32 origin | u64 seq | u64 seen | u32 epoch | u32 batch | u64 steps
@@ -129,7 +129,10 @@ def _none_to_zero(message: Control) -> Control:
 
 
 def _zero_to_none(message: Control) -> Control:
-    """Reverse ``_none_to_zero``. Raise WireError if the field is null on the wire."""
+    """Reverse ``_none_to_zero``: return the message with None in place of 0.
+
+    Raise WireError if the field is null on the wire.
+    """
     field = ZERO_FOR_NONE.get(type(message))
     if field is None:
         return message
@@ -182,8 +185,8 @@ def _split_header_and_payload(
 ) -> tuple[list[Any], bytes]:
     """Split a body; return its header's fields, except for the last, and the payload.
 
-    The last field is the payload's length. Raise WireError if this length is wrong or padding is
-    not zero.
+    The last field is the payload's length. ``what`` is a name for error texts. Raise WireError if
+    this length is wrong or padding is not zero.
     """
     if len(body) < header.size:
         raise WireError(f"{what} header needs {header.size} bytes, got {len(body)}")
@@ -234,7 +237,7 @@ def _decode_chunk(body: bytes) -> Chunk:
 
 
 def _decode_merged(body: bytes) -> MergedRange:
-    """Decode a sum of commits. Raise WireError if it is invalid."""
+    """Decode a message with a sum of commits. Raise WireError if it is invalid."""
     if len(body) < MERGED_HEADER.size:
         raise WireError(f"merged header needs {MERGED_HEADER.size} bytes, got {len(body)}")
     after, commit, count, origins, payload_bytes = MERGED_HEADER.unpack_from(body)

@@ -1,1 +1,1 @@
-"""Convert rows to records, store them in bounded memory, and make minibatches. Needs no Spark."""
+"""Pack rows as bytes (records), store these in bounded memory, and make minibatches of them."""

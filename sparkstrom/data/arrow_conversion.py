@@ -64,7 +64,7 @@ OPENCV_DEPTHS = {0: "u1", 5: "<f4"}  # low bits of the mode in Spark's image sch
 def decode_image_bytes(
     values: list[bytes], reject: RejectRow, expected: ExpectedShape
 ) -> NDArray[np.uint8]:
-    """Decode PNGs and JPEGs, or convert raw bytes, to one array; ``reject`` unsuitable rows."""
+    """Return PNGs and JPEGs, or raw bytes, as one array; call ``reject`` for an unsuitable row."""
     encoded = [value.startswith(ENCODED_IMAGE_MAGIC) for value in values]
     arrays = []
     for row, value in enumerate(values):
@@ -79,7 +79,7 @@ def decode_image_bytes(
 def decode_image_structs(
     values: list[dict[str, Any]], reject: RejectRow, expected: ExpectedShape
 ) -> NDArray[Any]:
-    """Convert equally sized images in Spark's image schema to one uint8 or float32 array."""
+    """Return equally sized images in Spark's image schema as one uint8 or float32 array."""
     arrays = [_read_image_struct(row, value, reject) for row, value in enumerate(values)]
     return _stack_images(arrays, reject, expected)
 
@@ -123,7 +123,7 @@ def _read_image_struct(row: int, image: dict[str, Any], reject: RejectRow) -> ND
 def _stack_images(
     arrays: list[NDArray[Any]], reject: RejectRow, expected: ExpectedShape
 ) -> NDArray[Any]:
-    """Stack images to one array; reject the first one with a different shape or dtype."""
+    """Stack images to one array; ``reject`` the first one with a different shape or dtype."""
     shape = arrays[0].shape if expected is None else expected
     for row, array in enumerate(arrays):
         if array.shape != shape or array.dtype != arrays[0].dtype:
@@ -186,7 +186,7 @@ def records_from_arrow(base: RowFormat, batch: pa.RecordBatch) -> tuple[RowForma
 
 
 def _arrow_type(leaf: Leaf) -> pa.DataType:
-    """Return the Arrow type in which a leaf is stored."""
+    """Return the Arrow type of the exported column for ``leaf``, one array of the minibatches."""
     import pyarrow as pa
 
     if leaf.entries:
@@ -200,7 +200,7 @@ def _arrow_type(leaf: Leaf) -> pa.DataType:
 
 
 def _to_column(leaf: Leaf, array: NDArray[Any]) -> pa.Array:
-    """Convert a leaf's array in stored form to an Arrow column."""
+    """Convert an array unpacked from records, with the layout ``leaf``, to an Arrow column."""
     import pyarrow as pa
 
     kind = _arrow_type(leaf)
@@ -217,7 +217,7 @@ def _to_column(leaf: Leaf, array: NDArray[Any]) -> pa.Array:
 
 
 def _to_array(leaf: Leaf, column: pa.Array) -> NDArray[Any]:
-    """Convert an Arrow column to a leaf's array in stored form."""
+    """Convert an Arrow column to an array that can be packed into records as ``leaf``."""
     import pyarrow as pa
 
     shape = (len(column), *leaf.shape)
@@ -234,7 +234,7 @@ def _to_array(leaf: Leaf, column: pa.Array) -> NDArray[Any]:
 
 
 def _to_entries(column: pa.Array) -> NDArray[Any]:
-    """Convert an Arrow column of packed entries to sparse entries [rows, entries]."""
+    """Convert an Arrow column with the bytes of sparse entries to an array [rows, entries]."""
     rows = [np.frombuffer(value, ENTRY_DTYPE) for value in column.to_pylist()]
     out = np.zeros((len(rows), max(1, *map(len, rows))), ENTRY_DTYPE)
     for row, entries in zip(out, rows, strict=True):
@@ -248,7 +248,7 @@ DENSE_MAX = 1024  # longer vectors are stored as entries of 8 bytes, not as elem
 def read_arrow_blocks(
     plan: ArrowReadPlan, partition: int, messages: Iterable[bytes]
 ) -> Iterator[Block]:
-    """Convert a partition's serialized Arrow batches to blocks.
+    """Convert a partition's serialized Arrow batches to blocks of records, by ``plan``.
 
     Raise UsageError that names the column and row if a value cannot be used.
     """
@@ -258,7 +258,7 @@ def read_arrow_blocks(
 def read_batch_blocks(
     plan: ArrowReadPlan, partition: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[Block]:
-    """Convert a partition's record batches, such as those from ``mapInArrow``, to blocks."""
+    """Convert a partition's Arrow batches, such as those of ``mapInArrow``, to record blocks."""
     where = f"partition {partition}"
     return gather_blocks(read_record_parts(plan, batches, where), where)
 
@@ -280,9 +280,9 @@ def _decode_batches(plan: ArrowReadPlan, messages: Iterable[bytes]) -> Iterator[
 def read_record_parts(
     plan: ArrowReadPlan, batches: Iterable[pa.RecordBatch], where: str
 ) -> Iterator[tuple[RowFormat, Records]]:
-    """Convert record batches; yield (row format, records) in parts of about BLOCK_BYTES.
+    """Convert Arrow batches to records, and yield (row format, records) of about BLOCK_BYTES each.
 
-    ``where`` names the origin of the rows in error messages.
+    Records are rows packed as bytes of equal length. ``where`` names their origin in errors.
     """
     form: RowFormat | None = None
     begin = 0
@@ -307,7 +307,11 @@ def _read_part(
     where: str,
     previous: RowFormat | None,
 ) -> tuple[RowFormat, Records]:
-    """Convert a slice of a batch to records; shapes must equal those of ``previous``, if given."""
+    """Convert part of an Arrow batch to records; return (row format, records).
+
+    ``first_row`` is the number of its first row. Raise UsageError for a row that cannot be used or
+    has another shape than earlier rows, whose format is ``previous``.
+    """
     leaves, arrays = [], []
     for i, source in enumerate(plan.array_sources):
         expected = previous.leaves[i].shape if previous else None
@@ -347,7 +351,10 @@ class _ArrayReader:
         )
 
     def array(self, batch: pa.RecordBatch) -> tuple[NDArray[Any], int | None]:
-        """Return (array [rows, ...], None), or (sparse entries [rows, entries], vector size)."""
+        """Return (array [rows, ...], None), or (sparse entries [rows, entries], vector size).
+
+        Raise UsageError naming the first row that cannot be used.
+        """
         columns = [batch.column(i) for i in self._source.columns]
         for name, column in zip(self._source.names, columns, strict=True):
             self._reject_nulls(column, name)
@@ -460,7 +467,7 @@ class _ArrayReader:
 
 
 def _column_kind(kind: pa.DataType) -> str:
-    """Return ``Leaf.column`` for an Arrow type; "" for images, whose values SQL cannot search."""
+    """Return "number", "array" or "vector" for an Arrow type; "" for images and other bytes."""
     import pyarrow as pa
 
     if is_list_type(kind):

@@ -1,4 +1,7 @@
-"""Check the column names that a user passes to ``fit``, and plan how executors read them."""
+"""Check the columns that a user names for ``fit``, and plan how executors make arrays of them.
+
+``features_to_arrays`` converts the features that a user passes to ``predict``.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, arrays_of
 
-Records = NDArray[np.uint8]  # [rows, row_bytes]
+Records = NDArray[np.uint8]  # [rows, row_bytes]: packed rows
 Keys = NDArray[np.uint64]  # [rows, 2]: two hashes of each row
 # Arrangement of features or labels. None: one array; int: a tuple's length; tuple: a dict's keys.
 ColumnStructure = None | int | tuple[str, ...]
@@ -34,7 +34,7 @@ class Leaf(NamedTuple):
     shape: tuple[int, ...]  # shape of one row's value
     stored_dtype: str  # dtype in a record
     batch_dtype: str  # dtype in a minibatch
-    entries: int = 0  # room for so many entries of a sparse vector; 0: dense
+    entries: int = 0  # most entries of a sparse vector that fit into a record; 0: dense
     column: str = ""  # kind of DataFrame column: "number", "array" or "vector"; "": other
 
     @property
@@ -50,7 +50,7 @@ class Leaf(NamedTuple):
 
 
 class RowFormat(NamedTuple):
-    """The layout of a record: features, labels, then the weight and held-out flag, if present."""
+    """The layout of a record (packed row): features, labels, optional weight and held-out flag."""
 
     leaves: tuple[Leaf, ...]  # arrays in the order in which a record stores them
     features: ColumnStructure = None  # structure of the features
@@ -70,7 +70,7 @@ class RowFormat(NamedTuple):
         return list(zip([0, *ends], ends, strict=False))
 
     def pack(self, arrays: list[NDArray[Any]]) -> Records:
-        """Pack arrays [rows, ...], one per leaf, into records.
+        """Pack arrays [rows, ...], one per leaf (array of a minibatch), into records.
 
         Sparse arrays have the form that ``pack_sparse_entries`` returns, with no more entries per
         row than the leaf has room for.
@@ -84,7 +84,10 @@ class RowFormat(NamedTuple):
         return records
 
     def array(self, records: Records, index: int) -> NDArray[Any]:
-        """Unpack leaf ``index`` in stored form: [rows, ...], or sparse entries [rows, entries]."""
+        """Unpack the array of leaf ``index`` in stored form, which is the form that records have.
+
+        Return [rows, ...], or for a sparse vector its entries [rows, entries].
+        """
         (first, end), leaf = self.spans[index], self.leaves[index]
         raw = np.ascontiguousarray(records[:, first:end])
         if leaf.entries:
@@ -97,7 +100,7 @@ class RowFormat(NamedTuple):
         )
 
     def arrays(self, records: Records) -> list[NDArray[Any]]:
-        """Unpack all leaves in stored form; see ``array``."""
+        """Unpack the arrays of all leaves in stored form; see ``array``."""
         return [self.array(records, i) for i in range(len(self.leaves))]
 
     def batch(self, records: Records) -> Batch:
@@ -105,7 +108,10 @@ class RowFormat(NamedTuple):
         return self.batch_from_arrays(self.arrays(records))
 
     def batch_from_arrays(self, stored: list[NDArray[Any]]) -> Batch:
-        """Convert leaves in stored form to a minibatch; copy arrays only if their dtype changes."""
+        """Convert arrays in stored form, one per leaf, to a minibatch with dense arrays.
+
+        Dense arrays are copied only if their dtype changes.
+        """
         arrays = [
             entries_to_dense(array, leaf.shape[0])
             if leaf.entries
@@ -179,7 +185,7 @@ def format_from_batch(batch: Batch) -> RowFormat:
 
 
 def flatten_batch(batch: Batch) -> list[NDArray[Any]]:
-    """Return a batch's arrays, in the order of the leaves in its row format."""
+    """Return a batch's arrays in the order of records: features, labels, then weights if any."""
     weights = [] if batch.weights is None else [batch.weights]
     return [*arrays_of(batch.features), *arrays_of(batch.labels), *weights]
 
@@ -242,7 +248,10 @@ def splitmix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _hash_words(part: Records, salt: int) -> Keys:
-    """Hash rows of bytes to u64[rows, 2] by sums over words. Trailing zeros have no effect."""
+    """Hash each row's bytes of one column to u64[rows, 2]; ``salt`` is the index of the column.
+
+    Sums over words are used. Trailing zeros have no effect.
+    """
     words = -(-part.shape[1] // 8)
     padded = np.zeros((len(part), words * 8), np.uint8)
     padded[:, : part.shape[1]] = part
@@ -256,7 +265,7 @@ def _hash_words(part: Records, salt: int) -> Keys:
 
 
 def _describe_leaf(leaf: Leaf | None) -> str:
-    """Return a leaf's name, dtype and shape for messages."""
+    """Return the name, dtype and shape of a column for messages; None: there is no such column."""
     if leaf is None:
         return "no such column"
     return f"{leaf.name} is {leaf.describe()}" + (" (sparse)" if leaf.entries else "")

@@ -1,7 +1,7 @@
 """Convert rows to blocks of records, check the blocks, and distribute them in a Spark shuffle.
 
-A block has about ``BLOCK_BYTES`` of records. Error messages name the column and the row's number in
-its partition.
+Records are rows packed as bytes of equal length (``packed_rows``); a block is about ``BLOCK_BYTES``
+of them. Error messages name the column and the row's number in its partition.
 """
 
 from __future__ import annotations
@@ -137,7 +137,10 @@ def _find_error(model: FlatModel, block: Block, first: int, end: int) -> UsageEr
 
 
 def gather_blocks(parts: Iterable[tuple[RowFormat, Records]], where: str) -> Iterator[Block]:
-    """Join consecutive records into blocks of about ``BLOCK_BYTES``; ``where`` as in ``Block``."""
+    """Join consecutive pairs (row format, records) into blocks of about ``BLOCK_BYTES``.
+
+    ``where`` names the origin of the rows in error messages.
+    """
     held: list[Records] = []
     form, begin = RowFormat(()), 0
     for part_form, records in parts:
@@ -155,13 +158,16 @@ def gather_blocks(parts: Iterable[tuple[RowFormat, Records]], where: str) -> Ite
 
 
 def _make_block(form: RowFormat, held: list[Records], begin: int, where: str) -> Block:
-    """Make one block of all records in ``held``, with row numbers from ``begin``."""
+    """Return one block of all records in ``held``, with row numbers from ``begin``."""
     records = held[0] if len(held) == 1 else np.concatenate(held)
     return Block(form, records, np.arange(begin, begin + len(records)), where)
 
 
 def join_small_blocks(blocks: Iterable[Block], rows: int) -> Iterator[Block]:
-    """Join consecutive blocks to blocks of at least ``rows`` rows, if rows are very large."""
+    """Join consecutive blocks into blocks of at least ``rows`` rows; the last may have fewer.
+
+    This is for very large rows, of which a block may have only one.
+    """
     held: list[Block] = []
     for block in blocks:
         held.append(block)
@@ -218,7 +224,14 @@ class ParsedRow(NamedTuple):
 def _pack_rows(
     rows: Iterator[Any], where: str, parse: Callable[[Any, int, str], ParsedRow]
 ) -> Iterator[tuple[RowFormat, Records]]:
-    """Parse rows with ``parse``; yield (row format, records) in parts. Row 0 sets the format."""
+    """Pack rows into records, some at a time, and yield each part as (row format, records).
+
+    Args:
+        rows: the rows. The first one determines the row format.
+        where: origin of the rows in error messages, such as "partition 3".
+        parse: called with a row, its number and ``where``; returns the row as arrays, or raises
+            UsageError.
+    """
     form: RowFormat | None = None
     begin, count = 0, 1
     while chunk := list(itertools.islice(rows, count)):
@@ -230,7 +243,7 @@ def _pack_rows(
 
 
 def _parse_features(row: Any, number: int, where: str) -> ParsedRow:
-    """Parse a row that consists of features only."""
+    """Convert a row of features without a label to arrays. Raise UsageError if it is invalid."""
     structure, values = split_columns(row)
     try:
         return ParsedRow(structure, 0, False, [as_array(value) for value in values])
@@ -242,7 +255,7 @@ def _parse_features(row: Any, number: int, where: str) -> ParsedRow:
 
 
 def _parse_labelled_row(row: Any, number: int, where: str) -> ParsedRow:
-    """Parse a row (features, label) or (features, label, weight)."""
+    """Convert a row (features, label[, weight]) to arrays. Raise UsageError if it is invalid."""
     if not (isinstance(row, tuple | list) and len(row) in (2, 3)):
         raise UsageError(
             f"row {number} of {where} is {shorten_value(row)}: an element must be a pair "
@@ -330,7 +343,7 @@ def _stack_rows(
     begin: int,
     where: str,
 ) -> list[NDArray[Any]]:
-    """Stack the rows' arrays, for each leaf. Raise UsageError naming the first row that differs."""
+    """Stack the rows to arrays [rows, ...], one per leaf. UsageError names a row that differs."""
     for i, (features, labels, _, arrays) in enumerate(columns):
         if (features, labels, len(arrays)) != (form.features, form.labels, len(form.leaves)):
             raise UsageError(

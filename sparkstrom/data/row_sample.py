@@ -15,19 +15,19 @@ from sparkstrom.data.row_blocks import Block, BlockReader
 class SampledBlock(NamedTuple):
     """Rows of one block that a sample may contain."""
 
-    block: Block
-    keys: NDArray[np.float64]  # random; the sample has the rows with the smallest keys
+    block: Block  # the rows
+    keys: NDArray[np.float64]  # random, one per row; the sample has the rows with the smallest keys
 
 
 class RowSample(NamedTuple):
     """A random sample of rows."""
 
-    blocks: list[Block]
-    rows: int
-    total: int  # rows of the data
+    blocks: list[Block]  # the rows of the sample, in blocks
+    rows: int  # number of rows in the sample
+    total: int  # number of rows in the data
 
     def head(self, rows: int) -> RowSample:
-        """Return the first blocks that together have at least ``rows`` rows, or all blocks."""
+        """Return a sample of the first blocks: as many as needed for ``rows`` rows, or all."""
         blocks, count = [], 0
         for block in self.blocks:
             if count >= rows:
@@ -43,7 +43,7 @@ class RowSampler:
     Args:
         rows: Size of the sample; all rows if there are fewer.
         seed: Seed of the choice.
-        source: Number of the part of the data, such as a partition.
+        source: Number of the part of the data, such as a partition; parts choose independently.
     """
 
     def __init__(self, rows: int, seed: int, source: int = 0) -> None:
@@ -52,7 +52,7 @@ class RowSampler:
         self._count = self.total = 0
 
     def add(self, block: Block) -> None:
-        """Draw rows of a block."""
+        """Add a block, from whose rows the sample draws."""
         self.merge([SampledBlock(block, self._rng.random(len(block.records)))], len(block.records))
 
     def merge(self, sampled: Iterable[SampledBlock], total: int) -> None:
@@ -85,7 +85,7 @@ class RowSampler:
 
 
 def _select(sampled: SampledBlock, chosen: NDArray[np.bool_]) -> SampledBlock:
-    """Return the chosen rows."""
+    """Return a sampled block with the rows for which ``chosen``, bool[rows], is True."""
     block = sampled.block
     rows = block._replace(records=block.records[chosen].copy(), numbers=block.numbers[chosen])
     return SampledBlock(rows, sampled.keys[chosen])

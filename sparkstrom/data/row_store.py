@@ -1,4 +1,4 @@
-"""Sort a worker's rows in bounded memory, shuffle them into minibatches, and prefetch those.
+"""Sort a worker's rows in bounded memory, shuffle them into minibatches, and prefetch these.
 
 Rows are sorted by a hash of their content (their key), because Spark may deliver them in another
 order when it retries a task, and every attempt must produce the same minibatches. Rows that exceed
@@ -59,11 +59,12 @@ class SpilledRun(NamedTuple):
 
 
 class OrderedRows:
-    """Sorted rows, in memory or in a file: training rows by key, then held-out rows by key."""
+    """Rows in memory or in a file: training rows, then held-out rows, both sorted by hashes."""
 
     def __init__(
         self, form: RowFormat, rows: int, held_out: int, checksum: int, source: Records | IO[bytes]
     ) -> None:
+        # ``rows`` and ``held_out`` are the numbers of training rows and of held-out rows.
         self.form, self.rows, self.held_out, self.checksum = form, rows, held_out, checksum
         self._source = source
 
@@ -75,7 +76,7 @@ class OrderedRows:
         return (self.rows + self.held_out) * self.form.row_bytes
 
     def read(self, ranges: list[tuple[int, int]]) -> Records:
-        """Return the rows of several ranges (first, end), concatenated."""
+        """Return the records of several ranges (first, end) of rows, concatenated."""
         if isinstance(self._source, np.ndarray):
             return np.concatenate([self._source[first:end] for first, end in ranges])
         out = np.empty((sum(end - first for first, end in ranges), self.form.row_bytes), np.uint8)
@@ -93,7 +94,7 @@ class OrderedRows:
 
 
 class RowStore:
-    """Accepts rows in any order, selects held-out rows, and sorts all rows by key.
+    """Accepts rows in any order, selects held-out rows, and sorts all by hashes of their content.
 
     Args:
         memory_bytes: approximate memory limit, half of it for rows and half for sorting them.
@@ -120,7 +121,7 @@ class RowStore:
         self._runs: list[SpilledRun] = []
 
     def add(self, form: RowFormat, records: Records) -> None:
-        """Add records. Raise UsageError if their format does not match that of earlier records."""
+        """Add packed rows. Raise UsageError if their format does not match that of earlier ones."""
         self._form = form if self._form is None else self._form.unify(form)
         keys = form.keys(records)
         held = form.held_out(records) | (splitmix(keys[:, 0] ^ self._salt) < self._held_out_below)
@@ -366,7 +367,7 @@ class HeldOutBatches:
         yield from map(self._ordered.form.batch_from_arrays, self.stored_arrays())
 
     def stored_arrays(self) -> Iterator[list[NDArray[Any]]]:
-        """Yield each minibatch as arrays in stored form, one per leaf of the row format."""
+        """Yield the arrays of each minibatch as records have them: sparse vectors stay sparse."""
         begin, end = self._ordered.rows, self._ordered.rows + self.rows
         for first in range(begin, end, self._batch_rows):
             part = (first, min(end, first + self._batch_rows))
@@ -458,7 +459,10 @@ class Batches:
         return -(-self.rows // self._batch_rows)
 
     def place(self, epoch: int, index: int) -> tuple[int, int, int]:
-        """Return (epoch counted over all fits, ``index``, minibatches per epoch)."""
+        """Return a minibatch's position as models take it: (epoch, index, minibatches per epoch).
+
+        The result counts epochs over all fits.
+        """
         return self._first_epoch + epoch, index, self.batches_per_epoch
 
     def get(self, epoch: int, index: int) -> Batch:
@@ -466,7 +470,7 @@ class Batches:
         return self.form.batch_from_arrays(self.stored_arrays(epoch, index))
 
     def stored_arrays(self, epoch: int, index: int) -> list[NDArray[Any]]:
-        """Return a minibatch as arrays in stored form, in which sparse vectors stay sparse."""
+        """Return the arrays of a minibatch as records have them: sparse vectors stay sparse."""
         if epoch != self._epoch:
             self._begin_epoch(epoch)
         first = index * self._batch_rows
@@ -475,7 +479,7 @@ class Batches:
 
     @property
     def form(self) -> RowFormat:
-        """The row format."""
+        """The layout of the packed rows."""
         return self._ordered.form
 
     def close(self) -> None:
@@ -495,7 +499,7 @@ class Batches:
         self._starts = [*at[: pages : self._window_pages], self.rows]
 
     def _read_shuffled(self, first: int, end: int) -> list[NDArray[Any]]:
-        """Return rows ``first`` to ``end`` - 1 of the shuffled epoch, as arrays in stored form."""
+        """Return the arrays, as stored, of rows ``first`` to ``end`` - 1 of the shuffled epoch."""
         parts = []
         while first < end:
             window = bisect.bisect_right(self._starts, first) - 1
@@ -509,7 +513,7 @@ class Batches:
         return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
 
     def _load_window(self, window: int) -> list[NDArray[Any]]:
-        """Return a window's shuffled rows; cache them until another window is needed."""
+        """Return a window's shuffled rows as arrays; cache them until another window is needed."""
         if window != self._window:
             first_page = window * self._window_pages
             pages = np.sort(self._pages[first_page : first_page + self._window_pages])

@@ -1,4 +1,7 @@
-"""Compress a worker's parameter changes into updates, with kernels for CPU and GPU."""
+"""Compress a worker's parameter changes into updates, with kernels for CPU and GPU.
+
+Importing it makes Numba use a private cache directory if the default one is unwritable or unsafe.
+"""
 
 import os
 

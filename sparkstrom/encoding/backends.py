@@ -1,9 +1,10 @@
-"""Select the kernels and memory of a backend by name: "reference", "cpu" or "cuda".
+"""Define the interfaces of kernels and of their memory, and select both by a backend's name.
 
-A kernel is a function that processes all parameters or hits. ``reference`` is the specification in
-NumPy, ``cpu`` has the same functions compiled with Numba, and ``cuda`` has them for device arrays.
-The latter two are compiled, or loaded from files, before their first call. ``warm_up`` does this
-before a worker joins a fit, so that the worker is not considered dead while it compiles.
+A kernel is a function that processes all parameters, or all hits (the parameters that an update
+changes). The backend "reference" is the specification in NumPy, "cpu" has the same functions
+compiled with Numba, and "cuda" has them for device arrays. The latter two are compiled, or loaded
+from files, before their first call. ``warm_up`` does this before a worker joins a fit, so that the
+worker is not considered dead while it compiles.
 """
 
 from __future__ import annotations
@@ -35,25 +36,35 @@ SCRATCH_BYTES = 512  # working memory of the bitmap kernels
 
 
 class Kernels(Protocol):
-    """Interface of a set of kernels; ``encoding.reference_kernels`` documents the arguments."""
+    """Interface of a set of kernels; ``encoding.reference_kernels`` documents the arguments.
+
+    A hit is a parameter whose residual (what is learned but not sent) reaches tau in absolute
+    value. A hit's code is its index, or ``~index`` if the residual is negative. The residual is
+    local - theta for kernels named ``*_local``, and a separate array for ``*_replica``. Results
+    (overflows, first) are the number of parameters that left the range in which float32 sums are
+    exact, and the index of the first of them or -1.
+    """
 
     def scan_local(self, local: F32, theta: F32, tau: float, codes: I32, /) -> tuple[int, int]:
-        """Write codes of hits in local - theta; return (number of hits, largest |local| bits)."""
+        """Write the code (``index`` or ``~index``) of each hit in local - theta to ``codes``.
+
+        Returns (number of hits, largest bits of |local|, which reveal NaN and infinity).
+        """
 
     def scan_replica(self, residual: F32, delta: F32, tau: float, codes: I32, /) -> tuple[int, int]:
-        """Add delta to the residual, write codes of hits; return (number, largest bits)."""
+        """Add delta to the residual, write the codes of its hits; return (hits, largest bits)."""
 
     def move(
         self, theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float, /
     ) -> tuple[int, int]:
-        """Add +-step to theta and +-other_step to ``other`` at the hits; return overflows."""
+        """Add +-step to theta and +-other_step to ``other`` at hits; return (overflows, first)."""
 
     def choose_local(
         self, local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32, /
     ) -> int:
         """Write codes of selected hits in local - theta; return the number of selected hits.
 
-        All hits of at least 2 tau are selected, and smaller ones at random.
+        All hits of at least 2 tau are selected, and smaller ones with a probability of limit/2^32.
         """
 
     def choose_replica(
@@ -61,19 +72,27 @@ class Kernels(Protocol):
     ) -> int:
         """Write codes of selected hits in the residual; return the number of selected hits.
 
-        All hits of at least 2 tau are selected, and smaller ones at random.
+        All hits of at least 2 tau are selected, and smaller ones with a probability of limit/2^32.
         """
 
     def sample(self, one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32, /) -> None:
-        """Sample |one + sign * other| at random indices."""
+        """Write random indices to ``where``, and |one + sign * other| there to ``sizes``."""
 
-    def levels_local(
+    def find_levels_local(
         self, local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8, /
     ) -> int:
-        """Write the level of each hit in local - theta to ``levels``; return the highest."""
+        """Write each hit's level, the largest l <= top with |local - theta| >= tau * 2^l.
 
-    def levels_replica(self, residual: F32, codes: I32, tau: float, top: int, levels: U8, /) -> int:
-        """Write the level of each hit in the residual to ``levels``; return the highest."""
+        Returns the highest of the levels.
+        """
+
+    def find_levels_replica(
+        self, residual: F32, codes: I32, tau: float, top: int, levels: U8, /
+    ) -> int:
+        """Write each hit's level, the largest l <= top with |residual| >= tau * 2^l.
+
+        Returns the highest of the levels.
+        """
 
     def move_levels(
         self,
@@ -86,10 +105,10 @@ class Kernels(Protocol):
         q: float,
         /,
     ) -> tuple[int, int]:
-        """Like ``move``, with each hit's steps multiplied by 2^level."""
+        """Apply hits like ``move``, with steps times 2^level; return (overflows, first)."""
 
     def shift_codes(self, codes: I32, start: int, /) -> None:
-        """Add ``start`` to the index in each hit code, in place."""
+        """Add ``start`` to the index in each hit code (``index`` or ``~index``), in place."""
 
     def bitmap_local(
         self,
@@ -103,7 +122,11 @@ class Kernels(Protocol):
         out: U8,
         /,
     ) -> tuple[int, int, int, int]:
-        """Write local - theta as a bitmap, and update theta and local accordingly."""
+        """Write local - theta to ``out`` as a bitmap, and apply the bitmap to theta and local.
+
+        Per parameter, a bitmap has +step, -step, half a step of the sign ``side``, or nothing.
+        Returns (hits, half steps, overflows, index of the first overflow or -1).
+        """
 
     def bitmap_replica(
         self,
@@ -117,7 +140,7 @@ class Kernels(Protocol):
         out: U8,
         /,
     ) -> tuple[int, int, int, int]:
-        """Write the residual as a bitmap; subtract that from the residual and add it to theta."""
+        """Write the residual as a bitmap, apply it to residual and theta; see ``bitmap_local``."""
 
     def bitmap_count(self, packed: U8, n: int, /) -> int:
         """Count the entries of a bitmap of n parameters; return -1 if padding bits are set."""
@@ -125,34 +148,34 @@ class Kernels(Protocol):
     def bitmap_decode(
         self, packed: U8, n: int, side: int, quanta: int, indices: I32, amounts: I32, /
     ) -> int:
-        """Unpack a bitmap to indices and signed quanta; return the number of entries."""
+        """Unpack a bitmap to indices and amounts (+-quanta or half); return the entries' number."""
 
     def bitmap_add(
         self, theta: F32, packed: U8, side: int, step: float, q: float, scratch: U8, /
     ) -> tuple[int, int]:
-        """Add a bitmap to theta, like ``bitmap_decode`` and ``apply_hits`` together."""
+        """Add a bitmap's steps to theta; return (overflows, index of the first or -1)."""
 
     def bitmap_add_both(
         self, theta: F32, local: F32, packed: U8, side: int, step: float, q: float, scratch: U8, /
     ) -> tuple[int, int]:
-        """Add a bitmap to theta, and to local to keep the residual local - theta."""
+        """Add a bitmap to theta as ``bitmap_add`` does, and to local, to keep local - theta."""
 
     def apply_hits(self, theta: F32, indices: I32, quanta: I32, q: float, /) -> tuple[int, int]:
-        """Add quanta * q to theta at ``indices``, exactly; return overflows."""
+        """Add quanta * q to theta at ``indices``; return (overflows, index of the first or -1)."""
 
     def apply_hits_both(
         self, theta: F32, local: F32, indices: I32, quanta: I32, q: float, /
     ) -> tuple[int, int]:
-        """Like ``apply_hits``, but also add to local, to keep the residual local - theta."""
+        """Add to theta as ``apply_hits`` does, and to local, to keep local - theta."""
 
     def sum_hits(self, total: I32, indices: I32, quanta: I32, /) -> tuple[int, int]:
-        """Add quanta to ``total`` at ``indices``, as wrapping integers; return overflows."""
+        """Add quanta to integer sums at ``indices``; return (number wrapped around, first)."""
 
     def add_quanta(self, theta: F32, total: I32, q: float, /) -> tuple[int, int]:
-        """Add total * q to theta, exactly; return overflows."""
+        """Add total * q to theta; return (overflows, index of the first or -1)."""
 
     def add_quanta_both(self, theta: F32, local: F32, total: I32, q: float, /) -> tuple[int, int]:
-        """Like ``add_quanta``, but also add to local, to keep the residual local - theta."""
+        """Add to theta as ``add_quanta`` does, and to local, to keep local - theta."""
 
     def clip_local(self, local: F32, theta: F32, limit: float, /) -> float:
         """Clip local to within ``limit`` of theta; return the sum of absolute changes."""
@@ -183,10 +206,10 @@ class Memory(Protocol):
         """Allocate an array of ``size`` zeros."""
 
     def mirror(self, host: NDArray[Any], /) -> NDArray[Any]:
-        """Return an array that kernels can write, with the size and dtype of ``host``."""
+        """Return an array that kernels can write: ``host``, or one of its size and dtype."""
 
     def to_host(self, array: NDArray[Any], /) -> NDArray[Any]:
-        """Return the array's content as a host array."""
+        """Return the array's content as a host array, which may be the array itself."""
 
     def add(self, target: F32, source: F32, /) -> None:
         """Add ``source`` to ``target``, f32[n] both."""
@@ -201,7 +224,7 @@ class Memory(Protocol):
         """Set ``target`` to one - other, all f32[n]; ``target`` may be one of the others."""
 
     def from_host(self, host: NDArray[Any], /) -> NDArray[Any]:
-        """Return a host array's content as an array that kernels can read."""
+        """Return ``host``, or a copy of it, as an array that kernels can read."""
 
     def part(self, array: NDArray[Any], where: slice, /) -> NDArray[Any]:
         """Return a view of the array's entries in the slice ``where``."""
@@ -289,7 +312,7 @@ def _cuda_device() -> Any:
 
 
 def memory(name: str = "cpu") -> Memory:
-    """Return the memory for the kernels of the backend of this name."""
+    """Return the functions that allocate and copy arrays for the backend of this name."""
     module = "cuda.memory" if name == CUDA else "cpu.host_memory"
     return cast(Memory, importlib.import_module(f"sparkstrom.encoding.{module}"))
 

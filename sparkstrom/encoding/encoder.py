@@ -52,7 +52,7 @@ from sparkstrom.encoding.residual import (
     StepSizes,
     create_residual,
 )
-from sparkstrom.encoding.tau import PublicationTarget, WarmUp, tau_policy
+from sparkstrom.encoding.tau import PublicationTarget, WarmUp, create_tau_chooser
 from sparkstrom.encoding.thresholds import ThresholdAlgorithm, step_size_count
 
 
@@ -67,19 +67,19 @@ class WrittenMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Buffers that the scan and all form writers share, allocated once."""
+    """Buffers that the scan and all form writers share; pages that are not used cost no memory."""
 
     n_params: int  # number of the model's parameters
     memory: Memory  # memory of the backend, on the host or a device
     layers: Layers | None  # multipliers of tau per layer; None: one tau for all layers
-    codes: I32  # in ``memory``: hit codes of the last scan, as many as there is room for
+    codes: I32  # in ``memory``: codes (index and sign) of the last scan's hits, as many as fit
     out: U8  # on the host: the message that is being written
 
     @classmethod
     def allocate(
         cls, n_params: int, memory: Memory, layers: Layers | None, *, levels_max: int
     ) -> Workspace:
-        """Allocate room for the largest possible message; untouched pages cost no memory."""
+        """Allocate room for the largest message with up to ``levels_max`` step sizes."""
         # From n/2 hits on, the form is a bitmap, if bitmaps are possible.
         room = n_params // 2 + 1 if has_bitmaps(layers, levels_max) else n_params
         sparse_bytes = levels.bytes_max(room, n_params, levels_max - 1) + gaps.FLUSH_BYTES
@@ -105,7 +105,7 @@ class FormWriter(Protocol):
     ) -> WrittenMessage:
         """Encode the hits of the last scan, and apply the message to the residual and theta.
 
-        ``hits`` is the number of hits, at least 1.
+        ``hits`` is the number of hits, at least 1. Returns the message with its statistics.
         """
 
 
@@ -144,7 +144,7 @@ class LevelsWriter:
         """Encode and apply the hits; the form is ``GAPS`` if no hit reaches 2 tau."""
         space = self._space
         codes, found = space.codes[:hits], self._levels_of[:hits]
-        top = self._residual.levels(arrays, codes, step_sizes.tau, self._top, found)
+        top = self._residual.find_levels(arrays, codes, step_sizes.tau, self._top, found)
         overflow = self._residual.move_levels(arrays, codes, found, step_sizes)
         codes, found = space.memory.to_host(codes), space.memory.to_host(found)
         if top:
@@ -206,7 +206,7 @@ class FormWriters:
             self._sparse = LevelsWriter(residual, space, levels_max)
 
     def for_hits(self, hits: int) -> FormWriter:
-        """Return the writer for this number of hits."""
+        """Return the writer of the form that suits this number of hits."""
         if self._has_bitmaps and prefers_bitmap(hits, self._n_params):
             return self._bitmap
         return self._sparse
@@ -238,9 +238,10 @@ class HitScan:
         self._residual, self._space, self._layer_of = residual, space, layer_of
 
     def find(self, arrays: PublicationArrays, tau: float) -> int:
-        """Write the codes of all hits for this tau to the workspace; return the number of hits.
+        """Find the parameters whose residual reaches tau (hits); return their number.
 
-        Raises TrainingError naming index and layer if any value is NaN or infinite.
+        Writes their codes (index and sign) to the workspace. Raises TrainingError naming index and
+        layer if any value is NaN or infinite.
         """
         hits, worst = self._residual.scan(arrays, tau, self._space.codes)
         if worst >= INFINITY_BITS:
@@ -255,7 +256,7 @@ class HitScan:
 
         The other hits stay in the residual.
 
-            hits      number of hits that ``find`` found with this tau
+            hits      number of hits that ``find`` found with this tau in these arrays
             fraction  wanted fraction of all parameters to send
             number    number of the publication, which seeds the choice
             returns   the number of selected hits
@@ -339,7 +340,7 @@ class Encoder:
         self.scale = 1.0
         self.set_workers(workers)
         limits = grid.tau_limits(k, _largest_multiple(layers, levels_max))
-        self._policy = tau_policy(threshold, limits, n_params, warm_up, shake_frequency)
+        self._policy = create_tau_chooser(threshold, limits, n_params, warm_up, shake_frequency)
         self._backend = backend
         self._residual = create_residual(train_on, n_params, backend, layers)
         space = Workspace.allocate(n_params, backend.memory, layers, levels_max=levels_max)
@@ -428,7 +429,10 @@ class Encoder:
         return mass, math.sqrt(squares)
 
     def add_residual(self, saved: Flat, local: Flat) -> None:
-        """Add ``saved``, a residual f32[n_params] that an earlier fit left over."""
+        """Add ``saved``, a residual f32[n_params] that an earlier fit left over, to the residual.
+
+        With ``train_on="local"``, ``local`` is changed; otherwise it is not used.
+        """
         self._residual.add(saved, local)
 
     def state(self) -> EncoderState:
@@ -489,6 +493,6 @@ class Encoder:
 
 
 def _largest_multiple(layers: Layers | None, levels_max: int) -> int:
-    """Return the largest multiple of tau that a single hit may add."""
+    """Return the largest multiple of tau that a single hit may add, on any layer."""
     multiple = layers.largest if layers else 1
     return multiple << levels.TOP_MAX if levels_max > 1 else multiple

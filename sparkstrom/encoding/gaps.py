@@ -77,7 +77,7 @@ def _index_of_code(code: int) -> int:
 
 @kernel("i8(i4[::1], i8)")
 def best_rice(codes: I32, guess: int) -> int:
-    """Return which of ``guess`` and its two neighbours is the Rice parameter with fewest bits."""
+    """Return the Rice parameter, ``guess`` or a neighbour, that encodes hits in the fewest bits."""
     down, up, count = max(0, guess - 1), min(RICE_MAX, guess + 1), codes.shape[0]
     first = _index_of_code(codes[0]) if count else 0
     lower, same, higher = first >> down, first >> guess, first >> up
@@ -92,7 +92,7 @@ def best_rice(codes: I32, guess: int) -> int:
 
 @kernel("i8(i4[::1], i8, u1[::1])")
 def write_gaps(codes: I32, rice: int, out: U8) -> int:
-    """Write the message of hits for a Rice parameter; return the message's length in bytes.
+    """Write a message with the hits in ``codes`` for a Rice parameter; return its length in bytes.
 
     Bits are collected in a 64-bit word; after each hit, all but fewer than 8 bits are written.
     """
@@ -118,7 +118,7 @@ def write_gaps(codes: I32, rice: int, out: U8) -> int:
 
 @helper
 def bits_from(payload: U8, position: np.uint64) -> np.uint64:
-    """Read 57 or more bits, starting at bit ``position``; bits beyond the payload are 0."""
+    """Return 57 or more bits from bit ``position`` on, the first one lowest; 0s beyond the end."""
     at, size = position >> U64(3), U64(payload.shape[0])
     word = U64(0)
     if at + U64(8) <= size:

@@ -32,7 +32,9 @@ def quantum(k: int) -> float:
 
 
 def first_exponent(theta: Flat) -> int:
-    """Choose k for a first fit: the finest grid whose exact range is max(16, 8 max|theta|).
+    """Return k for a first fit: that of the finest grid whose exact range is large enough.
+
+    It is max(16, 8 max|theta|) or more, so that parameters can grow.
 
     Raises UsageError naming the index if a parameter is not finite or too large for any grid.
     """
@@ -48,7 +50,7 @@ def first_exponent(theta: Flat) -> int:
 
 
 def next_exponent(theta: Flat, k: int) -> int:
-    """Choose k for a later fit: unchanged if max|theta| <= 2^22 q, else for a coarser grid."""
+    """Return k for a later fit: unchanged if max|theta| <= 2^22 q, else that of a coarser grid."""
     if max_absolute(theta) <= KEPT_QUANTA * quantum(k):
         return k
     return min(k, first_exponent(theta))
@@ -73,16 +75,16 @@ def round_to_grid(theta: Flat, k: int) -> Flat:
 
 
 def tau_quanta(tau: float, k: int) -> int:
-    """Convert a threshold to the nearest even number of quanta, from 2 to 2^24.
+    """Convert a threshold to the nearest even number of quanta (2^-k), from 2 to 2^24.
 
     The number is even so that a bitmap's half step is a whole number of quanta. Above 2^24 it
     would not be an exact float32.
     """
-    return _round_to_even(math.ldexp(tau, k), EXACT_QUANTA)
+    return _nearest_even_number(math.ldexp(tau, k), EXACT_QUANTA)
 
 
 def round_tau_down(tau: float, k: int) -> float:
-    """Round a threshold down to an even number of quanta; return 0.0 if it is below 2 quanta."""
+    """Round a threshold down to an even multiple of 2^-k; return 0.0 if it is below 2 * 2^-k."""
     return math.ldexp(math.floor(math.ldexp(tau, k) / 2) * 2, -k)
 
 
@@ -98,12 +100,12 @@ def round_coarsely(quanta: int) -> int:
 
 
 def scaled_quanta(quanta: int, scale: float) -> int:
-    """Scale a hit's quanta for ``aggregation``; return an even number from 2 to ``quanta``."""
-    return _round_to_even(quanta * scale, quanta)
+    """Return a hit's ``quanta`` times ``scale`` (0 to 1), rounded to an even number from 2 on."""
+    return _nearest_even_number(quanta * scale, quanta)
 
 
-def _round_to_even(quanta: float, most: int) -> int:
-    """Round to an even number of quanta, from 2 to ``most``."""
+def _nearest_even_number(quanta: float, most: int) -> int:
+    """Return the even integer nearest to ``quanta``, from 2 to ``most`` (which is even)."""
     return max(2, 2 * round(min(quanta, most) / 2))
 
 

@@ -40,11 +40,11 @@ class Layers:
 
     @property
     def largest(self) -> int:
-        """The largest multiplier of any layer."""
+        """The largest multiplier of tau of any layer."""
         return max(self.multipliers)
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (start, stop, multiplier) of each range."""
+        """Yield (start index, end index, multiplier of tau) of each range."""
         return zip((0, *self.stops), self.stops, self.multipliers, strict=False)
 
     def split(self, indices: NDArray[np.integer]) -> Iterator[tuple[slice, int]]:
@@ -111,8 +111,8 @@ def _find_layer_end(name: str, start: int, n_params: int, layer_of: Callable[[in
 class LayeredKernels:
     """Runs a backend's kernels layer by layer, with each layer's multiple of tau.
 
-    ``encoding.reference_kernels`` documents the arguments; ``codes`` must have room for all
-    hits. Which hits belong to which layer is computed on the host.
+    ``encoding.reference_kernels`` documents the arguments and results. ``codes`` (index and sign of
+    each hit) must have room for all hits. Which hits belong to which layer is computed on the host.
     """
 
     def __init__(self, backend: Backend, layers: Layers) -> None:
@@ -120,11 +120,11 @@ class LayeredKernels:
         self._kernels, self._memory, self._layers = backend.kernels, backend.memory, layers
 
     def scan_local(self, local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int]:
-        """Run ``scan_local`` on each layer, with ``tau`` times the layer's multiplier."""
+        """Write codes of hits in local - theta, layer by layer; return (hits, largest bits)."""
         return self._scan(self._kernels.scan_local, local, theta, tau, codes)
 
     def scan_replica(self, residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int, int]:
-        """Run ``scan_replica`` on each layer, with ``tau`` times the layer's multiplier."""
+        """Add delta to the residual, write codes of hits by layer; return (hits, largest bits)."""
         return self._scan(self._kernels.scan_replica, residual, delta, tau, codes)
 
     def _scan(
@@ -135,7 +135,7 @@ class LayeredKernels:
         tau: float,
         codes: I32,
     ) -> tuple[int, int]:
-        """Scan each layer with its multiple of tau; write codes with indices of the whole model."""
+        """Scan layer by layer, write codes with model-wide indices; return (hits, largest bits)."""
         hits, worst, part = 0, 0, self._memory.part
         for start, stop, multiplier in self._layers.ranges():
             own, rest = slice(start, stop), part(codes, slice(hits, None))
@@ -147,7 +147,7 @@ class LayeredKernels:
     def choose_local(
         self, local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32
     ) -> int:
-        """Run ``choose_local`` on each layer, with ``tau`` times the layer's multiplier."""
+        """Write codes of selected hits in local - theta, layer by layer; return their number."""
         return self._choose(
             lambda own, *rest: self._kernels.choose_local(
                 self._memory.part(local, own), self._memory.part(theta, own), *rest
@@ -159,7 +159,7 @@ class LayeredKernels:
         )
 
     def choose_replica(self, residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-        """Run ``choose_replica`` on each layer, with ``tau`` times the layer's multiplier."""
+        """Write codes of selected hits in the residual, layer by layer; return their number."""
         return self._choose(
             lambda own, *rest: self._kernels.choose_replica(
                 self._memory.part(residual, own), *rest
@@ -178,7 +178,7 @@ class LayeredKernels:
         seed: int,
         codes: I32,
     ) -> int:
-        """Find hits, and select some at random, in each layer with its multiple of tau."""
+        """Choose hits layer by layer, write codes with model-wide indices; return their number."""
         hits, part = 0, self._memory.part
         for start, stop, multiplier in self._layers.ranges():
             rest = part(codes, slice(hits, None))
@@ -187,21 +187,25 @@ class LayeredKernels:
             hits += found
         return hits
 
-    def levels_local(
+    def find_levels_local(
         self, local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8
     ) -> int:
-        """Run ``levels_local`` on each layer, with ``tau`` times the layer's multiplier."""
+        """Write each hit's level in local - theta, by its layer's tau; return the highest level."""
         return max(
-            self._kernels.levels_local(
+            self._kernels.find_levels_local(
                 local, theta, own, tau * m, top, self._memory.part(levels, at)
             )
             for own, at, m in self._cut(codes)
         )
 
-    def levels_replica(self, residual: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
-        """Run ``levels_replica`` on each layer, with ``tau`` times the layer's multiplier."""
+    def find_levels_replica(
+        self, residual: F32, codes: I32, tau: float, top: int, levels: U8
+    ) -> int:
+        """Write each hit's level in the residual, by its layer's tau; return the highest level."""
         return max(
-            self._kernels.levels_replica(residual, own, tau * m, top, self._memory.part(levels, at))
+            self._kernels.find_levels_replica(
+                residual, own, tau * m, top, self._memory.part(levels, at)
+            )
             for own, at, m in self._cut(codes)
         )
 
@@ -215,7 +219,7 @@ class LayeredKernels:
         other_step: float,
         q: float,
     ) -> tuple[int, int]:
-        """Run ``move_levels`` on each layer, with the steps times the layer's multiplier."""
+        """Apply hits with steps times 2^level and multiplier; return (overflows, first or -1)."""
         overflows, first = 0, -1
         for own, at, m in self._cut(codes):
             found = self._memory.part(levels, at)
@@ -228,7 +232,7 @@ class LayeredKernels:
     def move(
         self, theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float
     ) -> tuple[int, int]:
-        """Run ``move`` on each layer, with the steps times the layer's multiplier."""
+        """Apply hits with steps times the layer's multiplier; return (overflows, first or -1)."""
         overflows, first = 0, -1
         for own, _, m in self._cut(codes):
             over, where = self._kernels.move(theta, other, own, m * step, m * other_step, q)
@@ -236,7 +240,7 @@ class LayeredKernels:
         return overflows, first
 
     def clip_local(self, local: F32, theta: F32, limit: float) -> float:
-        """Run ``clip_local`` on each layer, with ``limit`` times the layer's multiplier."""
+        """Clip local - theta to each layer's multiple of ``limit``; return the summed changes."""
         part = self._memory.part
         return sum(
             self._kernels.clip_local(
@@ -246,14 +250,14 @@ class LayeredKernels:
         )
 
     def clip_replica(self, residual: F32, limit: float) -> float:
-        """Run ``clip_replica`` on each layer, with ``limit`` times the layer's multiplier."""
+        """Clip the residual to each layer's multiple of ``limit``; return the summed changes."""
         return sum(
             self._kernels.clip_replica(self._memory.part(residual, slice(start, stop)), limit * m)
             for start, stop, m in self._layers.ranges()
         )
 
     def _cut(self, codes: I32) -> Iterator[tuple[I32, slice, int]]:
-        """Split hit codes by layer; yield (codes of the layer, their slice, multiplier)."""
+        """Split hit codes by layer; yield (codes of the layer, their slice, multiplier of tau)."""
         for at, multiplier in self._layers.split(indices_of(self._memory.to_host(codes))):
             yield self._memory.part(codes, at), at, multiplier
 
@@ -322,7 +326,7 @@ class Residuals(NamedTuple):
     backend: Backend  # whose memory holds the arrays
 
     def sample_sizes(self, size: int, seed: int) -> tuple[Flat, int]:
-        """Return (nonzero finite |residual| / multiplier of a sample, size of the sample)."""
+        """Return (nonzero finite |residual| / multiplier of a sample, size of the whole sample)."""
         where, sizes = (
             self._read_all() if self.learnt.size <= SAMPLE_PARAMS else self._read_sample(size, seed)
         )

@@ -86,7 +86,7 @@ def entropy_bits(codes: I32, levels: U8, n_params: int) -> float:
 
 @kernel("i8(u1[::1], i8, i8)")
 def best_rice(levels: U8, level: int, guess: int) -> int:
-    """Return which of ``guess`` and its two neighbours is the best Rice parameter for a level."""
+    """Return the Rice parameter, ``guess`` or a neighbour, with the fewest bits for a level."""
     down, up = max(0, guess - 1), min(RICE_MAX, guess + 1)
     lower, same, higher, gap = down + 1, guess + 1, up + 1, 0
     for j in range(levels.shape[0]):
@@ -114,7 +114,10 @@ def _write_rice_code(out: U8, position: int, gap: int, rice: int) -> int:
 
 @kernel("i8(u1[::1], i8, u1[::1], i8)")
 def write_level(levels: U8, level: int, out: U8, at: int) -> int:
-    """Write which candidates have ``level``, after a Rice parameter at out[at]; return the end."""
+    """Write which candidates (hits of ``level`` - 1 or more) reach ``level``; return the end.
+
+    The caller has written the Rice parameter to out[at], and gaps follow it; the end is in bytes.
+    """
     rice, position, gap = np.int64(out[at]), 8 * (at + 1), 0
     room = min(out.shape[0], at + 3 + (2 * (levels.shape[0] + 1) + 7) // 8)
     for byte in range(at + 1, room):
@@ -144,11 +147,11 @@ def _read_rice_code(payload: U8, position: int, rice: int, most: int) -> tuple[i
 
 @kernel(f"i8({BYTES}, i8, i8, u1[::1])")
 def read_level(payload: U8, at: int, level: int, levels: U8) -> int:
-    """Set ``level`` for the candidates listed for it; return the end in bytes, or -1 if invalid.
+    """Set ``level`` for the hits that a section lists; return its end in bytes, or -1 if invalid.
 
     payload u8[bytes]  in
     at      i64        in      position of the Rice parameter, in bytes
-    levels  u8[hits]   in/out  candidates have level - 1
+    levels  u8[hits]   in/out  candidates, from which the section selects, have level - 1
     """
     if at >= payload.shape[0] or payload[at] > RICE_MAX:
         return -1

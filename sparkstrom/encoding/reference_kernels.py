@@ -57,7 +57,7 @@ def scan_replica(residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int
 def move(
     theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Apply hits: add sign * step to theta, and sign * other_step to ``other``.
+    """Apply hits: add sign * step to theta, and sign * other_step to ``other``, at their indices.
 
     theta      f32[n]     in/out                               (parameter units)
     other      f32[n]     in/out  local or residual            (parameter units)
@@ -89,7 +89,7 @@ def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, code
 
 
 def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-    """Like ``choose_local``, with the residual f32[n] in place of local and theta."""
+    """Select hits like ``choose_local``, with the residual f32[n] in place of local and theta."""
     sizes, least = np.abs(residual), np.float32(tau)
     by_chance = hash_indices(np.arange(residual.size), seed) < limit
     taken = np.flatnonzero((sizes >= least + least) | ((sizes >= least) & by_chance))
@@ -127,19 +127,19 @@ def sample(one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32) -
         sizes[:] = np.abs(one[where] + np.float32(sign) * other[where])
 
 
-def levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
+def find_levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
     """Write each hit's level: the largest l <= top with |local - theta| >= tau * 2^l.
 
     codes   i32[hits]  in    from a scan with this tau, no index twice
-    top     i64        in    0 .. 7
+    top     i64        in    0 .. 7: the highest level to use
     levels  u8[hits]   out   level of each hit
     returns i64              the highest level
     """
-    return levels_replica(local - theta, codes, tau, top, levels)
+    return find_levels_replica(local - theta, codes, tau, top, levels)
 
 
-def levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
-    """Like ``levels_local``, for the residual f32[n] itself."""
+def find_levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
+    """Write each hit's level like ``find_levels_local``, with the residual f32[n] itself."""
     sizes = np.abs(residual[np.where(codes >= 0, codes, ~codes)])
     levels[:] = 0
     for level in range(1, top + 1):
@@ -150,7 +150,7 @@ def levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) 
 def move_levels(
     theta: F32, other: F32, codes: I32, levels: U8, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Like ``move``, with each hit's steps multiplied by 2^level.
+    """Apply hits like ``move``, with each hit's steps multiplied by 2^level.
 
     levels     u8[hits]   in      level of each hit
     """
@@ -260,7 +260,10 @@ def bitmap_add(
 def bitmap_add_both(
     theta: F32, local: F32, packed: U8, side: int, step: float, q: float, scratch: U8
 ) -> tuple[int, int]:
-    """Add a bitmap to theta, and (rounded once) to local, to keep the residual local - theta."""
+    """Add a bitmap to theta, and (rounded once) to local, to keep the residual local - theta.
+
+    The other arguments are those of ``bitmap_add``.
+    """
     local[:] = local + _step_multiples(_unpack_bitmap(packed)[: local.size], side) * step
     return bitmap_add(theta, packed, side, step, q, scratch)
 

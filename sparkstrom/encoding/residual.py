@@ -35,54 +35,67 @@ class PublicationArrays(NamedTuple):
 
 
 class StepSizes(NamedTuple):
-    """The step sizes of a full hit of level 0, in parameter units: even multiples of quantum q."""
+    """A hit's step sizes at level 0, in parameter units; at level l they are 2^l times as large."""
 
     least: float  # smallest residual that is a hit: tau before it was rounded down
     tau: float  # what a hit subtracts from the residual
     step: float  # what a hit adds to theta: less than tau under mean and sqrt
     step_quanta: int  # ``step`` in quanta
-    q: float  # the quantum
+    q: float  # the quantum, of which all sizes are even multiples
 
 
 class Residual(Protocol):
     """Interface of a residual: the sum of learned changes that have not been sent.
 
-    ``encoding.reference_kernels`` documents the kernels' arguments, which have the same names.
+    A hit is a parameter whose residual reaches tau in absolute value, and its code is its index, or
+    ``~index`` if the residual is negative. ``encoding.reference_kernels`` documents more arguments.
     """
 
     def terms(self, arrays: PublicationArrays, /) -> tuple[Flat, Flat, int]:
         """Return (one, other, sign): before ``scan`` the residual is one + sign * other."""
 
     def values(self, learnt: Flat, /) -> Flat:
-        """Return the array in which NaN or infinity appears, after ``scan``."""
+        """Return the array, ``learnt`` or another, that contains NaN or infinity after ``scan``."""
 
     def scan(self, arrays: PublicationArrays, tau: float, codes: I32, /) -> tuple[int, int]:
-        """Add new changes, write the codes of hits; return (hits, worst) like ``scan_local``."""
+        """Add new changes, and write the codes (index and sign) of all hits to ``codes``.
+
+        Returns (number of hits, largest bits of absolute values, which reveal NaN and infinity).
+        """
 
     def choose(
         self, arrays: PublicationArrays, tau: float, limit: int, seed: int, codes: I32, /
     ) -> int:
-        """Find hits again, but select those below 2 tau at random; return the number of hits."""
+        """Write codes of hits again, but of those below 2 tau only a random share, limit / 2^32.
 
-    def levels(
+        Returns the number of selected hits. ``seed`` determines the choice.
+        """
+
+    def find_levels(
         self, arrays: PublicationArrays, codes: I32, tau: float, top: int, levels: U8, /
     ) -> int:
-        """Write each hit's level, at most ``top``, to ``levels``; return the highest level."""
+        """Write each hit's level, the largest l <= top with |residual| >= tau * 2^l, to ``levels``.
+
+        Returns the highest of the levels.
+        """
 
     def move(
         self, arrays: PublicationArrays, codes: I32, step_sizes: StepSizes, /
     ) -> tuple[int, int]:
-        """Subtract the hits and add them to theta; return (overflows, index of the first or -1)."""
+        """Subtract +-tau from the residual and add +-step to theta, at the hits in ``codes``.
+
+        Returns (number of parameters that left the exact range, index of the first or -1).
+        """
 
     def move_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes, /
     ) -> tuple[int, int]:
-        """Run ``move`` with each hit's steps times 2^level; return (overflows, first)."""
+        """Apply hits like ``move``, with steps times 2^level; return the result of ``move``."""
 
     def bitmap(
         self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8, /
     ) -> tuple[int, int, int, int]:
-        """Write hits and half steps (of sign ``side``) as a bitmap; subtract and add them to theta.
+        """Write hits and half steps (of sign ``side``) to ``out`` as a bitmap, and apply them.
 
         Returns (hits, half steps, overflows, index of the first overflow or -1).
         """
@@ -91,7 +104,7 @@ class Residual(Protocol):
         """Clip the residual to +-``limit``; return the sum of absolute changes."""
 
     def norms(self, arrays: PublicationArrays, /) -> tuple[float, float]:
-        """Return the sum of absolute values and the sum of squares, in float64."""
+        """Return the sum of the residual's absolute values and that of its squares, in float64."""
 
     def copy(self, arrays: PublicationArrays, /) -> Flat:
         """Return a copy of the residual, f32[n_params], on the host."""
@@ -100,7 +113,7 @@ class Residual(Protocol):
         """Add ``delta``, the change that a training step made, to the residual; publish nothing."""
 
     def add(self, saved: Flat, local: Flat, /) -> None:
-        """Add a residual f32[n_params] that an earlier fit left over."""
+        """Add a residual f32[n_params] that an earlier fit left over, possibly to ``local``."""
 
     def state(self) -> EncoderState:
         """Return the state to keep for the next fit."""
@@ -108,7 +121,7 @@ class Residual(Protocol):
     def load_state(self, state: EncoderState, /) -> None:
         """Add the residual in ``state``, if there is one, to the present residual.
 
-        ``state`` is a result of the method of the same name.
+        ``state`` is a result of the method ``state``.
         """
 
 
@@ -138,41 +151,41 @@ class LocalResidual:
         return arrays.learnt, arrays.theta, -1
 
     def values(self, learnt: Flat) -> Flat:
-        """Return ``local``, in which NaN and infinity appear."""
+        """Return ``local``, in which NaN and infinity appear, if training caused any."""
         return learnt
 
     def scan(self, arrays: PublicationArrays, tau: float, codes: I32) -> tuple[int, int]:
-        """Find hits in local - theta; return (hits, largest bits of |local|)."""
+        """Write the codes of all hits in local - theta; return (hits, largest bits of |local|)."""
         return self._layered.scan_local(arrays.learnt, arrays.theta, tau, codes)
 
     def choose(
         self, arrays: PublicationArrays, tau: float, limit: int, seed: int, codes: I32
     ) -> int:
-        """Find hits in local - theta again; see ``Residual.choose``."""
+        """Write codes of hits in local - theta, small ones at random; return their number."""
         return self._layered.choose_local(arrays.learnt, arrays.theta, tau, limit, seed, codes)
 
-    def levels(
+    def find_levels(
         self, arrays: PublicationArrays, codes: I32, tau: float, top: int, levels: U8
     ) -> int:
-        """Find the level of each hit in local - theta; return the highest."""
-        return self._layered.levels_local(arrays.learnt, arrays.theta, codes, tau, top, levels)
+        """Write each hit's level in local - theta, at most ``top``; return the highest level."""
+        return self._layered.find_levels_local(arrays.learnt, arrays.theta, codes, tau, top, levels)
 
     def move(self, arrays: PublicationArrays, codes: I32, step_sizes: StepSizes) -> tuple[int, int]:
-        """Add the step to theta and step - tau to local, at the hits; see ``Residual.move``."""
+        """Add +-step to theta and +-(step - tau) to local at hits; return (overflows, first)."""
         steps = (step_sizes.step, step_sizes.step - step_sizes.tau, step_sizes.q)
         return self._layered.move(arrays.theta, arrays.learnt, codes, *steps)
 
     def move_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes
     ) -> tuple[int, int]:
-        """Run ``move`` with each hit's steps times 2^level; return (overflows, first)."""
+        """Apply hits like ``move``, with steps times 2^level; return (overflows, first or -1)."""
         steps = (step_sizes.step, step_sizes.step - step_sizes.tau, step_sizes.q)
         return self._layered.move_levels(arrays.theta, arrays.learnt, codes, levels, *steps)
 
     def bitmap(
         self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8
     ) -> tuple[int, int, int, int]:
-        """Write local - theta as a bitmap and add that to theta; see ``Residual.bitmap``."""
+        """Write local - theta as a bitmap, and apply that to both; see ``Residual.bitmap``."""
         steps = (step_sizes.tau, step_sizes.step, side, step_sizes.q)
         return self._kernels.bitmap_local(arrays.learnt, arrays.theta, *steps, scratch, out)
 
@@ -227,37 +240,40 @@ class ReplicaResidual:
         return self._array
 
     def scan(self, arrays: PublicationArrays, tau: float, codes: I32) -> tuple[int, int]:
-        """Add the step to the residual, then find hits; return (hits, largest bits)."""
+        """Add the last step's change, write the codes of all hits; return (hits, largest bits)."""
         return self._layered.scan_replica(self._array, arrays.learnt, tau, codes)
 
     def choose(
         self, arrays: PublicationArrays, tau: float, limit: int, seed: int, codes: I32
     ) -> int:
-        """Find hits in the residual again; see ``Residual.choose``."""
+        """Write codes of hits again, small ones (below 2 tau) at random; return their number."""
         return self._layered.choose_replica(self._array, tau, limit, seed, codes)
 
-    def levels(
+    def find_levels(
         self, arrays: PublicationArrays, codes: I32, tau: float, top: int, levels: U8
     ) -> int:
-        """Find the level of each hit in the residual; return the highest."""
-        return self._layered.levels_replica(self._array, codes, tau, top, levels)
+        """Write each hit's level in the residual, at most ``top``; return the highest level."""
+        return self._layered.find_levels_replica(self._array, codes, tau, top, levels)
 
     def move(self, arrays: PublicationArrays, codes: I32, step_sizes: StepSizes) -> tuple[int, int]:
-        """Add the step to theta and subtract tau from the residual; see ``Residual.move``."""
+        """Add +-step to theta and subtract +-tau from the residual, at the hits in ``codes``.
+
+        Returns (number of parameters that left the exact range, index of the first or -1).
+        """
         steps = (step_sizes.step, -step_sizes.tau, step_sizes.q)
         return self._layered.move(arrays.theta, self._array, codes, *steps)
 
     def move_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes
     ) -> tuple[int, int]:
-        """Run ``move`` with each hit's steps times 2^level; return (overflows, first)."""
+        """Apply hits like ``move``, with steps times 2^level; return (overflows, first or -1)."""
         steps = (step_sizes.step, -step_sizes.tau, step_sizes.q)
         return self._layered.move_levels(arrays.theta, self._array, codes, levels, *steps)
 
     def bitmap(
         self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8
     ) -> tuple[int, int, int, int]:
-        """Write the residual as a bitmap and add that to theta; see ``Residual.bitmap``."""
+        """Write the residual as a bitmap, apply it to both arrays; see ``Residual.bitmap``."""
         steps = (step_sizes.tau, step_sizes.step, side, step_sizes.q)
         return self._kernels.bitmap_replica(self._array, arrays.theta, *steps, scratch, out)
 
@@ -278,7 +294,7 @@ class ReplicaResidual:
         self._memory.add(self._array, delta)
 
     def add(self, saved: Flat, local: Flat) -> None:
-        """Add a saved residual f32[n_params] to this one."""
+        """Add a saved residual f32[n_params] to this one; ``local`` is not used."""
         _check_shape(saved, self._n_params)
         self._memory.add(self._array, saved)
 
@@ -289,7 +305,7 @@ class ReplicaResidual:
     def load_state(self, state: EncoderState) -> None:
         """Add the residual in ``state``, if there is one, to the present residual.
 
-        ``state`` is a result of the method of the same name.
+        ``state`` is a result of the method ``state``.
         """
         if "residual" in state:
             self.add(np.asarray(state["residual"], np.float32), self._array)

@@ -96,7 +96,7 @@ def is_shake_up(publication: int, frequency: int) -> bool:
 #
 # The innermost stage gets tau from a threshold algorithm. Each outer stage wraps an inner stage of
 # any kind, and changes the inner stage's input or output. As in optax, the algorithm's state, a
-# small plain dict, is passed in and returned; ``TauPolicy`` holds the state between publications.
+# small plain dict, is passed in and returned; ``TauChooser`` holds the state between publications.
 
 
 TauReachedBy = Callable[[float], float | None]
@@ -119,7 +119,7 @@ class PublicationTarget(NamedTuple):
 
     state: ThresholdState  # the algorithm's next state, with "tau" (parameter units, unrounded)
     divisor: float = 1.0  # this publication uses tau / divisor
-    wanted: float | None = None  # fraction to send; more ties are subsampled; None: send all
+    wanted: float | None = None  # fraction to send, if necessary a random part of hits; None: all
     is_coarse: bool = False  # whether to round steps, so that workers use few different ones
 
     @property
@@ -143,10 +143,13 @@ class TauSource(TauStage, Protocol):
     """Interface of the innermost stage, which gets tau from a threshold algorithm."""
 
     def follow_link(self, round_s: float, step_s: float, /) -> None:
-        """Adapt to how long the last commit and a training step took, in seconds."""
+        """Adapt to the link's speed: ``round_s`` is the time from a publication to its commit.
+
+        ``step_s`` is the duration of a training step; both are in seconds.
+        """
 
     def state(self) -> EncoderState:
-        """Return this stage's own state, which excludes the threshold algorithm's state."""
+        """Return this stage's own state for the next fit, without the algorithm's state."""
 
     def load_state(self, state: EncoderState, /) -> None:
         """Restore the state that ``state`` returned."""
@@ -200,18 +203,21 @@ class SampledTau:
         self._least = small_model_fraction(algorithm, n_params)
 
     def next_tau(self, state: ThresholdState, upcoming: NextPublication) -> PublicationTarget:
-        """Choose from a sample the tau that the target or prescribed fraction reach."""
+        """Choose, from a sample, the tau that the target fraction of the residuals reach.
+
+        During a warm-up, the fraction that the warm-up prescribes takes the target's place.
+        """
         asked = self._wanted if upcoming.fraction is None else upcoming.fraction
         fraction = max(asked, self._least)
         found = sample_tau(upcoming, fraction, state, self._algorithm)
         return PublicationTarget(found, wanted=fraction, is_coarse=True)
 
     def follow_link(self, round_s: float, step_s: float) -> None:
-        """Adapt the target fraction to the time that the last commit took."""
+        """Adapt the target fraction to ``round_s``, from the last publication to its commit."""
         self._wanted = self._algorithm.next_fraction(self._wanted, round_s, step_s)
 
     def state(self) -> EncoderState:
-        """Return the target fraction."""
+        """Return the target fraction under the key "wanted"."""
         return {"wanted": self._wanted}
 
     def load_state(self, state: EncoderState) -> None:
@@ -225,7 +231,7 @@ def sample_tau(
 ) -> ThresholdState:
     """Return a state whose tau is reached by ``fraction`` of the residuals.
 
-    If all residuals are 0, return the last state, or the algorithm's first state.
+    If all residuals are 0, return ``state``, the last one, or the algorithm's first state.
     """
     tau = upcoming.tau_reached_by(fraction)
     if tau is not None:
@@ -335,7 +341,7 @@ class TauChooser:
         return state | self._source.state()
 
     def load_state(self, state: EncoderState) -> None:
-        """Restore the state that another policy's ``state`` returned."""
+        """Restore a state that ``state`` returned, possibly in an earlier fit."""
         self.publications = int(state["publications"])
         self._sent_fraction = float(state["sent_fraction"]) if "sent_fraction" in state else None
         self._source.load_state(state)
@@ -346,14 +352,14 @@ class TauChooser:
         }
 
 
-def tau_policy(
+def create_tau_chooser(
     threshold: ThresholdAlgorithm,
     limits: tuple[float, float],
     n_params: int,
     warm_up: WarmUp | None = None,
     shake_frequency: int = 0,
 ) -> TauChooser:
-    """Build a TauPolicy from its stages: algorithm, limits, warm-up and shake-ups.
+    """Build a TauChooser from its stages: algorithm, limits, warm-up and shake-ups.
 
     ``limits`` are the smallest and largest tau (parameter units), and ``n_params`` is the model's
     number of parameters. With ``shake_frequency`` 0 there are no shake-ups.

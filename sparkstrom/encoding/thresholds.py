@@ -210,7 +210,7 @@ class FixedThreshold:
         return AutoThreshold().wanted_fractions
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
-        """Return a state with this tau."""
+        """Return a state with the fixed tau, whatever the last message sent."""
         return {"tau": self.tau}
 
 
@@ -247,7 +247,7 @@ class AdaptiveThreshold:
         return self.sent_fraction_min, self.sent_fraction_max
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
-        """Multiply tau by ``decay`` below the band, divide it above, keep it within the band."""
+        """Return the next state: tau falls if less than the band was sent, and rises if more."""
         low, high = self.sent_fraction_min, self.sent_fraction_max
         return _adjust_tau(state, sent_fraction, self.tau_initial, low, high, self.decay)
 
@@ -289,7 +289,7 @@ class TargetSparsityThreshold:
         return self.sent_fraction_target, self.sent_fraction_target
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
-        """Multiply tau by ``decay`` below the target, and divide it above the target."""
+        """Return the next state: tau falls if less than the target was sent, and rises if more."""
         target = self.sent_fraction_target
         return _adjust_tau(state, sent_fraction, self.tau_initial, target, target, self.decay)
 

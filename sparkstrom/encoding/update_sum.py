@@ -33,12 +33,12 @@ SPARSE_MAX = 8  # parameters per entry, below which a dense array is smaller and
 def merge(
     ones: I32, one: I32, others: I32, other: I32, indices: I32, quanta: I32
 ) -> tuple[int, int]:
-    """Add two sorted sparse lists; return (entries written, number of sums that wrapped around).
+    """Add two updates, each a list of entries sorted by index; leave out sums that are 0.
 
-    Entries whose sum is 0 are left out.
+    Returns (number of entries written, number of sums that wrapped around).
 
         ones, others     i32[any]  in   indices of the two lists, ascending and unique
-        one, other       i32[any]  in   quanta of the two lists; sums wrap around like ``sum_hits``
+        one, other       i32[any]  in   quanta of the two lists; a sum beyond i32 wraps around
         indices, quanta  i32[sum]  out  the result, with room for all entries of both lists
     """
     i, j, made, overflows = 0, 0, 0, 0
@@ -97,7 +97,7 @@ class UpdateSum:
         return array
 
     def add(self, hits: Hits) -> None:
-        """Add an update's entries. Sums wrap around, as in ``reference_kernels.sum_hits``."""
+        """Add an update's entries, (indices, quanta). Sums beyond int32 wrap around."""
         if self._array is None and (self._hits[0].size + hits[0].size) * SPARSE_MAX > self.n_params:
             self._array = self.dense()
         if self._array is not None:
@@ -270,7 +270,7 @@ def unit_and_bounds(quanta: I32) -> tuple[int, int, int]:
 
 @helper
 def _bit_length(value: np.uint64) -> np.uint64:
-    """Return the number of bits of a 32-bit value, up to its highest 1."""
+    """Return the number of bits of a 32-bit value up to its highest 1; 0 for the value 0."""
     length = U64(0)
     for shift in (U64(16), U64(8), U64(4), U64(2), U64(1)):
         if value >> shift:
@@ -336,7 +336,7 @@ def write_sparse(
 
 @helper
 def _read_zeros(payload: U8, position: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return (number of 0s before the next 1, at least 32 bits that follow that 1)."""
+    """Return (number of 0s from ``position`` to the next 1, 32 or more bits that follow that 1)."""
     word = bits_from(payload, position)
     zeros = lowest_bit(word)
     if zeros <= NEAR - U64(1):

@@ -20,7 +20,7 @@ from sparkstrom.models.base import FlatModel, Paced
 from sparkstrom.models.momentum_scaling import UNINSPECTABLE, MomentumChange
 from sparkstrom.observe.telemetry import FitTotals
 from sparkstrom.options.gradient_sharing import DDP, MEAN, SharedTrainingMaster
-from sparkstrom.runtime.fit_state import Outcome
+from sparkstrom.runtime.fit_state import FitOutcome
 
 log = logging.getLogger(__name__)
 SENT_FRACTION_FACTOR = 5.0  # warn if the sent fraction is this many times off its target
@@ -38,7 +38,7 @@ class FitStatistics:
     """Statistics of a fit, including the earlier fits that it continued."""
 
     workers: int  # number of workers with rows
-    minibatches: int
+    minibatches: int  # number trained, over all workers
     publications: float  # per worker
     sent_fraction: float  # entries sent / (publications x parameters)
     tau: float  # mean of the workers' thresholds at the end
@@ -48,7 +48,7 @@ class FitStatistics:
 
 
 def accuracy_warnings(
-    master: SharedTrainingMaster, model: FlatModel, outcome: Outcome, minibatches_before: int
+    master: SharedTrainingMaster, model: FlatModel, outcome: FitOutcome, minibatches_before: int
 ) -> list[str]:
     """Return all accuracy warnings about a finished fit, with remedies; also log them.
 
@@ -70,7 +70,9 @@ def accuracy_warnings(
     return warnings
 
 
-def collect_statistics(outcome: Outcome, n_params: int, minibatches_before: int) -> FitStatistics:
+def collect_statistics(
+    outcome: FitOutcome, n_params: int, minibatches_before: int
+) -> FitStatistics:
     """Return the statistics of a finished fit that the accuracy warnings depend on."""
     total = FitTotals.from_counters(outcome.stats.values())
     training, workers = total.training, sum(rows > 0 for rows in outcome.rows)
@@ -177,8 +179,9 @@ def staleness_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list
 
 
 def density_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[str]:
-    """Return a warning about the likeliest reason why updates contained too little.
+    """Return at most one warning, with a remedy, if updates contained too little or too much.
 
+    Too little means that what workers learned was clipped, or waited long in their residuals.
     Return none if nothing was sent at all, because ``fit.summary`` warns about that.
     """
     if not fit.sent_fraction:
@@ -243,9 +246,9 @@ def short_fit_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list
 
 
 def threshold_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[str]:
-    """Return a warning that tau is too small for the size of the updates.
+    """Return a warning that tau is too small, for a fit whose changes waited long in residuals.
 
-    Return none for AutoThreshold, which adapts tau to the waiting updates.
+    Return none for AutoThreshold, which adapts tau to the waiting changes.
     """
     if isinstance(master.threshold_algorithm, AutoThreshold):
         return []

@@ -78,11 +78,11 @@ class FitKey:
 class CheckpointContent:
     """The present state of a fit, from which a checkpoint is built."""
 
-    key: FitKey
-    spec: FitSpec
+    key: FitKey  # identifies the fit within its program
+    spec: FitSpec  # number of workers, epochs and other facts of the fit
     threshold: str  # repr of the threshold algorithm, for which encoder states are valid
     snapshot: Snapshot  # parameters, buffers and the position of each partition
-    figures: EpochFigures
+    figures: EpochFigures  # losses and metrics by epoch
     k: int  # parameters are multiples of 2^-k
     states: OptimizerStates  # the common state is b"" if none could be copied
     wanted: str = ONE  # option checkpoint_updaters: the state of ONE worker or of ALL
@@ -95,10 +95,10 @@ class CheckpointContent:
 class CheckpointConfig:
     """Where and how often to save a fit, and the constant parts of its checkpoints."""
 
-    directory: CheckpointDirectory
-    every: CheckpointInterval
-    key: FitKey
-    model: FlatModel
+    directory: CheckpointDirectory  # where to write
+    every: CheckpointInterval  # how often
+    key: FitKey  # identifies the fit within its program
+    model: FlatModel  # describes itself in each checkpoint
     threshold: str  # repr of the threshold algorithm
     k: int  # parameters are multiples of 2^-k
     states: OptimizerStates  # with which the fit started
@@ -275,21 +275,21 @@ class CheckpointListener(FitListener):
 class ResumePoint:
     """A checkpoint that was read and checked, and from which a fit can resume."""
 
-    path: str
+    path: str  # of the checkpoint
     key: FitKey  # of the saved fit
     epochs: int  # number of epochs requested of the saved fit
     epochs_done: int | None  # number of epochs of the saved fit; None if it was not finished
     k: int  # parameters are multiples of 2^-k
     parameters: Flat  # f32[n_params]
-    buffers: bytes
-    states: OptimizerStates
+    buffers: bytes  # the model's buffers
+    states: OptimizerStates  # of the workers
     missing_states: tuple[int, ...]  # partitions whose worker's own state could not be copied
     threshold: str  # repr of the threshold algorithm
     first_epoch: int  # epochs that were trained before the saved fit
     minibatches_before: int  # minibatches that were trained before the saved fit
-    commit: int  # of the snapshot
+    commit: int  # number of the newest commit in the parameters
     starts: tuple[PartitionStart, ...]  # position and rows, by partition
-    figures: EpochFigures
+    figures: EpochFigures  # losses and metrics by epoch
     best: tuple[Best, Snapshot | None] | None  # with early stopping
     summaries: dict[str, Any]  # of finished fits, by number
 
@@ -299,7 +299,7 @@ class ResumePoint:
         return sum(start.minibatches for start in self.starts)
 
     @property
-    def trained(self) -> dict[int, int]:
+    def epochs_completed(self) -> dict[int, int]:
         """Number of completed epochs by partition, for partitions with rows."""
         return {i: s.position.epoch for i, s in enumerate(self.starts) if s.rows}
 
@@ -312,7 +312,7 @@ class ResumePoint:
         """
         if workers == len(self.starts):
             return self.starts
-        complete = min(self.trained.values(), default=0)
+        complete = min(self.epochs_completed.values(), default=0)
         return (PartitionStart(Position(complete, 0)),) * workers
 
     def figures_for(self, workers: int) -> EpochFigures:
@@ -372,13 +372,13 @@ class FitCheckpoints:
         return self._pending
 
     def find(self, key: FitKey, epochs: int, say: Say) -> ResumeDecision | None:
-        """Decide what a fit does with the newest checkpoint, and tell the user.
+        """Decide what a fit does with the newest checkpoint, and show a message about it.
 
         If ``restore`` has read a checkpoint, use that one instead of the newest. Return None if
         there is no checkpoint. The summaries of finished fits are taken from the checkpoint.
 
         Args:
-            key: The fit's key.
+            key: Identifies the fit within its program.
             epochs: Number of epochs requested of the fit.
             say: Called with a message for the user.
         """
@@ -424,7 +424,10 @@ class FitCheckpoints:
             )
 
     def config(self, key: FitKey, k: int, states: OptimizerStates) -> CheckpointConfig | None:
-        """Return how to save a fit that is about to start; None if the fit is not saved."""
+        """Return how to save a fit that is about to start; None if the fit is not saved.
+
+        ``k``: the parameters are multiples of 2^-k; ``states``: optimizer states at the start.
+        """
         directory = self.directory
         if directory is None:
             return None
@@ -438,7 +441,7 @@ class FitCheckpoints:
         k: int,
         states: OptimizerStates,
     ) -> CheckpointConfig:
-        """Return how to save a fit in ``directory`` at the interval ``every``."""
+        """Return how to save a fit in ``directory`` at the interval ``every``; see ``config``."""
         return CheckpointConfig(
             directory=directory,
             every=parse_checkpoint_every(every),
@@ -529,7 +532,7 @@ def _state_array_name(states: OptimizerStates, partition: int) -> str:
 
 
 def _state_arrays(states: OptimizerStates) -> dict[str, bytes]:
-    """Return the distinct optimizer states by the names of their arrays."""
+    """Return the distinct encoded optimizer states, by the names of their arrays in the file."""
     own = {_state_array_name(states, partition): state for partition, state in states.own.items()}
     return own | {STATE_ARRAY: states.one}
 
@@ -546,7 +549,7 @@ def _describe_optimizer_states(fit: CheckpointContent) -> dict[str, Any]:
 
 
 def read_resume_point(path: str, checkpoint: Checkpoint, model: FlatModel) -> ResumePoint:
-    """Convert a checkpoint file's content, and check that it suits the model.
+    """Return a checkpoint file's content, after checking that it suits the model.
 
     Raise UsageError if the checkpoint is of another model or optimizer, and CheckpointDamaged if
     its description does not have the form that ``build_checkpoint`` makes.
@@ -577,7 +580,7 @@ class _Description(msgspec.Struct):
     first_epoch: NonNegative
     minibatches_before: NonNegative
     commit: Annotated[int, msgspec.Meta(ge=EARLIER_RUN)]
-    partitions: list[
+    partitions: list[  # epoch, minibatch, rows, checksum of the rows, minibatches per epoch
         tuple[NonNegative, NonNegative, Annotated[int, msgspec.Meta(ge=-1)], int, NonNegative]
     ]
     threshold: str
@@ -661,7 +664,11 @@ def load_buffers(model: FlatModel, buffers: bytes) -> None:
 
 
 def choose_resume_action(point: ResumePoint, key: FitKey, epochs: int) -> ResumeAction:
-    """Return what the fit ``key`` does with a checkpoint; the module's docstring has the rules."""
+    """Return whether the fit ``key`` resumes a checkpoint, starts from it, or is skipped.
+
+    A fit is skipped if the checkpoint is of a later fit, or of the same fit, finished with at least
+    ``epochs`` epochs. It starts with the parameters of an earlier fit or of another stream.
+    """
     if key.stream != point.key.stream:
         return ResumeAction.START_FROM
     here, there = (key.batch, point.key.batch) if key.stream else (key.number, point.key.number)
@@ -673,7 +680,7 @@ def choose_resume_action(point: ResumePoint, key: FitKey, epochs: int) -> Resume
 
 def _message_fields(point: ResumePoint, key: FitKey) -> Mapping[str, Any]:
     """Return the values for the placeholders of RESUME_MESSAGES."""
-    complete = min(point.trained.values(), default=0)
+    complete = min(point.epochs_completed.values(), default=0)
     return {
         "path": point.path,
         "fit": f"micro-batch {key.batch}" if key.stream else f"fit {key.number}",

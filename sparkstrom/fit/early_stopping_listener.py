@@ -2,8 +2,10 @@
 
 Each worker evaluates the held-out rows at the end of its own epoch. Workers are not synchronous, so
 an epoch's score combines evaluations of slightly different parameters. When an epoch's score is the
-best so far, the driver copies its own replica and the model's buffers; these are the parameters
-that the fit delivers. The summary contains the commit number of that copy.
+best so far, the driver program gets a copy of the controller's replica and the model's buffers;
+these are the parameters that the fit delivers. The summary contains the commit number of that copy.
+
+``check_validation`` checks the options for this before a fit.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ class Best:
     """The best epoch of a fit, by the metric of its held-out rows."""
 
     epoch: int  # counted from 1 over all fits of a network
-    metric: str
-    value: float
+    metric: str  # its name, such as "loss"
+    value: float  # of the metric
     commit: int | None  # of the delivered parameters; None: the last parameters are delivered
 
 
@@ -112,7 +114,8 @@ class EarlyStoppingListener(FitListener):
         self, conditions: Sequence[TerminationCondition], progress: Progress
     ) -> None:
         """Stop the fit if the elapsed time or a loss since the last poll meets a condition."""
-        losses, seconds = self._minibatches.update(progress), self._clock() - self._began
+        losses = self._minibatches.collect_new_losses(progress)
+        seconds = self._clock() - self._began
         for condition in conditions:
             if condition.after_seconds(seconds):
                 self._stop(f"early stopping: {condition} is met after {seconds:.0f} s")
@@ -136,7 +139,7 @@ class MinibatchLosses:
     def __init__(self) -> None:
         self._seen: dict[int, tuple[int, float]] = {}  # examples and sum of losses, by node
 
-    def update(self, progress: Progress) -> dict[int, float]:
+    def collect_new_losses(self, progress: Progress) -> dict[int, float]:
         """Return the mean loss over the examples reported since the last call, by node."""
         losses: dict[int, float] = {}
         for node, counters in progress.stats.items():
@@ -156,9 +159,17 @@ def check_validation(
     rule: EarlyStopping | None,
     label: ColumnNames | None = LABEL,
 ) -> None:
-    """Raise UsageError if a rule needs held-out rows or labels and there are none.
+    """Check that the model can be evaluated on held-out rows as the rule requires.
 
-    Raise it also if there are held-out rows and the model cannot be evaluated on them.
+    Args:
+        model: The model to train.
+        validation: Which rows are held out: a fraction, or a column's name; None or 0: none.
+        rule: The rule of early stopping, if there is one.
+        label: Names of the label columns; None or (): no labels.
+
+    Raises:
+        UsageError: The rule is no EarlyStopping, or needs held-out rows or labels that are not
+            there; or rows are held out and the model cannot compute their loss.
     """
     if rule is not None and not isinstance(rule, EarlyStopping):
         raise UsageError(

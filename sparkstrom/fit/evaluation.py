@@ -57,9 +57,9 @@ class Evaluation:
     """The requested metrics on some rows; metrics that were not requested are None."""
 
     rows: int  # number of rows
-    classification: Classification | None = None
-    regression: Regression | None = None
-    roc: Roc | None = None
+    classification: Classification | None = None  # confusion matrix
+    regression: Regression | None = None  # sums of errors and of labels
+    roc: Roc | None = None  # number of positive and negative rows by score
     losses: ExactSum | None = None  # sum of weight x loss
     weights: ExactSum | None = None  # sum of the weights
 
@@ -71,13 +71,14 @@ class Evaluation:
         return float(self.losses.fraction / self.weights.fraction)
 
     def __repr__(self) -> str:
-        return f"Evaluation({', '.join(f'{name}={value}' for name, value in self._figures())})"
+        metrics = ", ".join(f"{name}={value}" for name, value in self._format_metrics())
+        return f"Evaluation({metrics})"
 
     def table(self) -> str:
         """Return the metrics as text, one per line."""
-        return "\n".join(f"{name:<20}{value}" for name, value in self._figures())
+        return "\n".join(f"{name:<20}{value}" for name, value in self._format_metrics())
 
-    def _figures(self) -> list[tuple[str, str]]:
+    def _format_metrics(self) -> list[tuple[str, str]]:
         """Return the name and the formatted value of each metric."""
         lines = [("rows", f"{self.rows:,}")]
         if (found := self.classification) is not None:
@@ -136,7 +137,10 @@ def select_metrics(
 
 
 def evaluate_batch(model: FlatModel, spec: MetricSpec, batch: Batch) -> Evaluation:
-    """Compute the requested metrics on one batch of rows."""
+    """Compute the requested metrics on one batch of rows and return them.
+
+    Raise UsageError if labels, outputs or losses do not suit a metric.
+    """
     asked = {name: name in spec.metrics for name in METRICS}
     out: dict[str, Any] = {}
     if asked["classification"] or asked["regression"] or asked["roc"]:
@@ -178,7 +182,11 @@ def evaluate_batch(model: FlatModel, spec: MetricSpec, batch: Batch) -> Evaluati
 def _select_label(
     outputs: NDArray[Any], labels: NDArray[Any], index: int, axis: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return outputs [n, 1] and labels [n] for one label; n counts rows, steps or pixels."""
+    """Return one label's outputs [n, 1] and true values [n]; n counts rows, steps or pixels.
+
+    ``index``: number of the label on the outputs' axis ``axis``. Raise UsageError if there is no
+    such label.
+    """
     if not 0 <= index < outputs.shape[axis]:
         raise UsageError(
             f"positive={index}: this model knows the labels 0 to {outputs.shape[axis] - 1}"
@@ -191,7 +199,7 @@ def _select_label(
 
 
 def merge_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
-    """Merge the metrics of several batches. Raise UsageError if they have no rows."""
+    """Return the merged metrics of several batches. Raise UsageError if they have no rows."""
     parts = [part for part in parts if part.rows]
     if not parts:
         raise UsageError("there are no rows to evaluate: look at the data's filters")
@@ -229,7 +237,7 @@ class EvaluationAccumulator:
         return [part for part in self._by_level if part is not None]
 
     def add(self, part: Evaluation) -> None:
-        """Add an evaluation; two on one level are merged into one on the next level."""
+        """Add an evaluation; merge results of equally many evaluations, as often as possible."""
         for level, present in enumerate(self._by_level):
             if present is None:
                 self._by_level[level] = part

@@ -18,15 +18,15 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epoch_history import Epoch, EpochHistory
 from sparkstrom.observe.telemetry import WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.fit_state import Outcome, Progress, WorkerLogLine
+from sparkstrom.runtime.fit_state import FitOutcome, Progress, WorkerLogLine
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedFit:
     """The result of a fit that did not fail, although it may have been stopped early."""
 
-    spec: FitSpec
-    outcome: Outcome
+    spec: FitSpec  # number of workers, epochs and other facts of the fit
+    outcome: FitOutcome  # counters and diagnostics from the controller
     reports: list[str]  # the tasks' results, as JSON
     history: list[Epoch]  # without gaps, because tasks report all their epochs at the end
 
@@ -48,28 +48,31 @@ class FitListener:
     live_option = ""  # option of the user that needs events during the fit; "" if none does
 
     def on_fit_begin(self, spec: FitSpec) -> None:
-        """Called after all checks, before controller and tasks start."""
+        """Handle the start of the fit, after all checks and before controller and tasks start."""
 
     def on_worker_says(self, line: WorkerLogLine) -> None:
-        """Called with a line that a worker's code printed, warned or logged."""
+        """Handle a line that a worker's code printed, warned or logged."""
 
     def on_note(self, text: str) -> None:
-        """Called with a note for the user, such as about a slow link or worker."""
+        """Handle a note for the user, such as about a slow link or worker."""
 
     def on_phase(self, phase: Phase) -> None:
-        """Called when the phase changes."""
+        """Handle a change of the fit's phase, such as from gathering workers to training."""
 
     def on_worker_change(self, training: frozenset[int]) -> None:
-        """Called when workers joined or left.
+        """Handle workers that joined or left.
 
         ``training``: the partitions that have rows and a worker now.
         """
 
     def on_counters(self, counters: Mapping[int, WorkerCounters]) -> None:
-        """Called when counters changed, with the counters of all nodes, also of departed ones."""
+        """Handle changed counters.
+
+        ``counters``: by node id, those of all workers, including workers that left.
+        """
 
     def on_epoch(self, epoch: Epoch) -> None:
-        """Called once per epoch when all training partitions have completed it.
+        """Handle the end of an epoch, once all training partitions have completed it.
 
         Listeners with a ``live_option`` get epochs at once, but miss an epoch whose values arrive
         after the next epoch's. All other listeners get epochs in order; after such a late epoch,
@@ -77,10 +80,10 @@ class FitListener:
         """
 
     def on_progress(self, progress: Progress) -> None:
-        """Called at every poll, even if nothing changed."""
+        """Handle the progress of one poll, even if nothing changed."""
 
     def on_fit_end(self, end: FinishedFit) -> None:
-        """Called when the fit ended without failure and all its threads and tasks have ended."""
+        """Handle the end of a fit without failure, after all its threads and tasks have ended."""
 
 
 class FitEvents:
@@ -161,7 +164,7 @@ class FitEvents:
                 if is_next or listener.live_option:
                     listener.on_epoch(self._book.epoch(epoch))
 
-    def end(self, outcome: Outcome, reports: list[str]) -> None:
+    def end(self, outcome: FitOutcome, reports: list[str]) -> None:
         """Dispatch the last epochs and the end of a fit that did not fail."""
         self._book.add_reports([json.loads(report)["epochs"] for report in reports])
         end = FinishedFit(self._spec, outcome, reports, self._book.history())

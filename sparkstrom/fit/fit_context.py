@@ -24,11 +24,11 @@ class FitRequest:
 
     epochs: int  # to train, including those in the checkpoint to resume from
     columns: ColumnSpec  # columns of the data, and which rows are held out
-    early_stopping: EarlyStopping | None
+    early_stopping: EarlyStopping | None  # rule for ending the fit early
     listeners: tuple[Any, ...]  # the user's
     run_log: str | os.PathLike[str] | None  # file; "": none; None: a new one in the usual directory
-    key: FitKey
-    resume_from: ResumePoint | None = None
+    key: FitKey  # identifies the fit within its program
+    resume_from: ResumePoint | None = None  # checkpoint
     epoch_limit: MaxEpochsTerminationCondition | None = None  # set if it reduced ``epochs``
 
     @property
@@ -43,7 +43,7 @@ class FitRequest:
 class FitReporting:
     """The means by which a fit reports to the user: display, warnings, and data for the summary."""
 
-    progress: ProgressDisplay
+    progress: ProgressDisplay  # also shows lines of text
     record: FitRecord  # times and result of the fit
     slots: TaskSlots
     warnings: list[str]  # shown so far; the summary repeats them

@@ -121,15 +121,15 @@ RESIDUAL_LOG_EVERY_S = 5.0
 
 
 class ResidualLogger:
-    """Logs residual statistics, at most once in RESIDUAL_LOG_EVERY_S seconds."""
+    """Logs statistics of residuals (changes that workers have not sent yet) at intervals."""
 
     def __init__(self) -> None:
         self._due_s = 0.0
 
     def show(self, counters: Mapping[int, WorkerCounters], *, force: bool = False) -> None:
-        """Log one line for each node with statistics, if the interval has passed or with ``force``.
+        """Log one line for each node with statistics, at most every RESIDUAL_LOG_EVERY_S seconds.
 
-        ``counters``: by node id.
+        ``counters``: by node id; ``force``: log even if the interval has not passed.
         """
         now_s = time.monotonic()
         if now_s < self._due_s and not force:
@@ -342,8 +342,8 @@ class ListenerThread(FitListener):
         listeners: The user's listeners and the writer of the run log.
         begin: The first event.
         spec: The fit.
-        copy: Returns a snapshot of the present parameters; EpochEnd events offer it.
-        judge: Evaluates arrays with the present parameters; EpochEnd events offer it, too.
+        copy: Returns a snapshot of the present parameters, for ``EpochEnd.snapshot``.
+        judge: Evaluates arrays with the present parameters, for ``EpochEnd.evaluate``.
         say: Shows a line to the user.
     """
 
@@ -408,7 +408,7 @@ class ListenerThread(FitListener):
         )
 
     def notify(self, event: CheckpointWritten) -> None:
-        """Queue an event that does not come from polling the controller."""
+        """Queue the event of a written checkpoint, with the time since the fit started."""
         self._put(replace(event, seconds=self._seconds()))
 
     def on_progress(self, progress: Progress) -> None:
@@ -434,7 +434,7 @@ class ListenerThread(FitListener):
             self._put(WorkerChange(joined, left, self._training, self._seconds(), reasons))
 
     def run_fit(self, fit: Callable[[], TrainingSummary]) -> TrainingSummary:
-        """Call ``fit``, tell the listeners its end or failure, and return its summary."""
+        """Call ``fit``, pass its end or failure to the listeners, and return its summary."""
         try:
             summary = fit()
         except BaseException as error:
@@ -530,7 +530,7 @@ class ListenerThread(FitListener):
 class SnapshotEvaluator:
     """Evaluates arrays with the present parameters of a running fit. Thread-safe."""
 
-    model: FlatModel
+    model: FlatModel  # the fit's model, which is copied for each evaluation
     snapshot: Callable[[], Snapshot]  # returns the present parameters and buffers
 
     def __call__(self, features: Any, labels: Any, metrics: Any) -> Evaluation:

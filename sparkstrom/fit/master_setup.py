@@ -1,4 +1,8 @@
-"""Set up the controller of a gradient-sharing fit: its plan, limits and media driver."""
+"""Set up the controller (master) of a gradient-sharing fit, the process that numbers all updates.
+
+The functions return its description of the fit, its limits, and the options of the Aeron media
+driver and transport that it uses.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,10 @@ def make_master_plan(
 
 
 def driver_transport_opener(spec: FitSpec, void: VoidConfiguration, host: str) -> OpenTransport:
-    """Return a function that opens the driver program's transport, at address ``host``."""
+    """Return a function that opens the transport of a controller in the driver program.
+
+    ``host``: IP address of this machine to bind; ``void``: the user's options of the network.
+    """
     options = DriverOptions(
         host=host,
         ports=port_bounds(void.controller_ports()),
@@ -67,7 +74,14 @@ def driver_transport_opener(spec: FitSpec, void: VoidConfiguration, host: str) -
 def controller_media_driver(
     spec: FitSpec, void: VoidConfiguration, endpoint: Endpoint, scratch: Path
 ) -> MediaDriverConfig:
-    """Return the media driver for a controller in a task, at the endpoint that workers know."""
+    """Return name and options of the media driver for a controller that runs in a Spark task.
+
+    Args:
+        spec: The fit.
+        void: The user's options of the network.
+        endpoint: Address and port of the controller, which the workers know already.
+        scratch: Directory for the media driver's files if shared memory is too small.
+    """
     options = DriverOptions(
         host=endpoint.host,
         ports=(endpoint.port, endpoint.port),
@@ -103,4 +117,4 @@ class MediaDriverConfig:
     """Name and options of the media driver that a controller's task starts before anything else."""
 
     key: str  # name by which the task's transport finds the media driver
-    options: DriverOptions
+    options: DriverOptions  # address, ports and sizes

@@ -87,19 +87,19 @@ class NetworkStateHolder:
 
     @property
     def minibatches_before(self) -> int:
-        """Number of minibatches that the next fit's optimizer states have seen; 0 if none."""
+        """Number of minibatches since the next fit's optimizers started; 0 if they start anew."""
         value = self._value
         return value.minibatches if value.kept or value.states.one else 0
 
     def theta(self, multipliers: Mapping[str, int]) -> Theta:
-        """Return a replica of the parameters, rounded to the network's grid.
+        """Return a copy of the parameters for a fit, rounded to multiples of 2^-k.
 
         ``multipliers``: thresholds of layers in multiples of tau, by layer name.
         """
         return make_initial_theta(self._model, self.parameters, self.grid_exponent(), multipliers)
 
     def grid_exponent(self) -> int:
-        """Return k: parameters are rounded to multiples of 2^-k.
+        """Return k, and remember it: parameters are rounded to multiples of 2^-k.
 
         The first fit chooses k; later fits keep it unless the parameters need a coarser grid.
         """
@@ -124,8 +124,8 @@ class NetworkStateHolder:
     def take_resume_state(self, workers: int = 0) -> tuple[CheckpointFiles, OptimizerStates]:
         """Return the residual files and optimizer states for the next fit, and forget them.
 
-        If the number of workers changed, per-worker states no longer apply, and every worker gets
-        the common one.
+        If the fit has another number of ``workers`` than the last one, per-worker states no longer
+        apply, and every worker gets the common one.
         """
         kept, states = self._value.kept, self._value.states
         self._value = replace(self._value, kept={}, states=NO_STATES)
@@ -196,9 +196,12 @@ class NetworkStateHolder:
             self._replace_state(replace(done, parameters=best.parameters), best.buffers)
 
     def keep_interrupted(self, theta: FitParameters, spec: FitSpec, epochs: int) -> None:
-        """Keep the driver's parameters from a fit that the user interrupted after some epochs.
+        """Keep the parameters that an interrupted fit had trained.
 
-        ``epochs``: the number of epochs that the fit had completed.
+        Args:
+            theta: Parameters and buffers at the interruption.
+            spec: The fit.
+            epochs: Number of epochs that the fit had completed.
         """
         done = spec.first_epoch + epochs
         self._replace_state(

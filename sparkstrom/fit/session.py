@@ -130,7 +130,7 @@ class FitSession:
         )
 
     def take_resume_state(self, workers: int) -> tuple[CheckpointFiles, OptimizerStates]:
-        """Return the files and optimizer states with which the workers continue, and forget them.
+        """Return residual files and optimizer states for the fit's workers, and forget them.
 
         If the checkpoint is of another threshold algorithm, the states contain no encoder state.
         """
@@ -157,7 +157,7 @@ class FitSession:
             return thread.run_fit(partial(self._run_all, thread, recovery, export_directory))
 
     def _snapshot(self) -> Snapshot:
-        """Return a snapshot of the present run; if its controller is lost, wait for the next run.
+        """Return a copy of the present parameters; if the controller is lost, wait for the next.
 
         Raise ControllerLost if no other run follows.
         """
@@ -215,7 +215,10 @@ class FitSession:
         return self._make_next_runner(spec, theta, states)
 
     def _resume(self, runner: FitRunner, stopping: EarlyStoppingListener) -> None:
-        """Load a checkpoint's metrics into the runner and into early stopping; show warnings."""
+        """Load the metrics of a checkpoint, if the fit resumes from one; show warnings about it.
+
+        The runner and early stopping continue from these metrics.
+        """
         point, workers = self.request.resume_from, runner.spec.workers
         if point is None:
             return
@@ -247,7 +250,10 @@ class FitSession:
         thread: ListenerThread,
         recovery: ControllerRecovery,
     ) -> CheckpointListener | None:
-        """Return the listener that writes the user's checkpoints or else copies; None: neither."""
+        """Return the listener that writes the user's checkpoints, or else copies for recovery.
+
+        Return None if the fit needs neither.
+        """
         key, k = self.request.key, runner.theta.k
         config = self._checkpoints.config(key, k, runner.states)
         common: dict[str, Any] = {
@@ -431,9 +437,9 @@ RestartRunner = Callable[[FitSpec, Theta, OptimizerStates], FitRunner]
 class ControllerRecovery:
     """Decides how one fit continues after each loss of its controller."""
 
-    strategy: Strategy[CommonOptions]
-    checkpoints: FitCheckpoints
-    _reporting: FitReporting
+    strategy: Strategy[CommonOptions]  # with the number of controllers that a fit may lose
+    checkpoints: FitCheckpoints  # of the network
+    _reporting: FitReporting  # gets warnings, and the record of losses
     folder: str  # directory for copies of a fit without checkpoints
 
     @property
@@ -442,7 +448,10 @@ class ControllerRecovery:
         return self.strategy.controller_restarts > 0 and self.strategy.has_controller_task
 
     def config(self, key: FitKey, k: int, states: OptimizerStates) -> CheckpointConfig:
-        """Return how to copy a fit for which the user requested no checkpoints."""
+        """Return where and how often to copy a fit for which the user requested no checkpoints.
+
+        ``k``: the parameters are multiples of 2^-k; ``states``: optimizer states at the start.
+        """
         directory = CheckpointDirectory(self.folder, 1)
         return self.checkpoints.config_in(directory, COPY_INTERVAL, key, k, states)
 

@@ -17,7 +17,7 @@ from sparkstrom.models.base import FlatModel
 from sparkstrom.options.common import CommonOptions
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import DRIVER, parse_controller
-from sparkstrom.runtime.fit_state import Outcome
+from sparkstrom.runtime.fit_state import FitOutcome
 
 Master = TypeVar("Master", bound=CommonOptions, covariant=True)
 
@@ -54,16 +54,24 @@ class Strategy(Generic[Master]):
         return {}
 
     def check_workers(self, workers: int) -> None:
-        """Raise UsageError if a fit with ``workers`` workers could not start."""
+        """Raise UsageError if so few ``workers`` cannot start a fit; in rounds, any number can."""
 
-    def scaled_hyperparameters(self, model: FlatModel, outcome: Outcome) -> HyperparameterChanges:
-        """Return how momentum and schedules were rescaled at the end of the fit."""
+    def scaled_hyperparameters(
+        self, model: FlatModel, outcome: FitOutcome
+    ) -> HyperparameterChanges:
+        """Return how momentum and schedules were rescaled for several workers; here {}.
+
+        The result has the number of workers, and name -> change.
+        """
         return {}
 
     def accuracy_warnings(
-        self, model: FlatModel, outcome: Outcome, minibatches_before: int
+        self, model: FlatModel, outcome: FitOutcome, minibatches_before: int
     ) -> list[str]:
-        """Return and log warnings about likely reasons for a loss of accuracy."""
+        """Return and log warnings about likely reasons for a loss of accuracy; here none.
+
+        ``minibatches_before``: number trained in the earlier fits that this fit continued.
+        """
         return []
 
 
@@ -72,17 +80,17 @@ class GradientSharing(Strategy[SharedTrainingMaster]):
 
     @property
     def controller(self) -> str:
-        """The option ``controller``."""
+        """Where the process that numbers updates runs: the option ``controller``."""
         return self.master.void.controller
 
     @property
     def controller_restarts(self) -> int:
-        """The option ``controller_restarts``."""
+        """Number of lost controllers that a fit survives: the option ``controller_restarts``."""
         return self.master.void.controller_restarts
 
     @property
     def layer_multipliers(self) -> Mapping[str, int]:
-        """The option ``layer_multipliers``; {} if the option is None."""
+        """Thresholds of layers in multiples of tau, by layer name, from the user's options."""
         return self.master.layer_multipliers or {}
 
     def check_workers(self, workers: int) -> None:
@@ -94,14 +102,16 @@ class GradientSharing(Strategy[SharedTrainingMaster]):
                 " or partitions"
             )
 
-    def scaled_hyperparameters(self, model: FlatModel, outcome: Outcome) -> HyperparameterChanges:
+    def scaled_hyperparameters(
+        self, model: FlatModel, outcome: FitOutcome
+    ) -> HyperparameterChanges:
         """Return how momentum and schedules were rescaled because several workers train."""
         return scaled_hyperparameters(
             self.master, model, outcome.rows, summed=outcome.summed_workers
         )
 
     def accuracy_warnings(
-        self, model: FlatModel, outcome: Outcome, minibatches_before: int
+        self, model: FlatModel, outcome: FitOutcome, minibatches_before: int
     ) -> list[str]:
-        """Return and log the warnings of ``fit.accuracy_warnings.accuracy_warnings``."""
+        """Return and log warnings about likely reasons for a loss of accuracy, with remedies."""
         return accuracy_warnings(self.master, model, outcome, minibatches_before)

@@ -1,4 +1,8 @@
-"""The summary of a finished fit: compute its values and warnings, and convert it to JSON."""
+"""The summary of a finished fit: compute its values and warnings, and convert it to JSON.
+
+``FitRecord`` records the times of a fit. ``FitFacts`` combines them with the fit's result, and each
+field of ``TrainingSummary`` declares the function that computes it from these facts.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from sparkstrom.observe.telemetry import FitTotals, WorkerCounters, sum_link_byt
 from sparkstrom.options.common import CommonOptions
 from sparkstrom.protocol.common.events import TaskEnding
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.fit_state import Outcome
+from sparkstrom.runtime.fit_state import FitOutcome
 
 # How momentum and schedules were adapted: "workers", and name -> change.
 HyperparameterChanges = dict[str, str | int]
@@ -33,14 +37,17 @@ VALUE = "value"  # metadata key: the function that computes a figure
 
 
 def figure(value: Callable[[FitFacts], T], **options: Any) -> T:
-    """Declare a field of the summary and how its value is computed from the facts of a fit."""
+    """Declare a field of the summary, and the function ``value`` that computes it for a fit.
+
+    ``options`` are those of ``dataclasses.field``.
+    """
     declared: Any = field(metadata={VALUE: value}, **options)
     return cast(T, declared)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitFacts:
-    """All that is known about a finished fit; the summary's figures are computed from it."""
+    """All that is known about a finished fit; the summary's values are computed from it."""
 
     record: FitRecord  # times and result
     executors: int  # the application's number of executors; 0 if it is not fixed
@@ -52,12 +59,12 @@ class FitFacts:
 
     @cached_property
     def end(self) -> FinishedFit:
-        """The result."""
+        """The result of the fit, with the history of its epochs."""
         return self.record.finished()
 
     @property
-    def outcome(self) -> Outcome:
-        """The controller's part of the result."""
+    def outcome(self) -> FitOutcome:
+        """The counters and diagnostics of the fit that the controller has collected."""
         return self.end.outcome
 
     @property
@@ -67,12 +74,12 @@ class FitFacts:
 
     @cached_property
     def total(self) -> FitTotals:
-        """Sums of the workers' counters."""
+        """The combined counters of all workers."""
         return FitTotals.from_counters(self.outcome.stats.values())
 
     @property
     def overflows(self) -> int:
-        """How often a parameter left the exact range, on all nodes."""
+        """How often a parameter left the range in which sums are exact, on all nodes."""
         return self.outcome.overflows + self.total.training.overflows
 
     @property
@@ -111,7 +118,7 @@ class TrainingSummary:
     epochs: int = figure(lambda fit: fit.end.epochs_trained)
     workers: int = figure(lambda fit: fit.end.spec.workers)
     n_params: int = figure(lambda fit: fit.n_params)
-    # Committed, each once.
+    # Minibatches whose updates were committed, each counted once.
     minibatches: int = figure(lambda fit: fit.outcome.minibatches)
     minibatches_expected: int = figure(lambda fit: fit.outcome.minibatches_expected)
     # Rows trained, as workers reported: including repetitions after the loss of a worker.
@@ -124,7 +131,7 @@ class TrainingSummary:
     export_directory: str | None = figure(lambda fit: fit.export_directory)
     # Bytes of rows beyond batch_memory_bytes, in the executors' scratch directories.
     spilled_bytes: int = figure(lambda fit: fit.total.training.spilled_bytes)
-    # Committed.
+    # Committed updates.
     updates: int = figure(lambda fit: fit.outcome.commits)
     # Mean over the examples of each worker's last epoch.
     loss: float = figure(lambda fit: mean_loss(fit.total))
@@ -143,8 +150,9 @@ class TrainingSummary:
             fit.training_workers, fit.outcome.minibatches_trained
         )
     )
-    # Euclidean norm of all workers' residuals at the end.
+    # Euclidean norm of all workers' residuals (changes not sent) at the end.
     residual_norm: float = figure(lambda fit: (fit.total.training.residual_square or 0.0) ** 0.5)
+    # Removed from residuals by clipping, and by scaling them down.
     mass_clipped: float = figure(lambda fit: fit.total.training.mass_clipped)
     mass_scaled_away: float = figure(lambda fit: fit.total.training.mass_scaled_away)
     # Residuals of an earlier fit that no worker took over.
@@ -157,6 +165,7 @@ class TrainingSummary:
     horizons: HyperparameterChanges = figure(lambda fit: fit.horizons)
     # Mean of the workers' thresholds at the end.
     tau: float = figure(lambda fit: mean_tau(fit.total))
+    # How often a parameter left the exact range.
     exactness_breaches: int = figure(lambda fit: fit.overflows)
     # Index of the first parameter that left the exact range, or -1.
     first_breach: int = figure(lambda fit: fit.outcome.first_overflow)
@@ -184,9 +193,9 @@ class TrainingSummary:
         lambda fit: worker_durations(fit.outcome) if fit.master.collect_training_stats else {},
         repr=False,
     )
-    # With encoding_debug_mode: figures of the residuals by node.
+    # With encoding_debug_mode: statistics of the residuals by node.
     encoding: dict[str, dict[str, float]] = figure(
-        lambda fit: residual_figures(fit.outcome), repr=False
+        lambda fit: collect_residual_statistics(fit.outcome), repr=False
     )
     batch_size_per_worker: int = figure(lambda fit: fit.master.batch_size_per_worker)
     # Rows of a round: a minibatch of each worker that has rows.
@@ -252,7 +261,7 @@ class TrainingSummary:
 
 
 def summarize(facts: FitFacts) -> TrainingSummary:
-    """Compute the summary of a finished fit."""
+    """Compute the summary of a finished fit and return it."""
     declared = {each.name: each.metadata.get(VALUE) for each in fields(TrainingSummary)}
     return TrainingSummary(
         **{name: value(facts) for name, value in declared.items() if value is not None}
@@ -366,7 +375,7 @@ ON_WORKERS = "on_workers"  # key for all messages that workers ignored, whatever
 NORMAL_ENDINGS = (TaskEnding.DONE, TaskEnding.RELEASED, TaskEnding.DISMISSED)
 
 
-def collect_worker_figures(outcome: Outcome, n_params: int) -> list[WorkerFigures]:
+def collect_worker_figures(outcome: FitOutcome, n_params: int) -> list[WorkerFigures]:
     """Return the values of all workers that reported, in order of node ids."""
     return [
         _make_worker_figures(node, counters, outcome.hosts.get(node, ""), n_params)
@@ -393,7 +402,7 @@ def _make_worker_figures(
     )
 
 
-def collect_faults(outcome: Outcome, record: FitRecord) -> list[Fault]:
+def collect_faults(outcome: FitOutcome, record: FitRecord) -> list[Fault]:
     """Return the faults of a fit: lost controllers, lost workers and replaced media drivers.
 
     If a controller was lost, only the workers lost under the last controller are known.
@@ -416,8 +425,8 @@ def collect_faults(outcome: Outcome, record: FitRecord) -> list[Fault]:
     return lost + replaced
 
 
-def _replaced_media_drivers(outcome: Outcome) -> list[tuple[int, str]]:
-    """Return (node, name) of media drivers that workers replaced: all but each worker's last."""
+def _replaced_media_drivers(outcome: FitOutcome) -> list[tuple[int, str]]:
+    """Return (node, name) of the media drivers that workers replaced: all but a worker's last."""
     links_by_node = {
         node: one.node.links for node, one in outcome.stats.items() if one.node is not None
     }
@@ -429,14 +438,14 @@ def _replaced_media_drivers(outcome: Outcome) -> list[tuple[int, str]]:
     ]
 
 
-def sum_bytes_by_kind(outcome: Outcome, total: FitTotals) -> dict[str, int]:
+def sum_bytes_by_kind(outcome: FitOutcome, total: FitTotals) -> dict[str, int]:
     """Return the bytes that driver and workers sent, by kind of message, largest first."""
     by_kind = Counter(outcome.traffic.by_kind)
     by_kind.update(total.node.by_kind)
     return dict(by_kind.most_common())
 
 
-def count_ignored_messages(outcome: Outcome, total: FitTotals) -> dict[str, int]:
+def count_ignored_messages(outcome: FitOutcome, total: FitTotals) -> dict[str, int]:
     """Return the number of ignored messages by reason; workers report only their total."""
     by_reason = Counter[str]()
     for (_, reason), count in outcome.ignored.items():
@@ -447,7 +456,7 @@ def count_ignored_messages(outcome: Outcome, total: FitTotals) -> dict[str, int]
 
 
 def sum_dismissed_mass(reports: Iterable[str]) -> float:
-    """Return the sum of the residual mass that dismissed workers had not sent.
+    """Return the sum of absolute changes of dismissed workers that were never committed.
 
     ``reports``: the tasks' results, as JSON.
     """
@@ -471,7 +480,7 @@ def mean_tau(total: FitTotals) -> float:
     return float("nan") if total.training.tau is None else total.training.tau
 
 
-def format_departures(outcome: Outcome) -> list[str]:
+def format_departures(outcome: FitOutcome) -> list[str]:
     """Return a line for each worker that left before the end, with the reason."""
     return [
         f"node {d.node} (partition {d.partition} on {d.host}): {d.reason}"
@@ -480,8 +489,11 @@ def format_departures(outcome: Outcome) -> list[str]:
     ]
 
 
-def residual_figures(outcome: Outcome) -> dict[str, dict[str, float]]:
-    """Return the residual statistics of ``encoding_debug_mode``, by node and name."""
+def collect_residual_statistics(outcome: FitOutcome) -> dict[str, dict[str, float]]:
+    """Return the statistics of each worker's residual (changes not sent), by node and name.
+
+    The result is {} without the option ``encoding_debug_mode``.
+    """
     return {
         str(node): counters.training.residual.by_name()
         for node, counters in outcome.stats.items()
@@ -509,18 +521,12 @@ def phase_durations(began: dict[Phase, float], record: FitRecord) -> dict[str, f
     return out
 
 
-def worker_durations(outcome: Outcome) -> dict[str, dict[str, float]]:
+def worker_durations(outcome: FitOutcome) -> dict[str, dict[str, float]]:
     """Return the seconds that each worker spent, by node and activity."""
     return {
         str(node): counters.training.seconds if counters.training is not None else {}
         for node, counters in outcome.stats.items()
     }
-
-
-def format_horizons(horizons: HyperparameterChanges) -> str:
-    """Return one line about how momentum and schedules were rescaled."""
-    changes = [f"{name} {change}" for name, change in horizons.items() if name != "workers"]
-    return f"{horizons['workers']} workers: {', '.join(changes)}"
 
 
 SKEW_MAX = 1.5  # ratio of largest to smallest partition above which the summary warns
@@ -544,7 +550,8 @@ def summary_warnings(fit: FitFacts) -> list[str]:
 def skew_warnings(rows: list[int], executors_used: int, executors: int) -> list[str]:
     """Return warnings about empty or uneven partitions, and about executors without workers.
 
-    ``rows``: number of rows by partition.
+    ``rows``: number of rows by partition; ``executors``: number of the application's executors; 0
+    if it is not fixed.
     """
     out = []
     empty = [i for i, count in enumerate(rows) if count == 0]
@@ -579,7 +586,10 @@ def _overflow_warning(overflows: int, first: int) -> list[str]:
 
 
 def _replica_warning(hashes: dict[str, str]) -> list[str]:
-    """Return a warning that names the nodes whose replicas differ from the driver's."""
+    """Return a warning that names the nodes whose replicas differ from the controller's.
+
+    ``hashes``: of the replicas by node id, and under "driver" of the controller's.
+    """
     nodes = [f"node {node}" for node, digest in hashes.items() if digest != hashes["driver"]]
     if not nodes:
         return []
@@ -596,10 +606,10 @@ def _fresh_optimizer_warning(workers: int) -> list[str]:
     ]
 
 
-def _unmeasured_partition_warnings(outcome: Outcome) -> list[str]:
+def _unmeasured_partition_warnings(outcome: FitOutcome) -> list[str]:
     """Return warnings about held-out rows that were not evaluated in every epoch.
 
-    Such partitions have no rows to train on, and their worker left before the last epoch.
+    These rows are in partitions without rows to train on, whose worker left before the last epoch.
     """
     counters = [one.training for one in outcome.stats.values() if one.training is not None]
     newest: dict[int, int] = {}  # last finished epoch by partition

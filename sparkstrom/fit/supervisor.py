@@ -1,8 +1,9 @@
 """Supervise a fit: run its controller and its tasks until either finishes or fails.
 
 ``FitSupervisor`` starts both, dispatches events to listeners, and cancels one if the other fails.
-``StartMonitor`` shows what a fit is waiting for at its start, and ends a fit that cannot start.
-``find_cause`` extracts the cause from Spark's long error texts.
+``FitJob`` is the interface of the tasks. ``StartMonitor`` shows what a fit is waiting for at its
+start, and ends a fit that cannot start. ``find_cause`` extracts the cause from Spark's long error
+texts.
 """
 
 from __future__ import annotations
@@ -117,7 +118,10 @@ class FitSupervisor:
         self._events.dispatch(progress)
 
     def _handle_early_end(self) -> None:
-        """Raise the failure of a job that ended first, unless the controller finishes after all."""
+        """Handle a job that ended before the controller: raise its failure, as a clear error.
+
+        Return if the controller finishes the fit after all.
+        """
         error = self._job.error
         if error is not None and (cancelled := as_cancellation(error)) is not None:
             raise cancelled
@@ -240,7 +244,10 @@ class StartMonitor(FitListener):
         self._last_message = ""
 
     def on_progress(self, progress: Progress) -> None:
-        """Raise NetworkError if a host is unreachable, SetupError if no worker can start."""
+        """Show at intervals what the fit waits for, until it trains.
+
+        Raise NetworkError if a host is unreachable, SetupError if no worker can start.
+        """
         if progress.phase is not Phase.GATHERING:
             return
         if time.monotonic() > self._setup_due_s:
@@ -267,8 +274,8 @@ class StartMonitor(FitListener):
         errors = [setup_error_in(error) for error in self._job.task_errors()]
         blocked = [str(each) for each in errors if isinstance(each, NetworkError)]
         if blocked:
-            reach = _describe_reach(len(blocked), progress, self._master_name)
-            raise NetworkError(blocked[0] + reach)
+            hosts = _describe_blocked_hosts(len(blocked), progress, self._master_name)
+            raise NetworkError(blocked[0] + hosts)
 
     def _check_failed_tasks(self, progress: Progress) -> None:
         """Show how many workers have joined. Raise SetupError if tasks failed before any joined."""
@@ -294,11 +301,11 @@ class StartMonitor(FitListener):
             self._say(text)
 
 
-def _describe_reach(hosts: int, progress: Progress, who: str) -> str:
+def _describe_blocked_hosts(hosts: int, progress: Progress, who: str) -> str:
     """Return text that narrows down which host is the likely cause of blocked UDP.
 
-    ``hosts``: number of hosts that report an unreachable controller; ``who``: the controller's name
-    in messages.
+    ``hosts``: number of hosts that report an unreachable controller; ``who``: what messages call
+    the controller.
     """
     others = f"; {hosts - 1} more report this" if hosts > 1 else ""
     if not progress.joined:
@@ -350,6 +357,6 @@ def find_cause(text: str) -> str:
 
 
 def _shorten(line: str) -> str:
-    """Return the first line of a cause, shortened unless it is an error of this package."""
+    """Return a line of an error text, shortened unless it is an error of this package."""
     line = line.strip()
     return line if line.startswith(OWN_ERRORS) else first_line(line)

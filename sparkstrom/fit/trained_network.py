@@ -189,7 +189,8 @@ def check_fit_arguments(
 ) -> EarlyStopping | None:
     """Check the arguments of ``fit``; return the early-stopping rule, or None.
 
-    Raise UsageError for an invalid argument.
+    ``chosen``: the columns of the data and the rows to hold out. Raise UsageError for an invalid
+    argument.
     """
     parse_epochs(epochs)
     check_validation_value(chosen.validation)
@@ -304,7 +305,10 @@ def _can_dry_run(model: FlatModel) -> bool:
 def _train_copy(
     model: FlatModel, parameters: Flat, block: Block, pack: PickleFunction, metric: str | None
 ) -> None:
-    """Check the first rows of a block, and take one step with them on a copy of the model."""
+    """Check the first rows of a block, and take one step with them on a copy of the model.
+
+    Then compute ``metric`` on them, unless it is None. ``pack`` pickles the model.
+    """
     copied: FlatModel = pickle.loads(pack(model))
     block = block._replace(
         records=block.records[:DRY_RUN_ROWS], numbers=block.numbers[:DRY_RUN_ROWS]
@@ -349,7 +353,10 @@ _process_state = threading.Lock()
 
 @contextlib.contextmanager
 def preserve_process_state() -> Iterator[None]:
-    """Drop this thread's output in the block; restore random states and warning filters after."""
+    """During the block, drop what this thread prints and ignore warnings.
+
+    Afterwards restore the random states, the warning filters and standard output.
+    """
     with _process_state, contextlib.ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import SetupError, UsageError, first_line
-from sparkstrom.base.option_types import is_real, is_truth
+from sparkstrom.base.option_types import is_boolean, is_real
 from sparkstrom.data.arrow_conversion import is_list_type, read_record_parts
 from sparkstrom.data.column_selection import (
     HELD_OUT,
@@ -96,7 +96,7 @@ def read_data_blocks(data: Any, chosen: ColumnSpec, where: str = DATA_NAME) -> I
 
 def holds_rows(validation: Any) -> bool:
     """Return whether ``validation`` is data, not a fraction or the name of a column."""
-    if isinstance(validation, str | bytes) or is_real(validation) or is_truth(validation):
+    if isinstance(validation, str | bytes) or is_real(validation) or is_boolean(validation):
         return False
     readable = ("__iter__", "__getitem__", "__fspath__", "schema", "schema_arrow")
     return any(hasattr(validation, name) for name in readable)
@@ -136,7 +136,7 @@ def _chain_blocks(blocks: Iterator[Block], others: Iterator[Block]) -> Iterator[
 
 
 def _mark_held_out(block: Block, *, is_held: bool) -> Block:
-    """Return a copy of the block with an additional column that says whether rows are held out."""
+    """Return a copy of the block with another column, 1 in rows that are held out, else 0."""
     form, flag = block.form, Leaf(HELD_OUT, (), "|u1", "|u1")
     marks = np.full((len(block.records), 1), is_held, np.uint8)
     marked = form._replace(leaves=(*form.leaves, flag), has_held_out_flag=True)
@@ -284,7 +284,11 @@ def plan_arrow_read(
 
 
 def _check_column(schema: pa.Schema, role: str, name: str, side_by_side: bool) -> None:
-    """Raise UsageError unless the table has exactly one column ``name``, of a suitable type."""
+    """Raise UsageError unless the table has exactly one column ``name``, of a suitable type.
+
+    ``role``: what the column is used for, such as label; ``side_by_side``: whether the column is
+    one of several that are combined into one array.
+    """
     if schema.names.count(name) != 1:
         raise UsageError(
             f"there is no column {name!r} for {role}, or more than one; the table has"
@@ -517,7 +521,7 @@ class ScratchDirectory:
         os.close(self._descriptor)
 
 
-def remove_abandoned() -> None:
+def remove_abandoned_directories() -> None:
     """Delete the scratch directories that killed programs of this user left behind.
 
     Directories without a lock file are not deleted, because they may belong to something else.

@@ -66,13 +66,13 @@ EXECUTOR_NAME = "host"  # all workers count as tasks of one executor
 class LocalFitContext:
     """The model, options and worker processes that all fits of one ParallelWrapper share."""
 
-    model: FlatModel
+    model: FlatModel  # the model to train
     master: SharedTrainingMaster  # the user's options
     name: str  # prefix of the files that workers keep for the next fit
     pool: WorkerPool  # the worker processes
     scratch: Path  # the wrapper's scratch directory
 
-    def place(self, partition: int, attempt: int) -> TaskEnvironment:
+    def make_environment(self, partition: int, attempt: int) -> TaskEnvironment:
         """Return the environment for training a partition: host, scratch directory and threads.
 
         ``attempt`` counts how often the partition's worker was restarted in this fit.
@@ -139,8 +139,8 @@ class LocalFitRunner(BaseFitRunner):
         job = pickle_by_value(self._make_job())
 
         def make_task(partition: int, attempt: int) -> WorkerTask:
-            place = self._context.place(partition, attempt)
-            return GradientSharingTask(job, place, self._rows.files[partition])
+            environment = self._context.make_environment(partition, attempt)
+            return GradientSharingTask(job, environment, self._rows.files[partition])
 
         self._supervise(
             self.master,
@@ -156,7 +156,7 @@ class LocalFitRunner(BaseFitRunner):
         """Return the job that is sent to the workers; large values are written to files."""
         context, directory, states = self._context, self._rows.directory, self.states
         own = {  # per-worker states from a checkpoint
-            partition: FileHandle.of(state, directory / f"state-{partition}")
+            partition: FileHandle.write(state, directory / f"state-{partition}")
             for partition, state in states.own.items()
         }
         return LocalTrainingJob(
@@ -169,7 +169,9 @@ class LocalFitRunner(BaseFitRunner):
             endpoint=self.master.endpoint,
             join_stream=self.master.join_stream,
             network=context.name,
-            initial=FileHandle.of(pack_parameters(self.theta, states.one), directory / "initial"),
+            initial=FileHandle.write(
+                pack_parameters(self.theta, states.one), directory / "initial"
+            ),
             own_states=own,
             driver=self._driver,
         )
@@ -279,7 +281,7 @@ class LocalMediaDriver:
     def options(self, *, is_exclusive: bool = False) -> DriverOptions:
         """Return the media driver's options.
 
-        ``is_exclusive`` says whether closing the media driver waits until it has exited. Only the
+        ``is_exclusive``: whether closing the media driver waits until it has exited. Only the
         calling process waits.
         """
         return DriverOptions(
@@ -300,10 +302,10 @@ class LocalMediaDriver:
 class LocalRoute(ControllerRoute):
     """A worker's route to the controller, through the media driver that both share."""
 
-    driver: LocalMediaDriver | None = None
+    driver: LocalMediaDriver | None = None  # shared by all processes of the fit
 
     def driver_key(self, place: TaskEnvironment) -> str:
-        """Return the key of the shared media driver, which is the same for all workers."""
+        """Return the name of the media driver that all workers share, whatever their ``place``."""
         assert self.driver is not None, "a local route has a media driver"
         return self.driver.key
 
@@ -320,7 +322,7 @@ class LocalRoute(ControllerRoute):
 class LocalTrainingJob(TrainingJob):
     """What worker processes on this machine need for a fit."""
 
-    driver: LocalMediaDriver | None = None
+    driver: LocalMediaDriver | None = None  # shared by all processes of the fit
 
     @property
     def controller_route(self) -> ControllerRoute:
@@ -335,10 +337,10 @@ class LocalTrainingJob(TrainingJob):
 class FileHandle:
     """A reference to a file with one large pickled value. It is sent to workers, not the value."""
 
-    path: str
+    path: str  # of the file
 
     @classmethod
-    def of(cls, value: Any, path: Path) -> FileHandle:
+    def write(cls, value: Any, path: Path) -> FileHandle:
         """Write the value to a file and return a reference to it.
 
         Raise SetupError if the disk is full.

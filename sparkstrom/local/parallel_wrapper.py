@@ -39,7 +39,7 @@ from sparkstrom.local.data import (
     partition_rows,
     read_blocks_with_held_out,
     read_data_blocks,
-    remove_abandoned,
+    remove_abandoned_directories,
 )
 from sparkstrom.local.fit_runner import LocalFitContext, LocalFitRunner, PartitionedRows
 from sparkstrom.local.rounds import LocalRounds, RoundsThread
@@ -145,7 +145,7 @@ class ParallelWrapper(TrainedNetwork):
         self._strategy.check_workers(workers)
         name = secrets.token_hex(8)
         super().__init__(model, FitCheckpoints(model, self._master, name), progress)
-        remove_abandoned()
+        remove_abandoned_directories()
         scratch = ScratchDirectory()
         pool = WorkerPool(workers, scratch.path, self._master.void.lease_s)
         self._context = LocalFitContext(model, self._master, name, pool, scratch.path)

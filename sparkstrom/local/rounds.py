@@ -114,7 +114,11 @@ class LocalRounds(RoundsBackend):
                     self._workers.drop(range(self._spec.workers))
 
     def train(self, order: RoundOrder, state: RoundState) -> RoundResults:
-        """Train one round in the processes and combine their results."""
+        """Train one round in the processes; return their reports and combined results.
+
+        ``order``: the minibatches to train; ``state``: parameters, buffers and optimizer states
+        with which the round starts.
+        """
         self._write_start(state)
         reports: list[RoundReport] = self._run_tasks_for_reports(
             {
@@ -141,7 +145,7 @@ class LocalRounds(RoundsBackend):
         return results
 
     def measure(self, plan: EpochPlan, state: RoundState) -> Sequence[HeldOutReport]:
-        """Evaluate the model on the held-out rows, in the processes that have any."""
+        """Evaluate the model on held-out rows; return reports of the processes that have any."""
         self._write_start(state)
         tasks = {p: MeasureHeldOut() for p, facts in self._facts.items() if facts.held_out}
         return self._run_tasks_for_reports(tasks)
@@ -185,7 +189,7 @@ class LocalRounds(RoundsBackend):
         tasks = {
             p: BeginRounds(
                 self._job,
-                self._context.place(p, self._workers.attempts[p]),
+                self._context.make_environment(p, self._workers.attempts[p]),
                 self._rows.files[p],
                 str(self._directory),
             )
@@ -286,12 +290,12 @@ def map_parameters(directory: Path, n_params: int) -> Flat:
 
 
 def own_state_path(directory: Path, partition: int) -> Path:
-    """Return the file with the optimizer state from which only this partition starts a round."""
+    """Return the path of the optimizer state with which only this partition starts a round."""
     return directory / f"{STATE}-{partition}"
 
 
 def result_state_path(directory: Path, partition: int) -> Path:
-    """Return the file with a partition's optimizer state after a round."""
+    """Return the path of the file with a partition's optimizer state after a round."""
     return directory / f"{STATE}-{partition}-result"
 
 
@@ -299,8 +303,8 @@ def result_state_path(directory: Path, partition: int) -> Path:
 class LocalRoundsJob:
     """The description of a fit that every worker process receives."""
 
-    spec: FitSpec
-    model: FlatModel
+    spec: FitSpec  # number of workers, epochs and other facts of the fit
+    model: FlatModel  # the model to train
     master: SharedTrainingMaster  # the user's options
     rows: tuple[int, ...] = ()  # number of rows by partition; empty: not counted in advance
 
@@ -322,7 +326,7 @@ class RoundsWorker:
 
     @property
     def facts(self) -> PartitionFacts:
-        """How many rows and minibatches the partition has, and the rows' checksum."""
+        """The partition's numbers of rows and minibatches, and the rows' checksum."""
         batches = self._batches
         return PartitionFacts(
             self._partition,
@@ -428,7 +432,7 @@ class BeginRounds:
 
     job: bytes  # a pickled LocalRoundsJob
     place: TaskEnvironment  # partition, attempt and resources of the worker
-    rows: RowFile
+    rows: RowFile  # the partition's rows
     directory: str  # directory of the fit's shared files
 
     def run(self) -> PartitionFacts:
@@ -443,10 +447,10 @@ class BeginRounds:
 class TrainRound:
     """Task: train one round, starting from the shared parameters."""
 
-    epoch: int
+    epoch: int  # epoch of this fit, from 0
     batches: range  # indices of the minibatches in the epoch
     steps_before: int  # number of steps that each worker trained before the round
-    pace: RoundPace
+    pace: RoundPace  # position of the whole fit, for learning-rate schedules
     has_own_state: bool  # whether the optimizer continues with the partition's own state
 
     def run(self) -> RoundReport:

@@ -430,7 +430,7 @@ class RunningStep:
     """One running training step and its time limit. Steps are compared by identity."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+        self.seconds = seconds  # time limit
 
 
 class StepLimit:

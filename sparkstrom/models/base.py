@@ -1,7 +1,8 @@
-"""Define the protocols that trainable models implement, and the layout of the flat vector.
+"""Define the protocols of trainable models, their minibatches, and the layout of the flat vector.
 
 ``FlatModel`` is required. The other protocols are optional; a model supports a protocol if it has
 the protocol's methods. The flat vector holds all parameters of a model, one array after the other.
+``from_description`` makes a model from the description in a saved network.
 """
 
 from __future__ import annotations
@@ -143,11 +144,14 @@ class Buffered(Protocol):
         """Restore the result of ``buffers_bytes``.
 
         Raises:
-            UsageError: It does not fit this model.
+            UsageError: the bytes do not fit this model.
         """
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
-        """Return the mean of all reports, summed in order in float64; for integers the maximum."""
+        """Return the mean of the workers' buffers ``reports``; for integers the maximum.
+
+        Sums are computed in float64 and in the given order, so equal reports give equal bytes.
+        """
 
 
 @runtime_checkable
@@ -159,7 +163,7 @@ class WeighedBuffers(Protocol):
     """
 
     def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
-        """Return ``average_buffers`` with a weight of at least 0 for each report."""
+        """Return the mean as ``average_buffers`` does, with a weight of at least 0 per report."""
 
 
 @runtime_checkable
@@ -201,15 +205,15 @@ class HasOptimizerState(Protocol):
 class KnowsOptimizerKind(Protocol):
     """A model that knows what kind of optimizer trains it. All models of this package do.
 
-    Asked before ``bind``, and only with ``scaling="ddp"``. The optimizer of a model without this
-    method counts as not adaptive.
+    Called before ``bind``, and only with ``scaling="ddp"``, which gives updates of adaptive
+    optimizers a larger weight. The optimizer of a model without this method counts as not adaptive.
     """
 
     def has_adaptive_optimizer(self) -> bool:
         """Return whether steps are divided by the size of past gradients, as in Adam.
 
-        Optimizers that use only the sign of a gradient, such as Lion, count as not adaptive; their
-        best weight was not measured.
+        Optimizers that use only the sign of a gradient, such as Lion, count as not adaptive; the
+        best weight of their updates was not measured.
         """
 
 
@@ -268,7 +272,10 @@ class Paced(Protocol):
         """
 
     def horizons(self, workers: int) -> dict[str, str]:
-        """Return what changes with this many workers: name -> text; {} if nothing does."""
+        """Return what this many workers change: name -> text, such as momentum -> "0.9 -> 0.81".
+
+        The result is empty if nothing changes.
+        """
 
 
 @runtime_checkable
@@ -286,7 +293,7 @@ class EpochAware(Protocol):
 class FitLength:
     """The length of a whole fit, including the part before it was resumed."""
 
-    epochs: int
+    epochs: int  # number of epochs, without those of earlier fits
     minibatches: int  # as schedules count them: of all workers; with horizon="worker", of one
     first_epoch: int = 0  # number of epochs in earlier fits
     minibatches_before: int = 0  # minibatches of earlier fits whose optimizer state is continued
@@ -352,8 +359,8 @@ Shape = tuple[int, ...]
 class Layout:
     """Names, shapes and positions of the arrays that follow one another in a flat vector."""
 
-    names: tuple[str, ...]
-    shapes: tuple[Shape, ...]
+    names: tuple[str, ...]  # name of each array
+    shapes: tuple[Shape, ...]  # shape of each array
     starts: tuple[int, ...]  # index of each array's first element in the vector
     size: int  # number of elements of the whole vector
 
@@ -405,7 +412,7 @@ def check_bindable_on_device(params: Any, n_params: int) -> Any:
 
 
 def require_single_array(columns: Columns, what: str = "features") -> NDArray[Any]:
-    """Return the only array of ``columns``; raise UsageError if there is none or more than one."""
+    """Return the only array in ``columns``; raise UsageError, naming ``what``, if not exactly 1."""
     if isinstance(columns, np.ndarray):
         return columns
     if not columns:

@@ -203,7 +203,7 @@ class DenseNetwork:
         return self._state
 
     def load_updater_state(self, state: State) -> None:
-        """Restore an optimizer state returned by ``updater_state`` of an equal network."""
+        """Restore a state from ``updater_state``; raise UsageError if names or shapes differ."""
         fresh = self._updater.init(self.n_params)
         if set(state) != set(fresh):
             raise UsageError(

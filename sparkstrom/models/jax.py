@@ -102,7 +102,7 @@ class TransformRebuilder:
         return self._rebuilt[id(value)][1]
 
     def _rebuild_value(self, value: Any) -> Any:
-        """Rebuild a value according to its type; record callables that cannot be inspected."""
+        """Return the rebuilt value, depending on its type; record uninspectable callables."""
         if isinstance(value, FunctionType):
             return self._rebuild_function(value) if value.__closure__ else value
         if isinstance(value, MethodType):
@@ -168,7 +168,7 @@ def scale_optimizer(optimizer: Any, workers: Any) -> Any:
 
 
 def advance_schedules(state: Any, minibatches: Any) -> Any:
-    """Return the optimizer state with all schedules advanced to step ``minibatches`` or beyond."""
+    """Return the optimizer state, with the count of each schedule at least ``minibatches``."""
 
     def advance(part: Any) -> Any:
         """Return a schedule's state with the new count; return other values unchanged."""
@@ -313,7 +313,7 @@ class JaxModel:
         self._params = check_bindable(params, self.n_params)
 
     def place(self, share: Share) -> None:
-        """Limit XLA's threads, unless it has already computed; seed this worker's random keys."""
+        """Limit XLA's threads, if XLA has not computed yet; seed this worker's random keys."""
         limit_to_task_cpus(share.threads)
         self._key_seed = [share.seed % 2**32, 0]
 
@@ -431,11 +431,11 @@ class JaxModel:
         self._non_trainable = jax.tree_util.tree_unflatten(tree, values)
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
-        """Return the mean of all reports, summed in order in float64; for integers the maximum."""
+        """Return the mean of the workers' buffers ``reports``; for integers the maximum."""
         return average_buffers(self._buffer_values(), reports)
 
     def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
-        """Return ``average_buffers`` with the given weight for each report."""
+        """Return the mean as ``average_buffers`` does, with a weight for each report."""
         return average_buffers(self._buffer_values(), reports, weights)
 
     def _buffer_values(self) -> list[Any]:
@@ -471,7 +471,11 @@ class JaxModel:
         key_seed: Any,
         fit_position: Any = None,
     ) -> tuple[Any, Any, Any, Any]:
-        """Return the new (flat vector, optimizer state, buffers) and the loss; a pure function."""
+        """Compute a step; return the new (flat vector, optimizer state, buffers, mean loss).
+
+        A pure function, as JAX compiles it. ``key_seed`` is (the worker's seed, its step number),
+        ``fit_position`` (number of workers, minibatches of the fit); see ``keep_pace``.
+        """
 
         def objective(params: Any) -> Any:
             """Return the loss and the changed buffers."""
@@ -494,7 +498,7 @@ class JaxModel:
         return ravel_pytree(params)[0], state, buffers, loss
 
     def _trace_step(self, features: Any, labels: Any) -> tuple[Any, Any]:
-        """Run a step and a prediction from zeros, for tracing; return outputs and losses."""
+        """Train and predict with all parameters 0, to trace shapes; return (outputs, losses)."""
         flat, buffers = jnp.zeros(self.n_params, jnp.float32), self._make_buffers()
         key_seed = np.zeros(2, np.uint32)
         self._train_step(flat, self._jit_init(flat), buffers, features, labels, None, key_seed)
@@ -504,7 +508,7 @@ class JaxModel:
     def _compute_loss(
         self, flat: Any, buffers: Any, features: Any, labels: Any, weights: Any
     ) -> Any:
-        """Return the mean loss without randomness; a pure function."""
+        """Return the mean loss of the outputs of ``apply``; a pure function."""
         outputs = self._compute_outputs(flat, buffers, features)
         return mean_loss(
             self._compute_losses(outputs, labels), count_traced_rows(features), weights
@@ -522,7 +526,7 @@ class JaxModel:
         return self._apply(self._merge_buffers(self._unravel_params(flat), buffers), features)
 
     def _forward(self, params: Any, buffers: Any, features: Any, key_seed: Any) -> tuple[Any, Any]:
-        """Return the outputs in training mode, and the changed buffers."""
+        """Return (outputs in training mode, new buffers)."""
         variables = self._merge_buffers(params, buffers)
         if self._apply_train is None:
             return self._apply(variables, features), buffers
@@ -570,14 +574,14 @@ class JaxModel:
 
 
 def require_callables(**functions: Any) -> None:
-    """Raise UsageError, naming the option, if one of these is not callable."""
+    """Raise UsageError if one of these options, given by name, is not callable."""
     for name, function in functions.items():
         if not callable(function):
             raise UsageError(f"{name} is a {type(function).__name__}: pass a function")
 
 
 def resolve_outputs(outputs: str | None, loss: Any) -> str:
-    """Return the kind of outputs: the option, or what the loss's name suggests."""
+    """Return what a model outputs, such as "logits": the option, or what the loss suggests."""
     if outputs is None:
         return LOGITS if "cross_entropy" in loss_name(loss) else VALUES
     return str(OUTPUTS_OPTION.read("outputs", outputs))
@@ -646,6 +650,7 @@ def find_state_fields(state: Any) -> set[str]:
     fields: set[str] = set()
 
     def collect_fields(node: Any) -> bool:
+        """Record the fields of a node; return that it is not a leaf."""
         if type(node).__module__.startswith("optax"):
             fields.update(getattr(node, "_fields", ()))
         return False  # visit what the node contains

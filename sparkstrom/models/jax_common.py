@@ -93,9 +93,9 @@ TASK_CPUS = "OMP_NUM_THREADS"  # Spark sets it to spark.task.cpus in its Python 
 
 
 def limit_to_task_cpus(threads: int | None = None) -> None:
-    """In a Spark task, limit XLA to ``threads`` or the task's CPUs, and use the CPU by default.
+    """Limit XLA to ``threads`` or the Spark task's CPUs, and use the CPU instead of a GPU.
 
-    Outside a Spark task, do nothing. XLA reads ``NPROC`` and selects the platform in a process's
+    Do nothing if both are unknown. XLA reads ``NPROC`` and selects the platform in a process's
     first computation, so later calls have no effect. A user's ``JAX_PLATFORMS`` takes precedence.
     """
     cpus = threads or os.environ.get(TASK_CPUS)
@@ -239,7 +239,7 @@ class ShapeCheck:
             _check_class_labels(labels, outputs.shape, self._takes_classes, self._ignored_label)
 
     def _trace_outputs(self, features: Columns, labels: Columns) -> Any:
-        """Return the shapes of the outputs for such rows; raise UsageError if the model fails."""
+        """Return the outputs' shapes for rows like these; raise UsageError if the model fails."""
         kinds = [f"{a.dtype}{list(a.shape[1:])}" for a in arrays_of(features)]
         try:
             like = jax.tree_util.tree_map(_make_trial_rows, (features, labels))
@@ -283,7 +283,7 @@ def _refuse_beyond_int32(role: str, columns: Columns) -> None:
 
 
 def _check_loss_shape(losses: Any) -> None:
-    """Raise UsageError unless the loss returns one loss per row or a scalar."""
+    """Raise UsageError unless ``losses`` has an entry per row or is a scalar."""
     rows = TRIAL_ROWS
     if losses.shape and losses.shape[0] != rows:
         raise UsageError(

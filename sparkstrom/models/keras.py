@@ -154,7 +154,7 @@ class KerasModel:
         self._jit_loss = jax.jit(self._compute_loss)
 
     def _finalize_adapted_layers(self) -> None:
-        """Make adapted layers use this model's values of their variables.
+        """Make layers fitted by Keras' ``adapt`` use this model's values of their variables.
 
         Needed because Keras builds the results of ``adapt`` into functions as constants.
         """
@@ -256,7 +256,7 @@ class KerasModel:
         self._fit_position = None if alone else workers, minibatches
 
     def horizons(self, workers: int) -> dict[str, str]:
-        """Return what changes in optimizer and BatchNormalization with this many workers."""
+        """Return what this many workers change in optimizer and BatchNorm layers: name -> text."""
         return describe_scaling(self._optimizer, self._model, workers)
 
     def has_adaptive_optimizer(self) -> bool:
@@ -326,11 +326,11 @@ class KerasModel:
         )
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
-        """Return the mean of all reports, summed in order in float64; for integers the maximum."""
+        """Return the mean of the workers' buffers ``reports``; for integers the maximum."""
         return average_buffers(self._buffer_values(), reports)
 
     def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
-        """Return ``average_buffers`` with the given weight for each report."""
+        """Return the mean as ``average_buffers`` does, with a weight for each report."""
         return average_buffers(self._buffer_values(), reports, weights)
 
     def _buffer_values(self) -> list[Any]:
@@ -347,9 +347,11 @@ class KerasModel:
         weights: Any,
         fit_position: Any = None,
     ) -> tuple[Any, Any, Any, Any]:
-        """Return the new (flat vector, optimizer state, other variables) and the loss.
+        """Compute a step; return the new (flat vector, optimizer state, other variables, loss).
 
-        A pure function.
+        A pure function, as JAX compiles it. ``non_trainable`` are the other variables,
+        ``fit_position`` is (number of workers, minibatches of the fit); see ``keep_pace``. The loss
+        is the mean without penalties.
         """
 
         def objective(variables: Any) -> Any:
@@ -372,7 +374,7 @@ class KerasModel:
         return flat, list(optimizer_state), list(non_trainable), loss
 
     def _trace_step(self, features: Any, labels: Any) -> tuple[Any, Any]:
-        """Run a step and a prediction from zeros, for tracing; return outputs and losses."""
+        """Train and predict with all parameters 0, to trace shapes; return (outputs, losses)."""
         flat = jnp.zeros(self.n_params, jnp.float32)
         with unfiltered_tracebacks():
             self._train_step(
@@ -442,8 +444,8 @@ class KerasModel:
     def describe(self) -> dict[str, Any]:
         """Return names and shapes of the parameters, and how to make the model again.
 
-        If everything is Keras' own, that is Keras' configurations; otherwise only the names of the
-        user's classes and losses.
+        For the latter, the description contains Keras' configurations if all classes and losses
+        are Keras' own, otherwise only the names of the user's.
         """
         arrays = zip(self._layout.names, self._layout.shapes, strict=True)
         described: dict[str, Any] = {

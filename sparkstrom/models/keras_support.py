@@ -49,7 +49,7 @@ MEAN_REDUCTIONS = (None, "none", "sum_over_batch_size", "mean", "mean_with_sampl
 
 @contextlib.contextmanager
 def unfiltered_tracebacks() -> Iterator[None]:
-    """Turn off Keras' traceback filter, which adds arguments to users' errors, in the context."""
+    """Turn off Keras' traceback filter within the context; it adds arguments to users' errors."""
     was_enabled = keras.config.is_traceback_filtering_enabled()
     keras.config.disable_traceback_filtering()
     try:
@@ -297,7 +297,7 @@ def _sum_losses(losses: Any, output_names: Sequence[str]) -> RowLoss:
 
 
 def _with_casts_and_masks(call: RowLoss, dtype: str) -> RowLoss:
-    """Wrap the loss function ``call`` with Keras' casts and masks.
+    """Return the loss function ``call`` with Keras' casts and masks added.
 
     Labels and outputs are cast to ``dtype``. Masked positions are excluded from the mean; layers
     attach masks to outputs, and losses with ``ignore_class`` attach them to their results.
@@ -331,7 +331,7 @@ def _cast_floats(tree: Any, dtype: str) -> Any:
 
 
 def resolve_outputs(outputs: str | None, loss: Any) -> str:
-    """Return the kind of outputs: the given option or, if it is None, what the loss suggests."""
+    """Return what a model outputs, such as "logits": the option, or what the loss suggests."""
     if outputs is not None:
         return str(OUTPUTS_OPTION.read("outputs", outputs))
     if "crossentropy" not in normalize_loss_name(loss):
@@ -473,7 +473,7 @@ VARIABLE_OPTIONS = ("trainable", "regularizer", "constraint")
 
 
 def _require_same_options(model: Any, own: Any, other: Any) -> None:
-    """Raise UsageError if a copied variable lacks an option that the original variable has."""
+    """Raise UsageError if an option of the variable ``own`` differs in its copy ``other``."""
     for option in VARIABLE_OPTIONS:
         expected, actual = (
             keras.saving.serialize_keras_object(getattr(v, option, None)) for v in (own, other)

@@ -26,27 +26,27 @@ class Activation(NamedTuple):
 
 
 def _relu(z: F32) -> F32:
-    """Compute max(z, 0) in place."""
+    """Compute max(z, 0) in place; return z."""
     return np.maximum(z, 0, out=z)
 
 
 def _relu_backward(a: F32, upstream: F32) -> None:
-    """Multiply the gradient in place by 1 where the output is positive, and by 0 elsewhere."""
+    """Multiply the gradient ``upstream`` in place by 1 where the output a is above 0, else by 0."""
     upstream *= a > 0
 
 
 def _tanh(z: F32) -> F32:
-    """Compute tanh(z) in place."""
+    """Compute tanh(z) in place; return z."""
     return np.tanh(z, out=z)
 
 
 def _tanh_backward(a: F32, upstream: F32) -> None:
-    """Multiply the gradient in place by tanh's derivative, 1 - a**2."""
+    """Multiply the gradient ``upstream`` in place by tanh's derivative, 1 - a**2."""
     upstream *= 1 - a * a
 
 
 def _sigmoid(z: F32) -> F32:
-    """Compute 1 / (1 + exp(-z)) in place, as (1 + tanh(z / 2)) / 2 so that it cannot overflow."""
+    """Compute the sigmoid in place, as (1 + tanh(z / 2)) / 2, which cannot overflow; return z."""
     z *= np.float32(0.5)
     np.tanh(z, out=z)
     z += np.float32(1)
@@ -55,7 +55,7 @@ def _sigmoid(z: F32) -> F32:
 
 
 def _sigmoid_backward(a: F32, upstream: F32) -> None:
-    """Multiply the gradient in place by the sigmoid's derivative, a * (1 - a)."""
+    """Multiply the gradient ``upstream`` in place by the sigmoid's derivative, a * (1 - a)."""
     upstream *= a * (1 - a)
 
 
@@ -96,7 +96,7 @@ class Loss(NamedTuple):
 
 
 def softmax(z: F32) -> F32:
-    """Turn rows of logits into probabilities, in place."""
+    """Convert rows of logits to probabilities in place; return z."""
     z -= z.max(axis=1, keepdims=True)
     np.exp(z, out=z)
     z /= z.sum(axis=1, keepdims=True)
@@ -136,7 +136,10 @@ def squared_error(z: F32, labels: Labels, weights: Weights = None) -> tuple[floa
 
 
 def _average_loss(losses: NDArray[Any], gradient: F32, weights: Weights) -> tuple[float, F32]:
-    """Return the mean of the rows' losses, and their gradient, scaled in place to match."""
+    """Return the mean of the rows' losses, weighted if they have weights, and its gradient.
+
+    ``gradient`` contains the gradient of each row's loss and is scaled in place.
+    """
     if weights is None:
         gradient /= np.float32(len(losses))
         return float(losses.mean(dtype=np.float64)), gradient

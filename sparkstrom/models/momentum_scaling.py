@@ -45,7 +45,7 @@ class MomentumChange(str):
 
 
 def describe_change(value: Any, workers: int) -> MomentumChange:
-    """Return a text about how one momentum changes if this many workers train."""
+    """Return the text "old -> new" about one momentum when this many workers train."""
     text = f"{float(value):g} -> {float(scale_momentum(value, workers)):.4g}"
     return MomentumChange(text, [float(value)])
 
@@ -57,7 +57,7 @@ def join_changes(changes: Iterable[MomentumChange], separator: str = "; ") -> Mo
 
 
 def join_changes_by_name(changes: Iterable[tuple[str, MomentumChange]]) -> dict[str, str]:
-    """Combine the changes of each hyperparameter into one text, omitting duplicates."""
+    """Return one text for each hyperparameter's changes, without duplicates: name -> text."""
     grouped: dict[str, dict[MomentumChange, None]] = {}
     for name, change in changes:
         grouped.setdefault(name, {})[change] = None

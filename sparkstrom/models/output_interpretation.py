@@ -20,7 +20,7 @@ Outputs = NDArray[np.float32]  # [rows, outputs]
 
 
 def get_output_kind(model: object) -> str:
-    """Return the kind of the model's outputs; logits if the model does not declare it."""
+    """Return what a model outputs: probabilities, values, or logits if it does not declare it."""
     return model.outputs if isinstance(model, Measured) else LOGITS
 
 
@@ -102,7 +102,7 @@ def select_rows(columns: Columns, index: NDArray[Any] | slice) -> Columns:
 
 
 def iter_row_blocks(batch: Batch) -> Iterator[Batch]:
-    """Split the batch into consecutive parts of at most ``BLOCK_ROWS`` rows, to bound memory."""
+    """Yield consecutive parts of the batch, of at most ``BLOCK_ROWS`` rows, to bound memory."""
     for first in range(0, batch.rows, BLOCK_ROWS):
         part = slice(first, first + BLOCK_ROWS)
         weights = None if batch.weights is None else batch.weights[part]
@@ -110,7 +110,7 @@ def iter_row_blocks(batch: Batch) -> Iterator[Batch]:
 
 
 def count_classes(outputs: Outputs) -> int:
-    """Return the number of classes; a single output means two classes, and scores class 1."""
+    """Return the number of classes; a single output is a score of class 1 of two classes."""
     return max(2, int(outputs.shape[1]))
 
 
@@ -134,8 +134,8 @@ def flatten_positions(
 
     Sequences and images have a label for each position. Their outputs are [rows, classes, steps
     ...], or [rows, steps ..., classes] if the labels' shape implies it. With a loss per label, each
-    output counts as a position with two classes, and the result is [n, 1]. Raise UsageError if the
-    labels' shape does not fit.
+    output counts as a position with two classes, and the returned outputs are [n, 1]. Raise
+    UsageError if the labels' shape does not fit.
     """
     if has_label_per_output(model, outputs):
         if labels.size != outputs.size:
@@ -157,9 +157,10 @@ def flatten_positions(
 def _find_class_axis(
     model: object, outputs: tuple[int, ...], labels: tuple[int, ...]
 ) -> int | None:
-    """Return the axis of the classes; None if each row has a single label.
+    """Return the axis of the classes, from the shapes of outputs and labels.
 
-    If the labels' shape fits both possible axes, the model's ``class_axis`` decides.
+    The result is None if each row has a single label. If the labels' shape fits both possible axes,
+    the model's ``class_axis`` decides.
     """
     positions_by_axis = {1: outputs[2:], -1: outputs[1:-1]}
     if len(outputs) < 3 or outputs[0] != labels[0]:
@@ -194,7 +195,10 @@ def to_class_indices(labels: Columns) -> NDArray[Any]:
 def mask_counted_labels(
     model: object, labels: NDArray[Any], classes: NDArray[Any]
 ) -> NDArray[np.bool_]:
-    """Return bool[n]: False for class indices that the model's loss ignores."""
+    """Return bool[n]: False where the model's loss ignores the label.
+
+    ``classes`` [n] are the class indices that ``flatten_positions`` made of ``labels``.
+    """
     ignored = getattr(model, "ignored_label", None)
     if ignored is None or labels.size != classes.size:  # class shares: no label is ignored
         return np.ones(len(classes), np.bool_)
@@ -202,7 +206,7 @@ def mask_counted_labels(
 
 
 def measure_batch(model: Any, batch: Batch, metric: str) -> tuple[float, float]:
-    """Evaluate a metric on the batch; return (weighted sum, sum of weights).
+    """Evaluate the metric "loss" or "accuracy"; return (weighted sum, sum of weights) of the rows.
 
     For "loss" the sum is of weight x loss, for "accuracy" of the weights of correct rows.
     """

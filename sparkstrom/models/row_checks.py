@@ -1,4 +1,7 @@
-"""Check rows before training, with errors that name the row and the value; used by all models."""
+"""Check rows before training, with errors that name the row and the value; used by all models.
+
+``is_raised_by_user_code`` separates errors of the user's code from those of a model's library.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ class BadValue(UsageError):
 def refuse_invalid_values(
     role: str, columns: Columns, index: int, valid: NDArray[np.bool_], reason: str
 ) -> None:
-    """Raise BadValue for the first value of array ``index`` for which ``valid`` is False."""
+    """Raise BadValue for the first value of array ``index`` whose entry in ``valid`` is False."""
     if valid.all():
         return
     row, *position = (int(at) for at in np.argwhere(~valid)[0])

@@ -1,4 +1,4 @@
-"""Optimizers of the built-in network in NumPy, named after DL4J's updaters."""
+"""Optimizers of the built-in NumPy network, named after DL4J's updaters, and momentum scaling."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Sgd:
         return {}
 
     def update(self, gradient: Flat, state: State) -> Flat:
-        """Return the step, computed in the gradient's memory."""
+        """Return -learning_rate * gradient, computed in the gradient's memory."""
         gradient *= np.float32(-self.learning_rate)
         return gradient
 

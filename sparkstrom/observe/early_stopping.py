@@ -273,7 +273,7 @@ class EarlyStopper:
     def __init__(self, rule: EarlyStopping) -> None:
         self._rule = rule
         self.epoch: int | None = None  # the best epoch so far; None: no finite score yet
-        self.value = math.nan
+        self.value = math.nan  # the best epoch's score
         self._first: int | None = None
         self._values: list[float] = []
 

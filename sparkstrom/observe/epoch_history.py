@@ -103,7 +103,8 @@ class EpochHistory:
     def report(self, trained: Mapping[int, int]) -> dict[str, Any]:
         """Return the record as a JSON object for a checkpoint; ``restore`` reads it back.
 
-        ``trained`` maps each partition that has rows to its number of completed epochs.
+        ``trained`` maps each partition that has rows to its number of completed epochs. Epochs that
+        all of them have completed are merged ("whole"); later ones are given by partition.
         """
         whole = min(trained.values(), default=0)
         known = {p: self._latest_of_partition(p) for p in trained}
@@ -121,7 +122,7 @@ class EpochHistory:
         }
 
     def restore(self, report: Mapping[str, Any]) -> None:
-        """Restore a record from ``report``; later reports of the same epochs replace its parts."""
+        """Restore a record from ``report``; new values of a partition replace restored ones."""
         self._resumed_epochs = [Epoch(**epoch) for epoch in report["whole"]]
         for partition, epoch in report["parts"]:
             epochs = self._epochs_of_attempt(partition, RESUMED_ATTEMPT)

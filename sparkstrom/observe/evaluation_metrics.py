@@ -102,7 +102,7 @@ class Classification:
         *,
         by_label: bool = False,
     ) -> Classification:
-        """Count the pairs of label and predicted class.
+        """Return how often each pair of label and predicted class occurs; both arrays are [rows].
 
         Raise UsageError for a label that is not an integer from 0 to ``classes - 1``.
         """
@@ -216,9 +216,9 @@ class Regression:
 
     @classmethod
     def from_predictions(cls, labels: NDArray[Any], predicted: NDArray[Any]) -> Regression:
-        """Sum up labels and predictions of shape [rows] or [rows, outputs].
+        """Return the exact sums of errors and labels for each output.
 
-        Raise UsageError if they do not have the same number of values.
+        Both arrays are [rows] or [rows, outputs]. Raise UsageError if their sizes differ.
         """
         wide = predicted.reshape(len(predicted), math.prod(predicted.shape[1:])).astype(np.float64)
         if labels.size != wide.size:
@@ -305,7 +305,7 @@ class Roc:
         positive: int = 1,
         classes: int = 2,
     ) -> Roc:
-        """Count positive and negative rows by score.
+        """Return the number of positive and negative rows for each distinct score.
 
         Args:
             is_positive: bool[rows], whether a row belongs to the positive class.

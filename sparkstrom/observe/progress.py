@@ -131,7 +131,7 @@ class RehearsalFigures:
 
     phase: str  # the fit that is simulated, human-readable
     fraction_done: float  # of all fits, from 0 to 1, by the time that they take
-    examples: int = 0  # none of a fit is trained
+    examples: int = 0  # not counted; present because ``ProgressRate`` reads it
 
     @property
     def is_starting(self) -> bool:
@@ -202,7 +202,10 @@ class ProgressDisplay:
         self._has_failed = False
 
     def show(self, figures: DisplayedFigures, *, force: bool = False) -> None:
-        """Draw the progress if the interval has passed; ``force`` always draws (final state)."""
+        """Draw the progress if the interval has passed or the phase has changed.
+
+        ``force``: draw now, as the final state.
+        """
         now_s = time.monotonic()
         with self._lock:
             if now_s < self._due_s and not force and figures.phase == self._phase:
@@ -257,6 +260,7 @@ class PlainTextDisplay(ProgressDisplay):
         self._write(format_progress_line(figures, self._rate, seconds))
 
     def _write(self, text: str) -> None:
+        """Write one line of text to the stream, if there is one."""
         if self._stream is not None:
             write_and_flush(self._stream, f"{text}\n")
 

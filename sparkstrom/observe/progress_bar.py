@@ -93,6 +93,7 @@ class TerminalBar(ProgressDisplay):
             meter.refresh()
 
     def _write(self, text: str) -> None:
+        """Write one line of text above the bar."""
         self.write_above(self._stream, f"{text}\n")
 
     def write_above(self, stream: TextIO, text: str) -> None:

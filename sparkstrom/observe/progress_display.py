@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.base.option_types import is_truth, shown
+from sparkstrom.base.option_types import is_boolean, shown
 from sparkstrom.observe.progress import (
     DisplayedFigures,
     PlainTextDisplay,
@@ -75,6 +75,7 @@ class NotebookBar(ProgressDisplay):
             self._handle.update(drawn, raw=True)
 
     def _write(self, text: str) -> None:
+        """Print one line of text below the bar."""
         sys.stdout.write(f"{text}\n")
 
 
@@ -98,7 +99,7 @@ REQUIRED_PACKAGES = {"bar": "tqdm", "notebook": "IPython"}
 
 def check_progress(progress: bool | str) -> None:
     """Raise UsageError if the value of ``progress=`` is unknown or needs a missing package."""
-    if is_truth(progress):
+    if is_boolean(progress):
         return
     if not isinstance(progress, str) or progress not in PROGRESS_MODES:
         known = ", ".join(map(repr, PROGRESS_MODES))
@@ -113,7 +114,7 @@ def check_progress(progress: bool | str) -> None:
 
 def make_progress_display(progress: bool | str) -> ProgressDisplay:
     """Create the display for a value of ``progress=`` that passed ``check_progress``."""
-    if is_truth(progress) and not progress:
+    if is_boolean(progress) and not progress:
         return ProgressDisplay()
     mode = progress if isinstance(progress, str) else "auto"
     if mode == "auto":

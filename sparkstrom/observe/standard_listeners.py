@@ -316,6 +316,7 @@ class TensorBoardListener(ScalarListener):
             self._writer = None
 
     def _log_scalar(self, name: str, value: float, step: int) -> None:
+        """Append one point to the event file, if a file is open."""
         if self._writer is None:
             return
         scalar = self._summary_pb2.Summary.Value(tag=name, simple_value=value)
@@ -355,6 +356,7 @@ class MlflowListener(ScalarListener):
             self._client.set_terminated(self.run_id, status=status)
 
     def _log_scalar(self, name: str, value: float, step: int) -> None:
+        """Log one metric to the MLflow run, if there is one."""
         if self.run_id is not None:
             self._client.log_metric(self.run_id, name, value, step=step)
 

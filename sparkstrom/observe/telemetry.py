@@ -26,7 +26,7 @@ SLOW_LINK_PREFIX = "narrow_"  # prefix of the fields of ``SlowLink`` on the wire
 
 
 def sum_known(values: Sequence[float | None]) -> float:
-    """Return the sum of the values that are not None."""
+    """Return the sum of the values that are not None; 0 if there are none."""
     return sum(value or 0.0 for value in values)
 
 
@@ -82,12 +82,12 @@ class EpochFigures:
 
 @dataclass(frozen=True, slots=True)
 class ResidualFigures:
-    """Statistics of the absolute values of a residual, in parameter units."""
+    """Statistics of the absolute values of a residual (changes not sent), in parameter units."""
 
     tau: float  # the threshold at that moment
     at_least_tau: float  # number of entries that reach the threshold
     mean: float  # of all entries
-    max: float
+    max: float  # of all entries
     p50: float  # median; the others are percentiles, too
     p95: float
     p99: float
@@ -189,7 +189,7 @@ class WorkerCounters:
 
 
 def to_wire(counters: WorkerCounters) -> dict[str, float]:
-    """Encode counters as a flat map of names to floats. Unknown names are omitted."""
+    """Return counters as a flat map of names to numbers. Unknown names are omitted."""
     parts = (counters.training, counters.node)
     return {name: value for part in parts if part for name, value in _flatten(part, "").items()}
 
@@ -276,7 +276,7 @@ def _value_and_key_types(hint: Any) -> tuple[Any, Any]:
 
 
 def _flatten(record: Any, prefix: str) -> dict[str, float]:
-    """Encode a record's fields, with a prefix before each wire name."""
+    """Return a record's fields as a flat map of numbers, with a prefix before each wire name."""
     encoded: dict[str, float] = {}
     kind: Any = type(record)
     for entry in _wire_fields(kind):
@@ -291,7 +291,7 @@ def _flatten(record: Any, prefix: str) -> dict[str, float]:
 
 
 def _pop_record(record: type[Record], remaining: dict[str, float], prefix: str) -> Record | None:
-    """Remove a record's entries from ``remaining`` and decode them.
+    """Remove a record's entries from ``remaining``; return the decoded record.
 
     Return None and leave ``remaining`` unchanged if a required field is missing, or all fields are.
     """
@@ -317,7 +317,7 @@ def _pop_record(record: type[Record], remaining: dict[str, float], prefix: str) 
 
 
 def _pop_mapping(entry: _WireField, remaining: dict[str, float], prefix: str) -> dict[Any, Any]:
-    """Remove the entries of a dict field from ``remaining`` and decode them."""
+    """Remove the entries of a dict field from ``remaining``; return the decoded dict."""
     mapping: dict[Any, Any] = {}
     for name in [name for name in remaining if name.startswith(prefix)]:
         key = name.removeprefix(prefix)

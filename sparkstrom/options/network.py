@@ -365,11 +365,11 @@ class ControllerChoice:
     def find_address(
         self, addresses: Sequence[InterfaceAddress], mask: str | None = None
     ) -> str | None:
-        """Return that of a machine's addresses which the user gave as the host, or None.
+        """Return the address that the user gave as the host, if the machine has it, or else None.
 
-        The result is None if the host is a name, not an address. It is also None if the address is
-        outside the network ``mask``: the address then only identifies the machine, and the mask
-        selects another address.
+        ``addresses`` are the machine's. The result is None if the host is a name, not an address.
+        It is also None if the address is outside the network ``mask``: the address then only
+        identifies the machine, and the mask selects another address.
         """
         inside = (
             each.address for each in addresses if mask is None or _is_in_network(mask, each.address)

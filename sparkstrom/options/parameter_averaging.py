@@ -1,4 +1,4 @@
-"""Define ParameterAveragingTrainingMaster, the options of round-based training on Spark.
+"""Define ParameterAveragingTrainingMaster, the options of training by rounds of averaging.
 
 Options are named as in DL4J. The class only stores and checks them; ``SparkNetwork`` acts on them.
 """

@@ -65,7 +65,7 @@ def resolve(master: Master, conf: Mapping[str, str], env: Mapping[str, str]) -> 
 
 
 def local_ip(env: Mapping[str, str]) -> str | None:
-    """Return the address that the environment tells this process to bind, if any.
+    """Return the IP address to bind that the environment variables name, or None if none does.
 
     Raise UsageError if the variables in LOCAL_IP name different addresses.
     """
@@ -158,5 +158,5 @@ def given_fields(value: Any) -> list[str]:
 
 
 def replace_options(master: Master, **changes: Any) -> Master:
-    """Return a copy with changed options. Other options that were not given remain not given."""
+    """Return a copy with ``changes``. Other options count as given only if they did before."""
     return type(master)(**{name: getattr(master, name) for name in given_fields(master)} | changes)

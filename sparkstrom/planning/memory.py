@@ -56,7 +56,7 @@ class MemoryPart(NamedTuple):
     """One part of a process's memory, with its size."""
 
     name: str  # what the memory is used for
-    bytes: int
+    bytes: int  # its size
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class PieceSizes:
 
 
 def footprint_of_model(model: FlatModel) -> ModelFootprint:
-    """Return the ModelFootprint of a model. An unknown optimizer counts as Adam."""
+    """Return the properties that determine a model's memory. Unknown optimizers count as Adam."""
     kind = type(model).__module__.removeprefix("sparkstrom.models.").partition(".")[0]
     described = model.describe().get("updater")
     updater = described.get("name", "") if isinstance(described, dict) else ""
@@ -341,7 +341,7 @@ def estimate_round_overhead(
 def round_broadcast_bytes(
     footprint: ModelFootprint, master: ParameterAveragingTrainingMaster, workers: int
 ) -> int:
-    """Return how many bytes are broadcast for each round; every JVM stores them in its heap."""
+    """Return how many bytes each round broadcasts; every JVM stores them in its heap."""
     copies = workers if master.save_updater == PER_WORKER else 1
     vectors = 1 + copies * OPTIMIZERS[footprint.optimizer]
     return vectors * F32_BYTES * footprint.n_params + footprint.buffers_bytes
@@ -394,7 +394,7 @@ class MemoryRequirement:
 
     @property
     def text(self) -> str:
-        """What needs the memory, as the subject of a message: so many workers of this size."""
+        """What needs the memory, in words for messages: how many workers of which model size."""
         aeron = "" if self.log_bytes is None else " and Aeron"
         return f"{self.workers} workers of {self.n_params:,} parameters{aeron}"
 
@@ -410,7 +410,10 @@ class MemoryRequirement:
 def gradient_sharing_memory(
     conf: Any, workers: int, footprint: ModelFootprint, master: SharedTrainingMaster
 ) -> MemoryRequirement:
-    """Return the requirement of a gradient-sharing fit with ``workers`` workers in total."""
+    """Return the memory that a gradient-sharing fit needs in each executor's container.
+
+    ``conf`` is Spark's configuration; ``workers`` is the total number of workers.
+    """
     here = _workers_on_executor(conf, master)
     needed = estimate_executor_overhead(footprint, master, workers, here)
     rows, log = master.batch_memory_bytes, master.void.log_bytes
@@ -420,7 +423,10 @@ def gradient_sharing_memory(
 def rounds_memory(
     conf: Any, workers: int, footprint: ModelFootprint, master: ParameterAveragingTrainingMaster
 ) -> MemoryRequirement:
-    """Return the requirement of a round-based fit with ``workers`` workers in total."""
+    """Return the memory that a parameter-averaging fit needs in each executor's container.
+
+    ``conf`` is Spark's configuration; ``workers`` is the total number of workers.
+    """
     here = _workers_on_executor(conf, master)
     needed = estimate_round_overhead(footprint, master, workers, here)
     return MemoryRequirement(here, footprint.n_params, needed, master.batch_memory_bytes)

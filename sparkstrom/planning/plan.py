@@ -48,7 +48,7 @@ class WorkerCounts:
 
     workers: int  # total number of workers
     per_executor: int = 1  # number of workers per executor
-    executors_per_host: int = 1
+    executors_per_host: int = 1  # number of executors per host
 
     def __post_init__(self) -> None:
         require_whole("workers", self.workers, 1)
@@ -76,7 +76,7 @@ class NetworkPlan:
 class FitPlan:
     """The resources that a fit needs, by process and part. Sizes are in bytes."""
 
-    placement: WorkerCounts
+    placement: WorkerCounts  # numbers of workers and executors
     worker: list[MemoryPart]  # memory of one Python worker
     driver: list[MemoryPart]  # memory of the driver program's Python process
     executor_overhead: int  # memory outside an executor's heap

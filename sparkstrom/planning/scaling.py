@@ -69,11 +69,11 @@ class ScalingInputs:
     Raises UsageError for impossible numbers.
     """
 
-    n_params: int
+    n_params: int  # number of parameters of the model
     step_s: float  # time of a step of one worker alone, without sharing
-    density: float  # entries of an update / parameters
+    density: float  # parameters that an update changes / all parameters
     link_bits_s: float  # bit rate of each host's link, each way
-    latency_s: float  # one way
+    latency_s: float  # of the network, one way
     fan_out: int = FAN_OUT  # most children of a node in a mesh
     beside_driver: int = 0  # number of workers on the driver's host, which do not use its link
     spread: float = 0.0  # standard deviation of a step's time, relative to its mean
@@ -107,11 +107,11 @@ class ScalingInputs:
 
     @property
     def update_bytes(self) -> float:
-        """Size of an update on the wire, with all headers."""
+        """Number of bytes that an update has on the network, with all headers."""
         return wire_bytes(payload_bytes(self.entries, self.n_params))
 
     def received_bytes(self, updates: int) -> float:
-        """Return the bytes on the wire of ``updates`` updates of others to one worker.
+        """Return how many bytes one worker receives for ``updates`` updates of other workers.
 
         Updates that fit into the flow-control window are sent one by one. Updates that must wait
         are added up and sent as a sum, if that is smaller.
@@ -127,17 +127,17 @@ class ScalingInputs:
 
 
 def payload_bytes(entries: int, n_params: int) -> float:
-    """Return the bytes of an encoded update: gaps between entries, or a bitmap of 2 bits each."""
+    """Return the size of an encoded update in bytes: of gaps between entries, or of a bitmap."""
     if prefers_bitmap(entries, n_params):
         return n_params / 4
     return gaps_bytes(entries, n_params)
 
 
 def gaps_bytes(entries: int, n_params: int, amount_bits: float = AMOUNT_BITS) -> float:
-    """Return the bytes of randomly placed entries as Rice-coded gaps, each with sign and amount.
+    """Return the expected bytes of random entries as Rice-coded gaps, each with sign and amount.
 
-    Gaps are geometrically distributed. The lower ``rice`` bits of a gap are written in binary, the
-    others in unary.
+    An amount takes ``amount_bits`` bits. Gaps are geometrically distributed. The lower ``rice``
+    bits of a gap are written in binary, the others in unary.
     """
     rice = rice_guess(entries, n_params)
     # Probability that a gap needs another unary digit.
@@ -164,7 +164,7 @@ class NetworkLoad:
     hops: int  # from the driver to the furthest worker
 
     def with_control(self, step_s: float) -> LinkBytes:
-        """Return the load on the links, with the control messages of ``step_s`` seconds."""
+        """Return the bytes on each link, with the control messages of ``step_s`` seconds."""
         up, down = CONTROL_UP * step_s, CONTROL_DOWN * step_s
         return (
             self.worker_out + up + self.children * down,
@@ -174,7 +174,7 @@ class NetworkLoad:
         )
 
     def link_times_s(self, link_bits_s: float) -> tuple[float, float]:
-        """Return how long the busiest worker's and the driver's link need for the load.
+        """Return how many seconds the busiest worker's and the driver's link need for the load.
 
         Control messages take their share of each link first, but at most nine tenths of it.
         """
@@ -192,7 +192,7 @@ def star_load(inputs: ScalingInputs, workers: int) -> NetworkLoad:
 
 
 def mesh_load(inputs: ScalingInputs, workers: int) -> NetworkLoad:
-    """Return the load if workers form a tree of ``fan_out``, without sums on the way up."""
+    """Return the load if workers form a tree of ``fan_out``; none sums updates on their way up."""
     return _tree_load(inputs, workers, fan_out=inputs.fan_out)
 
 
@@ -219,9 +219,9 @@ def _tree_load(inputs: ScalingInputs, workers: int, fan_out: int) -> NetworkLoad
 
 
 def _count_descendants(place: int, fan_out: int, workers: int) -> int:
-    """Return the number of descendants of a place in a complete tree.
+    """Return the number of descendants of a node in a complete tree.
 
-    Places are numbered from 1 to ``workers`` in breadth-first order, without the root.
+    ``place`` is the node's number, from 1 to ``workers`` in breadth-first order without the root.
     """
     if fan_out == 1:
         return max(0, workers - place)  # a chain, which may be long
@@ -279,7 +279,7 @@ def predict_gradient_sharing(
     if workers == 1:
         sent = inputs.update_bytes
         limit = STEP if inputs.step_s >= inputs.publish_cpu_s else PROCESSOR
-        return _make_pace(
+        return _make_prediction(
             inputs, 1, inputs.step_s + inputs.publish_cpu_s, limit, (sent, 0.0, 0.0, sent)
         )
     worker_s, driver_s = load.link_times_s(inputs.link_bits_s)
@@ -313,7 +313,7 @@ def predict_gradient_sharing(
         waited_s = {slowest: transfer_s, LATENCY: there_and_back_s}
     limit = max(waited_s, key=waited_s.__getitem__)
     link_bytes = _divide_link_bytes(load.with_control(steps * step_s), steps)
-    pace = _make_pace(inputs, workers, step_s, limit, link_bytes)
+    pace = _make_prediction(inputs, workers, step_s, limit, link_bytes)
     stale = (workers - 1) * (steps - 0.5)
     return replace(pace, round_s=round_s, steps_per_update=steps, staleness=stale)
 
@@ -321,18 +321,18 @@ def predict_gradient_sharing(
 def predict_ring_allreduce(inputs: ScalingInputs, workers: int) -> ThroughputPrediction:
     """Predict synchronous SGD with a dense ring all-reduce during the backward pass, as in DDP."""
     if workers == 1:
-        return _make_pace(inputs, 1, inputs.step_s, STEP, (0.0, 0.0, 0.0, 0.0))
+        return _make_prediction(inputs, 1, inputs.step_s, STEP, (0.0, 0.0, 0.0, 0.0))
     each_way = 2 * (workers - 1) / workers * F32_BYTES * inputs.n_params * WIRE_OVERHEAD
     reduce_s = each_way * 8 / inputs.link_bits_s + 2 * (workers - 1) * inputs.latency_s
     slowest_s = inputs.step_s * (1 + inputs.spread * _expected_maximum(workers))
     hidden_s = OVERLAP_SHARE * inputs.step_s
     step_s = slowest_s + max(0.0, reduce_s - hidden_s)
     limit = "the links" if reduce_s > hidden_s else STEP
-    pace = _make_pace(inputs, workers, step_s, limit, (each_way, each_way, 0.0, 0.0))
+    pace = _make_prediction(inputs, workers, step_s, limit, (each_way, each_way, 0.0, 0.0))
     return replace(pace, round_s=reduce_s)
 
 
-def _make_pace(
+def _make_prediction(
     inputs: ScalingInputs, workers: int, step_s: float, limit: str, link_bytes: LinkBytes
 ) -> ThroughputPrediction:
     """Return the prediction for a step time; ``limit`` names the bottleneck.
@@ -346,7 +346,7 @@ def _make_pace(
 
 
 def _divide_link_bytes(link_bytes: LinkBytes, steps: int) -> LinkBytes:
-    """Return the link bytes per step."""
+    """Return the bytes per step, given those of several steps."""
     worker_sent, worker_received, driver_sent, driver_received = link_bytes
     return (
         worker_sent / steps,
@@ -376,9 +376,10 @@ TOPOLOGIES: dict[str, Callable[[ScalingInputs, int], ThroughputPrediction]] = {
 class ScalingPrediction:
     """Predictions for each topology and each number of workers."""
 
-    inputs: ScalingInputs
+    inputs: ScalingInputs  # what the predictions are based on
     workers: Sequence[int]  # numbers of workers, ascending
-    paces: dict[str, list[ThroughputPrediction]]  # by topology, in the order of ``workers``
+    # Predictions by topology ("star", "mesh", "ring"), in the order of ``workers``.
+    paces: dict[str, list[ThroughputPrediction]]
 
     def best(self, topology: str) -> int:
         """Return the smallest number of workers with the most minibatches per second.
@@ -492,7 +493,7 @@ def _format_verdict(best: int, pays: int, last: int) -> str:
 
 
 def _is_shown(workers: int, scaling: ScalingPrediction, best: int, pays: int) -> bool:
-    """Return whether a table has a row for this number of workers."""
+    """Return whether tables show this number of workers; of many numbers, they show only some."""
     ends = scaling.workers[0], scaling.workers[-1], best, pays
     return workers in ends or workers & (workers - 1) == 0 or len(scaling.workers) <= 8
 
@@ -541,11 +542,11 @@ SCRIPT_REQUIREMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class StepMeasurement:
-    """The measured median times of a training step and of encoding its update, in seconds."""
+    """Measured times, in seconds, of a model's training step and of encoding its update."""
 
-    n_params: int
-    step_s: float
-    encoding_s: float
+    n_params: int  # number of parameters of the model
+    step_s: float  # median time of a step
+    encoding_s: float  # median time to encode an update
 
 
 def measure_script(path: Path, density: float) -> StepMeasurement:
@@ -553,7 +554,7 @@ def measure_script(path: Path, density: float) -> StepMeasurement:
 
     Args:
         path: The script.
-        density: Entries of an update / parameters.
+        density: Parameters that an update changes / all parameters.
 
     Raises:
         UsageError: The script does not exist or defines no usable model and batch. Exceptions of
@@ -611,8 +612,8 @@ def _as_arrays(columns: Any) -> Any:
 def measure_model(model: FlatModel, batch: Batch, density: float) -> StepMeasurement:
     """Take some training steps, encode an update after each, and return the median times.
 
-    ``density``: entries of an update / parameters. Raise UsageError if the batch does not suit the
-    model.
+    ``density``: parameters that an update changes / all parameters. Raise UsageError if the batch
+    does not suit the model.
     """
     if batch.rows == 0:
         raise UsageError("`batch` has no rows: give as many as a minibatch of the fit has")

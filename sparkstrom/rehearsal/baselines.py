@@ -1,4 +1,4 @@
-"""Train what a rehearsed fit is compared with: one process, and DistributedDataParallel (DDP).
+"""Train the two baselines of a rehearsal: one process, and DistributedDataParallel (DDP).
 
 A step of DDP with k ranks averages the gradients of k minibatches. That is the gradient of one
 minibatch of all their rows, so one process computes the same step for every kind of model. Its
@@ -54,7 +54,9 @@ def train_synchronously(
     measure: Measure | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> SimulatedFit:
-    """Train with the minibatches of all ranks in each step; with one rank that is one process.
+    """Train synchronously, and return the result; one rank is the baseline of one process.
+
+    Each step trains on one minibatch of every rank.
 
     Args:
         recipe: The fit.
@@ -63,8 +65,8 @@ def train_synchronously(
         measure: Measures parameters for the curves.
         on_progress: Called with the fraction of the steps that are done.
 
-    An exception of the model or a loss that is not finite ends training, with the reason in
-    ``error``.
+    An exception of the model or a loss that is not finite ends training, with the reason in the
+    result's ``error``.
     """
     simulated = SimulatedFit(len(ranks), replicas_equal=True)
     model, parameters = _open_model(recipe)
@@ -77,7 +79,7 @@ def train_synchronously(
     losses: list[float] = []
 
     def record_point() -> None:
-        """Measure the present parameters."""
+        """Measure the present parameters for the curves."""
         if measure is not None:
             buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
             measures = measure(parameters.copy(), buffers)
@@ -118,7 +120,7 @@ def train_synchronously(
 
 
 def synchronous_step_s(recipe: FitRecipe, workers: int, conditions: Conditions) -> float:
-    """Return the seconds of one step of all ranks, the slowest of which sets the pace."""
+    """Return the seconds that a step of all ranks takes; the slowest rank sets the pace."""
     return predict_ring_allreduce(ring_inputs(recipe, workers, conditions), workers).step_s
 
 
@@ -129,7 +131,7 @@ def ring_bits_s(recipe: FitRecipe, workers: int, conditions: Conditions) -> floa
 
 
 def ring_inputs(recipe: FitRecipe, workers: int, conditions: Conditions) -> ScalingInputs:
-    """Return the inputs of the formula for these conditions."""
+    """Return the inputs of the formula of a ring all-reduce for these conditions."""
     conditions = conditions.for_workers(workers)
     slowest = min(conditions.speed(rank, workers) for rank in range(workers))
     return ScalingInputs(
@@ -143,7 +145,7 @@ def ring_inputs(recipe: FitRecipe, workers: int, conditions: Conditions) -> Scal
 
 
 def _open_model(recipe: FitRecipe) -> tuple[FlatModel, np.ndarray]:
-    """Return a model of its own, bound to the parameters with which the fit starts, and these."""
+    """Return a new copy of the model, and the fit's initial parameters, to which it is bound."""
     model: FlatModel = pickle.loads(recipe.packed)
     environment = TaskEnvironment(0, 0, "host", "executor", Path(tempfile.gettempdir()))
     place_model(replace(recipe.job(1), model=model), environment)
@@ -159,7 +161,7 @@ def _open_model(recipe: FitRecipe) -> tuple[FlatModel, np.ndarray]:
 
 
 def join_batches(batches: Sequence[Batch]) -> Batch:
-    """Return one minibatch with the rows of all."""
+    """Return one minibatch with the rows of all ``batches``."""
     if len(batches) == 1:
         return batches[0]
     weights = [each.weights for each in batches if each.weights is not None]
@@ -171,7 +173,7 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
 
 
 def _join_columns(parts: Sequence[Columns]) -> Columns:
-    """Concatenate columns row by row."""
+    """Return the rows of all parts; a part is an array, or a dict or tuple of arrays."""
     first = parts[0]
     if isinstance(first, np.ndarray):
         return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])

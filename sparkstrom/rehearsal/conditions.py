@@ -1,4 +1,4 @@
-"""The conditions of a rehearsed fit: links, times of a step, slow workers and deaths."""
+"""The conditions of a rehearsed fit: links, times of steps, slow workers, workers that die."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ WORKERS_MAX = 4096  # more do not fit into one process
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The processor time that a worker needs, in seconds."""
+    """The processor time that a worker's operations take, in seconds.
+
+    Raises UsageError for impossible numbers.
+    """
 
     step_s: float  # mean time of a training step, without sharing
     jitter: float = 0.0  # standard deviation of a step's time, relative to its mean
@@ -36,11 +39,11 @@ class Conditions:
 
     link_bits_s: float  # bit rate of each host's link, each way
     latency_s: float  # one way
-    times: StepTimes
+    times: StepTimes  # of every worker that is not slow
     stragglers: int = 0  # number of slow workers, the last ones
     straggler_speed: float = 1.0  # of a slow worker, relative to the others
     kills: int = 0  # workers that die, evenly spread over the fit; Spark starts each again
-    restart_s: float = RESTART_S
+    restart_s: float = RESTART_S  # from a death until the next attempt starts
     seed: int = 0  # of step times and of the workers that die
 
     def __post_init__(self) -> None:
@@ -56,10 +59,13 @@ class Conditions:
         require_whole("seed", self.seed, 0)
 
     def speed(self, partition: int, workers: int) -> float:
-        """Return a worker's speed relative to the others."""
+        """Return a worker's speed relative to workers that are not slow."""
         return self.straggler_speed if partition >= workers - self.stragglers else 1.0
 
     def for_workers(self, workers: int) -> Conditions:
-        """Return the conditions of one number of workers: at least one of them is not slow."""
+        """Return the conditions for this number of workers.
+
+        At least one worker is not slow, and a single worker does not die.
+        """
         slow = min(self.stragglers, workers - 1)
         return replace(self, stragglers=slow, kills=self.kills if workers > 1 else 0)

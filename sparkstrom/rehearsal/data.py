@@ -23,7 +23,7 @@ EVALUATION_ROWS_MAX = 4_000  # a point of a curve should cost less than the trai
 class SampledData:
     """A sample of rows, distributed to workers as in a fit."""
 
-    recipe: FitRecipe
+    recipe: FitRecipe  # the fit that trains on the rows
     sample: RowSample
 
     def partitions(self, workers: int) -> list[Batches]:
@@ -38,7 +38,7 @@ class SampledData:
             )
         dealt: list[list[Block]] = [[] for _ in range(workers)]
         seed = self.recipe.master.rng_seed
-        for worker, share in distribute_rows(_iterate, workers, seed, 0, self.sample.blocks):
+        for worker, share in distribute_rows(_select_blocks, workers, seed, 0, self.sample.blocks):
             if share.block is not None and len(share.block.records):
                 dealt[worker].append(share.block)
         job = self.recipe.job(workers)
@@ -48,12 +48,12 @@ class SampledData:
         ]
 
     def check(self) -> None:
-        """Raise UsageError that names the first row which the model rejects."""
+        """Raise UsageError if the model rejects a row; the error names the first such row."""
         for block in self.sample.blocks:
             check_block(self.recipe.model, block)
 
     def evaluation_batches(self) -> tuple[list[Batch], bool]:
-        """Return minibatches to measure parameters with, and whether they are held-out rows.
+        """Return minibatches to measure parameters with, and whether they have held-out rows.
 
         Without held-out rows they are training rows.
         """
@@ -80,7 +80,7 @@ def select_batch(batch: Batch, rows: int) -> Batch:
     return Batch(select_rows(batch.features, first), select_rows(batch.labels, first), weights)
 
 
-def _iterate(source: int, blocks: Iterable[object]) -> Iterator[Block]:
+def _select_blocks(source: int, blocks: Iterable[object]) -> Iterator[Block]:
     """Return an iterator over the Blocks in ``blocks``; objects of other types are skipped.
 
     ``distribute_rows`` requires a function that converts rows to blocks. The rows of a sample are

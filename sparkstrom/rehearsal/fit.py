@@ -64,11 +64,11 @@ class FitRecipe:
     packed: bytes  # the pickled model; each worker unpickles its own
     parameters: Flat  # f32[n_params]
     k: int  # parameters are multiples of 2^-k
-    master: SharedTrainingMaster
-    epochs: int
-    fraction: float = 0.0  # of the rows is held out
-    first_epoch: int = 0  # epochs of earlier fits
-    minibatches_before: int = 0  # in earlier fits whose optimizer state goes on
+    master: SharedTrainingMaster  # the options of training
+    epochs: int  # number of epochs to train
+    fraction: float = 0.0  # fraction of the rows that is held out
+    first_epoch: int = 0  # number of epochs of earlier fits
+    minibatches_before: int = 0  # of earlier fits whose optimizer state is continued
     optimizer_state: bytes = b""  # with which each worker starts; b"": fresh
 
     def theta(self) -> Theta:
@@ -77,7 +77,7 @@ class FitRecipe:
         return make_initial_theta(self.model, self.parameters, self.k, multipliers)
 
     def job(self, workers: int) -> TrainingJob:
-        """Return what each worker of a fit receives."""
+        """Return the description of the fit that each of ``workers`` workers receives."""
         master = replace(self.master, debug_longer_iterations=0, checkpoint_directory=None)
         spec = FitSpec(
             workers=workers,
@@ -115,7 +115,7 @@ class InitialParameters:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """The measures of the shared parameters at one moment of training."""
+    """Loss and accuracy of the shared parameters at one moment of training."""
 
     seconds: float  # virtual, of training
     examples: int  # trained by all workers
@@ -128,7 +128,7 @@ class SimulatedFit:
     """The result of a simulated fit."""
 
     workers: int
-    points: list[CurvePoint] = field(default_factory=list)
+    points: list[CurvePoint] = field(default_factory=list)  # in order of time
     seconds: float = 0.0  # virtual, from the first step to the last commit
     minibatches: int = 0
     examples: int = 0
@@ -137,19 +137,19 @@ class SimulatedFit:
     summed_workers: int | None = None  # n if updates had the weight n / workers; None: no limit
     update_bytes: int = 0  # of all publications, each counted once
     publications: int = 0
-    entries: int = 0  # of all publications
+    entries: int = 0  # parameters changed by a publication, summed over all
     link_bytes: dict[str, tuple[float, float]] = field(default_factory=dict)  # host: sent, received
-    bytes_by_kind: dict[str, int] = field(default_factory=dict)
-    deaths: int = 0
-    replicas_equal: bool = False
-    digest: str = ""  # of the delivered parameters
+    bytes_by_kind: dict[str, int] = field(default_factory=dict)  # kind of message: bytes sent
+    deaths: int = 0  # workers that were killed
+    replicas_equal: bool = False  # all replicas had the same hash at the end
+    digest: str = ""  # hash of the delivered parameters
     error: str = ""  # why training ended early, such as a loss that is not finite
     parameters: Flat | None = None  # delivered, f32[n_params]
-    buffers: bytes = b""
+    buffers: bytes = b""  # delivered
 
 
 class FitSimulator:
-    """Simulates one fit, by ``run``.
+    """Simulates one fit; ``run`` returns the result.
 
     Args:
         recipe: The fit.
@@ -196,7 +196,7 @@ class FitSimulator:
 
     @property
     def job(self) -> TrainingJob:
-        """What each worker receives."""
+        """The description of the fit that each worker receives."""
         return self._job
 
     @property
@@ -246,15 +246,15 @@ class FitSimulator:
         worker.start()
 
     def on_step(self, rows: int, loss: float) -> None:
-        """Record a trained minibatch."""
+        """Record the number of rows and the mean loss of a trained minibatch."""
         self._losses.append((rows, loss))
 
     def on_end(self, worker: RehearsedWorker) -> None:
-        """End the run with the last worker."""
+        """End the run if this was the last living worker."""
         self._time.over = not any(each.alive for each in self._workers)
 
     def on_commit(self, minibatches: int) -> None:
-        """Record a curve's point, and kill a worker, if it is due at this many minibatches."""
+        """Record a point of the curves or kill a worker if due after this many minibatches."""
         if minibatches == self._committed:
             return
         before, self._committed = self._committed, minibatches
@@ -281,7 +281,7 @@ class FitSimulator:
             self._start(partition)
 
     def _record_point(self) -> None:
-        """Measure the driver's replica."""
+        """Add a point to the curves: measure the parameters of the driver's replica."""
         if self._measure is None:
             return
         began_s = self._master.began_s(Phase.RUNNING)
@@ -292,7 +292,7 @@ class FitSimulator:
         self.simulated.points.append(CurvePoint(seconds, examples, measures, sent))
 
     def _present_buffers(self) -> bytes:
-        """Return the average of the live workers' buffers; those of the start without workers."""
+        """Return the average of the live workers' buffers, or the driver's if none lives."""
         models = [each.replica.model for each in self._workers if each.alive]
         reports = [model.buffers_bytes() for model in models if isinstance(model, Buffered)]
         model = self._recipe.model
@@ -325,7 +325,7 @@ class FitSimulator:
 
 
 class MasterEndpoint:
-    """The production controller of a simulated fit, in virtual time."""
+    """Runs the controller of real fits, which numbers the updates, in virtual time."""
 
     name = MASTER_ADDRESS.host
     node = MASTER
@@ -364,7 +364,7 @@ class MasterEndpoint:
         return self.machine.phases.phase
 
     def began_s(self, phase: Phase) -> float:
-        """Return when a phase began; now if it has not."""
+        """Return the virtual time at which a phase began; now if it has not begun."""
         return self.machine.phases.began_s.get(phase, self._time.now_s)
 
     def training_seconds(self) -> float:
@@ -372,7 +372,7 @@ class MasterEndpoint:
         return self.began_s(Phase.DRAINING) - self.began_s(Phase.RUNNING)
 
     def start(self) -> None:
-        """Begin to run duty cycles."""
+        """Join the network, and schedule the first duty cycle."""
         self._network.add(self)
         self._schedule_tick(self._tick_interval_s)
 
@@ -384,7 +384,7 @@ class MasterEndpoint:
         self._tick_within(next_tick_in_s(event, due_in_s))
 
     def _tick_within(self, delay_s: float) -> None:
-        """Run a duty cycle no later than after this time."""
+        """Run the next duty cycle after ``delay_s`` seconds at the latest."""
         if self._next_tick_s > self._time.now_s + delay_s:
             self._schedule_tick(delay_s)
 

@@ -75,7 +75,7 @@ class Edge:
     """One end of a connection to a neighbour."""
 
     number: EdgeNo
-    target: Endpoint
+    target: Endpoint  # the process at the other end
     newest_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # arrivals: control, data
     queued: dict[type[Message], QueuedMessage] = field(default_factory=dict)  # the newest, by type
 
@@ -115,7 +115,10 @@ class VirtualNetwork:
         owner.edges.pop(node, None)
 
     def send(self, owner: Endpoint, to: NodeId, message: Message) -> None:
-        """Send a message to a neighbour; drop it without an edge."""
+        """Send a message to a neighbour; drop it without an edge.
+
+        A newer heartbeat or state message replaces one that still waits.
+        """
         edge, sender = owner.edges.get(to), owner.node
         if edge is None or sender is None:
             return
@@ -134,7 +137,7 @@ class VirtualNetwork:
     def send_direct(
         self, owner: Endpoint, to: Address, message: Message, accepts: Callable[[], bool]
     ) -> None:
-        """Send a message past the tree; it is dropped unless ``accepts`` when it arrives."""
+        """Send a message without an edge; drop it if ``accepts`` returns False when it arrives."""
         target = self._endpoints[to.host]
         sender = MASTER if owner.node == MASTER else None
         _, arrives_s = self._transmit(owner.host, target.host, message, data=False)

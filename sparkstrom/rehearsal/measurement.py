@@ -64,7 +64,7 @@ class ClusterMeasurement:
     text: str  # one line for the user
 
 
-def measured_rows(recipe: FitRecipe) -> int:
+def count_rows_to_measure(recipe: FitRecipe) -> int:
     """Return how many rows ``measure_times`` needs, the held-out ones included."""
     return math.ceil(STEPS_MAX * recipe.master.batch_size_per_worker / (1 - recipe.fraction))
 
@@ -72,7 +72,7 @@ def measured_rows(recipe: FitRecipe) -> int:
 def measure_times(
     recipe: FitRecipe, batches: Batches, environment: TaskEnvironment = HERE
 ) -> StepTimes:
-    """Take some training steps and return the median times, rounded to two digits.
+    """Take some training steps; return the median times of all operations, to two digits.
 
     The rounding keeps two rehearsals on a quiet machine equal; to repeat one exactly, give its
     times.
@@ -88,12 +88,12 @@ def measure_times(
     until_s, taken = time.monotonic() + BUDGET_S, 0
     while taken < STEPS_MIN or (taken < STEPS_MAX and time.monotonic() < until_s):
         batch = batches.get(0, taken % batches.batches_per_epoch)
-        steps.append(_timed(replica.step, batch))
+        steps.append(_time_call(replica.step, batch))
         began_s = time.perf_counter()
         payload = replica.publish()
         encodings.append(time.perf_counter() - began_s)
         if payload is not None:
-            additions.append(_timed(_add, other, payload))
+            additions.append(_time_call(_add, other, payload))
         taken += 1
     step_s = median(steps[WARM_STEPS:])
     deviation = MAD_TO_DEVIATION * median(abs(each - step_s) for each in steps[WARM_STEPS:])
@@ -163,7 +163,7 @@ def _add(theta: Theta, payload: Payload) -> None:
     theta.add(theta.read(payload))
 
 
-def _timed(work: Callable[..., object], *arguments: Any) -> float:
+def _time_call(work: Callable[..., object], *arguments: Any) -> float:
     """Call a function and return how long it took, in seconds."""
     began_s = time.perf_counter()
     work(*arguments)
@@ -171,5 +171,5 @@ def _timed(work: Callable[..., object], *arguments: Any) -> float:
 
 
 def _rounded(value: float) -> float:
-    """Return a number with two significant digits."""
+    """Return a number rounded to two significant digits."""
     return float(f"{value:.2g}")

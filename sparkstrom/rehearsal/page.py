@@ -28,7 +28,7 @@ TITLE = "Rehearsal"
 
 
 def render_page(rehearsal: Rehearsal) -> str:
-    """Return the page: conditions, verdict, table and plots."""
+    """Return the page as HTML: conditions, verdict, table and plots."""
     body = make_element("body", make_element("h1", TITLE), *_overview(rehearsal))
     plots = [
         figure
@@ -53,12 +53,12 @@ def render_page(rehearsal: Rehearsal) -> str:
 
 
 def render_summary(rehearsal: Rehearsal) -> str:
-    """Return table and verdict for a notebook."""
+    """Return conditions, verdict and table as HTML for a notebook."""
     return to_html(make_element("div", *_overview(rehearsal), class_="sparkstrom-rehearsal"))
 
 
 def _overview(rehearsal: Rehearsal) -> list[Element]:
-    """Return conditions, verdict and table."""
+    """Return conditions, verdict and table as HTML elements."""
     return [
         *(make_element("p", line) for line in rehearsal.describe()),
         bullet_list(rehearsal.verdict()),
@@ -67,7 +67,7 @@ def _overview(rehearsal: Rehearsal) -> list[Element]:
 
 
 def _plots(rehearsal: Rehearsal, measure: str, title: str) -> list[Element]:
-    """Return a measure's plots over virtual time and over examples; none if it is not known."""
+    """Return a measure's plots over virtual time and over rows; none if no run has the measure."""
     runs = _choose_runs(rehearsal)
     if not any(measure in point.measures for run in runs for point in run.points):
         return []
@@ -89,7 +89,7 @@ def _plots(rehearsal: Rehearsal, measure: str, title: str) -> list[Element]:
 def _plot(
     runs: list[RehearsedRun], measure: str, title: str, place: Callable[[CurvePoint], float]
 ) -> TimePlot:
-    """Return a plot of one measure with a curve for each run."""
+    """Return a plot of a measure with a curve for each run; ``place`` returns a point's x value."""
     curves = [
         Curve.from_values(
             run.name,
@@ -103,7 +103,10 @@ def _plot(
 
 
 def _choose_runs(rehearsal: Rehearsal) -> list[RehearsedRun]:
-    """Return the runs to draw: one process, and the best with several workers, in their order."""
+    """Return one process and the best runs with several workers, in the order of the rehearsal.
+
+    At most CURVES_MAX runs are returned. If no run has several workers, all others count instead.
+    """
     one, *others = rehearsal.runs
     several = [run for run in others if run.workers > 1] or others
     ranked = sorted(several, key=lambda run: (run.loss, run.seconds))[: CURVES_MAX - 1]

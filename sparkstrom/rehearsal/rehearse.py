@@ -42,9 +42,9 @@ from sparkstrom.rehearsal.data import SampledData
 from sparkstrom.rehearsal.fit import FitRecipe, FitSimulator, Measure, OnProgress, SimulatedFit
 from sparkstrom.rehearsal.measurement import (
     ClusterMeasurement,
+    count_rows_to_measure,
     estimate_times,
     measure_times,
-    measured_rows,
 )
 from sparkstrom.rehearsal.result import (
     ALL_REDUCE,
@@ -75,19 +75,19 @@ class RehearsalRequest:
     step_s: float | None = None  # None: measured
     jitter: float | None = None  # None: measured, or 0 for a given step
     encode_s: float | None = None  # None: measured, or estimated for a given step
-    apply_s: float | None = None
-    stragglers: int = 0
-    straggler_speed: float = 1.0
-    kills: int = 0
-    scaling: tuple[str, ...] = ()  # rules; (): the network's own options
-    rows: int = DEFAULT_ROWS
-    seed: int = 0
-    to_loss: float | None = None
+    apply_s: float | None = None  # the same, to add another worker's update
+    stragglers: int = 0  # number of slow workers
+    straggler_speed: float = 1.0  # of a slow worker, relative to the others
+    kills: int = 0  # workers that die
+    scaling: tuple[str, ...] = ()  # rules to compare; (): the network's own options
+    rows: int = DEFAULT_ROWS  # rows to sample
+    seed: int = 0  # of all random choices
+    to_loss: float | None = None  # target of the comparison; None: derived from one process
     measure: bool = False  # on the cluster instead of in this process
 
     @classmethod
     def from_options(cls, **options: Any) -> RehearsalRequest:
-        """Return the request for options by name. Raise UsageError for an unknown name, too."""
+        """Return ``parse`` of these arguments; raise UsageError for an unknown name, too."""
         known = list(inspect.signature(cls.parse).parameters)
         for name in options:
             if name not in known:
@@ -113,7 +113,7 @@ class RehearsalRequest:
         to_loss: float | None = None,
         measure: bool = False,
     ) -> RehearsalRequest:
-        """Return the request for the arguments of ``rehearse``, which ``help`` explains.
+        """Return the request for the arguments of ``rehearse``, which docs/rehearse.md explains.
 
         Raise UsageError that names an invalid argument, its value, the reason and a remedy.
         """
@@ -158,7 +158,7 @@ class RehearsalRequest:
         return request
 
     def times(self, found: StepTimes) -> StepTimes:
-        """Return the found times with those that were given in their place."""
+        """Return ``found``, with the times that the request gives in place of found ones."""
         return StepTimes(
             found.step_s if self.step_s is None else self.step_s,
             found.jitter if self.jitter is None else self.jitter,
@@ -172,9 +172,9 @@ class RehearsalRequest:
         """Return the conditions of all runs. Raise UsageError for an impossible number.
 
         Args:
-            times: Of a step.
+            times: The times of a worker's operations.
             link_bits_s: As measured, used if none was given; None: not measured.
-            latency_s: The same of the latency.
+            latency_s: The same for the latency.
         """
         return Conditions(
             _first(self.link_bits_s, link_bits_s, DEFAULT_LINK_BITS_S),
@@ -203,7 +203,7 @@ def _parse(name: str, value: str | float, parse: Callable[[str], float]) -> floa
 
 
 def _parse_straggler(text: str | None) -> tuple[int, float]:
-    """Return number and speed of slow workers written as "1x0.5"."""
+    """Return number and speed of slow workers, written as "1x0.5"; none for None."""
     if text is None:
         return 0, 1.0
     match = STRAGGLERS.fullmatch(text) if isinstance(text, str) else None
@@ -216,7 +216,7 @@ def _parse_straggler(text: str | None) -> tuple[int, float]:
 
 
 class LossMeter:
-    """Measures parameters on fixed rows, with a model of its own."""
+    """Computes loss and accuracy of parameters on fixed rows, with its own copy of the model."""
 
     def __init__(self, recipe: FitRecipe, batches: Sequence[Batch]) -> None:
         self._model: FlatModel = pickle.loads(recipe.packed)
@@ -228,7 +228,7 @@ class LossMeter:
             self._metrics = (LOSS,)
 
     def _can_measure_accuracy(self) -> bool:
-        """Return whether the labels are classes."""
+        """Return whether accuracy can be measured, because the labels are classes."""
         try:
             measure_batch(self._model, self._batches[0], ACCURACY)
         except (SparkstromError, ValueError, TypeError, IndexError):
@@ -282,7 +282,7 @@ def rehearse(
     warm_up(say=display.say)
     with preserve_process_state(), _preserve_torch_threads():
         conditions = _find_conditions(recipe, data, request, display, measure_cluster)
-        return _Rehearsing(recipe, data, request, display, conditions).run()
+        return _RehearsalRunner(recipe, data, request, display, conditions).run()
 
 
 def _find_conditions(
@@ -300,7 +300,7 @@ def _find_conditions(
     """
     if request.measure and measure_cluster is not None:
         display.say("measuring steps, encoding and links on the cluster")
-        found = measure_cluster(recipe, data.sample.head(measured_rows(recipe)))
+        found = measure_cluster(recipe, data.sample.head(count_rows_to_measure(recipe)))
         display.say(found.text)
         return request.conditions(request.times(found.times), found.link_bits_s, found.latency_s)
     if request.step_s is None:
@@ -311,8 +311,8 @@ def _find_conditions(
     return request.conditions(request.times(times))
 
 
-class _Rehearsing:
-    """One rehearsal while it runs."""
+class _RehearsalRunner:
+    """Runs all simulations of one rehearsal, and shows the progress."""
 
     def __init__(
         self,
@@ -334,7 +334,7 @@ class _Rehearsing:
         self._weight_begun = 0.0  # of all runs that have begun
 
     def run(self) -> Rehearsal:
-        """Simulate all runs."""
+        """Simulate all runs, and return the result of the rehearsal."""
         recipe, request, conditions = self._recipe, self._request, self._conditions
         advance = self._begin("one process", SYNCHRONOUS_WEIGHT)
         alone = self._data.partitions(1)
@@ -378,7 +378,7 @@ class _Rehearsing:
         )
 
     def _begin(self, what: str, weight: float) -> OnProgress:
-        """Show which run begins, and return what shows its progress.
+        """Show which run begins, and return a function that shows its progress.
 
         Args:
             what: The run, as it is shown.
@@ -399,7 +399,7 @@ class _Rehearsing:
         return advance
 
     def _add(self, system: str, rule: str, simulated: SimulatedFit, one: SimulatedFit) -> None:
-        """Add a run's figures."""
+        """Add a run to the result; ``one`` is the run of one process, with which it is compared."""
         self._runs.append(
             make_run(
                 system,
@@ -458,7 +458,7 @@ def make_recipe(
 
 
 def require_gradient_sharing(master: Any) -> SharedTrainingMaster:
-    """Return the options. Raise UsageError for those of training in rounds."""
+    """Return ``master``. Raise UsageError if it has the options of training in rounds."""
     if isinstance(master, SharedTrainingMaster):
         return master
     raise UsageError(

@@ -94,7 +94,10 @@ class Rehearsal:
 
     @property
     def pays_up_to(self) -> int:
-        """The largest number of workers of which each adds at least half of one, on average."""
+        """The largest worthwhile number of workers.
+
+        Up to it, each additional worker raises the speedup by at least 0.5, on average.
+        """
         workers, speedup = 1, 1.0
         for run in self._best_of_each_number():
             gained = (run.speedup or 0.0) - speedup
@@ -148,17 +151,17 @@ class Rehearsal:
         return Table(tuple(columns[i] for i in used), [tuple(row[i] for i in used) for row in rows])
 
     def describe(self) -> list[str]:
-        """Return the conditions in words, one sentence per line."""
+        """Return sentences that describe the rehearsed conditions, one per line."""
         conditions, times = self.conditions, self.conditions.times
         rows = f"{self.rows:,} rows" if self.rows == self.rows_total else f"{self.rows:,} sampled"
         lines = [
             f"Rehearsed in virtual time: {self.n_params:,} parameters, {rows}, {self.epochs} epochs"
             f" of {self.batch_rows} rows a minibatch; losses are of"
             f" {'held-out' if self.is_held_out else 'training'} rows.",
-            f"A step takes {_seconds(times.step_s)} (jitter {times.jitter:g}), encoding"
-            f" {_seconds(times.encode_s)}, applying {_seconds(times.apply_s)}; links of"
-            f" {conditions.link_bits_s / 1e6:,.4g} Mbit/s, {_seconds(conditions.latency_s)} one"
-            f" way; seed {conditions.seed}.",
+            f"A step takes {_format_seconds(times.step_s)} (jitter {times.jitter:g}), encoding"
+            f" {_format_seconds(times.encode_s)}, applying {_format_seconds(times.apply_s)}; links"
+            f" of {conditions.link_bits_s / 1e6:,.4g} Mbit/s,"
+            f" {_format_seconds(conditions.latency_s)} one way; seed {conditions.seed}.",
         ]
         if conditions.stragglers:
             speed = f"{conditions.straggler_speed:g} times the speed"
@@ -187,7 +190,7 @@ class Rehearsal:
             "conditions": asdict(self.conditions),
             "runs": [asdict(run) for run in self.runs],
         }
-        value: dict[str, Any] = _finite(figures)
+        value: dict[str, Any] = _replace_nonfinite(figures)
         return value
 
     def _repr_html_(self) -> str:
@@ -224,7 +227,10 @@ def make_run(
     n_params: int,
     link_bits_s: float,
 ) -> RehearsedRun:
-    """Return a run's figures, compared with one process."""
+    """Return a run's figures, compared with those of one process, ``one``.
+
+    ``scaling``: the scaling rule or ""; ``to_loss``: the loss whose time is compared, or None.
+    """
     last = simulated.points[-1].measures if simulated.points else {}
     loss = math.inf if simulated.error else last.get("loss", simulated.training_loss)
     reached, one_reached = seconds_to(simulated, to_loss), seconds_to(one, to_loss)
@@ -261,7 +267,7 @@ def make_run(
 
 
 def seconds_to(simulated: SimulatedFit, to_loss: float | None) -> float | None:
-    """Return when a run's curve first reaches a loss, interpolated; None if it never does."""
+    """Return the virtual seconds after which a run first reaches a loss; None if it never does."""
     if to_loss is None:
         return None
     curve = [(point.seconds, point.measures.get("loss", math.inf)) for point in simulated.points]
@@ -274,18 +280,18 @@ def seconds_to(simulated: SimulatedFit, to_loss: float | None) -> float | None:
 
 
 def _rank(run: RehearsedRun) -> tuple[bool, float, float]:
-    """Return a key by which better runs sort first."""
+    """Return a sort key: first runs that reach the stated loss, by time, then others, by loss."""
     reached = run.seconds_to_loss
     return reached is None, run.loss if reached is None else reached, run.loss
 
 
 def _rows_per_second(simulated: SimulatedFit) -> float:
-    """Return the rows trained per virtual second."""
+    """Return the rows trained per virtual second by all workers."""
     return simulated.examples / simulated.seconds if simulated.seconds else 0.0
 
 
 def _busiest_link(simulated: SimulatedFit, link_bits_s: float) -> tuple[str, float]:
-    """Return the host whose link is used most, and which share of its rate, on average."""
+    """Return the host whose link is used most, and the mean share of its rate that is used."""
     if not simulated.link_bytes or not simulated.seconds:
         return "", 0.0
     loads = {host: max(both) for host, both in simulated.link_bytes.items()}
@@ -294,7 +300,7 @@ def _busiest_link(simulated: SimulatedFit, link_bits_s: float) -> tuple[str, flo
 
 
 def _cells(run: RehearsedRun) -> tuple[str, ...]:
-    """Return a run's cells of the table."""
+    """Return a run's row of the table, as text."""
     several = run.workers > 1
     link = f"{run.busiest_host} {run.busiest_link_share:.1%}" if run.busiest_host else ""
     reached = "not reached" if run.seconds_to_loss is None else format_duration(run.seconds_to_loss)
@@ -316,17 +322,17 @@ def _cells(run: RehearsedRun) -> tuple[str, ...]:
     )
 
 
-def _seconds(value: float) -> str:
-    """Format a short time."""
+def _format_seconds(value: float) -> str:
+    """Format a short time in s, ms or us."""
     if value >= 1:
         return f"{value:.3g} s"
     return f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} us"
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     """Return a value for JSON, with None for numbers that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+        return {str(key): _replace_nonfinite(one) for key, one in value.items()}
+    return [_replace_nonfinite(one) for one in value] if isinstance(value, list | tuple) else value

@@ -17,7 +17,7 @@ from typing import Any
 from sparkstrom.base.errors import UsageError
 from sparkstrom.rehearsal.result import Rehearsal
 
-Rehearse = Callable[..., Rehearsal]  # the method of a network
+Rehearse = Callable[..., Rehearsal]  # the method ``rehearse`` of a network
 
 _options: Mapping[str, Any] | None = None  # of the script that runs; None: fits are run
 

@@ -68,7 +68,7 @@ class Observer(Protocol):
 
 
 class RehearsedWorker:
-    """One attempt of one task.
+    """One attempt at a worker's task: its protocol node and its trainer.
 
     Args:
         job: What a worker of this fit receives.
@@ -163,7 +163,7 @@ class RehearsedWorker:
         self._tick_within(next_tick_in_s(event, due_in_s))
 
     def _tick_within(self, delay_s: float) -> None:
-        """Run a duty cycle of the node no later than after this time."""
+        """Run the node's next duty cycle after ``delay_s`` seconds at the latest."""
         if self._next_tick_s > self._time.now_s + delay_s:
             self._schedule_tick(delay_s)
 
@@ -200,7 +200,7 @@ class RehearsedWorker:
         return is_mine and answer.address.port == self._port
 
     def _open_streams(self) -> None:
-        """Listen at another address, and request an edge to it."""
+        """Listen at a new address, and let the node request an edge to it."""
         self._port += 1
         self.handle(ev.StreamsOpened(Address(self.name, self._port, 1, 2), alone=False))
 
@@ -235,7 +235,7 @@ class RehearsedWorker:
         self._time.after(delay_s, self._pass_boundary, self._turn)
 
     def _pass_boundary(self, turn: int) -> None:
-        """End the running step, encoding first if it publishes; apply what came; step or wait.
+        """End the running step, encoding first if it publishes; apply waiting items; step or wait.
 
         Raise what training raises.
         """
@@ -285,7 +285,7 @@ class RehearsedWorker:
 
 
 class VirtualConnection:
-    """A trainer's connection to the node of its ``RehearsedWorker``."""
+    """Connects a trainer with the node of its ``RehearsedWorker``, in the same thread."""
 
     def __init__(self, worker: RehearsedWorker) -> None:
         self._worker = worker
@@ -293,7 +293,7 @@ class VirtualConnection:
 
     @property
     def command(self) -> Directive:
-        """The current directive."""
+        """The node's current order to the trainer."""
         return self._worker.directive
 
     def post(self, event: ev.Event) -> None:

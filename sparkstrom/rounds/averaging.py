@@ -334,7 +334,7 @@ def merge_scalars(
 
 
 def _all_names(states: Sequence[State]) -> list[str]:
-    """Return every name that occurs in any of the states, without repetitions."""
+    """Return every name that occurs in any of the states, once each, in order of occurrence."""
     return list(dict.fromkeys(name for state in states for name in state))
 
 

@@ -30,7 +30,7 @@ from sparkstrom.protocol.master.members import Departure, Partitions
 from sparkstrom.rounds.averaging import OptimizerSnapshot, RoundResults, RoundState
 from sparkstrom.rounds.backend import PartitionFacts
 from sparkstrom.rounds.worker_round import HeldOutReport, RoundReport, WorkerReport
-from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot, WorkerLogBuffer
+from sparkstrom.runtime.fit_state import FitOutcome, Progress, Snapshot, WorkerLogBuffer
 from sparkstrom.runtime.message_endpoint import Traffic
 
 OBSERVER_TIMEOUT_S = 30.0  # wait at an epoch's end; longer than early stopping should need
@@ -238,13 +238,13 @@ class RoundsControl:
     def end(self) -> None:
         """Do nothing: the job ends the rounds' thread."""
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> FitOutcome:
         """Return the result of a finished fit."""
         state, partitions = self.state, self.partitions
         is_new = state.parameters is not self._initial
         has_learnt = is_new and bool((state.parameters != self._initial).any())
         stats = self._counters_by_node(self.spec.n_params if has_learnt else 0)
-        return Outcome(
+        return FitOutcome(
             hashes=self._hashes | {"driver": state.digest()},
             minibatches=partitions.minibatches,
             minibatches_expected=partitions.minibatches_expected,

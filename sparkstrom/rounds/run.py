@@ -17,7 +17,7 @@ from sparkstrom.fit.supervisor import FitJob
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.protocol.master.membership import different_rows
+from sparkstrom.protocol.master.membership import describe_different_rows
 from sparkstrom.protocol.master.phases import NO_ROWS
 from sparkstrom.rounds.averaging import AveragedParameters, AveragingOptions, RoundState
 from sparkstrom.rounds.backend import EpochPlan, PartitionFacts, RoundOrder, RoundsBackend
@@ -125,7 +125,9 @@ class RoundsLoop:
         for one in self._facts:
             partition = self._control.partitions[one.partition]
             if not partition.record_or_compare_rows(one.rows, one.checksum, one.batches):
-                raise UsageError(different_rows(partition, one.rows, one.batches, one.checksum))
+                raise UsageError(
+                    describe_different_rows(partition, one.rows, one.batches, one.checksum)
+                )
         if not any(one.rows for one in self._facts):
             raise UsageError(NO_ROWS.format(len(self._facts)))
         self._control.begin_training(self._facts)

@@ -56,13 +56,13 @@ class ModelFailure(NamedTuple):
 class WorkerReport:
     """A worker's report on one task of a round-based fit; subclasses add the task's results."""
 
-    partition: int
-    host: str = ""
+    partition: int  # index of the worker's rows
+    host: str = ""  # the worker's host
     activity: str = ""  # the worker's last activity, for messages
     seconds: dict[str, float] = field(default_factory=dict)  # time spent, by activity
     lines: list[tuple[str, str]] = field(default_factory=list)  # (activity, printed line)
     skipped: int = 0  # printed lines left out because of the limit
-    error: ModelFailure | None = None
+    error: ModelFailure | None = None  # an exception of the user's model, which ended the task
     lost_attempts: list[str] = field(default_factory=list)  # why earlier attempts were lost
 
     def add_seconds(self, activity: str, since_s: float) -> None:
@@ -77,7 +77,7 @@ class RoundReport(WorkerReport):
 
     activity: str = "reading parameters"
     executor: str = ""  # id of the executor that ran the task
-    steps: int = 0
+    steps: int = 0  # minibatches trained
     examples: int = 0  # rows in all minibatches of the round
     weight: float = 0.0  # sum of the rows' weights; if 0, the worker's parameters do not count
     loss_sum: float = 0.0  # examples x mean loss
@@ -153,7 +153,7 @@ class RoundPace:
     minibatches: int  # minibatches of all these workers in this round
     length: FitLength  # length of the whole fit
 
-    def at(self, steps: int) -> int:
+    def minibatches_after(self, steps: int) -> int:
         """Return the fit's number of minibatches after ``steps`` steps of each worker.
 
         The number never includes the round's last minibatch, even if some workers take more steps
@@ -174,7 +174,7 @@ class LocalRoundResult:
     """The results of one worker's round."""
 
     parameters: Flat  # f32[n_params]
-    buffers: bytes
+    buffers: bytes  # b"" if the model has none
     updater: State  # the model's live optimizer state, not a copy
     weight: float  # sum of the trained rows' weights
     steps: int
@@ -185,7 +185,10 @@ class LocalRoundResult:
 def train_locally(
     model: FlatModel, start: RoundStart, batches: Iterable[RoundBatch]
 ) -> LocalRoundResult:
-    """Train ``model`` on the minibatches. Raise TrainingError if a loss is not finite."""
+    """Train ``model`` on the minibatches, starting from ``start``; return the results.
+
+    Raise TrainingError if a loss is not finite.
+    """
     model.bind(start.parameters)
     if isinstance(model, Buffered) and start.buffers:
         model.load_buffers_bytes(start.buffers)
@@ -224,7 +227,7 @@ def train_and_report(
 
 
 def _set_pace(model: FlatModel, start: RoundStart, steps: int) -> None:
-    """Tell a Paced model the position at which its learning-rate schedules are evaluated.
+    """Set the position at which a Paced model evaluates its learning-rate schedules.
 
     That is the number of the fit's minibatches so far, or of this worker's own steps if the model
     counts those or trains alone. ``steps``: this worker's steps in this round so far.
@@ -233,7 +236,7 @@ def _set_pace(model: FlatModel, start: RoundStart, steps: int) -> None:
         if start.pace is None or getattr(model, "counts_own_steps", False):
             done = start.steps_before + steps
         else:
-            done = start.pace.at(steps)
+            done = start.pace.minibatches_after(steps)
         model.keep_pace(1, done, done)
 
 

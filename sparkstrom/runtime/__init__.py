@@ -1,4 +1,5 @@
-"""Threads that run the protocol over a transport.
+"""Run a fit's processes: threads that connect protocol, transport and training, and what they hold.
 
-These are the controller's thread, and a worker's threads for its node and its trainer.
+The controller has one thread, and a worker has one for its node and one for its trainer. They hold
+the parameters (``theta``), the optimizer states and the queues of messages.
 """

@@ -1,8 +1,9 @@
-"""What the driver program sees of a running and a finished fit, wherever the controller runs.
+"""Define what the driver program sees of a running and a finished fit, wherever the controller is.
 
-``MasterControl`` is the interface of the controller; ``Progress``, ``Snapshot`` and ``Outcome`` are
-the values that it returns. ``runtime.master_thread`` implements it in this process,
-``spark.controller.remote_master`` for a controller in a Spark task.
+``MasterControl`` is the interface of the controller; ``Progress``, ``Snapshot`` and ``FitOutcome``
+are the values that it returns. ``runtime.master_thread`` implements it in this process,
+``spark.controller.remote_master`` for a controller in a Spark task. ``WorkerLogBuffer`` keeps lines
+that workers' code printed, and ``error_from_abort`` returns the error with which ``fit`` ends.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ class WorkerLogLine:
 
 
 class WorkerLogBuffer:
-    """Log lines of all workers, in order of arrival; lines beyond the limits are only counted."""
+    """Lines that workers' code printed, as they arrived; those beyond limits are only counted."""
 
     def __init__(self) -> None:
         self.lines: tuple[WorkerLogLine, ...] = ()
-        self.skipped = 0  # by workers and by this buffer
+        self.skipped = 0  # lines left out by workers and by this buffer
         self._allowance = RateLimiter(LOG_LINES_BURST, LOG_LINE_INTERVAL_S, LOG_LINES_MAX)
 
     def add(self, message: WorkerLog, now_s: float) -> None:
@@ -95,26 +96,27 @@ def error_from_abort(abort: ev.Abort) -> SparkstromError:
 class Progress:
     """The state of a running fit, as the driver program displays it."""
 
-    phase: Phase  # of the protocol
-    workers: int  # live workers
+    phase: Phase  # the protocol's phase, such as gathering workers or training
+    workers: int  # number of live workers
     partitions: int  # number of partitions
     joined: int  # partitions whose rows a worker has read
-    minibatches: int  # committed minibatches
-    minibatches_expected: int  # of the joined partitions
+    minibatches: int  # minibatches in committed updates
+    minibatches_expected: int  # minibatches of the joined partitions in the whole fit
     commits: int  # number of commits so far
     staleness: float  # mean number of other workers' minibatches that an update had not seen
-    stats: dict[int, WorkerCounters] = field(hash=False)  # by node, departed ones included
+    # counters of each worker, by node id, including workers that have left
+    stats: dict[int, WorkerCounters] = field(hash=False)
     training: frozenset[int] = frozenset()  # partitions with rows and a live worker
     evaluating: frozenset[int] = frozenset()  # live partitions all of whose rows are held out
-    departures: tuple[Departure, ...] = ()  # in order
+    departures: tuple[Departure, ...] = ()  # workers that left, in this order, with reasons
     # bytes sent by the driver program, by kind of message
     by_kind: Counter[str] = field(default_factory=Counter, hash=False)
     # bytes that left the driver program's network interfaces
     wire: LinkBytes = field(default=NO_LINK_BYTES, hash=False)
     slow_links: tuple[str, ...] = ()  # descriptions of all links that were found too slow
-    news: tuple[str, ...] = ()  # notes other than departures
-    copied: int = 0  # live workers that have a replica
-    slow_now: int = 0  # links to live workers that are slow now
+    news: tuple[str, ...] = ()  # messages for the user, other than departures
+    copied: int = 0  # number of live workers that have a copy of the parameters
+    slow_now: int = 0  # number of links to live workers that are slow now
     # Peers that the driver receives from but that receive nothing.
     unresponsive_peers: tuple[Endpoint, ...] = ()
     heard: tuple[WorkerLogLine, ...] = ()  # lines printed by workers' code
@@ -123,43 +125,42 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A copy of the controller's replica as of one commit."""
+    """A copy of the controller's parameters as of one commit (numbered update)."""
 
     commit: int  # number of the newest commit in it
-    parameters: Flat  # a copy
-    buffers: bytes  # b"" if the model has none
+    parameters: Flat  # f32[n_params], on the host
+    buffers: bytes  # the model's state other than parameters; b"" if it has none
     partitions: tuple[PartitionStart, ...]  # how much of each partition is in the parameters
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FitOutcome:
     """The result and the counters of a finished fit."""
 
-    hashes: dict[str, str]  # node id or "driver" -> hex
-    minibatches: int  # committed
-    minibatches_expected: int  # of the whole fit
-    rows: list[int]  # per partition; -1 if no worker came
+    hashes: dict[str, str]  # node id or "driver" -> hash of its final parameters, as hex
+    minibatches: int  # minibatches in committed updates
+    minibatches_expected: int  # minibatches of a complete fit
+    rows: list[int]  # number of rows of each partition; -1 if no worker read them
     executors: set[str]  # executors that had a worker
-    commits: int  # number of commits
-    staleness: Counter[int]  # in commits
-    staleness_minibatches: (
-        float  # mean, in other workers' minibatches; see ``protocol.master.staleness``
-    )
-    staleness_minibatches_max: float  # in the fit's minibatches
-    stats: dict[int, WorkerCounters]  # by node
-    traffic: Traffic  # the controller's own
+    commits: int  # number of commits (numbered updates)
+    staleness: Counter[int]  # number of commits that an update had not seen -> number of updates
+    # Mean and largest number of other workers' minibatches that a trained minibatch had not seen.
+    staleness_minibatches: float
+    staleness_minibatches_max: float
+    stats: dict[int, WorkerCounters]  # counters of each worker, by node id
+    traffic: Traffic  # bytes and frames of the controller itself
     wire: LinkBytes  # bytes that left the driver program's network interfaces
     ignored: Counter[tuple[str, IgnoreReason]]  # ignored messages, by kind and reason
-    hosts: dict[int, str]  # of every node that ever joined
+    hosts: dict[int, str]  # host of every worker that ever joined, by node id
     slow_links: tuple[str, ...]  # descriptions, which are among the notes too
     departures: list[Departure]  # workers that left, with reasons
     notes: list[str]  # warnings for the summary
-    kept: CheckpointFiles  # residual files for the next fit
-    lost_mass: float  # L1 norm of residuals that were lost
-    grants: int  # residual files that a new worker has added
-    phase_began_s: dict[Phase, float]  # phase -> time at which it began
-    overflows: int  # parameters that left the exact range
-    first_overflow: int  # index of the first one, or -1
+    kept: CheckpointFiles  # files with workers' residuals, for the next fit
+    lost_mass: float  # sum of absolute values of residuals that were lost
+    grants: int  # number of residual files of an earlier fit that were given to new workers
+    phase_began_s: dict[Phase, float]  # phase -> time at which it began, on the monotonic clock
+    overflows: int  # number of times that a parameter left the range of exact sums
+    first_overflow: int  # index of the first such parameter, or -1
     stop_reason: str | None  # why training was stopped early; None if it was not
     minibatches_resumed: int = 0  # part of ``minibatches`` that an earlier run trained
     summed_workers: int | None = None  # n if updates had the weight n / workers; None: no limit
@@ -171,15 +172,15 @@ class Outcome:
 
 
 class MasterControl(Protocol):
-    """Control of the machine that numbers updates, from the driver's main thread.
+    """Interface of the controller, which numbers updates, for the driver program's main thread.
 
     Wait on ``finished``; afterwards read ``failure``, or call ``end`` and then ``outcome``.
     """
 
-    endpoint: Endpoint  # where workers join
-    join_stream: int
+    endpoint: Endpoint  # host and port at which workers join
+    join_stream: int  # number of the stream for workers' requests to join
     finished: threading.Event  # set when the fit is done or has failed
-    failure: SparkstromError | None
+    failure: SparkstromError | None  # the error with which the fit failed, if any
 
     @property
     def progress(self) -> Progress:
@@ -187,7 +188,7 @@ class MasterControl(Protocol):
         ...
 
     def acknowledge(self, progress: Progress) -> None:
-        """Note that the caller has received ``progress`` and has handled what it received before.
+        """Note that the caller has received ``progress``, and has handled all earlier progress.
 
         The fit's main thread calls this, once for each progress that it passes on to listeners.
         """
@@ -213,7 +214,7 @@ class MasterControl(Protocol):
 
     @property
     def is_reachable(self) -> bool:
-        """True if ``snapshot`` and ``copy_optimizer_states`` would be answered now."""
+        """True if the controller could answer ``snapshot`` and ``copy_optimizer_states`` now."""
         ...
 
     def start(self) -> None:
@@ -223,10 +224,10 @@ class MasterControl(Protocol):
         """Stop training early: drain and audit the replicas, and keep what is trained."""
 
     def give_up(self, reason: str) -> None:
-        """Abort the fit for a failure outside the mesh, and make the workers end."""
+        """Abort the fit for a failure outside of the protocol, and make the workers end."""
 
     def snapshot(self, *, updaters: bool = False) -> Snapshot:
-        """Return a copy of the parameters.
+        """Return a copy of the parameters, with its position in the fit.
 
         Args:
             updaters: also retain the workers' optimizer states of this commit, for the next
@@ -238,7 +239,7 @@ class MasterControl(Protocol):
         ...
 
     def copy_optimizer_states(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
-        """Request the encoded optimizer and encoder state of one worker, or of each.
+        """Request the encoded optimizer and encoder state of one worker, or of all (``everybody``).
 
         States that a snapshot has retained belong to that snapshot and are returned once. The
         result is () if no worker sent its state in time.
@@ -248,6 +249,6 @@ class MasterControl(Protocol):
     def end(self) -> None:
         """Stop the controller; call this only after the job has ended."""
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> FitOutcome:
         """Return the result of a fit that is done."""
         ...

@@ -1,6 +1,6 @@
-"""The thread of the controller: runs the protocol's master and holds its replica.
+"""Run the controller's thread: the protocol's master with its transport and parameters.
 
-It runs in the driver program, or in a Spark task of its own (``spark.controller``).
+The thread runs in the driver program, or in a Spark task of its own (``spark.controller``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.master.members import CheckpointFiles, MasterLimits
 from sparkstrom.runtime.fit_state import (
-    Outcome,
+    FitOutcome,
     Progress,
     Snapshot,
     WorkerLogBuffer,
@@ -56,7 +56,7 @@ OVERSHOOTS = (
     " fewer workers, or set scaling='ddp' with a recipe for as many ranks"
 )
 PROGRESS_INTERVAL_S = 0.2
-SNAPSHOT_TIMEOUT_S = 60  # the thread copies theta between two duty cycles, which may be slow
+SNAPSHOT_TIMEOUT_S = 60  # the thread copies the parameters between duty cycles, which may be slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +67,19 @@ class MasterPlan:
     message_bytes_max: int  # length of the longest message
     chunk_bytes_max: int  # longest part of a message in one data frame
     kept: CheckpointFiles  # residual files of earlier fits
-    average: Callable[[list[bytes]], bytes] | None = None  # averages workers' buffers
-    join_stream: int | None = None  # already sent to workers; None: choose one
-    summed_workers_max: int | None = None  # whose updates are summed in full; None: all
-    limits_overshoot: bool = False  # start with the sum of a few workers and adapt it
+    average: Callable[[list[bytes]], bytes] | None = None  # averages models' encoded buffers
+    join_stream: int | None = None  # number of the stream for joining, if workers know it already
+    summed_workers_max: int | None = None  # most workers whose updates are added in full; None: all
+    limits_overshoot: bool = False  # whether to adapt that number during the fit, from a low one
 
 
 def random_join_stream() -> int:
-    """Return a random stream number, so that two fits on one port are unlikely to share it."""
+    """Return a random number for a join stream; two fits on one port are unlikely to share it."""
     return 1 + secrets.randbelow(900)
 
 
 class MasterThread(threading.Thread):
-    """The controller in this process; implements ``MasterControl``.
+    """The controller's thread, for a controller in this process; implements ``MasterControl``.
 
     Args:
         plan: what is trained.
@@ -141,7 +141,7 @@ class MasterThread(threading.Thread):
         self.finished = threading.Event()  # the fit is done or has failed
         self._ended = threading.Event()  # the thread has exited
         self.failure: SparkstromError | None = None
-        self._ended_cleanly = False  # it exited between cycles, so theta is consistent
+        self._ended_cleanly = False  # the thread has exited between cycles: theta is consistent
         self._stats: dict[int, WorkerCounters] = {}
         self._link_bytes = LinkBytesCounter()
         self._notes: list[str] = []
@@ -155,7 +155,7 @@ class MasterThread(threading.Thread):
         self._request(ev.StopRequested(reason))
 
     def give_up(self, reason: str) -> None:
-        """Abort the fit for a failure outside the mesh, and make the workers end."""
+        """Abort the fit for a failure outside of the protocol, and make the workers end."""
         self._request(ev.AbortRequested(reason))
 
     def _request(self, event: ev.Event) -> None:
@@ -186,7 +186,7 @@ class MasterThread(threading.Thread):
         raise TrainingError(f"the master did not copy its parameters within {SNAPSHOT_TIMEOUT_S} s")
 
     def copy_optimizer_states(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
-        """Request the encoded optimizer and encoder state of one worker, or of each.
+        """Request the encoded optimizer and encoder state of one worker, or of all (``everybody``).
 
         Training continues. The result is () if no worker sent its state in time or the fit is over.
         """
@@ -199,7 +199,7 @@ class MasterThread(threading.Thread):
 
     @property
     def optimizer_copies(self) -> tuple[bytes, ...]:
-        """The newest states, as from ``copy_optimizer_states``; () if there are none."""
+        """The newest optimizer states that workers have sent, encoded; () if there are none."""
         return self._machine.copies.copied
 
     def end(self) -> None:
@@ -215,15 +215,15 @@ class MasterThread(threading.Thread):
 
     @property
     def is_needed(self) -> bool:
-        """True while a direct child has not left; nodes below the children leave before them."""
+        """True while the controller has children in the tree; workers below them leave earlier."""
         return bool(self._machine.children.by_node)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> FitOutcome:
         """Return the result of a fit that is done."""
         master = self._machine
         driver = {"driver": master.phases.own_digest or ""}
         nodes = {str(node): digest for node, digest in sorted(master.phases.digests.items())}
-        return Outcome(
+        return FitOutcome(
             hashes=nodes | driver,
             minibatches=master.partitions.minibatches,
             minibatches_expected=master.partitions.minibatches_expected,
@@ -387,12 +387,12 @@ class MasterThread(threading.Thread):
             self.finished.set()
 
     def _may_evaluate(self, node: int) -> bool:
-        """Return whether the worker has held-out rows, or has not reported its counters yet."""
+        """Return whether worker ``node`` has held-out rows, or has not reported counters yet."""
         told = self._stats.get(node)
         return told is None or told.training is None or told.training.rows_held_out > 0
 
     def _read_progress(self) -> Progress:
-        """Return the present progress."""
+        """Return the present progress of the fit, from the state of the protocol's master."""
         master = self._machine
         return Progress(
             phase=master.phases.phase,

@@ -57,20 +57,21 @@ CONTROL_TRAFFIC = "control"  # all other messages
 
 @dataclass(slots=True)
 class Traffic:
-    """Cumulative bytes and frames of one node."""
+    """Counts of the bytes that one node has sent, and of the frames that it has rejected."""
 
-    # queued for sending on all streams; LinkBytesCounter has what left the interfaces
+    # bytes queued for sending on all streams; LinkBytesCounter counts what left the interfaces
     wire_bytes: int = 0
-    update_bytes: int = 0  # own updates, sealed, counted when first sent
+    update_bytes: int = 0  # bytes of this node's own updates, encrypted, counted when first sent
     rejected: Counter[Rejection] = field(default_factory=Counter)  # rejected frames by reason
-    by_kind: Counter[str] = field(default_factory=Counter)  # parts of wire_bytes, by TRAFFIC_KINDS
+    # wire_bytes by kind of message: a value of TRAFFIC_KINDS, or CONTROL_TRAFFIC
+    by_kind: Counter[str] = field(default_factory=Counter)
 
     @property
     def foreign_frames(self) -> int:
-        """Rejected frames of strangers, damaged frames and replays.
+        """The number of rejected frames that indicate strangers, damage or replays.
 
         Early frames are excluded: at a healthy start a parent's first frame may arrive before the
-        controller's command that opens the edge. It carries this fit's seal and is sent again.
+        controller's command that opens the edge. It has this fit's key and will be sent again.
         """
         return self.rejected.total() - self.rejected[Rejection.EARLY]
 
@@ -89,7 +90,7 @@ CONNECT_FLUSHES_MAX = 1000  # about a second; then an unconnected sender makes r
 
 
 class Outbox:
-    """Frames that wait for one sender."""
+    """A queue of encrypted frames, which wait until a transport's sender accepts them."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -97,7 +98,7 @@ class Outbox:
         self._newest: dict[Hashable, list[bytes]] = {}  # key -> frames of the waiting message
 
     def put(self, frames: list[bytes], replaces: Hashable = None) -> None:
-        """Queue a message's frames; a waiting message with the same ``replaces`` is dropped."""
+        """Queue a message's frames; drop a waiting message with the same key ``replaces``."""
         if replaces is not None:
             for frame in self._newest.get(replaces, ()):
                 self._frames.remove(frame)
@@ -122,17 +123,18 @@ class Outbox:
         return len(self._frames)
 
     def close(self) -> None:
-        """Close the sender; frames that wait are dropped."""
+        """Close the sender, and so drop the frames that wait."""
         self._sender.close()
 
 
 class ReplyOutboxes:
-    """Outboxes for the controller's direct messages, of which a few at a time have an open sender.
+    """Queues the controller's direct messages by address; few addresses have an open sender.
 
-    The controller sends direct messages to many addresses, to each of them rarely. An address whose
-    turn has not come keeps its frames: closing a sender that has not sent yet would starve others
-    when a whole mesh joins at once. Beyond ``QUEUED_REPLY_FRAMES_MAX`` frames per address, messages
-    are dropped, because they only repeat earlier ones.
+    The controller sends direct messages to many addresses, to each of them rarely. Frames for other
+    addresses wait until a sender has sent its frames or its time is over, and so can be closed:
+    otherwise some might never be served when many workers join at once. Beyond
+    ``QUEUED_REPLY_FRAMES_MAX`` frames per address, messages are dropped, as they repeat earlier
+    ones.
     """
 
     def __init__(self, open_sender: Callable[[Address], Sender]) -> None:
@@ -179,7 +181,7 @@ class ReplyOutboxes:
         return tuple(dict.fromkeys(Endpoint(at.host, at.port) for at in asked))
 
     def _make_room(self) -> bool:
-        """Return whether a sender may be opened; close an idle or overdue one if necessary."""
+        """Return whether a sender may be opened, after closing an idle or overdue one if needed."""
         if len(self._open) < OPEN_SENDERS_MAX:
             return True
         for address, box in self._open.items():
@@ -207,10 +209,10 @@ SHARED_MESSAGES = (Commit, MergedRange)
 
 
 class EncodingCache:
-    """Encoded bodies of messages that go to several children, for the present duty cycle.
+    """Keeps encoded bodies of messages for several children during a cycle of the node's thread.
 
     The history hands the same commit object to all children, nearly always in the cycle in which it
-    arrives, so messages are compared by identity. Only sealing is done per child.
+    arrives, so messages are compared by identity. Only encryption is done for each child.
     """
 
     def __init__(self) -> None:
@@ -218,7 +220,7 @@ class EncodingCache:
         self._cache: dict[tuple[int, int], tuple[Message, Kind, list[bytes]]] = {}
 
     def encode(self, message: Message, piece_bytes: int) -> tuple[Kind, list[bytes]]:
-        """Return the message's kind, and its encoded body in pieces of at most ``piece_bytes``."""
+        """Return a message's kind, and its encoded body in pieces of at most ``piece_bytes``."""
         key = id(message), piece_bytes
         if (cached := self._cache.get(key)) is not None:
             return cached[1], cached[2]
@@ -234,14 +236,14 @@ class EncodingCache:
 
 
 class MergeCache:
-    """Merged commits by their range and entry count, for the present duty cycle."""
+    """Keeps sums of commits for several children during a cycle of the node's thread."""
 
     def __init__(self, merge: Callable[[SendMerged], MergedRange]) -> None:
         self._merge = merge
         self._cache: dict[tuple[int, int, int], MergedRange] = {}
 
     def merge(self, effect: SendMerged) -> MergedRange:
-        """Return the sum of the commits that the effect names."""
+        """Return the sum of the commits in ``effect``, which is computed at the first call."""
         key = effect.after, effect.commit, effect.count
         cached = self._cache.get(key)
         if cached is None:
@@ -273,11 +275,11 @@ class OutgoingEdge:
 
 @dataclass(slots=True)
 class IncomingEdge:
-    """The receiving half of an edge: one local stream, unbound until the edge is agreed."""
+    """One stream on which this node receives from a neighbour, or will receive once it has one."""
 
-    node: NodeId | None  # the neighbour; None while unbound
+    node: NodeId | None  # the neighbour; None while the stream has none (is unbound)
     edge: EdgeNo  # number of the edge
-    data: bool  # data or control stream
+    data: bool  # whether it carries data messages; False: control messages
     reassembler: Reassembler  # joins frames to messages
 
 
@@ -296,7 +298,10 @@ class DirectReceiver:
     reassemblers: dict[int, Reassembler] = field(default_factory=dict)
 
     def take(self, header: Header, body: bytes) -> bytes | None:
-        """Return the message's body once complete, else None; raise FrameError for a replay."""
+        """Add a decrypted frame; return its message's body if now complete, else None.
+
+        Raise FrameError if the frame is a replay or the message is too long.
+        """
         token, cached = header.session, self.last_counts.get(header.session, 0)
         if header.count <= cached:
             raise FrameError(Rejection.AGAIN, f"count {header.count}, it was {cached} already")
@@ -359,7 +364,7 @@ class MessageEndpoint:
         self._arriving: dict[NodeId, int] = {}
 
     def listen(self, address: Address) -> None:
-        """Listen at ``address`` for direct messages of the controller, and later for the parent."""
+        """Listen on both streams of ``address`` (own streams) for the controller and a parent."""
         if self._own_address is not None:
             for stream in (
                 *_stream_numbers(self._own_address),
@@ -408,7 +413,10 @@ class MessageEndpoint:
         self._disconnect(node)
 
     def _make_incoming(self, node: NodeId | None, edge: EdgeNo, *, data: bool) -> IncomingEdge:
-        """Return a new incoming edge that continues the counter of the same earlier edge."""
+        """Return an incoming edge that rejects frames which this edge has received earlier.
+
+        Without ``node`` it has no neighbour yet. ``data``: it receives data, not control messages.
+        """
         after = -1 if node is None else self._last_counters.get((node, edge, data), -1)
         return IncomingEdge(node, edge, data, Reassembler(self._message_bytes_max, after))
 
@@ -422,7 +430,7 @@ class MessageEndpoint:
         return incoming
 
     def _reset_incoming(self, own: int) -> None:
-        """Replace the incoming edge of an own stream by an unbound one, for the next parent."""
+        """Make the incoming edge of stream ``own`` (see ``listen``) free for the next parent."""
         assert self._own_address is not None
         self._remove_incoming(own)
         self._incoming[own] = self._make_incoming(
@@ -430,7 +438,7 @@ class MessageEndpoint:
         )
 
     def _stop_receiving(self, stream: int) -> None:
-        """Stop receiving a neighbour on a stream; own streams stay open for the next parent."""
+        """Stop receiving from a neighbour on a stream; a stream of ``listen`` itself stays open."""
         if self._own_address is not None and stream in _stream_numbers(self._own_address):
             self._reset_incoming(stream)
         else:
@@ -457,7 +465,7 @@ class MessageEndpoint:
             peer.data.close()
 
     def send(self, node: NodeId, message: Message) -> None:
-        """Queue a message for a neighbour; without an edge it is dropped."""
+        """Queue a message for a neighbour; drop it if there is no edge to this node."""
         peer = self._outgoing.get(node)
         if peer is None:
             return
@@ -476,7 +484,7 @@ class MessageEndpoint:
             self._to_master = None
 
     def send_direct(self, message: Direct) -> None:
-        """Queue a direct message to the controller's join stream."""
+        """Queue a direct message from this process to the controller's join stream."""
         assert self._master is not None, "the master's place is not known"
         if self._to_master is None:
             endpoint, stream = self._master
@@ -537,7 +545,7 @@ class MessageEndpoint:
     def _seal_message(
         self, message: Message, *, receiver: NodeId | None, edge: EdgeNo, token: int = 0
     ) -> list[bytes]:
-        """Return the message's frames, each sealed for its receiver and edge."""
+        """Return a message's frames, each encrypted for its receiver, edge and token."""
         piece_bytes = self._piece_bytes if is_data(message) else CONTROL_PIECE_BYTES
         kind, pieces = self.encodings.encode(message, piece_bytes)
         frames = []
@@ -578,7 +586,7 @@ class MessageEndpoint:
                 yield taken
 
     def _open_frame(self, stream: int, frame: bytes) -> tuple[NodeId | None, Message] | None:
-        """Return the frame's message if it is complete; raise WireError to reject the frame."""
+        """Open a frame; return (sender, message) if it completes one. Raise WireError if bad."""
         if stream == self._join_stream:
             return self._open_direct(frame)
         incoming = self._incoming.get(stream)
@@ -620,7 +628,7 @@ class MessageEndpoint:
         return arriving
 
     def _open_direct(self, frame: bytes) -> tuple[None, Message] | None:
-        """Decrypt and check a frame of the join stream; return its message if it is complete."""
+        """Decrypt and check a frame of the join stream; return (None, message) if now complete."""
         header, body = self._seal.open_untrusted(frame)
         if header.sender is not None:
             raise FrameError(Rejection.NOT_DIRECT)

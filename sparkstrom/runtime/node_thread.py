@@ -1,4 +1,4 @@
-"""The thread of a worker's node, which runs the protocol beside the trainer's thread.
+"""Run the thread of a worker's node, which runs the protocol beside the trainer's thread.
 
 Each duty cycle passes received messages and the trainer's events to the protocol machine, performs
 the effects that it returns, and sends what waits. Only this thread uses the machine and the
@@ -48,13 +48,13 @@ class DriverRecovery:
 
     Args:
         owner: whose media driver it is, for messages.
-        replace: opens another transport and tells the machine; may raise DriverLost itself.
+        replace: opens another transport and reports it to the state machine; may raise DriverLost.
         clock: source of time.
     """
 
     def __init__(self, owner: str, replace: Callable[[], None], clock: Clock) -> None:
         self._owner, self._replace, self._clock = owner, replace, clock
-        # since when the present driver serves; None: it does not
+        # time since which the present driver has been in use; None: it has died
         self._since_s: float | None = clock.monotonic_s()
         self._deaths = 0
 
@@ -99,7 +99,7 @@ REPORTED_DRIVERS_MAX = 8  # the newest ones; a message has room for this many na
 
 
 class LinkBytesCounter:
-    """Cumulative bytes that one node sent over network interfaces, across media drivers.
+    """Counts the bytes that one node has sent over network interfaces, with all its media drivers.
 
     The workers of an executor share a media driver, and each reports that driver's total. To sum
     over workers, take the largest report per driver, once.
@@ -110,7 +110,7 @@ class LinkBytesCounter:
         self._own: dict[str, int] = {}
 
     def update(self, transport: Transport) -> LinkBytes:
-        """Return the counters with this transport's; also call this before closing a transport."""
+        """Read this transport's counters; return all. Also call it before closing a transport."""
         sent = transport.sent()
         self._drivers[sent.driver], self._own[sent.driver] = (
             sent.driver_bytes,
@@ -158,13 +158,13 @@ class NodePlan:
 class SnapshotSource:
     """Callbacks that produce what a node sends to its children. Called on the node's thread."""
 
-    chunk: Callable[[int], Chunk]  # of the trainer's present replica
-    merge: Callable[[ev.SendMerged], MergedRange]  # sums commits
+    chunk: Callable[[int], Chunk]  # copies this chunk of the trainer's present parameters
+    merge: Callable[[ev.SendMerged], MergedRange]  # adds commits up
     optimizer_server: OptimizerStateServer  # serves copies of the optimizer state
 
 
 class NodeThread(threading.Thread):
-    """The node of one worker. ``channel`` connects it to the trainer's thread.
+    """Runs the node (protocol) of one worker. ``channel`` connects it to the trainer's thread.
 
     Args:
         plan: identity, limits and join address.
@@ -225,7 +225,7 @@ class NodeThread(threading.Thread):
             self._message_endpoint.close()
 
     def _request_join(self) -> None:
-        """Request to join; a trainer that has failed already reports this instead."""
+        """Pass on the events of the trainer, which may have failed already; request to join."""
         self._message_endpoint.set_master(
             self._join_address.endpoint, self._join_address.join_stream
         )
@@ -261,7 +261,7 @@ class NodeThread(threading.Thread):
         self._message_endpoint.flush()
 
     def _do_upkeep(self) -> None:
-        """Do what is due by the time, whatever messages come."""
+        """Do periodic work: a tick of the protocol, waiting chunks, counters, printed lines."""
         self._step(ev.Tick())
         self._send_optimizer_chunks()
         self._report_counters()
@@ -332,7 +332,10 @@ class NodeThread(threading.Thread):
             self._message_endpoint.send(to, chunk)
 
     def _open_edge(self, *, alone: bool = False) -> None:
-        """Listen on new random streams and have the machine request an edge to them."""
+        """Listen on new random streams, and have the protocol request an edge that uses them.
+
+        ``alone``: the edges to all children are closed, too, because the media driver died.
+        """
         here = self._message_endpoint.transport.endpoint
         stream = FIRST_NODE_STREAM + 4 * secrets.randbelow(NODE_STREAMS // 4)
         address = Address(here.host, here.port, stream, stream + 1)
@@ -350,7 +353,7 @@ class NodeThread(threading.Thread):
         self._open_edge(alone=True)
 
     def _report_counters(self) -> None:
-        """Pass the counters to the machine if they are due and have changed."""
+        """Pass the worker's counters to the protocol if they are due and have changed."""
         now_s = self._clock.monotonic_s()
         is_traffic_only = self._channel.stats is self._reported.training
         if now_s < (self._traffic_due_s if is_traffic_only else self._counters_due_s):
@@ -373,7 +376,7 @@ class NodeThread(threading.Thread):
             self._machine.set_counters(counters)
 
     def _report_output(self, *, now: bool) -> None:
-        """Pass on what the worker's code printed, if that is due or ``now``."""
+        """Pass what the worker's code printed to the protocol, if that is due or ``now``."""
         now_s = self._clock.monotonic_s()
         if now_s < self._output_due_s and not now:
             return
@@ -404,4 +407,4 @@ class NodeThread(threading.Thread):
                 for _ in self._message_endpoint.receive(self._message_endpoint.poll_timeout_s()):
                     pass  # discarded; polling only lets frames go out
         except DriverLost as lost:
-            log.warning("the media driver died before all was read_output at the end (%s)", lost)
+            log.warning("the media driver died before the last messages were sent (%s)", lost)

@@ -1,4 +1,4 @@
-"""Encode a worker's optimizer and encoder state as bytes, for late joiners and for checkpoints.
+"""Encode, serve and load a worker's optimizer and encoder state, for late joiners and checkpoints.
 
 ``OptimizerStateServer`` serves copies of a running trainer's state. When the node receives a
 request for one, the trainer makes the copy before its next step, and the node's thread sends it in
@@ -30,8 +30,8 @@ SCHEDULE_STEPS_KEY = "round/steps"  # position of the schedules, in training in 
 class OptimizerStates:
     """The optimizer states that the workers of a fit start with."""
 
-    one: bytes = b""  # common state of workers without their own; b"": they start fresh
-    own: Mapping[int, bytes] = field(default_factory=dict)  # partition -> state of its worker
+    one: bytes = b""  # encoded state for workers that are not in ``own``; b"": they start fresh
+    own: Mapping[int, bytes] = field(default_factory=dict)  # partition -> its worker's state
 
     def each(self, change: Callable[[bytes], bytes]) -> OptimizerStates:
         """Return these states with ``change`` applied to each."""
@@ -40,7 +40,7 @@ class OptimizerStates:
 
     @classmethod
     def from_copies(cls, copies: Sequence[bytes]) -> OptimizerStates:
-        """Return the states in these encoded copies: the first for all, each for its partition."""
+        """Return the states in these copies: each for its partition, the first also for others."""
         if not copies:
             return cls()
         found = {decode_partition(state): state for state in copies}
@@ -48,7 +48,7 @@ class OptimizerStates:
 
 
 def encode_worker_state(replica: Replica, partition: int) -> bytes:
-    """Return optimizer and encoder state for another worker to continue with, without residuals."""
+    """Return a worker's optimizer and encoder state, without its residual, as bytes."""
     encoder = replica.encoder.state()
     encoder.pop(RESIDUAL_KEY, None)
     updater = replica.model.updater_state()
@@ -60,7 +60,7 @@ def encode_worker_state(replica: Replica, partition: int) -> bytes:
 
 
 def pretrained_optimizer_states(model: FlatModel) -> OptimizerStates:
-    """Return the states for a network's first fit; not empty if its model was trained elsewhere."""
+    """Return the states for a network's first fit: the model's own if it was trained elsewhere."""
     state = model.continuing_state() if isinstance(model, HasOptimizerState) else {}
     if not state:
         return OptimizerStates()
@@ -70,12 +70,12 @@ def pretrained_optimizer_states(model: FlatModel) -> OptimizerStates:
 
 
 def decode_optimizer_state(content: bytes) -> State:
-    """Return the optimizer's part of an encoded worker state; raise WireError if it is none."""
+    """Return the optimizer's part of an encoded worker state; raise WireError if it is invalid."""
     return _select_prefix(content, OPTIMIZER_PREFIX)
 
 
 def decode_partition(content: bytes) -> int | None:
-    """Return the partition of an encoded worker state, or None; raise WireError if it is none."""
+    """Return the partition in an encoded worker state, or None. Raise WireError if invalid."""
     partition = decode_state_untrusted(content).get(PARTITION_KEY)
     return partition if isinstance(partition, int) else None
 
@@ -83,19 +83,19 @@ def decode_partition(content: bytes) -> int | None:
 def decode_schedule_steps(content: bytes, default: int) -> int:
     """Return the step of learning-rate schedules in an optimizer state, or ``default``.
 
-    Raise WireError if the bytes are no state.
+    Raise WireError if ``content`` is not empty and no encoded state.
     """
     steps = decode_state_untrusted(content).get(SCHEDULE_STEPS_KEY) if content else None
     return steps if isinstance(steps, int) else default
 
 
 def load_optimizer_state(replica: Replica, content: bytes) -> None:
-    """Continue with another worker's optimizer; the encoder's thresholds stay unchanged."""
+    """Load another worker's encoded optimizer state into the model; leave the encoder as is."""
     replica.model.load_updater_state(decode_optimizer_state(content))
 
 
 def load_worker_state(replica: Replica, content: bytes) -> None:
-    """Continue with another worker's optimizer and, if included, its encoder."""
+    """Load another worker's encoded optimizer state and, if included, its encoder state."""
     load_optimizer_state(replica, content)
     if encoder := _select_prefix(content, ENCODER_PREFIX):
         replica.encoder.load_state(encoder)
@@ -109,7 +109,7 @@ def remove_encoder_state(content: bytes) -> bytes:
 
 
 def _select_prefix(content: bytes, prefix: str) -> State:
-    """Return the entries whose names start with ``prefix``, which is removed."""
+    """Return a state's entries whose names start with ``prefix``, without the prefix."""
     state = decode_state_untrusted(content)
     return {
         name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
@@ -123,7 +123,7 @@ COPY_FRESH_S = 1.0
 
 
 class OptimizerStateServer:
-    """Serves copies of a trainer's optimizer state, in chunks, from its node's thread."""
+    """Serves copies of a trainer's optimizer state, in chunks. Used by trainer and node threads."""
 
     __slots__ = (
         "_asked_s", "_chunk_bytes", "_clock", "_copy", "_fetchers", "_is_fetched", "_lock",
@@ -168,7 +168,7 @@ class OptimizerStateServer:
             return self._copy.chunk(request)
 
     def _is_obsolete(self, asker: NodeId, now_s: float) -> bool:
-        """Return whether a new request needs a new copy.
+        """Return whether a new request of node ``asker`` needs a new copy.
 
         True if the copy is old, was fetched, and is not being fetched by another process. A
         requester that asked before the copy existed gets the copy that was made for it.

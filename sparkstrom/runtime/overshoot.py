@@ -91,7 +91,7 @@ class OvershootControl:
         return limit if has_effect else None
 
     def after_commit(self, workers: int) -> SummedWorkersLimited | None:
-        """Count an applied update while ``workers`` train; return the limit if it has changed."""
+        """Count an applied update while ``workers`` train; return a changed limit, or None."""
         if not self._is_enabled or workers == 0:  # 0: the last updates, which no step follows
             return None
         known = self.limit
@@ -99,7 +99,7 @@ class OvershootControl:
         return SummedWorkersLimited(self.limit) if self.limit != known else None
 
     def _next_limit(self, workers: int) -> int:
-        """Count an update while ``workers`` train, adapt the limit after a round, and return it."""
+        """Count an update while ``workers`` train, adapt the limit after a round; return it."""
         if workers <= UNLIMITED_WORKERS:
             self._before = self._change = None
             return int(self._limit) if self.is_reduced else self._most
@@ -113,7 +113,7 @@ class OvershootControl:
         return int(self._limit)
 
     def _adapt(self, workers: int, before: Flat) -> None:
-        """Compare the round that has just ended, which began with ``before``, with the last one."""
+        """Adapt the limit to the round that has ended; ``before`` is the sample at its start."""
         now = self._theta.sample(SAMPLE_MAX)
         change, last_change = now - before, self._change
         self._before, self._change = now, change
@@ -145,7 +145,7 @@ class OvershootControl:
 
 
 def cosine(a: Flat, b: Flat) -> float | None:
-    """Return the cosine of the angle between two vectors; None if one of them has no direction."""
+    """Return the cosine of the angle between two vectors; None if one is 0 or not finite."""
     size = math.sqrt(float(a @ a) * float(b @ b))
     if not (size > 0.0 and math.isfinite(size)):
         return None

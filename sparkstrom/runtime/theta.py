@@ -1,4 +1,4 @@
-"""The shared parameters as one process holds them (``Theta``), and a worker's replica of them.
+"""Hold the shared parameters in one process (``Theta``), and a worker's replica of them.
 
 Parameters are exact: all are multiples of one grid step (``encoding.grid``), so sums need no
 rounding. Processes that have applied all commits (updates that the master has numbered) once each
@@ -51,10 +51,11 @@ def snapshot_chunk_count(n_params: int) -> int:
 
 
 class Theta:
-    """Shared parameters f32[n_params], every value a multiple of 2^-k.
+    """The shared parameters, f32[n_params], every value a multiple of 2^-k.
 
-    ``local``, f32[n_params], exists if a model trains on it. It moves with theta, so that their
-    difference, the residual, stays.
+    With ``train_on="local"``, the model trains on a second array, ``local``, f32[n_params], and the
+    residual (what it has learned but not sent) is ``local`` - theta. Other workers' updates are
+    added to both arrays, so the residual stays the same.
     """
 
     def __init__(
@@ -68,9 +69,9 @@ class Theta:
         self._read_part = self._memory.reader(self._values)
         self.local: Flat | None = None
         self.k, self.q = k, quantum(k)
-        self.commit = CommitNo(0)  # newest commit applied
+        self.commit = CommitNo(0)  # number of the newest commit in theta
         self.overflows = 0  # number of times that a parameter left the exact range
-        self.first_overflow = -1
+        self.first_overflow = -1  # index of the first such parameter
         self.buffers = b""  # the model's other arrays, encoded by the model
         self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
 
@@ -111,7 +112,10 @@ class Theta:
         return hashlib.sha256(values.tobytes() + self.buffers).hexdigest()
 
     def publish(self, encoder: Encoder, delta: Flat | None = None) -> Encoded | None:
-        """Encode the next update from ``local`` or ``delta``; add it to theta and return it."""
+        """Encode what reached the threshold as an update, add it to theta; return it, or None.
+
+        ``delta`` is the change of the last step; it is needed if there is no ``local``.
+        """
         return encoder.publish(self._local_or(delta), self._values)
 
     def residual(self, encoder: Encoder) -> Flat:
@@ -123,21 +127,21 @@ class Theta:
         return encoder.residual_norms(self._local_or(self._values), self._values)
 
     def add_residual(self, encoder: Encoder, saved: Flat) -> None:
-        """Add a saved residual, f32[n_params] on the host."""
+        """Add a residual that an earlier fit saved, f32[n_params] on the host, to this one."""
         encoder.add_residual(saved, self._local_or(self._values))
 
     def _local_or(self, otherwise: Flat | None) -> Flat:
         """Return ``local`` if it exists, otherwise ``otherwise``."""
         learnt = otherwise if self.local is None else self.local
-        assert learnt is not None, "who has no local publishes what a step changed"
+        assert learnt is not None, "without local, publish needs the change that a step made"
         return learnt
 
     def decode(self, payload: Payload) -> Hits:
-        """Return the update's indices and quanta; raise WireError if the payload is invalid."""
+        """Decode an update to (indices, quanta to add there); raise WireError if it is invalid."""
         return decode_update_untrusted(*_payload_arguments(payload), self.n_params, self.layers)
 
     def read(self, payload: Payload) -> Hits | Bitmap:
-        """Return the update in the form that ``add`` applies fastest; raise WireError if bad."""
+        """Decode an update to the form that ``add`` applies fastest; raise WireError if invalid."""
         if self.layers is not None or payload.form not in BITMAPS:
             return self.decode(payload)
         return read_bitmap_untrusted(*_payload_arguments(payload), self.n_params)
@@ -147,7 +151,7 @@ class Theta:
         self._add(hits, self.local)
 
     def _add(self, hits: Hits | Bitmap, local: Flat | None) -> None:
-        """Add an update to theta and ``local``; None leaves ``local`` unchanged."""
+        """Add an update to theta and, unless it is None, to ``local``."""
         kernels, put = self._kernels, self._memory.from_host
         if isinstance(hits, Bitmap):
             step = hits.tau_quanta * self.q
@@ -176,16 +180,16 @@ class Theta:
             self.count(self._kernels.add_quanta_both(self._values, self.local, array, self.q))
 
     def count(self, overflows: tuple[int, int]) -> None:
-        """Count parameters that left the exact range: their number, and the first one's index."""
+        """Count ``overflows``, a kernel's result: (parameters that left the exact range, first)."""
         number, first = overflows
         if number and not self.overflows:
             self.first_overflow = first
         self.overflows += number
 
     def chunk(self, index: int, less: Iterable[Hits] = ()) -> Chunk:
-        """Return part of a snapshot as of ``commit``, without the uncommitted updates in ``less``.
+        """Return part ``index`` of a snapshot as of ``commit``, without the updates in ``less``.
 
-        Thread-safe while nothing changes theta.
+        These are own updates that are not committed. Thread-safe while nothing changes theta.
         """
         begin = index * CHUNK_PARAMS
         if begin >= self.n_params:
@@ -248,7 +252,7 @@ class Theta:
             self._memory.add(self.local, before)
 
     def merge(self, wanted: SendMerged) -> MergedRange:
-        """Return the sum of these commits; reads no parameter."""
+        """Return the sum of the commits in ``wanted``, encoded; this reads no parameter."""
         total = UpdateSum(self.n_params)
         for entry in wanted.entries:
             if isinstance(entry, MergedRange):
@@ -265,7 +269,7 @@ class Theta:
         )
 
     def new_sum(self) -> BoundedTotal:
-        """Return an empty sum for commits that wait to be added to theta."""
+        """Return an empty sum, for adding up commits until they are added to theta."""
         return BoundedTotal(self)
 
     def read_merged(self, item: ApplyMergedRange) -> UpdateSum:
@@ -278,20 +282,20 @@ class Theta:
 
 
 def _payload_arguments(payload: Payload) -> tuple[bytes, int, int, int]:
-    """Return the payload's fields in the order that ``codec.payload`` takes them."""
+    """Return a payload's data, form, count and tau in quanta, as ``codec.payload`` takes them."""
     return payload.data, payload.form, payload.count, payload.tau_quanta
 
 
 class BoundedTotal(UpdateSum):
-    """A sum of whole updates whose entries cannot overflow an int32."""
+    """A sum of updates that rejects an update with which an entry could overflow an int32."""
 
     def __init__(self, theta: Theta) -> None:
         super().__init__(theta.n_params)
         self._decode = theta.decode
-        self._quanta = 0  # sum of the updates' largest entries, a bound of every entry
+        self._quanta = 0  # sum of the updates' largest entries: no entry's sum can be larger
 
     def add_update(self, update: Commit) -> bool:
-        """Add another worker's update; return False, unchanged, if the sum could overflow."""
+        """Add an update and return True, or only return False if the sum could overflow."""
         hits = self._decode(update.payload)
         quanta = self._quanta + int(np.abs(hits[1]).max())
         if self._quanta and quanta > MERGED_QUANTA_SAFE_MAX:
@@ -303,7 +307,7 @@ class BoundedTotal(UpdateSum):
 
 @dataclass(slots=True)
 class PendingUpdate:
-    """An own update that is not committed yet; decoded only if somebody needs a copy of theta."""
+    """An own update that is not committed yet; it is decoded when a copy of theta is requested."""
 
     payload: Payload | None  # None for buffers, which do not change parameters
     hits: Hits | None = None  # the decoded payload; None until it is needed
@@ -312,10 +316,11 @@ class PendingUpdate:
 class Replica:
     """One worker's model, parameters and encoder. All methods but ``chunk`` run in the trainer.
 
-    theta is the sum of all commits up to ``commit`` and of ``_pending``, the own updates without a
-    commit number, oldest first. The model trains on theta + residual, without a residual array, if
-    ``local`` is true; otherwise on a copy of theta, and its change is added to the encoder's
-    residual (Strom 2015; DL4J's EncodedGradientsAccumulator).
+    theta is the sum of the initial parameters, all commits up to ``commit``, and the own updates
+    that are not committed (``_pending``, oldest first). If ``local`` is true, the model trains on
+    an array with the values theta + residual. Otherwise it trains on a copy of theta, and the
+    change of each step is added to the encoder's residual array (Strom 2015; DL4J's
+    EncodedGradientsAccumulator).
 
     Args:
         model: the model, which is bound to the working copy.
@@ -337,12 +342,12 @@ class Replica:
 
     @property
     def local(self) -> Flat | None:
-        """theta + residual, f32[n_params] in the backend's memory; None if trained on theta."""
+        """The array theta + residual on which the model trains; None if it trains on theta."""
         return self.theta.local
 
     @property
     def commit(self) -> CommitNo:
-        """The newest commit applied to theta."""
+        """The number of the newest commit in theta."""
         return self.theta.commit
 
     def digest(self) -> str:
@@ -350,7 +355,7 @@ class Replica:
         return self.theta.digest()
 
     def chunk(self, index: int) -> Chunk:
-        """Return part of a snapshot of theta, without uncommitted updates. Thread-safe."""
+        """Return part ``index`` of a snapshot of all commits up to ``commit``. Thread-safe."""
         with self._lock:
             adding = [each for each in self._pending if each.payload is not None]
             return self.theta.chunk(index, [self._decode(each) for each in adding])
@@ -363,23 +368,23 @@ class Replica:
         return update.hits
 
     def apply(self, hits: Hits | Bitmap, commit: CommitNo) -> None:
-        """Add another worker's update to theta."""
+        """Add another worker's decoded update, which is number ``commit``, to theta."""
         with self._lock:
             self.theta.add(hits)
             self.theta.commit = commit
 
     def apply_update(self, update: Commit) -> None:
-        """Add another worker's update, as received, to theta."""
+        """Decode another worker's update and add it to theta."""
         self.apply(self.theta.read(update.payload), update.commit)
 
     def mark_committed(self, commit: CommitNo) -> None:
-        """Note that the oldest uncommitted own update has become ``commit``."""
+        """Note that the oldest own update without a commit number has got the number ``commit``."""
         with self._lock:
             self._pending.popleft()
             self.theta.commit = commit
 
     def apply_merged(self, merged: MergedCommits[UpdateSum]) -> None:
-        """Add a sum of commits from this worker's inbox, which leaves own commits out."""
+        """Add a sum of other workers' commits that this worker's inbox has made."""
         self._apply_sum(merged.total, merged.own_commits, merged.commit)
 
     def apply_range(self, item: ApplyMergedRange) -> None:
@@ -387,7 +392,7 @@ class Replica:
         self._apply_sum(self.theta.read_merged(item), len(item.own), item.merged.commit)
 
     def _apply_sum(self, total: UpdateSum, own_commits: int, commit: CommitNo) -> None:
-        """Add a sum to theta, and drop the ``own_commits`` oldest own updates as committed."""
+        """Add a sum to theta, and count the ``own_commits`` oldest own updates as committed."""
         with self._lock:
             self.theta.add_sum(total)
             for _ in range(own_commits):
@@ -395,7 +400,7 @@ class Replica:
             self.theta.commit = commit
 
     def install(self, install: InstallSnapshot) -> None:
-        """Replace theta by a snapshot; the residual stays."""
+        """Replace theta by a snapshot and the own uncommitted updates; the residual stays."""
         with self._lock:
             self.theta.install(install.chunks, install.held, install.own, install.commit)
             self._pending = deque(
@@ -405,13 +410,13 @@ class Replica:
         self.begin()
 
     def begin(self) -> None:
-        """Start training from theta; a model that has not trained yet loads theta's buffers."""
+        """Load theta's buffers into the model, unless it has begun to train from theta before."""
         if isinstance(self.model, Buffered) and self.theta.buffers and not self._installed:
             self.model.load_buffers_bytes(self.theta.buffers)
         self._installed = True
 
     def take_buffers(self, buffers: bytes, commit: CommitNo) -> None:
-        """Set theta's buffers to the average of all workers; the model keeps its own buffers."""
+        """Set theta's buffers to the average of all workers, but not the model's own buffers."""
         with self._lock:
             self.theta.buffers, self.theta.commit = buffers, commit
 
@@ -455,7 +460,7 @@ class Replica:
             self.encoder.accumulate(self._delta)
 
     def publish(self) -> Payload | None:
-        """Move what reached the threshold from the residual into theta; return it, or None."""
+        """Move what reached the threshold from the residual to theta; return it, or None."""
         with self._lock:
             encoded = self.theta.publish(self.encoder, self._delta)
             if encoded is None:
@@ -465,17 +470,17 @@ class Replica:
         return payload
 
     def residual(self) -> Flat:
-        """Return a copy of what was learned and not sent, f32[n_params] on the host."""
+        """Return a copy of the residual (learned but not sent), f32[n_params] on the host."""
         return self.theta.residual(self.encoder)
 
     def uncommitted_mass(self) -> float:
-        """Return the L1 norm of what was learned and is not committed, in parameter units."""
+        """Return the sum of the L1 norms of the residual and of all uncommitted own updates."""
         adding = [each for each in self._pending if each.payload is not None]
         quanta = sum(int(np.abs(self._decode(each)[1].astype(np.int64)).sum()) for each in adding)
         return quanta * self.theta.q + float(np.abs(self.residual().astype(np.float64)).sum())
 
     def add_residual(self, residual: Flat) -> None:
-        """Add a saved residual, f32[n_params] on the host."""
+        """Add a residual that an earlier fit saved, f32[n_params] on the host, to this one."""
         self.theta.add_residual(self.encoder, residual)
 
     def residual_mass(self) -> float:

@@ -1,4 +1,4 @@
-"""The trainer of one worker: trains on the task's thread, evaluates, and collects statistics.
+"""Train one worker's model on the task's thread, evaluate it, and collect statistics.
 
 ``TrainerChannel`` connects it to the node's thread. The trainer posts events to the node. The
 node's thread publishes items, such as received updates, and the current directive, which tells the
@@ -48,7 +48,7 @@ from sparkstrom.runtime.training_loop import LoopAction, TrainerInbox, TrainerIt
 
 RESIDUAL_PERCENTILES = (50, 95, 99, 99.9, 99.99)
 
-ACTIVITY_NAMES = {  # directive -> what the worker does, for people
+ACTIVITY_NAMES = {  # command of a directive -> what the worker does, as text for users
     Command.WAIT: "waiting",
     Command.TRAIN: "training",
     Command.PAUSE: "copying parameters",
@@ -62,7 +62,7 @@ def no_output() -> None:
 
 
 class NodeConnection(Protocol):
-    """A trainer's connection to its node: a thread in a fit, virtual time in a rehearsal."""
+    """Interface of a trainer's connection to its node, in another thread or in virtual time."""
 
     stats: TrainingCounters | None  # replaced, never changed, by the trainer
 
@@ -82,7 +82,7 @@ class NodeConnection(Protocol):
 
 
 class TrainerChannel:
-    """State shared by exactly two threads, the trainer's and the node's."""
+    """Connects the threads of a worker's trainer and node: passes events, items and directives."""
 
     def __init__(
         self,
@@ -137,14 +137,13 @@ class TrainerChannel:
         return self._command
 
     def describe_activity(self) -> str:
-        """Return what the worker is doing, as text for people."""
+        """Return what the worker is doing, as text for users."""
         return ACTIVITY_NAMES.get(self._command.order, "ending")
 
     def wait(self, seconds: float, known: Directive) -> None:
         """Wait up to ``seconds`` for an item, a directive other than ``known``, or an error.
 
-        ``known`` is the directive that the last ``take`` returned, so none that came since is
-        missed.
+        With the directive that the last ``take`` returned as ``known``, no newer one is missed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._has_changed(known), seconds)
@@ -153,14 +152,14 @@ class TrainerChannel:
         """Return whether the trainer need not wait: an item, another directive or an error came."""
         return len(self._inbox) > 0 or self._command != known or self._error is not None
 
-    def publish(self, items: list[TrainerItem], command: Directive) -> None:
-        """Make new items and the directive available to the trainer."""
-        if not items and (command is self._command or command == self._command):
+    def publish(self, items: list[TrainerItem], directive: Directive) -> None:
+        """Make new items and the directive available to the trainer, and wake it."""
+        if not items and (directive is self._command or directive == self._command):
             return
         with self._changed:
             for item in items:
                 self._inbox.put(item)  # type: ignore[arg-type]
-            self._command = command
+            self._command = directive
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
@@ -171,13 +170,13 @@ class TrainerChannel:
 
 
 class GlobalStepEstimator:
-    """Estimates how many minibatches the whole fit has trained, and gives that to the model.
+    """Estimates how many minibatches the whole fit has trained, and passes that to the model.
 
     Between two reports of the controller, all workers are assumed to be as fast as this one.
 
     Args:
-        model: the model.
-        before: minibatches of earlier fits.
+        model: the model, whose momentum and schedules depend on the estimate.
+        before: number of minibatches of earlier fits.
     """
 
     def __init__(self, model: Paced, before: int) -> None:
@@ -186,18 +185,21 @@ class GlobalStepEstimator:
         self._workers = 1
         # The estimate when this worker had taken ``_since`` steps.
         self._base, self._since = 0, 0
-        self._estimate = 0  # the estimate, which never decreases
+        self._estimate = 0  # the largest estimate so far
 
-    def update(self, command: Directive, steps: int) -> None:
-        """Give the model the present estimate, after ``steps`` steps of this worker."""
-        if command.minibatches > self._reported:
-            self._base = self._reported = command.minibatches
+    def update_model(self, directive: Directive, steps: int) -> None:
+        """Pass the estimate after ``steps`` steps of this worker to the model.
+
+        ``directive`` has the controller's last report: minibatches of the fit, number of workers.
+        """
+        if directive.minibatches > self._reported:
+            self._base = self._reported = directive.minibatches
             self._since = steps
-        elif command.workers != self._workers:
+        elif directive.workers != self._workers:
             self._base, self._since = self._estimate_at(steps), steps
-        self._workers = command.workers
+        self._workers = directive.workers
         self._estimate = max(self._estimate, self._estimate_at(steps))
-        summed = min(self._workers, command.summed or self._workers)
+        summed = min(self._workers, directive.summed or self._workers)
         self._model.keep_pace(summed, self._before + self._estimate, self._before + self._reported)
 
     def _estimate_at(self, steps: int) -> int:
@@ -209,49 +211,49 @@ class GlobalStepEstimator:
 ENCODING_SHARE_MAX = 0.2
 # A worker's first updates contain one step each, because parameters move most at the beginning.
 EARLY_PUBLICATIONS = 50
-RECENT_WEIGHT = 1 / 32  # of the newest value in a recent mean
+RECENT_WEIGHT = 1 / 32  # weight of the newest value in a RecentMean
 
 
 class RecentMean:
-    """An exponentially decaying mean of seconds; what happened 200 values ago hardly counts."""
+    """An exponentially weighted mean of durations; values before the last 200 hardly count."""
 
     def __init__(self) -> None:
         self.value = 0.0
         self._count = 0
 
     def add(self, seconds: float) -> None:
-        """Add a value; the first ones count equally."""
+        """Add a duration; the first 32 have equal weights."""
         self._count += 1
         self.value += (seconds - self.value) * max(RECENT_WEIGHT, 1 / self._count)
 
 
 RESIDUAL_AGE_POLL_S = 1.0
-MEASURING_SHARE_MAX = 0.002  # share of a worker's time for measuring the residual
+MEASURING_SHARE_MAX = 0.002  # largest share of a worker's time for measuring the residual
 
 
 class ResidualAge:
-    """Measures how long what a worker learns waits in its residual.
+    """Measures how long learned changes wait in a worker's residual before they are sent, in steps.
 
-    By Little's law this is the mass that waits, summed over all steps, per mass that leaves. The
-    residual is measured now and then, right after a publication, and assumed to change linearly in
-    between. Masses are L1 norms in parameter units.
+    By Little's law, the mean wait is the mass of the residual, summed over all steps, divided by
+    the mass that has left it. A mass is a sum of absolute values in parameter units. The residual
+    is measured from time to time, after a publication, and assumed to change linearly in between.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.waited = 0.0  # sum of mass x own steps
-        self.mass = 0.0  # at the last measurement
-        self._steps = 0  # own steps at the last measurement
-        self._next_steps, self._next_s = 1, 0.0
+        self.waited = 0.0  # mass of the residual, summed over this worker's steps
+        self.mass = 0.0  # mass of the residual at the last measurement
+        self._steps = 0  # this worker's steps at the last measurement
+        self._next_steps, self._next_s = 1, 0.0  # steps and time that make the next one due
 
     def measure_if_due(self, replica: Replica, steps: int) -> None:
-        """Measure the residual if it is due: after 1, 2, 4, 8 ... steps, and every second."""
+        """Measure the residual if that is due: after 1, 2, 4, 8 ... steps, and every second."""
         if steps < self._next_steps and self._clock.monotonic_s() < self._next_s:
             return
         self.measure(replica, steps)
 
     def measure(self, replica: Replica, steps: int) -> None:
-        """Measure the residual after ``steps`` own steps."""
+        """Measure the residual, after ``steps`` steps of this worker, and add to ``waited``."""
         began_s = self._clock.monotonic_s()
         mass = replica.residual_mass()
         self.waited += (self.mass + mass) / 2 * (steps - self._steps)
@@ -269,13 +271,13 @@ EPOCH_COUNTERS_INTERVAL_S = 0.25  # at the end of epochs, for whose figures earl
 
 @dataclass(slots=True)
 class TrainerCounts:
-    """Cumulative figures of one trainer, which it sends to the controller as named floats."""
+    """Counts of one trainer's work since it began, part of its ``TrainingCounters``."""
 
     steps: int = 0  # minibatches trained
     examples: int = 0  # rows trained
-    loss_sum: float = 0.0  # examples x mean loss
-    last_loss_sum: float = 0.0  # in the last finished epoch
-    last_examples: int = 0
+    loss_sum: float = 0.0  # sum of the losses of these rows
+    last_loss_sum: float = 0.0  # sum of the losses in the last finished epoch
+    last_examples: int = 0  # rows trained in the last finished epoch
     fresh_updaters: int = 0  # 1 if it joined late and received no optimizer state in time
     seconds: dict[str, float] = field(default_factory=dict)  # activity -> seconds
 
@@ -284,25 +286,26 @@ class TrainerCounts:
 class TrainerOptions:
     """How long to train, how often to publish, and what to report."""
 
-    epochs: int  # to train
-    # In steps; None: when the last publication is committed, see ``min_steps_per_update``.
+    epochs: int  # number of epochs to train
+    # Steps per update; None: publish when the last update is committed, see ``TrainingLoop``.
     publish_every: int | None
-    minibatches_per_update_max: int = 1  # of all workers together, if ``publish_every`` is None
-    sleep_ms: int = 0  # added to each step, to simulate a slow worker
-    show_residual: bool = False  # report figures of the residual
-    metric: str = LOSS  # metric of theta on held-out rows at each epoch's end
-    partition: int = 0  # number of the partition
-    attempt: int = 0  # attempt of the task; the highest one's figures count
-    minibatches_before: int | None = None  # in earlier fits; None: models count their own steps
+    # Most steps per update, times the number of workers, if ``publish_every`` is None.
+    minibatches_per_update_max: int = 1
+    sleep_ms: int = 0  # milliseconds added to each step, to simulate a slow worker
+    show_residual: bool = False  # whether to report statistics of the residual
+    metric: str = LOSS  # metric of the shared parameters on held-out rows at each epoch's end
+    partition: int = 0  # number of the worker's partition
+    attempt: int = 0  # attempt of the task; the counters of the highest one are used
+    minibatches_before: int | None = None  # of earlier fits; None: models count their own steps
     start: tuple[int, int] = (0, 0)  # epochs and minibatches of earlier fits
 
 
-SaveResidual = Callable[[Replica], ResidualCheckpoint | None]
-AddSavedResiduals = Callable[[Replica, tuple[str, ...]], None]
+SaveResidual = Callable[[Replica], ResidualCheckpoint | None]  # returns the file, if it saved one
+AddSavedResiduals = Callable[[Replica, tuple[str, ...]], None]  # adds the residuals at these paths
 
 
 class Trainer:
-    """Trains until the node orders END or FAIL.
+    """Trains, publishes updates and reports until the node orders the end (END or FAIL).
 
     ``run`` does so on the task's thread. A rehearsal calls ``pass_boundary``, ``begin_step``,
     ``finish_training`` and ``end_step`` instead, in virtual time.
@@ -363,32 +366,35 @@ class Trainer:
         self._final_reported = False  # True once the final counters are reported
 
     def run(self) -> Directive:
-        """Train to the fit's end; return the directive END or FAIL. Raise any error of training."""
+        """Train to the fit's end; return the directive END.
+
+        Raises PeerError for the directive FAIL, and any error of training.
+        """
         while True:
-            action, command = self.pass_boundary()
+            action, directive = self.pass_boundary()
             match action:
                 case LoopAction.STEP:
-                    self.begin_step(command)
+                    self.begin_step(directive)
                     self.finish_training()
                     self.end_step()
                 case LoopAction.WAIT:
-                    self._wait(command)
+                    self._wait(directive)
                 case LoopAction.END:
-                    return command
+                    return directive
                 case LoopAction.FAIL:
-                    raise PeerError(command.reason)
+                    raise PeerError(directive.reason)
 
     def pass_boundary(self) -> tuple[LoopAction, Directive]:
         """Between steps, apply what the node has sent; return the next action and its directive."""
-        items, command = self._channel.take()
-        self._epochs_trained = max(self._epochs_trained, command.epochs)
-        return self._loop.at_boundary(items, command), command
+        items, directive = self._channel.take()
+        self._epochs_trained = max(self._epochs_trained, directive.epochs)
+        return self._loop.at_boundary(items, directive), directive
 
-    def _wait(self, command: Directive) -> None:
-        """Wait for items or another directive for a moment; evaluate and report if due."""
+    def _wait(self, directive: Directive) -> None:
+        """Evaluate and report if due; then wait briefly for items or another directive."""
         self.report_while_waiting()
         began_s = self._clock.monotonic_s()
-        self._channel.wait(WAIT_POLL_S, command)
+        self._channel.wait(WAIT_POLL_S, directive)
         self._add_seconds("waiting", self._clock.monotonic_s() - began_s)
 
     def report_while_waiting(self) -> None:
@@ -397,11 +403,11 @@ class Trainer:
         self._report_counters(now=False)
 
     def post(self, event: ev.Event) -> None:
-        """Send an event to the node's thread."""
+        """Send an event to the node."""
         self._channel.post(event)
 
     def publish(self, round_s: float) -> Payload | None:
-        """Return the next update, sized by how fast the last one was committed, or None."""
+        """Adapt to ``round_s``, the last update's time to commit; return the next one or None."""
         seconds = self.counts.seconds
         step_s = (seconds.get("stepping", 0.0) + seconds.get("reading", 0.0)) / self.counts.steps
         if round_s:
@@ -411,7 +417,7 @@ class Trainer:
         return payload
 
     def min_steps_per_update(self, workers: int) -> int:
-        """Return how many steps an update contains at least, so that encoding takes little time."""
+        """Return the least number of steps per update with which encoding takes little time."""
         most = self._options.minibatches_per_update_max // workers
         if most < 2 or self._replica.encoder.counters.publications < EARLY_PUBLICATIONS:
             return 1
@@ -421,7 +427,7 @@ class Trainer:
         return most
 
     def report_buffers(self) -> bytes:
-        """Return the model's buffers."""
+        """Return the model's encoded buffers, to publish; empty if it has none."""
         return self._replica.report_buffers()
 
     def load_optimizer_state(self, payload: bytes | None) -> None:
@@ -445,7 +451,7 @@ class Trainer:
         """Add residuals that earlier fits saved on this executor."""
         self._add_residuals(self._replica, paths)
 
-    def begin_step(self, command: Directive) -> float:
+    def begin_step(self, directive: Directive) -> float:
         """Train on one minibatch and count it; return its mean loss.
 
         ``finish_training`` and ``end_step`` must follow.
@@ -457,18 +463,18 @@ class Trainer:
         if self._options.sleep_ms:
             time.sleep(self._options.sleep_ms / 1000)
         if self._scheduled_model is not None and self.counts.steps == 0:
-            self._scheduled_model.set_fit_length(self._make_fit_length(command))
+            self._scheduled_model.set_fit_length(self._make_fit_length(directive))
         if self._global_steps is not None:
-            self._global_steps.update(command, self.counts.steps)
+            self._global_steps.update_model(directive, self.counts.steps)
         if self._epochal is not None:
             self._epochal.set_position(*self._batches.place(*self._loop.position))
-        self._replica.encoder.set_workers(command.workers, command.summed)
+        self._replica.encoder.set_workers(directive.workers, directive.summed)
         loss = self._replica.step(batch)
         self._count(batch.rows, loss)
         return loss
 
     def finish_training(self) -> bool:
-        """Note that the step has been trained; return whether ``end_step`` would publish now."""
+        """Record when the step was trained; return whether ``end_step`` would publish now."""
         self._trained_s = self._clock.monotonic_s()
         self._step_s.add(self._trained_s - self._read_s)
         return self._loop.is_update_due(self._channel.command)
@@ -486,12 +492,12 @@ class Trainer:
             self._finish_epoch()
         self._report_counters(now=False)
 
-    def _make_fit_length(self, command: Directive) -> FitLength:
-        """Return the length of the fit, for the model's schedules."""
+    def _make_fit_length(self, directive: Directive) -> FitLength:
+        """Return the length of the fit in epochs and minibatches, for the model's schedules."""
         options, batches = self._options, self._batches.batches_per_epoch
         minibatches = options.epochs * batches
         if options.minibatches_before is not None:
-            minibatches = command.minibatches_expected or minibatches * command.workers
+            minibatches = directive.minibatches_expected or minibatches * directive.workers
         return FitLength(options.epochs, minibatches, *options.start)
 
     def _finish_epoch(self) -> None:
@@ -518,7 +524,7 @@ class Trainer:
         self._counters_due_s = 0.0  # report at once: early stopping waits for these figures
 
     def _evaluate(self) -> tuple[float, float]:
-        """Evaluate theta on the held-out rows; return weighted sum and sum of weights."""
+        """Evaluate theta on held-out rows; return (weighted sum of the metric, sum of weights)."""
         began_s = self._clock.monotonic_s()
         held = self._replica.measure(self._batches.held_out, self._options.metric)
         self._add_seconds("measuring", self._clock.monotonic_s() - began_s)
@@ -537,7 +543,7 @@ class Trainer:
         self.counts.seconds[activity] = self.counts.seconds.get(activity, 0.0) + seconds
 
     def _report_counters(self, *, now: bool) -> None:
-        """Hand the counters to the node's thread if they are due; final ones are never replaced."""
+        """Pass the counters to the node if they are due, or as the final ones if ``now``."""
         if not now and (self._final_reported or self._clock.monotonic_s() < self._counters_due_s):
             return
         self._final_reported |= now
@@ -548,7 +554,7 @@ class Trainer:
         self._channel.stats = self._counters(is_final=now)
 
     def _counters(self, *, is_final: bool) -> TrainingCounters:
-        """Return the counters; ``is_final`` includes those that need a pass over all parameters."""
+        """Return the counters; final ones include the residual's norm, which takes longer."""
         counts, sent, theta = self.counts, self._replica.encoder.counters, self._replica.theta
         tau = self._replica.encoder.tau if sent.publications else None
         residual = None

@@ -1,4 +1,4 @@
-"""What a worker's trainer does at each batch boundary and after each step.
+"""Decide what a worker's trainer does at each batch boundary and after each step.
 
 ``TrainingLoop`` does no I/O, has no thread and reads no clock. In production the task's thread
 drives it (``runtime.trainer``), and in simulations virtual time does, so simulations test the same
@@ -35,10 +35,10 @@ from sparkstrom.protocol.common.events import (
 
 
 class CommitSum(Protocol):
-    """A sum of several updates of other workers."""
+    """Interface of a sum of several updates of other workers."""
 
     def add_update(self, update: Commit) -> bool:
-        """Add an update; return False, unchanged, if the sum could overflow (never if empty)."""
+        """Add an update; return False, without adding, if the sum could overflow (not if empty)."""
 
 
 Sum = TypeVar("Sum")
@@ -46,11 +46,11 @@ Sum = TypeVar("Sum")
 
 @dataclass(slots=True)
 class MergedCommits(Generic[Sum]):
-    """The sum of several commits up to and including ``commit``."""
+    """The sum of several successive commits (numbered updates), the last one being ``commit``."""
 
     total: Sum  # the sum of other workers' commits
-    commit: CommitNo  # number of the last one
-    own_commits: int  # number of these commits that are the node's own
+    commit: CommitNo  # number of the last commit
+    own_commits: int  # number of these commits that are this worker's own, not part of ``total``
 
 
 TrainerEffect = (
@@ -66,7 +66,11 @@ TrainerItem = TrainerEffect | MergedCommits[Any]
 
 
 class TrainerInbox:
-    """A queue of items in commit order. Not thread-safe: its owner holds a lock."""
+    """A queue of what the trainer must apply to its replica, such as other workers' updates.
+
+    Items are in commit order. If single updates exceed ``bytes_max`` bytes, further ones are added
+    up, in a sum that ``begin_sum`` creates. Not thread-safe: its owner holds a lock.
+    """
 
     __slots__ = ("_begin_sum", "_bytes", "_bytes_max", "_items", "merge_count")
 
@@ -74,7 +78,7 @@ class TrainerInbox:
         self._bytes_max, self._begin_sum = bytes_max, begin_sum
         self._items: list[TrainerItem] = []
         self._bytes = 0
-        self.merge_count = 0
+        self.merge_count = 0  # number of sums begun
 
     def __len__(self) -> int:
         return len(self._items)
@@ -112,7 +116,7 @@ class TrainerInbox:
 
 
 class LoopAction(enum.Enum):
-    """What the driver of the loop does after a batch boundary."""
+    """What the caller of ``TrainingLoop.at_boundary`` must do next."""
 
     STEP = "step"  # train on the minibatch at ``position``, then call ``after_step``
     WAIT = "wait"  # wait for an item or another directive
@@ -121,32 +125,32 @@ class LoopAction(enum.Enum):
 
 
 class LoopReplica(Protocol):
-    """The replica operations that the loop needs."""
+    """Interface of a worker's copy of the parameters, with the operations that the loop needs."""
 
     @property
     def commit(self) -> CommitNo:
-        """The newest commit applied."""
+        """The number of the newest commit in the parameters."""
 
     def apply_update(self, update: Commit) -> None:
-        """Add another worker's update."""
+        """Add another worker's update to the parameters."""
 
     def take_buffers(self, buffers: bytes, commit: CommitNo) -> None:
-        """Apply a commit that sets the buffers to the average of all workers."""
+        """Apply commit number ``commit``, which sets the buffers to the average of all workers."""
 
     def mark_committed(self, commit: CommitNo) -> None:
-        """Note that the oldest uncommitted own update has become ``commit``."""
+        """Note that the oldest own update without a commit number has got the number ``commit``."""
 
     def apply_merged(self, merged: MergedCommits[Any]) -> None:
-        """Add a sum of commits that the inbox made."""
+        """Add a sum that the inbox made of other workers' commits."""
 
     def apply_range(self, item: ev.ApplyMergedRange) -> None:
-        """Add a sum of commits that a neighbour made."""
+        """Add a sum that a neighbour in the tree made of commits, but leave out own updates."""
 
     def install(self, install: ev.InstallSnapshot) -> None:
-        """Replace theta by a snapshot."""
+        """Replace the parameters by a snapshot, plus own updates that are not committed."""
 
     def begin(self) -> None:
-        """Start training from the installed or initial theta."""
+        """Prepare to train from the installed or initial parameters."""
 
     def accumulate_delta(self) -> None:
         """Add the last step's change to the residual, for a later publication."""
@@ -156,7 +160,7 @@ class LoopReplica(Protocol):
 
 
 class LoopDriver(Protocol):
-    """The owner of a loop: its connection to the node, and access to the optimizer."""
+    """Interface of a loop's owner: its connection to the node, its encoder and its optimizer."""
 
     def post(self, event: ev.Event) -> None:
         """Send an event to the node."""
@@ -168,7 +172,7 @@ class LoopDriver(Protocol):
         """
 
     def min_steps_per_update(self, workers: int) -> int:
-        """Return how many steps an update contains at least, unless the number is fixed.
+        """Return how many steps an update must contain at least, unless the number is fixed.
 
         ``workers``: number of workers that train.
         """
@@ -183,25 +187,25 @@ class LoopDriver(Protocol):
         """Return this worker's optimizer state, for other workers."""
 
     def save_residual(self) -> ResidualCheckpoint | None:
-        """Save the residual for the next fit; return where, or None."""
+        """Save the residual for the next fit; return the file, or None if nothing was saved."""
 
     def add_saved_residuals(self, paths: tuple[str, ...]) -> None:
         """Add residuals that earlier fits saved at these paths."""
 
 
 class OptimizerStateCopier(Protocol):
-    """Copies the optimizer state at a batch boundary if a copy was requested."""
+    """Interface that copies the optimizer state at a batch boundary, for other workers."""
 
     def at_boundary(self, state: Callable[[], bytes]) -> None:
         """Copy the state that ``state`` returns, if a copy was requested."""
 
 
 class TrainingLoop:
-    """The training loop of one worker.
+    """The training loop of one worker: applies received items, and decides what follows.
 
     Args:
-        replica: the replica to keep in commit order.
-        driver: the driver of the loop.
+        replica: the parameters, to which commits are applied in order.
+        driver: the owner of the loop, which trains and publishes.
         copier: copies the optimizer state for other workers.
         batches: minibatches per epoch.
         end: position at which training is finished.
@@ -227,7 +231,7 @@ class TrainingLoop:
         self._replica, self._driver, self._copier = replica, driver, copier
         self._batches, self._end, self._publish_every = batches, end, publish_every
         self.position = Position(0, 0)
-        self.sent = self.position  # position up to which training was published, where it could be
+        self.sent = self.position  # position at the last publication, even if nothing reached tau
         self.steps = 0
         self._unpublished = 0
         self._activity = Activity.CATCHING_UP
@@ -253,7 +257,7 @@ class TrainingLoop:
         return self._follow_directive(directive)
 
     def _follow_directive(self, directive: Directive) -> LoopAction:
-        """Answer the directive and return what to do next."""
+        """Answer the directive if it asks for something; return what to do next."""
         is_too_far = directive.steps_max is not None and self.steps >= directive.steps_max
         match directive.order:
             case Command.TRAIN if not (self.finished or is_too_far):
@@ -288,7 +292,7 @@ class TrainingLoop:
         return ev.TrainerReleased(self._driver.save_residual())
 
     def _report_idle(self) -> None:
-        """Report that this worker waits, or has finished."""
+        """Post that this worker waits, or has trained all its minibatches."""
         self._report_activity(Activity.FINISHED if self.finished else Activity.WAITING)
 
     def _report_activity(self, activity: Activity) -> None:
@@ -298,7 +302,7 @@ class TrainingLoop:
             self._driver.post(ev.ActivityChanged(activity))
 
     def _post_once(self, directive: Directive, answer: Callable[[], ev.Event]) -> None:
-        """Make and post the answer to a directive, unless it was answered before."""
+        """Post the result of ``answer`` to a directive, unless that was answered before."""
         key = (directive.order, directive.commit, directive.number)
         if key not in self._answered:
             self._answered.add(key)
@@ -393,7 +397,7 @@ class TrainingLoop:
         self._unpublished += 1
 
     def _publish_buffers(self) -> None:
-        """Publish the model's buffers, so that they commit before the epoch's last position."""
+        """Publish the model's buffers at an epoch's end, before the update that completes it."""
         buffers = self._driver.report_buffers()
         if buffers:
             position = (*self.sent, self.steps - 1)

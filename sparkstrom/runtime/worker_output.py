@@ -29,9 +29,9 @@ PARTIAL_CHARS_MAX = 4 * LINE_CHARS_MAX  # kept of an incomplete line
 
 
 class WorkerOutput:
-    """Lines that wait to be sent to the driver. Thread-safe.
+    """Collects lines that user code printed in a worker, until they are sent. Thread-safe.
 
-    ``phase`` returns what the worker is doing, for each line.
+    The attribute ``phase`` is a function that returns what the worker is doing, for each line.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -43,7 +43,7 @@ class WorkerOutput:
         self.phase: Callable[[], str] = lambda: "starting"
 
     def add(self, text: str) -> None:
-        """Add a line, or only count it if there were too many."""
+        """Add a line, or only count it if there have been too many; see ``LINES_BURST``."""
         with self._lock:
             if self._allowance.allows(self._clock.monotonic_s()):
                 self._lines.append((self.phase(), to_printable_line(text)))
@@ -51,7 +51,7 @@ class WorkerOutput:
                 self._skipped += 1
 
     def take(self) -> OutputPrinted | None:
-        """Remove and return the lines since the last call, or None."""
+        """Remove and return the oldest lines that wait, at most ``MESSAGE_LINES_MAX``, or None."""
         if not (self._lines or self._skipped):
             return None
         with self._lock:
@@ -74,7 +74,7 @@ class TeeStream:
         self._is_mute = stream is None
 
     def _guarded(self, output: Callable[[TextIO], object]) -> None:
-        """Call ``output`` with the stream, unless an earlier call has failed."""
+        """Call ``output`` with the stream, unless there is none or an earlier call has failed."""
         if self._is_mute or self._stream is None:
             return
         try:
@@ -145,7 +145,7 @@ def _capture_prints(output: WorkerOutput) -> Iterator[None]:
 
 @contextmanager
 def _capture_warnings(output: WorkerOutput) -> Iterator[None]:
-    """Capture warnings during the block; show each again in every task of a reused process."""
+    """Add warnings to ``output`` during the block, also ones that an earlier task has shown."""
     with warnings.catch_warnings():
         shows = warnings.showwarning
 
@@ -167,7 +167,7 @@ def _capture_warnings(output: WorkerOutput) -> Iterator[None]:
 
 @contextmanager
 def _capture_log_records(output: WorkerOutput) -> Iterator[None]:
-    """Capture records from WARNING on when they are created; handlers work as usual."""
+    """Add log records from WARNING on to ``output`` during the block; handlers work as usual."""
     makes, ours = logging.getLogRecordFactory(), logging.getLogger("sparkstrom")
 
     def make(name: str, level: int, *rest: Any, **keywords: Any) -> logging.LogRecord:
@@ -189,7 +189,7 @@ def _capture_log_records(output: WorkerOutput) -> Iterator[None]:
 
 
 def _format_record(record: logging.LogRecord) -> str:
-    """Return the record's text, with its exception if it has one."""
+    """Return a log record's text, with its exception if it has one."""
     try:
         text = record.getMessage()
     except Exception:  # logging itself reports this when the record is written

@@ -58,7 +58,7 @@ REFUSED = {
 @option_class(REFUSED, {}, owner="ParallelInference")
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """Options of ``ParallelInference``, named as in DL4J's builder.
+    """Options of ``ParallelInference``, which explains them, named as in DL4J's builder.
 
     Raises:
         UsageError: A value is out of range, or an option is unknown.

@@ -1,1 +1,1 @@
-"""The protocol's machines in virtual time, under faults drawn from a seed."""
+"""Simulate fits in virtual time: the real protocol, under random faults that a seed repeats."""

@@ -13,7 +13,10 @@ EXIT_USAGE_ERROR = 2  # argparse's exit code for wrong arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code; a SparkstromError is printed."""
+    """Run the command and return its exit code.
+
+    A SparkstromError is printed, and the code is then EXIT_USAGE_ERROR.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m sparkstrom.simulation", description=command.DESCRIPTION
     )

@@ -1,4 +1,9 @@
-"""The command `python -m sparkstrom.simulation`: simulate the protocol under random faults."""
+"""The command `python -m sparkstrom.simulation`: simulate the protocol under random faults.
+
+The command prints each seed's result. For a run that violates an invariant, it also prints the
+command that repeats this run; for the first one, it looks for a smaller run that fails in the same
+way.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _parse_seeds(text: str) -> range:
-    """Parse A:B (without B) or one seed; raise UsageError for anything else."""
+    """Return the seeds of the text A:B (from A to B - 1) or A; raise UsageError for other text."""
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     first = int(match[1]) if match else 0
     last = int(match[2] or first + 1) if match else 0
@@ -186,13 +191,13 @@ def _check_arguments(args: argparse.Namespace) -> None:
 
 
 def _given_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the sizes, faults and modes that the command line sets."""
+    """Return the fields of RunSize and Faults that the command line sets, by name."""
     names = ("through", "replicas", *NUMBER_OPTIONS)
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
 def _simulation_values(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the values to set in every simulation; --calm sets all other faults to 0."""
+    """Return the fields to set in every run, by name; with --calm, other faults as in NO_FAULTS."""
     from sparkstrom.simulation.run_options import NO_FAULTS, ReplicaKind, TransportMode
 
     given = _given_options(args)

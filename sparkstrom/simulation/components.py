@@ -1,4 +1,7 @@
-"""Make the components of a simulated world: master, replicas, processes and checkers."""
+"""Make the components of a simulated fit: master, replicas, worker processes and checker.
+
+The checker compares the run with the protocol's invariants (``simulation.invariants``).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from sparkstrom.simulation.timeline import Timeline
 
 
 def resolve_partition_starts(size: RunSize) -> tuple[PartitionStart, ...]:
-    """Return the positions at which partitions start; empty for a new fit."""
+    """Return where training starts in each partition of a resumed fit; empty for a new fit."""
     drawn = tuple(map(size.start_of, range(size.nodes))) if size.resumed else ()
     return size.starts or drawn
 
@@ -42,7 +45,8 @@ def make_master(
 ) -> Master:
     """Return the master of a run, and write the residual files of an earlier fit to ``scratch``.
 
-    Their values are random multiples of ``unit``.
+    A residual is what a worker learned and did not send; here its values are random multiples of
+    ``unit``. ``chunks``: number of parts in which a snapshot of the replica is sent.
     """
     kept: dict[str, dict[str, float]] = {}
     for index in range(size.kept_files):
@@ -75,42 +79,43 @@ class MasterReplica(Protocol):
         """The combined buffers of all workers."""
 
     def apply_update(self, update: Commit) -> None:
-        """Add the next commit."""
+        """Add the next commit (numbered update)."""
 
     def take_buffers(self, buffers: bytes, commit: CommitNo) -> None:
         """Apply the next commit, which contains the combined buffers."""
 
     def chunk(self, index: int) -> Chunk:
-        """Return a part of the replica for a snapshot."""
+        """Return part ``index`` of a snapshot of the replica."""
 
     def digest(self) -> str:
         """Return a hash of parameters and buffers."""
 
 
 class ComponentFactory:
-    """Makes the components of one world, with parameters that are a few integers."""
+    """Makes the components of one simulated fit, whose parameters are a few integers."""
 
     def __init__(self, size: RunSize) -> None:
         self.size = size
 
     def replica(self) -> MasterReplica:
         """Return the driver's replica."""
-        return SimReplica(self.size.weights.chunk_bytes)
+        return SimReplica(self.size.message_sizes.chunk_bytes)
 
     def master(self, time: Timeline, scratch: dict[str, IntTheta]) -> Master:
-        """Return the master; residual files of an earlier fit are written to ``scratch``."""
-        return make_master(self.size, time, scratch, chunks=max(CHUNKS, self.size.weights.chunks))
+        """Return the protocol's master; write residual files of an earlier fit to ``scratch``."""
+        chunks = max(CHUNKS, self.size.message_sizes.chunks)
+        return make_master(self.size, time, scratch, chunks=chunks)
 
     def checks(self, kept: dict[str, float]) -> InvariantChecker:
-        """Return the invariant checker; ``kept`` has the mass of each residual file."""
+        """Return the invariant checker; ``kept``: sum of absolute values by residual file."""
         return InvariantChecker(kept)
 
     def process(
         self, name: str, identity: Identity, limits: NodeLimits, **given: Any
     ) -> SimProcess:
-        """Return a new worker process."""
+        """Return a new worker process; ``given`` has the other arguments of SimProcess."""
         return SimProcess(name, identity, limits, **given)
 
     def merged(self, effect: SendMerged) -> MergedRange:
-        """Return the sum of commits that an effect requests."""
-        return make_merged_range(effect, self.size.weights.sum_bytes(effect.count))
+        """Return the message with the sum of commits that an effect requests."""
+        return make_merged_range(effect, self.size.message_sizes.sum_bytes(effect.count))

@@ -159,12 +159,12 @@ class VirtualTransport(Generic[OwnerT]):
 
     @property
     def max_frame_bytes(self) -> int:
-        """Largest data frame, in bytes."""
+        """Length of the longest data frame, in bytes."""
         return self._frame_bytes_max
 
     @property
     def max_control_frame_bytes(self) -> int:
-        """Largest control frame, in bytes."""
+        """Length of the longest control frame, in bytes."""
         return CONTROL_FRAME_BYTES_MAX
 
     def open_sender(
@@ -194,7 +194,7 @@ class VirtualTransport(Generic[OwnerT]):
             del self._carrier.receivers[place]
 
     def poll(self, wait_s: float) -> list[ReceivedFrame]:
-        """Return the frames that have arrived, without waiting."""
+        """Return the frames that have arrived; ``wait_s`` is ignored."""
         arrivals = []
         for stream, (_, receiver) in self.receivers.items():
             while receiver.frames:
@@ -237,7 +237,7 @@ class LossyFrame(bytes):
 
 
 class LossMarkingSeal(Seal):
-    """The job's seal; marks frames that may get lost, and checks that no nonce is used twice."""
+    """Encrypts frames, marks those that may get lost, and checks that no nonce is used twice."""
 
     def __init__(self, violation: Callable[[str], None]) -> None:
         super().__init__(SEAL_KEY, JOB_ID)
@@ -246,7 +246,7 @@ class LossMarkingSeal(Seal):
         self.is_lossy = False  # whether the message being sealed may get lost
 
     def close(self, header: Header, body: bytes, token: int = 0) -> bytes:
-        """Seal a frame, as a ``LossyFrame`` if it may get lost; report a repeated nonce."""
+        """Return an encrypted frame, a ``LossyFrame`` if it may get lost; report a used nonce."""
         session = header.edge if header.sender is None else 0
         nonce = header.sender, session, header.counter
         if nonce in self._nonces:
@@ -261,8 +261,7 @@ class EndpointNetwork(Network):
 
     Messages become sealed frames, queue in outboxes and pass replay counters, as in a real fit.
     Delays and losses apply to frames. Recorded frames are sometimes replayed to any receiver, which
-    must reject them.
-    ``delivery`` checks that received messages equal the sent ones.
+    must reject them. ``delivery`` checks that received messages equal the sent ones.
     """
 
     def __init__(
@@ -391,7 +390,7 @@ class EndpointNetwork(Network):
         return end
 
     def _schedule_flush(self, owner: Owner) -> None:
-        """Flush the owner's outbox at the end of its present duty cycle."""
+        """Schedule a flush of the owner's outbox for the end of its present duty cycle."""
         if owner not in self._due:
             self._due.add(owner)
             self._time.after(0.0, self._flush, owner)
@@ -556,13 +555,13 @@ class EndpointNetwork(Network):
                 owner.handle(ev.DataArriving(sender, size), self._time.now_s)
 
     def _check_received(self, owner: Owner, sender: NodeId | None, message: Message) -> None:
-        """Check a received message against the sent ones."""
+        """Check that a received message was sent to its receiver on this edge."""
         slots = self._master_slots if owner is None else owner.slots
         slot = None if sender is None else slots.get(sender)
         self._delivery.check_received(owner, sender, slot, message)
 
     def check_running(self, world: WorldView) -> None:
-        """Check that outboxes are within their bounds."""
+        """Check that no endpoint has too many waiting frames."""
         self._delivery.check_bounds(world, self._endpoints)
 
     def at_end(self) -> None:
@@ -777,7 +776,7 @@ class BandwidthNetwork(Network):
         arrive(target, frame.sender, edge, frame.message)
 
     def _report_partial_arrival(self, stream: LinkStream, sender: NodeId | None) -> None:
-        """Tell the receiving node how many bytes of an incomplete message have arrived."""
+        """Report to the receiving node how many bytes of an incomplete message have arrived."""
         target, _, edge = self._targets[stream]
         assert sender is not None, "a node with an edge has an id"
         slot = (self._master_slots if target is None else target.slots).get(sender)
@@ -814,5 +813,5 @@ def make_network(
         return Network(
             time, faults, to_master, encodes_messages=encodes_messages, liveness_s=liveness_s
         )
-    traffic = TrafficChecker(violation, size.weights.longest_bytes)
+    traffic = TrafficChecker(violation, size.message_sizes.longest_bytes)
     return BandwidthNetwork(time, faults, to_master, step_master, traffic, liveness_s=liveness_s)

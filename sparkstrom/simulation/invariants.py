@@ -1,8 +1,13 @@
-"""Check a simulated run against the invariants I1 to I5 (ARCHITECTURE.md), and check its tree.
+"""Check a simulated run against the invariants I1 to I5 (ARCHITECTURE.md).
 
-The checkers record what each trainer published and what the master numbered, and compare them. They
-trust no statement of the protocol about itself. A violation is a sentence that begins with the
-invariant's name.
+I1: what is learned is sent or kept. I2: each update and each minibatch counts once. I3: all
+replicas are equal. I4: memory and waits are bounded. I5: a failure in training ends the fit.
+
+A checker is an object whose methods the simulation calls as the run proceeds. ``InvariantChecker``
+records what each trainer published and what the master numbered, and compares them with replicas,
+residuals and the ends of tasks. ``TopologyChecker`` checks the tree of nodes, its edges and its
+progress. They trust no statement of the protocol about itself. A violation is a sentence that
+begins with the invariant's name.
 """
 
 from __future__ import annotations
@@ -44,12 +49,15 @@ class TrainedPartition:
 
 
 class InvariantChecker:
-    """Checks one run's updates, replicas, residuals and task ends, and collects violations."""
+    """Checks one run's updates, replicas, residuals and task ends, and collects violations.
+
+    ``kept``: the sum of absolute values in each residual file of an earlier fit, by path.
+    """
 
     def __init__(self, kept: dict[str, float]) -> None:
         self.violations: list[str] = []
         self.commits: list[Commit] = []
-        self._kept = kept  # residual files of an earlier fit -> their mass
+        self._kept = kept
         self._sums: list[IntTheta] = [list(INITIAL_THETA)]  # theta at each commit
         self._reports: dict[int, bytes] = {}  # partition -> its newest buffers
         self.buffers = b""  # the expected combination of all reports
@@ -86,14 +94,14 @@ class InvariantChecker:
         self._trained_partitions[process.identity.partition].processes.append(process)
 
     def _with_commit(self, theta: IntTheta, update: Commit) -> IntTheta:
-        """Return theta with one more commit added."""
+        """Return a copy of the parameters ``theta`` with one more commit added."""
         theta = list(theta)
         if update.payload.form != BUFFERS:
             add_update(theta, update.payload.data)
         return theta
 
     def _with_uncommitted(self, theta: IntTheta, made: list[PublishedUpdate]) -> IntTheta:
-        """Return theta with the given uncommitted updates added."""
+        """Return a copy of the parameters ``theta`` with uncommitted updates added."""
         theta = list(theta)
         for update in made:
             if not update.buffers:
@@ -105,7 +113,11 @@ class InvariantChecker:
         return bool(replica.theta == theta)
 
     def check_commit(self, process: SimProcess, update: Commit) -> None:
-        """Check I2: commits are in order per origin, once each, unchanged; no minibatch twice."""
+        """Check I2 for a new commit, which is an update of ``process``.
+
+        The updates of a process are committed in order, once each and unchanged, and no minibatch
+        is committed twice.
+        """
         expected = self._last_seqs.get(update.origin, 0) + 1
         if update.seq != expected or update.commit != len(self.commits) + 1:
             self.report_violation(f"I2: commit {update.commit} is ({update.origin}, {update.seq}), "
@@ -157,7 +169,7 @@ class InvariantChecker:
             self.report_violation(f"I2: {process.name} is asked to leave before it has finished")
 
     def check_received_optimizer(self, process: SimProcess) -> None:
-        """Check I3: an optimizer state is one copy, from another worker that has trained."""
+        """Check I3: a received optimizer state is one copy, of another worker that has trained."""
         for payload in process.borrowed:
             if payload is None:
                 continue
@@ -204,7 +216,7 @@ class InvariantChecker:
                 self._check_node_bounds(process)
 
     def _check_node_bounds(self, process: SimProcess) -> None:
-        """Check the bounds of one worker's node."""
+        """Check I4 for a worker: bytes of its log and uncommitted updates, and its staleness."""
         me = process.node
         if len(me.in_flight) > 1:
             *_, before, last = me.in_flight.uncommitted  # an epoch's end may add both at once
@@ -222,9 +234,9 @@ class InvariantChecker:
             self.report_violation(f"I4: the log of {process.name} holds {log.bytes} bytes")
 
     def _check_staleness(self, process: SimProcess) -> None:
-        """Check I4: a worker that exceeds max_staleness starts no further step.
+        """Check I4: a worker more than max_staleness steps after an uncommitted update waits.
 
-        It may exceed it at first because it trained alone until then.
+        It may exceed this limit at first because it trained alone until then.
         """
         me = process.node
         oldest, most = me.in_flight.oldest, me.limits.max_staleness
@@ -250,7 +262,7 @@ class InvariantChecker:
         self._counted = told
 
     def check_lead(self, processes: list[SimProcess], lead: int) -> None:
-        """Check I4: no worker is ahead of the slowest by more than max_lead.
+        """Check I4: no worker is ahead of the slowest by more than ``lead`` steps.
 
         Call it only if no worker has joined late.
         """
@@ -269,7 +281,7 @@ class InvariantChecker:
             self.report_violation(f"I1: {process.name} added a file twice")
 
     def check_success(self, process: SimProcess, command: Directive) -> None:
-        """Check I5: a task that succeeded had a reason to end."""
+        """Check I5: a task that succeeded ended for a valid reason, given by its last directive."""
         self._ends[process] = command.cause
         if command.cause not in SUCCESSFUL_ENDINGS:
             self.report_violation(f"I5: {process.name} ended with success: {command.reason}")
@@ -284,7 +296,7 @@ class InvariantChecker:
             self.report_violation(f"I5: {process.name} failed: {command.reason}")
 
     def check_abort(self, abort: Abort, *, nobody: bool) -> None:
-        """Check I5: a failed fit names a worker whose training raised, or lacks workers."""
+        """Check I5: a failed fit names a worker that raised, or may lack workers (``nobody``)."""
         if nobody and abort.lack is not None:
             return
         where = (abort.host, abort.partition)
@@ -331,7 +343,7 @@ class InvariantChecker:
         self._check_last_copies(master)
 
     def _check_last_copies(self, master: Master) -> None:
-        """Check I4: without faults, the end has all optimizer copies it was to wait for."""
+        """Check I4: without faults, the master has all optimizer states its end was to wait for."""
         wanted = master.limits.last_copies
         if wanted is None or not self._is_calm or master.members.departures:
             return
@@ -341,7 +353,7 @@ class InvariantChecker:
             self.report_violation(f"I4: {len(master.copies.copied)} last copies instead of {count}")
 
     def _check_audits(self, master: Master) -> None:
-        """Check I3: every task that ended as done was audited, with the final replica."""
+        """Check I3: tasks that ended as done had their hash compared, and the final parameters."""
         final = self._sums[-1]
         for process, ending in self._ends.items():
             if ending is not TaskEnding.DONE:
@@ -380,7 +392,7 @@ class InvariantChecker:
             )
 
     def _missing_minibatches(self, index: int, goal: int) -> set[int]:
-        """Return minibatches up to ``goal`` that are not trained or not committed."""
+        """Return minibatches up to ``goal`` that had something to send and are not committed."""
         trained = self._trained_partitions[index]
         quiet: set[int] = set().union(*(p.quiet for p in trained.processes))
         missing = set(range(1, goal + 1)) - quiet
@@ -444,7 +456,7 @@ class TopologyChecker:
         self._unplaced_tokens: set[int] = set()  # of unplaced nodes and of those below them
         self._ids: dict[int, NodeId] = {}  # token -> the live id that the master has for it
         self._tree: Topology | None = None  # as last checked
-        self.pace_s = 0.0  # additional time for slow links, see ``TrafficChecker.pace_s``
+        self.pace_s = 0.0  # more time, for slow links; see ``TrafficChecker.max_commit_interval_s``
         self.trouble_until_s = 0.0  # faults and recovery from them may last until then
 
     def check_tree(self, master: Master) -> None:
@@ -517,9 +529,9 @@ class TopologyChecker:
                 self._violation(f"I4: {process.name} has edges {edges}, its machine {believed}")
 
     def record_places(self, master: Master, now_s: float) -> None:
-        """Record which nodes have no confirmed place yet.
+        """Record which nodes have not confirmed their place in the tree yet.
 
-        Places are ordered level by level, so the others may wait while nodes keep being placed.
+        Places are assigned level by level, so these nodes may wait while others confirm theirs.
         """
         live = master.members.live
         placed = {node for node, member in live.items() if member.placed}
@@ -531,7 +543,7 @@ class TopologyChecker:
         self._ids = {member.join.token: node for node, member in live.items()}
 
     def _excused_until_s(self, process: SimProcess) -> float:
-        """Return until when a process had a reason to make no progress."""
+        """Return the virtual time until which a process had a reason to make no progress."""
         waits = process.identity.token in self._unplaced_tokens
         return max(self.trouble_until_s, self._last_placement_s) if waits else self.trouble_until_s
 
@@ -562,7 +574,7 @@ class TopologyChecker:
                 self._violation(f"I4: {process.name} is cut off at commit {where}")
 
     def check_closed_ids(self, processes: list[SimProcess], master: Master, now_s: float) -> None:
-        """Check that a process learns in time that its id is closed."""
+        """Check that a process learns in time that the master has closed its id."""
         by_id = self._by_id([process for process in processes if process.alive])
         for process in processes:
             node = process.node.node
@@ -601,7 +613,7 @@ class TopologyChecker:
         return False
 
     def _parent(self, process: SimProcess) -> NodeId | None:
-        """Return the parent that a process has, or the master's plan while it has no edge."""
+        """Return a process's parent, or the one that the master plans while it has none."""
         parent = process.node.link.parent
         return self._assigned_parent(process) if parent is None else parent
 

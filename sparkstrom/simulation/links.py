@@ -9,6 +9,9 @@ the sending process queues frames.
 Not modelled are the bytes of status messages, and datagrams that a full switch drops and Aeron
 resends. Instead of being dropped, data wait for their turn to arrive; the windows limit how much
 can wait.
+
+``TrafficChecker`` checks the use of these links, ``DeliveryChecker`` the messages that arrive in an
+``EndpointNetwork``. A violation is a sentence that begins with the name of the broken rule.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ POLL_BYTES = 1 << 20  # taken from one stream per poll
 
 
 class SizedFrame(bytes):
-    """A frame with a length but without content."""
+    """A part of a message, with a length but without content."""
 
     message: Message  # the whole message, in each of its frames
     size: int  # bytes
@@ -78,7 +81,7 @@ def estimate_body_bytes(message: Message) -> int:
 def split_into_frames(
     message: Message, size: int, sender: NodeId | None, *, data: bool
 ) -> list[SizedFrame]:
-    """Return the frames into which a message endpoint splits a body of ``size`` bytes."""
+    """Return the frames into which an endpoint splits a message of ``size`` bytes."""
     piece = DATA_PIECE_BYTES if data else CONTROL_PIECE_BYTES
     count = max(1, -(-size // piece))
     frames = []
@@ -102,7 +105,7 @@ class LinkHost:
 
 
 class LinkStream:
-    """One direction of an edge, control or data; the ``transport.base.Sender`` of its outbox."""
+    """One direction of an edge, control or data; implements ``transport.base.Sender``."""
 
     def __init__(
         self,
@@ -142,7 +145,10 @@ class LinkStream:
         self.longest_bytes = 0  # of the messages so far
 
     def put(self, frames: list[SizedFrame], newest_of: Hashable = None) -> None:
-        """Queue a message's frames and send what the stream accepts."""
+        """Queue a message's frames, and send what the stream accepts.
+
+        A waiting message with the same ``newest_of`` is dropped, unless that is None.
+        """
         before = len(self.outbox)
         size = sum(map(len, frames))
         self.longest_bytes = max(self.longest_bytes, size)
@@ -154,7 +160,7 @@ class LinkStream:
         self.outbox.flush()
 
     def offer(self, frames: Sequence[bytes]) -> tuple[int, OfferResult]:
-        """Accept frames; as in Aeron, a frame of any length while below the limit."""
+        """Accept frames up to a limit, as Aeron does; return how many, and why not more."""
         if self.is_closed:
             self.queued_bytes = 0
             return 0, OfferResult.CLOSED
@@ -213,7 +219,7 @@ class LinkStream:
         self.notify_receiver(self)
 
     def take(self, bytes_max: int) -> list[SizedFrame]:
-        """Return arrived frames in order, and free their room in the window."""
+        """Return arrived frames up to about ``bytes_max`` bytes; free their room in the window."""
         frames: list[SizedFrame] = []
         taken = 0
         while self._arrived_bursts and taken < bytes_max:
@@ -292,7 +298,7 @@ USEFUL_SHARE_MIN = 0.7  # of the bytes sent
 SENT_BYTES_MIN = 2 << 20  # the share is not checked for fewer bytes
 QUEUE_S_MAX = 1.0  # sending time of a link that may be queued
 QUEUE_BYTES_MAX = 2 << 20  # in addition, for all neighbours of all processes of a host
-PACE_MARGIN = 1.5  # see ``pace_s``
+PACE_MARGIN = 1.5  # see ``max_commit_interval_s``
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,10 +328,10 @@ class CheckedStream:
 
 
 class TrafficChecker:
-    """Checks one run's traffic over links: use (F1), pace (F2), queues (F3) and drops (F4).
+    """Checks one run's traffic over links of limited rate.
 
-    Most bytes sent are useful, commits advance at the pace that the links allow, queues stay short,
-    and no message is dropped for lack of room.
+    F1: most bytes sent are useful. F2: commits advance at the pace that the links allow. F3: queues
+    stay short. F4: no message is dropped for lack of room.
 
     Violations go to ``violation``. ``message_bytes`` is the size of the longest message.
     """
@@ -353,7 +359,7 @@ class TrafficChecker:
     def record_arrival(
         self, stream: LinkStream, target: SimProcess | None, message: Message
     ) -> None:
-        """Count a complete message that a receiver takes as useful, or as useless by kind."""
+        """Count the bytes of a message that arrived: as useful if it is new, else as useless."""
         if not stream.data:
             return
         size = estimate_body_bytes(message)
@@ -365,7 +371,7 @@ class TrafficChecker:
     def _is_new(self, target: SimProcess | None, message: Message) -> bool:
         """Return True if the target has not received this content before.
 
-        For a commit or a sum of commits: if it ends with the newest commit so far.
+        A commit or a sum of commits is new if its last commit is newer than all that arrived.
         """
         key: tuple[object, ...]
         match message:
@@ -389,9 +395,9 @@ class TrafficChecker:
         return new
 
     def check_queues(self, hosts: Iterable[LinkHost]) -> None:
-        """Check that a host's queued bytes are within a second of its link, and none was dropped.
+        """Check F3 and F4: hosts queue at most what they send in a second, and drop no message.
 
-        In addition, one message of any length may be in flight to each neighbour.
+        In addition, 2 MiB and one message of any length to each neighbour may wait.
         """
         waiting: Counter[LinkHost] = Counter()
         allowed: Counter[LinkHost] = Counter()
@@ -412,7 +418,7 @@ class TrafficChecker:
                 self._violation(f"F3: {full}; at most {limit:,.0f} may")
 
     def check_running(self, world: WorldView, hosts: Iterable[LinkHost]) -> None:
-        """Check the queues, and the pace of commits while all living workers train."""
+        """Check F2 to F4: queues, and the pace of commits while all living workers train."""
         size, master, now_s = world.size, world.master, world.time.now_s
         self.check_queues(hosts)
         calm = (
@@ -422,12 +428,15 @@ class TrafficChecker:
         calm = calm and any(not p.finished or p.node.in_flight.bytes for p in world.alive)
         step_s = max((process.step_s_max for process in world.alive), default=0.0)
         depth = max(map(master.placement.tree.depth, master.members.live), default=1)
-        pace_s = self.pace_s(depth, size.lease_s / 4, size.publish_every * step_s)
+        pace_s = self.max_commit_interval_s(depth, size.lease_s / 4, size.publish_every * step_s)
         world.shape.pace_s = pace_s
         self.check_pace(master.sequencer.head, now_s, calm=calm, pace_s=pace_s)
 
-    def pace_s(self, depth: int, report_s: float, step_s: float) -> float:
+    def max_commit_interval_s(self, depth: int, report_s: float, step_s: float) -> float:
         """Return how long the next commit may take without faults, in seconds.
+
+        ``depth``: levels of the tree; ``report_s``: seconds between two reports of a node;
+        ``step_s``: longest time that a worker trains for an update.
 
         An update travels ``depth`` hops up, and its commit as many down. At each hop it waits for a
         queue of at most a second, and for one message of any length to or from each neighbour of
@@ -446,7 +455,7 @@ class TrafficChecker:
         return PACE_MARGIN * (step_s + hops * (QUEUE_S_MAX + busiest_s + report_s))
 
     def check_pace(self, head: int, now_s: float, *, calm: bool, pace_s: float) -> None:
-        """Check that commits follow each other within ``pace_s`` during undisturbed training."""
+        """Check F2: while training is ``calm``, a commit follows ``head`` within ``pace_s``."""
         commit, since_s = self._commit
         if head != commit or not calm:
             self._commit = head, now_s
@@ -455,7 +464,7 @@ class TrafficChecker:
             self._violation(f"F2: no commit after {head} for {pace_s:.1f} s")
 
     def at_end(self) -> None:
-        """Check that enough of the bytes sent on intact streams were useful."""
+        """Check F1: enough of the bytes sent on intact streams were useful."""
         living = [
             checked.stream
             for checked in self._ways.values()
@@ -502,7 +511,7 @@ class DeliveryChecker:
     def record_sent(
         self, edge: int, owner: SimProcess | None, message: Message, must_s: float
     ) -> None:
-        """Record a message sent over an edge at ``must_s``; 0: it may get lost."""
+        """Record that ``owner`` sent a message over an edge at ``must_s``; 0: it may get lost."""
         self._sent[edge, owner, is_data(message)].append((message, must_s))
 
     def record_direct(self, token: int | None, message: Message) -> None:
@@ -534,7 +543,7 @@ class DeliveryChecker:
     def check_bounds(
         self, world: WorldView, ends: Mapping[SimProcess | None, MessageEndpoint]
     ) -> None:
-        """Check that each outbox holds at most what windows allow, in the smallest frames."""
+        """Check I4: the frames that wait at an endpoint are at most what send windows allow."""
         size = world.size
         weight = (
             size.flow_limits.window_max + 2 * size.log_bytes + CONTROL_FRAMES_MAX * HEADER_BYTES
@@ -550,7 +559,7 @@ class DeliveryChecker:
     def at_end(
         self, ends: Mapping[SimProcess | None, MessageEndpoint], *, recordings: bool
     ) -> None:
-        """Check that frames were rejected only for expected reasons; replays add some."""
+        """Check I7: all rejections of frames have expected reasons; replays add some reasons."""
         usual = REJECTIONS_WITH_REPLAYS if recordings else EXPECTED_REJECTIONS
         for owner, end in ends.items():
             if odd := end.traffic.rejected.keys() - usual:

@@ -177,7 +177,7 @@ class Network:
         self._transmit(None, target, arrive, MASTER, port, message, direct=True)
 
     def _traffic_to(self, owner: SimProcess | None, target: SimProcess | None) -> SentTraffic:
-        """Return the counters of what ``owner`` has sent to ``target``."""
+        """Return the counts of the messages from ``owner`` to ``target``."""
         links = self.master_links if owner is None else owner.links
         link = links.get(target)
         if link is None:
@@ -363,7 +363,7 @@ class Network:
         port: int,
         message: Message,
     ) -> None:
-        """Deliver a direct message to a process, after any pause, if it is still addressed."""
+        """Deliver a direct message after any pause, if token, node id and port still match."""
         if target is None or not self._is_reachable(target):
             return
         now_s = self._time.now_s

@@ -61,7 +61,7 @@ class PublishedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class EdgeEnd:
-    """One end of an edge."""
+    """One end of an edge, the connection between a node and its parent in the tree."""
 
     edge: EdgeNo  # number of the edge
     target: SimProcess | None  # the process at the other end; None: the master
@@ -87,7 +87,7 @@ class SentTraffic:
 
 
 class SimProcess:
-    """One attempt of one task, with its node, trainer and edges.
+    """One attempt at a worker's task, with its protocol node, trainer and edges.
 
     Args:
         name: name for messages.
@@ -104,16 +104,16 @@ class SimProcess:
         time: virtual time.
         clock: rate of the process's own clock, and its value at virtual time 0.
         buffered: whether its model has buffers.
-        weights: sizes of its messages.
+        message_sizes: sizes of its messages.
     """
 
     __slots__ = (  # there may be 32,768 of them, and each is touched at every commit
         "_buffered", "_clock_offset_s", "_end", "_has_fresh_optimizer", "_inbox", "_now_s",
         "_perform", "_rate", "_replace_driver", "_scratch", "_tick_soon", "_wake_trainer", "added",
         "alive", "borrowed", "cut", "driver_fault", "has_replica", "identity", "is_failing",
-        "is_woken", "learner", "left", "lender", "limits", "links", "loop", "made", "me", "name",
-        "node", "paused_until_s", "port", "quiet", "replica", "slots", "step_s_max", "stepping",
-        "tick_s", "ticks", "turn", "weights",
+        "is_woken", "learner", "left", "lender", "limits", "links", "loop", "made", "me",
+        "message_sizes", "name", "node", "paused_until_s", "port", "quiet", "replica", "slots",
+        "step_s_max", "stepping", "tick_s", "ticks", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -133,7 +133,7 @@ class SimProcess:
         time: Clock,
         clock: tuple[float, float] = (1.0, 0.0),
         buffered: bool = False,
-        weights: MessageSizes = UNPADDED,
+        message_sizes: MessageSizes = UNPADDED,
     ) -> None:
         now_s = time.monotonic_s()
         self.name, self.identity, self.limits = name, identity, limits
@@ -143,7 +143,7 @@ class SimProcess:
         self.driver_fault: DriverFault | None = None  # pending death of the media driver
         self._rate, self._clock_offset_s = clock
         self.node = Node(identity, limits, self._rate * now_s + self._clock_offset_s)
-        self.weights = weights
+        self.message_sizes = message_sizes
         self._inbox = TrainerInbox(limits.window_bytes, self._make_trainer(seed))
         self.lender = OptimizerStateServer(time, self.copy_bytes)
         self._end = Position(epochs if identity.rows else 0, 0)
@@ -180,12 +180,12 @@ class SimProcess:
 
     def _make_trainer(self, seed: int) -> Callable[[], CommitSum]:
         """Create replica and learner; return a factory of sums for commits that wait for them."""
-        self.replica = SimReplica(self.weights.chunk_bytes, whole=self.identity.whole)
+        self.replica = SimReplica(self.message_sizes.chunk_bytes, whole=self.identity.whole)
         self.learner = SimLearner(random.Random(seed))
         return SimSum
 
     def advance_clock(self, seconds: float) -> None:
-        """Move the process's clock forward."""
+        """Set the process's own clock forward."""
         self._clock_offset_s += seconds
 
     def handle(self, event: ev.Event, now_s: float) -> None:
@@ -242,7 +242,7 @@ class SimProcess:
         return len(self._inbox)
 
     def run_boundary(self, now_s: float) -> LoopAction:
-        """End the running step, apply the inbox, and return what the node's directive implies."""
+        """End the running step, apply waiting items, and return what to do next."""
         self._now_s, stepped, self.stepping = now_s, self.stepping, False
         if self.is_failing:
             return MOVE_AFTER_FAILURE.get(self.node.directive.order, LoopAction.WAIT)
@@ -272,7 +272,7 @@ class SimProcess:
         self.handle(event, self._now_s)
 
     def publish(self, round_s: float) -> Payload | None:
-        """Return an update of the entries that reached the threshold, padded to realistic size."""
+        """Return an update of what reached the threshold, padded to realistic size, or None."""
         first, last = (
             self._minibatch_number(self.loop.sent),
             self._minibatch_number(self.loop.position),
@@ -281,10 +281,10 @@ class SimProcess:
         if not payload:
             self.quiet |= set(range(first + 1, last + 1))
             return None
-        payload = pad_payload(payload, self.weights.update_bytes)
+        payload = pad_payload(payload, self.message_sizes.update_bytes)
         self.replica.publish(payload)
         self.made.append(PublishedUpdate(first, last, payload))
-        return Payload(0, 1, self.weights.entries or len(payload) // 2, payload)
+        return Payload(0, 1, self.message_sizes.entries or len(payload) // 2, payload)
 
     def min_steps_per_update(self, workers: int) -> int:
         """Return 1 or 2 by partition, so that a fit contains workers with each number."""
@@ -306,9 +306,9 @@ class SimProcess:
         self._has_fresh_optimizer = payload is None
 
     def updater_state(self) -> bytes:
-        """Return an optimizer state, each part of which identifies this attempt."""
+        """Return an optimizer state, each chunk of which identifies this attempt."""
         state = OPTIMIZER_STRUCT.pack(self.identity.attempt, self.steps, self._has_fresh_optimizer)
-        count = max(OPTIMIZER_CHUNKS_MIN, self.weights.optimizer_chunks)
+        count = max(OPTIMIZER_CHUNKS_MIN, self.message_sizes.optimizer_chunks)
         return pad_payload(state, self.copy_bytes) * count
 
     def save_residual(self) -> ResidualCheckpoint:
@@ -330,5 +330,5 @@ class SimProcess:
 
     @property
     def copy_bytes(self) -> int:
-        """Size of one part of its optimizer state."""
-        return CHUNK_BYTES if self.weights.params else OPTIMIZER_STRUCT.size
+        """Size in bytes of one chunk (part) of its optimizer state."""
+        return CHUNK_BYTES if self.message_sizes.params else OPTIMIZER_STRUCT.size

@@ -3,8 +3,9 @@
 A replica is a process's copy of the shared parameters. A commit is an update that the master has
 numbered; all replicas add it.
 
-The checks trust neither replica nor encoder: they record what was learned at the end of the model's
-step, decode what was sent from the messages, and sum the commits again with NumPy.
+The checks trust neither replica nor encoder. They record by how much each step of the model changes
+the parameters, decode the messages to know which changes were sent, and add up the commits again
+with NumPy.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ class FitSetup:
 
     make: ModelFactory  # makes a model
     initial: Flat  # f32[n_params], on the grid
-    k: int  # exponent of the grid
-    threshold: ThresholdAlgorithm
-    train_on: str  # "local" or "replica"
+    k: int  # parameters are multiples of 2^-k, the grid
+    threshold: ThresholdAlgorithm  # decides which changes are sent
+    train_on: str  # "local" (parameters + residual) or "replica" (a copy of the parameters)
 
     @property
     def n_params(self) -> int:
@@ -80,7 +81,7 @@ class FitSetup:
         return theta
 
     def replica(self, model: Any, *, whole: bool) -> Replica:
-        """Return a worker's replica, built as in a real fit."""
+        """Return a worker's replica, built as in a real fit; see ``theta`` for ``whole``."""
         encoder = Encoder(self.n_params, self.k, self.threshold, train_on=self.train_on)
         theta = self.theta(whole=whole)
         return Replica(model, theta, encoder, local=self.train_on == "local")
@@ -96,7 +97,7 @@ class FitSetup:
 
 
 class RealComponentFactory(ComponentFactory):
-    """Makes the components of a world that trains real models.
+    """Makes the components of a simulated fit of a real model, with options drawn from ``seed``.
 
     ``make`` returns a model with ``INPUTS`` inputs and ``CLASSES`` outputs.
     """
@@ -120,7 +121,7 @@ class RealComponentFactory(ComponentFactory):
         return DriverReplica(self.job.theta(whole=True))
 
     def master(self, time: Timeline, scratch: dict[str, Any]) -> Master:
-        """Return the master; residual files of an earlier fit are written to ``scratch``."""
+        """Return the protocol's master; write residual files of an earlier fit to ``scratch``."""
         n_params = self.job.n_params
         chunks = snapshot_chunk_count(n_params)
         return make_master(
@@ -128,17 +129,17 @@ class RealComponentFactory(ComponentFactory):
         )
 
     def checks(self, kept: dict[str, float]) -> InvariantChecker:
-        """Return the invariant checker."""
+        """Return the invariant checker; ``kept``: sum of absolute values by residual file."""
         return RealInvariantChecker(kept, self.job)
 
     def process(
         self, name: str, identity: Identity, limits: NodeLimits, **given: Any
     ) -> SimProcess:
-        """Return a new worker process."""
+        """Return a new worker process; ``given`` has the other arguments of SimProcess."""
         return RealProcess(name, identity, limits, job=self.job, **given)
 
     def merged(self, effect: SendMerged) -> MergedRange:
-        """Return the sum of commits that an effect requests."""
+        """Return the message with the sum of commits that an effect requests."""
         return self._sum_theta.merge(effect)
 
 
@@ -185,7 +186,7 @@ class RecordingModel:
 
 
 class RealLearner:
-    """Performs a trainer's steps and publications on a replica, and counts mass."""
+    """Performs a trainer's steps and publications, and adds up what it sends, by parameter."""
 
     def __init__(self, replica: Replica, model: RecordingModel, job: FitSetup, seed: int) -> None:
         self._replica, self._model, self._job = replica, model, job
@@ -199,7 +200,7 @@ class RealLearner:
         return self._replica.residual()
 
     def step(self) -> None:
-        """Train on a random batch whose classes follow from its features."""
+        """Train on a random minibatch; the class is the index of the largest of three features."""
         features = self._rng.normal(size=(ROWS, INPUTS)).astype(np.float32)
         self._replica.step(Batch(features, features[:, :CLASSES].argmax(axis=1)))
 
@@ -216,7 +217,10 @@ class RealLearner:
         self.granted += residual
 
     def is_mass_conserved(self) -> bool:
-        """Check I1: learnt and granted mass was sent or is in the residual; counters agree."""
+        """Return whether all changes were sent or are in the residual (I1); check counters, too.
+
+        The changes are those learned by steps, and residuals of earlier fits that were added.
+        """
         counters = self._replica.encoder.counters
         came_in, left = self._model.learnt + self.granted, self.sent + self.residual
         gone = counters.mass_clipped + counters.mass_scaled_away
@@ -244,7 +248,7 @@ class RealProcess(SimProcess):
         super().__init__(name, identity, limits, **given)
 
     def _make_trainer(self, seed: int) -> Callable[[], CommitSum]:
-        """Create model, replica and learner; return a factory of sums for waiting commits."""
+        """Create model, replica and learner; return a factory of sums for commits that wait."""
         model = RecordingModel(self._job.make())
         self.replica = self._job.replica(model, whole=self.identity.whole)
         self.learner = RealLearner(self.replica, model, self._job, seed)

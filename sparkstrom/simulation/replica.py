@@ -1,9 +1,10 @@
-"""A toy replica and learner with integer parameters, and messages padded to realistic sizes.
+"""A toy replica and trainer with integer parameters, and messages padded to realistic sizes.
 
-Integers suffice to detect lost, repeated and misplaced updates. An update's payload is a sequence
-of (index u8, amount i8) pairs; adding it is exact, like the real arithmetic. Payloads of the toy
-replica are padded with zeros to the size that they have for a model with a given number of
-parameters. All byte counts are therefore those of a real fit.
+A replica is a process's copy of the shared parameters (theta). Integers suffice to detect lost,
+repeated and misplaced updates. An update's payload is a sequence of (index u8, amount i8) pairs;
+adding it is exact, like the real arithmetic. Payloads are padded with zeros to the size that they
+have for a model with a given number of parameters. All byte counts are therefore those of a real
+fit.
 """
 
 from __future__ import annotations
@@ -23,57 +24,57 @@ from sparkstrom.protocol.common.flow_control import SUM_ENTRY_BYTES
 from sparkstrom.runtime.optimizer_states import CHUNK_BYTES as UPDATER_CHUNK_BYTES
 from sparkstrom.runtime.training_loop import MergedCommits
 
-ENTRY_BITS = 10  # of an encoded update, about: a sign and a gap
+ENTRY_BITS = 10  # of an encoded update, about: sign, and distance from the previous index
 PARAM_BYTES = 4
 STATE_BYTES = 8  # per parameter, of an optimizer like Adam
-CHUNK_BYTES = 256 << 10
+CHUNK_BYTES = 256 << 10  # of one part of a snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class MessageSizes:
-    """Sizes of the messages about a model with ``params`` parameters; 0: no padding."""
+    """Sizes in bytes that messages have in a fit of a model with ``params`` parameters."""
 
-    params: int = 0
-    density: float = 0.0  # entries of an update per parameter
+    params: int = 0  # 0: messages are not padded
+    density: float = 0.0  # share of the parameters that an update changes
 
     @property
     def entries(self) -> int:
-        """Number of entries of an update."""
+        """Number of parameters that an update changes."""
         return round(self.density * self.params)
 
     @property
     def update_bytes(self) -> int:
-        """Size of an update."""
+        """Size of an encoded update."""
         return self.entries * ENTRY_BITS // 8
 
     def sum_bytes(self, count: int) -> int:
-        """Return the size of a sum of commits with ``count`` distinct entries."""
+        """Return the size of a sum of commits that changes ``count`` parameters."""
         return min(int(SUM_ENTRY_BYTES * count), PARAM_BYTES * self.params)
 
     @property
     def chunks(self) -> int:
-        """Number of chunks of a snapshot, with one for buffers."""
+        """Number of chunks (parts) in which a replica is sent; the last one has the buffers."""
         return -(-PARAM_BYTES * self.params // CHUNK_BYTES) + 1
 
     @property
     def chunk_bytes(self) -> int:
-        """Size of a snapshot's chunk; 0 without padding."""
+        """Size of a chunk of a replica; 0 without padding."""
         return CHUNK_BYTES if self.params else 0
 
     @property
     def optimizer_chunks(self) -> int:
-        """Number of chunks of an optimizer state."""
+        """Number of chunks (parts) in which an optimizer state is sent; 0 without padding."""
         return -(-STATE_BYTES * self.params // UPDATER_CHUNK_BYTES)
 
     @property
     def longest_bytes(self) -> int:
-        """Size of the longest message that is not split."""
+        """Size of a chunk of a replica or of an update, whichever is longer."""
         return max(CHUNK_BYTES if self.params else 0, self.update_bytes)
 
 
 @lru_cache(maxsize=64)
 def _zeros(size: int) -> bytes:
-    """Return padding; cached, because few sizes occur."""
+    """Return ``size`` zero bytes; cached, because few sizes occur."""
     return bytes(size)
 
 
@@ -84,13 +85,13 @@ def pad_payload(payload: bytes, size: int) -> bytes:
 
 
 N_PARAMS = 12
-CHUNK_PARAMS = 4
+CHUNK_PARAMS = 4  # parameters in one chunk of a replica
 CHUNKS = N_PARAMS // CHUNK_PARAMS + 1  # the last one contains the buffers
 PAIR_STRUCT = struct.Struct("<Bb")
 CHUNK_STRUCT = struct.Struct(f"<{CHUNK_PARAMS}q")
 SUM_STRUCT = struct.Struct(f"<{N_PARAMS}q")
 
-TAU = 3
+TAU = 3  # the amount that an update adds; smaller changes stay in the residual
 SUM_UPDATES_MAX = 5  # few, so that some sums are followed by another
 
 IntTheta = list[int]
@@ -98,7 +99,7 @@ INITIAL_THETA = tuple(range(1, N_PARAMS + 1))  # the parameters that a fit begin
 
 
 def add_update(theta: IntTheta, payload: bytes) -> None:
-    """Add one update to theta, in place."""
+    """Add an encoded update to the parameters ``theta``, in place."""
     for index, amount in PAIR_STRUCT.iter_unpack(payload):
         if not amount:
             break  # only padding follows
@@ -106,7 +107,7 @@ def add_update(theta: IntTheta, payload: bytes) -> None:
 
 
 def sum_updates(payloads: Iterable[bytes]) -> IntTheta:
-    """Return the sum of some updates."""
+    """Return the sum of encoded updates, for each parameter."""
     theta = [0] * N_PARAMS
     for payload in payloads:
         add_update(theta, payload)
@@ -114,7 +115,7 @@ def sum_updates(payloads: Iterable[bytes]) -> IntTheta:
 
 
 def merge_commits(entries: Iterable[Commit | MergedRange]) -> bytes:
-    """Return the encoded sum of some entries of a log."""
+    """Return the encoded sum of commits and of earlier sums of commits."""
     theta = [0] * N_PARAMS
     for entry in entries:
         if isinstance(entry, MergedRange):
@@ -127,7 +128,7 @@ def merge_commits(entries: Iterable[Commit | MergedRange]) -> bytes:
 
 
 def make_merged_range(effect: SendMerged, size: int = 0) -> MergedRange:
-    """Return the message that the effect requests, with a payload of at least ``size`` bytes."""
+    """Return the sum of commits that an effect requests, padded to at least ``size`` bytes."""
     return MergedRange(
         after=effect.after,
         commit=effect.commit,
@@ -138,12 +139,12 @@ def make_merged_range(effect: SendMerged, size: int = 0) -> MergedRange:
 
 
 def join_reports(reports: list[bytes]) -> bytes:
-    """Combine all workers' buffers: concatenated instead of averaged, so that errors show."""
+    """Combine all workers' buffers: concatenate them, so that a lost or repeated one shows."""
     return b"".join(reports)
 
 
 class SimSum:
-    """The sum of several commits of other workers that wait for a trainer."""
+    """A sum of other workers' commits, which waits until the trainer adds it to the replica."""
 
     __slots__ = ("_count", "theta")
 
@@ -161,10 +162,12 @@ class SimSum:
 
 
 class SimReplica:
-    """A replica with integer parameters.
+    """A process's copy of the shared parameters, ``theta``, which are a few integers.
 
-    ``own`` holds its trainer's uncommitted updates. Chunks, except that of the buffers, are padded
-    to ``chunk_bytes``.
+    ``own`` holds the uncommitted updates of the process's trainer, which theta contains already. A
+    replica is sent to other processes in chunks (parts). These are padded to ``chunk_bytes``,
+    except that of the buffers. ``whole``: start with the fit's initial parameters; otherwise with
+    zeros, until a snapshot of another replica is installed.
     """
 
     __slots__ = ("_chunk_bytes", "buffers", "commit", "own", "theta")
@@ -186,11 +189,11 @@ class SimReplica:
         self.buffers, self.commit = buffers, commit
 
     def publish_buffers(self) -> None:
-        """Record that own buffers are published; they do not change theta."""
+        """Record that the worker published its buffers, which do not change theta."""
         self.own.append(b"")
 
     def publish(self, payload: bytes) -> None:
-        """Add an own update."""
+        """Add an update of this worker to theta, and record it as uncommitted."""
         add_update(self.theta, payload)
         self.own.append(payload)
 
@@ -200,11 +203,11 @@ class SimReplica:
         self.commit = commit
 
     def apply_merged(self, merged: MergedCommits[SimSum]) -> None:
-        """Add a sum of others' commits; the range also contains own ones, already added."""
+        """Add a sum of others' commits; own updates committed between them leave ``own``."""
         self._add_sum(merged.total.theta, merged.own_commits, merged.commit)
 
     def apply_range(self, item: ApplyMergedRange) -> None:
-        """Add a received sum of commits, minus the own ones, which theta already has."""
+        """Add a received sum of commits, minus this worker's own, which theta already has."""
         total_of_own = sum_updates(update.payload.data for update in item.own)
         merged = SUM_STRUCT.unpack_from(item.merged.payload)
         others = [all_of_it - mine for all_of_it, mine in zip(merged, total_of_own, strict=True)]
@@ -219,7 +222,7 @@ class SimReplica:
         self.commit = commit
 
     def install(self, install: InstallSnapshot) -> None:
-        """Replace theta by a snapshot, the commits it lacks, and own uncommitted updates."""
+        """Set theta to a snapshot, plus the commits it lacks, plus own uncommitted updates."""
         *cells, buffers = install.chunks[:CHUNKS]  # the others are only padding
         self.theta = [value for chunk in cells for value in CHUNK_STRUCT.unpack_from(chunk.payload)]
         self.buffers = buffers.payload
@@ -251,7 +254,7 @@ class SimReplica:
         """Do nothing: unpublished learning stays in the learner."""
 
     def chunk(self, index: int) -> Chunk:
-        """Return a part of this replica as of its commit, without own uncommitted updates."""
+        """Return chunk ``index`` of this replica, without own uncommitted updates."""
         size = self._chunk_bytes
         if index >= CHUNKS:
             return Chunk(index=index, commit=self.commit, payload=pad_payload(b"", size))
@@ -265,7 +268,7 @@ class SimReplica:
         )
 
     def digest(self) -> str:
-        """Return a hash of theta and buffers."""
+        """Return the SHA-256 of theta and buffers, in hexadecimal."""
         return hashlib.sha256(repr(self.theta).encode() + self.buffers).hexdigest()
 
 
@@ -279,14 +282,14 @@ class SimLearner:
         self.sent = 0
 
     def step(self) -> None:
-        """Add random amounts to the residual."""
+        """Learn: add random amounts to random entries of the residual."""
         for _ in range(self._rng.randint(1, 4)):
             amount = self._rng.choice((-3, -2, 2, 3))
             self.residual[self._rng.randrange(N_PARAMS)] += amount
             self.learnt += amount
 
     def publish(self) -> bytes:
-        """Return the payload of the entries that reached TAU, possibly empty."""
+        """Move TAU out of each entry that reached it; return the update, empty if none did."""
         out = []
         for index, value in enumerate(self.residual):
             if abs(value) >= TAU:
@@ -302,10 +305,10 @@ class SimLearner:
         self.learnt += sum(residual)
 
     def is_mass_conserved(self) -> bool:
-        """Check I1: all learnt mass was sent or is in the residual."""
+        """Return whether all that was learned was sent or is in the residual (I1)."""
         return self.learnt == self.sent + sum(self.residual)
 
 
 def residual_mass(residual: IntTheta) -> float:
-    """Return the sum of absolute values."""
+    """Return the sum of the absolute values of a residual."""
     return float(sum(map(abs, residual)))

@@ -1,4 +1,8 @@
-"""Options of a simulated run: its size and the faults to inject."""
+"""Options of a simulated run: its size and the faults to inject.
+
+``DriverFault`` injects one of the faults: a media driver, Aeron's process that sends and receives
+UDP, dies in the middle of a list of effects (the protocol's instructions to a process).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ UNDER_WAY_MAX = 64 << 20  # bytes in flight to all children of a node, as in a r
 SILENT_LEASES = 3  # until the master counts as lost; twice that in a mesh, where it is relayed
 
 ROWS = 7  # of each partition that is not empty
-ATTACH_LEASES = 8  # to confirm a place; longer than any outage that ends
+ATTACH_LEASES = 8  # to confirm a place in the tree; longer than any outage that ends
 
 
 class TransportMode(enum.StrEnum):
@@ -39,7 +43,7 @@ class TransportMode(enum.StrEnum):
 
     OBJECTS = "objects"  # as Python objects
     CODEC = "codec"  # encoded and decoded
-    ENDPOINT = "endpoint"  # by message endpoints: frames, seals, outboxes
+    ENDPOINT = "endpoint"  # as encrypted frames, through the message endpoints of real fits
 
 
 class ReplicaKind(enum.StrEnum):
@@ -60,10 +64,10 @@ class RunSize:
     epochs: int = 3  # of the fit
     batches: int = 7  # minibatches of a partition and epoch
     max_lead: int | None = 6  # steps ahead of the slowest worker; None: no limit
-    max_staleness: int | None = None  # steps after that of the oldest uncommitted update
-    publish_every: int = 1  # steps; 0: when the previous update is committed
-    log_bytes: int = 4_000  # small, so that some nodes need snapshots
-    window_bytes: int = 600  # own uncommitted updates, beyond which training waits
+    max_staleness: int | None = None  # steps after the oldest uncommitted update; None: no limit
+    publish_every: int = 1  # steps between updates; 0: when the previous update is committed
+    log_bytes: int = 4_000  # recent commits that a node keeps; few, so that some need snapshots
+    window_bytes: int = 600  # uncommitted updates of one worker, beyond which its training waits
     downlink_bytes: int = 2_000  # bytes in flight to one child
     merged_bytes: int = 1 << 30  # size that nodes assume for a sum of commits
     fan_out: int = FLAT[0]  # children of a node at most
@@ -72,7 +76,7 @@ class RunSize:
     through: TransportMode = TransportMode.OBJECTS  # how the network carries messages
     replicas: ReplicaKind = ReplicaKind.NUMBERS  # what the workers train
     whole: bool = True  # workers start with the initial replica; otherwise they fetch it
-    per_executor: int = 2  # workers
+    per_executor: int = 2  # workers in one executor
     empty_partitions: int = 0  # the last ones have no rows
     kept_files: int = 2  # residual files of an earlier fit
     resumed: int = 0  # seed of the positions at which a resumed fit starts; 0: a new fit
@@ -87,8 +91,8 @@ class RunSize:
     trainer_poll_s: float = 0.2  # interval at which a waiting trainer polls its inbox
     check_interval_s: float = 0.1  # between checks of the invariants
     task_start_window_s: float = 1.0  # Spark starts all tasks within this time
-    end_s: float = 300.0  # a run that takes longer hangs
-    patience_s: float = 10.0  # for late workers and for the master's first answer
+    end_s: float = 300.0  # a run that takes longer counts as hanging
+    patience_s: float = 10.0  # longest wait for late workers and for the master's first answer
     params: int = 0  # parameters of the model whose message sizes are used; 0: no padding
     density: float = 0.0  # entries of an update per parameter
 
@@ -97,7 +101,7 @@ class RunSize:
         return partition >= self.nodes - self.empty_partitions
 
     def start_of(self, partition: int) -> PartitionStart:
-        """Return the position at which the fit starts a partition, with its rows."""
+        """Return where the fit starts in a partition, with the number and checksum of its rows."""
         batches = 0 if self.is_empty(partition) else self.batches
         rows = 0 if self.is_empty(partition) else ROWS
         trained = 0
@@ -111,24 +115,24 @@ class RunSize:
 
     @property
     def mesh(self) -> bool:
-        """Whether workers relay to other workers."""
+        """Whether workers relay messages to other workers."""
         return self.depth > 1
 
     @property
-    def weights(self) -> MessageSizes:
-        """Sizes of the messages."""
+    def message_sizes(self) -> MessageSizes:
+        """Sizes of the messages about a model with ``params`` parameters."""
         return MessageSizes(self.params, self.density)
 
     @property
     def flow_limits(self) -> FlowLimits:
-        """Flow-control limits of one child and of all, and the sizes of sums and chunks."""
+        """Limits on the bytes in flight to one child and to all, and sizes of sums and chunks."""
         if self.params:
             return FlowLimits(self.downlink_bytes, UNDER_WAY_MAX, self.params, CHUNK_BYTES)
         entries = max(1, int(self.merged_bytes / SUM_ENTRY_BYTES))
         return FlowLimits(self.downlink_bytes, 4 * self.downlink_bytes, entries, CHUNK_STRUCT.size)
 
     def master_limits(self) -> MasterLimits:
-        """Return the limits of the master."""
+        """Return the master's deadlines, memory limits, and limits of the tree."""
         return MasterLimits(
             lease_s=self.lease_s,
             start_s=max(self.patience_s, 4 * self.task_start_window_s),
@@ -144,7 +148,7 @@ class RunSize:
         )
 
     def worker_limits(self) -> NodeLimits:
-        """Return the limits of a worker's node."""
+        """Return the deadlines and memory limits of a worker's protocol node."""
         return NodeLimits(
             lease_s=self.lease_s,
             join_s=max(self.patience_s, 4 * self.task_start_window_s),
@@ -210,10 +214,10 @@ EDGE_EFFECTS = frozenset({OpenEdge, CloseEdge, ReopenStreams})
 
 
 class DriverFault:
-    """Kills the media drivers of one process, each in the middle of a list of effects.
+    """Kills the media driver of one process ``deaths`` times, each time within a list of effects.
 
-    A driver dies only in lists whose outcome depends on it: those that open or close an edge, or
-    that have further effects after one that needs the driver. The latter are hit more often.
+    A driver dies only in lists whose outcome depends on it: those that open or close an edge, or in
+    which an effect that needs no driver follows one that does. The latter are hit more often.
     """
 
     def __init__(self, chance: random.Random, deaths: int) -> None:
@@ -222,14 +226,14 @@ class DriverFault:
     def wrap(
         self, effects: Sequence[Effect], perform: Callable[[Effect], None]
     ) -> Callable[[Effect], None]:
-        """Return a ``perform`` for this list that may raise DriverLost at a random effect."""
+        """Return a ``perform`` that raises DriverLost at a random effect, or ``perform`` itself."""
         moments = _fault_points(effects) if self._deaths else []
         if not moments:
             return perform
         left = self._rng.choice(moments)
 
         def perform_until_death(effect: Effect) -> None:
-            """Perform an effect, or raise DriverLost if the driver's time has come."""
+            """Perform an effect, or raise DriverLost at the drawn effect."""
             nonlocal left
             left -= 1
             if left < 0 and type(effect) in BY_DRIVER:
@@ -256,7 +260,7 @@ def _fault_points(effects: Sequence[Effect]) -> list[int]:
 def perform_with_fault(
     effects: Sequence[Effect], perform: Callable[[Effect], None], fault: DriverFault | None
 ) -> bool:
-    """Perform effects as the node's thread does; return False if the media driver died."""
+    """Perform effects as the node's thread does; return False if ``fault`` killed the driver."""
     carry = perform if fault is None else fault.wrap(effects, perform)
     try:
         performing.perform_all(effects, carry)

@@ -48,7 +48,11 @@ LINKS_START_S = 600.0  # each worker fetches its replica before training begins
 
 
 def draw_scenario(seed: int, nodes: int, mode: str) -> tuple[RunSize, Faults]:
-    """Return size and faults of a seed's run; ``mode``: plain, mesh, links or links-mesh."""
+    """Return size and faults of a seed's run.
+
+    ``mode`` is plain, mesh (workers relay messages to others), links (messages of realistic length
+    over links of limited rate) or links-mesh.
+    """
     if mode.startswith(LINKS_MODE):
         return draw_link_scenario(seed, nodes, mesh=mode != LINKS_MODE)
     rng = random.Random(f"conditions of {seed}")
@@ -93,7 +97,7 @@ def draw_scenario(seed: int, nodes: int, mode: str) -> tuple[RunSize, Faults]:
 
 
 def _with_resumption(size: RunSize, rng: random.Random) -> RunSize:
-    """Return the size with some fits resumed, and optimizer copies requested in some."""
+    """Return the size, with a resumed fit or requests for optimizer states in some runs."""
     if rng.random() < COPIES_SHARE:
         size = replace(size, copies=rng.randint(1, 3))
     if rng.random() < RESUMED_SHARE:
@@ -112,7 +116,7 @@ def _draw_transport_mode(seed: int) -> TransportMode:
 def _with_mesh(size: RunSize, rng: random.Random) -> RunSize:
     """Return the size with a mesh of low fan-out, so that few nodes form several levels.
 
-    Sums of commits are cheap in some, so that nodes send them.
+    In some runs, sums of commits count as small, so that nodes send them.
     """
     fan_out = rng.choice((2, 2, 3, 8))
     depth = DEPTH
@@ -184,7 +188,7 @@ def required_rate(size: RunSize, step_s_max: float) -> float:
     step_s = STEP_S_MIN + step_s_max / 4
     commits = size.nodes / (step_s * max(1, size.publish_every))
     children = min(size.fan_out, size.nodes) if size.mesh else size.nodes
-    return commits * size.weights.update_bytes * children
+    return commits * size.message_sizes.update_bytes * children
 
 
 def _with_rough_faults(faults: Faults, nodes: int, rng: random.Random) -> Faults:
@@ -238,7 +242,7 @@ SEED_STRIDE = 1 << 32  # between the seeds of successive controllers
 
 @dataclass(slots=True)
 class MinibatchLedger:
-    """Counts how often each minibatch of each partition is contained in the newest copy of theta.
+    """Counts how often each minibatch of each partition is in the newest copy of the parameters.
 
     The driver program takes copies of the master's replica now and then; if the controller dies,
     the fit continues from the newest one.
@@ -247,7 +251,10 @@ class MinibatchLedger:
     counts: dict[int, Counter[int]] = field(default_factory=dict)  # partition -> minibatch -> count
 
     def with_commits_of(self, world: World, goals: dict[int, int]) -> MinibatchLedger:
-        """Return the ledger with this world's commits added, up to now."""
+        """Return a ledger that also counts the minibatches which this world has committed so far.
+
+        Minibatches that produced no update count up to their partition's last one in ``goals``.
+        """
         counts = {}
         for index, goal in goals.items():
             before = world.size.start_of(index).minibatches
@@ -302,7 +309,7 @@ class ControllerLossWorld(World):
     _has_late_death = False
 
     def step_master(self, event: ev.Event) -> None:
-        """Pass an event to the master; start copies, and plan its death, as training begins."""
+        """Pass an event to the master; when training begins, schedule copies and any death."""
         before = self.phase
         super().step_master(event)
         if before is not Phase.GATHERING or self.phase is before:
@@ -338,11 +345,11 @@ class ControllerLossWorld(World):
         self.has_died = self.time.over = True
 
     def run(self) -> list[str]:
-        """Run the world; return the violations, with those of what it delivers."""
+        """Run the world; return all violations, with those in the parameters that it delivers."""
         return [*super().run(), *self._check_delivered()]
 
     def _check_delivered(self) -> list[str]:
-        """Return violations in what all controllers of a completed fit deliver together."""
+        """Return wrong counts of minibatches in the final parameters of a completed fit."""
         if self.phase is not Phase.DONE:
             return []
         whole = self.master.phases.stop_reason is None
@@ -398,9 +405,10 @@ class RunResult:
 
 
 def simulate_seed(seed: int, nodes: int, mode: str, given: dict[str, Any]) -> RunResult:
-    """Run one seed; values in ``given`` override the drawn size and faults, by field name.
+    """Simulate the run of a seed with ``nodes`` workers, and return its result.
 
-    An exception in the run is a violation.
+    Values in ``given`` override the size and faults that ``draw_scenario`` draws for this seed and
+    ``mode``, by field name. An exception in the run counts as a violation.
     """
     size, faults = with_overrides(*draw_scenario(seed, nodes, mode), given)
     result = RunResult(seed, [], 0, {}, [])
@@ -443,7 +451,7 @@ def _make_components(seed: int, size: RunSize) -> ComponentFactory:
 def simulate_seeds(
     seeds: range, nodes: int, mode: str, given: dict[str, Any], processes: int
 ) -> Iterator[RunResult]:
-    """Run all seeds on several processes; yield the results in order of seed."""
+    """Simulate each seed by ``simulate_seed``, on several processes; yield results in order."""
     one = partial(simulate_seed, nodes=nodes, mode=mode, given=given)
     if processes == 1 or len(seeds) < SEEDS_PER_TASK:
         yield from map(one, seeds)
@@ -452,7 +460,7 @@ def simulate_seeds(
         yield from pool.imap(one, seeds, chunksize=SEEDS_PER_TASK)
 
 
-SHRINK_S = 20.0  # real time
+SHRINK_S = 20.0  # real time spent on the search for a smaller run
 WIDE_LIMITS = {
     "log_bytes": 1_000_000,
     "window_bytes": 10_000,
@@ -471,7 +479,10 @@ class ShrunkRun:
     result: RunResult
 
     def given(self, seed: int, mode: str) -> dict[str, Any]:
-        """Return the values, by field name, that repeat the run with seed, nodes and ``--calm``."""
+        """Return the fields to set, by name, to repeat this run with its number of nodes.
+
+        Fields that are not in the result are as drawn from ``seed``, or for faults as in NO_FAULTS.
+        """
         size, _ = draw_scenario(seed, self.size.nodes, mode)
         return {
             field.name: getattr(mine, field.name)
@@ -490,7 +501,7 @@ def violation_kind(violations: list[str]) -> str:
 
 
 def shrink_failure(result: RunResult, nodes: int, mode: str, given: dict[str, Any]) -> ShrunkRun:
-    """Search, for at most SHRINK_S seconds, for a smaller run that fails in the same way.
+    """Return the smallest run found in SHRINK_S seconds that fails in the same way.
 
     Faults and sizes are switched off, halved or widened one by one; a change that still fails in
     the same way is kept.
@@ -517,7 +528,7 @@ def shrink_failure(result: RunResult, nodes: int, mode: str, given: dict[str, An
 
 
 def _simulate_exactly(seed: int, mode: str, size: RunSize, faults: Faults) -> RunResult:
-    """Run a seed with exactly this size and these faults."""
+    """Run a seed with exactly this size and these faults; return the result."""
     given = {f.name: getattr(part, f.name) for part in (size, faults) for f in fields(part)}
     return simulate_seed(seed, size.nodes, mode, given)
 

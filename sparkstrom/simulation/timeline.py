@@ -2,7 +2,8 @@
 
 A run repeats exactly and takes only as long as its calls need. Calls of the present time slot are
 in a heap. Later ones are kept unordered per slot, so the cost of an event does not grow with the
-number of waiting ones.
+number of waiting ones. ``WorldView`` is the interface through which faults and checkers read a
+running simulation.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sparkstrom.simulation.run_options import RunSize
 SIMULTANEOUS_EVENTS_MAX = 20_000  # more calls at one virtual time are an endless loop
 SLOTS_PER_S = 64  # time slots of the queue
 
+# Virtual time, order of scheduling, function, arguments.
 TimelineEntry = tuple[float, int, Callable[..., object], tuple[Any, ...]]
 
 
@@ -38,7 +40,7 @@ class Timeline:
         self._order = itertools.count()
         self.transcript: list[str] = []
         self.faults: Counter[str] = Counter()
-        self.over = False
+        self.over = False  # set by a call to end the run
 
     def monotonic_s(self) -> float:
         """Return the virtual time, as ``base.clock.Clock`` requires."""
@@ -60,11 +62,14 @@ class Timeline:
         self.at(self.now_s + seconds, act, *args)
 
     def say(self, line: str) -> None:
-        """Add a line with the time to the transcript."""
+        """Add a line to the transcript, with the virtual time."""
         self.transcript.append(f"{self.now_s:9.4f}  {line}")
 
     def run(self, until_s: float) -> bool:
-        """Run scheduled calls until ``over`` is set; return False if it is not by ``until_s``."""
+        """Run the scheduled calls in order of time; return True once ``over`` is set.
+
+        Return False if it is not set by ``until_s``, no call is left, or time stands still.
+        """
         pop, now_s, at_once = heapq.heappop, self.now_s, 0
         while not self.over and (self._due or self._advance_slot()):
             due_s, _, act, args = pop(self._due)
@@ -93,7 +98,7 @@ class WorldView(Protocol):
     size: RunSize
     time: Timeline
     master: Master
-    shape: TopologyChecker
+    shape: TopologyChecker  # checks the tree; faults excuse missing progress in it
 
     @property
     def phase(self) -> Phase:

@@ -1,7 +1,8 @@
 """Simulate a fit in virtual time: master, workers, network, Spark's task starts, and faults.
 
-All random choices come from one seeded generator, so a run repeats exactly. The checkers only
-observe messages, effects and state, and are independent of the protocol.
+All random choices come from one seeded generator, so a run repeats exactly. ``FaultInjector`` draws
+the faults. ``World`` runs the fit and calls checkers, such as those in ``simulation.invariants``,
+which compare messages, effects and state with the protocol's invariants.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class FaultInjector:
         self._extend_trouble(self._world.time.now_s)
 
     def _extend_trouble(self, until_s: float) -> None:
-        """Record that processes need not have recovered before ``until_s``."""
+        """Record that processes need not make progress before the virtual time ``until_s``."""
         shape = self._world.shape
         shape.trouble_until_s = max(shape.trouble_until_s, until_s)
 
@@ -326,7 +327,10 @@ CLOCK_OFFSET_S_MAX = 1000.0  # of a drifting clock at virtual time 0
 
 
 class World:
-    """One simulated run; ``run`` executes it and returns the violations."""
+    """One simulated run; ``run`` executes it and returns the violations of invariants.
+
+    ``parts`` makes its components; None: those of a fit of a few integers.
+    """
 
     def __init__(
         self, seed: int, size: RunSize, faults: Faults, parts: ComponentFactory | None = None
@@ -440,7 +444,7 @@ class World:
         self.time.after(self.size.check_interval_s, self._check_invariants)
 
     def identity(self, partition: int, attempt: int) -> Identity:
-        """Return the identity with which an attempt joins."""
+        """Return what a worker reports about itself and its rows when it joins the fit."""
         start = self.size.start_of(partition)
         return Identity(
             token=self.time.rng.getrandbits(62),
@@ -477,7 +481,7 @@ class World:
             time=self.time,
             clock=self._draw_clock(),
             buffered=self.size.has_buffers,
-            weights=self.size.weights,
+            message_sizes=self.size.message_sizes,
         )
         process.step_s_max = self.time.rng.uniform(STEP_S_MIN, self.faults.step_s_max)
         if partition < self.faults.slow:
@@ -511,11 +515,11 @@ class World:
             self.start(partition)
 
     def open(self, process: SimProcess, *, alone: bool = False) -> None:
-        """Open new streams of a process; ``alone`` if its media driver was replaced."""
+        """Open new streams of a process; ``alone``: its media driver was replaced."""
         process.handle(ev.StreamsOpened(self.network.open_streams(process), alone), self.time.now_s)
 
     def lose_driver(self, process: SimProcess) -> None:
-        """Continue a process over another media driver."""
+        """Give a process a new media driver, and open new streams: the old driver died."""
         self.network.lose_media_driver(process)
         self.open(process, alone=True)
 
@@ -630,7 +634,7 @@ class World:
             self.lose_master_driver()
 
     def lose_master_driver(self) -> None:
-        """Continue the master over another media driver."""
+        """Give the master a new media driver: the old one died."""
         self.network.lose_media_driver(None)
         self.step_master(ev.EndpointChanged("master", 1))
 

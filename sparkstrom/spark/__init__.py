@@ -1,1 +1,4 @@
-"""Train on Spark. Importing this package does not import pyspark; its modules do when needed."""
+"""Train, predict and evaluate on Spark, with a SparkContext or a Spark Connect session.
+
+Importing this package does not import pyspark; its modules import it when they need it.
+"""

@@ -87,7 +87,7 @@ class Application(Protocol):
 
     @property
     def live_conf(self) -> Any:
-        """Spark's configuration. Its ``get(key, default)`` reads a single key."""
+        """Spark's present configuration: an object whose ``get(key, default)`` reads one key."""
         ...
 
     @property
@@ -110,7 +110,7 @@ class Application(Protocol):
         ...
 
     def check(self, strategy: Strategy[CommonOptions]) -> None:
-        """Raise UsageError if the options include one that this kind of application lacks."""
+        """Raise UsageError if this kind of application lacks what the strategy's options need."""
 
     def check_data(self, data: Any) -> None:
         """Raise UsageError if a fit or evaluation in this application cannot read ``data``."""
@@ -122,20 +122,24 @@ class Application(Protocol):
         """
 
     def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:
-        """Wait up to ``seconds`` for executors to register; return their task slots.
+        """Wait for executors to register; return their number and that of their task slots.
 
-        During a longer wait, ``notify`` shows the user a line of text.
+        Raise SetupError if none has registered after ``seconds``. During a longer wait, ``notify``
+        shows the user a line of text.
         """
         ...
 
     def resolve_controller(
         self, master: SharedTrainingMaster, slots: TaskSlots, notify: Notify
     ) -> SharedTrainingMaster:
-        """Return the options with ``controller="auto"`` replaced by "driver" or "executor"."""
+        """Return the options with ``controller="auto"`` replaced by "driver" or "executor".
+
+        That is where the controller, which coordinates the workers of a fit, will run.
+        """
         ...
 
     def get_local_property(self, key: str) -> str | None:
-        """Return the Spark property ``key`` of this thread, or None."""
+        """Return the value of this thread's Spark property ``key``, or None if it is not set."""
         ...
 
     def create_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
@@ -197,7 +201,7 @@ class Application(Protocol):
         master: ParameterAveragingTrainingMaster,
         data: PartitionedData,
     ) -> tuple[RoundsBackend, MakeJob]:
-        """Return the backend of a round-based fit, and a function that creates the fit's job.
+        """Return the backend, which runs a fit's rounds, and a function that creates the fit's job.
 
         The job's thread runs all rounds; each round starts its own Spark jobs.
         """
@@ -225,11 +229,14 @@ class Application(Protocol):
         ...
 
     def get_control_addresses(self) -> tuple[str, str]:
-        """Return the address this program listens on, and the one the controller connects to."""
+        """Return the address on which to listen for the controller, and that to which it connects.
+
+        Both belong to this program's machine and serve the TCP connection with the controller.
+        """
         ...
 
     def broadcast_value(self, value: Any) -> Any:
-        """Send a value to executors; return a handle with it in ``value``, here and there."""
+        """Send a value to executors; return a handle that has it as ``value``, also in tasks."""
         ...
 
     def draw_sample(self, data: Any, columns: ColumnSpec, rows: int, seed: int) -> RowSample:
@@ -279,7 +286,7 @@ class Predictor:
     def predict(
         self, data: Any, features: ColumnNames, output: str | tuple[str, ...] | dict[str, str]
     ) -> Any:
-        """Return the outputs for ``data``; see ``SparkNetwork.predict``."""
+        """Return the outputs for arrays, an RDD or a DataFrame; see ``SparkNetwork.predict``."""
         if partitioning.is_dataframe(data):
             return add_output_columns(data, self._broadcast_model(), features, output)
         if hasattr(data, "mapPartitionsWithIndex"):
@@ -299,7 +306,10 @@ class Predictor:
         return create_inference_udf(self._broadcast_model(), inputs, shapes, output)
 
     def score(self, data: Any, columns: ColumnSpec, output: str, *, penalized: bool) -> Any:
-        """Return the loss of each row; see ``SparkNetwork.score_examples``."""
+        """Return each row's loss, as an RDD or a DataFrame column ``output``, like ``data``.
+
+        See ``SparkNetwork.score_examples``.
+        """
         check_can_score(self._bind_current()[0], penalized)
         if partitioning.is_dataframe(data):
             return add_score_column(data, self._broadcast_model(), columns, output, penalized)

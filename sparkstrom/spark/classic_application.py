@@ -61,7 +61,7 @@ from sparkstrom.spark.executor_slots import (
 )
 from sparkstrom.spark.jobs import (
     DecommissionMonitor,
-    MemoryMonitor,
+    OutOfMemoryMonitor,
     SparkJob,
     cancel_jobs_on_interrupt,
 )
@@ -96,7 +96,7 @@ class ClassicApplication:
 
     @property
     def live_conf(self) -> Any:
-        """Spark's configuration. Its ``get(key, default)`` reads a single key."""
+        """Spark's configuration; its ``get(key, default)`` reads one key and copies no others."""
         return live_conf(self._context)
 
     @property
@@ -135,7 +135,7 @@ class ClassicApplication:
         """Do nothing: a SparkContext has RDDs."""
 
     def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:
-        """Wait until executors have registered; return the number of task slots.
+        """Wait until executors have registered; return their number and that of task slots.
 
         Raise SetupError if none has registered after ``seconds``. During a longer wait, ``notify``
         shows the user a line of text. See ``executor_slots.await_slots``.
@@ -153,7 +153,7 @@ class ClassicApplication:
         return resolve_controller(master, self._context, slots, notify)
 
     def get_local_property(self, key: str) -> str | None:
-        """Return the Spark property ``key`` of this thread, or None."""
+        """Return the value of this thread's Spark property ``key``, or None if it is not set."""
         value: str | None = self._context.getLocalProperty(key)
         return value
 
@@ -231,7 +231,7 @@ class ClassicApplication:
 
         One warns of killed containers; one moves workers off executors being decommissioned.
         """
-        return [MemoryMonitor(job, notify), DecommissionMonitor(job, notify)]
+        return [OutOfMemoryMonitor(job, notify), DecommissionMonitor(job, notify)]
 
     def create_controller_placer(
         self,
@@ -244,7 +244,7 @@ class ClassicApplication:
         return ClassicControllerPlacer(self._context, training, checkpoints, control, notify)
 
     def get_control_addresses(self) -> tuple[str, str]:
-        """Return Spark's driver's bind address, to listen on, and its host, to connect to."""
+        """Return two addresses of Spark's driver: one to listen on, and one for executors."""
         return get_control_addresses(self._context)
 
     def broadcast_value(self, value: Any) -> Any:
@@ -265,7 +265,7 @@ class ClassicApplication:
         return evaluate_source(model, metrics, partitioning.create_source(data, columns))
 
     def delete_worker_files(self, network: str) -> None:
-        """Run a job that deletes a network's files on all executors."""
+        """Run a job that deletes the files that a network's workers left on executors."""
         slots = get_slots(self._context).total
         forget = partial(delete_worker_files, network)
         self._context.parallelize(range(slots), slots).mapPartitions(forget).count()

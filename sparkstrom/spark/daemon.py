@@ -32,7 +32,7 @@ UNSAFE_TO_FORK = ("jax", "keras", "tensorflow")  # they have threads once they a
 
 
 def preload(names: Iterable[str]) -> list[str]:
-    """Import modules; return a line for each that was not imported.
+    """Import modules; return a line of explanation for each that was not imported.
 
     Args:
         names: Names of modules or packages, such as "torch".
@@ -51,7 +51,10 @@ def preload(names: Iterable[str]) -> list[str]:
 
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Send what is written to file descriptor 1 to 2: Spark reads the daemon's port from 1."""
+    """During the block, redirect standard output to standard error.
+
+    Spark reads the daemon's port from standard output, so nothing else may be written there.
+    """
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

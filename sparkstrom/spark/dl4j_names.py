@@ -1,8 +1,8 @@
 """Give SparkNetwork the method names of DL4J's Spark classes.
 
 DL4J (Deeplearning4j) trains networks on Spark with its classes SparkDl4jMultiLayer and
-SparkComputationGraph. ``SparkLayerNames`` provides those of their methods that are useful here. For
-the other methods, an error message says what to use instead.
+SparkComputationGraph. ``Dl4jMethodNames`` provides those of their methods that are useful here. For
+the other methods, an error message names a replacement.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ REPLACEMENTS: dict[str, str] = {
 _NORMALIZED_REPLACEMENTS = {name.replace("_", ""): use for name, use in REPLACEMENTS.items()}
 
 
-class SparkLayerNames:
+class Dl4jMethodNames:
     """A base class of SparkNetwork with methods named as in DL4J.
 
-    Access to any other method of DL4J's classes raises an AttributeError that says what to use.
+    Access to any other method of DL4J's classes raises an AttributeError with its replacement.
     """
 
     _application: Application
@@ -77,7 +77,7 @@ class SparkLayerNames:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError. For a DL4J method, the message says what to use instead."""
+            """Raise AttributeError. For a DL4J method, the message names a replacement."""
             ours = to_snake_case(name)
             use = _NORMALIZED_REPLACEMENTS.get(
                 ours.replace("_", ""), ours if hasattr(type(self), ours) else ""

@@ -114,7 +114,7 @@ def check_dynamic_allocation(conf: Mapping[str, str], when: str = DURING_FIT) ->
 
 
 def describe_allocation(workers: int, slots: int, note: str) -> str:
-    """Return the text that tells the user what dynamic allocation means for this fit.
+    """Return the text that explains to the user what dynamic allocation means for this fit.
 
     Args:
         workers: Number of workers.
@@ -192,7 +192,7 @@ def compute_slots(
 
 
 def is_executor_count_configured(context: Any) -> bool:
-    """Return whether the master URL or the configuration says how many executors to expect.
+    """Return whether the master URL or the configuration determines the number of executors.
 
     Always True with dynamic allocation: executors start only when there is work for them.
     """
@@ -245,10 +245,10 @@ def count_workers(slots: TaskSlots, strategy: Strategy[CommonOptions]) -> int:
 
 
 def choose_resume_workers(slots: TaskSlots, workers: int, checkpoint_workers: int | None) -> int:
-    """Return how many workers a fit has, considering the checkpoint it may resume from.
+    """Return how many workers a fit has: ``workers``, or the number of a resumed checkpoint.
 
-    If the number of executors is only an estimate, the checkpoint's number of workers is used: then
-    every row is in the same partition as before.
+    The checkpoint's number is used if the number of executors is only an estimate: then every row
+    is in the same partition as before.
 
     Args:
         slots: The executors and task slots.
@@ -299,7 +299,7 @@ def check_rounds_conf(
 ) -> list[str]:
     """Return warnings about Spark's configuration for a round-based fit.
 
-    ``demand`` says how much memory the model needs.
+    ``demand`` is the memory that the model needs.
     """
     warnings = check_dynamic_allocation(conf, DURING_ROUND) + check_task_retries(conf)
     return warnings + check_overhead(conf, rounds_memory(conf, workers, demand, master))

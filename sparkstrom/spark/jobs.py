@@ -1,9 +1,10 @@
 """Run a fit's Spark job in a thread, cancel it on Ctrl-C, and monitor its executors.
 
-``SparkJob`` runs a job in a thread and reports on its tasks. ``cancel_jobs_on_interrupt`` replaces
-Spark's handler for Ctrl-C. ``MemoryMonitor`` warns about containers that were killed because they
-used too much memory: Spark replaces them, so users would only see a lost worker.
-``DecommissionMonitor`` moves workers off executors that are about to be removed.
+``SparkJob`` runs a job in a thread and reports on its tasks. ``translate_job_errors`` shortens the
+errors of jobs, and ``cancel_jobs_on_interrupt`` replaces Spark's handler for Ctrl-C.
+``OutOfMemoryMonitor`` warns about containers that were killed because they used too much memory:
+Spark replaces them, so users would only see a lost worker. ``DecommissionMonitor`` moves workers
+off executors that are about to be removed.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from sparkstrom.spark.executor_slots import live_conf
 def translate_job_errors(doing: str) -> Iterator[None]:
     """Convert a Spark job's error during the block to a TrainingError with a one-line message.
 
-    In the message, ``doing`` says what the job does. The stack traces of Java and Python are kept
-    in the error's ``trace``.
+    The message begins with ``doing``, such as "counting rows". The stack traces of Java and Python
+    are kept in the error's ``trace``.
     """
     from py4j.protocol import Py4JJavaError
 
@@ -171,7 +172,7 @@ class SparkJob:
     def killed_for_memory(self) -> list[str]:
         """Return messages about containers that were killed because they used too much memory.
 
-        Each distinct message says which setting to change. Spark reports such containers in the
+        Each distinct message names the setting to change. Spark reports such containers in the
         error messages of their tasks.
         """
         if self.memory is None:
@@ -200,7 +201,7 @@ class SparkJob:
 MEMORY_POLL_S = 2.0  # a poll is several calls into the JVM
 
 
-class MemoryMonitor(FitListener):
+class OutOfMemoryMonitor(FitListener):
     """A listener that warns, once per cause, if a container was killed for using too much memory.
 
     Args:
@@ -215,7 +216,10 @@ class MemoryMonitor(FitListener):
         self._reported: set[str] = set()  # warnings that were shown
 
     def on_progress(self, progress: Progress) -> None:
-        """Poll the job every ``MEMORY_POLL_S``; read its tasks' errors only if new ones failed."""
+        """Look for newly killed containers, at most every ``MEMORY_POLL_S``; warn about them.
+
+        Task errors, which contain the reason, are read only if the numbers of failed tasks changed.
+        """
         if time.monotonic() < self._due_s:
             return
         self._due_s = time.monotonic() + MEMORY_POLL_S
@@ -284,7 +288,10 @@ class DecommissionMonitor(FitListener):
         self._without_slot: set[str] = set()  # executors for which NO_FREE_SLOT was shown
 
     def on_progress(self, progress: Progress) -> None:
-        """Poll the executors every ``DECOMMISSION_POLL_S`` while workers can still be replaced."""
+        """Move workers off decommissioned executors, while workers can still be replaced.
+
+        The executors are checked at most every ``DECOMMISSION_POLL_S``.
+        """
         is_training = progress.phase in (Phase.GATHERING, Phase.RUNNING)
         if not self._enabled or not is_training or time.monotonic() < self._due_s:
             return

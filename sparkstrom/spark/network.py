@@ -1,6 +1,7 @@
 """Define SparkNetwork, which trains a model on Spark executors and holds its parameters.
 
-``each_batch`` returns a function with which a streaming query trains a network on micro-batches.
+``make_application`` wraps the session or context with which a network is made. ``each_batch``
+returns a function with which a streaming query trains a network on micro-batches.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from sparkstrom.spark.application import Application, Predictor, require_active_
 from sparkstrom.spark.classic_application import ClassicApplication
 from sparkstrom.spark.data.export import ExportCache
 from sparkstrom.spark.data.partitioning import HeldOutFrames, PartitionedData
-from sparkstrom.spark.dl4j_names import SparkLayerNames
+from sparkstrom.spark.dl4j_names import Dl4jMethodNames
 from sparkstrom.spark.executor.entry_points import pickle_by_value
 from sparkstrom.spark.executor.measurement import check_barrier_stages, measure_workers
 from sparkstrom.spark.executor_slots import (
@@ -101,7 +102,7 @@ def get_spark_context(spark: Any) -> Any:
     return spark if is_connect_object(spark) else getattr(spark, "sparkContext", spark)
 
 
-class SparkNetwork(SparkLayerNames, TrainedNetwork):
+class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
     """Trains a model on Spark executors and keeps its parameters from one fit to the next.
 
     Used in a ``with`` statement, the network is closed when the block ends.
@@ -295,7 +296,11 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
             return rehearse(make_recipe(*fit), sample, request, progress, self._measure_cluster)
 
     def _measure_cluster(self, recipe: FitRecipe, sample: RowSample) -> ClusterMeasurement:
-        """Measure steps and links in as many tasks as a fit would have workers."""
+        """Measure a step's time and the network's speed on executors; return a summary.
+
+        There are as many measuring tasks as a fit would have workers. Their input, a recipe for the
+        fit and a sample of rows, is the same.
+        """
         master = require_gradient_sharing(self._strategy.master)
         with closing(make_progress_display(self._progress)) as progress:
             slots = self._application.await_slots(master.start_timeout, progress.say)
@@ -352,7 +357,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
     def _partition(self, data: Any, columns: ColumnSpec, workers: int) -> PartitionedData:
         """Return the data in one partition per worker.
 
-        The rows are exported to files first if the options say so.
+        With the option ``rdd_training_approach="export"``, the rows are first written to files.
         """
         options = self._strategy.master
         master = self._held_out.partitioning_options(options, data)

@@ -1,1 +1,1 @@
-"""Transports: send and receive frames of bytes between endpoints."""
+"""Send bytes between processes: by Aeron, in memory, or encrypted by TCP. Probe UDP, too."""

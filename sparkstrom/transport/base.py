@@ -172,7 +172,7 @@ class MemoryNetwork:
         self._break_fraction = break_fraction
         self._ports = 0
         self._receivers: dict[StreamAddress, _ReceiveQueue] = {}
-        self.changed = threading.Condition()
+        self.changed = threading.Condition()  # guards the queues; notified of new frames
 
     def open(
         self, host: str = "127.0.0.1", beside: MemoryTransport | None = None
@@ -208,7 +208,7 @@ class MemoryNetwork:
 
 
 class _ReceiveQueue:
-    """Frames of one stream that have not been polled yet."""
+    """A queue of the frames of one stream that have not been polled yet."""
 
     def __init__(self) -> None:
         """Create an empty, open queue."""

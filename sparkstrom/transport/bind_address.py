@@ -60,7 +60,7 @@ def choose_address(
 
 
 def _check_own_address(address: str, addresses: Sequence[InterfaceAddress]) -> str:
-    """Return the address in canonical form; raise NetworkError if this host does not have it."""
+    """Return the address in canonical form; raise an error if it is not one of this host's."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError as error:
@@ -77,7 +77,7 @@ def _check_own_address(address: str, addresses: Sequence[InterfaceAddress]) -> s
 
 
 def _find_address_in_mask(mask: str, addresses: Sequence[InterfaceAddress]) -> str:
-    """Return the first address in the mask; raise NetworkError unless one interface has it."""
+    """Return the first address in the mask; raise NetworkError if no or several interfaces fit."""
     try:
         network = ipaddress.ip_network(mask, strict=False)
     except ValueError as error:
@@ -147,7 +147,7 @@ def list_interface_addresses() -> list[InterfaceAddress]:
 
 
 def _decode_address(entry: _Ifaddrs) -> str | None:
-    """Return the IP address of an entry; None if it is down, link-local IPv6, or no IP address."""
+    """Return an entry's IP address; None if the interface is down or the address is unusable."""
     if not entry.flags & IFF_UP or not entry.address:
         return None
     sockaddr = entry.address.contents

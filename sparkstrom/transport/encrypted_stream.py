@@ -1,13 +1,17 @@
-"""Encrypted messages over a TCP connection, authenticated by a shared key.
+"""Exchange encrypted messages over a TCP connection whose two ends share a secret key.
 
-Each connection has two keys of its own, one per direction. They are derived by HKDF from the shared
-key and the salts of both ends, so a recording cannot be replayed on another connection or to its
+A message is sent in records of up to 1 MiB, each encrypted and authenticated by AES-256-GCM. Each
+connection has two keys of its own, one per direction. They are derived by HKDF from the shared key
+and the salts of both ends, so a recording cannot be replayed on another connection or to its
 sender. Records are numbered, and the number is the nonce: omitting, repeating or reordering a
 record ends the connection. Only authenticated data is returned, so messages may be of kinds that
 are unsafe from strangers, such as pickles.
 
-    salt, u8[16], each way, in the clear
-    record: u32 sealed length (16 bytes more than in the clear) | u8 1: message continues | body
+    salt      u8[16]   random, not encrypted; each end sends one first
+    record    header | content, encrypted | u8[16] authentication tag
+    header    u32 length of content and tag | u8 1: the message continues in the next record, or 0
+
+A header is authenticated with its record but not encrypted.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from sparkstrom.codec.sealed_frames import derive_key
 SALT_BYTES = 16
 TAG_BYTES = 16
 RECORD_BYTES_MAX = 1 << 20
-RECORD = struct.Struct("<IB")
+RECORD = struct.Struct("<IB")  # header of a record
 NONCE = struct.Struct("<IQ")
 GREETING = b"sparkstrom control 1"  # first message in each direction; proves possession of the key
 GREETING_TIMEOUT_S = 3.0  # limit for the whole greeting, since strangers can connect too
@@ -79,7 +83,7 @@ class EncryptedStream:
         self._until_s = math.inf
 
     def send(self, message: bytes) -> None:
-        """Send a whole message; raise WireError if the connection is over."""
+        """Encrypt and send a whole message; raise WireError if the connection is over."""
         parts = range(0, max(1, len(message)), RECORD_BYTES_MAX)
         for begin in parts:
             self._send_record(message[begin : begin + RECORD_BYTES_MAX], more=begin != parts[-1])
@@ -95,7 +99,7 @@ class EncryptedStream:
             raise WireError(f"the connection is gone: {error}") from None
 
     def receive(self) -> bytes:
-        """Return the next message, blocking until it is complete.
+        """Return the next message, decrypted, blocking until it is complete.
 
         Raise WireError if a record takes longer than ``RECORD_TIMEOUT_S`` or is not authentic.
         """
@@ -118,8 +122,8 @@ class EncryptedStream:
             self._received += 1
         return b"".join(parts)
 
-    def waits(self, seconds: float) -> bool:
-        """Return whether data has arrived; wait up to ``seconds`` for it."""
+    def wait_for_data(self, seconds: float) -> bool:
+        """Wait up to ``seconds`` until there is something to receive; return whether there is."""
         try:
             poll = select.poll()  # select.select fails for descriptors above 1023
             poll.register(self._socket, select.POLLIN)
@@ -136,7 +140,7 @@ class EncryptedStream:
         parts = bytearray()
         while len(parts) < size:
             left_s = end_s - time.monotonic()
-            if left_s <= 0 or not self.waits(left_s):
+            if left_s <= 0 or not self.wait_for_data(left_s):
                 missing = "greeting" if self._until_s < math.inf else "whole record"
                 raise WireError(f"no {missing} in time: timed out")
             try:
@@ -150,7 +154,7 @@ class EncryptedStream:
 
 
 def _derive_direction_key(key: bytes, salts: bytes, *, from_opener: bool) -> bytes:
-    """Return the connection's key for one direction.
+    """Return the connection's key for one direction, from the shared key and both ends' salts.
 
     ``GREETING`` makes the key differ from keys that are derived for other purposes.
     """

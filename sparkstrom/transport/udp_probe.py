@@ -7,7 +7,7 @@ between two processes is reported by the receiver.
 
     ping     to each peer: short, then in Aeron's length with and without permission to fragment
     pong     short reply, which gives the round-trip time
-    go       request to send a train of datagrams, whose arrival gives the throughput
+    go       request to send a train (burst) of datagrams, whose arrival gives the throughput
     train    at most TRAIN_BYTES within TRAIN_S, one per peer
     bye      the sender needs nothing more
 
@@ -36,7 +36,7 @@ from sparkstrom.base.errors import SetupError
 from sparkstrom.base.identity import Endpoint
 
 TOKEN_BYTES = 16
-TICK_S = 0.02
+TICK_S = 0.02  # longest wait for datagrams, and interval of pings
 RETRY_S = 0.1  # interval of repeating an unanswered ping or go
 PONGS_WANTED = 5  # round trips to measure per peer; the shortest one counts
 TRAIN_BYTES, TRAIN_S = 4 << 20, 0.2
@@ -66,10 +66,10 @@ class DatagramKind(enum.IntEnum):
     PING = 1  # header only
     PING_UNFRAGMENTED = 2  # a ping of Aeron's length with the don't-fragment bit
     PING_FRAGMENTABLE = 3  # the same without that bit
-    PONG = 4
-    GO = 5
-    TRAIN = 6
-    BYE = 7
+    PONG = 4  # reply to a ping of the first kind
+    GO = 5  # request for a train, a burst of datagrams
+    TRAIN = 6  # one datagram of a train
+    BYE = 7  # the sender needs nothing more
 
 
 @dataclass(slots=True)
@@ -199,7 +199,7 @@ class UdpProbe:
         return self.results
 
     def _is_done(self) -> bool:
-        """Return whether this process has measured its round trips and received all trains."""
+        """Return whether all round trips are measured and no train (datagram burst) is awaited."""
         has_round_trips = all(state.pongs >= PONGS_WANTED for state in self._ping_states.values())
         return has_round_trips and not self._trains_wanted and self._incoming is None
 
@@ -214,7 +214,7 @@ class UdpProbe:
             self._send_bye(now_s)
 
     def _ping(self, peer: int) -> None:
-        """Send one ping of each length to a peer."""
+        """Send a peer a short ping, and long ones with and without permission to fragment them."""
         stamp_ns = time.monotonic_ns()
         self._ping_states[peer].sent_ns.append(stamp_ns)
         self._send(peer, DatagramKind.PING, stamp_ns=stamp_ns)
@@ -248,7 +248,7 @@ class UdpProbe:
                 self._send(peer, DatagramKind.BYE)
 
     def _send_trains(self, now_s: float) -> None:
-        """Send the next burst of each outgoing train, as far as the socket accepts it."""
+        """Send the next datagrams of each outgoing train, as many as the socket accepts."""
         for train in list(self._outgoing):
             for _ in range(BURST_DATAGRAMS):
                 if train.left <= 0 or now_s > train.until_s:
@@ -259,7 +259,7 @@ class UdpProbe:
                 train.left -= self._lengths[train.peer]
 
     def _send(self, peer: int, kind: DatagramKind, length: int = 0, stamp_ns: int = 0) -> bool:
-        """Send a datagram and return whether the interface accepted it."""
+        """Send a datagram, padded to ``length`` bytes; return whether the interface accepted it."""
         assert self._socket is not None
         stamp_ns = stamp_ns or time.monotonic_ns()
         proof = self._proof(kind, self._index, length, stamp_ns, peer)
@@ -277,7 +277,7 @@ class UdpProbe:
         return hashlib.blake2b(content, digest_size=PROOF_BYTES, key=self._group.token).digest()
 
     def _allow_fragmentation(self, allowed: bool) -> None:
-        """Clear or set the don't-fragment bit of the datagrams that follow."""
+        """Set whether the network may fragment later datagrams, by their don't-fragment bit."""
         assert self._socket is not None
         mode = ALLOW_FRAGMENTATION if allowed else DONT_FRAGMENT
         if self._socket.family == socket.AF_INET6:

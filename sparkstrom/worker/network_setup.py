@@ -44,7 +44,11 @@ DISCARD_PORT: Final = 9  # used only to find a route; nothing is sent to it
 
 
 def choose_driver_address(void: VoidConfiguration, spark_driver_host: str) -> str:
-    """Return the driver's address: option, network_mask, environment variable, or Spark's host."""
+    """Return the IP address of this machine, the driver program's, at which executors reach it.
+
+    The first of these that is given decides: the options ``controller_address`` and
+    ``network_mask``, an environment variable, and the host that Spark uses for its driver.
+    """
     explicit = resolve_host(void.controller_address) if void.controller_address else None
     return choose_address(
         mask=void.network_mask,
@@ -55,7 +59,11 @@ def choose_driver_address(void: VoidConfiguration, spark_driver_host: str) -> st
 
 
 def choose_executor_address(void: VoidConfiguration, controller: Endpoint) -> str:
-    """Return an executor's address: network_mask, environment variable, or route to the driver."""
+    """Return the IP address of this executor to bind.
+
+    The first of these that is given decides: the option ``network_mask``, an environment variable,
+    and the route to the controller.
+    """
     return choose_address(
         mask=void.network_mask,
         explicit=None,
@@ -84,8 +92,8 @@ def local_address_towards(controller: Endpoint) -> str:
 
     Raise NetworkError if there is no route.
     """
-    children = socket.AF_INET6 if ":" in controller.host else socket.AF_INET
-    with socket.socket(children, socket.SOCK_DGRAM) as probe:
+    family = socket.AF_INET6 if ":" in controller.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((controller.host, controller.port))
         except OSError as error:
@@ -128,7 +136,7 @@ def transport_opener(key: str, options: DriverOptions) -> OpenTransport:
 
 
 def port_bounds(ports: range | None) -> tuple[int, int] | None:
-    """Return the first and last port of a range; None for None."""
+    """Return the first and last port of a range; None if ``ports`` is None (any port)."""
     return (ports[0], ports[-1]) if ports is not None else None
 
 

@@ -140,7 +140,7 @@ class PartitionSpec(Protocol):
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The number of rows per partition, if counted before because rows stay where they are."""
+        """The number of rows per partition; () if they were not counted before the fit."""
         ...
 
 

@@ -1,4 +1,6 @@
-"""The job that a training task receives, and the broadcast of its initial parameters.
+"""The job that a training task receives, the broadcast of its parameters, and checks of the model.
+
+The checks find models that cannot be pickled, before any task starts.
 
 The initial parameters are one Spark broadcast variable: executors fetch its blocks from one
 another, each block once per executor, and executors that Spark starts later still find them. The
@@ -46,7 +48,7 @@ _CONF_LOCK = threading.Lock()  # held while the application's configuration is c
 
 
 class PackedParameters(NamedTuple):
-    """Initial parameters in units of the grid step, split into byte planes u8[n_params]."""
+    """Initial parameters as multiples of 2^-k: all low bytes, all middle bytes, all high bytes."""
 
     low: bytes  # lowest byte of each parameter
     middle: bytes  # second byte of each parameter
@@ -72,7 +74,7 @@ class StateBroadcast(Protocol):
 
 
 def pack_parameters(theta: Theta, state: bytes = b"") -> PackedParameters:
-    """Encode parameters, buffers and an optimizer state for the broadcast.
+    """Return parameters, buffers and an optimizer state, encoded for the broadcast.
 
     Three bytes per parameter suffice, because the parameters of a fit start within 2^22 grid steps.
     """
@@ -120,7 +122,7 @@ def make_initial_theta(
 def broadcast_parameters(
     context: Any, theta: Theta, workers: int, state: bytes = b""
 ) -> Iterator[ParametersBroadcast]:
-    """Broadcast the parameters, and optionally one optimizer state for all workers.
+    """Broadcast the parameters, and optionally one optimizer state for all workers; yield it.
 
     The broadcast variable is destroyed when the block ends, even if an exception ends it.
     """
@@ -139,7 +141,7 @@ def broadcast_parameters(
 def broadcast_worker_states(
     context: Any, states: Mapping[int, bytes]
 ) -> Iterator[dict[int, StateBroadcast]]:
-    """Broadcast each worker's own optimizer state, by partition, during the block.
+    """Broadcast each worker's own optimizer state during the block; yield them by partition.
 
     Every executor stores all states as files; a worker reads only its own.
     """

@@ -408,17 +408,18 @@ def make_node_limits(job: TrainingJob) -> NodeLimits:
 class StalenessLimits(TypedDict):
     """Limits on how far workers may drift apart; fields of ``NodeLimits``."""
 
+    # Of two limits on the same thing, the larger one applies.
     max_lead: int | None  # steps ahead of the slowest worker; None: unlimited
-    lead_minibatches: int  # the same limit in minibatches of the others, divided among them
-    max_staleness: int | None  # steps after that of the oldest uncommitted update
-    age_of_updates: int  # the same limit in minibatches of the whole fit, divided among workers
+    lead_minibatches: int  # the same in minibatches of all other workers together
+    max_staleness: int | None  # steps after the oldest uncommitted update; None: unlimited
+    age_of_updates: int  # the same in minibatches of all workers together
     steps_each: int  # steps that one publication contains at least
 
 
 def staleness_limits(master: SharedTrainingMaster) -> StalenessLimits:
-    """Return the limits on how far workers may drift apart, in a worker's own steps.
+    """Return the limits on how far workers may drift apart, by ``max_lead`` and ``max_staleness``.
 
-    One publication may contain several steps.
+    Limits in steps count a worker's own; "auto" also sets limits in minibatches of all workers.
     """
     every = 1 if isinstance(master.publish_every, str) else master.publish_every
     lead, rounds, age, lead_minibatches = master.max_lead, master.max_staleness, 0, 0

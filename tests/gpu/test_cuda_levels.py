@@ -113,8 +113,8 @@ def test_levels(n: int, seed: int, tau: int, top: int) -> None:
     codes = np.zeros(n, np.int32)
     hits, _ = reference.scan_local(local, theta, tau * Q, codes)
     rest = (codes[:hits], tau * Q, top, np.full(hits, 9, np.uint8))
-    same("levels_local", local, theta, *rest)
-    same("levels_replica", local - theta, *rest)
+    same("find_levels_local", local, theta, *rest)
+    same("find_levels_replica", local - theta, *rest)
 
 
 @given(n=sizes, seed=seeds, tau=quanta, top=tops)
@@ -122,16 +122,16 @@ def test_levels_of_any_bits(n: int, seed: int, tau: int, top: int) -> None:
     indices = np.random.default_rng(seed).permutation(n).astype(np.int32)
     codes = np.where(indices % 3 == 0, ~indices, indices)
     rest = (codes, tau * Q, top, np.full(n, 9, np.uint8))
-    same("levels_local", wild(n, seed), wild(n, seed + 1), *rest)
-    same("levels_replica", wild(n, seed), *rest)
+    same("find_levels_local", wild(n, seed), wild(n, seed + 1), *rest)
+    same("find_levels_replica", wild(n, seed), *rest)
 
 
 def test_the_highest_level_is_of_this_call() -> None:
     codes, levels = np.arange(3, dtype=np.int32), np.zeros(3, np.uint8)
     for size, highest in ((8, 3), (2, 1), (1, 0)):
         residual = np.array([1, -1, size], np.float32)
-        assert same("levels_replica", residual, codes, 1.0, 3, levels)[0] == highest
-    assert same("levels_replica", residual, codes[:0], 1.0, 3, levels[:0])[0] == 0
+        assert same("find_levels_replica", residual, codes, 1.0, 3, levels)[0] == highest
+    assert same("find_levels_replica", residual, codes[:0], 1.0, 3, levels[:0])[0] == 0
 
 
 @given(n=sizes, seed=seeds, tau=quanta, top=st.integers(0, 3), part=st.integers(1, 2**12))
@@ -206,7 +206,7 @@ def publication(
     answers: list[Any] = [getattr(kernels, f"scan_{name}")(one, other, tau, codes)]
     hits = getattr(kernels, f"choose_{name}")(*parts, tau, limit, 3, codes)
     taken, found = codes[:hits], levels[:hits]
-    answers += [hits, getattr(kernels, f"levels_{name}")(*parts, taken, tau, 3, found)]
+    answers += [hits, getattr(kernels, f"find_levels_{name}")(*parts, taken, tau, 3, found)]
     answers.append(kernels.move_levels(theta, parts[0], taken, found, tau, 0.0, Q))
     answers.append(kernels.move(theta, parts[0], taken, tau, -tau, Q))
     answers.append(getattr(kernels, f"clip_{name}")(*parts, 2 * tau))
@@ -222,6 +222,6 @@ def test_levels_are_bytes_on_the_device() -> None:
         cuda.to_device(np.arange(4, dtype="i4")),
     )
     with pytest.raises(UsageError, match=r"levels is a numpy\.ndarray in host memory"):
-        backends.kernels("cuda").levels_replica(residual, codes, Q, 3, np.zeros(4, np.uint8))
+        backends.kernels("cuda").find_levels_replica(residual, codes, Q, 3, np.zeros(4, np.uint8))
     with pytest.raises(UsageError, match="levels is int32 on the device: must be uint8"):
-        backends.kernels("cuda").levels_replica(residual, codes, Q, 3, codes)
+        backends.kernels("cuda").find_levels_replica(residual, codes, Q, 3, codes)

@@ -139,7 +139,8 @@ def test_the_fast_kernels_are_the_defined_ones(
     for kernels in (reference, kernels_cpu):
         codes, answer = np.zeros(n, np.int32), []
         for name, parts in (("local", (local, theta)), ("replica", (local,))):
-            choose, find = getattr(kernels, f"choose_{name}"), getattr(kernels, f"levels_{name}")
+            choose = getattr(kernels, f"choose_{name}")
+            find = getattr(kernels, f"find_levels_{name}")
             short = np.zeros(n // 3, np.int32)
             answer += [choose(*parts, tau_here, limit, seed, short), short.tolist()]
             hits = choose(*parts, tau_here, limit, seed, codes)

@@ -134,7 +134,7 @@ def numbers_copies_by_steps(patch: pytest.MonkeyPatch) -> None:
         return 1 + OPTIMIZER_STRUCT.unpack_from(content)[1]
 
     for module in (copies, optimizer_fetch):
-        patch.setattr(module, "copy_number", by_steps)
+        patch.setattr(module, "hash_optimizer_copy", by_steps)
 
 
 def never_says_that_it_copies_again(patch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ PASSED_ON = {
     ("codec/sealed_frames.py", "FrameError(Rejection."),
     ("models/row_checks.py", "BadValue(role, "),
     ("runtime/message_endpoint.py", "FrameError(Rejection."),
-    ("runtime/trainer.py", "PeerError(command.reason)"),
+    ("runtime/trainer.py", "PeerError(directive.reason)"),
     ("transport/aeron/media_driver.py", "DriverLost(*DRIVER_ENDED)"),
     ("checkpoint/writer.py", "self.warnings.append(text)"),
     ("local/worker_pool.py", "SetupError(self.failure)"),
@@ -84,7 +84,7 @@ PASSED_ON = {
     ("fit/listeners.py", "log.warning('%s', text)"),
     ("fit/listeners.py", "self._warn(str(self._raised"),
     ("fit/listeners.py", "self.warnings.append(text)"),
-    ("fit/supervisor.py", "NetworkError(blocked[0] + reach"),
+    ("fit/supervisor.py", "NetworkError(blocked[0] + hosts"),
 }
 
 TEXTS_MAX = 12  # that one pattern may find

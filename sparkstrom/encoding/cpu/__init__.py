@@ -1,1 +1,1 @@
-"""Implement the CPU backend: kernels compiled with Numba, and their host memory."""
+"""Implement the CPU backend: kernels compiled with Numba, their compiler, and host memory."""

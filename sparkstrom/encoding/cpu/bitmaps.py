@@ -89,7 +89,7 @@ def _sum_bytes(lanes: np.uint32) -> int:
 
 @helper
 def _pack_states(states: U8, size: int, out: U8, at: np.uint64) -> tuple[int, int]:
-    """Pack a block's states to ``out``; return (number of nonzero states, of half steps)."""
+    """Pack a block's states into bytes from out[at] on; return (nonzero states, half steps)."""
     for i in range(size, (size + 3) // 4 * 4):
         states[U64(i)] = 0
     words, used, halves = states.view(np.uint32), U32(0), U32(0)
@@ -104,7 +104,7 @@ def _pack_states(states: U8, size: int, out: U8, at: np.uint64) -> tuple[int, in
 
 @helper
 def _unpack_states(packed: U8, at: np.uint64, size: int, states: U8) -> None:
-    """Unpack a block of a bitmap to an array with one state per byte."""
+    """Unpack ``size`` states of a bitmap, from byte ``at`` on, to one byte each in ``states``."""
     words = states.view(np.uint32)
     for j in range((size + 3) // 4):
         byte = U32(packed[at + U64(j)])
@@ -115,7 +115,7 @@ def _unpack_states(packed: U8, at: np.uint64, size: int, states: U8) -> None:
 def bitmap_local(
     local: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:
-    """Write and apply local - theta as a bitmap; see ``reference_kernels.bitmap_local``."""
+    """Write local - theta as a bitmap, apply it; return (hits, half steps, overflows, first)."""
     n, used, halves, overflows = local.shape[0], 0, 0, (0, -1)
     toward, half, rest = np.float32(side), tau * np.float32(0.5), step - tau
     part, rest_part = step * np.float32(0.5) * toward, rest * np.float32(0.5) * toward
@@ -146,7 +146,7 @@ def bitmap_local(
 def bitmap_replica(
     residual: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:
-    """Write and apply the residual as a bitmap; see ``reference_kernels.bitmap_replica``."""
+    """Write the residual as a bitmap, apply it; return (hits, half steps, overflows, first)."""
     n, used, halves, overflows = residual.shape[0], 0, 0, (0, -1)
     toward, half = np.float32(side), tau * np.float32(0.5)
     part, tau_part = step * np.float32(0.5) * toward, half * toward
@@ -170,7 +170,7 @@ def bitmap_replica(
 
 @helper
 def _count_entries(byte: np.uint8) -> np.uint32:
-    """Return how many of a byte's four states are nonzero."""
+    """Return how many of the four 2-bit states in a byte are nonzero."""
     used = (byte | (byte >> 1)) & np.uint8(0x55)
     pairs = (used & np.uint8(0x33)) + ((used >> 2) & np.uint8(0x33))
     return U32((pairs & np.uint8(0x0F)) + (pairs >> 4))
@@ -178,7 +178,7 @@ def _count_entries(byte: np.uint8) -> np.uint32:
 
 @kernel(f"i8({BYTES}, i8)")
 def bitmap_count(packed: U8, n: int) -> int:
-    """Count the entries of a bitmap; see ``reference_kernels.bitmap_count``."""
+    """Return the number of entries in a bitmap of n parameters, or -1 if padding bits are set."""
     count, whole = 0, packed.shape[0] - packed.shape[0] % PACKED
     for start in range(0, whole, PACKED):
         lanes = U32(0)
@@ -194,14 +194,14 @@ def bitmap_count(packed: U8, n: int) -> int:
 
 @helper
 def _signed_quanta(state: int, side: int, quanta: int) -> np.int32:
-    """Return the signed quanta that a state stands for."""
+    """Return what a bitmap state adds: +-quanta, half of it with the sign ``side``, or 0."""
     full = np.int32(quanta) * np.int32((state & 1) - (state >> 1))
     return full + np.int32(state == 3) * np.int32(side * (quanta // 2))
 
 
 @kernel(f"i8({BYTES}, i8, i8, i4, i4[::1], i4[::1])")
 def bitmap_decode(packed: U8, n: int, side: int, quanta: int, indices: I32, amounts: I32) -> int:
-    """Unpack a bitmap to indices and quanta; see ``reference_kernels.bitmap_decode``."""
+    """Unpack a bitmap to indices and signed quanta; return the number of entries."""
     written, room = U64(0), U64(indices.shape[0])
     for j in range(packed.shape[0]):
         byte = packed[j]
@@ -233,7 +233,7 @@ def _state_amount(state: np.uint8, step: float, part: float) -> float:
 def bitmap_add(
     theta: F32, packed: U8, side: int, step: float, q: float, scratch: U8
 ) -> tuple[int, int]:
-    """Add a bitmap to theta; see ``reference_kernels.bitmap_add``."""
+    """Add a bitmap's steps to theta; return (overflows, index of the first or -1)."""
     n, overflows = theta.shape[0], (0, -1)
     part = step * np.float32(0.5) * np.float32(side)
     for block in range((n + BLOCK - 1) // BLOCK):
@@ -254,7 +254,7 @@ def bitmap_add(
 def bitmap_add_both(
     theta: F32, local: F32, packed: U8, side: int, step: float, q: float, scratch: U8
 ) -> tuple[int, int]:
-    """Add a bitmap to theta and local; see ``reference_kernels.bitmap_add_both``."""
+    """Add a bitmap's steps to theta and local; return theta's (overflows, first or -1)."""
     n, part = local.shape[0], step * np.float32(0.5) * np.float32(side)
     for block in range((n + BLOCK - 1) // BLOCK):
         start, size = U64(block * BLOCK), min(BLOCK, n - block * BLOCK)

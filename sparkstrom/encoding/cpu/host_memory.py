@@ -23,7 +23,7 @@ def zeros(size: int, dtype: DTypeLike) -> NDArray[Any]:
 
 
 def mirror(host: NDArray[Any]) -> NDArray[Any]:
-    """Return an array that kernels can write, of the size of ``host``: ``host`` itself."""
+    """Return an array that kernels can write, with the size and dtype of ``host``: itself."""
     return host
 
 

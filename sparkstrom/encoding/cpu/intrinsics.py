@@ -1,7 +1,9 @@
 """Give kernels four machine instructions that LLVM has for every processor but Numba lacks.
 
-The instructions do not check bounds; callers must. Only the process that compiles kernels executes
-the functions of this module, so they import Numba inside their bodies.
+Kernels call these functions by name: ``lowest_bit(word)``. To Numba, each function here is the
+definition of an intrinsic: for the types of the arguments, it returns a signature and a generator
+of LLVM code. The instructions do not check bounds; callers must. Only the process that compiles
+kernels executes the functions of this module, so they import Numba inside their bodies.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any
 
 @native
 def lowest_bit(typing: Any, word: Any) -> Any:
-    """Return the position of the lowest 1 bit of a u64 word; 64 if the word is 0."""
+    """Define an intrinsic: return the position of the lowest 1 bit of a u64 word; 64 for 0."""
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -37,7 +39,7 @@ def lowest_bit(typing: Any, word: Any) -> Any:
 
 @native
 def prefetch(typing: Any, array: Any, index: Any) -> Any:
-    """Start to fetch array[index] into the cache, for writing. Any index is allowed."""
+    """Define an intrinsic: start to fetch array[index], any index, into the cache for writing."""
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -54,7 +56,7 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
 
 @native
 def load_word(typing: Any, array: Any, at: Any) -> Any:
-    """Load 8 bytes at array[at], aligned or not, as a u64 in the machine's byte order."""
+    """Define an intrinsic: return 8 bytes at array[at], aligned or not, as a native u64."""
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -69,7 +71,7 @@ def load_word(typing: Any, array: Any, at: Any) -> Any:
 
 @native
 def store_word(typing: Any, array: Any, at: Any, word: Any) -> Any:
-    """Store a u64 in the 8 bytes at array[at], aligned or not."""
+    """Define an intrinsic: store a u64 in the 8 bytes at array[at], aligned or not."""
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

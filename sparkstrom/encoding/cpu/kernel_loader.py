@@ -60,7 +60,7 @@ class Argument(NamedTuple):
 
     kind: str  # NumPy's name of the number's or entries' type
     dimensions: int  # 0: a number
-    read_only: bool
+    read_only: bool  # True: the kernel only reads the array; False: the array must be writable
 
 
 class Native(NamedTuple):
@@ -96,7 +96,7 @@ def python_entry(name: str, native: Native) -> Callable[..., Any]:
 
 
 def _ctypes_of(argument: Argument) -> Sequence[Any]:
-    """Return the C types of the C arguments that one argument is passed as."""
+    """Return the C types as which one argument is passed; an array has several."""
     if not argument.dimensions:
         return [NUMBERS[argument.kind]]
     pointer, size = ctypes.c_void_p, ctypes.c_int64
@@ -104,7 +104,7 @@ def _ctypes_of(argument: Argument) -> Sequence[Any]:
 
 
 def _argument_converter(name: str, argument: Argument) -> ArgumentConverter:
-    """Return a function that converts a Python value to its C arguments."""
+    """Return a function that converts a number or array to the C arguments of kernel ``name``."""
     if not argument.dimensions:
         plain = float if argument.kind.startswith("float") else int
         return lambda value: (plain(value),)
@@ -346,7 +346,7 @@ def write_refusal(path: Path, reason: str) -> None:
 def read_functions(path: Path) -> Loaded:
     """Load a file of ``write_functions``; the functions stay in memory until the process ends.
 
-    Raises UnknownNumba if ``write_refusal`` wrote the file.
+    Raises UnknownNumba if ``write_refusal`` wrote the file, PermissionError if others may write it.
     """
     with open_regular(path, follow=False) as file:
         if not is_safe(os.fstat(file.fileno()), path.parent.stat().st_uid):
@@ -401,13 +401,13 @@ class Compiler(Protocol):
         """
 
     def callback(self, signature: str, function: Callable[..., Any], /) -> Any:
-        """Compile a function that C calls."""
+        """Compile a function that C code calls; return the compiled function."""
 
     def helper(self, function: Callable[..., Any], /) -> Any:
-        """Compile a function that only kernels call."""
+        """Compile a function that only kernels call; return the compiled function."""
 
     def native(self, describe: Callable[..., Any], /) -> Any:
-        """Register a generator of LLVM code that kernels call."""
+        """Return an intrinsic, for kernels to call, from a function that generates LLVM code."""
 
 
 JIT_WARNING = (
@@ -422,10 +422,10 @@ _loading = threading.RLock()
 
 
 class Unit:
-    """The kernels of one module, which are loaded together."""
+    """The kernels and callbacks of one module, which are loaded together."""
 
     def __init__(self, module: str) -> None:
-        """Store the module's name; its kernels are loaded later."""
+        """Store the name of the module; its kernels are loaded later."""
         self.module = module
         self._loaded: Loaded | None = None
         self._jitted: Any = None  # a copy of the module with functions compiled by Numba
@@ -531,7 +531,7 @@ def helper(function: Function) -> Function:
 
 
 def native(describe: Callable[..., Any]) -> Any:
-    """Decorate a generator of LLVM code for kernels to call (Numba's ``intrinsic``)."""
+    """Decorate a function that generates LLVM code for kernels to call (Numba's ``intrinsic``)."""
     return describe if compiler is None else compiler.native(describe)
 
 
@@ -547,7 +547,7 @@ def are_compiled() -> bool:
 
 
 def _unit(function: Callable[..., Any]) -> Unit:
-    """Return the unit of the module that defines a function."""
+    """Return the unit (group of kernels) of the module that defines a function."""
     return _units.setdefault(function.__module__, Unit(function.__module__))
 
 

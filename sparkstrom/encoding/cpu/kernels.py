@@ -32,8 +32,8 @@ from sparkstrom.encoding.cpu.kernel_loader import helper, kernel
 from sparkstrom.encoding.cpu.levels import (
     choose_local,
     choose_replica,
-    levels_local,
-    levels_replica,
+    find_levels_local,
+    find_levels_replica,
     move_levels,
     sample,
     shift_codes,
@@ -55,8 +55,8 @@ __all__ = [
     "choose_replica",
     "clip_local",
     "clip_replica",
-    "levels_local",
-    "levels_replica",
+    "find_levels_local",
+    "find_levels_replica",
     "move",
     "move_levels",
     "residual_sums_local",
@@ -83,7 +83,7 @@ ONE = U64(1)
 
 @helper
 def _append_if_hit(value: float, tau: float, i: int, codes: I32, hits: np.uint64) -> np.uint64:
-    """Append the code of a value if it is a hit and there is room; return the number of hits."""
+    """Append the code of parameter ``i`` if ``value`` is a hit; return the new number of hits."""
     if not abs(value) >= tau:
         return hits
     if hits < U64(codes.shape[0]):
@@ -95,7 +95,7 @@ def _append_if_hit(value: float, tau: float, i: int, codes: I32, hits: np.uint64
 def _append_block_hits(
     values: F32, tau: float, start: np.uint64, codes: I32, hits: np.uint64
 ) -> np.uint64:
-    """Append the codes of a block's hits, which need room; return the number of all hits."""
+    """Append the codes of a block's hits, given enough room; return the new number of hits."""
     bits = values.view(np.int32)
     for part in range(0, BLOCK, WORD):
         base, word = start + U64(part), U64(0)
@@ -138,7 +138,7 @@ def _append_block_hits_of_difference(
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], f4, i4[::1])")
 def scan_local(local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int]:
-    """Find hits in local - theta; see ``reference_kernels.scan_local``."""
+    """Write the codes of the hits in local - theta; return (hits, largest bits of |local|)."""
     hits, worst, n = U64(0), np.int32(0), local.shape[0]
     bits = local.view(np.int32)
     for block in range(n // BLOCK):
@@ -164,7 +164,7 @@ def scan_local(local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], f4, i4[::1])")
 def scan_replica(residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int, int]:
-    """Add delta to the residual and find hits; see ``reference_kernels.scan_replica``."""
+    """Add delta to the residual and write the codes of its hits; return (hits, largest bits)."""
     hits, worst, n = U64(0), np.int32(0), residual.shape[0]
     bits, tau_bits = residual.view(np.int32), np.float32(tau).view(np.int32)
     for block in range(n // BLOCK):
@@ -200,7 +200,7 @@ def _index_of_code(code: np.int32) -> np.uint64:
 def move(
     theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Apply hits to theta and ``other``; see ``reference_kernels.move``."""
+    """Add hits' signed steps to theta and ``other``; return (overflows, index of first or -1)."""
     overflows, first, hits = 0, -1, codes.shape[0]
     limit, both = EXACT_QUANTA * q, other_step != 0
     for j in range(hits):
@@ -220,7 +220,7 @@ def move(
 
 @kernel("UniTuple(i8, 2)(f4[::1], i4[::1], i4[::1], f8)")
 def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
-    """Add quanta to theta at indices; see ``reference_kernels.apply_hits``."""
+    """Add quanta * q to theta at ``indices``; return (overflows, index of the first or -1)."""
     overflows, first, hits = 0, -1, indices.shape[0]
     limit = EXACT_QUANTA * q
     for j in range(hits):
@@ -235,7 +235,7 @@ def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, in
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], i4[::1], i4[::1], f8)")
 def apply_hits_both(theta: F32, local: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
-    """Add quanta to theta and local at indices; see ``reference_kernels.apply_hits_both``."""
+    """Add quanta * q to theta and local at ``indices``; return theta's (overflows, first or -1)."""
     hits = indices.shape[0]
     for j in range(hits):
         prefetch(local, U64(np.uint32(indices[U64(min(j + AHEAD, hits - 1))])))
@@ -245,7 +245,7 @@ def apply_hits_both(theta: F32, local: F32, indices: I32, quanta: I32, q: float)
 
 @kernel("UniTuple(i8, 2)(i4[::1], i4[::1], i4[::1])")
 def sum_hits(total: I32, indices: I32, quanta: I32) -> tuple[int, int]:
-    """Add quanta to an integer sum at indices; see ``reference_kernels.sum_hits``."""
+    """Add quanta to integer sums at ``indices``; return (number wrapped around, first or -1)."""
     overflows, first = 0, -1
     for j in range(indices.shape[0]):
         at = U64(np.uint32(indices[j]))
@@ -258,7 +258,7 @@ def sum_hits(total: I32, indices: I32, quanta: I32) -> tuple[int, int]:
 
 @kernel("UniTuple(i8, 2)(f4[::1], i4[::1], f8)")
 def add_quanta(theta: F32, total: I32, q: float) -> tuple[int, int]:
-    """Add a sum of updates to theta; see ``reference_kernels.add_quanta``."""
+    """Add ``total`` * q, a sum of updates, to theta; return (overflows, first or -1)."""
     overflows, first = 0, -1
     for i in range(theta.shape[0]):
         exact = theta[i] + total[i] * q
@@ -270,7 +270,7 @@ def add_quanta(theta: F32, total: I32, q: float) -> tuple[int, int]:
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], i4[::1], f8)")
 def add_quanta_both(theta: F32, local: F32, total: I32, q: float) -> tuple[int, int]:
-    """Add a sum of updates to theta and local; see ``reference_kernels.add_quanta_both``."""
+    """Add ``total`` * q to theta and local; return (overflows of theta, first or -1)."""
     for i in range(local.shape[0]):
         local[i] += total[i] * q
     return add_quanta(theta, total, q)
@@ -278,7 +278,7 @@ def add_quanta_both(theta: F32, local: F32, total: I32, q: float) -> tuple[int, 
 
 @kernel("f8(f4[::1], f4[::1], f4)")
 def clip_local(local: F32, theta: F32, limit: float) -> float:
-    """Clip local - theta; see ``reference_kernels.clip_local``."""
+    """Clip local to within ``limit`` of theta; return the sum of absolute changes."""
     mass = 0.0
     for i in range(local.shape[0]):
         residual = local[i] - theta[i]
@@ -291,7 +291,7 @@ def clip_local(local: F32, theta: F32, limit: float) -> float:
 
 @kernel("f8(f4[::1], f4)")
 def clip_replica(residual: F32, limit: float) -> float:
-    """Clip the residual; see ``reference_kernels.clip_replica``."""
+    """Clip the residual to +-``limit``; return the sum of absolute changes."""
     mass = 0.0
     for i in range(residual.shape[0]):
         if abs(residual[i]) > limit:

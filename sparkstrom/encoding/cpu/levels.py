@@ -1,7 +1,8 @@
-"""CPU kernels: find the step sizes (levels) of hits, choose hits at random, and sample residuals.
+"""CPU kernels: find and apply the levels of hits, choose hits at random, and sample residuals.
 
-A hit is a parameter whose residual has reached the threshold. ``encoding.reference_kernels``
-documents the arguments. The loops over hits prefetch, like ``kernels.move``.
+A hit is a parameter whose residual reaches tau, and a hit of level l reaches tau * 2^l; its steps
+have the factor 2^l. ``encoding.reference_kernels`` documents the arguments. Loops over hits
+prefetch, like ``kernels.move``.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
@@ -59,7 +60,7 @@ def _append_if_chosen(
 
 @kernel("i8(f4[::1], f4[::1], f4, i8, i8, i4[::1])")
 def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-    """Find hits in local - theta, small ones at random; see ``reference_kernels.choose_local``."""
+    """Write codes of hits in local - theta, those below 2 tau at random; return their number."""
     hits, n = U64(0), local.shape[0]
     for part in range(n // WORD):
         base, word = U64(part * WORD), U64(0)
@@ -76,7 +77,7 @@ def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, code
 
 @kernel("i8(f4[::1], f4, i8, i8, i4[::1])")
 def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-    """Find hits in the residual, small ones at random; see ``reference_kernels.choose_replica``."""
+    """Write codes of hits in the residual, those below 2 tau at random; return their number."""
     hits, n = U64(0), residual.shape[0]
     for part in range(n // WORD):
         base, word = U64(part * WORD), U64(0)
@@ -93,7 +94,7 @@ def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32)
 
 @kernel("void(f4[::1], f4[::1], i8, i8, i4[::1], f4[::1])")
 def sample(one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32) -> None:
-    """Sample residuals at random; see ``reference_kernels.sample``."""
+    """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
     n, taken, factor = U64(one.shape[0]), where.shape[0], np.float32(sign)
     for j in range(taken):
         where[j] = (_hash_index(U64(j), U64(seed)) * n) >> U64(32)
@@ -115,8 +116,8 @@ def _hit_level(value: float, tau: float, top: int) -> int:
 
 
 @kernel("i8(f4[::1], f4[::1], i4[::1], f4, i8, u1[::1])")
-def levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
-    """Find the level of each hit in local - theta; see ``reference_kernels.levels_local``."""
+def find_levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
+    """Write each hit's level in local - theta, at most ``top``; return the highest level."""
     highest, hits = 0, codes.shape[0]
     for j in range(hits):
         soon = _index_of_code(codes[U64(min(j + AHEAD, hits - 1))])
@@ -130,8 +131,8 @@ def levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, level
 
 
 @kernel("i8(f4[::1], i4[::1], f4, i8, u1[::1])")
-def levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
-    """Find the level of each hit in the residual; see ``reference_kernels.levels_replica``."""
+def find_levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
+    """Write each hit's level in the residual, at most ``top``; return the highest level."""
     highest, hits = 0, codes.shape[0]
     for j in range(hits):
         prefetch(residual, _index_of_code(codes[U64(min(j + AHEAD, hits - 1))]))
@@ -145,7 +146,7 @@ def levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) 
 def move_levels(
     theta: F32, other: F32, codes: I32, levels: U8, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Add hits' steps times 2^level to both arrays; see ``reference_kernels.move_levels``."""
+    """Add hits' signed steps, times 2^level, to both arrays; return (overflows, first or -1)."""
     overflows, first, hits = 0, -1, codes.shape[0]
     limit, both = EXACT_QUANTA * q, other_step != 0
     for j in range(hits):
@@ -166,6 +167,6 @@ def move_levels(
 
 @kernel("void(i4[::1], i8)")
 def shift_codes(codes: I32, start: int) -> None:
-    """Add ``start`` to the index in each hit code; see ``reference_kernels.shift_codes``."""
+    """Add ``start`` to the index in each hit code (``index`` or ``~index``), in place."""
     for j in range(codes.shape[0]):
         codes[j] += -start if codes[j] < 0 else start

@@ -49,18 +49,18 @@ class NumbaCompiler:
     """Compiles functions as soon as they are decorated, and collects the results."""
 
     def __init__(self) -> None:
-        """Create ``made``, the results by module name and function name."""
+        """Start with empty results, ``made``: module name -> function name -> compiled function."""
         self.made: dict[str, dict[str, Compiled]] = {}
 
     def kernel(self, signature: str, function: Callable[..., Any], /) -> Any:
-        """Compile a kernel for its signature."""
+        """Compile a kernel for its signature, record it; return it for other kernels to call."""
         dispatcher = njit(signature, **UNWRAPPED)(function)
         (result,) = dispatcher.overloads.values()
         self._record(function, result.fndesc.llvm_func_name, result.signature, result.library)
         return dispatcher
 
     def callback(self, signature: str, function: Callable[..., Any], /) -> Any:
-        """Compile a C function, like Numba's ``cfunc`` but without reporting errors to Python."""
+        """Compile a function for C to call, in which an error ends the process; record it."""
         dispatcher = njit(signature, **UNWRAPPED)(function)
         (result,) = dispatcher.overloads.values()
         symbol = f"callback.{result.fndesc.llvm_func_name}"
@@ -72,7 +72,7 @@ class NumbaCompiler:
         return njit(nogil=True, inline="never")(function)
 
     def native(self, describe: Callable[..., Any], /) -> Any:
-        """Register a generator of LLVM code that kernels call."""
+        """Return an intrinsic, for kernels to call, from a function that generates LLVM code."""
         return intrinsic(describe)
 
     def _record(
@@ -158,11 +158,11 @@ class CachingCompiler:
         return SimpleNamespace(**(vars(compiled) | decorators))
 
     def kernel(self, signature: str, function: Callable[..., Any], /) -> Any:
-        """Compile a kernel for its signature."""
+        """Compile a kernel for its signature; return it as a Python function."""
         return _compile_cached(njit, signature, function, nogil=True)
 
     def callback(self, signature: str, function: Callable[..., Any], /) -> Any:
-        """Compile a C function for its signature."""
+        """Compile a function for C to call; return it with its ``address``."""
         return _compile_cached(cfunc, signature, function)
 
     def helper(self, function: Callable[..., Any], /) -> Any:
@@ -170,7 +170,7 @@ class CachingCompiler:
         return njit(nogil=True, inline="never")(function)
 
     def native(self, describe: Callable[..., Any], /) -> Any:
-        """Register a generator of LLVM code that kernels call."""
+        """Return an intrinsic, for kernels to call, from a function that generates LLVM code."""
         return intrinsic(describe)
 
 
@@ -202,7 +202,7 @@ def _compile_cached(
 
 
 def _describe_type(kind: Any) -> Argument:
-    """Convert a Numba type to an Argument."""
+    """Return the Argument that describes a Numba type."""
     if isinstance(kind, types.Array):
         assert kind.layout == "C", f"{kind}: arrays come in one piece"
         return Argument(str(kind.dtype), kind.ndim, not kind.mutable)
@@ -210,7 +210,10 @@ def _describe_type(kind: Any) -> Argument:
 
 
 def c_function(symbol: str, compiled_function: Any) -> Any:
-    """Return a code library whose C function ``symbol`` calls a compiled function; errors trap."""
+    """Return a code library whose C function ``symbol`` calls a compiled function.
+
+    An error in the compiled function ends the process.
+    """
     from numba.core.compiler_lock import global_compiler_lock
 
     inner = compiled_function.fndesc.llvm_func_name

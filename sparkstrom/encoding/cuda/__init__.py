@@ -1,1 +1,1 @@
-"""Implement the CUDA backend: kernels compiled with Numba, and their device memory."""
+"""Implement the CUDA backend: kernels compiled with Numba, access to GPUs, and device memory."""

@@ -5,6 +5,7 @@ A bitmap stores an update with two bits per parameter. They are the parameter's 
 (a tile) and store the states in shared memory. When the tile is complete, they pack four states
 into each byte. Adding uses one thread per parameter. Kernels select +step or -step instead of
 multiplying by a sign, so that results have the same bits as on the CPU; ``device`` explains why.
+``encoding.reference_kernels`` documents the arguments.
 """
 
 from __future__ import annotations
@@ -132,14 +133,14 @@ def _add_kernel(theta: Any, packed: Any, step: Any, part: Any, limit: Any, answe
 def bitmap_local(
     local: Any, theta: Any, tau: float, step: float, side: int, q: float, unused: Any, out: Any
 ) -> tuple[int, int, int, int]:
-    """Write and apply local - theta as a bitmap; see ``reference_kernels.bitmap_local``."""
+    """Write local - theta as a bitmap, apply it; return (hits, half steps, overflows, first)."""
     return _write_bitmap(local, theta, True, tau, step, step - tau, side, q, out)
 
 
 def bitmap_replica(
     residual: Any, theta: Any, tau: float, step: float, side: int, q: float, unused: Any, out: Any
 ) -> tuple[int, int, int, int]:
-    """Write and apply the residual as a bitmap; see ``reference_kernels.bitmap_replica``."""
+    """Write the residual as a bitmap, apply it; return (hits, half steps, overflows, first)."""
     return _write_bitmap(residual, theta, False, tau, step, -tau, side, q, out)
 
 
@@ -154,7 +155,7 @@ def _write_bitmap(
     q: float,
     out: Any,
 ) -> tuple[int, int, int, int]:
-    """Write and apply a bitmap; return (hits, half steps, overflows, first overflow or -1)."""
+    """Write a residual as a bitmap, apply it; return (hits, half steps, overflows, first or -1)."""
     values, to = (
         checked_array(other, np.float32, "local or residual"),
         checked_array(theta, np.float32, "theta"),
@@ -179,14 +180,14 @@ def _write_bitmap(
 def bitmap_add(
     theta: Any, packed: Any, side: int, step: float, q: float, unused: Any
 ) -> tuple[int, int]:
-    """Add a bitmap to theta; see ``reference_kernels.bitmap_add``."""
+    """Add a bitmap's steps to theta; return (overflows, index of the first or -1)."""
     return _add_bitmap(theta, packed, side, step, EXACT_QUANTA * q)
 
 
 def bitmap_add_both(
     theta: Any, local: Any, packed: Any, side: int, step: float, q: float, unused: Any
 ) -> tuple[int, int]:
-    """Add a bitmap to theta and local; see ``reference_kernels.bitmap_add_both``."""
+    """Add a bitmap's steps to theta and local; return theta's (overflows, first or -1)."""
     _add_bitmap(local, packed, side, step, np.inf)
     return bitmap_add(theta, packed, side, step, q, unused)
 

@@ -1,7 +1,8 @@
 """Define device functions that kernels of several modules call.
 
-Some work for one thread, and some for a whole block together. Numba's cache does not notice edits
-of this file: after an edit, touch the files that import it.
+Some work for one thread: they decode hit codes, compare values, and count overflows. Others work
+for all threads of a block together: they add values up, and record hits. Numba's cache does not
+notice edits of this file: after an edit, touch the files that import it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ def count_if(over: bool, position: Any, answer: Any) -> None:
 
 @helper
 def sum_of_block(sums: Any, value: Any) -> Any:
-    """Return to each thread the sum of ``value`` over all threads of the block, added in a tree."""
+    """Return to each thread the sum of ``value`` over all threads of the block, added in a tree.
+
+    ``sums`` is a shared array with an entry per thread.
+    """
     thread, half = cuda.threadIdx.x, THREADS // 2
     sums[thread] = value
     cuda.syncthreads()
@@ -57,7 +61,7 @@ def sum_of_block(sums: Any, value: Any) -> Any:
 
 @helper
 def prefix_sum(sums: Any, value: Any, threads: int) -> None:
-    """Set sums[t] to the sum of ``value`` over threads 0 to t, in log2(threads) rounds."""
+    """Set sums[t], in a shared array, to the sum of ``value`` over threads 0 to t of the block."""
     thread, step = cuda.threadIdx.x, 1
     sums[thread] = value
     cuda.syncthreads()
@@ -77,9 +81,10 @@ def record_hits(
 ) -> None:
     """Write the hits of all threads of a block as words of bits in index order, with ranks.
 
-    Bit k of ``hits`` stands for parameter k * THREADS + thread of the block's tile; ``down`` marks
-    hits with negative residuals in the same way. Also writes the tile's number of hits to
-    ``counts``, and the largest ``worst`` to ``worsts``. ``scan`` describes these arrays.
+    The first three arguments are this thread's. Bit k of ``hits`` stands for parameter k * THREADS
+    + thread of the block's tile; ``down`` marks negative residuals in the same way. The last five
+    are outputs, which ``scan`` describes: ``counts`` gets the tile's number of hits, ``worsts`` the
+    largest ``worst``.
     """
     shared_hits = cuda.shared.array(THREADS, np.uint32)
     shared_down = cuda.shared.array(THREADS, np.uint32)

@@ -1,4 +1,4 @@
-"""Access CUDA devices: select one, accept other libraries' arrays, compile kernels.
+"""Access CUDA devices: select one, accept other libraries' arrays, compile kernels, keep buffers.
 
 Arrays are used in place. Numba, CuPy and torch expose the address of their memory by
 ``__cuda_array_interface__``, JAX and others by DLPack. Arrays must be on Numba's current device.
@@ -172,7 +172,7 @@ def is_usable() -> bool:
 
 
 def _first_sentence(error: Exception) -> str:
-    """Return the first sentence of an error message."""
+    """Return the first sentence of an error's message, without the final period."""
     return " ".join(str(error).split()).partition(". ")[0].rstrip(" :.")
 
 
@@ -292,6 +292,6 @@ scratch = Scratch()
 
 
 def sum_partial(partial: DeviceArray, size: int) -> float:
-    """Return the sum of the first ``size`` entries of f64[...]; the order depends only on size."""
+    """Return the sum of the first ``size`` partial sums, f64 on the device, in a fixed order."""
     host: NDArray[np.float64] = partial[:size].copy_to_host()
     return float(host.sum())

@@ -1,4 +1,4 @@
-"""CUDA kernels that find the levels of hits, select hits at random, and sample residuals.
+"""CUDA kernels that find and apply the levels of hits, select hits at random, sample residuals.
 
 A hit is a parameter whose residual reaches tau. A hit of level k reaches tau * 2^k, and its step is
 multiplied by 2^k. ``encoding.reference_kernels`` documents the arguments.
@@ -142,7 +142,7 @@ def _shift(codes: Any, start: Any) -> None:
 
 @kernel("void(f4[::1], f4[::1], f4, u8, i4[::1], f4[::1])")
 def _sample(one: Any, other: Any, sign: Any, seed: Any, where: Any, sizes: Any) -> None:
-    """Write random indices and the absolute values of the residuals at these indices."""
+    """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
     j = cuda.grid(1)
     if j < where.shape[0]:
         at = (_hash_index(j, seed) * U64(one.shape[0])) >> U64(32)
@@ -151,7 +151,7 @@ def _sample(one: Any, other: Any, sign: Any, seed: Any, where: Any, sizes: Any) 
 
 
 def sample(one: Any, other: Any, sign: int, seed: int, where: Any, sizes: Any) -> None:
-    """Sample residuals at random; see ``reference_kernels.sample``."""
+    """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
     of = (
         checked_array(one, F32, "one"),
         checked_array(other, F32, "other"),
@@ -164,13 +164,13 @@ def sample(one: Any, other: Any, sign: int, seed: int, where: Any, sizes: Any) -
 
 
 def choose_local(local: Any, theta: Any, tau: float, limit: int, seed: int, codes: Any) -> int:
-    """Find hits in local - theta, small ones at random; see ``reference_kernels.choose_local``."""
+    """Write codes of hits in local - theta, those below 2 tau at random; return their number."""
     values = checked_array(local, F32, "local")
     return _choose_hits((values, checked_array(theta, F32, "theta"), True), tau, limit, seed, codes)
 
 
 def choose_replica(residual: Any, tau: float, limit: int, seed: int, codes: Any) -> int:
-    """Find hits in the residual, small ones at random; see ``reference_kernels.choose_replica``."""
+    """Write codes of hits in the residual, those below 2 tau at random; return their number."""
     values = checked_array(residual, F32, "residual")
     return _choose_hits((values, values, False), tau, limit, seed, codes)
 
@@ -178,7 +178,7 @@ def choose_replica(residual: Any, tau: float, limit: int, seed: int, codes: Any)
 def _choose_hits(
     residual: tuple[DeviceArray, DeviceArray, bool], tau: float, limit: int, seed: int, codes: Any
 ) -> int:
-    """Find hits, and select small ones at random; return the number of hits.
+    """Write codes of hits, those below 2 tau at random; return the number of selected hits.
 
     ``residual`` is (values, theta, difference), as in ``_find_chosen``.
     """
@@ -188,16 +188,16 @@ def _choose_hits(
     ]
 
 
-def levels_local(local: Any, theta: Any, codes: Any, tau: float, top: int, levels: Any) -> int:
-    """Find the level of each hit in local - theta; see ``reference_kernels.levels_local``."""
+def find_levels_local(local: Any, theta: Any, codes: Any, tau: float, top: int, levels: Any) -> int:
+    """Write each hit's level in local - theta, at most ``top``; return the highest level."""
     values = checked_array(local, F32, "local")
     return _find_hit_levels(
         (values, checked_array(theta, F32, "theta"), True), codes, tau, top, levels
     )
 
 
-def levels_replica(residual: Any, codes: Any, tau: float, top: int, levels: Any) -> int:
-    """Find the level of each hit in the residual; see ``reference_kernels.levels_replica``."""
+def find_levels_replica(residual: Any, codes: Any, tau: float, top: int, levels: Any) -> int:
+    """Write each hit's level in the residual, at most ``top``; return the highest level."""
     values = checked_array(residual, F32, "residual")
     return _find_hit_levels((values, values, False), codes, tau, top, levels)
 
@@ -205,7 +205,7 @@ def levels_replica(residual: Any, codes: Any, tau: float, top: int, levels: Any)
 def _find_hit_levels(
     residual: tuple[DeviceArray, DeviceArray, bool], codes: Any, tau: float, top: int, levels: Any
 ) -> int:
-    """Find the level of each hit; return the highest. ``residual`` is as in ``_choose_hits``."""
+    """Write each hit's level; return the highest. ``residual`` is as in ``_choose_hits``."""
     where, found = checked_array(codes, I32, "codes"), checked_array(levels, U8, "levels")
     highest = scratch.zeros("highest", 1)
     if where.size:
@@ -221,7 +221,7 @@ def _find_hit_levels(
 def move_levels(
     theta: Any, other: Any, codes: Any, levels: Any, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Add hits' steps times 2^level to both arrays; see ``reference_kernels.move_levels``."""
+    """Add hits' signed steps, times 2^level, to both arrays; return (overflows, first or -1)."""
     to, also = checked_array(theta, F32, "theta"), checked_array(other, F32, "other")
     where, found, answer = (
         checked_array(codes, I32, "codes"),
@@ -236,7 +236,7 @@ def move_levels(
 
 
 def shift_codes(codes: Any, start: int) -> None:
-    """Add ``start`` to the index in each hit code; see ``reference_kernels.shift_codes``."""
+    """Add ``start`` to the index in each hit code (``index`` or ``~index``), in place."""
     where = checked_array(codes, I32, "codes")
     if where.size and start:
         _shift[blocks_of(where.size), THREADS](where, I32(start))

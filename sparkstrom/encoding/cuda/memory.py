@@ -31,7 +31,7 @@ def zeros(size: int, dtype: DTypeLike) -> DeviceArray:
 
 
 def mirror(host: NDArray[Any]) -> DeviceArray:
-    """Allocate a device array with the size and dtype of ``host``."""
+    """Allocate an uninitialised device array with the size and dtype of ``host``."""
     return empty(host.size, host.dtype)
 
 

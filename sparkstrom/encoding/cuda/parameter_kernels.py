@@ -1,7 +1,8 @@
-"""CUDA kernels that apply hits and sums of updates, clip residuals, and compute norms.
+"""CUDA kernels that apply hits and sums of updates, add arrays, clip residuals, compute norms.
 
 A hit is an entry of an update: the index of a parameter and the change of this parameter. No index
 occurs twice in an update, so results do not depend on the order of threads.
+``encoding.reference_kernels`` documents the arguments.
 
 Sums that are returned (clipped mass and norms) are added in a tree within each tile of
 ``device.TILE`` parameters, and the tiles' sums are added on the host. They are reproducible to the
@@ -140,7 +141,7 @@ def _norms_kernel(values: Any, theta: Any, difference: Any, masses: Any, squares
 def move(
     theta: Any, other: Any, codes: Any, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Apply hits to theta and ``other``; see ``reference_kernels.move``."""
+    """Add hits' signed steps to theta and ``other``; return (overflows, index of first or -1)."""
     to, also, where = (
         _float_array("theta", theta),
         _float_array("other", other),
@@ -155,18 +156,18 @@ def move(
 
 
 def apply_hits(theta: Any, indices: Any, quanta: Any, q: float) -> tuple[int, int]:
-    """Add quanta to theta at indices; see ``reference_kernels.apply_hits``."""
+    """Add quanta * q to theta at ``indices``; return (overflows, index of the first or -1)."""
     return _apply_hits(theta, indices, quanta, q, EXACT_QUANTA * q)
 
 
 def apply_hits_both(theta: Any, local: Any, indices: Any, quanta: Any, q: float) -> tuple[int, int]:
-    """Add quanta to theta and local at indices; see ``reference_kernels.apply_hits_both``."""
+    """Add quanta * q to theta and local at ``indices``; return theta's (overflows, first or -1)."""
     _apply_hits(local, indices, quanta, q, np.inf)
     return apply_hits(theta, indices, quanta, q)
 
 
 def _apply_hits(theta: Any, indices: Any, quanta: Any, q: float, limit: float) -> tuple[int, int]:
-    """Add quanta to one array at indices; return (overflows, index of the first or -1)."""
+    """Add quanta * q to one array at ``indices``; return (overflows, index of the first or -1)."""
     to, where, much = (
         _float_array("theta", theta),
         _int_array("indices", indices),
@@ -179,7 +180,7 @@ def _apply_hits(theta: Any, indices: Any, quanta: Any, q: float, limit: float) -
 
 
 def sum_hits(total: Any, indices: Any, quanta: Any) -> tuple[int, int]:
-    """Add quanta to an integer sum at indices; see ``reference_kernels.sum_hits``."""
+    """Add quanta to integer sums at ``indices``; return (number wrapped around, first or -1)."""
     to, where, much = (
         _int_array("total", total),
         _int_array("indices", indices),
@@ -192,21 +193,18 @@ def sum_hits(total: Any, indices: Any, quanta: Any) -> tuple[int, int]:
 
 
 def add_quanta(theta: Any, total: Any, q: float) -> tuple[int, int]:
-    """Add a sum of updates to theta; return (overflows, index of the first or -1).
-
-    ``reference_kernels.add_quanta`` documents the arguments.
-    """
+    """Add ``total`` * q, a sum of updates, to theta; return (overflows, first or -1)."""
     return _add_quanta(theta, total, q, EXACT_QUANTA * q)
 
 
 def add_quanta_both(theta: Any, local: Any, total: Any, q: float) -> tuple[int, int]:
-    """Add a sum of updates to theta and local; see ``reference_kernels.add_quanta_both``."""
+    """Add ``total`` * q to theta and local; return theta's (overflows, first or -1)."""
     _add_quanta(local, total, q, np.inf)
     return add_quanta(theta, total, q)
 
 
 def _add_quanta(theta: Any, total: Any, q: float, limit: float) -> tuple[int, int]:
-    """Add a sum of updates to one array; return (overflows, index of the first or -1)."""
+    """Add ``total`` * q to one array; return (overflows, index of the first or -1)."""
     to, much, answer = _float_array("theta", theta), _int_array("total", total), overflow_counter()
     if to.size:
         _add_kernel[blocks_of(to.size), THREADS](to, much, q, limit, answer)
@@ -222,7 +220,7 @@ def accumulate(residual: Any, delta: Any) -> None:
 
 
 def subtract_arrays(target: Any, one: Any, other: Any) -> None:
-    """Set ``target`` to one - other, all f32[n]."""
+    """Set ``target`` to one - other, all f32[n] on the device."""
     to, minuend, less = (
         _float_array("target", target),
         _float_array("one", one),
@@ -234,12 +232,12 @@ def subtract_arrays(target: Any, one: Any, other: Any) -> None:
 
 
 def clip_local(local: Any, theta: Any, limit: float) -> float:
-    """Clip local - theta; see ``reference_kernels.clip_local``."""
+    """Clip local to within ``limit`` of theta; return the sum of absolute changes."""
     return _clip_residual(_float_array("local", local), _float_array("theta", theta), True, limit)
 
 
 def clip_replica(residual: Any, limit: float) -> float:
-    """Clip the residual; see ``reference_kernels.clip_replica``."""
+    """Clip the residual to +-``limit``; return the sum of absolute changes."""
     values = _float_array("residual", residual)
     return _clip_residual(values, values, False, limit)
 
@@ -256,12 +254,12 @@ def _clip_residual(
 
 
 def residual_sums_local(local: Any, theta: Any) -> tuple[float, float]:
-    """Like ``reference_kernels.residual_sums_local``, but adds in a different order."""
+    """Return (sum of |local - theta|, sum of its squares), in float64."""
     return _residual_norms(_float_array("local", local), _float_array("theta", theta), True)
 
 
 def residual_sums_replica(residual: Any) -> tuple[float, float]:
-    """Like ``reference_kernels.residual_sums_replica``, but adds in a different order."""
+    """Return (sum of |residual|, sum of its squares), in float64."""
     values = _float_array("residual", residual)
     return _residual_norms(values, values, False)
 

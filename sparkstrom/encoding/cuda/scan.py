@@ -1,7 +1,8 @@
 """CUDA kernels that find hits in one pass over the arrays, and list them in index order.
 
 A hit is a parameter whose residual has reached the threshold in absolute value. A hit's code is its
-index if the residual is positive, and ``~index`` if negative.
+index if the residual is positive, and ``~index`` if negative. The entries of bitmaps are found and
+listed in the same way. ``encoding.reference_kernels`` documents the arguments.
 
 The pass records one bit per parameter. Each block examines a tile of parameters (adjacent threads
 read adjacent memory), and stores hits as bits of 32-bit words, with each word's rank: the number of
@@ -181,8 +182,11 @@ def _write_amounts(
             word = U32(word & U32(word - ONE))
 
 
-def _scan_tables(n: int) -> list[DeviceArray]:
-    """Allocate the arrays of a scan of n parameters, which the module docstring describes."""
+def _get_scan_arrays(n: int) -> list[DeviceArray]:
+    """Return the working arrays of a scan of n parameters; later scans use the same memory.
+
+    They are words, downs, ranks, counts and worsts; the module docstring describes them.
+    """
     tiles = tiles_of(n)
     words = [scratch.get(name, tiles * THREADS, np.uint32) for name in ("words", "downs")]
     ranks = scratch.get("ranks", tiles * THREADS, np.int32)
@@ -192,8 +196,8 @@ def _scan_tables(n: int) -> list[DeviceArray]:
 def _compute_offsets(n: int, tables: list[DeviceArray]) -> tuple[DeviceArray, DeviceArray]:
     """Sum the numbers of hits in a scan's tiles, on the device.
 
-    ``tables`` are the arrays of ``_scan_tables``, which a kernel has filled. Return the number of
-    hits before each tile, and i32[2]: the number of all hits, and the largest of ``worsts``.
+    ``tables`` are the arrays of ``_get_scan_arrays``, which a kernel has filled. Return the number
+    of hits before each tile, and i32[2]: the number of all hits, and the largest of ``worsts``.
     """
     offsets = scratch.get("offsets", tiles_of(n), np.int32)
     answer = scratch.get("placed", 2, np.int32)
@@ -212,7 +216,7 @@ def run_scan(find: Any, codes: DeviceArray, one: DeviceArray, *rest: Any) -> tup
     n = int(one.size)
     if n == 0:
         return 0, 0
-    tables = _scan_tables(n)
+    tables = _get_scan_arrays(n)
     find[tiles_of(n), THREADS](one, *rest, *tables)
     offsets, answer = _compute_offsets(n, tables)
     if codes.size:
@@ -223,10 +227,7 @@ def run_scan(find: Any, codes: DeviceArray, one: DeviceArray, *rest: Any) -> tup
 
 
 def scan_local(local: Any, theta: Any, tau: float, codes: Any) -> tuple[int, int]:
-    """Write the codes of all hits in local - theta; return (hits, bits of the largest |local|).
-
-    ``reference_kernels.scan_local`` documents the arguments.
-    """
+    """Write the codes of the hits in local - theta; return (hits, largest bits of |local|)."""
     one, other = (
         checked_array(local, np.float32, "local"),
         checked_array(theta, np.float32, "theta"),
@@ -237,9 +238,9 @@ def scan_local(local: Any, theta: Any, tau: float, codes: Any) -> tuple[int, int
 
 
 def scan_replica(residual: Any, delta: Any, tau: float, codes: Any) -> tuple[int, int]:
-    """Add delta to the residual and find hits; see ``reference_kernels.scan_replica``.
+    """Add delta to the residual and write the codes of its hits; return (hits, largest bits).
 
-    The bits of a NaN in ``worst`` may depend on the hardware.
+    The bits of a NaN may depend on the hardware.
     """
     one, other = (
         checked_array(residual, np.float32, "residual"),
@@ -251,7 +252,7 @@ def scan_replica(residual: Any, delta: Any, tau: float, codes: Any) -> tuple[int
 
 
 def bitmap_count(packed: Any, n: int) -> int:
-    """Count the entries of a bitmap; see ``reference_kernels.bitmap_count``."""
+    """Return the number of entries in a bitmap of n parameters, or -1 if padding bits are set."""
     device = checked_array(packed, np.uint8, "packed")
     if device.size == 0:
         return 0
@@ -261,14 +262,14 @@ def bitmap_count(packed: Any, n: int) -> int:
 
 
 def bitmap_decode(packed: Any, n: int, side: int, quanta: int, indices: Any, amounts: Any) -> int:
-    """Unpack a bitmap to indices and quanta; see ``reference_kernels.bitmap_decode``."""
+    """Unpack a bitmap to indices and signed quanta; return the number of entries."""
     device = checked_array(packed, np.uint8, "packed")
     to_indices = checked_array(indices, np.int32, "indices")
     to_amounts = checked_array(amounts, np.int32, "amounts")
     if device.size == 0 or to_indices.size == 0:
         return 0
     offsets, answer = _find_bitmap(device, n)
-    words, _, ranks = _scan_tables(4 * device.size)[:3]
+    words, _, ranks = _get_scan_arrays(4 * device.size)[:3]
     _write_amounts[tiles_of(4 * device.size), THREADS](
         device,
         words,
@@ -283,8 +284,8 @@ def bitmap_decode(packed: Any, n: int, side: int, quanta: int, indices: Any, amo
 
 
 def _find_bitmap(packed: DeviceArray, n: int) -> tuple[DeviceArray, DeviceArray]:
-    """Record the entries of a bitmap; return (tile offsets, i32[2]: entries, padding set)."""
+    """Record a bitmap's entries; return (tile offsets, i32[2]: entries, 1 if padding is set)."""
     places = 4 * int(packed.size)
-    tables = _scan_tables(places)
+    tables = _get_scan_arrays(places)
     _find_states[tiles_of(places), THREADS](packed, n, *tables)
     return _compute_offsets(places, tables)

@@ -144,7 +144,8 @@ class LayerConf(NamedTuple):
 def parse_graph(path: str, config: dict[str, Any]) -> list[LayerConf]:
     """Return the vertices of a ComputationGraphConfiguration in the order of their parameters.
 
-    Raise NotImported for a graph without exactly one input and one output.
+    Raise NotImported for a graph without exactly one input and one output, NoDl4jNetwork if it is
+    invalid.
     """
     inputs, outputs = config.get("networkinputs"), config.get("networkoutputs")
     vertices, sources = config["vertices"], config.get("vertexinputs")
@@ -270,6 +271,8 @@ JAVA_SIZE_MAX = 1 << 31  # sizes are below this limit of Java's arrays
 class LayerSpec:
     """A layer, preprocessor or vertex of a saved network.
 
+    Its methods that return numbers or sizes raise NoDl4jNetwork for an invalid value.
+
     Attributes:
         kind: the short name of its class in DL4J, in lower case.
         name: the layer's name in DL4J.
@@ -296,7 +299,10 @@ class LayerSpec:
         return f"{self.kind} {self.name!r}"
 
     def get_int(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        """Return the integer option ``name``; the default if it is missing or null."""
+        """Return the integer option ``name``; the default if it is missing or null.
+
+        Raise NoDl4jNetwork unless it is an integer of at least ``minimum``.
+        """
         value = self.fields.get(name, default)
         value = default if value is None else value
         if (
@@ -415,7 +421,7 @@ def _read_tbptt_lengths(path: str, config: dict[str, Any]) -> tuple[int, int]:
 
 
 def _parse_layer_list(path: str, config: dict[str, Any]) -> list[LayerConf]:
-    """Return the layers of a MultiLayerConfiguration."""
+    """Return the layers of a MultiLayerConfiguration; raise NoDl4jNetwork if it is invalid."""
     confs = config.get("confs", config.get("netconfigurations"))
     if not isinstance(confs, list) or not all(isinstance(conf, dict) for conf in confs):
         raise NoDl4jNetwork(path, "configuration.json has neither confs nor vertices")
@@ -461,7 +467,10 @@ def _expand_conf(path: str, conf: LayerConf) -> Iterator[LayerSpec]:
 
 
 def _unwrap_layer(path: str, default: str, parsed: TypedObject) -> Iterator[LayerSpec]:
-    """Yield the layer inside wrappers; a LastTimeStep wrapper adds a spec after the layer."""
+    """Yield the layer inside wrappers; a LastTimeStep wrapper adds a spec after the layer.
+
+    ``default`` is the layer's name if DL4J wrote none. Raise NotImported for an unknown layer.
+    """
     kind = LAYER_ALIASES.get(parsed.kind, parsed.kind)
     name = str(parsed.fields.get("layername") or default)
     if kind in FROZEN_WRAPPERS or kind == LAST_TIME_STEP:

@@ -28,9 +28,9 @@ class StandardizeNormalizer:
     """
 
     mean: F32  # f32[features]
-    std: F32
-    label_mean: F32 | None = field(default=None, repr=False)  # None: not fitted to labels
-    label_std: F32 | None = field(default=None, repr=False)
+    std: F32  # f32[features], standard deviation
+    label_mean: F32 | None = field(default=None, repr=False)  # f32[labels]
+    label_std: F32 | None = field(default=None, repr=False)  # f32[labels]
 
     def transform(self, features: NDArray[Any]) -> F32:
         """Return normalized features [rows, features, ...] as float32 of the same shape."""
@@ -62,12 +62,12 @@ class MinMaxNormalizer:
     fitted to labels.
     """
 
-    target_min: float
+    target_min: float  # bounds of the target range
     target_max: float
-    lower: F32  # f32[features]
-    upper: F32
-    label_lower: F32 | None = field(default=None, repr=False)
-    label_upper: F32 | None = field(default=None, repr=False)
+    lower: F32  # f32[features], minimum of each feature
+    upper: F32  # f32[features], maximum of each feature
+    label_lower: F32 | None = field(default=None, repr=False)  # f32[labels]
+    label_upper: F32 | None = field(default=None, repr=False)  # f32[labels]
 
     def transform(self, features: NDArray[Any]) -> F32:
         """Return normalized features [rows, features, ...] as float32 of the same shape."""
@@ -103,9 +103,9 @@ class MinMaxNormalizer:
 class ImageNormalizer:
     """Maps pixels from [0, pixel_max] to a target range, like DL4J's ImagePreProcessingScaler."""
 
-    range_min: float
+    range_min: float  # bounds of the target range
     range_max: float
-    pixel_max: float
+    pixel_max: float  # the largest possible pixel, such as 255
 
     def transform(self, features: NDArray[Any]) -> F32:
         """Return normalized pixels as float32 of the same shape."""

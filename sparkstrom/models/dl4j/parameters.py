@@ -36,7 +36,7 @@ class ArraySpec(NamedTuple):
 
     name: str  # DL4J's name of the array
     shape: tuple[int, ...]  # the array's sizes
-    order: Literal["C", "F"]  # order of the values in the file; "C" for convolutions and vectors
+    order: Literal["C", "F"]  # in the file: "C" row-major (convolutions, vectors), "F" column-major
     role: str  # one of ``ROLES``; determines how the array is trained
 
     @property

@@ -1,6 +1,6 @@
 """LightningModel: trains a LightningModule with the module's own steps and optimizer.
 
-The module's parameters are views of one flat vector.
+The module's parameters are views of one flat vector. ``TrainerStub`` replaces a Trainer.
 
 The packages ``lightning`` and ``pytorch_lightning`` each define their own class LightningModule.
 Neither package is imported here; the user's module brings its own.
@@ -117,7 +117,10 @@ def is_overridden(module: Any, name: str) -> bool:
 
 
 def check_module(module: Any) -> None:
-    """Raise UsageError, naming the part, if the module has a part that would not be used here."""
+    """Raise UsageError unless this is a LightningModule that trains here as under a Trainer.
+
+    A module with a hook that would not be called here is refused; the message names the hook.
+    """
     kind = type(module).__name__
     if find_lightning_base(module) is None:
         raise UsageError(
@@ -313,7 +316,10 @@ def parse_optimizers(result: Any, scaling: WorkerScaling) -> tuple[Optimizer, LR
 
 
 def _split_optimizers_result(result: Any) -> tuple[list[Any], list[Any]]:
-    """Return (optimizers, schedulers) as lists, from any result that Lightning accepts."""
+    """Return (optimizers, schedulers) as lists, from any result that Lightning accepts.
+
+    Raise UsageError for a dict that has other keys or lacks ``optimizer``.
+    """
     if isinstance(result, dict):
         unknown = set(result) - {"optimizer", "lr_scheduler", "monitor"}
         if unknown or "optimizer" not in result:
@@ -333,7 +339,10 @@ def _split_optimizers_result(result: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _parse_scheduler(value: Any, scaling: WorkerScaling) -> LRScheduler:
-    """Return the scheduler from ``lr_scheduler``; set its interval and frequency in ``scaling``."""
+    """Return the scheduler from ``lr_scheduler``; set its interval and frequency in ``scaling``.
+
+    Raise UsageError if it is not supported.
+    """
     options = value if isinstance(value, dict) else {"scheduler": value}
     scheduler = options.get("scheduler")
     unknown = sorted(set(options) - {*SCHEDULER_KEYS, *IGNORED_KEYS})
@@ -479,7 +488,7 @@ class LightningModel(FlatModule):
                     f"{type(module).__name__}.on_train_batch_start returned -1: an epoch cannot be"
                     " skipped here, each minibatch is trained once; remove the rows from the data"
                 )
-            loss, outputs = self._training_loss(step_batch, index)
+            loss, outputs = self._call_training_step(step_batch, index)
             module.on_before_zero_grad(optimizer)
             optimizer.zero_grad()
             module.on_before_backward(loss)
@@ -504,8 +513,10 @@ class LightningModel(FlatModule):
             self._reset_metrics()
             module.on_train_epoch_start()
 
-    def _training_loss(self, step_batch: Any, index: int) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Return training_step's loss, and its outputs for on_train_batch_end."""
+    def _call_training_step(
+        self, step_batch: Any, index: int
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Call training_step; return the loss, and the outputs for on_train_batch_end."""
         step = self._module.training_step
         with (
             explaining_shape_errors(step.__qualname__, STEP_REMEDY, batch=step_batch),
@@ -588,7 +599,10 @@ class LightningModel(FlatModule):
 
 
 def make_default_batch(batch: TorchBatch) -> Any:
-    """Return (features, labels), one dict of both if both are dicts, or features if unlabelled."""
+    """Return (features, labels), one dict of both if both are dicts, or features if unlabelled.
+
+    Raise UsageError if both dicts have the same key.
+    """
     features, labels = batch.features, batch.labels
     if isinstance(labels, tuple) and not labels:
         return features

@@ -66,7 +66,7 @@ from sparkstrom.models.torch.parameters import (
     named_buffers,
     named_parameters,
     pack_buffers,
-    refuse_aliases,
+    refuse_buffer_aliases,
     require_same_parameters,
 )
 from sparkstrom.models.torch.tensors import (
@@ -98,8 +98,8 @@ EMPTY_CELL = types.CellType()  # equals the closure cell of a variable without a
 def copy_without_storage(module: nn.Module, named: NamedParameters) -> nn.Module:
     """Return a copy of the module whose parameters keep their shape but take one element of memory.
 
-    Parametrizations are inactive until ``materialize`` is called, because torch refuses to pickle
-    their classes. Raise UsageError if the module cannot be copied.
+    Parametrizations are inactive until ``activate_parametrizations`` is called, because torch
+    refuses to pickle their classes. Raise UsageError if the module cannot be copied.
     """
     memo: dict[int, Any] = {
         id(parameter): _strip_storage(parameter) for parameter in named.values()
@@ -112,22 +112,22 @@ def copy_without_storage(module: nn.Module, named: NamedParameters) -> nn.Module
             f" {describe_error(error)}"
         ) from error
     for part in copied.modules():
-        if _is_materialized(part):
+        if _has_active_parametrizations(part):
             part.__class__ = parametrize.type_before_parametrizations(part)
     return copied
 
 
-def materialize(module: nn.Module) -> nn.Module:
+def activate_parametrizations(module: nn.Module) -> nn.Module:
     """Activate the parametrizations (weight_norm, ...) of a copied module; return the module."""
     for part in list(module.modules()):
-        if parametrize.is_parametrized(part) and not _is_materialized(part):
+        if parametrize.is_parametrized(part) and not _has_active_parametrizations(part):
             parametrize._inject_new_class(part)
             for name in part.parametrizations:
                 parametrize._inject_property(part, name)
     return module
 
 
-def _is_materialized(part: nn.Module) -> bool:
+def _has_active_parametrizations(part: nn.Module) -> bool:
     """Return whether the module's parametrizations are active."""
     return parametrize.is_parametrized(part) and type(part).__name__.startswith("Parametrized")
 
@@ -381,7 +381,7 @@ class FlatModule:
     def _adopt_module(self, module: nn.Module) -> None:
         """Use the user's module with its current values. Raise UsageError if it is invalid."""
         self._set_up(module)
-        refuse_aliases(module, self._named_parameters)
+        refuse_buffer_aliases(module, self._named_parameters)
         collect_hooks(module, self._named_parameters)
         self._has_values = True
         if not module.training:
@@ -572,7 +572,10 @@ class FlatModule:
         return dump_state(*self._get_optimizer(), self._named_parameters) | self._get_fit_state()
 
     def load_updater_state(self, state: State) -> None:
-        """Restore an optimizer state returned by ``updater_state`` of an equal model."""
+        """Restore a state returned by ``updater_state`` of an equal model.
+
+        A scheduler that depends on the fit's length continues only if the state is of this fit.
+        """
         self._get_optimizer()
         if not self._depends_on_fit_length():
             load_state(*self._get_optimizer(), self._named_parameters, state)
@@ -629,11 +632,11 @@ class FlatModule:
         load_buffers(named_buffers(self._module), data)
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
-        """Return the mean of all reports, summed in order in float64; for integers the maximum."""
+        """Return the mean of the workers' buffers ``reports``; for integers the maximum."""
         return average_buffers(named_buffers(self._module), reports)
 
     def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
-        """Return ``average_buffers`` with the given weight for each report."""
+        """Return the mean as ``average_buffers`` does, with a weight for each report."""
         return average_buffers(named_buffers(self._module), reports, weights)
 
     def exported(self) -> tuple[str, bytes]:
@@ -716,7 +719,7 @@ class FlatModule:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled model, whose parameters have no values."""
-        self._set_up(materialize(state["_module"]))
+        self._set_up(activate_parametrizations(state["_module"]))
         # Pickles of earlier versions lack hooks, and newer options, whose default is None.
         register_hooks(self._named_parameters, state.get("_hooks", {}))
         self.__dict__.update({name: state.get(name) for name in self.OPTIONS})

@@ -34,7 +34,7 @@ PER_LABEL_LOSSES = ("withlogits", "bceloss", "binarycrossentropy", "multilabelso
 
 
 def resolve_outputs(outputs: str | None, loss: Any) -> str:
-    """Return the kind of outputs: the option ``outputs``, or what the loss suggests."""
+    """Return what a model outputs, such as "logits": the option, or what the loss suggests."""
     if outputs is None:
         name = _normalized_name(loss)
         if name in ("bceloss", "binarycrossentropy"):

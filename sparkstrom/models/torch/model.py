@@ -311,7 +311,7 @@ class TorchModel(FlatModule):
 
     @contextlib.contextmanager
     def _broadcast_warning_as_error(self) -> Iterator[None]:
-        """Until the first step is done, raise torch's warning about broadcasting [n, 1] to [n]."""
+        """Raise torch's warning about broadcasting [n, 1] to [n], until the first step is done."""
         if self._has_stepped:
             yield
             return

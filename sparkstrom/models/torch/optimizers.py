@@ -41,7 +41,7 @@ REFUSED_OPTIMIZERS = {
     " touch; use Adam without sparse=True, or SGD or Adagrad, which take sparse gradients, too",
 }
 
-# How other names begin of attributes that torch and its schedulers set on optimizers.
+# Prefixes of other attributes that torch and its schedulers set on optimizers.
 TORCH_PREFIXES = (
     "_optimizer_",
     "_opt_called",
@@ -439,7 +439,10 @@ def _list_extra_attributes(optimizer: Optimizer) -> dict[str, Any]:
 def _take_extra_attributes(
     optimizer: Optimizer, named: NamedParameters, remaining: State
 ) -> dict[str, Any]:
-    """Remove and return the optimizer's extra attributes, on the device of the parameters."""
+    """Remove the saved extra attributes from ``remaining``; return name -> value.
+
+    Tensors are returned on the parameters' device.
+    """
     known, made = _list_extra_attributes(optimizer), dict[str, Any]()
     for path in [path for path in remaining if path.startswith("own/")]:
         key = path.removeprefix("own/")
@@ -465,7 +468,10 @@ class _ContainerParts(dict[str, Any]):
 
 
 def _store_tree(state: State, path: str, value: Any, names: dict[int, str]) -> None:
-    """Store a value, or all parts of nested containers, in ``state`` under ``path``."""
+    """Store a value, or all parts of nested containers, in ``state`` under ``path``.
+
+    ``names`` (id of a parameter -> its name) is for dicts whose keys are parameters.
+    """
     if isinstance(value, dict):
         for key, part in value.items():
             if isinstance(key, torch.Tensor):
@@ -535,7 +541,7 @@ def _parse_entry(key: str, value: Any) -> tuple[str, Any]:
 
 
 def _store_options(tree: Any, path: str, state: State) -> None:
-    """Store numbers and tensors of a tree under ``path``; factories restore all other values."""
+    """Store numbers and tensors of a tree under ``path``; users' factories make all else again."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             _store_options(value, f"{path}/{key}", state)
@@ -547,7 +553,7 @@ def _store_options(tree: Any, path: str, state: State) -> None:
 
 
 def _fill_tree(tree: Any, path: str, remaining: State) -> Any:
-    """Fill stored numbers into the tree and return it; remove those numbers from ``remaining``."""
+    """Return a copy of the tree with the values under ``path``, removed from ``remaining``."""
     if isinstance(tree, dict):
         made = copy.copy(tree)
         for key, value in tree.items():

@@ -32,7 +32,7 @@ NamedParameters = dict[str, nn.Parameter]
 
 
 def named_parameters(module: Any) -> NamedParameters:
-    """Return each parameter once, by its first name; raise UsageError if one is not trainable."""
+    """Return each parameter once, by its first name; raise UsageError if one cannot be used."""
     if not isinstance(module, nn.Module):
         raise UsageError(f"module is a {type(module).__name__}: pass a torch.nn.Module")
     if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
@@ -81,7 +81,7 @@ def _refuse_shared_memory(named: NamedParameters) -> None:
             )
 
 
-def refuse_aliases(module: nn.Module, named: NamedParameters) -> None:
+def refuse_buffer_aliases(module: nn.Module, named: NamedParameters) -> None:
     """Raise UsageError for a buffer that lies in a parameter's memory, which ``bind`` replaces."""
     ranges = [(*_memory_range(p), name) for name, p in named.items() if _has_own_memory(p)]
     for alias, buffer in module.named_buffers():

@@ -98,7 +98,7 @@ def outputs_to_numpy(outputs: Tensors) -> Any:
 
 
 def join_outputs(pieces: list[Any]) -> Any:
-    """Join the outputs for consecutive rows, each a tree of arrays, into one tree."""
+    """Return the joined outputs for consecutive rows: arrays, or tuples or dicts of arrays."""
     first = pieces[0]
     if isinstance(first, dict):
         return {name: join_outputs([piece[name] for piece in pieces]) for name in first}
@@ -108,7 +108,7 @@ def join_outputs(pieces: list[Any]) -> Any:
 
 
 def split_batch(batch: TorchBatch, rows: int, count: int) -> Iterator[tuple[TorchBatch, Any]]:
-    """Yield up to ``count`` consecutive parts, each with its share in the mean loss."""
+    """Yield up to ``count`` consecutive parts of the rows, each with its share in the mean loss."""
     if count == 1:
         yield batch, 1.0
         return
@@ -133,7 +133,7 @@ def split_rows(columns: Columns, size: int = PREDICT_ROWS) -> Iterator[Columns]:
 
 
 def call_with_features(function: Callable[..., Any], features: Tensors) -> Any:
-    """Call ``function`` with one input, or with several inputs by position or by name."""
+    """Call ``function`` with the features, several by position or name; return its result."""
     if isinstance(features, dict):
         return function(**features)
     return function(*features) if isinstance(features, tuple) else function(features)

@@ -59,7 +59,7 @@ def scale_statistics_momentum(momentum: float, workers: int) -> float:
 
 @contextlib.contextmanager
 def scaled_statistics(module: nn.Module, workers: int) -> Iterator[None]:
-    """Scale the momentum of running statistics within the context."""
+    """Scale the momentum of running statistics to the number of workers within the context."""
     if workers == 1:
         yield
         return
@@ -74,7 +74,10 @@ def scaled_statistics(module: nn.Module, workers: int) -> Iterator[None]:
 
 
 def describe_statistics(module: nn.Module, workers: int) -> dict[str, str]:
-    """Return how the momentum of running statistics changes with this many workers, as text."""
+    """Return how this many workers change the momentum of running statistics.
+
+    The result is {"statistics": text}, or {} without such layers.
+    """
     momenta = sorted({part.momentum for part in find_running_statistics(module)})
     texts = [f"{m:g} -> {scale_statistics_momentum(m, workers):.4g}" for m in momenta]
     return {"statistics": "; ".join(texts)} if texts else {}
@@ -144,11 +147,11 @@ class WorkerScaling:
                     group[key] = original
 
     def scaled_statistics(self, module: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Scale the momentum of BatchNorm's statistics within the context."""
+        """Scale BatchNorm's momentum to the number of workers within the context."""
         return scaled_statistics(module, self._workers)
 
     def advance_scheduler(self, scheduler: LRScheduler | None, loss: float) -> None:
-        """Advance the scheduler after a minibatch; UsageError if the schedule is exhausted."""
+        """Advance the scheduler after a minibatch; raise UsageError if its schedule has ended."""
         self._own_steps += 1
         if isinstance(scheduler, ReduceLROnPlateau):
             scheduler.step(loss)

@@ -139,7 +139,7 @@ def build_plots(fit: FitHistory) -> list[Element]:
 
 def _plot_start_s(fit: FitHistory) -> float:
     """Return where plots begin, in seconds: 0, or after a long start the time of the first step."""
-    began_s = next(iter(fit.trained[0]), 0.0)
+    began_s = next(iter(fit.training_iterations[0]), 0.0)
     return began_s if began_s > START_FRACTION_MAX * fit.last_s else 0.0
 
 
@@ -174,7 +174,7 @@ def _has_values(plot: TimePlot) -> bool:
 
 def _time_plots(fit: FitHistory, marks: list[EventMark]) -> Iterator[TimePlot]:
     """Yield all plots over time, including those without values."""
-    seconds, columns = fit.trained
+    seconds, columns = fit.training_iterations
     yield _loss_plot(fit, marks)
     throughput = compute_throughput(seconds, columns["examples"], fit.last_s)
     curve = Curve.from_values("all workers", 0, *throughput)
@@ -216,7 +216,7 @@ def _log_scale_plot(
     fit: FitHistory, marks: list[EventMark], title: str, unit: str, column: str
 ) -> TimePlot:
     """Return the plot of one column on a logarithmic scale."""
-    seconds, columns = fit.trained
+    seconds, columns = fit.training_iterations
     curve = Curve.from_values("mean of all workers", 0, seconds, columns[column])
     return TimePlot(title, f"{unit} (log)", [curve], marks, is_log=True)
 
@@ -513,8 +513,8 @@ def _marks_legend(fit: FitHistory) -> str:
     if not build_event_marks(fit):
         return ""
     return (
-        "Dashed lines: ▼ a worker was lost, ▲ another one trains in its place; why is told under"
-        " the pointer, and below."
+        "Dashed lines: ▼ a worker was lost, ▲ another one trains in its place. Point at a line to"
+        " see the reason, which is also given below."
     )
 
 
@@ -536,7 +536,7 @@ def _event_sections(fit: FitHistory) -> list[Element]:
 
 
 def _checkpoint_section(fit: FitHistory) -> list[Element]:
-    """Return the section with the number of checkpoints and the latest one, or nothing."""
+    """Return a heading and a table with the number of checkpoints and the latest one, or []."""
     if not fit.checkpoints:
         return []
     seconds, path = fit.checkpoints[-1]
@@ -548,7 +548,7 @@ def _checkpoint_section(fit: FitHistory) -> list[Element]:
 
 
 def _figures_section(figures: dict[str, Any]) -> list[Element]:
-    """Return the section with all values of the summary; empty without a summary."""
+    """Return a heading and the tables of all values in a fit's summary; [] without a summary."""
     if not figures:
         return []
     groups = [
@@ -558,12 +558,12 @@ def _figures_section(figures: dict[str, Any]) -> list[Element]:
 
 
 def _options_section(fit: FitHistory) -> list[Element]:
-    """Return the section with the fit's options; empty if there are none."""
+    """Return a heading and a collapsed table of the fit's options; [] if there are none."""
     options = list(as_dict(fit.begin.get("options")).items())[:LINES_SHOWN]
     if not options:
         return []
     rows = [(name, "None" if value is None else as_text(value)) for name, value in options]
     shown = make_element(
-        "details", make_element("summary", "of the SharedTrainingMaster"), name_value_table(rows)
+        "details", make_element("summary", "of the training master"), name_value_table(rows)
     )
     return [make_element("h3", "Options"), shown]

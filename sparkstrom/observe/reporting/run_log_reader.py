@@ -124,8 +124,8 @@ class FitHistory:
         return max([ended, *self.seconds[-1:], *epochs, *changes])
 
     @property
-    def trained(self) -> tuple[list[float], dict[str, Values]]:
-        """Seconds and columns of the iterations, starting with the first committed minibatch."""
+    def training_iterations(self) -> tuple[list[float], dict[str, Values]]:
+        """Times and columns of the iterations, starting with the first committed minibatch."""
         minibatches = self.columns["minibatches"]
         first = next(
             (i for i, count in enumerate(minibatches) if count is None or count > 0),

@@ -89,10 +89,10 @@ class Table:
 class FigureGroup:
     """Values under a common title; rows, lines and table may each be empty."""
 
-    title: str
+    title: str  # heading
     rows: list[Row]  # (name, text)
     lines: tuple[str, ...] = ()  # bullet points
-    table: Table | None = None
+    table: Table | None = None  # shown last
 
 
 def summary_headline(summary: Figures) -> str:
@@ -257,7 +257,7 @@ def _horizon_rows(summary: Figures) -> list[Row]:
 
 
 def _update_group(summary: Figures) -> FigureGroup:
-    """Return values about the encoding of updates."""
+    """Return how updates were encoded: sent fraction, threshold, and what was not sent or lost."""
     rows = _rows_if_known(
         summary,
         ("sent fraction", "sent_fraction", format_number),
@@ -470,7 +470,7 @@ def _append_text(parent: Element, text: str) -> None:
 
 
 def group_section(group: FigureGroup, heading: str = "h3") -> Element:
-    """Return a group of values as a section with a heading."""
+    """Return a group of values as an HTML section with a heading."""
     return make_element(
         "section",
         make_element(heading, group.title),
@@ -481,7 +481,7 @@ def group_section(group: FigureGroup, heading: str = "h3") -> Element:
 
 
 def name_value_table(rows: list[tuple[str, str]]) -> Element:
-    """Return a two-column table of names and values."""
+    """Return an HTML table with two columns: names and values."""
     lines = (
         make_element("tr", make_element("th", name, scope="row"), make_element("td", value))
         for name, value in rows
@@ -490,12 +490,12 @@ def name_value_table(rows: list[tuple[str, str]]) -> Element:
 
 
 def bullet_list(lines: tuple[str, ...] | list[str], class_: str | None = None) -> Element:
-    """Return a bullet list."""
+    """Return an HTML bullet list; ``class_`` is its CSS class."""
     return make_element("ul", *(make_element("li", line) for line in lines), class_=class_)
 
 
 def table_element(table: Table) -> Element:
-    """Return a table with headings, in a box that scrolls horizontally if it is too wide."""
+    """Return an HTML table with headings, in a box that scrolls sideways if it is too wide."""
     head = make_element("tr", *(make_element("th", name, scope="col") for name in table.columns))
     rows = (make_element("tr", *(make_element("td", cell) for cell in row)) for row in table.rows)
     more = make_element("p", f"and {table.more:,} more", class_="muted") if table.more else None

@@ -40,7 +40,10 @@ class AxisScale:
     def fit(
         cls, values: Iterable[float], *, is_log: bool = False, from_zero: bool = False
     ) -> AxisScale:
-        """Return a scale for these values with a margin; a logarithmic one ignores values <= 0."""
+        """Return a scale for these values with a margin; a logarithmic one ignores values <= 0.
+
+        ``from_zero``: include 0; this has no effect on a logarithmic scale.
+        """
         least = 1 / VALUE_MAX if is_log else -VALUE_MAX
         known = [value for value in values if least < value < VALUE_MAX]
         if not known:
@@ -174,10 +177,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class EventMark:
-    """An event marked in a plot; ``kind`` is "lost", "back", "bad" or "saved"."""
+    """An event marked in a plot."""
 
     seconds: float  # since the fit began
-    kind: str  # selects the colour
+    kind: str  # worker "lost" or "back" (replaced), "bad" loss, or checkpoint "saved"
     description: str  # shown under the pointer
 
 
@@ -205,7 +208,7 @@ class TimeAxis:
         return LEFT + (RIGHT - LEFT) * min(1.0, max(0.0, part))
 
     def format_moment(self, seconds: float) -> str:
-        """Return a time as text in the axis's unit."""
+        """Return a time as text in the axis's unit, such as "12.5 minutes"."""
         return f"{seconds / self.unit_s:.4g} {self.unit}"
 
 
@@ -219,14 +222,14 @@ class TimePlot:
     marks: Sequence[EventMark] = ()
     is_log: bool = False  # whether the vertical axis is logarithmic
     from_zero: bool = False  # whether the vertical axis begins at 0
-    format_value: Callable[[float | None], str] = format_number
+    format_value: Callable[[float | None], str] = format_number  # for the values as text
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
     """One bar, made up of stacked parts."""
 
-    name: str
+    name: str  # to the left of the bar
     parts: list[tuple[str, float]]  # (name, seconds)
     more: str = ""  # additional text shown under the pointer
 
@@ -248,7 +251,7 @@ class BarPlot:
     unit: str  # label of the horizontal axis
     bars: list[Bar]  # from top to bottom
     names: list[str]  # names of the bars' parts
-    format_value: Callable[[float | None], str]
+    format_value: Callable[[float | None], str]  # for the values as text
 
 
 def render_time_plot(plot: TimePlot, axis: TimeAxis) -> Element:
@@ -315,7 +318,7 @@ def _y_position(scale: AxisScale, value: float) -> float:
 
 
 def _curve_elements(curve: Curve, scale: AxisScale, axis: TimeAxis) -> list[Element]:
-    """Return a curve's lines and dots."""
+    """Return a curve's lines and dots as SVG elements, with fewer points if there are many."""
     elements = []
     shown = [curve.pieces[i] for i in evenly_spaced_indices(len(curve.pieces), PIECES_MAX)]
     for piece in shown:

@@ -1,4 +1,4 @@
-"""Serve a node's children: their edges, their leases, and the commits that each still lacks.
+"""Serve a node's children in the tree: open edges, track leases, send commits and snapshots.
 
 An edge is the connection of two neighbours in the tree. A commit is an update that the master has
 numbered. A lease is the time of silence after which a node counts as gone.
@@ -136,7 +136,7 @@ class ResendBackoff:
 
 @dataclass(slots=True)
 class Child:
-    """One child of a node: its edge, what it has received, and what it requests."""
+    """A node's record of one child: the edge to it, what it has received, what it requests."""
 
     node: NodeId
     edge: EdgeNo  # the newest edge to it; messages of older ones never reach this object
@@ -165,7 +165,7 @@ class Child:
 
     @property
     def next_state_s(self) -> float:
-        """Return the earliest time of the next state, which waits to gather acknowledgements."""
+        """Return the earliest time of this child's next state, which gathers acknowledgements."""
         unstated = self.bytes_forwarded - self.bytes_stated
         urgent = self.state_is_urgent or unstated >= PROMPT_ACK_BYTES
         return self.state_s + (STATE_SPACING_S if urgent else ROUTINE_SPACING_S)
@@ -193,7 +193,7 @@ class Children:
         self._flow_limits, self._history, self.leases = flow_limits, history, leases
         self.by_node: dict[NodeId, Child] = {}
         self._under_way = 0  # sum of ``link.under_way`` over all children
-        self.slow_links: list[SlowLink] = []  # not reported yet; whoever reports them empties it
+        self.slow_links: list[SlowLink] = []  # not reported yet; reporting empties the list
         self.state_due_s = math.inf  # when a state that is held back is due
         self._memory_limited = False  # a child waits for memory that the others' messages take
 
@@ -337,12 +337,12 @@ class Children:
         self._under_way += size
 
     def _next_entry(self, child: Child) -> Entry:
-        """Return the log entry that the child needs next; without payload if the child made it."""
+        """Return the log entry that the child needs next; no payload if its process made it."""
         entry = self._history.log.entry_after(child.sent)
-        return number_only(entry) if _is_made_by_child_process(entry, child) else entry
+        return without_payload(entry) if _is_made_by_child_process(entry, child) else entry
 
     def _send_next(self, child: Child, entry: Entry, now_s: float) -> Effect:
-        """Send one entry of the log to a child."""
+        """Count one entry of the log as sent to a child; return the effect that sends it."""
         self._count_sent(child, message_weight(entry, 0), now_s)
         child.sent = entry.commit
         return Send(child.node, entry)
@@ -370,7 +370,7 @@ class Children:
         return takewhile(lambda entry: is_summable(entry) and entry.commit <= upto, waiting)
 
     def _sum_weight(self, entries: tuple[Entry, ...]) -> int:
-        """Return the expected weight of a sum of entries."""
+        """Return the expected size, in bytes, of a message with the sum of these entries."""
         return sum_weight(self._expected_entries(entries), last_seqs_of(entries))
 
     def _expected_entries(self, entries: tuple[Entry, ...]) -> int:
@@ -378,7 +378,7 @@ class Children:
         return entries_in_sum(sum(map(count_entries, entries)), self._flow_limits.n_params)
 
     def _send_merged(self, child: Child, entries: tuple[Entry, ...], now_s: float) -> Effect:
-        """Send the sum of several entries to a child."""
+        """Count a sum of entries as sent to a child; return the effect that sends it."""
         self._count_sent(child, self._sum_weight(entries), now_s)
         after, child.sent = child.sent, entries[-1].commit
         child.summed = child.sent
@@ -419,7 +419,7 @@ class Children:
         return out
 
     def _require_snapshot(self, child: Child) -> list[Effect]:
-        """Tell a child to fetch a snapshot, because the log no longer reaches back to its commit.
+        """Make a child fetch a snapshot, because the log no longer reaches back to its commit.
 
         Return no effects if this node has no replica.
         """
@@ -462,16 +462,16 @@ class Children:
         return [Send(child.node, ResendRequest(origin))]
 
     @property
-    def wait_s(self) -> float:
-        """Return the extra seconds, above normal, that a new commit takes over the slowest link."""
+    def slowest_link_wait_s(self) -> float:
+        """Return the seconds, beyond QUEUE_S, that a new commit takes over the slowest link."""
         longest_s = 0.0
         for child in self.by_node.values():
-            if child.link.rate and (wait_s := self._wait_s(child)) > longest_s:
+            if child.link.rate and (wait_s := self._link_wait_s(child)) > longest_s:
                 longest_s = wait_s
         return longest_s
 
-    def _wait_s(self, child: Child) -> float:
-        """Return by how many seconds sending a child's waiting data takes longer than QUEUE_S."""
+    def _link_wait_s(self, child: Child) -> float:
+        """Return the seconds, beyond QUEUE_S, until the data that wait for a child are sent."""
         log, link = self._history.log, child.link
         if child.stage is not REPLICATE or not log.reaches(child.sent):
             return 0.0
@@ -492,7 +492,7 @@ class Children:
             else:
                 child.state_due = child.state_is_urgent = False
                 child.state_s, child.bytes_stated = now_s, child.bytes_forwarded
-                waits_s = self.wait_s if waits_s < 0 else waits_s
+                waits_s = self.slowest_link_wait_s if waits_s < 0 else waits_s
                 edge_fields = {
                     "head": head,
                     "wait_ms": max(state.wait_ms, min(int(waits_s * 1000), WAIT_MS_MAX)),
@@ -516,17 +516,20 @@ class Children:
             )
 
     def announce_state(self, *, urgent: bool = True) -> None:
-        """Mark the fit's state as due for every child: soon, or with other news if not urgent."""
+        """Mark the fit's state as due for every child: soon if urgent, or else with other news."""
         for child in self.by_node.values():
             child.state_due = True
             child.state_is_urgent |= urgent
 
 
 def _is_made_by_child_process(entry: Entry, child: Child) -> TypeGuard[Commit]:
-    """Return whether the child's process made this update, so that it needs only the number."""
+    """Return whether the child's process made this update, so that it needs only the number.
+
+    Not so for model buffers: their commit contains an average.
+    """
     return isinstance(entry, Commit) and entry.origin in child.own_ids and is_summable(entry)
 
 
-def number_only(committed: Commit) -> Commit:
+def without_payload(committed: Commit) -> Commit:
     """Return the commit without its payload, for the origin, which has the payload."""
     return msgspec.structs.replace(committed, payload=NOTHING)

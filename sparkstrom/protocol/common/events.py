@@ -125,7 +125,7 @@ class IgnoreReason(enum.Enum):
 class IgnoredMessages:
     """Counts of ignored messages by message type and reason.
 
-    A network that repeats or reorders messages causes many.
+    They are no errors: a network that repeats or reorders messages causes many.
     """
 
     __slots__ = ("counts",)
@@ -264,7 +264,7 @@ class EndpointChanged(msgspec.Struct, frozen=True):
 class SummedWorkersLimited(msgspec.Struct, frozen=True):
     """Decision that from now on all updates together count as those of at most so many workers."""
 
-    workers: int
+    workers: int  # the limit; with k workers, each update has the weight workers / k
 
 
 class StopRequested(msgspec.Struct, frozen=True):
@@ -427,7 +427,7 @@ class InstallOptimizer(msgspec.Struct, frozen=True):
 
 
 class OptimizerCopied(msgspec.Struct, frozen=True):
-    """Optimizer states that were copied because of an ``OptimizerCopyRequest``."""
+    """Notice with the optimizer states that an ``OptimizerCopyRequest`` asked for."""
 
     payloads: tuple[bytes, ...]  # complete copies only; (): no worker sent one in time
 
@@ -464,9 +464,9 @@ class ShowWorkerLog(msgspec.Struct, frozen=True):
 class Failure(enum.Enum):
     """The kind of failure, which selects the exception that ``fit`` raises."""
 
-    USAGE = "usage"
-    SETUP = "setup"
-    TRAINING = "training"
+    USAGE = "usage"  # the call or the data are wrong: UsageError
+    SETUP = "setup"  # machines or versions are wrong: SetupError
+    TRAINING = "training"  # training failed: TrainingError, or RowsRefused for a bad row
 
 
 class Abort(msgspec.Struct, frozen=True):
@@ -522,7 +522,7 @@ class Directive(msgspec.Struct, frozen=True):
     publishes: bool = True  # with TRAIN: False: keep changes in the residual, publish nothing
     round_s: float = 0.0  # with TRAIN: recent time from a publication to its commit, in seconds
     workers: int = 1  # with TRAIN: number of workers that train now
-    summed: int | None = None  # with TRAIN: most workers whose updates are summed; None: all
+    summed: int | None = None  # with TRAIN: limit of SummedWorkersLimited; None: no limit
     minibatches: int = 0  # with TRAIN: minibatches committed in the whole fit
     minibatches_expected: int = 0  # with TRAIN: minibatches of the whole fit; 0: not known yet
     epochs: int = 0  # with TRAIN and AUDIT: epochs that every non-empty partition has finished

@@ -1,4 +1,4 @@
-"""``FitSpec``: the facts about one fit that the driver, the master and all workers share."""
+"""The facts about one fit that all its processes share, such as where each partition starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PartitionStart:
     # epoch that was not evaluated on its held-out rows yet.
     position: Position
     rows: int = -1  # -1: unknown; any number of rows is accepted
-    checksum: int = 0
+    checksum: int = 0  # of the rows' content
     batches: int = 0  # minibatches per epoch
 
     @property
@@ -38,7 +38,10 @@ class PartitionStart:
 
 @dataclass(frozen=True, slots=True)
 class FitSpec:
-    """The facts about one fit. The driver creates the object after counting its data."""
+    """The facts about one fit that the driver, the master and all workers share.
+
+    The driver creates the object after counting its data.
+    """
 
     workers: int  # number of workers, one for each partition
     epochs: int  # number of epochs to train
@@ -56,9 +59,10 @@ class FitSpec:
         return self.starts[partition].position if self.starts else Position(0, 0)
 
     def with_epochs_closed(self) -> FitSpec:
-        """Return the same fit for gradient sharing, where the last minibatch completes an epoch.
+        """Return the same fit, with starts at the end of an epoch moved to the next epoch.
 
-        In a round-based fit, an epoch is complete only after the evaluation on its held-out rows; a
-        checkpoint may have been written before that.
+        In gradient sharing the last minibatch completes an epoch. In a round-based fit, an epoch is
+        complete only after the evaluation on its held-out rows; a checkpoint may have been written
+        before that.
         """
         return replace(self, starts=tuple(start.with_epoch_closed for start in self.starts))

@@ -34,10 +34,10 @@ RATE_S = 2.0  # how far back the rate looks, in seconds in which something was u
 
 
 def message_weight(message: Data, chunk_bytes: int) -> int:
-    """Return the bytes that a message counts for in windows, the same at both ends of a link.
+    """Return the bytes that a message counts for in send windows, the same at both ends of a link.
 
-    A chunk counts as a full one, because the sender's state machine never holds its bytes.
-    Optimizer chunks count as 0: their requester limits how many are under way.
+    A snapshot chunk counts as ``chunk_bytes``, because the sender's state machine never holds its
+    bytes. Optimizer chunks count as 0: their requester limits how many are under way.
     """
     match message:
         case Chunk():
@@ -51,12 +51,12 @@ def message_weight(message: Data, chunk_bytes: int) -> int:
 
 
 def sum_weight(count: int, last: LastSeqs) -> int:
-    """Return the estimated size of a sum in bytes: its entries (index, sign, amount) and seqs."""
+    """Return the estimated bytes of a sum of commits: header, ``count`` entries and ``last``."""
     return HEADER_BYTES + int(SUM_ENTRY_BYTES * count) + LAST_SEQ_BYTES * len(last)
 
 
 def entries_in_sum(counts: int, n_params: int) -> int:
-    """Return the expected number of distinct indices in a sum of ``counts`` random entries."""
+    """Return the expected number of parameters that a sum of ``counts`` random entries changes."""
     return math.ceil(n_params * -math.expm1(-counts / n_params))
 
 
@@ -75,8 +75,8 @@ class SendWindow:
         self._way: deque[tuple[int, float]] = deque()  # (``sent`` after it, time) per message
         self._least_s = math.inf  # the shortest delay so far: the link without a queue
         self._held_back = False  # a message had to wait since the window last changed
-        # A queue is answered once: messages sent before the cut (``_cut_until``) say nothing new,
-        # unless they waited twice as long as the one that was answered (``_cut_s``).
+        # A queue shrinks the window once: messages sent before that cut (``_cut_until``) count only
+        # if they waited twice as long as the one that caused it (``_cut_s``).
         self._cut_until = 0
         self._cut_s = 0.0
         self._busy_s = now_s  # the rate is measured up to this time
@@ -114,15 +114,15 @@ class SendWindow:
         self._way.append((self.sent, now_s))
 
     def on_ack(self, arrived: int, acked: int, now_s: float) -> bool:
-        """Update the window from the neighbour's cumulative counts; return whether one has grown.
+        """Update the window from the neighbour's cumulative counts; return whether any has grown.
 
         Args:
             arrived: bytes received, including parts of incomplete messages.
-            acked: bytes of complete messages, by weight.
-            now_s: time.
+            acked: bytes that are no longer under way, because the neighbour has finished with them.
+            now_s: the present time.
         """
         arrived, acked = min(arrived, self.sent), min(acked, self.sent)
-        if arrived > self._arrived:  # the next that is handed over has to show it anew
+        if arrived > self._arrived:  # the wait for the rest begins now
             self._arrived, self.since_s = arrived, None if arrived >= self.sent else now_s
         elif acked <= self.acked:
             return False
@@ -136,7 +136,10 @@ class SendWindow:
             self.since_s += later_s
 
     def _adapt_window(self, acked: int, now_s: float) -> None:
-        """Adapt the window to the delay of acknowledged bytes."""
+        """Grow the window if acknowledged bytes met a short queue; shrink it if the queue was long.
+
+        It grows only if a message had to wait for room. ``acked`` is the new cumulative count.
+        """
         done, self.acked = acked - self.acked, acked
         self._update_rate(done, now_s)
         way_s = None
@@ -156,7 +159,7 @@ class SendWindow:
         self._held_back = False
 
     def _update_rate(self, done: int, now_s: float) -> None:
-        """Update the link's rate, an exponentially weighted mean."""
+        """Add ``done`` acknowledged bytes to the link's rate, an exponentially weighted mean."""
         spent_s, self._busy_s = now_s - self._busy_s, now_s
         keep = math.exp(-spent_s / RATE_S)
         self._rate_bytes = self._rate_bytes * keep + done
@@ -182,7 +185,8 @@ class Backlog:
         """Return the bytes per second that training needs, once, if the link was too slow for long.
 
         Return None otherwise. A link whose rate suffices is not reported: a stalled process is the
-        cause.
+        cause. ``waits``: whether data wait now; ``made_bytes``: all bytes that training has made so
+        far; ``carries``: the link's rate in bytes per second.
         """
         if not waits or self.is_reported:
             self.since_s = None
@@ -206,6 +210,6 @@ def describe_slow_link(link: SlowLink, host: str) -> str:
 
 
 def _format_megabytes(rate: float) -> str:
-    """Format a rate in MB/s with two significant digits, or as a whole number from 10 on."""
+    """Return a rate in bytes/s as MB/s: with up to two significant digits, from 10 on whole."""
     mega = rate / 1e6
     return f"{mega:.2g}" if mega < 0.095 else f"{mega:.1f}" if mega < 9.95 else f"{mega:.0f}"

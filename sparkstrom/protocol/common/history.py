@@ -53,11 +53,11 @@ class Log:
         ] = {}  # by ``preceding_commit``; with the offset in bytes
         self._begin = self._end = 0  # offsets, in bytes ever appended
         self.base = base  # the newest commit that is no longer in the log
-        self.head = base
+        self.head = base  # the newest commit in the log
 
     @property
     def bytes(self) -> int:
-        """Return the bytes in the log."""
+        """Return the size of all entries in the log, in bytes."""
         return self._end - self._begin
 
     @property
@@ -112,7 +112,7 @@ class History:
         return max(self.applied, self.log.base, self.merged)
 
     def append(self, entry: Entry) -> None:
-        """Append an entry, which must follow the last one, and update the newest seqs."""
+        """Append an entry, which must follow the last one, and update ``last`` and ``merged``."""
         self.log.append(entry)
         if isinstance(entry, MergedRange):
             self.last.update(entry.last)
@@ -121,12 +121,15 @@ class History:
             self.last[entry.origin] = entry.seq
 
     def restart_at(self, base: CommitNo, last: LastSeqs) -> None:
-        """Empty the log and continue after a snapshot's commit ``base``, with its seqs ``last``."""
+        """Empty the log and continue after a snapshot as of commit ``base``.
+
+        ``last`` has each origin's newest sequence number in the snapshot.
+        """
         self.log, self.last = Log(self.log.bytes_max, base), dict(last)
         self.applied, self.whole = base, False
 
     def last_seqs_at(self, base: CommitNo) -> LastSeqs:
-        """Return every origin's newest seq at ``base``, by undoing the log entries after that."""
+        """Return every origin's newest sequence number as of ``base``, by undoing later entries."""
         last = dict(self.last)
         for entry in self.log.entries_after(base):
             assert isinstance(entry, Commit), "a copy never begins before a sum"
@@ -135,7 +138,7 @@ class History:
 
 
 def last_seqs_of(entries: Iterable[Entry]) -> LastSeqs:
-    """Return the newest seq of each origin that has an update among these entries."""
+    """Return the newest sequence number of each origin that has an update in these entries."""
     last: dict[NodeId, Seq] = {}
     for entry in entries:
         if isinstance(entry, MergedRange):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sparkstrom.codec.messages import OptimizerChunk, copy_number
+from sparkstrom.codec.messages import OptimizerChunk, hash_optimizer_copy
 
 ASKED_AT_ONCE = 4  # chunks under way; few, because their links carry the commits, too
 RETRY_FIRST_S = 2.0  # time for the source's trainer to make a copy; losses are not reported
@@ -30,7 +30,10 @@ class OptimizerFetch:
     whole: bytes | None = None  # the complete copy, whose hash is right
 
     def take(self, chunk: OptimizerChunk, now_s: float) -> None:
-        """Store a chunk; if it belongs to another copy, discard the chunks of the old one."""
+        """Store a chunk; if it belongs to another copy, discard the chunks of the old one.
+
+        When all chunks have come, set ``whole``, or start again if the hash is wrong.
+        """
         asked_s = self.asked_s.pop(chunk.index, now_s)
         self.retry_s = max(self.retry_s, 2 * (now_s - max(asked_s, self.taken_s)))
         self.taken_s = self.moved_s = now_s
@@ -42,13 +45,13 @@ class OptimizerFetch:
         if len(self.chunks) < self.count:
             return
         content = b"".join(self.chunks[index] for index in range(self.count))
-        if copy_number(content) == self.copy:
+        if hash_optimizer_copy(content) == self.copy:
             self.whole = content
         else:
             self._restart(None, 1)
 
     def _restart(self, copy: int | None, count: int) -> None:
-        """Forget all chunks and begin with this copy."""
+        """Forget all chunks and requests, and begin with this copy; None: with any copy."""
         self.copy, self.count = copy, count
         self.chunks, self.asked_s = {}, {}
 

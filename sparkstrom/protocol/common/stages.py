@@ -44,11 +44,11 @@ Each part of a machine has its own stage:
   live replica, holding all later commits meanwhile. Then it follows the commits. A node that falls
   out of reach of the parent's log fetches again.
 - ``TaskStage``: how a worker's task ends. While it trains, the other stages determine the node's
-  directive, which tells the trainer what to do. Training ends when the master needs the task slot
+  directive, the trainer's next instruction. Training ends when the master needs the task slot
   for another worker, when the trainer fails, or when something else ends the task.
 - ``FarewellStage``: after the fit is done, a parent stays until its children know that it is done.
 - ``ChildStage``: how a parent serves one child, as a Raft leader serves a follower: probe the child
-  until it says what it holds, then send it commits, or a snapshot first.
+  until it reports what it holds, then send it commits, or a snapshot first.
 - ``MemberStage``: a member's place in the tree, which the master assigns from the top down: a node
   is sent to a parent only after that parent's own edge is confirmed, so no cycle ever exists.
 
@@ -63,7 +63,7 @@ from typing import TypeVar
 
 
 class LinkStage(enum.Enum):
-    """Stage of a node's edge to its parent. Values of all stages are texts for the docs."""
+    """Stage of a node's edge to its parent. The values of all stages are texts for the docs."""
 
     CLOSED = "no stream is open yet"
     JOINING = "it has asked the master for a place"

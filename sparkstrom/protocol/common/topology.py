@@ -13,7 +13,7 @@ from typing import TypeVar
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import MASTER, NodeId
 
-BLOCK = 256  # keys; a full mesh has some 150 blocks, so that both copies are short
+BLOCK = 256  # keys in a block; a full mesh has some 150 blocks, so that both copies are short
 
 Key = TypeVar("Key", bound=int)
 Value = TypeVar("Value")
@@ -139,7 +139,7 @@ class Topology:
         return out[::-1]
 
     def _child_places(self, place: int) -> range:
-        """Return the places below a place."""
+        """Return the numbers of all places directly below a place, taken or free."""
         first = self.fan_out * place + 1
         return range(first, first + self.fan_out)
 
@@ -179,7 +179,7 @@ class Topology:
         return self._next_version(nodes, places, min(self.open_from, freed))
 
     def _next_version(self, nodes: NodesByPlace, places: PlacesByNode, open_from: int) -> Topology:
-        """Return the next version of the tree."""
+        """Return the next version of the tree, with these maps and this bound for free places."""
         version = self.version + 1
         return replace(self, version=version, nodes=nodes, places=places, open_from=open_from)
 
@@ -190,7 +190,7 @@ class Topology:
         return next((p for p in self._child_places(self.places[near]) if p not in self.nodes), None)
 
     def _first_free(self) -> int:
-        """Return the first free place. Raise UsageError if the tree is full."""
+        """Return the lowest free place below a taken one. Raise UsageError if the tree is full."""
         place = self.open_from
         while place in self.nodes or (place - 1) // self.fan_out not in self.nodes:
             place += 1

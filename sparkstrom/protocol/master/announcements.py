@@ -17,7 +17,7 @@ from sparkstrom.protocol.master.phases import Phases
 from sparkstrom.protocol.master.sequencer import Sequencer
 
 SPACING_S = 0.5  # between repeats of a notice
-LEASES = 2  # leases for which a notice is repeated; a node that hears nothing for one asks itself
+LEASES = 2  # leases for which a notice is repeated; after one silent lease a node asks by itself
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class ClosedNotices:
         self.by_node.pop(node, None)
 
     def resend_due(self, now_s: float) -> list[Effect]:
-        """Return the notices that are due now."""
+        """Return the effects that send all notices due now."""
         effects: list[Effect] = []
         for node, notice in list(self.by_node.items()):
             if now_s >= notice.next_s:
@@ -76,7 +76,7 @@ class ClosedNotices:
         return effects
 
     def _send_notice(self, node: NodeId, notice: ClosedNotice, now_s: float) -> list[Effect]:
-        """Send a notice to the closed id's process and to its former parent."""
+        """Send a notice to the closed id's process and former parent; when it is old, drop it."""
         notice.next_s = now_s + SPACING_S
         if now_s > notice.until_s:
             del self.by_node[node]
@@ -85,7 +85,7 @@ class ClosedNotices:
         return [*disown, send_to_process(notice.join, self.make_message(node, notice.join))]
 
     def make_message(self, node: NodeId, join: Join) -> IdClosed:
-        """Return the message to a process that its id is closed, and whether it may return."""
+        """Return the notice that an id is closed; it states whether the id's process may return."""
         partition, failed = self._members.partitions[join.partition], self._members.failed.get(node)
         free = partition.owner is None and partition.last_owner == node and failed is None
         ending = TaskEnding.LEASE_OVER if free else TaskEnding.SUPERSEDED
@@ -127,13 +127,14 @@ class StateBroadcast:
         self.minibatches_expected = 0  # in the whole fit; an estimate until all rows are read
         self._is_all_read = False
         self.epochs = 0  # finished by every partition that has rows
-        self.summed = 0  # most workers whose updates are summed in full; 0: all
+        self.summed = 0  # all updates count as those of at most so many workers; 0: no limit
         self._beat = 0  # number of the newest beat
 
     def refresh(self) -> None:
-        """Recompute the values; announce the training workers and their pace if they changed.
+        """Recompute the state's values; announce it if the training workers or their pace changed.
 
-        The announcement is urgent unless a commit has already carried the pace.
+        Pace means ``slowest``. The announcement is urgent, unless only the pace has changed and a
+        commit has already carried it.
         """
         self._members.refresh_slowest()
         known = self.slowest, self.training
@@ -148,7 +149,7 @@ class StateBroadcast:
             self._children.announce_state(urgent=not told)
 
     def limit_summed_workers(self, workers: int) -> None:
-        """Announce that the updates of at most so many workers are summed in full."""
+        """Announce that all updates together now count as those of at most so many workers."""
         self.summed = workers
         self._children.announce_state(urgent=True)
 
@@ -219,6 +220,6 @@ class WelcomeFactory:
         )
 
     def _former_last_seqs(self, member: Member) -> LastSeqs:
-        """Return the member's former ids, each with the last seq that counts."""
+        """Return the member's former ids, each with the number of its last committed update."""
         closed = self._sequencer.closed
         return [(node, closed[node]) for node in sorted(member.own_ids) if node in closed]

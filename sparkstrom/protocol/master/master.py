@@ -257,7 +257,7 @@ class Master(MasterParts):
         return [ev.Abort(failed.reason, failed.trace, *where, phase=failed.phase)]
 
     def _react_after_abort(self, event: ev.Event) -> list[Effect]:
-        """Tell every node that still sends messages that the fit has failed; do nothing else.
+        """Notify every node that still sends messages that the fit has failed; do nothing else.
 
         Spark does not end the tasks of a stage that it is about to repeat, so they must end
         themselves.
@@ -352,7 +352,7 @@ class Master(MasterParts):
 
 
 def end_notice(member: Member, reason: str) -> IdClosed:
-    """Return the message that confirms a failed or leaving node's message, so that it may end."""
+    """Return the message that ends a node's task, and confirms its leave or failure notice."""
     join, node = member.join, member.node
     return IdClosed(
         token=join.token, count=join.count, node=node, seq=Seq(0), reason=reason, free=False

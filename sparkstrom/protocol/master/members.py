@@ -180,7 +180,7 @@ class ResidualCheckpoints:
     """Residual files: those of the last fit, with their new owners, and those of this fit.
 
     Each file of the last fit is granted once, to one process that joins on its executor. A file
-    whose owner died, or that was never granted, counts as lost mass.
+    whose owner died, or that was never granted, counts as lost mass (sum of absolute values).
     """
 
     def __init__(self, kept: CheckpointFiles) -> None:
@@ -218,10 +218,7 @@ class ResidualCheckpoints:
         return tuple(self._granted.get(node, ()))
 
     def mark_used(self, node: NodeId) -> None:
-        """Mark the residual files that this node took over as used.
-
-        A saved or final state contains their changes.
-        """
+        """Mark the residual files that this node took over as used: its own state contains them."""
         self._granted.pop(node, None)
 
     def count_used_and_lost(self, live: Iterable[NodeId]) -> None:
@@ -298,7 +295,7 @@ def send_to_process(join: Join, message: Message) -> SendToProcess:
 
 @dataclass(slots=True)
 class Departure:
-    """A node that has left the fit, as the summary lists it."""
+    """Record of a node that has left the fit, for the fit's summary."""
 
     node: NodeId
     partition: int
@@ -364,7 +361,10 @@ class Members:
         return member
 
     def remove(self, member: Member, reason: str, now_s: float, *, released: bool) -> Partition:
-        """End a membership: record the departure, free the partition and return the partition."""
+        """End a membership: record the departure, free the partition and return the partition.
+
+        ``released``: whether it left on request; what it saved contains its granted files.
+        """
         node, partition = member.node, self.partition_of(member)
         assert self.live[node] is member, f"node {node} is no member"
         del self.live[node]
@@ -384,7 +384,7 @@ class Members:
         return {node: join.host for node, join in (self.closed_joins | living).items()}
 
     def advance(self, member: Member, steps: int) -> None:
-        """Record a member's steps, which only grow."""
+        """Record a member's steps, which only grow; update ``slowest``."""
         if steps <= member.steps:
             return
         self._at_slowest -= member.steps <= self.slowest and member.is_training
@@ -393,7 +393,7 @@ class Members:
             self.refresh_slowest()
 
     def refresh_slowest(self) -> None:
-        """Look for the slowest training worker; without any, ``slowest`` stays as it is."""
+        """Set ``slowest`` to the steps of the slowest training worker; without any, keep it."""
         steps = [member.steps for member in self.live.values() if member.is_training]
         self.slowest = min(steps, default=self.slowest)
         self._at_slowest = steps.count(self.slowest)

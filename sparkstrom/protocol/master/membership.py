@@ -25,8 +25,8 @@ from sparkstrom.protocol.master.tree_placement import Placement
 class MembershipCloser:
     """Ends the memberships of workers that are silent, leave, are superseded or hold up others.
 
-    The last committed seq and the partition's position are read together, so the successor starts
-    exactly after the last update that counts.
+    The number of the last committed update and the partition's position are read together, so the
+    successor starts exactly after the last update that counts.
     """
 
     def __init__(
@@ -124,7 +124,10 @@ class Admission:
         self._ignored = ignored
 
     def on_join(self, join: Join, now_s: float) -> list[Effect]:
-        """Answer a join: admit, repeat the last answer, refuse, or report that the id is closed."""
+        """Answer a join: admit, repeat the last answer, refuse, or report that the id is closed.
+
+        Abort the fit if the version or the rows differ, or if the tree is full.
+        """
         if join.version != self._version:
             reason = DIFFERENT_VERSIONS.format(self._version, join.version, join.host)
             return [ev.Abort(reason, "", join.host, join.partition, ev.Failure.SETUP)]
@@ -172,7 +175,7 @@ class Admission:
         """Add the member and close the partition's older owner; abort the fit if rows differ."""
         partition = self._members.partitions[join.partition]
         if not partition.record_or_compare_rows(join.rows, join.checksum, join.batches):
-            reason = different_rows(partition, join.rows, join.batches, join.checksum)
+            reason = describe_different_rows(partition, join.rows, join.batches, join.checksum)
             return [ev.Abort(reason, "", join.host, join.partition, ev.Failure.USAGE)]
         effects: list[Effect] = []
         if partition.owner is not None:
@@ -189,11 +192,11 @@ class Admission:
 
 
 def _make_refusal(join: Join, reason: str, *, fatal: bool) -> JoinRefusal:
-    """Return the refusal that answers this join, with a human-readable reason."""
+    """Return the refusal that answers this join; ``fatal``: whether the task must fail."""
     return JoinRefusal(token=join.token, count=join.count, reason=reason, fatal=fatal)
 
 
-def different_rows(partition: Partition, rows: int, batches: int, checksum: int) -> str:
+def describe_different_rows(partition: Partition, rows: int, batches: int, checksum: int) -> str:
     """Return the error text for a partition whose rows differ from those read before."""
     first, again, remedy = CHANGED_SINCE if partition.is_resumed else CHANGED_BETWEEN
     return (

@@ -120,7 +120,7 @@ class OptimizerCopies:
         self.fetch = OptimizerFetch(self._patience_s, now_s + self._patience_s)
 
     def on_data_arriving(self, now_s: float) -> None:
-        """Restart the timeout, because part of a message, perhaps of a chunk, has arrived."""
+        """Postpone repeated requests, because part of a message, perhaps a chunk, has arrived."""
         if self.fetch is not None:
             self.fetch.moved_s = now_s
 

@@ -194,7 +194,7 @@ class VacantPartitions:
         return []
 
     def _ask_finished_worker_to_leave(self, waiting: int, now_s: float) -> None:
-        """Choose one finished worker to give up its task slot.
+        """Choose one finished worker to give up its task slot to the partition ``waiting``.
 
         Spark takes a while to use a free slot, so the next worker is chosen only if that did not
         help.

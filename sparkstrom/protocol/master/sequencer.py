@@ -17,7 +17,7 @@ from sparkstrom.protocol.common.history import History, Log
 
 
 class Sequencer:
-    """The order of commits, and the last numbered seq of each id, open or closed."""
+    """Assigns commit numbers, and keeps the number of each id's last committed update (seq)."""
 
     def __init__(self, log_bytes: int, ignored: IgnoredMessages) -> None:
         self._ignored = ignored
@@ -36,14 +36,14 @@ class Sequencer:
         return self.history.log.head
 
     def admit(self, node: NodeId) -> None:
-        """Accept updates of a new id, from seq 1."""
+        """Accept updates of a new id, beginning with its update 1."""
         assert node not in self.last, "ids are never reused"
         assert node not in self.closed, "ids are never reused"
         self.last[node] = Seq(0)
         self._own[node] = deque()
 
     def close(self, node: NodeId) -> Seq:
-        """Stop numbering updates of this id; return its last seq."""
+        """Stop numbering updates of this id; return the seq of its last committed update."""
         self.closed[node] = self.last.pop(node)
         del self._own[node]
         return self.closed[node]
@@ -56,7 +56,7 @@ class Sequencer:
     ) -> Commit | None:
         """Return the update's commit, or None if it is repeated, out of order, or of a closed id.
 
-        The commit tells all workers the steps of the slowest one. ``payload_of`` returns the
+        The commit carries ``slowest``, the steps of the slowest worker. ``payload_of`` returns the
         payload to commit; it is called only for an update that is numbered.
         """
         last = self.last.get(update.origin)

@@ -23,7 +23,7 @@ LAG_LEAST = 32  # commits; a smaller lag is only a short pause
 
 
 class Statuses:
-    """Applies statuses to members, and remembers which slow links the user was told about."""
+    """Applies statuses to members, and remembers which slow links were reported to the user."""
 
     def __init__(
         self,

@@ -58,9 +58,9 @@ class Heartbeats:
         self._fit, self._task, self._transfers = fit, task, transfers
         self._statuses, self._report_flag = subtree.statuses, report_flag
         self.status: Status | None = None  # as last reported
-        self._reports = 0
-        self._reported_s, self._bytes_reported = -math.inf, 0
-        self._lease_due_s = 0.0
+        self._reports = 0  # heartbeats so far
+        self._reported_s, self._bytes_reported = -math.inf, 0  # with the last heartbeat
+        self._lease_due_s = 0.0  # when the next heartbeat is due even without news
         self._level_s = now_s  # when this node last had all commits that its parent had
 
     def report_if_due(self, now_s: float) -> list[Effect]:
@@ -78,7 +78,7 @@ class Heartbeats:
 
     @property
     def _bytes_taken(self) -> int:
-        """Return the bytes that came from the parent over this edge, by weight."""
+        """Return the bytes of data messages that came from the parent over this edge."""
         return self._link.bytes_received + self._link.arriving
 
     def report(self, now_s: float) -> list[Effect]:

@@ -45,7 +45,7 @@ class Membership:
         self.count = 1  # rises with each return under a new id
         self.request = 0  # rises with each request for an edge
         self.address: Address | None = None
-        self.alone = False  # the last request said that edges to children are gone, too
+        self.alone = False  # the last request stated that edges to children are gone, too
         self._began_s = now_s
 
     @property
@@ -87,7 +87,7 @@ class Membership:
         return None if message.count == self.count else IgnoreReason.LATE
 
     def take_id(self, node: NodeId, closed: LastSeqs) -> dict[NodeId, Seq]:
-        """Take ``node`` as the present id; return each former id's last seq that counts."""
+        """Take ``node`` as the present id; return each former id's last committed number (seq)."""
         assert node not in self.ids, "ids are never reused"
         for former, seq in closed:
             self.ids[former] = seq
@@ -106,7 +106,7 @@ class Membership:
         self.count += 1
 
     def shift_deadlines(self, pause: ProcessPause) -> None:
-        """Do not count a pause of the process as waiting."""
+        """Postpone the deadlines by a pause of the process, which does not count as waiting."""
         self._began_s = pause.shift(self._began_s)
 
     def overdue_wait(self, now_s: float) -> Wait | None:

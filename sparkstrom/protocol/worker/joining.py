@@ -1,8 +1,8 @@
 """Join a fit: get an id and a place from the master, and come back after the id was closed.
 
 The node asks the master for a place; the answer names an id, a parent and an edge, which is the
-connection to that parent. Over the edge the node tells the parent how current its replica is, and
-the parent continues from there. A node that the master moves gets a new place without asking.
+connection to that parent. Over the edge the node reports how current its replica is, and the parent
+continues from there. A node that the master moves gets a new place without asking.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Joining:
         ]
 
     def _request_attach(self, now_s: float) -> list[Effect]:
-        """Send the parent an attach message, which says how current this node's replica is."""
+        """Send the parent an attach message, which states how current this node's replica is."""
         self._link.schedule_retry(ATTACH_RETRY_S, now_s)
         attach = Attach(
             have=self._replication.received,

@@ -135,7 +135,7 @@ class Directives:
                 return GATHERING
 
     def _train(self, state: State) -> Directive:
-        """Return a directive to train, or to wait for whatever limits training."""
+        """Return a directive to train, or to wait if a limit is reached; the reason names it."""
         most = self._limits.publications_max
         if most is None and not self._in_flight.has_room():
             return WINDOW_FULL
@@ -148,17 +148,18 @@ class Directives:
         publishes = most is None or len(self._in_flight) < most
         progress = state.minibatches, state.minibatches_expected, state.epochs
         team = workers, state.summed or None
-        return _train_directive(limit, publishes, self._commit_delay_s(state), *team, *progress)
+        return _train_directive(limit, publishes, self._time_to_commit_s(state), *team, *progress)
 
-    def _commit_delay_s(self, state: State) -> float:
-        """Return the recent time from a publication to its commit, in seconds.
+    def _time_to_commit_s(self, state: State) -> float:
+        """Return how many seconds a publication recently took until it was committed.
 
         With ``max_lead`` every worker waits for the slowest link, over which commits arrive late as
-        sums. Then return the delay to the last replica, so that all workers publish less.
+        sums. Then return the delay to the last replica if it is longer, so that all workers publish
+        less.
         """
         if self._limits.max_lead is None or not self._in_flight.round_s:
             return self._in_flight.round_s
-        waits_s = max(state.wait_ms / 1000, round(self._children.wait_s, 3))
+        waits_s = max(state.wait_ms / 1000, round(self._children.slowest_link_wait_s, 3))
         return max(self._in_flight.round_s, waits_s)
 
     def _step_limit(self, workers: int) -> tuple[int | None, Directive]:
@@ -216,7 +217,7 @@ class DeadlineHolder(Protocol):
     """A part of a node that has deadlines of its own."""
 
     def shift_deadlines(self, pause: ProcessPause) -> None:
-        """Do not count a pause of the process as waiting."""
+        """Postpone the deadlines by a pause of the process, which does not count as waiting."""
 
 
 class Deadlines:
@@ -251,7 +252,7 @@ class Deadlines:
 
     def timeout_directive(self, now_s: float) -> Directive | None:
         """Return the directive that ends the task, with the reason, if a wait is overdue."""
-        wait = self._longest_wait(now_s)
+        wait = self._first_long_wait(now_s)
         if wait is not None and now_s - wait.since_s > wait.limit_s:
             text = wait.reason.value.format(silent=now_s - wait.since_s, **wait.figures)
             return Directive(Command.FAIL, text, cause=wait.reason)
@@ -261,8 +262,8 @@ class Deadlines:
             else self._task.directive_if_unconfirmed_too_long(now_s)
         )
 
-    def _longest_wait(self, now_s: float) -> Wait | None:
-        """Return the first wait that is overdue or close to it, the most general cause first."""
+    def _first_long_wait(self, now_s: float) -> Wait | None:
+        """Return the first wait that is overdue or close to it; more general causes come first."""
         replication, joined = self._replication, self._membership.node is not None
         return (
             self._fit.overdue_wait(now_s, joined=joined)
@@ -401,12 +402,12 @@ class Node(NodeParts):
 
     @property
     def has_pending_report(self) -> bool:
-        """Return whether the next tick sends a report to the parent."""
+        """Return whether there is news for the parent that no heartbeat has reported yet."""
         return self.report_flag.is_set
 
     @property
     def tick_due_s(self) -> float:
-        """Return when a report or a state that is held back is due; infinity without any."""
+        """Return when a report or state that was held back is due; infinity if none was."""
         news_due_s = self.reporting.news_due_s if self.link.attached else math.inf
         return min(news_due_s, self.children.state_due_s)
 
@@ -674,7 +675,7 @@ class Node(NodeParts):
         return self.link.is_starved(self.fit, missing_since_s, now_s)
 
     def _leave_if_done(self, now_s: float) -> list[Effect]:
-        """Say goodbye to the parent once the fit is done and no child depends on this node."""
+        """Send the parent a leave notice once the fit is done and no child depends on this node."""
         audited, needed = self.trainer.audit is not None, bool(self.children.by_node)
         if (
             not self.fit.begin_farewell_if_due(now_s, audited=audited, needed=needed)
@@ -699,7 +700,7 @@ class Node(NodeParts):
 
 
 def _relayed_part(state: State) -> State:
-    """Return the part of a state that must be relayed at once: all other fields are zero."""
+    """Return the state with 0 in each field whose change need not be relayed at once."""
     return msgspec.structs.replace(
         state,
         head=0,

@@ -212,7 +212,7 @@ class FitView:
     def __init__(self, limits: NodeLimits, now_s: float) -> None:
         self._limits = limits
         self.state: State | None = None  # the newest one; None: none has come
-        self._pace = 0  # steps of the slowest worker, as the newest commits say
+        self._pace = 0  # steps of the slowest worker, from the newest commits
         self.done = False  # its phase is DONE
         self.heard_s = now_s  # time of the last sign that the master lives
         self.steady_s = now_s  # since when such signs have come without a gap
@@ -249,7 +249,10 @@ class FitView:
         return self._pace if self.state is None else max(self._pace, self.state.slowest)
 
     def is_steady(self, since_s: float, now_s: float) -> bool:
-        """Return whether signs of the master's life have come for a lease without a gap."""
+        """Return whether signs of the master's life have come for a lease without a gap.
+
+        Only time after ``since_s`` counts.
+        """
         lease_s = self._limits.lease_s
         lasting = now_s - max(since_s, self.steady_s) > lease_s
         return lasting and now_s - self.heard_s <= lease_s / 2
@@ -260,7 +263,7 @@ class FitView:
         return self.farewell is DISMISSED
 
     def begin_farewell_if_due(self, now_s: float, *, audited: bool, needed: bool) -> bool:
-        """Return True once, when the node should say goodbye to its parent and may end.
+        """Return True once, when the node should send its leave notice and may end.
 
         While ``needed`` is true, a child may not know of the fit's end yet; wait for it up to
         FAREWELL_S.
@@ -276,7 +279,7 @@ class FitView:
         return True
 
     def shift_deadlines(self, pause: ProcessPause) -> None:
-        """Do not count a pause of the process as waiting."""
+        """Postpone the deadlines by a pause of the process, which does not count as waiting."""
         self.heard_s = pause.shift(self.heard_s)
         if self._done_s is not None:
             self._done_s = pause.shift(self._done_s)
@@ -342,7 +345,10 @@ class TaskEnd:
         return tuple(word for word in (self._failed, self._leaving) if word is not None)
 
     def directive_after_confirmation(self) -> Directive | None:
-        """Return the final directive once the master confirmed; None if nothing was reported."""
+        """Return the directive that ends the task when the master has confirmed the report.
+
+        Return None if neither a failure nor a leave was reported.
+        """
         if self._failed is not None:
             return Directive(Command.FAIL, self._failed.reason, cause=TaskEnding.FAILED)
         if self._leaving is not None:
@@ -350,7 +356,7 @@ class TaskEnd:
         return None
 
     def shift_deadlines(self, pause: ProcessPause) -> None:
-        """Do not count a pause of the process as waiting."""
+        """Postpone the deadlines by a pause of the process, which does not count as waiting."""
         self._failed_s = pause.shift(self._failed_s)
         self._leaving_s = pause.shift(self._leaving_s)
 
@@ -392,7 +398,7 @@ class TrainerView:
         return pace - self._head_start
 
     def start_from(self, position: Position, steps: int) -> None:
-        """Start at the position of the partition's previous owner."""
+        """Start at the partition's committed position, with the step count of a new worker."""
         assert not self.trained, "who has trained goes on from where it is"
         self.position, self.steps = position, steps
 
@@ -422,12 +428,12 @@ class TrainerView:
         self._active_s = now_s
 
     def set_final(self, last_seq: Seq) -> None:
-        """Record the seq of the trainer's last update; it publishes nothing more."""
+        """Record the number (seq) of the trainer's last update; it publishes nothing more."""
         self.final = last_seq
         self._report_flag.set()
 
     def renumber_final(self, last_seq: Seq) -> None:
-        """Replace the seq of the last update, after updates were renumbered under a new id."""
+        """Replace the number of the last update, as updates were renumbered under a new id."""
         if self.final is not None:
             self.final = last_seq
 
@@ -442,7 +448,7 @@ class TrainerView:
         self._report_flag.set_routine()
 
     def shift_deadlines(self, pause: ProcessPause) -> None:
-        """Do not count a pause of the process as waiting."""
+        """Postpone the deadlines by a pause of the process, which does not count as waiting."""
         self._active_s = pause.shift(self._active_s)
 
     def overdue_wait(self, now_s: float, replica: ReplicaStage, *, paused: bool) -> Wait | None:

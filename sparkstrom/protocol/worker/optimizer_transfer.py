@@ -1,4 +1,4 @@
-"""Copy another worker's optimizer state, for a worker that joins in mid-training.
+"""Copy optimizer state from another worker if this one joins in mid-training; serve such requests.
 
 The worker waits for the state until a deadline and then trains with a fresh one. If its parent
 trains, the parent is the source; otherwise the request goes up, and the master chooses a source. A

@@ -94,7 +94,10 @@ class InFlight:
     def acknowledge_up_to(
         self, last: Iterable[tuple[NodeId, Seq]], ids: Container[NodeId], now_s: float
     ) -> None:
-        """Remove own updates up to a given seq for each id; ``ids`` are those of this process."""
+        """Remove committed own updates: for each id, those up to the sequence number in ``last``.
+
+        ``ids`` are those of this process; other ids in ``last`` are ignored.
+        """
         for origin, seq in last:
             if origin not in ids:
                 continue
@@ -102,7 +105,10 @@ class InFlight:
                 self.acknowledge(*key, now_s)
 
     def renumber(self, closed: dict[NodeId, Seq], node: NodeId, now_s: float) -> None:
-        """Give new seqs under the id ``node`` to updates not committed under closed ids."""
+        """Give updates not committed under closed ids new sequence numbers under the id ``node``.
+
+        ``closed``: closed id -> sequence number of its last committed update.
+        """
         kept: dict[tuple[NodeId, Seq], Update] = {}
         self.last_seq = Seq(0)
         for (origin, seq), update in self._own.items():
@@ -142,7 +148,7 @@ class InFlight:
         self._deadline_s = now_s + self._retry_s
 
     def shift_deadlines(self, pause: ProcessPause) -> None:
-        """Do not count a pause of the process as waiting."""
+        """Postpone the deadlines by a pause of the process, which does not count as waiting."""
         self.progress_s = pause.shift(self.progress_s)
 
     def _restart_timer(self, now_s: float) -> None:
@@ -265,11 +271,11 @@ class ParentLink:
             self._heard_s, self._unanswered = now_s, 0
 
     def reset_patience(self) -> None:
-        """Use the initial timeout again: the master lives, so the edge was not the cause."""
+        """Use the initial timeout of silent edges again, because the master is alive."""
         self._unanswered = 0
 
     def on_data(self, message: Data) -> None:
-        """Count a complete data message."""
+        """Count a complete data message; ``is_starved`` uses its initial timeout again."""
         self.bytes_received += message_weight(message, self._limits.flow_limits.chunk_bytes)
         self.arriving = self.starved = 0
         self._report_flag.set_routine()
@@ -283,7 +289,7 @@ class ParentLink:
         self._report_flag.set_routine()
 
     def on_state(self, state: State, now_s: float) -> None:
-        """Apply the parent's counts of bytes received and bytes forwarded."""
+        """Update the send window with the parent's counts of bytes received and forwarded."""
         if self.window.on_ack(state.bytes_received, state.bytes_forwarded, now_s):
             self._own.note_progress(now_s)
             self.starved = 0
@@ -344,7 +350,7 @@ class ParentLink:
         return self.resend_own(now_s)
 
     def shift_deadlines(self, pause: ProcessPause) -> None:
-        """Do not count a pause of the process as waiting."""
+        """Postpone the deadlines by a pause of the process, which does not count as waiting."""
         self._opened_s = pause.shift(self._opened_s)
         self._owed_s = pause.shift(self._owed_s)
         self.window.shift_deadlines(pause.pause_s)
@@ -383,7 +389,7 @@ class ParentLink:
         return any(now_s - max(at_s, fit.steady_s) > patience_s for at_s in since_s)
 
     def overdue_wait(self, now_s: float) -> Wait | None:
-        """Return the wait for the attach reply or for a commit, if it is overdue."""
+        """Return the wait for a commit if it is overdue, or for the attach reply if it is long."""
         stuck_s = self._limits.stuck_s
         begun_s = now_s - stuck_s  # a wait that began before this time is stuck
         if self._opened_s < begun_s and self.stage is ATTACHING:
@@ -395,7 +401,7 @@ class ParentLink:
         return None
 
     def _progress_figures(self) -> dict[str, float | str]:
-        """Return the waiting bytes and the rate of the link, for the error text."""
+        """Return the values for the error text ``TimeoutReason.COMMITS``, such as waiting bytes."""
         return {
             "bytes": self._own.bytes,
             "under_way": self.window.under_way,

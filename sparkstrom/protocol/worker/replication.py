@@ -109,12 +109,12 @@ class SnapshotFetch:
 
         If it is, restart the deadline.
         """
-        if not self._complete():
+        if not self._is_complete():
             return False
         self.progress_s = now_s
         return True
 
-    def _complete(self) -> bool:
+    def _is_complete(self) -> bool:
         """Return whether all chunks have arrived, and all commits up to the newest chunk's."""
         return len(self._chunks) == self._count and all(
             chunk.commit <= self._held.head for chunk in self._chunks.values()
@@ -135,7 +135,7 @@ class SnapshotFetch:
         self._asked.clear()
 
     def shift_deadlines(self, pause: ProcessPause) -> None:
-        """Do not count a pause of the process as waiting."""
+        """Postpone the deadlines by a pause of the process, which does not count as waiting."""
         self.progress_s = pause.shift(self.progress_s)
 
 
@@ -282,7 +282,7 @@ class Replication:
         self._report_flag.set_routine()
 
     def note_state(self, state: State, now_s: float) -> None:
-        """Restart the wait for commits if everything that the parent says it has sent is here."""
+        """Restart the wait for commits if everything that the parent has sent is here."""
         if state.sent <= self.history.log.head and self.fetch is None:
             self._got_s = now_s
 
@@ -380,7 +380,7 @@ class Replication:
         self._trainer.restart_step_deadline(now_s)
 
     def shift_deadlines(self, pause: ProcessPause) -> None:
-        """Do not count a pause of the process as waiting."""
+        """Postpone the deadlines by a pause of the process, which does not count as waiting."""
         self._got_s = pause.shift(self._got_s)
         if self.fetch is not None:
             self.fetch.shift_deadlines(pause)

@@ -1,4 +1,4 @@
-"""Access to Spark through a Spark Connect session.
+"""Implement ``Application`` with a Spark Connect session: ``ConnectApplication``.
 
 Options, data and features that need RDDs are rejected, with an alternative in the message. A client
 cannot list executors, so a job with one task per core reports them. If there are no executors, that
@@ -272,10 +272,10 @@ class ConnectApplication:
         raise unsupported_error(what, instead)
 
     def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:
-        """Return the number of task slots.
+        """Return the numbers of executors and task slots.
 
-        The number follows from the configuration. If the configuration does not say how many
-        executors there are, a job counts them.
+        They follow from the configuration. If the configuration does not set the number of
+        executors, a job counts them.
         """
         conf = self.conf()
         list_executors = cache(partial(self._list_executors, seconds, notify))
@@ -347,14 +347,14 @@ class ConnectApplication:
     def broadcast_parameters(
         self, theta: Theta, workers: int, state: bytes
     ) -> Iterator[ParametersBroadcast]:
-        """Upload the parameters ``theta`` and one optimizer state for all workers."""
+        """Upload the parameters ``theta`` and one optimizer state; yield a handle of both."""
         yield self._uploads.upload(pack_parameters(theta, state))
 
     @contextlib.contextmanager
     def broadcast_worker_states(
         self, states: Mapping[int, bytes]
     ) -> Iterator[dict[int, StateBroadcast]]:
-        """Upload each worker's own optimizer state."""
+        """Upload each worker's own optimizer state; yield the states' handles by partition."""
         yield {partition: self._uploads.upload(state) for partition, state in states.items()}
 
     def create_training_job(
@@ -422,7 +422,7 @@ class ConnectApplication:
             return evaluate_dataframe(model, metrics, data, columns)
 
     def delete_worker_files(self, network: str) -> None:
-        """Run a job that deletes a network's files on all executors."""
+        """Run a job that deletes the files that a network's workers left on executors."""
         slots = self._slots.total if self._slots is not None else 1
         self._run_tasks(partial(delete_worker_files, network), slots, "deleting workers' files")
 

@@ -425,7 +425,7 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
 
     @contextlib.contextmanager
     def keep_rows(self) -> Iterator[None]:
-        """Persist the rows during the block if the options say so.
+        """Persist the rows during the block if the option ``storage_level`` is set.
 
         At the end of the block, the payloads' remaining views are dropped.
         """
@@ -480,7 +480,7 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
             yield DataFrameMinibatches(self, made, cut.workers)
 
     def send_parts(self, nbytes: int, parts: Iterator[bytes]) -> PayloadParts:
-        """Put a small payload into the job's plan and a large one into temporary views."""
+        """Put a payload into the job's plan, or a large one into views; return its handle."""
         self._largest_bytes = max(self._largest_bytes, nbytes)
         if nbytes <= INLINE_TOTAL_MAX // (
             2 + self._job.spec.workers
@@ -545,7 +545,7 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
     def _translate_errors(self) -> Iterator[None]:
         """Raise FitCancelled if the fit was aborted; otherwise translate errors in the block.
 
-        An error about an exhausted JVM heap becomes a TrainingError that says what to set.
+        An error about an exhausted JVM heap becomes a TrainingError with the settings to change.
         """
         self.check_aborted()
         try:

@@ -197,8 +197,8 @@ def collect_later(frame: Any) -> Callable[[], list[Any]]:
 def run_short_job(frame: Any, doing: str) -> list[Any]:
     """Compute a DataFrame of encoded results in this thread; return the values that tasks yielded.
 
-    In error messages, ``doing`` says what the job does. Raise SetupError if a task cannot run on
-    its machine, and TrainingError for other failures.
+    Raise SetupError if a task cannot run on its machine, and TrainingError for other failures; its
+    message begins with ``doing``, such as "counting rows".
     """
     from pyspark.errors import PySparkException
 

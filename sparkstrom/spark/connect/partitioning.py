@@ -68,10 +68,10 @@ class WorkerDataFrame(NamedTuple):
 def partition_dataframe(
     frame: Any, spec: ColumnSpec, workers: int, *, seed: int, move: bool
 ) -> PartitionedData:
-    """Shuffle the rows randomly over ``workers`` partitions, or keep them where they are.
+    """Return the rows, distributed over one partition per worker.
 
-    If ``move`` is False, partitions are merged only if there are more than ``workers``, and a job
-    counts the rows of each partition.
+    If ``move`` is True, rows are shuffled randomly, by ``seed``. Otherwise they stay where they
+    are: partitions are merged only if there are more than ``workers``, and a job counts their rows.
     """
     check_column_spec(spec, dataframe=True)
     selected, plan = select_columns(frame, spec)
@@ -87,9 +87,10 @@ def partition_dataframe(
 
 
 def read_first_blocks(frame: Any, blocks: BlockReader) -> Iterator[Block]:
-    """Yield some rows in this program, or no rows if the server takes too long to compute them.
+    """Yield some rows in this program, for a trial step that finds errors before training.
 
-    Raise UsageError for a row that cannot be read.
+    Yield no rows if the server fails or takes too long to compute them. Raise UsageError for a row
+    that cannot be read.
     """
     group = f"sparkstrom-first-{secrets.token_hex(8)}"
     runner = partial(_to_arrow_batches, frame.limit(FIRST_ELEMENTS))

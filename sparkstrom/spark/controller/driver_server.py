@@ -111,7 +111,7 @@ class ControlServer:
 
     @property
     def is_open(self) -> bool:
-        """Whether a connection exists now."""
+        """Whether the controller's task is connected now."""
         return self._stream is not None
 
     def ask(self, request: Any) -> Future[Any]:
@@ -228,7 +228,7 @@ class ControlServer:
         connection.socket.close()
 
     def _count_rejection(self, host: str, now_s: float) -> str | None:
-        """Count a rejection; see ``RejectionLog.record``."""
+        """Count a rejection; return the end of its log line, or None if it is not logged."""
         with self._connections_lock:
             return self._rejections.record(host, now_s)
 
@@ -243,7 +243,7 @@ class ControlServer:
         start_s = time.monotonic()
         try:
             while self._stream is stream and not self._closing.is_set():
-                if stream.waits(POLL_S):
+                if stream.wait_for_data(POLL_S):
                     self._handle_message(unpack_message(stream.receive()))
                 elif time.monotonic() - max(start_s, self.heard_s) > SILENCE_MAX_S:
                     log.warning(

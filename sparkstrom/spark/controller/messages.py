@@ -17,7 +17,7 @@ from sparkstrom.base.identity import Endpoint
 
 if TYPE_CHECKING:  # importing most of these compiles kernels
     from sparkstrom.protocol.master.members import CheckpointFiles
-    from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
+    from sparkstrom.runtime.fit_state import FitOutcome, Progress, Snapshot
     from sparkstrom.spark.jobs import SparkJob
     from sparkstrom.worker.training_job import TrainingJob
 
@@ -61,7 +61,7 @@ class ControlEndpoint:
 class ControllerState:
     """The controller's progress, sent repeatedly during a fit."""
 
-    progress: Progress  # of the fit
+    progress: Progress  # progress of the fit
     finished: bool  # whether training is over
     failure: SparkstromError | None  # the error that ended training early
     now_s: float  # time of sending, by the controller's monotonic clock
@@ -72,7 +72,7 @@ class ControllerResult:
     """The result that the controller's task returns at the end of a fit."""
 
     state: ControllerState  # the last state
-    outcome: Outcome | None  # None if the fit failed
+    outcome: FitOutcome | None  # None if the fit failed
     snapshot: Snapshot  # contains the final parameters
     optimizer_copies: tuple[bytes, ...]  # encoded optimizer states of workers
 
@@ -87,28 +87,28 @@ class PlacementMismatch:
 
 @dataclass(frozen=True, slots=True)
 class RequestStop:
-    """Request to call ``MasterControl.request_stop``."""
+    """Request to end training early and keep its result (``MasterControl.request_stop``)."""
 
     reason: str  # for the user
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Request to call ``MasterControl.give_up``."""
+    """Request to abort the fit after a failure elsewhere (``MasterControl.give_up``)."""
 
     reason: str  # for the error message
 
 
 @dataclass(frozen=True, slots=True)
 class GetSnapshot:
-    """Request to call ``MasterControl.snapshot``; the response is a Snapshot."""
+    """Request for a copy of the parameters; the response is a Snapshot or an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetOptimizerStates:
-    """Request to call ``MasterControl.copy_optimizer_states``; the response is its result."""
+    """Request for workers' encoded optimizer states (``MasterControl.copy_optimizer_states``)."""
 
-    everybody: bool  # argument of that method
+    everybody: bool  # True: the states of all workers; False: of one worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class ControlResponse:
 
 
 def pack_message(message: Any) -> bytes:
-    """Serialize a message."""
+    """Return a message, serialized as bytes."""
     return pickle.dumps(message, protocol=5)
 
 
@@ -155,13 +155,16 @@ def join_message(parts: Iterable[bytes]) -> Any:
 
 
 def shift_progress(progress: Progress, seconds: float) -> Progress:
-    """Add ``seconds`` to all times, to convert from the controller's clock to this process's."""
+    """Return a copy with ``seconds`` added to all times.
+
+    This converts from the controller's clock to this process's.
+    """
     departures = tuple(replace(each, at_s=each.at_s + seconds) for each in progress.departures)
     return replace(progress, departures=departures)
 
 
-def shift_outcome(outcome: Outcome, seconds: float) -> Outcome:
-    """Add ``seconds`` to all times, to convert from the controller's clock to this process's."""
+def shift_outcome(outcome: FitOutcome, seconds: float) -> FitOutcome:
+    """Return a copy with ``seconds`` added to all times; see ``shift_progress``."""
     return replace(
         outcome,
         phase_began_s={phase: at_s + seconds for phase, at_s in outcome.phase_began_s.items()},

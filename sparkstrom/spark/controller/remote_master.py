@@ -28,7 +28,7 @@ from sparkstrom.fit.supervisor import (
     setup_error_in,
 )
 from sparkstrom.protocol.master.members import CheckpointFiles
-from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
+from sparkstrom.runtime.fit_state import FitOutcome, Progress, Snapshot
 from sparkstrom.runtime.master_thread import random_join_stream
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.controller.driver_server import ControlServer
@@ -78,8 +78,8 @@ PYTHON_ERROR = re.compile(r"(?!org\.|java)[A-Za-z_][\w.]*(Error|Exception)(:|$)"
 CONNECTED_NOTICE = "progress arrives from the controller over TCP"
 
 
-class ControllerHost(Protocol):
-    """The operations of ``Application`` that a remote master needs."""
+class ApplicationForController(Protocol):
+    """The methods of ``Application`` that ``RemoteController`` needs."""
 
     def create_controller_placer(
         self,
@@ -105,7 +105,7 @@ class RemoteController:
 
     def __init__(
         self,
-        application: ControllerHost,
+        application: ApplicationForController,
         theta: Theta,
         checkpoints: CheckpointFiles,
         partitions: int,
@@ -194,7 +194,7 @@ class RemoteController:
                 )
 
     def _receive_state(self, state: ControllerState) -> None:
-        """Update this object from a received state. Called from two threads."""
+        """Update progress and failure from a received state. Called from two threads."""
         offset_s = state.now_s - time.monotonic()
         # The fastest message so far gives the best estimate of the clocks' difference.
         self._clock_offset_s = (
@@ -348,7 +348,10 @@ class RemoteController:
         )
 
     def copy_optimizer_states(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
-        """Request copies of optimizer states; return their future, () if they cannot be fetched."""
+        """Request encoded optimizer states of one worker, or of all if ``everybody``.
+
+        Return a future with them, or with () if they cannot be fetched.
+        """
         copied: Future[tuple[bytes, ...]] = Future()
         answer = (
             None if self._last is not None else self._send_request(GetOptimizerStates(everybody))
@@ -385,7 +388,7 @@ class RemoteController:
             job.wait(TASKS_END_S)
 
     def _fetch_last_snapshot(self) -> None:
-        """Fetch the parameters of a fit that ends without having succeeded."""
+        """Fetch the parameters of a fit that did not succeed; log a warning if none arrive."""
         answer = self._send_request(GetSnapshot())
         assert answer is not None, "is_connected implies a server"
         deadline_s = time.monotonic() + SNAPSHOT_TIMEOUT_S
@@ -403,7 +406,7 @@ class RemoteController:
         self._theta.buffers = copied.buffers
         self.has_final_parameters = True
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> FitOutcome:
         """Return the fit's outcome. Raise TrainingError if the result did not arrive."""
         result = self._result
         if result is None or result.outcome is None:

@@ -94,7 +94,7 @@ class DriverConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether a connection exists now."""
+        """Whether the task is connected to the driver program now."""
         return self._stream is not None
 
     def state(self, master: MasterThread) -> ControllerState:
@@ -143,7 +143,7 @@ class DriverConnection:
 
     def _exchange(self, stream: EncryptedStream, master: MasterThread) -> None:
         """Handle incoming requests; send the responses and states that are due."""
-        while stream.waits(SERVE_POLL_S):
+        while stream.wait_for_data(SERVE_POLL_S):
             self._handle_request(unpack_message(stream.receive()), master)
         for number in [n for n, copies in self._copies.items() if copies.done()]:
             self._answered[number] = self._copies.pop(number).result()

@@ -99,7 +99,10 @@ class _FrameColumns(NamedTuple):
 
 
 def _check_column(frame_columns: _FrameColumns, role: str, name: str, side_by_side: bool) -> None:
-    """Raise UsageError for a column that does not exist or does not suit its role."""
+    """Raise UsageError for a column that does not exist or does not suit its role.
+
+    ``side_by_side`` is True if the column is one of several that are combined into one array.
+    """
     _check_name(frame_columns, role, name)
     _check_type(role, name, frame_columns.fields[name].dataType, side_by_side=side_by_side)
 
@@ -120,9 +123,9 @@ def _check_name(frame_columns: _FrameColumns, role: str, name: str) -> None:
 
 
 def _check_type(role: str, name: str, kind: Any, *, side_by_side: bool) -> None:
-    """Raise UsageError for a column whose type does not suit its role.
+    """Raise UsageError for a column whose type ``kind`` does not suit its role.
 
-    ``side_by_side`` is True if the column is one of several that are combined into one array.
+    See ``_check_column`` for ``side_by_side``.
     """
     from pyspark.sql.types import BinaryType, BooleanType, NumericType, StringType
 
@@ -159,7 +162,7 @@ def _is_array(kind: Any) -> bool:
 
 
 def is_scalar_label(frame: DataFrame, label: ColumnNames | None) -> bool:
-    """Return whether a row's label is a single number."""
+    """Return whether ``label`` names one column with a single number per row."""
     if not isinstance(label, str):
         return False
     kind = frame.schema[label].dataType
@@ -220,7 +223,7 @@ def _get_arrow_schema(frame: DataFrame) -> pa.Schema:
 
 
 def _to_large_type(kind: pa.DataType) -> pa.DataType:
-    """Convert binary types, also in structs, to their large variants."""
+    """Return a type with binary types, also in structs, replaced by types with 64-bit offsets."""
     import pyarrow as pa
 
     if pa.types.is_binary(kind):

@@ -6,6 +6,7 @@ read as an RDD of Arrow messages that Spark's JVM writes. pyspark's own function
 versions 3.5 and 4.0 ``mapInArrow`` imports pandas, and ``toArrow`` collects all rows on the driver.
 
 ``HeldOutFrames`` unites training rows with a separate DataFrame of rows for evaluation.
+``draw_sample`` and ``read_first_blocks`` return a few rows.
 """
 
 from __future__ import annotations
@@ -105,10 +106,10 @@ def create_source(data: Any, columns: ColumnSpec) -> RowSource:
 
 
 def partition_source(source: RowSource, workers: int, seed: int, *, move: bool) -> PartitionedData:
-    """Shuffle the rows randomly over ``workers`` partitions, or keep them where they are.
+    """Return the rows, distributed over one partition per worker.
 
-    If ``move`` is False, partitions are merged only if there are more than ``workers``, and a job
-    counts the rows of each partition.
+    If ``move`` is True, rows are shuffled randomly, by ``seed``. Otherwise they stay where they
+    are: partitions are merged only if there are more than ``workers``, and a job counts their rows.
     """
     rdd = source.rdd
     if move:
@@ -145,7 +146,7 @@ def to_arrow_rdd(frame: DataFrame) -> RDD[bytes]:
 
 @contextlib.contextmanager
 def limit_message_rows(conf: Any, rows: int) -> Iterator[None]:
-    """Limit the rows of Spark's Arrow messages during the block. Only one thread at a time can."""
+    """Limit the rows of Spark's Arrow messages during the block; other threads wait to do so."""
     with _CONF_LOCK:
         original = conf.get(ARROW_BATCH_ROWS_KEY)
         conf.set(ARROW_BATCH_ROWS_KEY, str(min(int(original), rows)))
@@ -175,9 +176,10 @@ FIRST_ROWS_JOB = "sparkstrom reads the first rows"
 
 
 def read_first_blocks(context: Any, source: RowSource) -> Iterator[Block]:
-    """Yield some rows of the first partition, or no rows if Spark takes too long to compute them.
+    """Yield some rows of the first partition, for a trial step that finds errors before training.
 
-    Raise UsageError for a row that cannot be read.
+    Yield no rows if Spark fails or takes too long to compute them. Raise UsageError for a row that
+    cannot be read.
     """
     count = 1 if source.is_batched else FIRST_ELEMENTS
     take = partial(_take, count)
@@ -194,7 +196,7 @@ def _take(count: int, elements: Iterable[Any]) -> Iterator[Any]:
 
 
 def run_with_timeout(job: SparkJob) -> list[Any]:
-    """Run a job and return its results, or [] if it fails or exceeds the time limit."""
+    """Run a job; return its results, or [] if it fails or exceeds ``FIRST_ROWS_TIMEOUT_S``."""
     job.start()
     try:
         is_done = job.wait(FIRST_ROWS_TIMEOUT_S)
@@ -221,8 +223,9 @@ class HeldOutFrames:
     def __init__(self, check: Callable[[Any], None]) -> None:
         """Store ``check``, which raises UsageError for data that the application cannot read."""
         self._check = check
+        # What the last union was made of: data, held-out rows, columns, ``keep_partitions``.
         self._last: tuple[DataFrame, DataFrame, list[str], bool] | None = None
-        self._made: tuple[DataFrame, str] | None = None
+        self._made: tuple[DataFrame, str] | None = None  # that union, and its marking column
 
     def unite(
         self, data: Any, columns: ColumnSpec, validation: Any, repartition: str
@@ -230,6 +233,7 @@ class HeldOutFrames:
         """Return the data united with the rows of ``validation``, and the columns to read.
 
         If ``validation`` is a fraction, a column's name or None, the data are returned unchanged.
+        ``repartition`` is the training option: "never" means that rows stay in their partitions.
         Raise UsageError for a DataFrame of held-out rows that does not match the data.
         """
         if not (is_dataframe(validation) or hasattr(validation, "mapPartitions")):

@@ -75,7 +75,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether training would work as far as the checks can tell, that is, no check failed."""
+        """Whether no check failed, so that training would work as far as the checks show."""
         return all(finding.level is not Level.FAILURE for finding in self.findings)
 
     def add(self, findings: Sequence[Finding]) -> bool:
@@ -196,7 +196,7 @@ def _format_matrix(matrix: UdpMatrix) -> str:
 
 
 def _shorten(name: str, width: int = CELL_WIDTH) -> str:
-    """Shorten a name to its last ``width`` characters, because ends of names distinguish hosts."""
+    """Return a name, shortened to ``width`` characters: "~" and its end, which is distinctive."""
     return name if len(name) <= width else "~" + name[1 - width :]
 
 
@@ -240,7 +240,7 @@ def check_host(where: str, facts: HostFacts, expected: HostExpectations) -> list
 
 
 def _check_library(where: str, facts: HostFacts) -> Finding:
-    """Check whether the Aeron library can be loaded."""
+    """Return a finding: whether the Aeron library can be loaded."""
     if facts.library_error:
         *first_lines, last = facts.library_error.strip().splitlines()
         description = " ".join(" ".join(first_lines).split()) or last
@@ -250,7 +250,7 @@ def _check_library(where: str, facts: HostFacts) -> Finding:
 
 
 def _check_media_driver(where: str, facts: HostFacts) -> Finding:
-    """Check whether Aeron's media driver, the process that handles network traffic, has started."""
+    """Return a finding: whether Aeron's media driver, which handles network traffic, started."""
     start = facts.media_driver
     if start.error:
         problem, _, remedy = start.error.partition("; ")
@@ -262,7 +262,7 @@ def _check_media_driver(where: str, facts: HostFacts) -> Finding:
 
 
 def _check_shared_memory(where: str, facts: HostFacts, expected: HostExpectations) -> Finding:
-    """Check whether shared memory has room for the log buffers of Aeron's media drivers."""
+    """Return a finding: whether shared memory has room for the log buffers of media drivers."""
     check, memory = "shared memory", facts.shared_memory
     best_bytes, least_bytes = (
         required_log_bytes(expected.edges, *terms) for terms in (TERM_LENGTHS[0], TERM_LENGTHS[-1])
@@ -291,7 +291,7 @@ def _check_shared_memory(where: str, facts: HostFacts, expected: HostExpectation
 
 
 def _check_buffers(where: str, facts: HostFacts) -> list[Finding]:
-    """Check the limits of socket buffers, on which the windows of Aeron's streams depend."""
+    """Return findings about the limits of socket buffers, which limit the data in flight."""
     check, sizes = "socket buffers", facts.media_driver.sizes
     found, is_narrow = [], sizes is not None and sizes.window < WINDOW_BYTES_MAX
     for name, limit in zip(("rmem_max", "wmem_max"), facts.buffers, strict=True):
@@ -306,7 +306,7 @@ def _check_buffers(where: str, facts: HostFacts) -> list[Finding]:
 
 
 def _check_mtu(where: str, facts: HostFacts) -> list[Finding]:
-    """Check whether Aeron's datagrams fit into the interface's MTU."""
+    """Return findings: whether Aeron's datagrams fit into the MTU; [] if it is unknown."""
     if facts.mtu is None:
         return []
     needed, found = MTU_NETWORK + UDP_HEADERS, f"interface has {facts.mtu}"
@@ -325,7 +325,7 @@ def _check_mtu(where: str, facts: HostFacts) -> list[Finding]:
 
 
 def _check_kernel_cache(where: str, facts: HostFacts) -> Finding:
-    """Check the directory in which compiled kernels are cached."""
+    """Return a finding about the directory in which compiled kernels are cached."""
     check, kernels = "kernel cache", facts.kernels
     if kernels.error:
         return create_warning(
@@ -352,7 +352,7 @@ def _check_kernel_cache(where: str, facts: HostFacts) -> Finding:
 
 
 def _check_scratch(where: str, facts: HostFacts) -> Finding:
-    """Check the space in the scratch directory, where workers put rows that exceed their memory."""
+    """Return a finding about the space for temporary files, such as rows that exceed memory."""
     check, scratch = "scratch", facts.scratch
     remedy = "name a directory with room in spark.local.dir (YARN: yarn.nodemanager.local-dirs)"
     if scratch.error:
@@ -367,7 +367,7 @@ def _check_scratch(where: str, facts: HostFacts) -> Finding:
 
 
 def _check_gpu(where: str, facts: HostFacts) -> Finding:
-    """Check whether visible or assigned GPUs can be used."""
+    """Return a finding: whether GPUs that are visible, or assigned by Spark, can be used."""
     check, gpu = "gpu", facts.gpu
     if gpu.assigned is None and not gpu.visible:
         return create_ok(check, where, "none: parameters are in host memory")
@@ -406,7 +406,7 @@ NO_MODULE = "ModuleNotFoundError"
 
 
 def check_java(where: str, version: str) -> Finding:
-    """Check the version of a running JVM."""
+    """Return a finding: whether a running JVM has version 17 or later of Java."""
     number = re.match(r"(?:1\.)?(\d+)", version)
     if number is None:
         return create_warning(
@@ -420,7 +420,7 @@ def check_java(where: str, version: str) -> Finding:
 
 
 def check_spark(version: str) -> Finding:
-    """Check Spark's version."""
+    """Return a finding: whether sparkstrom supports this version of Spark."""
     numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
     if numbers >= SPARK_FIRST and numbers[:1] <= SPARK_LAST:
         return create_ok("spark", "driver", version)
@@ -430,7 +430,10 @@ def check_spark(version: str) -> Finding:
 
 
 def check_configuration(conf: Mapping[str, str], workers: int) -> list[Finding]:
-    """Check Spark's configuration as ``fit`` does, and whether keys are sent encrypted."""
+    """Check Spark's configuration as ``fit`` does; return the findings.
+
+    One finding is whether Spark encrypts the key of a fit when sending it to executors.
+    """
     try:
         warnings = check_scheduling(conf)
     except UsageError as error:
@@ -449,7 +452,10 @@ def check_configuration(conf: Mapping[str, str], workers: int) -> list[Finding]:
 
 
 def check_executors(wanted: int, registered: int, seconds: float) -> Finding:
-    """Check whether all requested executors have registered."""
+    """Return a finding: whether all requested executors have registered.
+
+    ``seconds`` is how long they were awaited.
+    """
     check, found = "executors", f"{registered} of {wanted} registered within {seconds:.0f} s"
     if registered >= wanted > 0:
         return create_ok(check, "driver", f"{registered} registered")
@@ -463,7 +469,10 @@ def check_executors(wanted: int, registered: int, seconds: float) -> Finding:
 def check_versions(
     driver: WorkerVersions, python_workers: Sequence[WorkerVersions]
 ) -> list[Finding]:
-    """Compare the driver's versions of Python and sparkstrom with those of all Python workers."""
+    """Return findings that compare all Python workers' versions with the driver's.
+
+    The versions are those of Python and sparkstrom.
+    """
     found = [
         create_ok("python", "driver", f"{driver.python} ({driver.program})"),
         create_ok("sparkstrom", "driver", driver.sparkstrom),
@@ -486,7 +495,10 @@ def check_versions(
 
 
 def _check_sparkstrom(host: str, worker: WorkerVersions, version: str) -> Finding:
-    """Compare a Python worker's version of sparkstrom with the driver's."""
+    """Return a finding: whether a Python worker has the driver's version of sparkstrom.
+
+    ``host`` describes the worker, and ``version`` is the driver's version.
+    """
     remedy = (
         f"install sparkstrom=={version} there, or send the environment (--archives, --py-files)"
     )
@@ -567,7 +579,7 @@ def check_udp(matrix: UdpMatrix, ports: Mapping[str, int]) -> list[Finding]:
 
 
 def _check_path_mtu(links: Mapping[tuple[str, str], UdpLink]) -> list[Finding]:
-    """Report links on which long datagrams are lost or fragmented."""
+    """Return findings about links on which long datagrams are lost or fragmented."""
     working = {way: found for way, found in links.items() if found.heard}
     lost = [way for way, found in working.items() if not found.pieces]
     cut = [way for way, found in working.items() if found.pieces and not found.whole]
@@ -585,7 +597,7 @@ def _check_path_mtu(links: Mapping[tuple[str, str], UdpLink]) -> list[Finding]:
 
 
 def _check_speed(links: Mapping[tuple[str, str], UdpLink]) -> list[Finding]:
-    """Report links with a low rate or a long round-trip time."""
+    """Return findings about links with a low rate or a long round-trip time."""
     slow = {w: f.bytes_s for w, f in links.items() if f.bytes_s and f.bytes_s < RATE_LOW_BYTES_S}
     far = {
         w: f.round_trip_ms for w, f in links.items() if (f.round_trip_ms or 0) > ROUND_TRIP_HIGH_MS

@@ -74,7 +74,7 @@ Result = TypeVar("Result")
 
 
 def check_installation() -> Finding | None:
-    """Return a failure if Java or pyspark is missing on this machine."""
+    """Return a failure if Java or pyspark is missing on this machine, else None."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.access(java, os.X_OK):
@@ -158,7 +158,7 @@ class DoctorSession:
         return wanted, TaskSlots(last_count, get_slots(self.context).per_executor)
 
     def _has_executor_count(self) -> bool:
-        """Return whether the configuration says how many executors to expect."""
+        """Return whether the configuration sets the number of executors."""
         return "spark.executor.instances" in self.conf
 
     def run_barrier_job(self, slots: int, task: Callable[..., Any], seconds: float) -> list[Any]:
@@ -308,7 +308,10 @@ class _Examination:
             return None
 
     def _compare_versions(self) -> bool:
-        """Check the versions of all Python workers; return whether checks can continue."""
+        """Compare versions of Python and sparkstrom on executors with the driver's.
+
+        Return whether checks can continue.
+        """
         from pyspark import cloudpickle as untyped
 
         cloudpickle: Any = untyped
@@ -347,7 +350,7 @@ class _Examination:
         )
 
     def _report_hosts(self, all_facts: Sequence[HostFacts]) -> None:
-        """Add findings about every host."""
+        """Check the facts about all processes and their hosts; add the findings to the report."""
         edges = sum(count_executor_edges(self._master.void.topology(self._workers)))
         drivers_by_host = Counter(facts_of_process.host for facts_of_process in all_facts)
         for name, facts_of_process in zip(name_processes(all_facts), all_facts, strict=True):

@@ -66,7 +66,7 @@ class MediaDriverStart:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """The GPUs of a machine, which may hold parameters."""
+    """The GPUs of a machine, on which a worker can keep its copy of the parameters."""
 
     assigned: int | None  # index of the GPU that Spark assigned to the task, if any
     visible: int  # number of GPUs, counted as device files
@@ -179,7 +179,7 @@ def measure_space(path: Path) -> DiskSpace:
 
 
 def find_kernel_cache(scratch: Path) -> tuple[Path, bool]:
-    """Return this process's directory for compiled kernels, and whether there are any in it."""
+    """Return this process's directory for compiled kernels, and whether it contains kernels."""
     try:
         path = kernel_directory(os.environ)
     except OSError:  # reported as a directory that cannot be written

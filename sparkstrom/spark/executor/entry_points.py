@@ -65,7 +65,10 @@ def redact_pickled_tasks() -> None:
 
 
 def pickle_by_value(value: Any) -> bytes:
-    """Pickle a value, including the code of classes that the user's script defines."""
+    """Return a value's pickle, with the code of classes that the user's script defines.
+
+    Executors cannot import that script.
+    """
     from pyspark import cloudpickle
 
     untyped: Any = cloudpickle
@@ -135,7 +138,10 @@ def train_partition(
 
 
 def delete_worker_files(network: str, rows: Iterable[Any]) -> Iterator[int]:
-    """Delete a network's residual files on this executor; yield the number of deleted files."""
+    """Delete a network's residual files on this executor; yield the number of deleted files.
+
+    Residuals are gradients that were not sent yet. ``network`` begins the files' names.
+    """
     from sparkstrom.worker.training_task import (
         delete_residuals,
     )  # compiles kernels when it is imported

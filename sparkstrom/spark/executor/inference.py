@@ -246,7 +246,10 @@ def _format_shapes(block: Block) -> str:
 
 
 def predict_rows(handle: Any, index: int, rows: Iterable[Any]) -> Iterator[Any]:
-    """Yield each row's output, f32[outputs], or a tuple or dictionary of its several outputs."""
+    """Yield each row's output, f32[outputs], or a tuple or dictionary of its several outputs.
+
+    Runs on an executor. ``handle`` is the broadcast variable of a ``TrainedModel``.
+    """
     model = get_open_model(handle.value)
     for block in join_small_blocks(read_feature_blocks(index, rows), BLOCK_ROWS):
         outputs = predict_block(model, block)
@@ -285,7 +288,15 @@ def predict_pairs(handle: Any, index: int, pairs: Iterable[Any]) -> Iterator[tup
 def predict_columns(
     handle: Any, convert: OutputConverter, plan: ArrowReadPlan, source: str, batches: Iterable[Any]
 ) -> Iterator[Any]:
-    """Yield converted outputs for one partition's pandas columns; batch sizes may change."""
+    """Predict one partition of a DataFrame; yield the outputs, one converted batch at a time.
+
+    Args:
+        handle: Broadcast variable of the ``TrainedModel``.
+        convert: Converts the outputs of a batch to pandas.
+        plan: How to read rows from the feature columns.
+        source: Description of the partition for messages.
+        batches: The feature columns, as pandas Series; output batches may have other sizes.
+    """
     model = get_open_model(handle.value)
     parts = read_record_parts(plan, to_arrow_batches(plan, batches), source)
     for block in join_small_blocks(gather_blocks(parts, source), BLOCK_ROWS):
@@ -323,7 +334,7 @@ def to_arrow_array(column: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _to_list_array(rows: NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """Convert rows that are arrays of numbers, nested arrays or None."""
+    """Convert rows (arrays of numbers, nested arrays or None) to an Arrow array of lists."""
     import pyarrow as pa
 
     missing = np.array([row is None for row in rows], bool)
@@ -372,7 +383,7 @@ def to_pandas(names: dict[str | int, str], outputs: Outputs) -> pd.Series[Any] |
 
 
 def _describe_outputs(outputs: Outputs) -> str:
-    """Describe the type and number of outputs, for messages."""
+    """Return the type and number of outputs as text for a message."""
     if list(outputs) == [0]:
         return "one array"
     return f"a tuple of {len(outputs)}" if 0 in outputs else f"a dictionary of {list(outputs)}"
@@ -574,7 +585,11 @@ def series_to_features(series: Sequence[Any], inputs: UdfInputs, shapes: UdfShap
 
 
 def _to_array(position: int, column: Any) -> NDArray[Any]:
-    """Convert a Series to an array [rows] or [rows, ...], with the dtypes that training uses."""
+    """Convert a Series to an array [rows] or [rows, ...], with the dtypes that training uses.
+
+    Raise UsageError for a struct, a null, NaN, or values that are not numbers. ``position`` is the
+    column's index, for messages.
+    """
     if hasattr(column, "columns"):
         raise UsageError(
             f"column {position} is a struct of {list(column.columns)}: give its fields as columns, "
@@ -603,7 +618,7 @@ def _to_array(position: int, column: Any) -> NDArray[Any]:
 
 
 def _stack_rows(position: int, values: NDArray[Any]) -> NDArray[Any]:
-    """Stack arrays into one, a row each. Raise UsageError if their lengths differ."""
+    """Return arrays of equal length as rows of one array. Raise UsageError if lengths differ."""
     try:
         return np.stack([np.asarray(one) for one in values])
     except ValueError as error:
@@ -671,7 +686,7 @@ def score_block(model: Any, block: Block, penalized: bool) -> NDArray[np.float64
 def score_rows(
     handle: Any, blocks: BlockReader, penalized: bool, index: int, items: Iterable[Any]
 ) -> Iterator[float]:
-    """Yield one score for each row of a partition, in order."""
+    """Yield one score (loss) for each row of a partition, in order. Runs on an executor."""
     model = get_open_model(handle.value)
     for block in join_small_blocks(blocks(index, items), BLOCK_ROWS):
         yield from map(float, score_block(model, block, penalized))
@@ -736,13 +751,18 @@ def evaluate_source(model: Any, metrics: MetricSpec, source: RowSource) -> Evalu
     with translate_job_errors("evaluating"):
         while (count := answers.getNumPartitions()) > MERGED_PARTITIONS_MAX:
             answers = answers.coalesce(-(-count // MERGED_PARTITIONS_MAX), shuffle=True)
-            answers = answers.mapPartitions(merge_answers)
+            answers = answers.mapPartitions(merge_partition_metrics)
         results = answers.collect()
     return merge_evaluations_or_raise(results)
 
 
-def merge_answers(answers: Iterable[Any]) -> Iterator[Evaluation | UsageError | SetupError]:
-    """Merge the metrics or errors that ``evaluate_partition`` yielded. Runs on an executor."""
+def merge_partition_metrics(
+    answers: Iterable[Any],
+) -> Iterator[Evaluation | UsageError | SetupError]:
+    """Yield the merged metrics of several partitions, or the first error among them.
+
+    Runs on an executor. ``answers`` are what ``evaluate_partition`` yielded.
+    """
     accumulator = EvaluationAccumulator()
     for part in answers:
         if not isinstance(part, Evaluation):

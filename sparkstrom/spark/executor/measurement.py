@@ -47,7 +47,7 @@ class MeasurementTask:
 
     fit: Any  # broadcast variable of the pickled FitRecipe and RowSample
     void: VoidConfiguration  # addresses and ports of a fit
-    controller: Endpoint  # on the driver's host; executors choose their addresses towards it
+    controller: Endpoint  # on the driver's host; an executor uses the address on its route to it
     token: bytes  # secret that authenticates the datagrams of this measurement
 
 
@@ -106,7 +106,7 @@ def measure_worker(task: MeasurementTask, items: Iterable[Any]) -> Iterator[Work
 def _measure_links(
     task: MeasurementTask, host: str, barrier: Any
 ) -> tuple[dict[str, LinkMeasurement], str]:
-    """Return the links from other hosts, and why they were not measured, or "".
+    """Measure the links from other hosts; return them by host, and why that failed, or "".
 
     Only the first task of each host measures; the others return no links.
     """

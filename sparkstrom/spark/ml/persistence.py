@@ -113,7 +113,7 @@ class EstimatorReader(MLReader[Any]):
             return self._load(path)
 
     def _load(self, path: str) -> Any:
-        """Read the estimator, without translating errors."""
+        """Return the estimator saved in ``path``; ``load`` explains errors in its files."""
         metadata = DefaultParamsReader.loadMetadata(path, require_spark_context(self))
         estimator = self._cls()
         estimator._resetUid(metadata["uid"])
@@ -173,7 +173,7 @@ class ModelReader(MLReader[Any]):
             return self._load(path)
 
     def _load(self, path: str) -> Any:
-        """Read the model, without translating errors."""
+        """Return the trained model saved in ``path``; ``load`` explains errors in its files."""
         metadata = DefaultParamsReader.loadMetadata(path, require_spark_context(self))
         model, parameters, epochs = _read_model(require_spark_context(self), path, self._model)
         several = metadata[METADATA_KEY].get("several", False)

@@ -36,9 +36,9 @@ from sparkstrom.rounds.backend import EpochPlan, PartitionFacts, RoundOrder, Rou
 from sparkstrom.rounds.worker_round import HeldOutReport
 from sparkstrom.spark.rounds.payload import (
     ArrayPiece,
-    Metadata,
     Payload,
     PayloadParts,
+    ReportRecord,
     SplitArray,
     count_target_bytes,
     group_by_load,
@@ -158,7 +158,7 @@ class SparkRoundsBackend(RoundsBackend):
     ) -> AbstractContextManager[Minibatches]:
         """Return a context manager that stores the minibatches that ``task`` yields.
 
-        ``cut`` says to which rounds these minibatches belong.
+        ``cut`` names the rounds to which these minibatches belong.
         """
 
     @abstractmethod
@@ -191,7 +191,7 @@ class SparkRoundsBackend(RoundsBackend):
         with ExitStack() as sent:
             start = self._send_start(order, state, sent, traffic)
             records = minibatches.get_round_records(order.number, start)
-            reports, arrays = fetch_results(records, self._packed, self._job, start)
+            reports, arrays = train_and_collect(records, self._packed, self._job, start)
         traffic[UPLOADED] += sum(report.sent_bytes for report in reports)
         return assemble_results(self._job, reports, arrays, traffic)
 
@@ -291,13 +291,13 @@ Arrays = dict[str, NDArray[Any]]
 RoundOutput = tuple[list[SparkRoundReport], Arrays]  # reports sorted by worker; arrays by name
 
 
-def fetch_results(
+def train_and_collect(
     records: RoundRecords, packed: PackedJob, job: SparkRoundsJob, start: RoundInput
 ) -> RoundOutput:
     """Train one round; return all workers' reports and, unless a model failed, the result arrays.
 
     Small results are sent to the driver program, which computes the means. Large results are
-    handled by further tasks on executors; see ``_fetch_executor_sums``.
+    handled by further tasks on executors; see ``_train_and_sum_on_executors``.
     """
     workers, sizes, footprint = job.spec.workers, job.sizes, footprint_of_model(job.model)
     size = round_sent_bytes(footprint, job.master)
@@ -309,10 +309,10 @@ def fetch_results(
     targets_to_sum = -(-size // (sizes.piece * sizes.pieces_per_task))
     results = round_result_bytes(footprint, job.master, workers)
     targets = max(targets_to_sum, -(-results // sizes.bytes_per_target))
-    return _fetch_executor_sums(records, packed, job, start, targets)
+    return _train_and_sum_on_executors(records, packed, job, start, targets)
 
 
-def _fetch_executor_sums(
+def _train_and_sum_on_executors(
     records: RoundRecords, packed: PackedJob, job: SparkRoundsJob, start: RoundInput, targets: int
 ) -> RoundOutput:
     """Train one round whose results are collected on executors; return reports and arrays.
@@ -366,14 +366,14 @@ def _list_arrays_to_fetch(
     return dict.fromkeys(arrays) if are_means else arrays
 
 
-def read_reports(records: Iterable[ArrayPiece | Metadata]) -> list[SparkRoundReport]:
+def read_reports(records: Iterable[ArrayPiece | ReportRecord]) -> list[SparkRoundReport]:
     """Return the workers' reports among the records, sorted by worker."""
-    found = [record.value for record in records if isinstance(record, Metadata)]
+    found = [record.value for record in records if isinstance(record, ReportRecord)]
     return sorted(found, key=lambda one: one.partition)
 
 
 def collect_arrays(
-    reports: Iterable[SparkRoundReport], parts: Iterable[Iterable[ArrayPiece | Metadata]]
+    reports: Iterable[SparkRoundReport], parts: Iterable[Iterable[ArrayPiece | ReportRecord]]
 ) -> Arrays:
     """Assemble arrays from their pieces; return them by name.
 

@@ -9,7 +9,7 @@ The workers' results are split into pieces of a few MiB. A source (a worker, or 
 sends each piece to a target: the task that sums the corresponding pieces of all sources. Pieces may
 arrive in any order, but they are added in the order of workers, so that a repeated round has
 bit-identical results. A task cannot distinguish a truncated input from a complete one, so each
-source tells each target how many records it sent there.
+source sends each target the number of records that it sent there.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ PICKLE = 5  # pickle protocol; it stores arrays as they are in memory
 class ArrayLocation(NamedTuple):
     """The name, type and position of one array in a payload."""
 
-    name: str
+    name: str  # name of the array
     dtype: str  # in the form of ``numpy.dtype.str``
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # shape of the array
     begin: int  # offset in the payload, in bytes
 
     @property
@@ -80,8 +80,8 @@ class BroadcastParts:
 class Payload:
     """A handle of named arrays that were sent to executors; it also contains other values."""
 
-    locations: tuple[ArrayLocation, ...]
-    parts: PayloadParts = field(repr=False)
+    locations: tuple[ArrayLocation, ...]  # where each array is in the payload, in order
+    parts: PayloadParts = field(repr=False)  # handle of the arrays' bytes
     plain: dict[str, Any] = field(default_factory=dict)  # values that are not arrays
 
     @property
@@ -170,21 +170,21 @@ class ArrayPiece(NamedTuple):
     is_sum: bool = False  # whether ``values`` are a weighted sum
 
 
-class Metadata(NamedTuple):
-    """A record that contains something other than array values, such as a worker's report."""
+class ReportRecord(NamedTuple):
+    """A record that contains a worker's report instead of array values."""
 
     source: int  # index of the worker or group of workers
-    value: Any
+    value: Any  # the report
 
 
 class EndOfStream(NamedTuple):
-    """The last record that a source sends to a target. It says how many records came before."""
+    """The last record that a source sends to a target, with the number of records before it."""
 
     source: int  # index of the worker or group of workers
     records: int  # number of records that the source sent to this target, without this one
 
 
-Record = ArrayPiece | Metadata | EndOfStream
+Record = ArrayPiece | ReportRecord | EndOfStream
 
 
 def split_arrays(
@@ -255,12 +255,14 @@ def pack_record(record: Record) -> bytes:
     return pickle.dumps(record, PICKLE)
 
 
-def read_complete(records: Iterable[bytes], sources: Iterable[int]) -> list[ArrayPiece | Metadata]:
+def read_complete(
+    records: Iterable[bytes], sources: Iterable[int]
+) -> list[ArrayPiece | ReportRecord]:
     """Deserialize all records; return those other than EndOfStream.
 
     Raise EOFError if records of any of ``sources`` are missing; Spark then retries the task.
     """
-    found: list[ArrayPiece | Metadata] = []
+    found: list[ArrayPiece | ReportRecord] = []
     expected: dict[int, int] = {}
     for content in records:
         record: Record = pickle.loads(content)
@@ -278,7 +280,7 @@ def read_complete(records: Iterable[bytes], sources: Iterable[int]) -> list[Arra
     return found
 
 
-def sum_pieces(records: Iterable[ArrayPiece | Metadata], source: int) -> Iterator[ArrayPiece]:
+def sum_pieces(records: Iterable[ArrayPiece | ReportRecord], source: int) -> Iterator[ArrayPiece]:
     """Compute weighted sums of the pieces that cover the same range of an array.
 
     Yield the sums as pieces of ``source``, the group of workers that sent the pieces.
@@ -288,7 +290,7 @@ def sum_pieces(records: Iterable[ArrayPiece | Metadata], source: int) -> Iterato
         yield ArrayPiece(source, name, begin, total.total, total.weight, dtype, is_sum=True)
 
 
-def mean_pieces(records: Iterable[ArrayPiece | Metadata]) -> Iterator[ArrayPiece]:
+def mean_pieces(records: Iterable[ArrayPiece | ReportRecord]) -> Iterator[ArrayPiece]:
     """Compute weighted means of the pieces that cover the same range of an array.
 
     Yield the means as pieces with the dtype of the array.
@@ -299,7 +301,7 @@ def mean_pieces(records: Iterable[ArrayPiece | Metadata]) -> Iterator[ArrayPiece
 
 
 def _group_pieces(
-    records: Iterable[ArrayPiece | Metadata],
+    records: Iterable[ArrayPiece | ReportRecord],
 ) -> Iterator[tuple[tuple[str, int], list[ArrayPiece]]]:
     """Yield ((name, begin), pieces sorted by source) for each range of each array.
 
@@ -354,7 +356,11 @@ def sources_of_group(group: int, sources: int, groups: int) -> range:
 
 
 def address_records(
-    records: Iterable[ArrayPiece | Metadata], source: int, base: int, targets: int, piece_bytes: int
+    records: Iterable[ArrayPiece | ReportRecord],
+    source: int,
+    base: int,
+    targets: int,
+    piece_bytes: int,
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (target, serialized record) for each record, then EndOfStream for every target.
 
@@ -362,7 +368,7 @@ def address_records(
         records: The records that the source sends.
         source: The worker or group that sends them.
         base: Number of the first target of the source's group.
-        targets: Number of targets for pieces. One more target, after these, receives the metadata.
+        targets: Number of targets for pieces. One more target, after these, receives the reports.
         piece_bytes: Maximum size of a piece.
     """
     counts = [0] * (targets + 1)

@@ -55,7 +55,7 @@ class RddRoundsBackend(SparkRoundsBackend):
 
     @contextmanager
     def keep_rows(self) -> Iterator[None]:
-        """Persist the rows during the block if the options say so."""
+        """Persist the rows during the block if that saves recomputing; see ``persist_rows``."""
         with persist_rows(self._data, self._job.master, self._job.spec.epochs) as data:
             self._rdd = data.rdd
             yield
@@ -68,14 +68,14 @@ class RddRoundsBackend(SparkRoundsBackend):
         return found
 
     def max_rounds_stored_at_once(self, facts: Sequence[PartitionFacts]) -> int:
-        """Return as many rounds as keep the shuffle within ``sizes.targets`` partitions."""
+        """Return how many rounds fit into one shuffle of at most ``sizes.targets`` partitions."""
         return max(1, self._job.sizes.targets // len(facts))
 
     @contextmanager
     def store_minibatches(
         self, cut: StoredRounds, task: RowsWritingTask
     ) -> Iterator[RddMinibatches]:
-        """Store minibatches as the files of a shuffle during the block."""
+        """Store minibatches as the files of a shuffle during the block; yield access to them."""
         shuffle = shuffle_bytes(self._rdd, partial(task, self._data.blocks), cut.targets)
         try:
             yield RddMinibatches(shuffle.rdd, cut, self.check_aborted)
@@ -83,7 +83,7 @@ class RddRoundsBackend(SparkRoundsBackend):
             shuffle.remove()
 
     def send_parts(self, nbytes: int, parts: Iterator[bytes]) -> BroadcastParts:
-        """Create a broadcast variable for each part; destroy all of them if one fails."""
+        """Send each part as a broadcast variable; return their handle. Destroy all if one fails."""
         with ExitStack() as undo:
             broadcasts = []
             for part in parts:
@@ -143,13 +143,16 @@ class RddRecords:
         return self._rdd.mapPartitionsWithIndex(task).collect()
 
     def shuffle(self, task: WritingTask, targets: int) -> RddRecords:
-        """Shuffle the records that ``task`` yields to ``targets`` partitions."""
+        """Return the records that ``task`` yields, shuffled to ``targets`` partitions."""
         shuffle = shuffle_bytes(self._rdd, task, targets)
         return RddRecords(shuffle.rdd, self._check_aborted, (*self._shuffles, shuffle))
 
     @contextmanager
     def results(self, task: CollectedTask) -> Iterator[Fetch]:
-        """Yield a function that fetches the results of ``task``; finally delete shuffle files."""
+        """Yield a function that fetches the results of ``task`` for some partitions.
+
+        The files of the shuffles are deleted when the block ends.
+        """
         rdd = self._rdd.mapPartitionsWithIndex(task)
 
         def fetch(partitions: Sequence[int]) -> list[bytes]:
@@ -194,7 +197,7 @@ def _identity(items: Any) -> Any:
     return items
 
 
-class WritePairs:
+class PairWritingTask:
     """A task function that writes another task function's (target, record) pairs for the JVM.
 
     Spark's PairwiseRDD expects each target as 8 bytes, followed by the record.
@@ -235,7 +238,7 @@ def shuffle_bytes(rdd: RDD[Any], task: WritingTask, targets: int) -> ByteShuffle
     from pyspark.serializers import NoOpSerializer
 
     context = rdd.ctx
-    pairs: Any = rdd.mapPartitionsWithIndex(WritePairs(task))
+    pairs: Any = rdd.mapPartitionsWithIndex(PairWritingTask(task))
     pairs._bypass_serializer = True
     jvm: Any = context._jvm
     grouped = jvm.PairwiseRDD(pairs._jrdd.rdd()).asJavaPairRDD()

@@ -51,8 +51,8 @@ from sparkstrom.spark.rounds.payload import (
     PICKLE,
     ArrayPiece,
     EndOfStream,
-    Metadata,
     Payload,
+    ReportRecord,
     address_records,
     group_of_source,
     mean_pieces,
@@ -179,16 +179,16 @@ class RoundInput:
         return sent + [(self.own[worker], [worker]) for worker in sorted(self.own)]
 
 
-class RowPiece(NamedTuple):
+class MinibatchRecord(NamedTuple):
     """One minibatch, as it is sent to the round that trains on it.
 
-    The last piece of a round contains no rows, but the number of minibatches.
+    The last record of a round contains no rows, but the number of minibatches.
     """
 
     number: int  # index of the minibatch in the round
-    total: int = -1  # number of minibatches; set only in the last piece
-    form: RowFormat | None = None  # format of the rows; set only in the first piece
-    arrays: list[NDArray[Any]] | None = None  # the rows; None in the last piece
+    total: int = -1  # number of minibatches; set only in the last record
+    form: RowFormat | None = None  # format of the rows; set only in the first record
+    arrays: list[NDArray[Any]] | None = None  # the rows; None in the last record
     place: tuple[int, int, int] = (0, 0, 0)  # the value of ``Batches.place``
 
 
@@ -267,7 +267,7 @@ class StoredRounds:
 def write_minibatches(
     packed: PackedJob, cut: StoredRounds, blocks: BlockReader, index: int, items: Iterable[Any]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (target, pickled RowPiece) for a worker's minibatches in all phases of ``cut``.
+    """Yield (target, pickled MinibatchRecord) for a worker's minibatches in all phases of ``cut``.
 
     A target is a shuffle partition. Raise SetupError if the rows differ from those that
     ``inspect_rows`` read.
@@ -290,41 +290,43 @@ def write_minibatches(
         batches.close()
 
 
-def split_round(batches: Batches, cut: StoredRounds, number: int, index: int) -> Iterator[RowPiece]:
-    """Yield a worker's minibatches of one round, then a piece with their number."""
+def split_round(
+    batches: Batches, cut: StoredRounds, number: int, index: int
+) -> Iterator[MinibatchRecord]:
+    """Yield a worker's minibatches of one round, then a record with their number."""
     epoch, wanted = cut.plan.epoch, cut.plan.batches(number, index)
     for count, batch in enumerate(wanted):
         form = None if count else batches.form
-        yield RowPiece(
+        yield MinibatchRecord(
             count, -1, form, batches.stored_arrays(epoch, batch), batches.place(epoch, batch)
         )
-    yield RowPiece(len(wanted), len(wanted))
+    yield MinibatchRecord(len(wanted), len(wanted))
 
 
-def split_held_out(batches: Batches) -> Iterator[RowPiece]:
-    """Yield a worker's held-out rows as minibatches, then a piece with their number."""
+def split_held_out(batches: Batches) -> Iterator[MinibatchRecord]:
+    """Yield a worker's held-out rows as minibatches, then a record with their number."""
     count = 0
     for arrays in batches.held_out.stored_arrays():
-        yield RowPiece(count, -1, None if count else batches.form, arrays)
+        yield MinibatchRecord(count, -1, None if count else batches.form, arrays)
         count += 1
-    yield RowPiece(count, count)
+    yield MinibatchRecord(count, count)
 
 
 def read_minibatches(records: Iterable[bytes]) -> Iterator[RoundBatch]:
-    """Yield a round's minibatches from pickled ``RowPiece`` records, in order.
+    """Yield a round's minibatches from pickled ``MinibatchRecord`` records, in order.
 
     Raise IncompleteInput if a minibatch is missing.
     """
     form, arrived, total = None, 0, -1
     for content in records:
-        piece: RowPiece = pickle.loads(content)
+        piece: MinibatchRecord = pickle.loads(content)
         if piece.number != arrived:  # one source writes all of them, in order
             break
         if piece.arrays is None:
             total = piece.total
             continue
         form = piece.form or form
-        assert form is not None, "the first piece has it"
+        assert form is not None, "the first record has it"
         arrived += 1
         yield RoundBatch(form.batch_from_arrays(piece.arrays), piece.place)
     if arrived != total:
@@ -336,7 +338,7 @@ def read_minibatches(records: Iterable[bytes]) -> Iterator[RoundBatch]:
 
 def train_round(
     job: SparkRoundsJob, start: RoundInput, place: TaskEnvironment, records: Iterable[bytes]
-) -> Iterator[ArrayPiece | Metadata]:
+) -> Iterator[ArrayPiece | ReportRecord]:
     """Train one worker's round; yield the worker's report and then the pieces of its results.
 
     If the model raises an exception, the report contains the exception and no pieces follow.
@@ -352,7 +354,7 @@ def train_round(
         batches = prefetch_minibatches(job, records, report)
         result = train_and_report(job.model, begin, batches, report)
         pieces = split_results(job, result, report)
-    yield Metadata(place.partition, report)
+    yield ReportRecord(place.partition, report)
     if report.error is None and report.weight:
         yield from pieces
 
@@ -457,8 +459,10 @@ class SummingTask:
         group, target = divmod(index, self.targets + 1)
         complete = read_complete(records, sources_of_group(group, self.sources, self.groups))
         base = group_of_source(group, self.groups, self.next_groups) * (self.targets + 1)
-        reports = [Metadata(group, one.value) for one in complete if isinstance(one, Metadata)]
-        sums: list[ArrayPiece | Metadata] = [*reports, *sum_pieces(complete, group)]
+        reports = [
+            ReportRecord(group, one.value) for one in complete if isinstance(one, ReportRecord)
+        ]
+        sums: list[ArrayPiece | ReportRecord] = [*reports, *sum_pieces(complete, group)]
         for record in sums:
             yield base + target, pack_record(record)
         yield base + target, pack_record(EndOfStream(group, len(sums)))
@@ -477,7 +481,7 @@ class MeanTask:
         if not self.makes_means:
             yield from map(pack_record, complete)
             return
-        yield from (pack_record(one) for one in complete if isinstance(one, Metadata))
+        yield from (pack_record(one) for one in complete if isinstance(one, ReportRecord))
         yield from map(pack_record, mean_pieces(complete))
 
 

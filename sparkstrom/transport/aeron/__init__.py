@@ -1,8 +1,10 @@
-"""Aeron through cffi: the C media driver in its own process, the C client, Numba in the data path.
+"""Transport by Aeron, a C library that sends messages by UDP and through shared memory.
 
-    ensure_driver(...) -> DriverHandle -> AeronTransport(handle)
+    ensure_driver(...) -> MediaDriverHandle -> AeronTransport(handle)
 
-Importing this package is cheap: the driver's process must start without loading Numba.
+The C media driver runs in its own process. Its C client is called through cffi, and for each
+received fragment by code that Numba compiled. Importing this package only chooses a safe cache
+directory for that code: the driver's process must start fast, without loading Numba.
 """
 
 import os

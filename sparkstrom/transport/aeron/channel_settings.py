@@ -6,9 +6,9 @@ chosen to fit the free space; if there is too little, an error is raised before 
 receive windows of all streams share one socket buffer: the sum of the windows must fit into it, or
 the kernel drops datagrams whenever all peers send at once.
 
-Aeron ignores URI keys that it does not know, so all URIs are written here. They contain neither
-socket buffers nor windows, because all users of an endpoint must agree on those; the media
-driver's settings contain them.
+A channel URI names an endpoint and the settings of a stream. Aeron silently ignores a misspelled
+setting, so only the functions of this module write URIs. URIs contain neither socket buffers nor
+windows, because all users of an endpoint must agree on those; the media driver's settings do.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class BufferSizes:
 
     @property
     def data_frame_bytes_max(self) -> int:
-        """Length of the longest data frame; a longer one would waste much space at a term's end."""
+        """Most bytes of a data frame; longer ones would waste much space at the end of a term."""
         return self.data_term // 16
 
     @property
     def control_frame_bytes_max(self) -> int:
-        """Length of the longest control frame: Aeron's limit for a log of this size."""
+        """Most bytes of a control frame: Aeron's limit for a log of this size."""
         return self.control_term // 8
 
 
@@ -74,14 +74,15 @@ class LogDirectory:
 
 
 def log_file_bytes(term: int) -> int:
-    """Return the size in bytes of the log file at the sender or at a receiver of a stream."""
+    """Return the size in bytes of one log file, whose three terms have ``term`` bytes each."""
     return 3 * term + LOG_METADATA_BYTES
 
 
 def required_log_bytes(edges: int, data_term: int, control_term: int) -> int:
-    """Return the log space in bytes for ``edges`` neighbours, each with four streams.
+    """Return how many bytes the files of a media driver with ``edges`` neighbours need.
 
-    Two neighbouring tasks on the same driver count as one edge, because they share their logs.
+    Each neighbour has four streams: data and control, each way. Two neighbouring tasks on the same
+    driver count as one neighbour, because they share their logs.
     """
     return DRIVER_OVERHEAD_BYTES + edges * 2 * (
         log_file_bytes(data_term) + log_file_bytes(control_term)
@@ -109,7 +110,7 @@ def choose_log_directory(
 
 
 def choose_buffer_sizes(edges: int, terms: tuple[int, int], limits: tuple[int, int]) -> BufferSizes:
-    """Return windows and socket buffers for ``edges`` neighbours within the kernel's limits.
+    """Return ``terms`` together with a window and socket buffers that suit ``edges`` neighbours.
 
     Args:
         edges: number of neighbours on other drivers.
@@ -129,7 +130,7 @@ def choose_buffer_sizes(edges: int, terms: tuple[int, int], limits: tuple[int, i
 
 
 def measure_log_directory(root: Path) -> LogDirectory:
-    """Return the directory with its free space."""
+    """Return directory ``root`` with its present free space."""
     status = os.statvfs(root)
     return LogDirectory(root, status.f_bavail * status.f_frsize)
 
@@ -144,7 +145,7 @@ def _read_limit(path: Path) -> int:
     return int(path.read_text()) if path.exists() else 212_992
 
 
-LINGER = "1s"
+LINGER = "1s"  # how long a closed sender can still send lost datagrams again
 
 
 def publication_uri(
@@ -162,7 +163,7 @@ def publication_uri(
 
 
 def subscription_uri(own: Endpoint) -> str:
-    """Return the channel URI of all receivers of a driver; a broken stream does not rejoin."""
+    """Return the channel URI of a media driver's receivers; a broken stream does not rejoin."""
     return f"aeron:udp?endpoint={own}|rejoin=false|reliable=true|sparse=false"
 
 
@@ -193,7 +194,7 @@ def probe_uri(peer: Endpoint, session: int, term: int) -> str:
 
 
 def choose_mtu(peer: Endpoint, own: Endpoint) -> int:
-    """Return the datagram length in bytes, which is longer on loopback than on networks."""
+    """Return the length of datagrams to a peer, in bytes: more on one host than on networks."""
     local = peer.host == own.host or ipaddress.ip_address(peer.host).is_loopback
     return MTU_LOCAL if local else MTU_NETWORK
 

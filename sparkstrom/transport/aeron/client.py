@@ -66,7 +66,7 @@ class PendingSubscription:
     """A requested subscription; ``subscription`` is set once the media driver has added it."""
 
     def __init__(self, aeron: AeronLibrary, client: Any, uri: str, stream: int) -> None:
-        """Send the request. Raises the same errors as ``is_opening``."""
+        """Send the request to the media driver. Raises the same errors as ``is_opening``."""
         self._aeron, self._uri, self._stream = aeron, uri, stream
         self.subscription: Any = None
         self._failure: DriverLost | SetupError | None = None
@@ -94,7 +94,7 @@ class PendingSubscription:
         return bool(result == 0)
 
     def _raise_if_failed(self, result: int) -> None:
-        """If a result is negative, raise the failure behind it, and keep that for later calls."""
+        """If a C function's result is negative, raise the failure; ``is_opening`` repeats it."""
         if result >= 0:
             return
         name = f"stream {self._stream} of {self._uri}"
@@ -124,8 +124,9 @@ class SubscriptionPoller:
     def __init__(self, aeron: AeronLibrary, frame_max: int, bell: Doorbell) -> None:
         """Allocate the buffers for received frames of up to ``frame_max`` bytes."""
         self._aeron, self._frame_max, self._bell = aeron, frame_max, bell
-        self._rung_streams: set[int] = set()  # local ones, whose senders ring the bell
+        self._rung_streams: set[int] = set()  # local streams, whose senders ring the bell
         self._frames: U8 = np.empty(BUFFER_FRAMES * frame_max, np.uint8)
+        # (stream, length) of each received frame
         self._records: I64 = np.empty((POLL_FRAMES_MAX, 2), np.int64)
         self._state: I64 = np.zeros(k.INBOX_FIELDS, np.int64)
         self._state[k.INBOX_FRAMES] = self._frames.ctypes.data
@@ -151,13 +152,13 @@ class SubscriptionPoller:
         # stream -> subscription, slots, gathered bytes
         self._receivers: dict[int, tuple[Any, I64, U8]] = {}
         self._table: I64 = np.empty((0, k.RECEIVER_FIELDS), np.int64)
-        self._first = 0
+        self._first = 0  # index of the subscription that is polled first
         self._received_frames = self._received_bytes = 0
 
     def add(self, stream: int, subscription: Any, *, rings: bool) -> None:
         """Start polling a subscription; allocate memory to assemble its fragmented frames.
 
-        ``rings``: its senders may ring the bell.
+        ``rings``: whether its senders ring this client's doorbell.
         """
         if rings:
             self._rung_streams.add(stream)
@@ -211,7 +212,7 @@ class SubscriptionPoller:
         return awake
 
     def _take_frames(self) -> list[ReceivedFrame]:
-        """Copy the frames that the last poll received, and count them."""
+        """Return copies of the frames that the last poll received, and count them."""
         count = int(self._state[k.INBOX_COUNT])
         if not count:
             return []
@@ -254,7 +255,7 @@ OFFER_RESULTS: Final = {
 
 
 class AeronSender:
-    """A ``transport.base.Sender`` on one exclusive publication, which it opens and revokes."""
+    """A ``transport.base.Sender`` on one exclusive publication, which it opens and closes."""
 
     def __init__(
         self,
@@ -280,12 +281,12 @@ class AeronSender:
             stream: stream number.
             frame_max: length of the longest frame to accept, in bytes.
             require_driver: raises DriverLost if the media driver has died.
-            revoke: revokes the publication.
+            revoke: closes the publication at once (Aeron: revokes it).
             reconnects: False: close for good when the receiver closes, because another receiver
                 would get frames that the previous one had not taken.
             datagram_bytes: payload of one datagram; 0 if no datagrams are used.
             is_same_host: the receiver is on this host and no network interface is used.
-            bell: rung after frames were sent; None: the receiver has none.
+            bell: doorbell to ring after frames were sent; None: the receiver has none.
         """
         self._aeron, self._uri, self._stream, self._frame_max = aeron, uri, stream, frame_max
         self._require_driver, self._revoke = require_driver, revoke
@@ -358,7 +359,7 @@ class AeronSender:
         return sent, OfferResult.SENT if code >= 0 else self._map_offer_code(code)
 
     def _offer_frame(self, publication: int, frame: bytes) -> int:
-        """Offer one frame; return Aeron's position, or its negative code."""
+        """Offer one frame; return its position in the stream, or Aeron's negative error code."""
         if len(frame) > self._frame_max:
             raise UsageError(
                 f"a frame of {len(frame)} bytes on {self}: the limit is {self._frame_max}; split it"
@@ -370,7 +371,7 @@ class AeronSender:
         return code
 
     def _count_sent(self, count: int, sent_bytes: int) -> None:
-        """Count frames that were offered together."""
+        """Add ``count`` frames with ``sent_bytes`` in all, offered together, to the counters."""
         self.frames_sent += count
         self.bytes_sent += sent_bytes
         if self._datagram_bytes:
@@ -381,7 +382,10 @@ class AeronSender:
                 self.datagrams += -(-framed_bytes // self._datagram_bytes)
 
     def _map_offer_code(self, code: int) -> OfferResult:
-        """Return the result for a code of Aeron's; raise TransportError for an unexpected one."""
+        """Return the result for Aeron's error code; raise TransportError for an unexpected code.
+
+        If the receiver has gone and the sender must not reconnect, close the publication.
+        """
         if code not in OFFER_RESULTS:
             raise self._aeron.failure(f"offering on {self}")
         if code == NOT_CONNECTED and self.frames_sent and not self._reconnects:
@@ -478,7 +482,7 @@ class AeronTransport:
         atexit.register(self.close)
 
     def _create_bell(self) -> Doorbell:
-        """Create this client's bell; raise DriverLost if the media driver has died."""
+        """Create this client's doorbell; raise DriverLost if the media driver has died."""
         try:
             bell = Doorbell(self._handle.directory)
         except OSError as error:
@@ -590,7 +594,7 @@ class AeronTransport:
             raise stream_kind_error(stream, local)
         if stream not in self._is_local:
             if local:
-                self._bell.answer(stream)
+                self._bell.add_stream(stream)
             uri = LOCAL_SUBSCRIPTION_URI if local else subscription_uri(self.endpoint)
             self._pending_subscriptions[stream] = PendingSubscription(
                 self._aeron, self._client, uri, stream
@@ -601,7 +605,7 @@ class AeronTransport:
         """Stop listening on ``stream``; see ``Transport.close_receiver``."""
         self.require_driver("closing a receiver")
         self._is_local.pop(stream, None)
-        self._bell.ignore(stream)
+        self._bell.remove_stream(stream)
         if stream in self._pending_subscriptions:
             self._cancelled_subscriptions.append(self._pending_subscriptions.pop(stream))
         subscription = self._inbox.remove(stream)
@@ -633,7 +637,7 @@ class AeronTransport:
         self._inbox.wake()
 
     def _poll_openings(self) -> None:
-        """Check whether the media driver has answered requests; forget released senders."""
+        """Check which requested streams are open now, and poll those; forget released senders."""
         for stream in [
             s for s, request in self._pending_subscriptions.items() if not request.is_opening()
         ]:
@@ -657,7 +661,7 @@ class AeronTransport:
     def require_driver(self, operation: str) -> None:
         """Raise DriverLost unless the media driver is alive and serves this client.
 
-        ``operation`` says in the error what the caller is doing. Raise UsageError if the transport
+        ``operation`` names in the error what the caller is doing. Raise UsageError if the transport
         is closed.
         """
         if self._closed:

@@ -9,7 +9,8 @@ the stream's number, so that a sender finds the bell of its receiver.
         <token>                 a client's FIFO
         <stream> -> <token>
 
-A ring means only "look": a lost one delays frames until the receiver looks by itself, within 5 ms.
+A ring (one byte) only makes the receiver look. If a ring is lost, frames are late by at most 5 ms,
+after which the receiver looks by itself.
 Rings that have not been read yet fill the FIFO; further ones are dropped.
 """
 
@@ -33,7 +34,7 @@ _write.restype = ctypes.c_ssize_t
 
 
 class Doorbell:
-    """The bell of one client. ``ring`` is thread-safe and does nothing once it is closed."""
+    """One client's FIFO; a byte written to it ends the client's wait. ``ring`` is thread-safe."""
 
     def __init__(self, driver_directory: Path) -> None:
         """Create the FIFO. Raise OSError if that fails, as it does once the driver has ended."""
@@ -45,22 +46,22 @@ class Doorbell:
         os.mkfifo(self._path, 0o600)
         self.descriptor = os.open(self._path, OPEN_FLAGS)  # -1: closed
 
-    def answer(self, stream: int) -> None:
-        """Let the senders of this local stream ring here."""
+    def add_stream(self, stream: int) -> None:
+        """Create the link by which the senders of this local stream find this bell."""
         self._links[stream] = link = self._path.parent / str(stream)
         with suppress(OSError):  # an older link; or the driver has ended
             link.unlink()
         with suppress(OSError):
             link.symlink_to(self._path.name)
 
-    def ignore(self, stream: int) -> None:
-        """Undo ``answer``; other streams are ignored."""
+    def remove_stream(self, stream: int) -> None:
+        """Remove the link of a stream. Unknown streams are ignored."""
         if (link := self._links.pop(stream, None)) is not None:
             with suppress(OSError):
                 link.unlink()
 
     def ring(self) -> None:
-        """End this client's present wait, or else the next one."""
+        """End this client's present wait, or else the next one; do nothing once closed."""
         with self._lock:
             if self.descriptor >= 0:
                 _write_ring(self.descriptor)
@@ -68,7 +69,7 @@ class Doorbell:
     def close(self) -> None:
         """Remove the FIFO and its links. Idempotent."""
         for stream in list(self._links):
-            self.ignore(stream)
+            self.remove_stream(stream)
         with self._lock:
             if self.descriptor < 0:
                 return
@@ -79,7 +80,7 @@ class Doorbell:
 
 
 class ReceiverBell:
-    """A sender's end of the bell of a local stream's receiver."""
+    """Lets the sender of a local stream ring the bell of the stream's receiver."""
 
     def __init__(self, driver_directory: Path, stream: int) -> None:
         self._path = driver_directory / BELLS_DIRECTORY / str(stream)
@@ -94,14 +95,14 @@ class ReceiverBell:
             _write_ring(self._descriptor)
 
     def close(self) -> None:
-        """Forget the bell. Idempotent."""
+        """Close the FIFO of the bell at this end. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def _write_ring(descriptor: int) -> None:
-    """Write a ring, unless the FIFO is full of unread ones. Raise OSError if that fails.
+    """Write a ring (one byte) to a FIFO unless it is full of unread ones. Raise OSError on failure.
 
     ``os.write`` would release the interpreter lock, which the woken thread of this process then
     takes, so that the caller waits for it.

@@ -1,7 +1,7 @@
 """Directories and file locks of media drivers, and identities of processes (pid and start time).
 
-Each pair of user and key (network and executor) has one private directory, its home. The
-last process that uses the home removes it:
+Each pair of user and key (of an executor and job) has one private directory, its home. The last
+process that uses the home removes it:
 
     <root>/sparkstrom-<uid>-<key>/        the home, 0700; root is shared memory if available
         start.lock
@@ -17,7 +17,7 @@ If shared memory has no room for a driver's logs, ``<token>`` is created under t
 Only file locks show which processes are alive, because the kernel releases a lock when its holder
 dies. Files with pids or heartbeats would be wrong after kill -9.
 
-    start.lock     exclusive, briefly, by whoever starts, joins, ends or removes drivers of a home
+    start.lock     exclusive, briefly, by a process that starts, joins, ends or removes drivers
     driver.lock    exclusive, by the media driver's process for its lifetime
     clients.lock   shared, by each client process while it uses the driver
 

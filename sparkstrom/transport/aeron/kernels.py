@@ -1,4 +1,4 @@
-"""Numba kernels that poll through Aeron's C functions, without the GIL.
+"""Receive frames through Aeron's C functions in code compiled by Numba, without the GIL.
 
 Aeron splits long frames into fragments. It passes each one to ``on_fragment``, a C callback
 compiled by Numba, which assembles frames and copies complete ones into the caller's buffer. If the
@@ -86,11 +86,14 @@ PARKING_TIMESPEC, PARKING_RINGS, PARKING_FIELDS = 1, 3, 67
 
 
 def _c_call_intrinsic(result_bits: int, arguments: int) -> Any:
-    """Return the type and the code of an intrinsic ``call(address, ...)`` for a C function."""
+    """Return (result type, code generator) of an intrinsic that calls a C function by address.
+
+    The C function returns an integer of ``result_bits`` and takes so many 64-bit ``arguments``.
+    """
     result = {32: types.int32, 64: types.int64}[result_bits]
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        """Generate the LLVM code of a call."""
+        """Generate the LLVM code of the call."""
         kind = ir.FunctionType(ir.IntType(result_bits), [ir.IntType(64)] * arguments)
         return builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
 
@@ -132,7 +135,7 @@ def pointer_to(typing: Any, address: Any) -> Any:
     """Convert an integer address to a pointer, for ``carray``."""
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        """Generate the LLVM code of a call."""
+        """Generate the LLVM code of the conversion."""
         return builder.inttoptr(values[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), build
@@ -143,7 +146,7 @@ def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
     """Call ``memcpy`` between two addresses."""
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        """Generate the LLVM code of a call."""
+        """Generate the LLVM code of ``memcpy``."""
         target, source = (builder.inttoptr(v, cgutils.voidptr_t) for v in values[:2])
         cgutils.raw_memcpy(builder, target, source, values[2], 1)
         return context.get_dummy_value()
@@ -153,7 +156,7 @@ def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
 
 @helper
 def find_slot(slots: Any, session: int) -> int:
-    """Return the slot in which a frame of ``session`` is being gathered, or -1."""
+    """Return the index of the slot in which a sender's frame is being assembled, or -1."""
     for i in range(GATHER_SLOTS):
         if slots[i, 0] == session:
             return i
@@ -162,7 +165,10 @@ def find_slot(slots: Any, session: int) -> int:
 
 @helper
 def claim_slot(slots: Any, session: int) -> int:
-    """Return the slot for a new frame of ``session``: its own, a free or the longest unused one."""
+    """Return the index of the slot in which to assemble a new frame of the sender ``session``.
+
+    This is the sender's own slot, otherwise a free one, otherwise the one unused for longest.
+    """
     chosen = 0
     for i in range(GATHER_SLOTS):
         if slots[i, 0] == session:
@@ -188,7 +194,7 @@ def has_room(inbox: Any, length: int) -> Any:
 
 @helper
 def append_frame(inbox: Any, head: int, head_bytes: int, tail: int, tail_bytes: int) -> None:
-    """Append one frame, given in two pieces, to the caller's buffer."""
+    """Append one frame, given in two pieces (address, length), to the caller's buffer."""
     target = inbox[INBOX_FRAMES] + inbox[INBOX_USED]
     copy_bytes(target, head, head_bytes)
     copy_bytes(target + head_bytes, tail, tail_bytes)
@@ -201,7 +207,7 @@ def append_frame(inbox: Any, head: int, head_bytes: int, tail: int, tail_bytes: 
 
 @helper
 def gather_fragment(inbox: Any, flags: int, session: int, payload: int, length: int) -> int:
-    """Add a fragment to the frame of its session; append the frame once it is complete.
+    """Add a fragment to the frame of its sender (session); append the frame once it is complete.
 
     Return CONTINUE, or ABORT if the caller's buffer has no room.
     """
@@ -233,7 +239,7 @@ def gather_fragment(inbox: Any, flags: int, session: int, payload: int, length: 
 
 @helper
 def park(functions: Any, bell: int, parking: Any, parking_address: int, park_us: int) -> Any:
-    """Wait for a ring, at most ``park_us``; return whether there was one. Rings are consumed."""
+    """Wait up to ``park_us`` for bytes in the doorbell; read them and return whether any came."""
     parking[0] = bell | POLLIN << 32
     parking[PARKING_TIMESPEC] = park_us // 1_000_000
     parking[PARKING_TIMESPEC + 1] = park_us % 1_000_000 * 1000
@@ -297,10 +303,10 @@ def poll_subscriptions(
 
     functions  i64[5]                  in   addresses: controlled poll, on_fragment, clock, ppoll,
                                             read
-    receivers  i64[n, RECEIVER_FIELDS] in
+    receivers  i64[n, RECEIVER_FIELDS] in   the subscriptions
     first      i64                     in   index of the first one to poll
-    inbox      i64[INBOX_FIELDS]       in/out
-    parking    i64[PARKING_FIELDS]     work memory
+    inbox      i64[INBOX_FIELDS]       in/out; inbox_address is its address
+    parking    i64[PARKING_FIELDS]     work memory for waiting, at parking_address
     wait_ns    i64                     in   0: poll once                           (nanoseconds)
     returns    i64                          0, or -1 if a poll failed
     """

@@ -164,7 +164,10 @@ def load_library() -> AeronLibrary:
 
 
 def warn_if_library_missing(stacklevel: int) -> None:
-    """Warn that this process cannot train by gradient sharing if it has no Aeron library."""
+    """Warn that this process cannot train by gradient sharing if it has no Aeron library.
+
+    ``stacklevel`` is that of ``warnings.warn``, counted from this function's caller.
+    """
     try:
         load_library()
     except SetupError as error:
@@ -174,7 +177,7 @@ def warn_if_library_missing(stacklevel: int) -> None:
 
 @functools.cache
 def _find_and_load(path: str) -> AeronLibrary:
-    """Load the library at ``path``; if ``path`` is empty, the first usable one at known places."""
+    """Return the library at ``path``, or if that is empty, the first usable one at known places."""
     if path:  # set by the user, so its own error is the relevant one
         try:
             return AeronLibrary(path)
@@ -280,7 +283,7 @@ _MANUAL_DOWNLOAD = (
 
 
 def _extract_library(wheel: Path) -> bytes:
-    """Return the library in the wheel; raise SetupError if the wheel's hash differs."""
+    """Return the content of the library file in the wheel; SetupError if the hash is wrong."""
     try:
         content = wheel.read_bytes()
     except OSError as error:

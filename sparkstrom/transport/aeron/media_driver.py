@@ -407,7 +407,7 @@ def driver_info(endpoint: Endpoint, sizes: BufferSizes) -> dict[str, Any]:
 def connect_threadless_client(
     aeron: AeronLibrary, aeron_directory: Path, name: str, closing: ExitStack
 ) -> Any:
-    """Connect a client in Aeron's invoker mode, whose conductor runs in ``do_client_work``.
+    """Connect a client without a thread: the caller must call ``do_client_work`` periodically.
 
     Args:
         aeron: the Aeron library.

@@ -26,7 +26,7 @@ from sparkstrom.encoding.backends import warm_up
 from sparkstrom.fit.master_setup import make_master_limits
 from sparkstrom.protocol.common.events import TaskEnding
 from sparkstrom.protocol.master.master import Master
-from sparkstrom.runtime.fit_state import Outcome
+from sparkstrom.runtime.fit_state import FitOutcome
 from sparkstrom.runtime.master_thread import MasterPlan, MasterThread
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.transport.aeron.driver_directories import (
@@ -223,7 +223,7 @@ class RealMesh:
 
         wait_until(far_enough, 120, "training so far")
 
-    def finish(self, seconds: float = 180.0) -> Outcome:
+    def finish(self, seconds: float = 180.0) -> FitOutcome:
         """The outcome, once every process has ended by itself."""
         assert self.master.finished.wait(seconds), self.master.progress
         if self.master.failure is not None:

@@ -63,7 +63,7 @@ def test_a_scan_finds_hits_and_what_is_hit_loses_tau_whatever_theta_moves_by(
 def test_levels_multiply_both(train_on: str) -> None:
     learner = Learner(train_on, DELTA)
     levels = np.empty(learner.hits, np.uint8)
-    assert learner.residual.levels(learner.at, learner.found, 0.5, 3, levels) == 2
+    assert learner.residual.find_levels(learner.at, learner.found, 0.5, 3, levels) == 2
     assert levels.tolist() == [0, 1, 2]
     learner.residual.move_levels(learner.at, learner.found, levels, HALF)
     assert learner.moved() == [0.25, 0, -0.5, 0, 1, 0]

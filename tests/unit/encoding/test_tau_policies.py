@@ -17,8 +17,8 @@ from sparkstrom.encoding.tau import (
     ShakeUpTau,
     WarmUp,
     WarmUpTau,
+    create_tau_chooser,
     sample_tau,
-    tau_policy,
 )
 from sparkstrom.encoding.thresholds import (
     AdaptiveThreshold,
@@ -146,7 +146,7 @@ def test_nothing_is_shaken_before_its_time() -> None:
 
 
 def test_a_policy_wraps_only_what_is_asked_for_and_keeps_the_state() -> None:
-    policy = tau_policy(AdaptiveThreshold(0.5, 0.1, 0.2, 0.5), LIMITS, N, WarmUp(1), 3)
+    policy = create_tau_chooser(AdaptiveThreshold(0.5, 0.1, 0.2, 0.5), LIMITS, N, WarmUp(1), 3)
     assert math.isnan(policy.tau)
     taus = []
     for sent in (0.25, 0.9, 0.9, 0.9, 0.15):
@@ -167,7 +167,7 @@ def test_a_policy_wraps_only_what_is_asked_for_and_keeps_the_state() -> None:
 @pytest.mark.parametrize("cut", [0, 1, 3])
 def test_a_policy_goes_on_where_another_stopped(threshold: Any, cut: int) -> None:
     def fresh() -> Any:
-        return tau_policy(threshold, LIMITS, N, WarmUp(1), 2)
+        return create_tau_chooser(threshold, LIMITS, N, WarmUp(1), 2)
 
     def go_on(policy: Any, count: int) -> list[PublicationTarget]:
         made = []

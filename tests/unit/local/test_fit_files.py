@@ -30,7 +30,7 @@ def test_what_is_mapped_has_its_room_before(tmp_path: Path) -> None:
     [
         lambda path: write_file(path, b"seven"),
         lambda path: allocate_file(path, 5),
-        lambda path: FileHandle.of(0, path),
+        lambda path: FileHandle.write(0, path),
     ],
 )
 def test_a_full_disk_is_told_with_what_to_set(

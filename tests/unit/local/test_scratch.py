@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparkstrom.local import data as scratch
-from sparkstrom.local.data import PREFIX, ScratchDirectory, remove_abandoned
+from sparkstrom.local.data import PREFIX, ScratchDirectory, remove_abandoned_directories
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def killed() -> Path:
 def test_what_a_killed_program_left_is_removed_and_what_is_used_stays(here: Path) -> None:
     used, left, other = ScratchDirectory(), killed(), here / f"{PREFIX}of-somebody"
     other.mkdir()
-    remove_abandoned()
+    remove_abandoned_directories()
     assert used.path.exists()
     assert not left.exists()
     assert other.exists()
@@ -41,7 +41,7 @@ def test_what_a_killed_program_left_is_removed_and_what_is_used_stays(here: Path
 def test_another_users_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     left = killed()
     monkeypatch.setattr(os, "getuid", lambda: left.stat().st_uid + 1)
-    remove_abandoned()
+    remove_abandoned_directories()
     assert left.exists()
 
 
@@ -55,7 +55,7 @@ def test_one_that_is_removed_while_it_is_made_is_made_again(
         descriptor = open_lock(path)
         seen.append(path.parent)
         if len(seen) == 1:
-            remove_abandoned()
+            remove_abandoned_directories()
         return descriptor
 
     monkeypatch.setattr(scratch, "open_lock", then_looked_at)
@@ -72,6 +72,6 @@ def test_where_there_are_no_locks_nothing_is_removed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(scratch, "try_lock", refused)
     monkeypatch.setattr("sparkstrom.transport.aeron.driver_directories.try_lock", refused)
     made = ScratchDirectory()
-    remove_abandoned()
+    remove_abandoned_directories()
     assert made.path.exists()
     made.remove()

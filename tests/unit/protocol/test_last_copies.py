@@ -14,7 +14,7 @@ from sparkstrom.codec.messages import (
     OptimizerCopy,
     OptimizerRequest,
     Phase,
-    copy_number,
+    hash_optimizer_copy,
 )
 from sparkstrom.protocol.common import events as ev
 from tests.unit.protocol.spoken import answers, only, sent
@@ -24,7 +24,7 @@ ONE, ALL = ev.OptimizerCopyRequest(), ev.OptimizerCopyRequest(everybody=True)
 
 def chunk(content: bytes) -> OptimizerChunk:
     return OptimizerCopy.from_content(content, 1).chunk(
-        OptimizerRequest(MASTER, copy_number(content), 0)
+        OptimizerRequest(MASTER, hash_optimizer_copy(content), 0)
     )
 
 

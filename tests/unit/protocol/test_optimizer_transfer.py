@@ -12,7 +12,7 @@ from sparkstrom.codec.messages import (
     OptimizerChunk,
     OptimizerCopy,
     OptimizerRequest,
-    copy_number,
+    hash_optimizer_copy,
 )
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Command
@@ -27,7 +27,7 @@ from tests.unit.protocol.spoken import answers, only, sent
 def chunk(index: int = 0, content: bytes = b"0", asker: int = 1) -> OptimizerChunk:
     """A byte of a copy."""
     return OptimizerCopy.from_content(content, 1).chunk(
-        OptimizerRequest(asker, copy_number(content), index)
+        OptimizerRequest(asker, hash_optimizer_copy(content), index)
     )
 
 

@@ -16,7 +16,7 @@ from sparkstrom.codec.messages import (
     OptimizerRequest,
     Phase,
     Welcome,
-    copy_number,
+    hash_optimizer_copy,
 )
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import IgnoreReason
@@ -123,7 +123,7 @@ def test_who_could_not_read_its_rows_says_so_and_does_not_join(node: Any) -> Non
 
 def chunk_for_driver(index: int, content: bytes) -> OptimizerChunk:
     return OptimizerCopy.from_content(content, 1).chunk(
-        OptimizerRequest(MASTER, copy_number(content), index)
+        OptimizerRequest(MASTER, hash_optimizer_copy(content), index)
     )
 
 

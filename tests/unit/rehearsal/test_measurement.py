@@ -12,7 +12,7 @@ from sparkstrom.rehearsal.conditions import StepTimes
 from sparkstrom.rehearsal.measurement import (
     LinkMeasurement,
     WorkerMeasurement,
-    measured_rows,
+    count_rows_to_measure,
     summarize_workers,
 )
 from sparkstrom.spark.executor.measurement import check_barrier_stages
@@ -69,7 +69,7 @@ def test_a_host_that_could_not_be_measured_is_said_beside_the_links() -> None:
 
 def test_tasks_get_only_the_rows_that_they_train_on() -> None:
     made = recipe()
-    assert measured_rows(made) == 40 * 8
+    assert count_rows_to_measure(made) == 40 * 8
     chosen = sample()
     assert chosen.head(1).rows == len(chosen.blocks[0].records)
     assert chosen.head(10**6) == chosen

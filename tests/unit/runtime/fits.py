@@ -24,7 +24,7 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import MasterLimits
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
-from sparkstrom.runtime.fit_state import Outcome
+from sparkstrom.runtime.fit_state import FitOutcome
 from sparkstrom.runtime.master_thread import MasterPlan, MasterThread
 from sparkstrom.runtime.node_thread import (
     JoinAddress,
@@ -188,7 +188,7 @@ class Mesh:
             channel.post(ev.TrainerFailed(repr(error), ""))
         node.stop()
 
-    def finish(self, seconds: float = 60.0) -> Outcome:
+    def finish(self, seconds: float = 60.0) -> FitOutcome:
         assert self.master.finished.wait(seconds), self.master.progress
         if self.master.failure is not None:
             raise self.master.failure
@@ -205,7 +205,7 @@ class Mesh:
         self.master.end()
 
 
-def check_whole(mesh: Mesh, outcome: Outcome) -> None:
+def check_whole(mesh: Mesh, outcome: FitOutcome) -> None:
     assert len(set(outcome.hashes.values())) == 1
     assert outcome.hashes["driver"] == mesh.theta.digest()
     assert {replica.theta.digest() for replica in mesh.replicas} == {mesh.theta.digest()}

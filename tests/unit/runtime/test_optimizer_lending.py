@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.clock import Clock
-from sparkstrom.codec.messages import OptimizerChunk, OptimizerRequest, copy_number
+from sparkstrom.codec.messages import OptimizerChunk, OptimizerRequest, hash_optimizer_copy
 from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
 from sparkstrom.runtime import optimizer_states as optimizer_lending
 from sparkstrom.runtime.optimizer_states import OptimizerStateServer
@@ -59,7 +59,7 @@ def test_chunks_are_the_state_as_it_was_at_the_boundary(model: Any) -> None:
     chunks = [lender.chunk(ask(first.copy, index)) for index in range(first.count)]
     assert [chunk.index for chunk in chunks if chunk] == list(range(first.count))
     content = b"".join(chunk.payload for chunk in chunks if chunk)
-    assert {(c.asker, c.copy) for c in chunks if c} == {(8, copy_number(content))}
+    assert {(c.asker, c.copy) for c in chunks if c} == {(8, hash_optimizer_copy(content))}
     lent = decode_state_untrusted(content)
     np.testing.assert_array_equal(lent["mean"], np.arange(1000, dtype=np.float32))
     assert lent["steps"] == 4

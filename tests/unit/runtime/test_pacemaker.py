@@ -51,7 +51,7 @@ def told(*commands: Directive, before: int = 0) -> list[tuple[int, int, int]]:
     model = Listening()
     pacemaker = GlobalStepEstimator(model, before)
     for steps, command in enumerate(commands):
-        pacemaker.update(command, steps)
+        pacemaker.update_model(command, steps)
     return model.told
 
 

@@ -17,7 +17,7 @@ from sparkstrom.spark.rounds.payload import (
     ArrayPiece,
     BroadcastParts,
     EndOfStream,
-    Metadata,
+    ReportRecord,
     SplitArray,
     address_records,
     choose_target,
@@ -32,7 +32,7 @@ from sparkstrom.spark.rounds.payload import (
     split_arrays,
     sum_pieces,
 )
-from sparkstrom.spark.rounds.tasks import RowPiece, SparkRoundReport, read_minibatches
+from sparkstrom.spark.rounds.tasks import MinibatchRecord, SparkRoundReport, read_minibatches
 
 WORKERS = 5
 ARRAYS = [
@@ -44,7 +44,7 @@ WEIGHTS = [32.0, 32.0, 17.0, 1.0, 32.0]
 
 def sent(worker: int, targets: int) -> list[tuple[int, bytes]]:
     pieces = split_arrays(worker, ARRAYS[worker].items(), WEIGHTS[worker], 512)
-    return list(address_records([Metadata(worker, "hello"), *pieces], worker, 0, targets, 512))
+    return list(address_records([ReportRecord(worker, "hello"), *pieces], worker, 0, targets, 512))
 
 
 def put_together(pieces: Any) -> dict[str, np.ndarray]:
@@ -64,7 +64,7 @@ def test_means_are_those_of_whole_arrays_whatever_the_order(targets: int) -> Non
         here = [records[i][1] for i in order if records[i][0] == target]
         whole = read_complete(here, range(WORKERS))
         found += list(mean_pieces(whole))
-        told += [record.value for record in whole if isinstance(record, Metadata)]
+        told += [record.value for record in whole if isinstance(record, ReportRecord)]
     assert told == ["hello"] * WORKERS
     made = put_together(found)
     for name in ("a", "b"):
@@ -118,10 +118,10 @@ def test_all_send_the_same_values_to_the_same_target() -> None:
 
 
 def test_a_round_s_rows_that_break_off_are_missed() -> None:
-    pieces = [RowPiece(0), RowPiece(1), RowPiece(2, 2)]
+    pieces = [MinibatchRecord(0), MinibatchRecord(1), MinibatchRecord(2, 2)]
     with pytest.raises(IncompleteInput, match="0 minibatches of a round arrived"):
         list(read_minibatches(map(pickle.dumps, pieces[1:])))
-    assert list(read_minibatches(map(pickle.dumps, [RowPiece(0, 0)]))) == []
+    assert list(read_minibatches(map(pickle.dumps, [MinibatchRecord(0, 0)]))) == []
 
 
 class Handles:

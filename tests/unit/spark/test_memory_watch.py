@@ -10,7 +10,7 @@ import pytest
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.fit.supervisor import STAGE_ATTEMPTS_HINT, FitSupervisor
 from sparkstrom.spark import jobs as memory_watch
-from sparkstrom.spark.jobs import MemoryMonitor
+from sparkstrom.spark.jobs import OutOfMemoryMonitor
 
 ANYTHING: Any = None
 TOO_OFTEN = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collect.
@@ -41,7 +41,7 @@ class FakeJob:
 def watched(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(memory_watch, "MEMORY_POLL_S", -1.0)  # every look is due
     job, warnings = FakeJob(), []
-    watch = MemoryMonitor(job, warnings.append)  # type: ignore[arg-type]
+    watch = OutOfMemoryMonitor(job, warnings.append)  # type: ignore[arg-type]
     return SimpleNamespace(job=job, watch=watch, warnings=warnings)
 
 

@@ -16,8 +16,8 @@ from sparkstrom.models import Adam, DenseNetwork
 from sparkstrom.planning.memory import ModelFootprint, PieceSizes, estimate_round_driver_parts
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.rounds.averaging import RoundResults
-from sparkstrom.spark.rounds.backend import assemble_results, fetch_results
-from sparkstrom.spark.rounds.payload import Metadata, split_arrays
+from sparkstrom.spark.rounds.backend import assemble_results, train_and_collect
+from sparkstrom.spark.rounds.payload import ReportRecord, split_arrays
 from sparkstrom.spark.rounds.tasks import SparkRoundReport, SparkRoundsJob, address_records
 
 MODEL = DenseNetwork([20, 32, 10], updater=Adam())
@@ -49,7 +49,7 @@ class Rows:
         report = SparkRoundReport(worker, weight=1.0, examples=1, steps=1)
         report.shapes = {name: (array.shape, array.dtype.str) for name, array in arrays.items()}
         size = self._job.piece_bytes
-        records = [Metadata(worker, report), *split_arrays(worker, arrays.items(), 1.0, size)]
+        records = [ReportRecord(worker, report), *split_arrays(worker, arrays.items(), 1.0, size)]
         yield from address_records(records, worker, 0, targets, size)
 
     @contextlib.contextmanager
@@ -69,7 +69,7 @@ def results_of(workers: int, sizes: PieceSizes, **options: Any) -> tuple[Rows, R
     job = SparkRoundsJob(spec, MODEL, ParameterAveragingTrainingMaster(**options), (), sizes)
     rows: Any = Rows(job)
     given: Any = None
-    reports, arrays = fetch_results(rows, given, job, given)
+    reports, arrays = train_and_collect(rows, given, job, given)
     return rows, assemble_results(job, reports, arrays, Counter())
 
 

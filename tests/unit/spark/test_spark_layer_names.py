@@ -11,7 +11,7 @@ import pytest
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork
 from sparkstrom.spark.application import Predictor
-from sparkstrom.spark.dl4j_names import SparkLayerNames
+from sparkstrom.spark.dl4j_names import Dl4jMethodNames
 
 # Public methods of SparkDl4jMultiLayer and SparkComputationGraph that SparkNetwork does not have.
 THERE = [
@@ -56,12 +56,12 @@ HERE = {
 @pytest.mark.parametrize("name", [*THERE, *HERE])
 def test_a_name_of_dl4js_says_what_to_use(name: str) -> None:
     with pytest.raises(AttributeError, match=rf"no attribute '{name}': use {HERE.get(name, '')}"):
-        getattr(SparkLayerNames(), name)
+        getattr(Dl4jMethodNames(), name)
 
 
 def test_other_names_are_refused_without_advice() -> None:
     with pytest.raises(AttributeError, match=r"has no attribute 'evaluateRocs'$"):
-        SparkLayerNames().evaluateRocs  # noqa: B018
+        Dl4jMethodNames().evaluateRocs  # noqa: B018
 
 
 class Shuffled:
@@ -90,7 +90,7 @@ class Shuffled:
         return list(self._run(0, iter(self.pairs)))
 
 
-class Named(SparkLayerNames):
+class Named(Dl4jMethodNames):
     def __init__(self, model: DenseNetwork) -> None:
         theta = model.initial()
         application: Any = SimpleNamespace(

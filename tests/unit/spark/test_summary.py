@@ -31,7 +31,7 @@ from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.protocol.common.events import IgnoreReason, TaskEnding
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import Departure
-from sparkstrom.runtime.fit_state import Outcome
+from sparkstrom.runtime.fit_state import FitOutcome
 from sparkstrom.runtime.message_endpoint import Traffic
 from sparkstrom.runtime.trainer import RESIDUAL_PERCENTILES
 
@@ -73,7 +73,7 @@ OTHER = STATS | {
 }
 
 
-def outcome(**changes: Any) -> Outcome:
+def outcome(**changes: Any) -> FitOutcome:
     facts: dict[str, Any] = {
         "hashes": {"1": "aa", "2": "aa", "driver": "aa"},
         "minibatches": 20,
@@ -110,7 +110,7 @@ def outcome(**changes: Any) -> Outcome:
     }
     facts |= changes
     told = {node: from_wire(values) for node, values in facts["stats"].items()}
-    return Outcome(**(facts | {"stats": told}))
+    return FitOutcome(**(facts | {"stats": told}))
 
 
 def summary(

@@ -38,9 +38,9 @@ def test_its_owner_rings_from_any_thread(bell: Doorbell) -> None:
 
 
 def test_a_sender_finds_the_bell_of_its_stream(bell: Doorbell, tmp_path: Path) -> None:
-    bell.answer(7)
+    bell.add_stream(7)
     other = Doorbell(tmp_path)
-    other.answer(8)
+    other.add_stream(8)
     sender = ReceiverBell(tmp_path, 7)
     sender.ring()
     assert (rung(bell), rung(other)) == (True, False)
@@ -51,7 +51,7 @@ def test_a_sender_finds_the_bell_of_its_stream(bell: Doorbell, tmp_path: Path) -
 def test_a_sender_waits_for_a_bell_that_comes_later(bell: Doorbell, tmp_path: Path) -> None:
     sender = ReceiverBell(tmp_path, 7)
     sender.ring()
-    bell.answer(7)
+    bell.add_stream(7)
     sender.ring()
     assert rung(bell)
     sender.close()
@@ -59,9 +59,9 @@ def test_a_sender_waits_for_a_bell_that_comes_later(bell: Doorbell, tmp_path: Pa
 
 
 def test_the_newest_receiver_of_a_stream_is_rung(bell: Doorbell, tmp_path: Path) -> None:
-    bell.answer(7)
+    bell.add_stream(7)
     successor = Doorbell(tmp_path)
-    successor.answer(7)
+    successor.add_stream(7)
     sender = ReceiverBell(tmp_path, 7)
     sender.ring()
     assert (rung(bell), rung(successor)) == (False, True)
@@ -76,7 +76,7 @@ def test_rings_that_nobody_hears_are_dropped(bell: Doorbell) -> None:
 
 
 def test_a_ring_that_cannot_be_written_is_an_error(bell: Doorbell, tmp_path: Path) -> None:
-    bell.answer(7)
+    bell.add_stream(7)
     sender = ReceiverBell(tmp_path, 7)
     sender._descriptor = os.open(tmp_path / BELLS_DIRECTORY / "7", os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -85,7 +85,7 @@ def test_a_ring_that_cannot_be_written_is_an_error(bell: Doorbell, tmp_path: Pat
 
 
 def test_a_sender_outlives_its_receiver(bell: Doorbell, tmp_path: Path) -> None:
-    bell.answer(7)
+    bell.add_stream(7)
     sender = ReceiverBell(tmp_path, 7)
     sender.ring()
     bell.close()
@@ -94,7 +94,7 @@ def test_a_sender_outlives_its_receiver(bell: Doorbell, tmp_path: Path) -> None:
 
 
 def test_what_is_closed_is_gone_and_silent(bell: Doorbell, tmp_path: Path) -> None:
-    bell.answer(7)
+    bell.add_stream(7)
     bell.close()
     bell.close()
     bell.ring()
@@ -103,7 +103,7 @@ def test_what_is_closed_is_gone_and_silent(bell: Doorbell, tmp_path: Path) -> No
 
 def test_a_driver_that_ends_takes_its_bells_along(bell: Doorbell, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / BELLS_DIRECTORY)
-    bell.answer(7)
-    bell.ignore(7)
+    bell.add_stream(7)
+    bell.remove_stream(7)
     bell.ring()
     assert rung(bell)

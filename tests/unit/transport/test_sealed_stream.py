@@ -57,12 +57,12 @@ def test_messages_arrive_whole_in_both_directions(
     for message in (b"", b"short", long, bytes(RECORD_BYTES_MAX)):
         sender = threading.Thread(target=opener.send, args=(message,))
         sender.start()
-        assert listener.waits(10)
+        assert listener.wait_for_data(10)
         assert listener.receive() == message
         sender.join()
         listener.send(message[:10])
         assert opener.receive() == message[:10]
-    assert not listener.waits(0)
+    assert not listener.wait_for_data(0)
 
 
 @pytest.mark.parametrize("stranger_opens", [False, True])

@@ -123,7 +123,7 @@ class InputDropout:
         parsed, self.kind, self._retain = _parse_dropout(spec), "", 1.0
         if parsed is None or find_untrainable_dropout(spec) is not None:
             return
-        self.kind, self._retain = parsed.kind, _get_dropout_rate(spec, parsed)
+        self.kind, self._retain = parsed.kind, _get_dropout_parameter(spec, parsed)
         scale = read_float(spec.path, spec.label, parsed.fields, "lambda", SELU_LAMBDA)
         self._dropped_value = -scale * read_float(
             spec.path, spec.label, parsed.fields, "alpha", SELU_ALPHA
@@ -157,8 +157,8 @@ def find_untrainable_dropout(spec: LayerSpec) -> str | None:
         return f"dropout by schedule ({parsed.kind}) of {spec.label}"
     if parsed.kind not in DROPOUT_KINDS:
         return f"dropout {parsed.kind} of {spec.label}"
-    if parsed.kind != "gaussiannoise" and not 0 < _get_dropout_rate(spec, parsed) < 1:
-        return f"dropout {parsed.kind} of {_get_dropout_rate(spec, parsed):g} of {spec.label}"
+    if parsed.kind != "gaussiannoise" and not 0 < _get_dropout_parameter(spec, parsed) < 1:
+        return f"dropout {parsed.kind} of {_get_dropout_parameter(spec, parsed):g} of {spec.label}"
     return None
 
 
@@ -169,7 +169,9 @@ def _parse_dropout(spec: LayerSpec) -> TypedObject | None:
         p = spec.get_float("dropout", 0.0)
         parsed = TypedObject("dropout", {"p": p}) if p else None
     if parsed is None or (parsed.kind == "dropout" and not _is_scheduled(parsed)):
-        return None if parsed is None or _get_dropout_rate(spec, parsed) in (0.0, 1.0) else parsed
+        return (
+            None if parsed is None or _get_dropout_parameter(spec, parsed) in (0.0, 1.0) else parsed
+        )
     return parsed
 
 
@@ -178,8 +180,8 @@ def _is_scheduled(parsed: TypedObject) -> bool:
     return any(name.endswith("schedule") and value for name, value in parsed.fields.items())
 
 
-def _get_dropout_rate(spec: LayerSpec, parsed: TypedObject) -> float:
-    """Return the probability of keeping a value, or for noise its rate or standard deviation."""
+def _get_dropout_parameter(spec: LayerSpec, parsed: TypedObject) -> float:
+    """Return the probability of keeping a value, or the rate or standard deviation of noise."""
     name = {"gaussiandropout": "rate", "gaussiannoise": "stddev"}.get(parsed.kind, "p")
     return read_float(spec.path, f"dropout of {spec.label}", parsed.fields, name, 0.0)
 
@@ -191,8 +193,8 @@ PER_POSITION_LOSSES = ("rnnlosslayer", "cnnlosslayer")  # a loss for each step o
 class Dl4jLayer(nn.Module):  # type: ignore[misc]
     """Base class of layers.
 
-    ``forward(x, rows)`` also gets the minibatch's number of rows, which preprocessors use: while a
-    sequence is folded into rows, x has more.
+    ``forward(x, rows)`` also gets the minibatch's number of rows, which preprocessors use: while
+    each step of a sequence is a row of x, x has more rows than the minibatch.
     """
 
     def __init__(self, spec: LayerSpec, default: str = "identity") -> None:
@@ -288,11 +290,11 @@ class Embedding(Dl4jLayer):
     def before_activation(self, x: Tensor) -> Tensor:
         """Return the vectors for the indices x: [rows, nOut], or [rows, nOut, steps]."""
         values = x.reshape(len(x), -1)
-        out = self.weight[self._indices(values if self._has_sequences else values[:, 0])]
+        out = self.weight[self._to_indices(values if self._has_sequences else values[:, 0])]
         out = out + self.bias if hasattr(self, "bias") else out
         return out.transpose(1, 2) if self._has_sequences else out
 
-    def _indices(self, values: Tensor) -> Tensor:
+    def _to_indices(self, values: Tensor) -> Tensor:
         """Convert values to integer indices. Raise UsageError for an index outside [0, nIn)."""
         index = values.long()
         bad = torch.isnan(values) | (index < 0) | (index >= len(self.weight))
@@ -410,7 +412,8 @@ class ElementWiseMultiplication(Dl4jLayer):
 class ReshapePreprocessor(nn.Module):  # type: ignore[misc]
     """Preprocessor that reshapes activations.
 
-    Folding a sequence into rows puts the rows of the first step first.
+    A sequence [rows, features, steps] becomes [steps * rows, features]: first all rows of its first
+    step.
     """
 
     def __init__(self, spec: LayerSpec) -> None:

@@ -63,6 +63,11 @@ ParameterRules = list[tuple[str, int, TrainingRule]]  # (parameter name, layer n
 class Dl4jModel(TorchModel):
     """A TorchModel with DL4J's loss, penalties and updaters.
 
+    Args:
+        path: the zip file, for error messages.
+        configuration: content of configuration.json.
+        training: False for a network that only predicts.
+
     Attributes:
         module: the network, a Dl4jModule.
         normalizer: the saved normalizer of the data, or None.
@@ -190,7 +195,10 @@ class Dl4jModel(TorchModel):
         return copied
 
     def _call_module(self, features: Any) -> Any:
-        """Return the values before the last activation, from which the loss is computed."""
+        """Return the values before the last activation, from which the loss is computed.
+
+        A network imported only for prediction returns its outputs instead.
+        """
         module: Any = self._module
         if self._custom is not None:
             return super()._call_module(features)

@@ -1,6 +1,7 @@
 """Dl4jModule: a DL4J network as one torch module; also its layers for sequences and images.
 
-Recurrent layers take sequences [rows, features, steps]. Masks are not supported.
+Graph vertices are here, too. Recurrent layers take sequences [rows, features, steps]. Masks are not
+supported.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ class RecurrentLayer(Dl4jLayer):
         self._carries_state, self._state = carries, ()
 
     def _get_initial_state(self, projected: Tensor, count: int) -> list[Tensor]:
-        """Return ``count`` states [rows, nOut]; ``projected`` is [steps, rows, ...]."""
+        """Return the ``count`` states [rows, nOut] to start with: carried ones, or zeros.
+
+        ``projected`` are the transformed inputs [steps, rows, ...].
+        """
         zeros = projected.new_zeros(projected.shape[1], self._width)
         return list(self._state) or [zeros] * count
 
@@ -720,7 +724,7 @@ def _make_module_key(name: str) -> str:
 
 
 def _refuse_folded_output(network: SavedNetwork) -> None:
-    """Raise NotImported if the loss would get an output per step instead of per row."""
+    """Raise NotImported if the loss would get each step of a sequence as a row of its own."""
     folded_by: dict[int, LayerSpec | None] = {NETWORK_INPUT: None}
     for number, spec in enumerate(network.specs):
         before = next((folded_by[s] for s in spec.sources if folded_by[s] is not None), None)

@@ -2,7 +2,7 @@
 
 A step follows DL4J's order: normalize gradients, add l1 and l2, subtract weight decay, apply the
 updater. Groups store momentum and beta1 under torch's names, so that they are scaled to the number
-of workers like those of torch's own optimizers.
+of workers like those of torch's own optimizers. Learning-rate schedules become one LambdaLR.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _scale_gradients(gradients: list[Tensor], norm: float, kind: str, limit: flo
 
 
 def _sgd_step(gradient: Tensor, _: dict[str, Any], group: Group) -> Tensor:
-    """Return the step of plain gradient descent."""
+    """Return the step of plain gradient descent, to be subtracted."""
     return gradient * group["lr"]
 
 
@@ -214,6 +214,7 @@ def _rmsprop_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Tens
     return group["lr"] * gradient / (state["square"].sqrt() + group["epsilon"])
 
 
+# Each returns the step to subtract from the array: (gradient, state of the array, group) -> step.
 STEP_FUNCTIONS: dict[str, Callable[[Tensor, dict[str, Any], Group], Tensor]] = {
     "noop": _no_op_step,
     "none": _no_op_step,
@@ -310,7 +311,11 @@ def make_scheduler(rules: list[TrainingRule], iterations: int, optimizer: Optimi
 def _rate_factor(
     rule: TrainingRule, iterations: int, optimizer: Optimizer, number: int, minibatches: int
 ) -> float:
-    """Return the current rate of group ``number``, or the factor 1 if its rate is constant."""
+    """Return LambdaLR's factor for group ``number`` after this many minibatches.
+
+    It is the scheduled rate itself, as such a group's own rate is 1; for a constant rate it is 1.
+    ``iterations`` is DL4J's count of minibatches, from which schedules continue.
+    """
     schedule = get_rate_schedule(rule)
     if schedule is None:
         return 1.0
