@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkstrom.base.errors import CheckpointDamaged, SetupError, SparkstromError, UsageError
-from sparkstrom.base.safe_files import NotAFileError
+from sparkstrom.base.untrusted_files import NotAFileError
 from sparkstrom.checkpoint.files import (
     Checkpoint,
     open_folder,

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import CheckpointDamaged, SetupError, UsageError
-from sparkstrom.base.safe_files import open_regular
+from sparkstrom.base.untrusted_files import open_regular
 from sparkstrom.base.version import __version__
 
 log = logging.getLogger(__name__)

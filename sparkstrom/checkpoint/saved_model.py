@@ -29,7 +29,7 @@ import numpy as np
 
 from sparkstrom.base.errors import SetupError, SparkstromError, UsageError, first_line
 from sparkstrom.base.option_types import path_given
-from sparkstrom.base.safe_files import check_npz, create_beside, open_regular
+from sparkstrom.base.untrusted_files import check_npz, create_beside, open_regular
 from sparkstrom.base.version import __version__
 from sparkstrom.checkpoint.files import open_parent
 from sparkstrom.models.base import Buffered, Flat, FlatModel, from_description

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.base.safe_files import read_npz
+from sparkstrom.base.untrusted_files import read_npz
 
 Values = Mapping[str, "NDArray[Any] | float | int"]
 SCALARS = "scalars"

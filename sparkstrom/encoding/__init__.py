@@ -5,6 +5,6 @@ Importing it makes Numba use a private cache directory if the default one is unw
 
 import os
 
-from sparkstrom.base.kernel_cache import use_writable_cache
+from sparkstrom.base.cache_directory import use_writable_cache
 
 use_writable_cache(os.environ)

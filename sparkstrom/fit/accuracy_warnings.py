@@ -20,7 +20,7 @@ from sparkstrom.models.base import FlatModel, Paced
 from sparkstrom.models.momentum_scaling import UNINSPECTABLE, MomentumChange
 from sparkstrom.observe.telemetry import FitTotals
 from sparkstrom.options.gradient_sharing import DDP, MEAN, SharedTrainingMaster
-from sparkstrom.runtime.fit_state import FitOutcome
+from sparkstrom.runtime.master_control import FitOutcome
 
 log = logging.getLogger(__name__)
 SENT_FRACTION_FACTOR = 5.0  # warn if the sent fraction is this many times off its target

@@ -49,7 +49,7 @@ from sparkstrom.observe.listener_events import CheckpointWritten
 from sparkstrom.options.gradient_sharing import ALL, ONE
 from sparkstrom.options.parameter_averaging import TrainingMaster
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
-from sparkstrom.runtime.fit_state import MasterControl, Progress, Snapshot
+from sparkstrom.runtime.master_control import MasterControl, Progress, Snapshot
 from sparkstrom.runtime.optimizer_states import OptimizerStates, decode_optimizer_state
 
 EpochFigures = dict[str, Any]  # losses and metrics by epoch, from ``EpochHistory.report``

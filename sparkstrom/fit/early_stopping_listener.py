@@ -27,7 +27,7 @@ from sparkstrom.observe.early_stopping import (
     TerminationCondition,
 )
 from sparkstrom.observe.epoch_history import Epoch
-from sparkstrom.runtime.fit_state import MasterControl, Progress, Snapshot
+from sparkstrom.runtime.master_control import MasterControl, Progress, Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epoch_history import Epoch, EpochHistory
 from sparkstrom.observe.telemetry import WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.fit_state import FitOutcome, Progress, WorkerLogLine
+from sparkstrom.runtime.master_control import FitOutcome, Progress, WorkerLogLine
 
 
 @dataclass(frozen=True, slots=True)

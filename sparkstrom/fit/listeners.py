@@ -51,7 +51,7 @@ from sparkstrom.observe.standard_listeners import WorkerChangeReporter
 from sparkstrom.observe.telemetry import FitTotals, WorkerCounters, sum_link_bytes
 from sparkstrom.options.common import CommonOptions
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.fit_state import Progress, Snapshot, WorkerLogLine
+from sparkstrom.runtime.master_control import Progress, Snapshot, WorkerLogLine
 
 log = logging.getLogger(__name__)
 residual_log = logging.getLogger("sparkstrom.encoding")

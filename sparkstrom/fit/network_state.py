@@ -23,7 +23,7 @@ from sparkstrom.fit.supervisor import FitCancelled
 from sparkstrom.models.base import Buffered, Flat, FlatModel
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import CheckpointFiles
-from sparkstrom.runtime.fit_state import Snapshot
+from sparkstrom.runtime.master_control import Snapshot
 from sparkstrom.runtime.optimizer_states import OptimizerStates, pretrained_optimizer_states
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.worker.training_job import make_initial_theta

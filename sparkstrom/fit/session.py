@@ -52,7 +52,7 @@ from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.options.common import CommonOptions
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import CheckpointFiles
-from sparkstrom.runtime.fit_state import MasterControl, Progress, Snapshot
+from sparkstrom.runtime.master_control import MasterControl, Progress, Snapshot
 from sparkstrom.runtime.optimizer_states import OptimizerStates, remove_encoder_state
 from sparkstrom.runtime.theta import Theta
 

@@ -17,7 +17,7 @@ from sparkstrom.models.base import FlatModel
 from sparkstrom.options.common import CommonOptions
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import DRIVER, parse_controller
-from sparkstrom.runtime.fit_state import FitOutcome
+from sparkstrom.runtime.master_control import FitOutcome
 
 Master = TypeVar("Master", bound=CommonOptions, covariant=True)
 

@@ -26,7 +26,7 @@ from sparkstrom.observe.telemetry import FitTotals, WorkerCounters, sum_link_byt
 from sparkstrom.options.common import CommonOptions
 from sparkstrom.protocol.common.events import TaskEnding
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.fit_state import FitOutcome
+from sparkstrom.runtime.master_control import FitOutcome
 
 # How momentum and schedules were adapted: "workers", and name -> change.
 HyperparameterChanges = dict[str, str | int]

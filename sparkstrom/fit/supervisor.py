@@ -25,7 +25,7 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.events import FitEvents, FitListener
 from sparkstrom.options.network import VoidConfiguration, master_name
-from sparkstrom.runtime.fit_state import MasterControl, Progress
+from sparkstrom.runtime.master_control import MasterControl, Progress
 from sparkstrom.worker.network_setup import format_executor_ports
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import CheckpointFiles
-from sparkstrom.runtime.fit_state import MasterControl
+from sparkstrom.runtime.master_control import MasterControl
 from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.runtime.theta import Theta

@@ -61,7 +61,7 @@ from sparkstrom.rounds.worker_round import (
     reporting,
     train_and_report,
 )
-from sparkstrom.runtime.worker_output import WorkerOutput
+from sparkstrom.runtime.output_capture import WorkerOutput
 from sparkstrom.worker.task_environment import TaskEnvironment, load_batches, place_model
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import KEY, Refused, custom, number, one_of, shown, whole
+from sparkstrom.models.activations_and_losses import ACTIVATIONS, F32, LOSSES
 from sparkstrom.models.base import Batch, Columns, Flat, State, check_bindable, require_single_array
-from sparkstrom.models.losses import ACTIVATIONS, F32, LOSSES
 from sparkstrom.models.momentum_scaling import describe_change
 from sparkstrom.models.row_checks import FEATURES, refuse_non_finite
 from sparkstrom.models.updaters import UPDATERS, Sgd, Updater, get_momenta, scale_optimizer

@@ -23,6 +23,7 @@ import numpy as np
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import KEY, whole
+from sparkstrom.models.activations_and_losses import loss_name
 from sparkstrom.models.base import Batch, Columns, Flat, Layout, Share, State, check_bindable
 from sparkstrom.models.jax_common import (
     ShapeCheck,
@@ -38,7 +39,6 @@ from sparkstrom.models.jax_common import (
     state_from_leaves,
     unpack_buffers,
 )
-from sparkstrom.models.losses import loss_name
 from sparkstrom.models.momentum_scaling import (
     OPTAX_MOMENTA,
     OPTAX_SHARED_MOMENTUM,

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.models.activations_and_losses import loss_name
 from sparkstrom.models.base import Batch, Columns, Flat, Layout, Share, State, check_bindable
 from sparkstrom.models.jax_common import (
     ShapeCheck,
@@ -62,7 +63,6 @@ from sparkstrom.models.keras_support import (
     scaled_statistics,
     unfiltered_tracebacks,
 )
-from sparkstrom.models.losses import loss_name
 
 __all__ = ["KerasModel"]
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from sparkstrom.base.errors import UsageError, first_line
 from sparkstrom.base.option_types import shown
+from sparkstrom.models.activations_and_losses import loss_name
 from sparkstrom.models.jax_common import limit_to_task_cpus, reduce_to_row_losses
-from sparkstrom.models.losses import loss_name
 from sparkstrom.models.momentum_scaling import (
     KERAS_MOMENTA,
     describe_change,

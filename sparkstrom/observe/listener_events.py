@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from sparkstrom.base.safe_files import open_regular, open_to_append
+from sparkstrom.base.untrusted_files import open_regular, open_to_append
 from sparkstrom.base.version import __version__
 from sparkstrom.observe.progress import ProgressFigures
 

@@ -29,7 +29,7 @@ from sparkstrom.protocol.master.master import Master
 from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.links import Edge, VirtualNetwork
 from sparkstrom.rehearsal.worker import MASTER_ADDRESS, RehearsedWorker, next_tick_in_s
-from sparkstrom.runtime.fit_state import error_from_abort
+from sparkstrom.runtime.master_control import error_from_abort
 from sparkstrom.runtime.message_endpoint import MergeCache
 from sparkstrom.runtime.overshoot import OvershootControl
 from sparkstrom.runtime.theta import Theta, snapshot_chunk_count

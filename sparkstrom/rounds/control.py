@@ -1,8 +1,8 @@
 """Control a round-based fit: read its progress and results, take snapshots, stop it.
 
-``RoundsControl`` implements the interface that every fit's controller has
-(``runtime.fit_state.MasterControl``), with rounds in place of gradient sharing's numbered updates.
-The driver program's main thread reads it, and the thread that trains the rounds writes to it.
+``RoundsControl`` implements ``runtime.master_control.MasterControl``, the interface that every
+fit's controller has, with rounds in place of gradient sharing's numbered updates. The driver
+program's main thread reads it, and the thread that trains the rounds writes to it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sparkstrom.protocol.master.members import Departure, Partitions
 from sparkstrom.rounds.averaging import OptimizerSnapshot, RoundResults, RoundState
 from sparkstrom.rounds.backend import PartitionFacts
 from sparkstrom.rounds.worker_round import HeldOutReport, RoundReport, WorkerReport
-from sparkstrom.runtime.fit_state import FitOutcome, Progress, Snapshot, WorkerLogBuffer
+from sparkstrom.runtime.master_control import FitOutcome, Progress, Snapshot, WorkerLogBuffer
 from sparkstrom.runtime.message_endpoint import Traffic
 
 OBSERVER_TIMEOUT_S = 30.0  # wait at an epoch's end; longer than early stopping should need

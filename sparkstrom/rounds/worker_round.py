@@ -31,7 +31,7 @@ from sparkstrom.models.base import (
 )
 from sparkstrom.models.output_interpretation import measure_batch
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.worker_output import WorkerOutput, capture_output
+from sparkstrom.runtime.output_capture import WorkerOutput, capture_output
 
 TRACE_CHARS_MAX = 8_000  # characters of a traceback in a report
 NOT_FINITE_LOSS = (

@@ -31,7 +31,7 @@ from sparkstrom.protocol.common.events import Effect, Send, perform_all
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.master.members import CheckpointFiles, MasterLimits
-from sparkstrom.runtime.fit_state import (
+from sparkstrom.runtime.master_control import (
     FitOutcome,
     Progress,
     Snapshot,

@@ -37,7 +37,7 @@ from sparkstrom.protocol.common.events import (
     Event,
     OutputPrinted,
 )
-from sparkstrom.protocol.worker.node_views import ALTERNATING
+from sparkstrom.protocol.worker.node_state import ALTERNATING
 from sparkstrom.runtime.optimizer_states import (
     OptimizerStateServer,
     encode_worker_state,

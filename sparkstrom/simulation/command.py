@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sparkstrom.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from sparkstrom.simulation.runner import RunResult
+    from sparkstrom.simulation.fuzzing import RunResult
 
 NODES_MAX = 256  # a run of more nodes takes minutes
 MODES = ("plain", "mesh", "links", "links-mesh")
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raise UsageError for invalid arguments.
     """
-    from sparkstrom.simulation.runner import simulate_seeds
+    from sparkstrom.simulation.fuzzing import simulate_seeds
 
     _check_arguments(args)
     seeds, given = _parse_seeds(args.seeds), _simulation_values(args)
@@ -247,7 +247,7 @@ def _repeat_command(
 
 def _print_shrunk_run(result: RunResult, args: argparse.Namespace) -> None:
     """Find the smallest run that still fails; print it and its command to stderr."""
-    from sparkstrom.simulation.runner import shrink_failure
+    from sparkstrom.simulation.fuzzing import shrink_failure
 
     small = shrink_failure(result, args.nodes, args.mode, _simulation_values(args))
     given = small.given(result.seed, args.mode)

@@ -39,8 +39,8 @@ from sparkstrom.protocol.master.members import CheckpointFiles
 from sparkstrom.rounds.run import MakeJob
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.application import Notify
+from sparkstrom.spark.controller.driver_messages import ControlEndpoint
 from sparkstrom.spark.controller.driver_server import get_control_addresses
-from sparkstrom.spark.controller.messages import ControlEndpoint
 from sparkstrom.spark.controller.placement import ClassicControllerPlacer
 from sparkstrom.spark.controller.reachability import resolve_controller
 from sparkstrom.spark.data import partitioning

@@ -23,7 +23,7 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.events import FinishedFit, FitListener
 from sparkstrom.fit.supervisor import find_cause
 from sparkstrom.planning.memory import ContainerMemory
-from sparkstrom.runtime.fit_state import Progress
+from sparkstrom.runtime.master_control import Progress
 from sparkstrom.spark.executor_slots import live_conf
 
 

@@ -40,7 +40,7 @@ from sparkstrom.planning.memory import ModelFootprint, footprint_of_model, gradi
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import CheckpointFiles
 from sparkstrom.rounds.run import RoundsRun
-from sparkstrom.runtime.fit_state import MasterControl
+from sparkstrom.runtime.master_control import MasterControl
 from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.runtime.theta import Theta

@@ -22,7 +22,7 @@ import numpy as np
 
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import SetupError, UsageError, format_reason
-from sparkstrom.base.safe_files import check_npz, open_regular
+from sparkstrom.base.untrusted_files import check_npz, open_regular
 from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import ResidualCheckpoint
 from sparkstrom.data.row_blocks import Block
@@ -47,13 +47,13 @@ from sparkstrom.options.gradient_sharing import (
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Command, TaskEnding
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
-from sparkstrom.runtime.fit_state import READING_ROWS
+from sparkstrom.runtime.master_control import READING_ROWS
 from sparkstrom.runtime.node_thread import JoinAddress, NodePlan, NodeThread, SnapshotSource
 from sparkstrom.runtime.optimizer_states import OptimizerStateServer, load_worker_state
+from sparkstrom.runtime.output_capture import WorkerOutput, capture_output
 from sparkstrom.runtime.theta import Replica, Theta
 from sparkstrom.runtime.trainer import Trainer, TrainerOptions, no_output
 from sparkstrom.runtime.training_loop import TrainerInbox
-from sparkstrom.runtime.worker_output import WorkerOutput, capture_output
 from sparkstrom.worker.network_setup import transport_opener, warm_up_transport
 from sparkstrom.worker.task_environment import (
     TaskEnvironment,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hypothesis import Phase, settings
 
-from sparkstrom.encoding.cuda import bitmaps, blocks, device, levels, memory, scan
+from sparkstrom.encoding.cuda import bitmaps, device, device_functions, levels, memory, scan
 from sparkstrom.encoding.cuda import parameter_kernels as steps
 from sparkstrom.encoding.cuda.device import SIMULATED
 
@@ -23,8 +23,8 @@ settings.register_profile(
 # a key to them at the first warning that comes from there; it has to be there before.
 KERNEL_MODULES = (
     bitmaps,
-    blocks,
     device,
+    device_functions,
     levels,
     memory,
     scan,

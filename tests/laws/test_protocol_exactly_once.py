@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sparkstrom.codec.messages import Commit, Payload, Update
 from sparkstrom.protocol.common.events import IgnoredMessages
-from sparkstrom.protocol.master.sequencer import Sequencer
+from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.worker.parent_link import InFlight
 
 ORIGINS = 3

@@ -12,9 +12,9 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common import events as performing
 from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.worker.joining import Joining
+from sparkstrom.simulation.fuzzing import simulate_seed
 from sparkstrom.simulation.invariants import TopologyChecker
 from sparkstrom.simulation.replica import N_PARAMS, SimLearner
-from sparkstrom.simulation.runner import simulate_seed
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 SEEDS = range(60)  # one of them must catch it; most bugs show in the first

@@ -9,9 +9,9 @@ import pytest
 
 from sparkstrom.codec.messages import Activity, Commit, Update
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.master.members import Member, Members, Partition, ResidualCheckpoints
 from sparkstrom.protocol.master.phases import VacantPartitions
-from sparkstrom.protocol.master.sequencer import Sequencer
 from sparkstrom.protocol.master.staleness import CommitOrder
 from sparkstrom.protocol.worker import node
 from sparkstrom.protocol.worker import node as directives

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from sparkstrom.protocol.master.members import Partition, Partitions
-from sparkstrom.simulation.runner import simulate_seed, simulate_seeds
+from sparkstrom.simulation.fuzzing import simulate_seed, simulate_seeds
 from tests.simulation.test_seeds import CALM
 
 CORES = os.cpu_count() or 1

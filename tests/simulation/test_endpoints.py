@@ -13,7 +13,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.messages import CommitsRequest, ProbeReply
 from sparkstrom.codec.sealed_frames import Header
-from sparkstrom.simulation import runner as conditions
+from sparkstrom.simulation import fuzzing as conditions
 from sparkstrom.simulation.endpoint_network import (
     RECEIVER_BYTES_MAX,
     EndpointNetwork,
@@ -23,10 +23,10 @@ from sparkstrom.simulation.endpoint_network import (
     VirtualSender,
     VirtualTransport,
 )
+from sparkstrom.simulation.fuzzing import simulate_seeds
 from sparkstrom.simulation.links import DeliveryChecker
 from sparkstrom.simulation.process import EdgeEnd
 from sparkstrom.simulation.run_options import NO_FAULTS, RunSize, TransportMode
-from sparkstrom.simulation.runner import simulate_seeds
 from sparkstrom.simulation.world import World
 from sparkstrom.transport.base import OfferResult, ReceivedFrame
 from tests.simulation.test_seeds import CORES

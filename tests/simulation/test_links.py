@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from sparkstrom.protocol.common.flow_control import SendWindow
-from sparkstrom.protocol.master.sequencer import Sequencer
+from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.worker import parent_link as in_flight
 from sparkstrom.protocol.worker.parent_link import InFlight
 from sparkstrom.runtime.message_endpoint import Outbox
-from sparkstrom.simulation.runner import simulate_seed
+from sparkstrom.simulation.fuzzing import simulate_seed
 from tests.simulation.planted import Plant
 
 MODES = [("links", 6, range(20)), ("links-mesh", 9, range(12))]

@@ -16,18 +16,18 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common import optimizer_fetch
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.topology import Topology
+from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.master.members import Member
-from sparkstrom.protocol.master.sequencer import Sequencer
 from sparkstrom.protocol.master.statuses import Statuses
 from sparkstrom.protocol.master.tree_placement import Placement
 from sparkstrom.protocol.worker.joining import Joining
 from sparkstrom.protocol.worker.node import Deadlines
 from sparkstrom.protocol.worker.parent_link import ParentLink
+from sparkstrom.simulation.fuzzing import simulate_seed
 from sparkstrom.simulation.invariants import TopologyChecker
 from sparkstrom.simulation.process import OPTIMIZER_STRUCT
 from sparkstrom.simulation.replica import SimReplica
 from sparkstrom.simulation.run_options import NO_FAULTS
-from sparkstrom.simulation.runner import simulate_seed
 from tests.simulation.planted import (
     SEEDS,
     Plant,

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from sparkstrom.models.base import FlatModel
-from sparkstrom.simulation import runner as conditions
+from sparkstrom.simulation import fuzzing as conditions
+from sparkstrom.simulation.fuzzing import draw_scenario, simulate_seeds
 from sparkstrom.simulation.real_components import (
     CLASSES,
     HIDDEN,
@@ -22,7 +23,6 @@ from sparkstrom.simulation.real_components import (
     make_small_network,
 )
 from sparkstrom.simulation.run_options import NO_FAULTS, ReplicaKind, RunSize
-from sparkstrom.simulation.runner import draw_scenario, simulate_seeds
 from sparkstrom.simulation.world import World
 from tests.simulation.test_seeds import CORES
 

@@ -11,10 +11,10 @@ from sparkstrom.codec.messages import Chunk, Message, Phase
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Command
 from sparkstrom.protocol.worker.node import Identity
+from sparkstrom.simulation.fuzzing import simulate_seed, with_overrides
 from sparkstrom.simulation.network import Network
 from sparkstrom.simulation.process import Outage, SimProcess
 from sparkstrom.simulation.run_options import NO_FAULTS, Faults, ReplicaKind, RunSize, TransportMode
-from sparkstrom.simulation.runner import simulate_seed, with_overrides
 from sparkstrom.simulation.world import World
 
 

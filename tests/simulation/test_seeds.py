@@ -7,8 +7,8 @@ from dataclasses import fields
 
 import pytest
 
+from sparkstrom.simulation.fuzzing import simulate_seed, simulate_seeds
 from sparkstrom.simulation.run_options import NO_FAULTS
-from sparkstrom.simulation.runner import simulate_seed, simulate_seeds
 
 CALM = {field.name: getattr(NO_FAULTS, field.name) for field in fields(NO_FAULTS)}
 CORES = os.cpu_count() or 1

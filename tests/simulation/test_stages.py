@@ -23,7 +23,7 @@ from sparkstrom.protocol.common.stages import (
     TaskStage,
     Trigger,
 )
-from sparkstrom.simulation.runner import simulate_seed
+from sparkstrom.simulation.fuzzing import simulate_seed
 from tests.unit.protocol.conftest import Make, MasterDriver, NodeDriver
 
 KINDS = [LinkStage, ReplicaStage, TaskStage, FarewellStage, ChildStage, MemberStage]

@@ -38,9 +38,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import llvmlite.binding as llvm
 import numpy as np
 
+from sparkstrom.base.cache_directory import VARIABLE, is_safe, kernel_directory
 from sparkstrom.base.errors import SetupError
-from sparkstrom.base.kernel_cache import VARIABLE, is_safe, kernel_directory
-from sparkstrom.base.safe_files import open_regular
+from sparkstrom.base.untrusted_files import open_regular
 from sparkstrom.base.version import __version__
 
 NUMBERS = {
@@ -140,7 +140,7 @@ def _array_converter(name: str, argument: Argument) -> ArgumentConverter:
 # The name of a module's object file contains a hash of its source, of all sparkstrom modules that
 # it imports, of the versions of compiler and interpreter, and of the processor. The first process
 # that does not find the file compiles the module under a lock, and others on the host wait. The
-# files are executed, so they must be safe: see ``base.kernel_cache``.
+# files are executed, so they must be safe: see ``base.cache_directory``.
 
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from sparkstrom.encoding.cuda.blocks import LAST, count_if
 from sparkstrom.encoding.cuda.device import (
     ITEMS,
     THREADS,
@@ -28,6 +27,7 @@ from sparkstrom.encoding.cuda.device import (
     scratch,
     tiles_of,
 )
+from sparkstrom.encoding.cuda.device_functions import LAST, count_if
 from sparkstrom.encoding.grid import EXACT_QUANTA
 
 F32, F64, I32, U8 = np.float32, np.float64, np.int32, np.uint8

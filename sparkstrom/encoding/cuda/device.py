@@ -12,9 +12,9 @@ and separate operations then give the same bits.
 
 Under Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``) every CUDA thread is a Python thread, so blocks
 are small. While a kernel runs, the simulator replaces the global ``cuda`` in the kernel's file. In
-the file ``blocks``, whose helpers are called from other files, it would replace and restore
-``cuda`` at every call of a helper, while other threads are using it. ``blocks`` therefore uses
-``running`` instead, which the simulator does not replace.
+``device_functions``, whose functions are called from other files, it would replace and restore
+``cuda`` at every call, while other threads are using it. ``device_functions`` therefore uses
+``running`` (defined below), which the simulator does not replace.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def kernel(signature: str) -> Callable[[Callable[..., None]], Any]:
 
 
 def helper(function: Function) -> Function:
-    """Decorate a device function for kernels of its own file (of all files, if in ``blocks``)."""
+    """Decorate a device function of its own file's kernels; of all, in ``device_functions``."""
     return cast(Function, cuda.jit(function, device=True))
 
 
@@ -211,7 +211,7 @@ class _SimulatedCuda:
         return getattr(self._simulated._get_kernel_context(), name)
 
 
-running: Any = _SimulatedCuda() if SIMULATED else cuda  # ``cuda``, for helpers in ``blocks``
+running: Any = _SimulatedCuda() if SIMULATED else cuda  # ``cuda`` for ``device_functions``
 
 
 def tiles_of(n: int) -> int:

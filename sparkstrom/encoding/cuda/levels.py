@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from sparkstrom.encoding.cuda.blocks import count_if, index_of_code, record_hits
 from sparkstrom.encoding.cuda.device import (
     ITEMS,
     THREADS,
@@ -23,6 +22,7 @@ from sparkstrom.encoding.cuda.device import (
     kernel,
     scratch,
 )
+from sparkstrom.encoding.cuda.device_functions import count_if, index_of_code, record_hits
 from sparkstrom.encoding.cuda.parameter_kernels import overflow_counter, read_overflows
 from sparkstrom.encoding.cuda.scan import run_scan
 from sparkstrom.encoding.grid import EXACT_QUANTA

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from sparkstrom.encoding.cuda.blocks import LAST, count_if, index_of_code, sum_of_block
 from sparkstrom.encoding.cuda.device import (
     ITEMS,
     THREADS,
@@ -30,6 +29,7 @@ from sparkstrom.encoding.cuda.device import (
     sum_partial,
     tiles_of,
 )
+from sparkstrom.encoding.cuda.device_functions import LAST, count_if, index_of_code, sum_of_block
 from sparkstrom.encoding.grid import EXACT_QUANTA
 
 F32, F64, I32 = np.float32, np.float64, np.int32

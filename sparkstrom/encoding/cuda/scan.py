@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from sparkstrom.encoding.cuda.blocks import ONE, larger, prefix_sum, record_hits
 from sparkstrom.encoding.cuda.device import (
     ITEMS,
     PREFIX_THREADS,
@@ -34,6 +33,7 @@ from sparkstrom.encoding.cuda.device import (
     scratch,
     tiles_of,
 )
+from sparkstrom.encoding.cuda.device_functions import ONE, larger, prefix_sum, record_hits
 
 U32, I32 = np.uint32, np.int32
 MAGNITUDE = np.int32(0x7FFFFFFF)  # mask that removes a float's sign bit

@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.base.safe_files import EXPANSION_MAX, check_members
+from sparkstrom.base.untrusted_files import EXPANSION_MAX, check_members
 
 
 class NoDl4jNetwork(UsageError):

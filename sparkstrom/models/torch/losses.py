@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import shown
-from sparkstrom.models.losses import loss_name
+from sparkstrom.models.activations_and_losses import loss_name
 from sparkstrom.models.output_interpretation import OUTPUTS_OPTION
 from sparkstrom.models.torch.parameters import WEIGHT_SUM_MIN
 from sparkstrom.models.torch.tensors import IGNORE_INDEX, Tensors

@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.models.activations_and_losses import loss_name
 from sparkstrom.models.base import Batch, Columns
-from sparkstrom.models.losses import loss_name
 from sparkstrom.models.torch.flat_module import (
     ACCUMULATE,
     CLIP_NORM,

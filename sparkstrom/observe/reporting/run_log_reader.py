@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.base.safe_files import open_regular
+from sparkstrom.base.untrusted_files import open_regular
 from sparkstrom.observe.listener_events import Iteration
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

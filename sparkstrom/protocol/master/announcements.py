@@ -12,9 +12,9 @@ from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId
 from sparkstrom.codec.messages import Address, Disown, IdClosed, Join, LastSeqs, State, Welcome
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.events import Effect, TaskEnding
+from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.master.members import Member, Members, send_to_process
 from sparkstrom.protocol.master.phases import Phases
-from sparkstrom.protocol.master.sequencer import Sequencer
 
 SPACING_S = 0.5  # between repeats of a notice
 LEASES = 2  # leases for which a notice is repeated; after one silent lease a node asks by itself

@@ -15,8 +15,8 @@ from sparkstrom.codec.messages import Activity, Phase, Release
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.events import Effect, WorkerShortage
+from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.master.members import MasterLimits, Member, Members
-from sparkstrom.protocol.master.sequencer import Sequencer
 
 
 class Phases:

@@ -20,9 +20,9 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import Child, Children
 from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.master.announcements import ClosedNotices
+from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.master.members import Member, Members
 from sparkstrom.protocol.master.phases import Phases
-from sparkstrom.protocol.master.sequencer import Sequencer
 
 REMEMBERED = 1 << 14  # commits; an update based on an older one counts as based on the oldest
 MARKS = 256  # remembered commits of one worker; older ones are treated in the same way

@@ -18,7 +18,7 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.common.flow_control import PROMPT_ACK_BYTES, ROUTINE_SPACING_S
 from sparkstrom.protocol.worker.identity import Membership
-from sparkstrom.protocol.worker.node_views import (
+from sparkstrom.protocol.worker.node_state import (
     DirtyFlag,
     FitView,
     Subtree,

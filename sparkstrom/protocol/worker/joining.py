@@ -21,7 +21,7 @@ from sparkstrom.protocol.common.events import (
 from sparkstrom.protocol.common.stages import ATTACHING
 from sparkstrom.protocol.worker.heartbeats import Heartbeats
 from sparkstrom.protocol.worker.identity import Membership
-from sparkstrom.protocol.worker.node_views import FitView, Subtree, TaskEnd, TrainerView
+from sparkstrom.protocol.worker.node_state import FitView, Subtree, TaskEnd, TrainerView
 from sparkstrom.protocol.worker.parent_link import (
     ATTACH_RETRY_S,
     JOIN_RETRY_S,

@@ -67,7 +67,7 @@ from sparkstrom.protocol.common.stages import (
 from sparkstrom.protocol.worker.heartbeats import Heartbeats
 from sparkstrom.protocol.worker.identity import Identity, Membership
 from sparkstrom.protocol.worker.joining import Joining
-from sparkstrom.protocol.worker.node_views import (
+from sparkstrom.protocol.worker.node_state import (
     OVER,
     DirtyFlag,
     FitView,

@@ -14,7 +14,7 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, IgnoredMessages, IgnoreReason, Send
 from sparkstrom.protocol.common.optimizer_fetch import OptimizerFetch
 from sparkstrom.protocol.worker.identity import Membership
-from sparkstrom.protocol.worker.node_views import DirtyFlag, FitView, Subtree, TrainerView
+from sparkstrom.protocol.worker.node_state import DirtyFlag, FitView, Subtree, TrainerView
 from sparkstrom.protocol.worker.parent_link import ParentLink
 from sparkstrom.protocol.worker.time_limits import NodeLimits
 

@@ -19,7 +19,7 @@ from sparkstrom.protocol.common.events import Effect, Send, TimeoutReason
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES, SendWindow, message_weight
 from sparkstrom.protocol.common.stages import ATTACHED, ATTACHING, CLOSED, Trigger, next_stage
 from sparkstrom.protocol.worker.identity import Membership
-from sparkstrom.protocol.worker.node_views import DirtyFlag, FitView
+from sparkstrom.protocol.worker.node_state import DirtyFlag, FitView
 from sparkstrom.protocol.worker.time_limits import LEVELS_ABOVE, NodeLimits, ProcessPause, Wait
 
 ROUNDS = 4  # an update that takes this many times longer than the last one may be lost

@@ -45,7 +45,7 @@ from sparkstrom.protocol.common.events import (
 from sparkstrom.protocol.common.history import Entry, History, Log
 from sparkstrom.protocol.common.stages import INSTALLS, PROBE, ReplicaStage, Trigger, next_stage
 from sparkstrom.protocol.worker.identity import Membership
-from sparkstrom.protocol.worker.node_views import DirtyFlag, Subtree, TrainerView
+from sparkstrom.protocol.worker.node_state import DirtyFlag, Subtree, TrainerView
 from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
 from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
 from sparkstrom.protocol.worker.time_limits import NodeLimits, ProcessPause, Wait

@@ -25,7 +25,7 @@ from sparkstrom.spark.connect.jobs import (
     run_controller,
     run_rowless_task,
 )
-from sparkstrom.spark.controller.messages import ControlEndpoint
+from sparkstrom.spark.controller.driver_messages import ControlEndpoint
 from sparkstrom.spark.controller.placement import Candidate, ControllerPlacer, raise_job_error
 from sparkstrom.spark.controller.reachability import (
     TOKEN_BYTES,

@@ -26,7 +26,11 @@ from sparkstrom.base.errors import TrainingError
 from sparkstrom.data.row_blocks import BlockReader
 from sparkstrom.fit.master_setup import MediaDriverConfig
 from sparkstrom.fit.supervisor import find_cause, setup_error_in
-from sparkstrom.spark.controller.messages import ControlEndpoint, pack_message, unpack_message
+from sparkstrom.spark.controller.driver_messages import (
+    ControlEndpoint,
+    pack_message,
+    unpack_message,
+)
 from sparkstrom.spark.controller.task import run_controller_task
 from sparkstrom.spark.executor.entry_points import (
     LazyPickle,

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkstrom.base.errors import SetupError, SparkstromError, WireError
-from sparkstrom.spark.controller.messages import (
+from sparkstrom.spark.controller.driver_messages import (
     ControllerState,
     ControlRequest,
     ControlResponse,

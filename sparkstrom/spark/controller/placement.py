@@ -22,7 +22,7 @@ from sparkstrom.fit.master_setup import MediaDriverConfig, controller_media_driv
 from sparkstrom.fit.supervisor import TASKS_END_S, WAIT_MESSAGE_S, find_cause, setup_error_in
 from sparkstrom.options.network import ControllerChoice, parse_controller
 from sparkstrom.protocol.master.members import CheckpointFiles
-from sparkstrom.spark.controller.messages import (
+from sparkstrom.spark.controller.driver_messages import (
     ControlEndpoint,
     ControllerPlace,
     ControllerSetup,

@@ -28,11 +28,10 @@ from sparkstrom.fit.supervisor import (
     setup_error_in,
 )
 from sparkstrom.protocol.master.members import CheckpointFiles
-from sparkstrom.runtime.fit_state import FitOutcome, Progress, Snapshot
+from sparkstrom.runtime.master_control import FitOutcome, Progress, Snapshot
 from sparkstrom.runtime.master_thread import random_join_stream
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.spark.controller.driver_server import ControlServer
-from sparkstrom.spark.controller.messages import (
+from sparkstrom.spark.controller.driver_messages import (
     ControlEndpoint,
     ControllerResult,
     ControllerState,
@@ -46,6 +45,7 @@ from sparkstrom.spark.controller.messages import (
     shift_outcome,
     shift_progress,
 )
+from sparkstrom.spark.controller.driver_server import ControlServer
 from sparkstrom.spark.controller.placement import ControllerPlacer
 from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.worker.training_job import TrainingJob

@@ -32,7 +32,7 @@ from sparkstrom.fit.master_setup import (
 from sparkstrom.options.network import ControllerChoice
 from sparkstrom.options.resolution import local_ip
 from sparkstrom.runtime.master_thread import MasterThread
-from sparkstrom.spark.controller.messages import (
+from sparkstrom.spark.controller.driver_messages import (
     ControlEndpoint,
     ControllerPlace,
     ControllerResult,

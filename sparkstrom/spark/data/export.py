@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sparkstrom.base.errors import SetupError, UsageError, first_line
-from sparkstrom.base.safe_files import check_npz
+from sparkstrom.base.untrusted_files import check_npz
 from sparkstrom.data.arrow_conversion import (
     format_from_schema,
     records_from_arrow,

@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sparkstrom.base.cache_directory import VARIABLE, kernel_directory
 from sparkstrom.base.errors import SetupError, SparkstromError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.base.kernel_cache import VARIABLE, kernel_directory
 from sparkstrom.encoding.backends import need_device
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.planning.memory import count_executor_edges

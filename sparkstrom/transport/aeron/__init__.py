@@ -9,6 +9,6 @@ directory for that code: the driver's process must start fast, without loading N
 
 import os
 
-from sparkstrom.base.kernel_cache import use_writable_cache
+from sparkstrom.base.cache_directory import use_writable_cache
 
 use_writable_cache(os.environ)

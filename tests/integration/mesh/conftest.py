@@ -26,7 +26,7 @@ from sparkstrom.encoding.backends import warm_up
 from sparkstrom.fit.master_setup import make_master_limits
 from sparkstrom.protocol.common.events import TaskEnding
 from sparkstrom.protocol.master.master import Master
-from sparkstrom.runtime.fit_state import FitOutcome
+from sparkstrom.runtime.master_control import FitOutcome
 from sparkstrom.runtime.master_thread import MasterPlan, MasterThread
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.transport.aeron.driver_directories import (

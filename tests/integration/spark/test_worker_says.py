@@ -21,7 +21,7 @@ from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.listeners import TrainingListener
 from sparkstrom.observe.listener_events import read_run_log
-from sparkstrom.runtime import worker_output
+from sparkstrom.runtime import output_capture
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 torch = pytest.importorskip("torch", reason="torch is not here: see pyproject.toml")
@@ -137,7 +137,7 @@ def test_a_print_in_every_step_floods_nothing_and_is_in_the_executors_log(
     lines, summary = shown(torch_model(each=mark), workers=1, epochs=20)
     heard = said(lines)[0]
     told = len(heard)
-    assert worker_output.LINES_BURST <= told < worker_output.LINES_BURST + 20
+    assert output_capture.LINES_BURST <= told < output_capture.LINES_BURST + 20
     (left_out,) = filter(None, map(LEFT_OUT.match, lines))
     logs = [path for name in ("stderr", "stdout") for path in work_directory().glob(f"*/*/{name}")]
     written = sum(path.read_text().count(mark) for path in logs)

@@ -10,7 +10,7 @@ import pytest
 
 from sparkstrom.cli.main import main
 from sparkstrom.protocol.master.members import ResidualCheckpoints
-from sparkstrom.simulation import runner
+from sparkstrom.simulation import fuzzing
 from sparkstrom.simulation.__main__ import main as simulate
 from sparkstrom.simulation.links import DeliveryChecker
 
@@ -46,7 +46,7 @@ def test_a_violation_gives_exit_code_1_and_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ResidualCheckpoints, "record", lambda self, executor, owner, kept: None)
-    monkeypatch.setattr(runner, "SHRINK_S", math.inf)
+    monkeypatch.setattr(fuzzing, "SHRINK_S", math.inf)
     given = ["--seeds", "0:2", "--epochs", "1", "--json", *CALM]
     assert simulate(given) == 1
     out, err = capsys.readouterr()
@@ -99,7 +99,7 @@ def test_a_bad_seed_is_shrunk_and_told_as_a_story(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What has nothing to do with the bug is gone; the shrunk run repeats by its own command."""
-    monkeypatch.setattr(runner, "SHRINK_S", math.inf)  # it ends without this limit, too
+    monkeypatch.setattr(fuzzing, "SHRINK_S", math.inf)  # it ends without this limit, too
     monkeypatch.setattr(ResidualCheckpoints, "record", lambda self, executor, owner, kept: None)
     given = ["--seeds", "0", "--mode", "mesh", "--nodes", "4", "--jobs", "1"]
     assert simulate([*given, "--loss", "0.1", "--stop", "0", "--failure", "0"]) == 1
@@ -119,7 +119,7 @@ def test_json_is_not_shrunk_unless_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ResidualCheckpoints, "record", lambda self, executor, owner, kept: None)
-    monkeypatch.setattr(runner, "SHRINK_S", math.inf)
+    monkeypatch.setattr(fuzzing, "SHRINK_S", math.inf)
     assert simulate(["--seeds", "0", "--json", *CALM]) == 1
     assert "shrunk" not in capsys.readouterr().err
     assert simulate(["--seeds", "0", "--json", "--shrink", *CALM]) == 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.base.safe_files import check_npz, read_npz
+from sparkstrom.base.untrusted_files import check_npz, read_npz
 from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted
 
 

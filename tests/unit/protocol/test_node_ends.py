@@ -20,7 +20,7 @@ from sparkstrom.codec.messages import (
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Command
 from sparkstrom.protocol.worker.heartbeats import REPEAT_S
-from sparkstrom.protocol.worker.node_views import FAREWELL_S
+from sparkstrom.protocol.worker.node_state import FAREWELL_S
 from tests.unit.protocol.spoken import every, only, said, sent
 
 

@@ -10,8 +10,8 @@ from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Activity, ResidualCheckpoint
 from sparkstrom.protocol.common.children import Leases
 from sparkstrom.protocol.common.events import IgnoredMessages, IgnoreReason
+from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.master.members import Partition, Partitions, ResidualCheckpoints
-from sparkstrom.protocol.master.sequencer import Sequencer
 
 LEASE_S = 10.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkstrom.codec.messages import AuditAnswer
-from sparkstrom.protocol.worker.node_views import (
+from sparkstrom.protocol.worker.node_state import (
     AUDIT_COST,
     COST_MAX,
     COUNTERS_PER_COST,
@@ -93,7 +93,7 @@ def test_counters_and_hashes_take_more_room(make: Any) -> None:
 
 
 def test_what_costs_more_than_a_report_may_goes_alone(make: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("sparkstrom.protocol.worker.node_views.COST_MAX", AUDIT_COST)
+    monkeypatch.setattr("sparkstrom.protocol.worker.node_state.COST_MAX", AUDIT_COST)
     ledger = StatusTable()
     for node in (1, 2):
         ledger.update(make.status(node, audit=AuditAnswer(1, "d", None)), 5)

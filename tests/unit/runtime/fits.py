@@ -24,7 +24,7 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import MasterLimits
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
-from sparkstrom.runtime.fit_state import FitOutcome
+from sparkstrom.runtime.master_control import FitOutcome
 from sparkstrom.runtime.master_thread import MasterPlan, MasterThread
 from sparkstrom.runtime.node_thread import (
     JoinAddress,

@@ -14,8 +14,8 @@ from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.protocol.master.members import MasterLimits
-from sparkstrom.runtime import worker_output
-from sparkstrom.runtime.worker_output import WorkerOutput
+from sparkstrom.runtime import output_capture
+from sparkstrom.runtime.output_capture import WorkerOutput
 from tests.unit.runtime.fits import EPOCHS, ROWS, WORKERS, Mesh, Opening, check_whole, wait_until
 
 
@@ -49,7 +49,7 @@ def test_what_workers_say_until_they_drain_is_known_when_the_fit_is_done(
     progress = mesh.master.progress
     steps = mesh.master.outcome().minibatches
     assert len(progress.heard) + progress.worker_lines_skipped == steps
-    assert len(progress.heard) == WORKERS * worker_output.LINES_BURST
+    assert len(progress.heard) == WORKERS * output_capture.LINES_BURST
     assert {(line.host, line.phase) for line in progress.heard} == {("here", "starting")}
     assert {line.partition for line in progress.heard} == set(range(WORKERS))
 

@@ -32,7 +32,7 @@ from sparkstrom.fit.early_stopping_listener import Best
 from sparkstrom.models import Adam, DenseNetwork, Sgd
 from sparkstrom.models.base import FlatModel
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
-from sparkstrom.runtime.fit_state import Snapshot
+from sparkstrom.runtime.master_control import Snapshot
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 
 WIDTHS = [4, 3, 2]

@@ -28,7 +28,7 @@ from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.observe.listener_events import CheckpointWritten
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
-from sparkstrom.runtime.fit_state import Progress, Snapshot
+from sparkstrom.runtime.master_control import Progress, Snapshot
 from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 

@@ -18,24 +18,24 @@ import pytest
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import SetupError, TrainingError, WireError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.runtime.fit_state import Snapshot
+from sparkstrom.runtime.master_control import Snapshot
 from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.spark.controller import driver_server as control_door
 from sparkstrom.spark.controller import task as controller_line
-from sparkstrom.spark.controller.driver_server import (
-    LOG_INTERVAL_S,
-    LOGGED_HOSTS_MAX,
-    UNAUTHENTICATED_MAX,
-    ControlServer,
-    RejectionLog,
-)
-from sparkstrom.spark.controller.messages import (
+from sparkstrom.spark.controller.driver_messages import (
     ControlEndpoint,
     ControllerState,
     EndController,
     GetOptimizerStates,
     GetSnapshot,
     RequestStop,
+)
+from sparkstrom.spark.controller.driver_server import (
+    LOG_INTERVAL_S,
+    LOGGED_HOSTS_MAX,
+    UNAUTHENTICATED_MAX,
+    ControlServer,
+    RejectionLog,
 )
 from sparkstrom.spark.controller.remote_master import create_initial_progress
 from sparkstrom.spark.controller.task import DriverConnection

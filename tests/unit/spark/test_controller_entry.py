@@ -12,7 +12,7 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.fit.master_setup import MediaDriverConfig
 from sparkstrom.options.network import VoidConfiguration, parse_controller
 from sparkstrom.spark.controller import task as controller_entry
-from sparkstrom.spark.controller.messages import (
+from sparkstrom.spark.controller.driver_messages import (
     RESULT_PART_BYTES,
     ControlEndpoint,
     ControllerPlace,

@@ -24,7 +24,7 @@ from sparkstrom.fit.strategy import GradientSharing
 from sparkstrom.fit.summary import FitRecord
 from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.observe.progress import ProgressDisplay
-from sparkstrom.runtime.fit_state import MasterControl, Progress, Snapshot
+from sparkstrom.runtime.master_control import MasterControl, Progress, Snapshot
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.spark.controller.remote_master import RemoteController
 from tests.unit.spark.test_checkpoint_keeper import MODEL, SPEC, Master

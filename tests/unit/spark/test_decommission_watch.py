@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import Phase
-from sparkstrom.runtime.fit_state import Progress
+from sparkstrom.runtime.master_control import Progress
 from sparkstrom.spark import jobs as decommission_watch
 from sparkstrom.spark.jobs import DecommissionMonitor, ExecutorState, RunningTask
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.base.kernel_cache import VARIABLE
+from sparkstrom.base.cache_directory import VARIABLE
 from sparkstrom.spark.doctor import examination as examining
 from sparkstrom.spark.doctor.checks import Level
 from sparkstrom.spark.doctor.examination import ExaminationOptions, examine

@@ -16,7 +16,7 @@ from sparkstrom.observe.early_stopping import EarlyStopping
 from sparkstrom.observe.epoch_history import EpochLog, PartitionEpoch
 from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.fit_state import Progress, Snapshot
+from sparkstrom.runtime.master_control import Progress, Snapshot
 from sparkstrom.runtime.master_thread import MasterThread
 
 LOSSES = [5.0, 3.0, 4.0, 4.0, 2.0]

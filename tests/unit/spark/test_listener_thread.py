@@ -27,7 +27,7 @@ from sparkstrom.listeners import (
 from sparkstrom.observe.epoch_history import Epoch
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import Departure
-from sparkstrom.runtime.fit_state import Progress
+from sparkstrom.runtime.master_control import Progress
 
 SPEC = FitSpec(workers=2, epochs=3, n_params=4, version="1")
 BEGIN = FitBegin("DenseNetwork", 4, 2, 3, 0, {})

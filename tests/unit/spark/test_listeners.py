@@ -20,7 +20,7 @@ from sparkstrom.observe.epoch_history import RECENT_EPOCHS_MAX, Epoch, EpochLog,
 from sparkstrom.observe.progress import ProgressDisplay, ProgressFigures
 from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.fit_state import FitOutcome, Progress, WorkerLogLine
+from sparkstrom.runtime.master_control import FitOutcome, Progress, WorkerLogLine
 from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.spark.jobs import SparkJob
 from tests.unit.spark.test_summary import outcome

@@ -16,7 +16,7 @@ from sparkstrom.fit.listeners import SnapshotEvaluator, open_run_log
 from sparkstrom.fit.trained_network import check_fit_arguments
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.fit_state import Snapshot
+from sparkstrom.runtime.master_control import Snapshot
 
 SPEC = FitSpec(workers=2, epochs=3, n_params=4, version="1", job=0xABC)
 

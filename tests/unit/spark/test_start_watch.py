@@ -13,7 +13,7 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.fit import supervisor as start_watch
 from sparkstrom.fit.supervisor import SETUP_POLL_S, WAIT_MESSAGE_S, StartMonitor, setup_error_in
 from sparkstrom.options.network import VoidConfiguration
-from sparkstrom.runtime.fit_state import Progress
+from sparkstrom.runtime.master_control import Progress
 
 NETWORK = "sparkstrom.base.errors.NetworkError: "
 SETUP = "sparkstrom.base.errors.SetupError: "

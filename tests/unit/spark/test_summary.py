@@ -31,7 +31,7 @@ from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.protocol.common.events import IgnoreReason, TaskEnding
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import Departure
-from sparkstrom.runtime.fit_state import FitOutcome
+from sparkstrom.runtime.master_control import FitOutcome
 from sparkstrom.runtime.message_endpoint import Traffic
 from sparkstrom.runtime.trainer import RESIDUAL_PERCENTILES
 

@@ -17,7 +17,7 @@ from sparkstrom.base.identity import Endpoint
 
 if TYPE_CHECKING:  # importing most of these compiles kernels
     from sparkstrom.protocol.master.members import CheckpointFiles
-    from sparkstrom.runtime.fit_state import FitOutcome, Progress, Snapshot
+    from sparkstrom.runtime.master_control import FitOutcome, Progress, Snapshot
     from sparkstrom.spark.jobs import SparkJob
     from sparkstrom.worker.training_job import TrainingJob
 

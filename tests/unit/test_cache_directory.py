@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkstrom.base import kernel_cache
-from sparkstrom.base.errors import SetupError
-from sparkstrom.base.kernel_cache import (
+from sparkstrom.base import cache_directory
+from sparkstrom.base.cache_directory import (
     VARIABLE,
     kernel_directory,
     private_directory,
     use_writable_cache,
 )
+from sparkstrom.base.errors import SetupError
 from sparkstrom.encoding import gaps
 from sparkstrom.encoding.cpu import kernel_loader as object_files
 
@@ -59,7 +59,7 @@ def test_a_named_or_own_directory_that_others_control_is_not_used(
 ) -> None:
     if how != "open to all" and os.getuid() != 0:
         pytest.skip("only root can make what another user has")
-    monkeypatch.setattr(kernel_cache, "SHARED", (tmp_path / "host",))
+    monkeypatch.setattr(cache_directory, "SHARED", (tmp_path / "host",))
     package, safe = tmp_path / "package", tmp_path / "host" / f"sparkstrom-kernels-{os.getuid()}"
     used = tmp_path / "named" if place == "named" else package / "__pycache__"
     for folder in (package, tmp_path / "host", used):
@@ -85,7 +85,7 @@ def test_a_named_or_own_directory_that_others_control_is_not_used(
 def test_a_named_directory_that_others_can_replace_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_used: bool
 ) -> None:
-    monkeypatch.setattr(kernel_cache, "SHARED", (tmp_path / "host",))
+    monkeypatch.setattr(cache_directory, "SHARED", (tmp_path / "host",))
     (tmp_path / "host").mkdir()
     parent, used = tmp_path / "parent", tmp_path / "parent/team/kernels"
     used.mkdir(parents=True)
@@ -281,8 +281,8 @@ if os.getuid() == 0:  # whom no mode stops
     real = os.access
     os.access = lambda path, mode: 'site/sparkstrom' not in str(path) and real(path, mode)
 logging.basicConfig()
-import sparkstrom.base.kernel_cache as kernel_cache
-kernel_cache.SHARED = (Path(sys.argv[1]),)
+import sparkstrom.base.cache_directory as cache_directory
+cache_directory.SHARED = (Path(sys.argv[1]),)
 import numpy as np
 from sparkstrom.encoding import update_sum as totals
 i = np.array([3], np.int32)

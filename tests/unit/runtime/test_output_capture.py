@@ -15,10 +15,10 @@ import pytest
 from sparkstrom.codec.messages import WorkerLog
 from sparkstrom.codec.wire import decode_untrusted, encode
 from sparkstrom.observe.progress import LINE_CHARS_MAX
-from sparkstrom.runtime import fit_state as heard_lines
-from sparkstrom.runtime import worker_output
-from sparkstrom.runtime.fit_state import WorkerLogBuffer, WorkerLogLine
-from sparkstrom.runtime.worker_output import TeeStream, WorkerOutput, capture_output
+from sparkstrom.runtime import master_control as heard_lines
+from sparkstrom.runtime import output_capture
+from sparkstrom.runtime.master_control import WorkerLogBuffer, WorkerLogLine
+from sparkstrom.runtime.output_capture import TeeStream, WorkerOutput, capture_output
 
 
 class Clock:
@@ -93,7 +93,7 @@ def test_a_line_that_never_ends_fills_no_memory(output: WorkerOutput) -> None:
     stream = TeeStream(io.StringIO(), output.add)
     for _ in range(1000):
         stream.write("x" * 1000)
-    assert len(stream._partial) == worker_output.PARTIAL_CHARS_MAX
+    assert len(stream._partial) == output_capture.PARTIAL_CHARS_MAX
     stream.write("\n")
     (line,) = lines(output)
     assert len(line) == LINE_CHARS_MAX
@@ -104,7 +104,7 @@ def test_a_warning_is_told_with_its_place(capturing: WorkerOutput) -> None:
     warnings.warn("mind the gap", RuntimeWarning, stacklevel=1)
     (line,) = lines(capturing)
     assert line.startswith("RuntimeWarning: mind the gap (")
-    assert "test_worker_output.py, line " in line
+    assert "test_output_capture.py, line " in line
 
 
 def test_a_warning_of_an_earlier_task_is_told_again(
@@ -147,7 +147,7 @@ def test_records_are_in_the_executors_log_as_they_were_without_us() -> None:
     program = """
 import logging, sparkstrom
 from sparkstrom.base.clock import SystemClock
-from sparkstrom.runtime.worker_output import WorkerOutput, capture_output
+from sparkstrom.runtime.output_capture import WorkerOutput, capture_output
 with capture_output(WorkerOutput(SystemClock())):
     logging.getLogger("theirs").warning("theirs is told")
     logging.getLogger("sparkstrom.spark").warning("ours is told")
@@ -162,20 +162,20 @@ def test_a_print_in_every_step_is_counted_and_not_told(output: WorkerOutput, clo
         output.add(f"step {step}")
     said = output.take()
     assert said is not None
-    assert len(said.lines) == worker_output.LINES_BURST
-    assert said.skipped == 10_000 - worker_output.LINES_BURST
-    clock.now_s += worker_output.LINE_INTERVAL_S
+    assert len(said.lines) == output_capture.LINES_BURST
+    assert said.skipped == 10_000 - output_capture.LINES_BURST
+    clock.now_s += output_capture.LINE_INTERVAL_S
     output.add("later")
     output.add("too soon")
-    assert output.take() == worker_output.OutputPrinted([("training", "later")], 1)
+    assert output.take() == output_capture.OutputPrinted([("training", "later")], 1)
     for step in range(1000):
         clock.now_s += 100
         output.add(f"step {step}")
     told = 0
     while (said := output.take()) is not None:
-        assert len(said.lines) <= worker_output.MESSAGE_LINES_MAX
+        assert len(said.lines) <= output_capture.MESSAGE_LINES_MAX
         told += len(said.lines)
-    assert told == worker_output.LINES_MAX - worker_output.LINES_BURST - 1
+    assert told == output_capture.LINES_MAX - output_capture.LINES_BURST - 1
 
 
 def test_threads_may_print_at_once(output: WorkerOutput) -> None:
@@ -192,7 +192,7 @@ def test_threads_may_print_at_once(output: WorkerOutput) -> None:
 
 
 def test_the_longest_message_goes_over_the_wire(output: WorkerOutput) -> None:
-    for _ in range(worker_output.LINES_BURST):
+    for _ in range(output_capture.LINES_BURST):
         output.add("木" * 1000)
     said = output.take()
     assert said is not None
