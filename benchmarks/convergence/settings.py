@@ -25,7 +25,7 @@ class Settings:
     beta2: str = "worker"  # the same for the second moments of Adam
     publish_every: int | str = AUTO  # steps; AUTO: when the last publication has arrived
     max_lead: int | str | None = AUTO
-    max_staleness: int | str | None = AUTO  # steps taken while an own update is in flight
+    max_staleness: int | str | None = AUTO  # steps while one of a worker's updates is in flight
     latency: float = 0.1  # steps from a publication until every worker has it
     jitter: float = 0.1  # of a step: standard deviation over mean
     step_s: float = 0.1  # virtual seconds of a step

@@ -220,7 +220,7 @@ def number(
 
 
 def seconds(remedy: str = "", least: float = SECONDS_MIN) -> Metadata:
-    """Return metadata of an option for a time from ``least`` (and above 0) to SECONDS_MAX."""
+    """Return metadata of an option for a time: ``least`` (and above 0) to SECONDS_MAX seconds."""
     wanted = f"must be a number of seconds above 0{remedy}"
 
     def convert(value: Any) -> float:
@@ -340,7 +340,7 @@ def custom(
     parse: Parser = parse_word,
     accepts: str = "",
 ) -> Metadata:
-    """Return metadata of an option checked by ``convert``: returns the value or raises Refused."""
+    """Return metadata of an option whose ``convert`` returns the value or raises Refused."""
     return {KEY: OptionType(convert, wanted, unit, parse=parse, accepts=accepts)}
 
 

@@ -155,7 +155,10 @@ class CheckpointWriter:
             self._changed.notify_all()
 
     def close(self, last: Checkpoint | None, timeout_s: float = FINAL_WRITE_TIMEOUT_S) -> None:
-        """Write ``last``, if given, and end the thread; wait for ``timeout_s`` seconds at most."""
+        """Write ``last``, if given, and end the thread; wait for ``timeout_s`` seconds at most.
+
+        If an earlier write takes all of this time, ``last`` is not written.
+        """
         end_s = time.monotonic() + timeout_s
         if self._wait_until_idle(end_s) and last is not None:
             self.offer(lambda: last, "the end of the fit")

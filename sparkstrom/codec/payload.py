@@ -35,8 +35,8 @@ class Bitmap:
     """An update in bitmap form that has been checked but not unpacked."""
 
     packed: NDArray[np.uint8]  # u8[(n_params+3)//4], two bits per parameter, as in ``forms``
-    side: int  # +1 or -1: the sign of the bitmap's half steps
-    tau_quanta: int  # threshold, as a multiple of the quantum
+    side: int  # +1 or -1: a half step adds side * tau / 2
+    tau_quanta: int  # tau (the threshold), as a multiple of the grid's quantum
 
 
 def decode_update_untrusted(

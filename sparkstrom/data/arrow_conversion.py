@@ -186,7 +186,7 @@ def records_from_arrow(base: RowFormat, batch: pa.RecordBatch) -> tuple[RowForma
 
 
 def _arrow_type(leaf: Leaf) -> pa.DataType:
-    """Return the Arrow type of the exported column for ``leaf``, one array of the minibatches."""
+    """Return the Arrow type of the exported column with the values of ``leaf``."""
     import pyarrow as pa
 
     if leaf.entries:

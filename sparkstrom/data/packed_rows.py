@@ -250,7 +250,7 @@ def splitmix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def _hash_words(part: Records, salt: int) -> Keys:
     """Hash each row's bytes of one column to u64[rows, 2]; ``salt`` is the index of the column.
 
-    Sums over words are used. Trailing zeros have no effect.
+    The hashes are sums over words, in which trailing zeros have no effect.
     """
     words = -(-part.shape[1] // 8)
     padded = np.zeros((len(part), words * 8), np.uint8)

@@ -343,7 +343,7 @@ def _stack_rows(
     begin: int,
     where: str,
 ) -> list[NDArray[Any]]:
-    """Stack the rows to arrays [rows, ...], one per leaf. UsageError names a row that differs."""
+    """Stack the rows to arrays [rows, ...], one per leaf; raise UsageError if a row differs."""
     for i, (features, labels, _, arrays) in enumerate(columns):
         if (features, labels, len(arrays)) != (form.features, form.labels, len(form.leaves)):
             raise UsageError(
@@ -401,7 +401,8 @@ def distribute_rows(
     """Distribute a source partition's rows randomly to workers; yield (worker, shuffle block).
 
     Workers' numbers of rows from one source differ by at most one. The distribution is the same if
-    Spark recomputes it.
+    Spark recomputes it. The last block for each worker has no rows, but the number of blocks; if
+    rows of the source are refused, it also contains the error.
 
     Args:
         blocks: converts the source's rows to blocks.

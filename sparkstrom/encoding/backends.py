@@ -124,7 +124,11 @@ class Kernels(Protocol):
     ) -> tuple[int, int, int, int]:
         """Write local - theta to ``out`` as a bitmap, and apply the bitmap to theta and local.
 
-        Per parameter, a bitmap has +step, -step, half a step of the sign ``side``, or nothing.
+        Per parameter, a bitmap has +step (residual >= tau), -step (residual <= -tau), half a step
+        of the sign ``side`` (+1 or -1; at least tau / 2 of that sign), or nothing. Theta changes by
+        these, and local by ``step - tau`` in place of step, so the residual loses tau. Arguments:
+        see ``encoding.reference_kernels``.
+
         Returns (hits, half steps, overflows, index of the first overflow or -1).
         """
 
@@ -140,7 +144,10 @@ class Kernels(Protocol):
         out: U8,
         /,
     ) -> tuple[int, int, int, int]:
-        """Write the residual as a bitmap, apply it to residual and theta; see ``bitmap_local``."""
+        """Write the residual as a bitmap; add +-step to theta, subtract +-tau from the residual.
+
+        Arguments: see ``encoding.reference_kernels``. Returns the results of ``bitmap_local``.
+        """
 
     def bitmap_count(self, packed: U8, n: int, /) -> int:
         """Count the entries of a bitmap of n parameters; return -1 if padding bits are set."""
@@ -148,7 +155,7 @@ class Kernels(Protocol):
     def bitmap_decode(
         self, packed: U8, n: int, side: int, quanta: int, indices: I32, amounts: I32, /
     ) -> int:
-        """Unpack a bitmap to indices and amounts (+-quanta or half); return the entries' number."""
+        """Unpack a bitmap to indices and amounts (+-quanta or half); return the number of both."""
 
     def bitmap_add(
         self, theta: F32, packed: U8, side: int, step: float, q: float, scratch: U8, /

@@ -433,7 +433,7 @@ class Encoder:
 
         With ``train_on="local"``, ``local`` is changed; otherwise it is not used.
         """
-        self._residual.add(saved, local)
+        self._residual.add_saved(saved, local)
 
     def state(self) -> EncoderState:
         """Return the state to keep for the next fit, as arrays and plain scalars.
@@ -454,7 +454,10 @@ class Encoder:
     def _tau_reached_by(
         self, fraction: float, number: int, arrays: PublicationArrays
     ) -> float | None:
-        """Return the tau (rounded down) that ``fraction`` of residuals reach; None if all are 0."""
+        """Return the tau (rounded down) that ``fraction`` of residuals reach; None if all are 0.
+
+        The publication's ``number`` seeds the sample of a large model.
+        """
         terms = self._residual.terms(arrays)
         tau = tau_reached_by(fraction, number, *terms, self.layers, self._backend)
         return None if tau is None else grid.round_tau_down(tau, self.k)

@@ -52,7 +52,7 @@ class Encoded:
     """An encoded update, ready to publish."""
 
     form: Form  # how the payload is encoded
-    tau_quanta: int  # what a full hit of level 0 adds, in quanta of the grid
+    tau_quanta: int  # tau as a multiple of the grid's quantum: what a full hit of level 0 adds
     count: int  # number of entries in the payload
     payload: bytes  # the encoded entries
     sent_fraction: float  # count divided by the number of parameters

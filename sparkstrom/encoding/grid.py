@@ -32,9 +32,9 @@ def quantum(k: int) -> float:
 
 
 def first_exponent(theta: Flat) -> int:
-    """Return k for a first fit: that of the finest grid whose exact range is large enough.
+    """Return k for a first fit: that of the finest grid in which parameters can grow.
 
-    It is max(16, 8 max|theta|) or more, so that parameters can grow.
+    The exact range of that grid is max(16, 8 max|theta|) or more.
 
     Raises UsageError naming the index if a parameter is not finite or too large for any grid.
     """

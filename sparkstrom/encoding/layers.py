@@ -1,10 +1,11 @@
 """Give layers their own thresholds, whole multiples of tau; estimate tau from sampled residuals.
 
-Layers learn at different scales: with one tau for all layers, the layer with the largest changes
-would fill the messages. A layer with multiplier m has the threshold m * tau. Messages contain only
-tau. Decoders know the multipliers from the fit, and multiply each entry by the multiplier of its
-layer. So messages do not grow, and all changes remain multiples of the quantum
-(``encoding.grid``).
+The threshold tau is the absolute value at which a parameter's residual (the change that is learned
+but not sent) is sent. Layers learn at different scales: with one tau for all layers, the layer with
+the largest changes would fill the messages. A layer with multiplier m has the threshold m * tau.
+Messages contain only tau. Decoders know the multipliers from the fit, and multiply each entry by
+the multiplier of its layer. So messages do not grow, and all changes remain multiples of the
+quantum (``encoding.grid``).
 
 With multipliers, messages contain the gaps between the indices of their entries, and are never
 bitmaps. The advantage of a bitmap is that it can also contain half steps (tau / 2 instead of tau).

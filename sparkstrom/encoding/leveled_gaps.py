@@ -1,15 +1,16 @@
 """Encode sparse updates whose entries have different magnitudes, in nearly as few bits as possible.
 
 A hit is an entry of the update; it adds tau * 2^level. Few hits have a level above 0. The message
-lists the hits with level 1 or more, then which of these have level 2 or more, and so on, each time
-as Rice-coded gaps. Layout:
+lists which hits have level 1 or more, then which of these have level 2 or more, and so on up to
+``top``, the highest level of a hit. The hits themselves follow, in the format of module ``gaps``.
+Layout:
 
-    u8 top | per level from 1 to top: u8 rice, gaps, 0s up to a whole byte | the hits, as ``gaps``
+    u8 top | per level from 1 to top: u8 rice, gaps, 0s up to a whole byte | the hits
 
 At each level, the candidates are the hits that reached the level below. Each gap is the number of
-candidates before the next hit of this level; one more gap follows the last hit. A code is gap >>
-rice zeros, a 1, and the low ``rice`` bits of the gap, lowest first. The decoder does not trust its
-input, as in ``gaps``.
+candidates before the next hit of this level; one more gap follows the last hit. A gap is written in
+the Rice code with the parameter ``rice``: gap >> rice zeros, a 1, and the low ``rice`` bits of the
+gap, lowest first. The decoder does not trust its input, as in ``gaps``.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.

@@ -112,7 +112,7 @@ class Residual(Protocol):
     def accumulate(self, delta: Flat, /) -> None:
         """Add ``delta``, the change that a training step made, to the residual; publish nothing."""
 
-    def add(self, saved: Flat, local: Flat, /) -> None:
+    def add_saved(self, saved: Flat, local: Flat, /) -> None:
         """Add a residual f32[n_params] that an earlier fit left over, possibly to ``local``."""
 
     def state(self) -> EncoderState:
@@ -206,7 +206,7 @@ class LocalResidual:
         """Raise AssertionError: ``local`` already contains every step."""
         raise AssertionError("what is learnt on local is there already")
 
-    def add(self, saved: Flat, local: Flat) -> None:
+    def add_saved(self, saved: Flat, local: Flat) -> None:
         """Add a saved residual f32[n_params] to ``local``."""
         _check_shape(saved, self._n_params)
         self._memory.add(local, saved)
@@ -240,7 +240,7 @@ class ReplicaResidual:
         return self._array
 
     def scan(self, arrays: PublicationArrays, tau: float, codes: I32) -> tuple[int, int]:
-        """Add the last step's change, write the codes of all hits; return (hits, largest bits)."""
+        """Add the last step's change and write the codes of hits; return (hits, largest bits)."""
         return self._layered.scan_replica(self._array, arrays.learnt, tau, codes)
 
     def choose(
@@ -273,7 +273,7 @@ class ReplicaResidual:
     def bitmap(
         self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8
     ) -> tuple[int, int, int, int]:
-        """Write the residual as a bitmap, apply it to both arrays; see ``Residual.bitmap``."""
+        """Write the residual as a bitmap, and apply it to both arrays; see ``Residual.bitmap``."""
         steps = (step_sizes.tau, step_sizes.step, side, step_sizes.q)
         return self._kernels.bitmap_replica(self._array, arrays.theta, *steps, scratch, out)
 
@@ -293,7 +293,7 @@ class ReplicaResidual:
         """Add ``delta``, the change that a training step made, to the residual; publish nothing."""
         self._memory.add(self._array, delta)
 
-    def add(self, saved: Flat, local: Flat) -> None:
+    def add_saved(self, saved: Flat, local: Flat) -> None:
         """Add a saved residual f32[n_params] to this one; ``local`` is not used."""
         _check_shape(saved, self._n_params)
         self._memory.add(self._array, saved)
@@ -308,7 +308,7 @@ class ReplicaResidual:
         ``state`` is a result of the method ``state``.
         """
         if "residual" in state:
-            self.add(np.asarray(state["residual"], np.float32), self._array)
+            self.add_saved(np.asarray(state["residual"], np.float32), self._array)
 
 
 def _check_shape(saved: Flat, n_params: int) -> None:

@@ -119,7 +119,7 @@ class PublicationTarget(NamedTuple):
 
     state: ThresholdState  # the algorithm's next state, with "tau" (parameter units, unrounded)
     divisor: float = 1.0  # this publication uses tau / divisor
-    wanted: float | None = None  # fraction to send, if necessary a random part of hits; None: all
+    wanted: float | None = None  # fraction to send: if more are hits, a random part; None: all
     is_coarse: bool = False  # whether to round steps, so that workers use few different ones
 
     @property
@@ -134,8 +134,8 @@ class TauStage(Protocol):
     def next_tau(self, state: ThresholdState, upcoming: NextPublication, /) -> PublicationTarget:
         """Choose the threshold of the upcoming publication.
 
-        ``state`` is the threshold algorithm's state after the last publication; {} before the first
-        one.
+        ``state`` is the threshold algorithm's state after the last publication: named numbers, of
+        which "tau" is one; {} before the first publication.
         """
 
 
@@ -149,7 +149,10 @@ class TauSource(TauStage, Protocol):
         """
 
     def state(self) -> EncoderState:
-        """Return this stage's own state for the next fit, without the algorithm's state."""
+        """Return what this stage itself must keep for the next fit, if anything.
+
+        This is ``SampledTau``'s target fraction. ``TauChooser`` keeps the algorithm's state (tau).
+        """
 
     def load_state(self, state: EncoderState, /) -> None:
         """Restore the state that ``state`` returned."""

@@ -114,7 +114,7 @@ class CheckpointListener(FitListener):
         master: The run's controller, which makes snapshots.
         book: Losses and metrics of the run's epochs.
         stopping: Has the best parameters so far.
-        notify: Called in the driver's main thread with an event for each written checkpoint.
+        notify: Called in the program's main thread with an event for each written checkpoint.
         say: Called with a message about each checkpoint that could not be written.
     """
 

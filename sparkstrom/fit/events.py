@@ -1,6 +1,6 @@
 """Dispatch the events of a fit to its internal listeners, such as progress display and checkpoints.
 
-The driver's main thread polls the controller ten times a second and passes changes on as events.
+The program's main thread polls the controller ten times a second and passes changes on as events.
 Listeners run in that thread and never in the controller's, so they may be slow or request a copy of
 the parameters. An exception in a listener ends the fit.
 

@@ -336,7 +336,7 @@ def find_broken_stream() -> str:
 
 
 class ListenerThread(FitListener):
-    """Queues a fit's events in the driver's main thread, and calls listeners in a separate thread.
+    """Queues a fit's events in the program's main thread, and calls listeners in a separate thread.
 
     Args:
         listeners: The user's listeners and the writer of the run log.
@@ -370,7 +370,7 @@ class ListenerThread(FitListener):
         self._minibatches = -1
         self._thread = threading.Thread(target=self._run, name="sparkstrom-listeners", daemon=True)
 
-    # Called in the driver's main thread.
+    # Called in the driver program's main thread.
 
     def on_fit_begin(self, spec: FitSpec) -> None:
         """Queue the first event; after the loss of a controller, queue that all workers left."""

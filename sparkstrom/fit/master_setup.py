@@ -1,7 +1,7 @@
-"""Set up the controller (master) of a gradient-sharing fit, the process that numbers all updates.
+"""Set up the controller (master) of a gradient-sharing fit, which numbers all updates.
 
-The functions return its description of the fit, its limits, and the options of the Aeron media
-driver and transport that it uses.
+The functions return what the controller must know of the fit (``MasterPlan``), its deadlines and
+sizes, and the options of the Aeron media driver and transport that it uses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def make_master_plan(
     kept: CheckpointFiles,
     join_stream: int | None = None,
 ) -> MasterPlan:
-    """Return the controller's description of a fit.
+    """Return what the controller must know of a fit.
 
     Args:
         spec: The fit.

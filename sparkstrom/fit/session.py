@@ -413,7 +413,7 @@ class BaseFitRunner:
 
 
 class FitParameters(Protocol):
-    """The parameters and buffers that a fit has trained, as the driver has them."""
+    """The parameters and buffers that a fit has trained, as the driver program has them."""
 
     @property
     def k(self) -> int:

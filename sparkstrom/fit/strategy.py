@@ -80,7 +80,7 @@ class GradientSharing(Strategy[SharedTrainingMaster]):
 
     @property
     def controller(self) -> str:
-        """Where the process that numbers updates runs: the option ``controller``."""
+        """Where the controller, which numbers updates, runs: the option ``controller``."""
         return self.master.void.controller
 
     @property

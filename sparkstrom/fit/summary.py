@@ -169,7 +169,7 @@ class TrainingSummary:
     exactness_breaches: int = figure(lambda fit: fit.overflows)
     # Index of the first parameter that left the exact range, or -1.
     first_breach: int = figure(lambda fit: fit.outcome.first_overflow)
-    # Foreign or damaged frames, on the driver and all workers.
+    # Foreign or damaged frames, on the controller and all workers.
     rejected_frames: int = figure(
         lambda fit: fit.outcome.traffic.foreign_frames + fit.total.node.rejected
     )
@@ -439,7 +439,7 @@ def _replaced_media_drivers(outcome: FitOutcome) -> list[tuple[int, str]]:
 
 
 def sum_bytes_by_kind(outcome: FitOutcome, total: FitTotals) -> dict[str, int]:
-    """Return the bytes that driver and workers sent, by kind of message, largest first."""
+    """Return the bytes that controller and workers sent, by kind of message, largest first."""
     by_kind = Counter(outcome.traffic.by_kind)
     by_kind.update(total.node.by_kind)
     return dict(by_kind.most_common())

@@ -12,7 +12,7 @@
 All data are read once per fit, in the calling process, a few MiB at a time. A table's schema is
 checked against the user's column names before any rows are read.
 
-``partition_rows`` distributes rows at random by a seed, with the same function as on Spark
+``partition_rows`` distributes rows pseudo-randomly by a seed, with the same function as on Spark
 (``row_blocks.distribute_rows``). It writes one file per worker, which the worker maps into memory.
 If a worker is replaced, its replacement reads the same file, which is still in the page cache.
 """

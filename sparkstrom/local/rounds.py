@@ -171,14 +171,14 @@ class LocalRounds(RoundsBackend):
             write_file(path, content)
             self._written[path] = value
 
-    def _adopt_result_state(self, partition: int) -> StateFile:
+    def _adopt_result_state(self, partition: int) -> MappedOptimizerState:
         """Let a worker start the next round with the optimizer state that it ended this one with.
 
         Return a handle of that state.
         """
         path = own_state_path(self._directory, partition)
         result_state_path(self._directory, partition).replace(path)
-        self._written[path] = state = StateFile(path)
+        self._written[path] = state = MappedOptimizerState(path)
         return state
 
     def _read_rows(self, partitions: Iterable[int]) -> None:
@@ -272,8 +272,8 @@ class RoundsThread:
         return []
 
 
-class StateFile:
-    """An optimizer state in a memory-mapped file. It stays the same if the file is replaced."""
+class MappedOptimizerState:
+    """An encoded optimizer state in a memory-mapped file; unchanged if the file is replaced."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:

@@ -427,7 +427,7 @@ class HeartbeatSender:
 
 
 class RunningStep:
-    """One running training step and its time limit. Steps are compared by identity."""
+    """One running training step, with its time limit; steps are compared by object identity."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds  # time limit

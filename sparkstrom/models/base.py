@@ -1,7 +1,7 @@
-"""Define the protocols of trainable models, their minibatches, and the layout of the flat vector.
+"""Define the interfaces of trainable models, their minibatches, and the layout of the flat vector.
 
-``FlatModel`` is required. The other protocols are optional; a model supports a protocol if it has
-the protocol's methods. The flat vector holds all parameters of a model, one array after the other.
+The interfaces are ``typing.Protocol`` classes. ``FlatModel`` is required; a model supports another
+interface if it has the methods. The flat vector holds all parameters, one array after the other.
 ``from_description`` makes a model from the description in a saved network.
 """
 
@@ -259,16 +259,18 @@ class Paced(Protocol):
     """
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Set the number of training workers and the position in the fit; called before a step.
+        """Scale momentum to the number of workers, and move schedules to the fit's position.
+
+        Called before each step.
 
         Args:
-            workers: number of workers that the updates count as: those that train now, or fewer
-                because of ``scaling="limited"`` or ``limit_overshoot``.
+            workers: effective number of workers: those that train now, or fewer because of
+                ``scaling="limited"`` or ``limit_overshoot``.
             minibatches: minibatches of all workers so far, including earlier fits; an estimate that
                 never decreases.
             counted: how many of these minibatches the controller has definitely counted.
 
-        With one worker and its own step count, nothing is scaled.
+        If one worker trains alone, so that all minibatches are its own, nothing is scaled.
         """
 
     def horizons(self, workers: int) -> dict[str, str]:
@@ -294,9 +296,10 @@ class FitLength:
     """The length of a whole fit, including the part before it was resumed."""
 
     epochs: int  # number of epochs, without those of earlier fits
-    minibatches: int  # as schedules count them: of all workers; with horizon="worker", of one
+    # Number of minibatches, as schedules count them: of all workers; with horizon="worker", of one.
+    minibatches: int
     first_epoch: int = 0  # number of epochs in earlier fits
-    minibatches_before: int = 0  # minibatches of earlier fits whose optimizer state is continued
+    minibatches_before: int = 0  # all workers', in earlier fits whose optimizer state is continued
 
 
 @runtime_checkable

@@ -473,8 +473,9 @@ class JaxModel:
     ) -> tuple[Any, Any, Any, Any]:
         """Compute a step; return the new (flat vector, optimizer state, buffers, mean loss).
 
-        A pure function, as JAX compiles it. ``key_seed`` is (the worker's seed, its step number),
-        ``fit_position`` (number of workers, minibatches of the fit); see ``keep_pace``.
+        A pure function, as JAX compiles it. ``weights`` are those of the rows, or None. Random keys
+        follow from ``key_seed``, (the worker's seed, its step number). ``fit_position`` is (number
+        of workers or None, minibatches of the fit); None: scale nothing; see ``keep_pace``.
         """
 
         def objective(params: Any) -> Any:
@@ -650,7 +651,7 @@ def find_state_fields(state: Any) -> set[str]:
     fields: set[str] = set()
 
     def collect_fields(node: Any) -> bool:
-        """Record the fields of a node; return that it is not a leaf."""
+        """Record the fields of a node; return False, because it is no leaf."""
         if type(node).__module__.startswith("optax"):
             fields.update(getattr(node, "_fields", ()))
         return False  # visit what the node contains

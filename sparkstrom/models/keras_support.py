@@ -49,7 +49,10 @@ MEAN_REDUCTIONS = (None, "none", "sum_over_batch_size", "mean", "mean_with_sampl
 
 @contextlib.contextmanager
 def unfiltered_tracebacks() -> Iterator[None]:
-    """Turn off Keras' traceback filter within the context; it adds arguments to users' errors."""
+    """Disable Keras' traceback filtering within the context.
+
+    The filter would append call arguments to the messages of users' exceptions.
+    """
     was_enabled = keras.config.is_traceback_filtering_enabled()
     keras.config.disable_traceback_filtering()
     try:
@@ -590,10 +593,12 @@ class PositiveTracer:
 
 @contextlib.contextmanager
 def scaled_optimizer(optimizer: Any, fit_position: tuple[Any, Any] | None) -> Iterator[None]:
-    """Scale the optimizer's momenta and set its schedule's position within the context.
+    """Adapt the optimizer, in place, to the fit's position within the context.
 
-    ``fit_position`` is (workers, minibatches); workers is None while there has only been one. Both
-    are traced values, so the step is not recompiled when they change.
+    Its momenta are scaled to the number of workers, and its schedule is evaluated at the whole
+    fit's minibatches. ``fit_position`` is (workers, minibatches), or None to change nothing;
+    workers is None while there has only been one. Both are traced values, so the step is not
+    recompiled when they change.
     """
     if fit_position is None:
         yield

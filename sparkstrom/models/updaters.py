@@ -89,7 +89,7 @@ class Nesterov:
         return {"velocity": np.zeros(n_params, np.float32)}
 
     def update(self, gradient: Flat, state: State) -> Flat:
-        """Return the step, computed in the gradient's memory; update the velocity."""
+        """Return the step to add, computed in the gradient's memory; update the velocity."""
         velocity, mu = _get_array(state, "velocity"), np.float32(self.momentum)
         gradient *= np.float32(-self.learning_rate)
         velocity *= mu

@@ -92,7 +92,7 @@ class Epoch:
 
 @dataclass(slots=True)
 class EpochHistory:
-    """The driver's record of all epochs of a fit, by partition and task attempt."""
+    """The driver program's record of all epochs of a fit, by partition and task attempt."""
 
     first_epoch: int = 0  # number of epochs in earlier fits
 

@@ -103,9 +103,9 @@ class ProgressFigures:
         return min(1.0, self.epoch / max(1, self.epochs))
 
     def to_texts(self, rate: ProgressRate) -> list[str]:
-        """Return the known values as texts, the most important first.
+        """Return the known values as strings, the most important first.
 
-        A caller with limited space drops texts from the end.
+        A caller with limited space drops strings from the end.
         """
         per_s, waiting = rate.examples_per_s, round(self.waiting)
         texts = [
@@ -139,7 +139,7 @@ class RehearsalFigures:
         return self.fraction_done == 0
 
     def to_texts(self, rate: ProgressRate) -> list[str]:
-        """Return the time left, once it is known."""
+        """Return a list with the time left, as text; empty until it is known."""
         return rate.format_remaining(self.fraction_done)
 
 
@@ -170,7 +170,10 @@ class ProgressRate:
         self.remaining_s = (1 - figures.fraction_done) / per_s if per_s > 0 else None
 
     def format_remaining(self, fraction_done: float) -> list[str]:
-        """Return the remaining time as a text; nothing if it is not known or nothing remains."""
+        """Return a list with the remaining time as text, such as "1:05 left".
+
+        It is empty if the time is not known or nothing remains.
+        """
         if self.remaining_s is None or fraction_done >= 1:
             return []
         return [f"{format_clock_time(self.remaining_s)} left"]

@@ -1,4 +1,4 @@
-"""Define the counters that workers send to the driver, as typed records and in their wire format.
+"""Define the counters that workers report, as typed records and in their wire format.
 
 All counters are cumulative. On the wire they are a flat map of names to floats that relays forward
 unchanged; only this module encodes and decodes the map. An entry that matches no field, or whose

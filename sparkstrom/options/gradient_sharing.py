@@ -286,8 +286,8 @@ class SharedTrainingMaster(CommonOptions):
             words=(AUTO, None),
         ),
         'largest number of rounds (``publish_every`` steps of every worker, one with "auto") by'
-        ' which other workers\' updates may be late; "auto": 24 / workers - 1, rounded down, at'
-        " least 0; None: no limit",
+        ' which other workers\' updates may be late; "auto": 24 / workers steps (rounded'
+        " down) less one round, at least 0; None: no limit",
         when="Lower ``max_staleness`` if messages take longer than steps and training with many"
         " workers is unstable. Raise ``max_staleness``, or use None, to wait less if the task"
         " tolerates later updates.",
@@ -376,7 +376,7 @@ class SharedTrainingMaster(CommonOptions):
 
     @property
     def summed_workers_max(self) -> int | None:
-        """Most workers whose updates are summed in full, with scaling="limited"; None: no limit."""
+        """Updates count as those of so many workers at most (scaling="limited"); None: no limit."""
         return SUMMED_WORKERS_MAX if self.scaling == LIMITED else None
 
     def __post_init__(self) -> None:

@@ -474,7 +474,7 @@ def _format_table(scaling: ScalingPrediction, topology: str, title: str) -> list
     lines += [
         f"{pace.workers:7,}  {_format_time(pace.step_s):>8}  {pace.efficiency:9.0%}  "
         f"{pace.speedup:7.1f}  {_format_staleness(pace):>9}  "
-        f"{_format_links(pace):>30}  {pace.limited_by}"
+        f"{_format_bytes_per_step(pace):>30}  {pace.limited_by}"
         for pace in shown
     ]
     lines.append(_format_verdict(best, pays, scaling.workers[-1]))
@@ -503,7 +503,7 @@ def _format_staleness(pace: ThroughputPrediction) -> str:
     return f"{pace.staleness:.1f}" if pace.staleness else "none"
 
 
-def _format_links(pace: ThroughputPrediction) -> str:
+def _format_bytes_per_step(pace: ThroughputPrediction) -> str:
     """Format bytes sent plus received per step, of the busiest worker and of the driver."""
     worker = pace.worker_sent + pace.worker_received
     driver = pace.driver_sent + pace.driver_received

@@ -253,15 +253,15 @@ class FitSimulator:
         """End the run if this was the last living worker."""
         self._time.over = not any(each.alive for each in self._workers)
 
-    def on_commit(self, minibatches: int) -> None:
-        """Record a point of the curves or kill a worker if due after this many minibatches."""
-        if minibatches == self._committed:
+    def on_commit(self, committed: int) -> None:
+        """Record a point of the curves or kill a worker if due after ``committed`` minibatches."""
+        if committed == self._committed:
             return
-        before, self._committed = self._committed, minibatches
-        self._on_progress(minibatches / self._total)
-        if before * self._points // self._total < minibatches * self._points // self._total:
+        before, self._committed = self._committed, committed
+        self._on_progress(committed / self._total)
+        if before * self._points // self._total < committed * self._points // self._total:
             self._record_point()
-        if self._kill_moments and minibatches >= self._kill_moments[0]:
+        if self._kill_moments and committed >= self._kill_moments[0]:
             del self._kill_moments[0]
             self._time.after(0.0, self._kill)
 
@@ -281,7 +281,7 @@ class FitSimulator:
             self._start(partition)
 
     def _record_point(self) -> None:
-        """Add a point to the curves: measure the parameters of the driver's replica."""
+        """Add a point to the curves: measure the parameters of the controller's replica."""
         if self._measure is None:
             return
         began_s = self._master.began_s(Phase.RUNNING)
@@ -292,7 +292,7 @@ class FitSimulator:
         self.simulated.points.append(CurvePoint(seconds, examples, measures, sent))
 
     def _present_buffers(self) -> bytes:
-        """Return the average of the live workers' buffers, or the driver's if none lives."""
+        """Return the average of the live workers' buffers, or the controller's if none lives."""
         models = [each.replica.model for each in self._workers if each.alive]
         reports = [model.buffers_bytes() for model in models if isinstance(model, Buffered)]
         model = self._recipe.model
@@ -425,9 +425,9 @@ class MasterEndpoint:
             case ev.SendToProcess(address=address):
                 self._send_direct(address, effect)
             case ev.OpenEdge():
-                self._network.open(self, effect)
+                self._network.open_edge(self, effect)
             case ev.CloseEdge(node=node):
-                self._network.close(self, node)
+                self._network.close_edge(self, node)
             case ev.HashReplica(commit=commit):
                 hashed = ev.ReplicaHashed(commit, theta.digest(), None)
                 self._time.after(0.0, self.handle, hashed)

@@ -106,11 +106,11 @@ class VirtualNetwork:
         """Return the process with this name."""
         return self._endpoints[name]
 
-    def open(self, owner: Endpoint, effect: ev.OpenEdge) -> None:
+    def open_edge(self, owner: Endpoint, effect: ev.OpenEdge) -> None:
         """Open the owner's end of an edge."""
         owner.edges[effect.node] = Edge(effect.edge, self._endpoints[effect.peer.host])
 
-    def close(self, owner: Endpoint, node: NodeId) -> None:
+    def close_edge(self, owner: Endpoint, node: NodeId) -> None:
         """Close the owner's end of the edge to a neighbour."""
         owner.edges.pop(node, None)
 

@@ -1,4 +1,4 @@
-"""The result of a rehearsal: a table of runs, which of them to choose, and figures for JSON."""
+"""The result of a rehearsal: its runs, as a table, a page or JSON, and advice on the best ones."""
 
 from __future__ import annotations
 
@@ -123,7 +123,9 @@ class Rehearsal:
             lines.append("Use DistributedDataParallel: these links carry dense gradients in time.")
         pays = self.pays_up_to
         if pays > 1:
-            lines.append(f"Each worker more adds at least half of one up to {pays} workers.")
+            lines.append(
+                f"Up to {pays} workers, each added worker gives at least half of its speed."
+            )
         if self.best_scaling:
             lines.append(f"Of the scaling rules, take scaling={self.best_scaling!r}.")
         lines += [f"{run.name} failed: {run.error}" for run in self.runs if run.error]

@@ -49,9 +49,11 @@ STEP_SHARE_MIN = 0.1  # a step takes at least this share of its mean time
 
 
 def next_tick_in_s(event: ev.Event, due_in_s: float) -> float:
-    """Return the seconds from an event to the next tick, as ``runtime.node_thread`` does upkeep.
+    """Return the seconds from an event to the next tick, which does the node's upkeep.
 
-    ``due_in_s``: seconds until a report or state that is held back is due; infinity without any.
+    They are ``due_in_s``, but at least CYCLE_S and, unless the event was itself a tick, at most
+    UPKEEP_INTERVAL_S, as in ``runtime.node_thread``. ``due_in_s``: seconds until a report or state
+    that is held back is due; infinity without any.
     """
     upkeep_in_s = math.inf if isinstance(event, ev.Tick) else UPKEEP_INTERVAL_S
     return max(CYCLE_S, min(due_in_s, upkeep_in_s))
@@ -186,9 +188,9 @@ class RehearsedWorker:
             case ev.SendOptimizerChunk(to=to, ask=ask):
                 self._optimizer_server.add_request(to, ask)
             case ev.OpenEdge():
-                self._network.open(self, effect)
+                self._network.open_edge(self, effect)
             case ev.CloseEdge(node=node):
-                self._network.close(self, node)
+                self._network.close_edge(self, node)
             case ev.ReopenStreams():
                 self._open_streams()
             case _:

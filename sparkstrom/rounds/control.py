@@ -207,10 +207,11 @@ class RoundsControl:
         self._barrier.open()
 
     def snapshot(self, *, updaters: bool = False) -> Snapshot:
-        """Return a copy of the parameters after the newest round, with buffers and positions.
+        """Return the parameters (a copy) and buffers after the newest round.
 
-        With ``updaters``, also keep the optimizer states of that round for
-        ``copy_optimizer_states`` and ``optimizer_copies``.
+        The snapshot also contains each partition's position in its data. With ``updaters``, also
+        store that round's optimizer states in this object, for ``copy_optimizer_states`` and
+        ``optimizer_copies``.
         """
         with self._lock:
             if updaters:

@@ -56,7 +56,7 @@ class ModelFailure(NamedTuple):
 class WorkerReport:
     """A worker's report on one task of a round-based fit; subclasses add the task's results."""
 
-    partition: int  # index of the worker's rows
+    partition: int  # index of the worker's partition
     host: str = ""  # the worker's host
     activity: str = ""  # the worker's last activity, for messages
     seconds: dict[str, float] = field(default_factory=dict)  # time spent, by activity

@@ -109,15 +109,15 @@ class Progress:
     training: frozenset[int] = frozenset()  # partitions with rows and a live worker
     evaluating: frozenset[int] = frozenset()  # live partitions all of whose rows are held out
     departures: tuple[Departure, ...] = ()  # workers that left, in this order, with reasons
-    # bytes sent by the driver program, by kind of message
+    # bytes sent by the controller, by kind of message
     by_kind: Counter[str] = field(default_factory=Counter, hash=False)
-    # bytes that left the driver program's network interfaces
+    # bytes that left the controller's network interfaces
     wire: LinkBytes = field(default=NO_LINK_BYTES, hash=False)
     slow_links: tuple[str, ...] = ()  # descriptions of all links that were found too slow
     news: tuple[str, ...] = ()  # messages for the user, other than departures
     copied: int = 0  # number of live workers that have a copy of the parameters
     slow_now: int = 0  # number of links to live workers that are slow now
-    # Peers that the driver receives from but that receive nothing.
+    # Peers that the controller receives from but that receive nothing.
     unresponsive_peers: tuple[Endpoint, ...] = ()
     heard: tuple[WorkerLogLine, ...] = ()  # lines printed by workers' code
     worker_lines_skipped: int = 0  # lines that are not shown
@@ -149,7 +149,7 @@ class FitOutcome:
     staleness_minibatches_max: float
     stats: dict[int, WorkerCounters]  # counters of each worker, by node id
     traffic: Traffic  # bytes and frames of the controller itself
-    wire: LinkBytes  # bytes that left the driver program's network interfaces
+    wire: LinkBytes  # bytes that left the controller's network interfaces
     ignored: Counter[tuple[str, IgnoreReason]]  # ignored messages, by kind and reason
     hosts: dict[int, str]  # host of every worker that ever joined, by node id
     slow_links: tuple[str, ...]  # descriptions, which are among the notes too

@@ -69,8 +69,8 @@ class MasterPlan:
     kept: CheckpointFiles  # residual files of earlier fits
     average: Callable[[list[bytes]], bytes] | None = None  # averages models' encoded buffers
     join_stream: int | None = None  # number of the stream for joining, if workers know it already
-    summed_workers_max: int | None = None  # most workers whose updates are added in full; None: all
-    limits_overshoot: bool = False  # whether to adapt that number during the fit, from a low one
+    summed_workers_max: int | None = None  # updates count as those of so many at most; None: all
+    limits_overshoot: bool = False  # whether ``OvershootControl`` adapts that number
 
 
 def random_join_stream() -> int:

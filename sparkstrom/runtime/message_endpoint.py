@@ -130,11 +130,10 @@ class Outbox:
 class ReplyOutboxes:
     """Queues the controller's direct messages by address; few addresses have an open sender.
 
-    The controller sends direct messages to many addresses, to each of them rarely. Frames for other
-    addresses wait until a sender has sent its frames or its time is over, and so can be closed:
-    otherwise some might never be served when many workers join at once. Beyond
-    ``QUEUED_REPLY_FRAMES_MAX`` frames per address, messages are dropped, as they repeat earlier
-    ones.
+    The controller sends direct messages to many addresses, to each of them rarely. A sender makes
+    room for another address only when it has sent its frames or its time is over: otherwise some
+    might never be served when many workers join at once. Beyond ``QUEUED_REPLY_FRAMES_MAX`` frames
+    per address, messages are dropped, as they repeat earlier ones.
     """
 
     def __init__(self, open_sender: Callable[[Address], Sender]) -> None:
@@ -209,7 +208,7 @@ SHARED_MESSAGES = (Commit, MergedRange)
 
 
 class EncodingCache:
-    """Keeps encoded bodies of messages for several children during a cycle of the node's thread.
+    """Keeps encoded bodies of messages for several children, during one duty cycle.
 
     The history hands the same commit object to all children, nearly always in the cycle in which it
     arrives, so messages are compared by identity. Only encryption is done for each child.
@@ -236,7 +235,7 @@ class EncodingCache:
 
 
 class MergeCache:
-    """Keeps sums of commits for several children during a cycle of the node's thread."""
+    """Keeps sums of commits for several children, during one duty cycle."""
 
     def __init__(self, merge: Callable[[SendMerged], MergedRange]) -> None:
         self._merge = merge
@@ -556,7 +555,7 @@ class MessageEndpoint:
         return frames
 
     def _count_update(self, update: Update, frames: list[bytes]) -> None:
-        """Count the bytes of an own update when it is sent for the first time."""
+        """Count the bytes of an update if this node made it and sends it for the first time."""
         key = (update.origin, update.seq)
         if key > self._newest_update and update.origin == self.me:
             self._newest_update = key

@@ -1,10 +1,11 @@
 """Run the thread of a worker's node, which runs the protocol beside the trainer's thread.
 
 Each duty cycle passes received messages and the trainer's events to the protocol machine, performs
-the effects that it returns, and sends what waits. Only this thread uses the machine and the
+the effects that it returns, and sends queued messages. Only this thread uses the machine and the
 transport.
 
-``DriverRecovery`` and ``LinkBytesCounter`` serve the controller's thread too.
+The controller's thread also uses ``DriverRecovery``, which replaces a transport whose media driver
+(Aeron's process) has died, and ``LinkBytesCounter``, which counts bytes sent over interfaces.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ SUCCESSIVE_DEATHS_MAX = 10
 
 
 class DriverRecovery:
-    """Replaces the transport when its media driver dies, unless drivers keep dying.
+    """Replaces the transport when its media driver dies, unless media drivers keep dying.
 
-    A machine on which no driver stays alive is broken, and restarting forever would hide that.
+    A machine on which none stays alive is broken, and restarting forever would hide that.
 
     Args:
         owner: whose media driver it is, for messages.
@@ -54,7 +55,7 @@ class DriverRecovery:
 
     def __init__(self, owner: str, replace: Callable[[], None], clock: Clock) -> None:
         self._owner, self._replace, self._clock = owner, replace, clock
-        # time since which the present driver has been in use; None: it has died
+        # when the present media driver came into use; None: it has died
         self._since_s: float | None = clock.monotonic_s()
         self._deaths = 0
 

@@ -131,7 +131,10 @@ class Theta:
         encoder.add_residual(saved, self._local_or(self._values))
 
     def _local_or(self, otherwise: Flat | None) -> Flat:
-        """Return ``local`` if it exists, otherwise ``otherwise``."""
+        """Return the locally trained parameters or, if this replica keeps none, ``otherwise``.
+
+        For ``publish``, that is the last step's change; for other calls, the encoder ignores it.
+        """
         learnt = otherwise if self.local is None else self.local
         assert learnt is not None, "without local, publish needs the change that a step made"
         return learnt
@@ -189,7 +192,7 @@ class Theta:
     def chunk(self, index: int, less: Iterable[Hits] = ()) -> Chunk:
         """Return part ``index`` of a snapshot as of ``commit``, without the updates in ``less``.
 
-        These are own updates that are not committed. Thread-safe while nothing changes theta.
+        These are this worker's own uncommitted updates. Thread-safe while nothing changes theta.
         """
         begin = index * CHUNK_PARAMS
         if begin >= self.n_params:
@@ -217,7 +220,7 @@ class Theta:
         Args:
             chunks: all chunks of a snapshot, the last one with buffers; each as of its own commit.
             held: commits that arrived meanwhile, single or merged.
-            own: own updates that are not committed.
+            own: this worker's own uncommitted updates.
             commit: the commit that theta is at afterwards.
         """
         before = None if self.local is None else self.copy()
@@ -295,7 +298,7 @@ class BoundedTotal(UpdateSum):
         self._quanta = 0  # sum of the updates' largest entries: no entry's sum can be larger
 
     def add_update(self, update: Commit) -> bool:
-        """Add an update and return True, or only return False if the sum could overflow."""
+        """Add an update; return False, without adding, if the sum could overflow (not if empty)."""
         hits = self._decode(update.payload)
         quanta = self._quanta + int(np.abs(hits[1]).max())
         if self._quanta and quanta > MERGED_QUANTA_SAFE_MAX:
@@ -307,7 +310,7 @@ class BoundedTotal(UpdateSum):
 
 @dataclass(slots=True)
 class PendingUpdate:
-    """An own update that is not committed yet; it is decoded when a copy of theta is requested."""
+    """One of this worker's own uncommitted updates; decoded when a copy of theta is requested."""
 
     payload: Payload | None  # None for buffers, which do not change parameters
     hits: Hits | None = None  # the decoded payload; None until it is needed
@@ -316,8 +319,8 @@ class PendingUpdate:
 class Replica:
     """One worker's model, parameters and encoder. All methods but ``chunk`` run in the trainer.
 
-    theta is the sum of the initial parameters, all commits up to ``commit``, and the own updates
-    that are not committed (``_pending``, oldest first). If ``local`` is true, the model trains on
+    theta is the sum of the initial parameters, all commits up to ``commit``, and this worker's own
+    uncommitted updates (``_pending``, oldest first). If ``local`` is true, the model trains on
     an array with the values theta + residual. Otherwise it trains on a copy of theta, and the
     change of each step is added to the encoder's residual array (Strom 2015; DL4J's
     EncodedGradientsAccumulator).
@@ -342,7 +345,7 @@ class Replica:
 
     @property
     def local(self) -> Flat | None:
-        """The array theta + residual on which the model trains; None if it trains on theta."""
+        """The array theta + residual that the model trains; None: it trains a copy of theta."""
         return self.theta.local
 
     @property
@@ -361,7 +364,7 @@ class Replica:
             return self.theta.chunk(index, [self._decode(each) for each in adding])
 
     def _decode(self, update: PendingUpdate) -> Hits:
-        """Return the indices and quanta of an own update; decode it on first use."""
+        """Return the indices and quanta of one of this worker's updates, decoded on first use."""
         if update.hits is None:
             assert update.payload is not None, "it adds nothing"
             update.hits = self.theta.decode(update.payload)
@@ -378,7 +381,7 @@ class Replica:
         self.apply(self.theta.read(update.payload), update.commit)
 
     def mark_committed(self, commit: CommitNo) -> None:
-        """Note that the oldest own update without a commit number has got the number ``commit``."""
+        """Note that this worker's oldest uncommitted update has got the number ``commit``."""
         with self._lock:
             self._pending.popleft()
             self.theta.commit = commit
@@ -388,11 +391,11 @@ class Replica:
         self._apply_sum(merged.total, merged.own_commits, merged.commit)
 
     def apply_range(self, item: ApplyMergedRange) -> None:
-        """Add a sum of commits that a neighbour made; own updates are subtracted from it."""
+        """Add a sum of commits that a neighbour made, less this worker's own updates in it."""
         self._apply_sum(self.theta.read_merged(item), len(item.own), item.merged.commit)
 
     def _apply_sum(self, total: UpdateSum, own_commits: int, commit: CommitNo) -> None:
-        """Add a sum to theta, and count the ``own_commits`` oldest own updates as committed."""
+        """Add a sum to theta; mark this worker's ``own_commits`` oldest updates as committed."""
         with self._lock:
             self.theta.add_sum(total)
             for _ in range(own_commits):
@@ -400,7 +403,7 @@ class Replica:
             self.theta.commit = commit
 
     def install(self, install: InstallSnapshot) -> None:
-        """Replace theta by a snapshot and the own uncommitted updates; the residual stays."""
+        """Set theta to a snapshot plus the own uncommitted updates; the residual stays."""
         with self._lock:
             self.theta.install(install.chunks, install.held, install.own, install.commit)
             self._pending = deque(
@@ -474,7 +477,7 @@ class Replica:
         return self.theta.residual(self.encoder)
 
     def uncommitted_mass(self) -> float:
-        """Return the sum of the L1 norms of the residual and of all uncommitted own updates."""
+        """Return the sum of the L1 norms of the residual and this worker's uncommitted updates."""
         adding = [each for each in self._pending if each.payload is not None]
         quanta = sum(int(np.abs(self._decode(each)[1].astype(np.int64)).sum()) for each in adding)
         return quanta * self.theta.q + float(np.abs(self.residual().astype(np.float64)).sum())

@@ -1,10 +1,12 @@
 """Train one worker's model on the task's thread, evaluate it, and collect statistics.
 
-``TrainerChannel`` connects it to the node's thread. The trainer posts events to the node. The
-node's thread publishes items, such as received updates, and the current directive, which tells the
-trainer what to do. Neither thread blocks the other for longer than a list operation.
-``training_loop`` decides what follows a batch boundary or a step. ``ResidualAge`` measures how long
-changes wait in the residual, and ``GlobalStepEstimator`` estimates the whole fit's progress.
+The worker's node, which exchanges messages with other nodes, runs in a thread of its own.
+``TrainerChannel`` connects the two threads. The trainer posts events to the node. The node's thread
+passes it items, such as received updates, and the current directive: what the trainer has to do.
+Neither thread blocks the other for longer than a list operation. ``training_loop`` decides what
+follows a batch boundary (the time between two steps) or a step. ``ResidualAge`` measures how long
+learned changes wait in the residual until they are sent, and ``GlobalStepEstimator`` estimates the
+whole fit's progress.
 """
 
 from __future__ import annotations
@@ -275,8 +277,8 @@ class TrainerCounts:
 
     steps: int = 0  # minibatches trained
     examples: int = 0  # rows trained
-    loss_sum: float = 0.0  # sum of the losses of these rows
-    last_loss_sum: float = 0.0  # sum of the losses in the last finished epoch
+    loss_sum: float = 0.0  # sum over minibatches of rows x mean loss
+    last_loss_sum: float = 0.0  # the same sum in the last finished epoch
     last_examples: int = 0  # rows trained in the last finished epoch
     fresh_updaters: int = 0  # 1 if it joined late and received no optimizer state in time
     seconds: dict[str, float] = field(default_factory=dict)  # activity -> seconds
@@ -406,12 +408,15 @@ class Trainer:
         """Send an event to the node."""
         self._channel.post(event)
 
-    def publish(self, round_s: float) -> Payload | None:
-        """Adapt to ``round_s``, the last update's time to commit; return the next one or None."""
+    def publish(self, commit_latency_s: float) -> Payload | None:
+        """Adapt the encoder to ``commit_latency_s``; return the next update, or None.
+
+        ``commit_latency_s``: see ``LoopDriver.publish``.
+        """
         seconds = self.counts.seconds
         step_s = (seconds.get("stepping", 0.0) + seconds.get("reading", 0.0)) / self.counts.steps
-        if round_s:
-            self._replica.encoder.follow_link(round_s, step_s)
+        if commit_latency_s:
+            self._replica.encoder.follow_link(commit_latency_s, step_s)
         payload = self._replica.publish()
         self._residual_age.measure_if_due(self._replica, self.counts.steps)
         return payload

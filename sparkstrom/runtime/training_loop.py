@@ -138,16 +138,16 @@ class LoopReplica(Protocol):
         """Apply commit number ``commit``, which sets the buffers to the average of all workers."""
 
     def mark_committed(self, commit: CommitNo) -> None:
-        """Note that the oldest own update without a commit number has got the number ``commit``."""
+        """Note that this worker's oldest uncommitted update has got the number ``commit``."""
 
     def apply_merged(self, merged: MergedCommits[Any]) -> None:
         """Add a sum that the inbox made of other workers' commits."""
 
     def apply_range(self, item: ev.ApplyMergedRange) -> None:
-        """Add a sum that a neighbour in the tree made of commits, but leave out own updates."""
+        """Add a sum of commits that a neighbour in the tree made, less this worker's updates."""
 
     def install(self, install: ev.InstallSnapshot) -> None:
-        """Replace the parameters by a snapshot, plus own updates that are not committed."""
+        """Replace the parameters by a snapshot plus this worker's uncommitted updates."""
 
     def begin(self) -> None:
         """Prepare to train from the installed or initial parameters."""
@@ -165,10 +165,10 @@ class LoopDriver(Protocol):
     def post(self, event: ev.Event) -> None:
         """Send an event to the node."""
 
-    def publish(self, round_s: float) -> Payload | None:
+    def publish(self, commit_latency_s: float) -> Payload | None:
         """Return the next update, already added to the replica; None if there is none.
 
-        ``round_s``: recent time from publishing an update to its commit, in seconds; 0 if unknown.
+        ``commit_latency_s``: recent seconds from publishing an update to its commit; 0 if unknown.
         """
 
     def min_steps_per_update(self, workers: int) -> int:
@@ -404,9 +404,9 @@ class TrainingLoop:
             seen = self._replica.commit
             self._driver.post(ev.UpdatePublished(Payload(BUFFERS, 0, 0, buffers), seen, *position))
 
-    def _publish(self, round_s: float) -> None:
+    def _publish(self, commit_latency_s: float) -> None:
         """Publish what reached the threshold; if there is nothing, report progress alone."""
-        seen, payload = self._replica.commit, self._driver.publish(round_s)
+        seen, payload = self._replica.commit, self._driver.publish(commit_latency_s)
         self._unpublished, self.sent = 0, self.position
         if payload is None:
             self._post_progress()

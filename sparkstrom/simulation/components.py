@@ -72,7 +72,7 @@ def make_master(
 
 
 class MasterReplica(Protocol):
-    """The driver's replica of the parameters."""
+    """The controller's replica of the parameters."""
 
     @property
     def buffers(self) -> bytes:
@@ -98,7 +98,7 @@ class ComponentFactory:
         self.size = size
 
     def replica(self) -> MasterReplica:
-        """Return the driver's replica."""
+        """Return the controller's replica."""
         return SimReplica(self.size.message_sizes.chunk_bytes)
 
     def master(self, time: Timeline, scratch: dict[str, IntTheta]) -> Master:

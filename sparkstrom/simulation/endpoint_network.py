@@ -339,9 +339,9 @@ class EndpointNetwork(Network):
         if owner is None:
             end.listen_for_joins(JOIN_STREAM)
 
-    def open(self, owner: Owner, effect: ev.OpenEdge) -> None:
+    def open_edge(self, owner: Owner, effect: ev.OpenEdge) -> None:
         """Open an edge at the owner's endpoint, and assign the edge to the senders made for it."""
-        super().open(owner, effect)
+        super().open_edge(owner, effect)
         peer = effect.peer
         self._endpoints[owner].open_edge(effect.node, effect.edge, effect.local, peer)
         senders = self._transport(owner).senders
@@ -349,9 +349,9 @@ class EndpointNetwork(Network):
             sender = senders[Endpoint(peer.host, peer.port), stream, False]
             sender.edge = effect.edge, owner, data
 
-    def close(self, owner: Owner, node: NodeId) -> None:
+    def close_edge(self, owner: Owner, node: NodeId) -> None:
         """Close the owner's edge to a neighbour."""
-        super().close(owner, node)
+        super().close_edge(owner, node)
         self._endpoints[owner].close_edge(node)
 
     def is_stream_alive(self, sender: VirtualSender[Owner]) -> bool:
@@ -644,17 +644,17 @@ class BandwidthNetwork(Network):
             self._time.faults["narrower"] += 1
             self._time.say(f"the link of {host.name} carries {host.rate:,.0f} bytes/s from now on")
 
-    def open(self, owner: SimProcess | None, effect: ev.OpenEdge) -> None:
+    def open_edge(self, owner: SimProcess | None, effect: ev.OpenEdge) -> None:
         """Open an edge, and send what waited for this end of it."""
         self._close_streams(owner, effect.node, except_edge=effect.edge)
-        super().open(owner, effect)
+        super().open_edge(owner, effect)
         for key in [key for key in self._streams if key[0] == effect.edge]:
             self._streams[key].outbox.flush()  # the other end may have waited for this one
 
-    def close(self, owner: SimProcess | None, node: NodeId) -> None:
+    def close_edge(self, owner: SimProcess | None, node: NodeId) -> None:
         """Close an edge and the owner's streams to the neighbour."""
         self._close_streams(owner, node)
-        super().close(owner, node)
+        super().close_edge(owner, node)
 
     def _close_streams(
         self, owner: SimProcess | None, node: NodeId, except_edge: EdgeNo | None = None

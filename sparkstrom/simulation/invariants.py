@@ -109,7 +109,7 @@ class InvariantChecker:
         return theta
 
     def _matches(self, replica: Any, theta: IntTheta) -> bool:
-        """Return True if a worker's or the driver's replica equals theta."""
+        """Return True if a worker's or the controller's replica equals theta."""
         return bool(replica.theta == theta)
 
     def check_commit(self, process: SimProcess, update: Commit) -> None:
@@ -234,7 +234,7 @@ class InvariantChecker:
             self.report_violation(f"I4: the log of {process.name} holds {log.bytes} bytes")
 
     def _check_staleness(self, process: SimProcess) -> None:
-        """Check I4: a worker more than max_staleness steps after an uncommitted update waits.
+        """Check I4: a worker waits if it is max_staleness steps past an uncommitted update.
 
         It may exceed this limit at first because it trained alone until then.
         """
@@ -353,7 +353,7 @@ class InvariantChecker:
             self.report_violation(f"I4: {len(master.copies.copied)} last copies instead of {count}")
 
     def _check_audits(self, master: Master) -> None:
-        """Check I3: tasks that ended as done had their hash compared, and the final parameters."""
+        """Check I3: each task that ended as done was audited, and has the final parameters."""
         final = self._sums[-1]
         for process, ending in self._ends.items():
             if ending is not TaskEnding.DONE:
@@ -392,7 +392,7 @@ class InvariantChecker:
             )
 
     def _missing_minibatches(self, index: int, goal: int) -> set[int]:
-        """Return minibatches up to ``goal`` that had something to send and are not committed."""
+        """Return uncommitted minibatches up to ``goal``, except those that had nothing to send."""
         trained = self._trained_partitions[index]
         quiet: set[int] = set().union(*(p.quiet for p in trained.processes))
         missing = set(range(1, goal + 1)) - quiet
@@ -529,9 +529,9 @@ class TopologyChecker:
                 self._violation(f"I4: {process.name} has edges {edges}, its machine {believed}")
 
     def record_places(self, master: Master, now_s: float) -> None:
-        """Record which nodes have not confirmed their place in the tree yet.
+        """Record which nodes have no confirmed place in the tree yet.
 
-        Places are assigned level by level, so these nodes may wait while others confirm theirs.
+        Places are assigned level by level, so these nodes may wait while others get theirs.
         """
         live = master.members.live
         placed = {node for node, member in live.items() if member.placed}
@@ -613,7 +613,7 @@ class TopologyChecker:
         return False
 
     def _parent(self, process: SimProcess) -> NodeId | None:
-        """Return a process's parent, or the one that the master plans while it has none."""
+        """Return a process's parent, else the one that the master plans, or None without either."""
         parent = process.node.link.parent
         return self._assigned_parent(process) if parent is None else parent
 

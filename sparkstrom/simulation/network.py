@@ -102,14 +102,14 @@ class Network:
         process.port += 1
         return Address(process.name, process.port, 1, 2)
 
-    def open(self, owner: SimProcess | None, effect: ev.OpenEdge) -> None:
+    def open_edge(self, owner: SimProcess | None, effect: ev.OpenEdge) -> None:
         """Open an edge from ``owner`` (None: the master) to a neighbour."""
         slots = self._master_slots if owner is None else owner.slots
         host = effect.peer.host
         target = None if host == MASTER_HOST else self._processes[host]
         slots[effect.node] = EdgeEnd(effect.edge, target, self._time.now_s)
 
-    def close(self, owner: SimProcess | None, node: NodeId) -> None:
+    def close_edge(self, owner: SimProcess | None, node: NodeId) -> None:
         """Close the owner's edge to a neighbour."""
         slots = self._master_slots if owner is None else owner.slots
         slots.pop(node, None)

@@ -144,7 +144,8 @@ class SimProcess:
         self._rate, self._clock_offset_s = clock
         self.node = Node(identity, limits, self._rate * now_s + self._clock_offset_s)
         self.message_sizes = message_sizes
-        self._inbox = TrainerInbox(limits.window_bytes, self._make_trainer(seed))
+        self._create_trainer(seed)
+        self._inbox = TrainerInbox(limits.window_bytes, self._new_sum)
         self.lender = OptimizerStateServer(time, self.copy_bytes)
         self._end = Position(epochs if identity.rows else 0, 0)
         self.loop = TrainingLoop(
@@ -178,11 +179,14 @@ class SimProcess:
         self.step_s_max = 0.0  # its longest step
         self.alive = True
 
-    def _make_trainer(self, seed: int) -> Callable[[], CommitSum]:
-        """Create replica and learner; return a factory of sums for commits that wait for them."""
+    def _create_trainer(self, seed: int) -> None:
+        """Create the process's replica and learner."""
         self.replica = SimReplica(self.message_sizes.chunk_bytes, whole=self.identity.whole)
         self.learner = SimLearner(random.Random(seed))
-        return SimSum
+
+    def _new_sum(self) -> CommitSum:
+        """Return an empty sum, for commits that wait for the trainer."""
+        return SimSum()
 
     def advance_clock(self, seconds: float) -> None:
         """Set the process's own clock forward."""
@@ -271,7 +275,7 @@ class SimProcess:
         self.has_replica |= type(event) is ev.ReplicaInstalled
         self.handle(event, self._now_s)
 
-    def publish(self, round_s: float) -> Payload | None:
+    def publish(self, commit_latency_s: float) -> Payload | None:
         """Return an update of what reached the threshold, padded to realistic size, or None."""
         first, last = (
             self._minibatch_number(self.loop.sent),

@@ -117,7 +117,7 @@ class RealComponentFactory(ComponentFactory):
         self._sum_theta = self.job.theta(whole=False)
 
     def replica(self) -> MasterReplica:
-        """Return the driver's replica."""
+        """Return the controller's replica."""
         return DriverReplica(self.job.theta(whole=True))
 
     def master(self, time: Timeline, scratch: dict[str, Any]) -> Master:
@@ -247,15 +247,18 @@ class RealProcess(SimProcess):
         self._job = job
         super().__init__(name, identity, limits, **given)
 
-    def _make_trainer(self, seed: int) -> Callable[[], CommitSum]:
-        """Create model, replica and learner; return a factory of sums for commits that wait."""
+    def _create_trainer(self, seed: int) -> None:
+        """Create the process's model, replica and learner."""
         model = RecordingModel(self._job.make())
         self.replica = self._job.replica(model, whole=self.identity.whole)
         self.learner = RealLearner(self.replica, model, self._job, seed)
-        begin_sum: Callable[[], CommitSum] = self.replica.theta.new_sum
-        return begin_sum
 
-    def publish(self, round_s: float) -> Payload | None:
+    def _new_sum(self) -> CommitSum:
+        """Return an empty sum, for commits that wait for the trainer."""
+        total: CommitSum = self.replica.theta.new_sum()
+        return total
+
+    def publish(self, commit_latency_s: float) -> Payload | None:
         """Return an update, or None if no entry reached tau."""
         first, last = (
             self._minibatch_number(self.loop.sent),

@@ -198,12 +198,12 @@ class SimReplica:
         self.own.append(payload)
 
     def mark_committed(self, commit: CommitNo) -> None:
-        """Record that the oldest own update is committed."""
+        """Record that this worker's oldest uncommitted update is committed."""
         self.own.popleft()
         self.commit = commit
 
     def apply_merged(self, merged: MergedCommits[SimSum]) -> None:
-        """Add a sum of others' commits; own updates committed between them leave ``own``."""
+        """Add a sum of others' commits; remove this worker's updates among them from ``own``."""
         self._add_sum(merged.total.theta, merged.own_commits, merged.commit)
 
     def apply_range(self, item: ApplyMergedRange) -> None:
@@ -214,7 +214,7 @@ class SimReplica:
         self._add_sum(others, len(item.own), item.merged.commit)
 
     def _add_sum(self, others: IntTheta, own_count: int, commit: CommitNo) -> None:
-        """Add others' commits; drop the ``own_count`` oldest own updates, committed with them."""
+        """Add others' commits; drop this worker's ``own_count`` oldest updates, now committed."""
         for i in range(N_PARAMS):
             self.theta[i] += others[i]
         for _ in range(own_count):

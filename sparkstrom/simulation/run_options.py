@@ -216,8 +216,8 @@ EDGE_EFFECTS = frozenset({OpenEdge, CloseEdge, ReopenStreams})
 class DriverFault:
     """Kills the media driver of one process ``deaths`` times, each time within a list of effects.
 
-    A driver dies only in lists whose outcome depends on it: those that open or close an edge, or in
-    which an effect that needs no driver follows one that does. The latter are hit more often.
+    It dies only in lists whose outcome depends on that: those that open or close an edge, or in
+    which an effect that needs no media driver follows one that does. The latter are hit more often.
     """
 
     def __init__(self, chance: random.Random, deaths: int) -> None:

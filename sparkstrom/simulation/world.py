@@ -608,9 +608,9 @@ class World:
             case ev.ReopenStreams():
                 self.open(process)
             case ev.OpenEdge():
-                self.network.open(process, effect)
+                self.network.open_edge(process, effect)
             case ev.CloseEdge(node=node):
-                self.network.close(process, node)
+                self.network.close_edge(process, node)
             case ev.SendChunk(to=to, index=index):
                 self.network.send(process, to, process.replica.chunk(index))
             case ev.SendOptimizerChunk(to=to, ask=ask):
@@ -648,9 +648,9 @@ class World:
                     self.checks.check_release(self.network.process(address.host))
                 self.network.send_to_process(effect)
             case ev.OpenEdge():
-                self.network.open(None, effect)
+                self.network.open_edge(None, effect)
             case ev.CloseEdge(node=node):
-                self.network.close(None, node)
+                self.network.close_edge(None, node)
             case ev.ApplyCommit(update=update):
                 self.checks.check_commit(self._process_of(update.origin), update)
                 if update.payload.form == BUFFERS:

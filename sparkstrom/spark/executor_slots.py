@@ -96,7 +96,8 @@ def choose_executor_count(conf: Any, registered: int) -> int:
 def check_dynamic_allocation(conf: Mapping[str, str], when: str = DURING_FIT) -> list[str]:
     """Return warnings about dynamic allocation; none if it is off.
 
-    ``when`` is a phrase for the message: the period over which Spark counts removed executors.
+    ``when``: phrase inserted into the warning about removed executors, for the period in which
+    Spark counts them.
     """
     if not is_dynamic(conf):
         return []

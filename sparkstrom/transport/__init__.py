@@ -1,1 +1,1 @@
-"""Send bytes between processes: by Aeron, in memory, or encrypted by TCP. Probe UDP, too."""
+"""Send bytes between processes: by Aeron, in memory, or encrypted over TCP; probe UDP."""

@@ -1,4 +1,9 @@
-"""Describe where a training task runs, and load the rows of its partition as minibatches."""
+"""Describe where a training task runs, and load the rows of its partition as minibatches.
+
+``place_model`` gives the model its CPUs, GPU and random seed. Processes run several tasks one after
+the other: the last task's model is freed, and imported modules are exempted from garbage
+collection.
+"""
 
 from __future__ import annotations
 

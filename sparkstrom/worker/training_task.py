@@ -408,18 +408,18 @@ def make_node_limits(job: TrainingJob) -> NodeLimits:
 class StalenessLimits(TypedDict):
     """Limits on how far workers may drift apart; fields of ``NodeLimits``."""
 
-    # Of two limits on the same thing, the larger one applies.
+    # Of the two limits on lead, and of the two on staleness, the larger one applies.
     max_lead: int | None  # steps ahead of the slowest worker; None: unlimited
-    lead_minibatches: int  # the same in minibatches of all other workers together
-    max_staleness: int | None  # steps after the oldest uncommitted update; None: unlimited
-    age_of_updates: int  # the same in minibatches of all workers together
+    lead_minibatches: int  # the same limit as a total that all other workers share
+    max_staleness: int | None  # steps after its oldest uncommitted update; None: unlimited
+    age_of_updates: int  # the same limit as a total of minibatches that all workers share
     steps_each: int  # steps that one publication contains at least
 
 
 def staleness_limits(master: SharedTrainingMaster) -> StalenessLimits:
     """Return the limits on how far workers may drift apart, by ``max_lead`` and ``max_staleness``.
 
-    Limits in steps count a worker's own; "auto" also sets limits in minibatches of all workers.
+    Limits in steps apply to each worker; "auto" also sets totals of minibatches that workers share.
     """
     every = 1 if isinstance(master.publish_every, str) else master.publish_every
     lead, rounds, age, lead_minibatches = master.max_lead, master.max_staleness, 0, 0

@@ -1,9 +1,10 @@
 """CPU kernels for bitmaps; ``sparkstrom.encoding.reference_kernels`` documents the arguments.
 
 A bitmap stores an update with two bits per parameter. They are the parameter's state: unchanged,
-+step, -step or a half step. Each block of parameters is processed by several small loops, each over
-numbers of one type, because the compiler can vectorise these but not one large loop. States are
-packed and unpacked four at a time, as the bytes of one 32-bit word.
++step, -step or half a step, with one sign in the whole bitmap. Each block of parameters is
+processed by several small loops, each over numbers of one type, because the compiler can vectorise
+these but not one large loop. States are packed and unpacked four at a time, as the bytes of one
+32-bit word.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
@@ -115,7 +116,11 @@ def _unpack_states(packed: U8, at: np.uint64, size: int, states: U8) -> None:
 def bitmap_local(
     local: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:
-    """Write local - theta as a bitmap, apply it; return (hits, half steps, overflows, first)."""
+    """Write local - theta to ``out`` as a bitmap; add +-step to theta, +-(step - tau) to local.
+
+    Return (hits, halves, overflows, first). ``side``: the sign of half steps, +1 or -1. See
+    ``reference_kernels`` for all arguments.
+    """
     n, used, halves, overflows = local.shape[0], 0, 0, (0, -1)
     toward, half, rest = np.float32(side), tau * np.float32(0.5), step - tau
     part, rest_part = step * np.float32(0.5) * toward, rest * np.float32(0.5) * toward
@@ -146,7 +151,11 @@ def bitmap_local(
 def bitmap_replica(
     residual: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:
-    """Write the residual as a bitmap, apply it; return (hits, half steps, overflows, first)."""
+    """Write the residual to ``out`` as a bitmap; add +-step to theta, subtract +-tau from it.
+
+    Return (hits, halves, overflows, first). ``side``: the sign of half steps, +1 or -1. See
+    ``reference_kernels`` for all arguments.
+    """
     n, used, halves, overflows = residual.shape[0], 0, 0, (0, -1)
     toward, half = np.float32(side), tau * np.float32(0.5)
     part, tau_part = step * np.float32(0.5) * toward, half * toward

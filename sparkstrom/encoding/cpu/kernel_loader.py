@@ -1,4 +1,4 @@
-"""Decorate functions as compiled kernels, and load and call their machine code without Numba.
+"""Provide decorators for compiled kernels; load and call their machine code without Numba.
 
 Numba compiles the kernels once per host, in a separate process that writes their machine code to
 files. All other processes load these files, which takes less time than importing Numba.
@@ -7,8 +7,9 @@ A compiled function is called through ctypes and has Numba's calling convention:
 
     i32 status = f(result*, error**, arguments ...)
 
-An array is passed as seven or more arguments: two owners (NULL: the caller), number of entries,
-bytes per entry, address, shape, strides. A tuple of numbers of one type is returned as an array.
+An array is passed as seven or more arguments: two pointers to owners of its memory (NULL: the
+caller owns it), number of entries, bytes per entry, address, shape, strides. A tuple of numbers of
+one type is returned as an array.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -229,15 +232,18 @@ def module_source(name: str) -> str:
     """Return the source text of an imported module."""
     module = sys.modules[name]
     if module.__spec__ is not None:
-        return _source_of(module.__spec__)
+        return _read_module_source(module.__spec__)
     return Path(module.__file__ or os.devnull).read_text()
 
 
-def _source_of(spec: Any) -> str:
-    """Return a module's source text, from its file or (in an archive) from its loader."""
+def _read_module_source(spec: ModuleSpec) -> str:
+    """Return a module's source text, from its file or (in an archive) from its loader.
+
+    If neither has it, return sparkstrom's version instead.
+    """
     if spec.origin and os.path.isfile(spec.origin):
         return Path(spec.origin).read_text(encoding="utf-8")
-    return spec.loader.get_source(spec.name) or __version__
+    return cast(InspectLoader, spec.loader).get_source(spec.name) or __version__
 
 
 @cache
@@ -252,7 +258,7 @@ def _platform() -> str:
         if name.startswith("NUMBA_") and "CUDA" not in name  # of GPUs, such as the simulator's
     ]
     compiler = importlib.util.find_spec(COMPILER)
-    code = "" if compiler is None else _source_of(compiler)
+    code = "" if compiler is None else _read_module_source(compiler)
     return "\n".join([sys.version, *machine, *versions, *settings, code])
 
 

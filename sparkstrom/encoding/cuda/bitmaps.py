@@ -1,11 +1,11 @@
 """CUDA kernels that write bitmaps, and add bitmaps to parameters.
 
 A bitmap stores an update with two bits per parameter. They are the parameter's state: unchanged,
-+step, -step or a half step. To write a bitmap, the threads of a block examine adjacent parameters
-(a tile) and store the states in shared memory. When the tile is complete, they pack four states
-into each byte. Adding uses one thread per parameter. Kernels select +step or -step instead of
-multiplying by a sign, so that results have the same bits as on the CPU; ``device`` explains why.
-``encoding.reference_kernels`` documents the arguments.
++step, -step or half a step, with one sign in the whole bitmap. To write a bitmap, the threads of a
+block examine adjacent parameters (a tile) and store the states in shared memory. When the tile is
+complete, they pack four states into each byte. Adding uses one thread per parameter. Kernels select
++step or -step instead of multiplying by a sign, so that results have the same bits as on the CPU;
+``device`` explains why. ``encoding.reference_kernels`` documents the arguments.
 """
 
 from __future__ import annotations
@@ -133,14 +133,22 @@ def _add_kernel(theta: Any, packed: Any, step: Any, part: Any, limit: Any, answe
 def bitmap_local(
     local: Any, theta: Any, tau: float, step: float, side: int, q: float, unused: Any, out: Any
 ) -> tuple[int, int, int, int]:
-    """Write local - theta as a bitmap, apply it; return (hits, half steps, overflows, first)."""
+    """Write local - theta to ``out`` as a bitmap; add +-step to theta, +-(step - tau) to local.
+
+    Return (hits, halves, overflows, first). ``side``: the sign of half steps, +1 or -1. See
+    ``reference_kernels`` for all arguments.
+    """
     return _write_bitmap(local, theta, True, tau, step, step - tau, side, q, out)
 
 
 def bitmap_replica(
     residual: Any, theta: Any, tau: float, step: float, side: int, q: float, unused: Any, out: Any
 ) -> tuple[int, int, int, int]:
-    """Write the residual as a bitmap, apply it; return (hits, half steps, overflows, first)."""
+    """Write the residual to ``out`` as a bitmap; add +-step to theta, subtract +-tau from it.
+
+    Return (hits, halves, overflows, first). ``side``: the sign of half steps, +1 or -1. See
+    ``reference_kernels`` for all arguments.
+    """
     return _write_bitmap(residual, theta, False, tau, step, -tau, side, q, out)
 
 
@@ -155,7 +163,7 @@ def _write_bitmap(
     q: float,
     out: Any,
 ) -> tuple[int, int, int, int]:
-    """Write a residual as a bitmap, apply it; return (hits, half steps, overflows, first or -1)."""
+    """Write a residual as a bitmap and apply it; return (hits, halves, overflows, first or -1)."""
     values, to = (
         checked_array(other, np.float32, "local or residual"),
         checked_array(theta, np.float32, "theta"),

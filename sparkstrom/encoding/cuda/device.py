@@ -11,10 +11,10 @@ integer, or squares of float32 in float64), and selects a sign instead of multip
 and separate operations then give the same bits.
 
 Under Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``) every CUDA thread is a Python thread, so blocks
-are small. While a kernel runs, the simulator replaces the global ``cuda`` in the kernel's file. In
-``device_functions``, whose functions are called from other files, it would replace and restore
-``cuda`` at every call, while other threads are using it. ``device_functions`` therefore uses
-``running`` (defined below), which the simulator does not replace.
+are small. While a function runs, the simulator replaces the name ``cuda`` in the function's file,
+even if other threads are using it. The functions in ``device_functions``, which kernels of several
+files call, therefore use another name: ``running`` (defined below) is ``cuda``, or under the
+simulator its replacement.
 """
 
 from __future__ import annotations

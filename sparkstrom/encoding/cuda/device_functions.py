@@ -1,8 +1,9 @@
 """Define device functions that kernels of several modules call.
 
-Some work for one thread: they decode hit codes, compare values, and count overflows. Others work
-for all threads of a block together: they add values up, and record hits. Numba's cache does not
-notice edits of this file: after an edit, touch the files that import it.
+Some work for one thread: they get the parameter index from the code of a hit, compare values, and
+count overflows. Others work for all threads of a block together: they add values up, and record
+hits (parameters whose residual reaches the threshold). Numba's cache does not notice edits of this
+file: after an edit, touch the files that import it.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def _is_plain_dense_layer(spec: LayerSpec) -> bool:
 
 
 def _get_plain_activation(spec: LayerSpec) -> str | None:
-    """Return the name of a layer's activation; None if the activation has options."""
+    """Return the name of a layer's activation; None if it has options or cannot be parsed."""
     parsed = parse_activation(
         spec.fields.get("activationfn", spec.fields.get("activationfunction"))
     )

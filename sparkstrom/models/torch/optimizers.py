@@ -439,9 +439,10 @@ def _list_extra_attributes(optimizer: Optimizer) -> dict[str, Any]:
 def _take_extra_attributes(
     optimizer: Optimizer, named: NamedParameters, remaining: State
 ) -> dict[str, Any]:
-    """Remove the saved extra attributes from ``remaining``; return name -> value.
+    """Remove the optimizer's extra attributes from ``remaining``; return name -> value.
 
-    Tensors are returned on the parameters' device.
+    ``remaining`` is a saved state. Torch's own optimizers lack these attributes. Tensors are
+    returned on the parameters' device.
     """
     known, made = _list_extra_attributes(optimizer), dict[str, Any]()
     for path in [path for path in remaining if path.startswith("own/")]:
@@ -541,7 +542,7 @@ def _parse_entry(key: str, value: Any) -> tuple[str, Any]:
 
 
 def _store_options(tree: Any, path: str, state: State) -> None:
-    """Store numbers and tensors of a tree under ``path``; users' factories make all else again."""
+    """Store numbers and tensors of a tree under ``path``; users' factories make the rest again."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             _store_options(value, f"{path}/{key}", state)
@@ -553,7 +554,7 @@ def _store_options(tree: Any, path: str, state: State) -> None:
 
 
 def _fill_tree(tree: Any, path: str, remaining: State) -> Any:
-    """Return a copy of the tree with the values under ``path``, removed from ``remaining``."""
+    """Return a copy of the tree with the values under ``path``; remove these from ``remaining``."""
     if isinstance(tree, dict):
         made = copy.copy(tree)
         for key, value in tree.items():

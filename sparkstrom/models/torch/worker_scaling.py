@@ -6,10 +6,10 @@ times while one worker takes a step. Therefore a momentum m becomes m ** k
 (except ReduceLROnPlateau, which steps by the losses of its own worker).
 
 A worker's BatchNorm sees only that worker's minibatches. Its statistics, with torch's momentum of
-0.1, remember about ten of them. With k workers, the parameters change 10 k times meanwhile, so the
-statistics belong to parameters that are long outdated. A momentum of 1 - (1 - m) ** k corrects
-this. Measured with 16 workers (a convolution with BatchNorm on digits, SGD with momentum), it
-reduced the difference to the loss on one machine from 0.146 to 0.051.
+0.1, remember about ten of them. With k workers, the parameters change ``10 * k`` times meanwhile,
+so the statistics belong to parameters that are long outdated. A momentum of 1 - (1 - m) ** k
+corrects this. Measured with 16 workers (a convolution with BatchNorm on digits, SGD with momentum),
+it reduced the difference between the loss and that on one machine from 0.146 to 0.051.
 
 Parameter groups contain the user's unscaled values except during a step. Schedulers, saved states
 and other readers therefore see these values, and a momentum that a scheduler has changed is scaled

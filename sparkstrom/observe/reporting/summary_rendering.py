@@ -78,11 +78,11 @@ Figures = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of texts."""
+    """A table of strings, from which rows may be left out."""
 
     columns: tuple[str, ...]  # headings
     rows: Sequence[tuple[str, ...]]  # cells of each row
-    more: int = 0  # number of rows left out
+    more: int = 0  # number of rows left out, which is shown below the table
 
 
 @dataclass(frozen=True, slots=True)

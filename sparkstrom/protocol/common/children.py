@@ -165,7 +165,7 @@ class Child:
 
     @property
     def next_state_s(self) -> float:
-        """Return the earliest time of this child's next state, which gathers acknowledgements."""
+        """Return when the next state may be sent to the child, after gathering acknowledgements."""
         unstated = self.bytes_forwarded - self.bytes_stated
         urgent = self.state_is_urgent or unstated >= PROMPT_ACK_BYTES
         return self.state_s + (STATE_SPACING_S if urgent else ROUTINE_SPACING_S)
@@ -462,16 +462,22 @@ class Children:
         return [Send(child.node, ResendRequest(origin))]
 
     @property
-    def slowest_link_wait_s(self) -> float:
-        """Return the seconds, beyond QUEUE_S, that a new commit takes over the slowest link."""
+    def max_link_delay_s(self) -> float:
+        """Return the longest delay before a new commit is sent to a child, in seconds.
+
+        This is without the normal queueing time QUEUE_S; it is 0 if no child's delay is longer.
+        """
         longest_s = 0.0
         for child in self.by_node.values():
-            if child.link.rate and (wait_s := self._link_wait_s(child)) > longest_s:
-                longest_s = wait_s
+            if child.link.rate and (delay_s := self._link_delay_s(child)) > longest_s:
+                longest_s = delay_s
         return longest_s
 
-    def _link_wait_s(self, child: Child) -> float:
-        """Return the seconds, beyond QUEUE_S, until the data that wait for a child are sent."""
+    def _link_delay_s(self, child: Child) -> float:
+        """Return the seconds until all data that wait for a child are sent, less QUEUE_S.
+
+        Return 0 if the child does not receive single commits.
+        """
         log, link = self._history.log, child.link
         if child.stage is not REPLICATE or not log.reaches(child.sent):
             return 0.0
@@ -492,7 +498,7 @@ class Children:
             else:
                 child.state_due = child.state_is_urgent = False
                 child.state_s, child.bytes_stated = now_s, child.bytes_forwarded
-                waits_s = self.slowest_link_wait_s if waits_s < 0 else waits_s
+                waits_s = self.max_link_delay_s if waits_s < 0 else waits_s
                 edge_fields = {
                     "head": head,
                     "wait_ms": max(state.wait_ms, min(int(waits_s * 1000), WAIT_MS_MAX)),
@@ -525,7 +531,7 @@ class Children:
 def _is_made_by_child_process(entry: Entry, child: Child) -> TypeGuard[Commit]:
     """Return whether the child's process made this update, so that it needs only the number.
 
-    Not so for model buffers: their commit contains an average.
+    False for model buffers, because their commit contains an average.
     """
     return isinstance(entry, Commit) and entry.origin in child.own_ids and is_summable(entry)
 

@@ -364,7 +364,7 @@ class ApplyMergedRange(msgspec.Struct, frozen=True):
     """Instruction to add a sum of commits to the replica, minus the node's own updates in it."""
 
     merged: MergedRange
-    own: tuple[Update, ...]  # own updates inside the sum, which the replica contains already
+    own: tuple[Update, ...]  # the node's updates in the sum, which its replica has already
 
 
 class InstallSnapshot(msgspec.Struct, frozen=True):

@@ -38,15 +38,15 @@ class PartitionStart:
 
 @dataclass(frozen=True, slots=True)
 class FitSpec:
-    """The facts about one fit that the driver, the master and all workers share.
+    """The facts about one fit that the driver program, the master and all workers share.
 
-    The driver creates the object after counting its data.
+    The driver program creates the object after counting its data.
     """
 
     workers: int  # number of workers, one for each partition
     epochs: int  # number of epochs to train
     n_params: int  # number of parameters
-    version: str  # sparkstrom's version on the driver
+    version: str  # sparkstrom's version in the driver program
     job: int = 0  # random u63 that identifies the fit in frames, process names and Spark's job
     first_epoch: int = 0  # epochs trained by earlier fits; the order of rows depends on it
     minibatches_before: int = 0  # trained by earlier fits; learning-rate schedules continue there

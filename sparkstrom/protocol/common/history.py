@@ -53,7 +53,7 @@ class Log:
         ] = {}  # by ``preceding_commit``; with the offset in bytes
         self._begin = self._end = 0  # offsets, in bytes ever appended
         self.base = base  # the newest commit that is no longer in the log
-        self.head = base  # the newest commit in the log
+        self.head = base  # the newest commit in the log, or ``base`` if it is empty
 
     @property
     def bytes(self) -> int:

@@ -130,7 +130,11 @@ class Partitions(tuple[Partition, ...]):
 
     @classmethod
     def from_spec(cls, spec: FitSpec, now_s: float) -> Partitions:
-        """Return the partitions of a fit, each at its start."""
+        """Return the partitions of a fit, each at the position where the fit starts in it.
+
+        A resumed fit starts where the earlier one ended. ``now_s``: time since which the partitions
+        have had no owner.
+        """
         made = cls(Partition(i, spec.epochs, unowned_s=now_s) for i in range(spec.workers))
         for partition, start in zip(made, spec.starts, strict=bool(spec.starts)):
             partition.resume_from(start)
@@ -301,7 +305,7 @@ class Departure:
     partition: int
     host: str
     reason: str  # human-readable
-    at_s: float  # on the driver's clock
+    at_s: float  # on the controller's clock
     ending: TaskEnding = TaskEnding.OTHER  # the reason as an enum member, for code
 
 

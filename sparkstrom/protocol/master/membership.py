@@ -2,7 +2,7 @@
 
 ``Admission`` answers a worker's join with a place in the tree or a refusal. ``MembershipCloser``
 ends the membership of a worker that is silent, leaves, was replaced or holds up the others. The
-worker's partition becomes free for a successor, which continues after the last update that counts.
+worker's partition becomes free for a successor, which continues after the last committed update.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MembershipCloser:
     """Ends the memberships of workers that are silent, leave, are superseded or hold up others.
 
     The number of the last committed update and the partition's position are read together, so the
-    successor starts exactly after the last update that counts.
+    successor starts exactly after that update.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Have workers send their optimizer states to workers that join late, and for checkpoints."""
+"""Choose the workers from which late workers copy optimizer states; copy some for checkpoints."""
 
 from __future__ import annotations
 

@@ -153,21 +153,22 @@ class Directives:
     def _time_to_commit_s(self, state: State) -> float:
         """Return how many seconds a publication recently took until it was committed.
 
-        With ``max_lead`` every worker waits for the slowest link, over which commits arrive late as
-        sums. Then return the delay to the last replica if it is longer, so that all workers publish
-        less.
+        The longer this takes, the less trainers publish. With ``max_lead`` every worker waits for
+        the slowest link, over which commits arrive late as sums. Then return the delay to the last
+        replica if it is longer, so that all workers publish less.
         """
         if self._limits.max_lead is None or not self._in_flight.round_s:
             return self._in_flight.round_s
-        waits_s = max(state.wait_ms / 1000, round(self._children.slowest_link_wait_s, 3))
+        waits_s = max(state.wait_ms / 1000, round(self._children.max_link_delay_s, 3))
         return max(self._in_flight.round_s, waits_s)
 
     def _step_limit(self, workers: int) -> tuple[int | None, Directive]:
         """Return the step count at which training waits (None: no limit), and the wait's directive.
 
-        ``max_staleness`` limits the steps after the oldest uncommitted update: once that is
-        committed, all that others had sent before it has arrived. ``max_lead`` limits the steps
-        ahead of the slowest worker.
+        ``max_lead`` limits the steps ahead of the slowest worker. ``max_staleness`` limits the
+        steps after this worker's oldest uncommitted update: once that is committed, all that others
+        had sent before it has arrived. With few workers, both are raised to totals that the workers
+        share (``lead_minibatches``, ``age_of_updates``). The lower step count applies.
         """
         limits = self._limits
         limit, waits = None, AHEAD

@@ -416,7 +416,11 @@ class TrainerView:
             self._report_flag.set()
 
     def set_activity(self, activity: Activity, now_s: float) -> None:
-        """Record what the trainer does now; only a first or last step is urgent news."""
+        """Record what the trainer does now.
+
+        A change between waiting and stepping is reported with the next routine report; any other
+        change at once.
+        """
         known, self.activity, self._active_s = self.activity, activity, now_s
         if {known, activity} <= ALTERNATING:
             self._report_flag.set_routine()

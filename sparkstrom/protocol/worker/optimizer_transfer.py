@@ -1,9 +1,9 @@
 """Copy optimizer state from another worker if this one joins in mid-training; serve such requests.
 
 The worker waits for the state until a deadline and then trains with a fresh one. If its parent
-trains, the parent is the source; otherwise the request goes up, and the master chooses a source. A
-worker that began in mid-training with a fresh state never becomes a source, because its state lacks
-history.
+trains, the parent is the source; otherwise the request goes up the tree to the master, which
+chooses a source. A worker that began in mid-training with a fresh state never becomes a source,
+because its state lacks history.
 """
 
 from __future__ import annotations

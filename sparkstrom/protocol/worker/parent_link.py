@@ -94,7 +94,7 @@ class InFlight:
     def acknowledge_up_to(
         self, last: Iterable[tuple[NodeId, Seq]], ids: Container[NodeId], now_s: float
     ) -> None:
-        """Remove committed own updates: for each id, those up to the sequence number in ``last``.
+        """Remove this node's committed updates: for each id, those up to the number in ``last``.
 
         ``ids`` are those of this process; other ids in ``last`` are ignored.
         """
@@ -299,7 +299,7 @@ class ParentLink:
         self._owed_s = now_s
 
     def enqueue(self, update: Update, child: Child | None, now_s: float) -> list[Effect]:
-        """Queue an update for the parent; ``child``: the child that sent it; None: own update."""
+        """Queue an update for the parent. ``child``: the child that sent it; None: this node."""
         self.waiting.append((update, child))
         return self.send_queued(now_s)
 
@@ -319,7 +319,7 @@ class ParentLink:
         return out
 
     def resend_own(self, now_s: float, *, force: bool = False) -> list[Effect]:
-        """Queue all uncommitted own updates again, and send what the window allows."""
+        """Queue this node's uncommitted updates again, and send what the window allows."""
         updates = self._own.updates_to_resend(self._membership.id, now_s, force=force)
         if not updates:
             return []
@@ -344,7 +344,7 @@ class ParentLink:
         return self.resend_own(now_s, force=True)
 
     def resend_overdue(self, now_s: float) -> list[Effect]:
-        """Send the own updates again, because the oldest one is overdue."""
+        """Send this node's uncommitted updates again, because the oldest one is overdue."""
         assert self._own.is_overdue(now_s), "nothing is sent again before its time"
         self._own.back_off(now_s)
         return self.resend_own(now_s)
@@ -389,7 +389,7 @@ class ParentLink:
         return any(now_s - max(at_s, fit.steady_s) > patience_s for at_s in since_s)
 
     def overdue_wait(self, now_s: float) -> Wait | None:
-        """Return the wait for a commit if it is overdue, or for the attach reply if it is long."""
+        """Return the wait for the attach reply or for a commit if it exceeds ``stuck_s``."""
         stuck_s = self._limits.stuck_s
         begun_s = now_s - stuck_s  # a wait that began before this time is stuck
         if self._opened_s < begun_s and self.stage is ATTACHING:

@@ -115,7 +115,7 @@ class SnapshotFetch:
         return True
 
     def _is_complete(self) -> bool:
-        """Return whether all chunks have arrived, and all commits up to the newest chunk's."""
+        """Return whether all chunks have arrived, and all commits that some chunk contains."""
         return len(self._chunks) == self._count and all(
             chunk.commit <= self._held.head for chunk in self._chunks.values()
         )
@@ -401,7 +401,10 @@ class Replication:
 
 
 def _commit_effects(committed: Commit, *, own: bool) -> list[Effect]:
-    """Return the effects of one commit: apply it, or report that an own update is committed."""
+    """Return the effects of one commit: apply it or, if it is this worker's own, report it.
+
+    A commit of buffers contains the average of all workers, so the worker applies its own, too.
+    """
     if not own:
         return [ev.ApplyCommit(committed)]
     passed = ev.OwnCommitted(committed.commit)
@@ -497,7 +500,7 @@ class Relaying:
         return []
 
     def on_resend_request(self, again: ResendRequest, now_s: float) -> list[Effect]:
-        """Resend the own updates, or forward the request to the child that leads to the origin.
+        """Resend this node's updates, or forward the request to the child that leads to the origin.
 
         A request without an origin means a new edge further up: every node below resends at once.
         """

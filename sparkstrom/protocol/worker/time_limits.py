@@ -18,7 +18,7 @@ class NodeLimits:
     lease_s: float = 10.0  # a node that is silent for so long is suspected
     join_s: float = 60.0  # without any answer from the master, before the first place
     master_silent_s: float = 30.0  # without any sign of life from the master, afterwards
-    stuck_s: float = 120.0  # without a commit of own updates, or without progress in fetching
+    stuck_s: float = 120.0  # without a commit of its own updates, or without progress in fetching
     step_s: float = 600.0  # one training step, or reading one batch
     window_bytes: int = 4 << 20  # own uncommitted updates; with more, training waits
     log_bytes: int = 64 << 20  # limit on the log from which children are served

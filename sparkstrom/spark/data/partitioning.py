@@ -1,6 +1,6 @@
 """Distribute users' data over one partition per worker, and add the user's held-out rows.
 
-Rows are distributed at random, by a seed, so that all partitions have about the same number of
+Rows are distributed pseudo-randomly, with a seed, and all partitions have about the same number of
 rows. Executors read every kind of data as an iterator of ``Block``, a group of rows. A DataFrame is
 read as an RDD of Arrow messages that Spark's JVM writes. pyspark's own functions are unsuitable: in
 versions 3.5 and 4.0 ``mapInArrow`` imports pandas, and ``toArrow`` collects all rows on the driver.

@@ -252,7 +252,7 @@ class ProbeTask:
 
 
 def identify_process(facts: HostFacts) -> str:
-    """Return a text that identifies an executor: its host and process."""
+    """Return a string that identifies an executor: its host and process."""
     return f"{facts.host}/{facts.process}"
 
 

@@ -140,7 +140,7 @@ def train_partition(
 def delete_worker_files(network: str, rows: Iterable[Any]) -> Iterator[int]:
     """Delete a network's residual files on this executor; yield the number of deleted files.
 
-    Residuals are gradients that were not sent yet. ``network`` begins the files' names.
+    A residual is what a worker has learned but not sent. The files' names begin with ``network``.
     """
     from sparkstrom.worker.training_task import (
         delete_residuals,

@@ -47,7 +47,7 @@ class MeasurementTask:
 
     fit: Any  # broadcast variable of the pickled FitRecipe and RowSample
     void: VoidConfiguration  # addresses and ports of a fit
-    controller: Endpoint  # on the driver's host; an executor uses the address on its route to it
+    controller: Endpoint  # in the driver program; executors use their address on the route to it
     token: bytes  # secret that authenticates the datagrams of this measurement
 
 

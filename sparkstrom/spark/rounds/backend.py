@@ -60,8 +60,8 @@ from sparkstrom.spark.rounds.tasks import (
     SummingTask,
     TrainingTask,
     inspect_rows,
-    mark_fit_over,
     measure_partition,
+    record_ended_fit,
     train_for_driver,
     write_minibatches,
 )
@@ -182,7 +182,7 @@ class SparkRoundsBackend(RoundsBackend):
                 self._facts = sorted(facts, key=lambda one: one.partition)
                 yield self._facts
         finally:
-            mark_fit_over(self._job.spec.job)
+            record_ended_fit(self._job.spec.job)
 
     def train(self, order: RoundOrder, state: RoundState) -> RoundResults:
         """Train one round, starting from ``state``; return its results, with traffic in bytes."""

@@ -2,8 +2,8 @@
 
 A payload is split into parts that fit into a JVM array. Workers copy each part into place and then
 release it. With a SparkContext, parts are broadcast variables, which executors also fetch from each
-other. Spark Connect has no broadcast variables, so there large parts are sent like the round's
-minibatches.
+other. Spark Connect has no broadcast variables: there, the parts of a large payload are sent to a
+task as records, before its minibatches.
 
 The workers' results are split into pieces of a few MiB. A source (a worker, or a group of workers)
 sends each piece to a target: the task that sums the corresponding pieces of all sources. Pieces may
@@ -345,7 +345,10 @@ def tree_levels(workers: int, depth: int) -> list[int]:
 
 
 def group_of_source(source: int, sources: int, groups: int) -> int:
-    """Return the group to which a source belongs. Groups consist of consecutive sources."""
+    """Return the group of a source (a worker, or a group of the tree's level below).
+
+    Groups consist of consecutive sources.
+    """
     return source // -(-sources // groups)
 
 
@@ -367,7 +370,7 @@ def address_records(
     Args:
         records: The records that the source sends.
         source: The worker or group that sends them.
-        base: Number of the first target of the source's group.
+        base: Number of the first target of the source's group, counted over all groups.
         targets: Number of targets for pieces. One more target, after these, receives the reports.
         piece_bytes: Maximum size of a piece.
     """

@@ -141,10 +141,11 @@ _cached_jobs: OrderedDict[int, SparkRoundsJob] = OrderedDict()  # by fit; least 
 _ended_fits = deque[int](maxlen=ENDED_FITS_MAX)  # used only in the driver program
 
 
-def mark_fit_over(fit: int) -> None:
+def record_ended_fit(fit: int) -> None:
     """Record, in the driver program, that a fit has ended.
 
-    Later jobs list this fit, and Python workers drop listed fits from their caches.
+    ``PackedJob.with_ended_fits`` lists the fit in later jobs, and Python workers drop listed fits
+    from their caches.
     """
     _ended_fits.append(fit)
 
@@ -422,7 +423,8 @@ class TrainingTask:
     """A task function that trains one worker's round; tasks of the next stage sum the results.
 
     Workers are divided into groups. For each group, the next stage has one task per target, which
-    sums some of the pieces, and one more task, which collects reports.
+    sums some of the pieces, and one more task, which collects reports. These tasks are numbered
+    group by group.
     """
 
     packed: PackedJob  # the pickled job
@@ -432,7 +434,7 @@ class TrainingTask:
     targets: int  # number of targets per group, without the one for reports
 
     def __call__(self, index: int, records: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Train as worker ``index``; yield (target, serialized record) for all results."""
+        """Train as worker ``index``; yield (task of the next stage, serialized record) pairs."""
         freeze_garbage_collector()
         job = self.packed.unpack()
         base = group_of_source(index, self.workers, self.groups) * (self.targets + 1)
@@ -445,7 +447,8 @@ class SummingTask:
     """A task function that sums pieces on one level of a tree.
 
     A task sums the pieces that all sources of one group (workers, or groups of the level below)
-    sent to one target. On the next level, the group is a source.
+    sent to one target. On the next level, the group is a source. Each group has ``targets`` + 1
+    tasks on this level; the last one passes reports on.
     """
 
     sources: int  # number of sources on this level
@@ -455,7 +458,7 @@ class SummingTask:
     piece_bytes: int  # maximum size of a piece
 
     def __call__(self, index: int, records: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield (target, serialized record) for the sums of the pieces at one target of a group."""
+        """Sum the pieces of task ``index``; yield (task of the next level, serialized record)."""
         group, target = divmod(index, self.targets + 1)
         complete = read_complete(records, sources_of_group(group, self.sources, self.groups))
         base = group_of_source(group, self.groups, self.next_groups) * (self.targets + 1)

@@ -2,9 +2,9 @@
 
     ensure_driver(...) -> MediaDriverHandle -> AeronTransport(handle)
 
-The C media driver runs in its own process. Its C client is called through cffi, and for each
-received fragment by code that Numba compiled. Importing this package only chooses a safe cache
-directory for that code: the driver's process must start fast, without loading Numba.
+The C media driver runs in its own process. Its C client is called through cffi, and frames are
+received by code that Numba compiled. Importing this package only chooses a safe cache directory for
+that code: the media driver's process must start fast, without loading Numba.
 """
 
 import os

@@ -1,17 +1,17 @@
-"""Doorbells, by which the clients of one media driver wake one another.
+"""Doorbells: FIFOs through which senders wake receivers that use the same media driver.
 
-Aeron has no signal for frames that have arrived, so a client without one has to look again and
-again. Each client owns a FIFO in the media driver's directory, and waits for frames by waiting for
-a byte in it. Beside it stands a symbolic link for each local stream that it receives, named after
-the stream's number, so that a sender finds the bell of its receiver.
+Aeron does not signal that frames have arrived, so a receiver would have to look again and again.
+Instead, each client owns a FIFO, its doorbell, in the media driver's directory, and waits for a
+byte in it. A sender rings, which means that it writes a byte. Beside the FIFO is a symbolic link
+for each local stream that the client receives, named after the stream's number, so that a sender
+finds the bell of its receiver.
 
     <driver's directory>/bells/
         <token>                 a client's FIFO
         <stream> -> <token>
 
-A ring (one byte) only makes the receiver look. If a ring is lost, frames are late by at most 5 ms,
-after which the receiver looks by itself.
-Rings that have not been read yet fill the FIFO; further ones are dropped.
+If a ring is lost, frames are late by at most 5 ms, after which the receiver looks by itself. Rings
+that have not been read yet fill the FIFO; further ones are dropped.
 """
 
 from __future__ import annotations

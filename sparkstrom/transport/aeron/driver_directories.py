@@ -1,7 +1,7 @@
 """Directories and file locks of media drivers, and identities of processes (pid and start time).
 
-Each pair of user and key (of an executor and job) has one private directory, its home. The last
-process that uses the home removes it:
+Each pair of user and key, the name of an executor and job, has one private directory, its home.
+The last process that uses the home removes it:
 
     <root>/sparkstrom-<uid>-<key>/        the home, 0700; root is shared memory if available
         start.lock
@@ -10,7 +10,7 @@ process that uses the home removes it:
             driver.lock  clients.lock
             driver.log  endpoint.json
             aeron/                        Aeron's own directory
-            bells/                        doorbells of its clients (``doorbell``)
+            bells/                        FIFOs that wake its clients (``doorbell``)
 
 If shared memory has no room for a driver's logs, ``<token>`` is created under the scratch root.
 

@@ -283,7 +283,7 @@ _MANUAL_DOWNLOAD = (
 
 
 def _extract_library(wheel: Path) -> bytes:
-    """Return the content of the library file in the wheel; SetupError if the hash is wrong."""
+    """Return the library file in the wheel; raise SetupError if the wheel's hash is wrong."""
     try:
         content = wheel.read_bytes()
     except OSError as error:

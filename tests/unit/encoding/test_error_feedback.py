@@ -105,10 +105,10 @@ def test_its_terms_say_what_it_will_be_and_its_norms_what_it_is(train_on: str) -
 @pytest.mark.parametrize("train_on", WAYS)
 def test_what_an_earlier_fit_left_is_added(train_on: str) -> None:
     learner = Learner(train_on, DELTA)
-    learner.residual.add(np.ones(N, np.float32), learner.at.learnt)
+    learner.residual.add_saved(np.ones(N, np.float32), learner.at.learnt)
     assert learner.left() == (DELTA + 1).tolist()
     with pytest.raises(UsageError, match=r"shape \(2,\) for 6 parameters"):
-        learner.residual.add(flat(1, 2), learner.at.learnt)
+        learner.residual.add_saved(flat(1, 2), learner.at.learnt)
 
 
 def test_only_an_array_of_its_own_is_in_the_state() -> None:

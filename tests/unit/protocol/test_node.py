@@ -278,7 +278,7 @@ def test_where_all_wait_for_the_slowest_link_a_round_is_as_long(
 def test_a_relay_reckons_with_its_own_children_too(
     node_with: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Children, "slowest_link_wait_s", property(lambda children: 7.0))
+    monkeypatch.setattr(Children, "max_link_delay_s", property(lambda children: 7.0))
     node = node_with(publications_max=1, max_lead=3).training()
     node.step(make.published(1))
     node.hear(make.committed(1, origin=1), 5.0)

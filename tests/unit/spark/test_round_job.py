@@ -15,7 +15,12 @@ from sparkstrom.models import Adam, DenseNetwork
 from sparkstrom.planning.memory import PieceSizes
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.spark.rounds import tasks as round_job
-from sparkstrom.spark.rounds.tasks import CACHED_JOBS_MAX, PackedJob, SparkRoundsJob, mark_fit_over
+from sparkstrom.spark.rounds.tasks import (
+    CACHED_JOBS_MAX,
+    PackedJob,
+    SparkRoundsJob,
+    record_ended_fit,
+)
 
 NUMBERS = itertools.count(1)
 
@@ -61,7 +66,7 @@ def test_a_fit_that_is_over_goes_when_the_next_one_comes(
     if frozen:
         gc.freeze()  # as after imports; see ``freeze_garbage_collector``
     assert first.with_ended_fits().unpack().model is model()
-    mark_fit_over(first.fit)
+    record_ended_fit(first.fit)
     second = begin()
     second.with_ended_fits().unpack()
     assert list(kept) == [second.fit]
@@ -75,7 +80,7 @@ def test_fits_that_run_at_once_are_opened_once(kept: Any) -> None:
     models = [fit.with_ended_fits().unpack().model for fit in fits]
     for _ in range(2):
         assert [fit.with_ended_fits().unpack().model for fit in fits] == models
-    mark_fit_over(fits[1].fit)
+    record_ended_fit(fits[1].fit)
     assert fits[0].with_ended_fits().unpack().model is models[0]
     assert set(kept) == {fit.fit for fit in fits} - {fits[1].fit}
     more = [begin() for _ in range(2)]
@@ -87,14 +92,14 @@ def test_fits_that_run_at_once_are_opened_once(kept: Any) -> None:
 def test_a_task_of_a_fit_that_is_over_is_right_all_the_same(kept: Any) -> None:
     """One that Spark tries again while the fit is being ended."""
     first, second = begin(), begin()
-    mark_fit_over(first.fit)
+    record_ended_fit(first.fit)
     assert second.with_ended_fits().unpack().spec.job == second.fit
     assert first.with_ended_fits().unpack().spec.job == first.fit
 
 
 def test_no_more_fits_are_told_than_workers_may_have(kept: Any) -> None:
     for number in range(1000):
-        mark_fit_over(number)
+        record_ended_fit(number)
     over = begin().with_ended_fits().ended_fits
     assert len(over) < 100
     assert over[-1] == 999

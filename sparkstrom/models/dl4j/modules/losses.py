@@ -1,4 +1,4 @@
-"""DL4J's losses: summed over a row's outputs and steps, averaged over the rows of a minibatch.
+"""DL4J's losses: summed over a row's outputs and time steps, averaged over a minibatch's rows.
 
 Losses get the values before the last activation, so that softmax and sigmoid lose no precision.
 DL4J's word for the value of a loss is score. DL4J clips the values from which it computes scores,

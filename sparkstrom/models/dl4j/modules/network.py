@@ -210,7 +210,10 @@ class LastTimeStep(nn.Module):  # type: ignore[misc]
     """LastTimeStep: selects the last step of a sequence."""
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return the last step, [rows, features], of x [rows, features, steps]."""
+        """Return the last step, [rows, features], of x [rows, features, steps].
+
+        The argument ``rows`` is ignored; other layers need it.
+        """
         return x[:, :, -1]
 
 
@@ -224,7 +227,10 @@ class RepeatVector(nn.Module):  # type: ignore[misc]
         self._steps, self.input_dropout = spec.get_int("n", 1), InputDropout(spec)
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return sequences [rows, features, n] for x [rows, features]."""
+        """Return sequences [rows, features, n] for x [rows, features].
+
+        The argument ``rows`` is ignored; other layers need it.
+        """
         return self.input_dropout(x, self.training).unsqueeze(2).expand(-1, -1, self._steps)
 
 
@@ -258,8 +264,8 @@ class SlidingWindow:
         first = default if given is None else self.spec.get_sizes(name, minimum)[0]
         return first, 0 if name == "padding" else 1
 
-    def to_images(self, x: Tensor) -> Tensor:
-        """Return the layer's input as images [rows, channels, height, width]."""
+    def to_nchw(self, x: Tensor) -> Tensor:
+        """Convert the layer's input to images [rows, channels, height, width]."""
         x = x.unsqueeze(3) if self.is_sequence else x
         return x.movedim(-1, 1) if self.channels_last else x
 
@@ -298,7 +304,7 @@ class Convolution(Dl4jLayer):
 
     def before_activation(self, x: Tensor) -> Tensor:
         """Return the convolution of x."""
-        window, x = self._window, self._window.to_images(self.input_dropout(x, self.training))
+        window, x = self._window, self._window.to_nchw(self.input_dropout(x, self.training))
         x = fn.pad(x, window.compute_padding(x.shape))
         bias = getattr(self, "bias", None)
         z = fn.conv2d(x, self.weight, bias, window.stride, dilation=window.dilation)
@@ -326,9 +332,12 @@ class Subsampling(nn.Module):  # type: ignore[misc]
             raise spec.unsupported(f"poolingType {self._kind} with pnorm={self._power:g}")
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return the pooled images or sequences; padding does not affect the maximum."""
+        """Return the pooled images or sequences; padding does not affect the maximum.
+
+        ``rows`` is ignored; other layers need it.
+        """
         window = self._window
-        x = window.to_images(x)
+        x = window.to_nchw(x)
         padding = window.compute_padding(x.shape)
         if self._kind == "max":
             filled = fn.pad(x, padding, value=float("-inf"))
@@ -396,7 +405,7 @@ class ChannelwiseConvolution(Dl4jLayer):
 
     def before_activation(self, x: Tensor) -> Tensor:
         """Return the convolution of each channel; mix the channels if the layer is separable."""
-        window, x = self._window, self._window.to_images(self.input_dropout(x, self.training))
+        window, x = self._window, self._window.to_nchw(self.input_dropout(x, self.training))
         bias = getattr(self, "bias", None)
         z = fn.conv2d(
             fn.pad(x, window.compute_padding(x.shape)),
@@ -423,7 +432,7 @@ class Deconvolution(Convolution):
 
     def before_activation(self, x: Tensor) -> Tensor:
         """Return the transposed convolution of x, with the padding cropped off."""
-        window, x = self._window, self._window.to_images(self.input_dropout(x, self.training))
+        window, x = self._window, self._window.to_nchw(self.input_dropout(x, self.training))
         z = fn.conv_transpose2d(x, self.weight, None, window.stride, dilation=window.dilation)
         for axis in (0, 1):
             size, stride = int(z.shape[2 + axis]), window.stride[axis]
@@ -465,7 +474,7 @@ class Resize(nn.Module):  # type: ignore[misc]
             self._sizes = (*self._sizes, *self._sizes)
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return x enlarged, padded or cropped."""
+        """Return x enlarged, padded or cropped; ``rows`` is ignored."""
         x = x.movedim(-1, 1) if self._channels_last else x
         if self._kind == "size":
             x = self.input_dropout(x, self.training)
@@ -510,7 +519,7 @@ class UnaryVertex(nn.Module):  # type: ignore[misc]
             raise spec.unsupported("reshapeOrder f")
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return the result of the vertex's function for x."""
+        """Return the result of the vertex's function for x; ``rows`` is ignored."""
         return VERTEX_FUNCTIONS[self.spec.kind](x, self.spec)
 
 
@@ -526,7 +535,7 @@ class JoinVertex(nn.Module):  # type: ignore[misc]
             raise spec.unsupported(f"op {self._op} of {len(spec.sources)} inputs")
 
     def forward(self, inputs: list[Tensor], rows: int) -> Tensor:
-        """Join the inputs, given in DL4J's order, to one tensor."""
+        """Join the inputs, given in DL4J's order, to one tensor; ``rows`` is ignored."""
         if self._op == "merge":
             return torch.cat(inputs, dim=self._axis)
         joined = reduce(JOIN_FUNCTIONS[self._op], inputs)

@@ -134,7 +134,7 @@ def _no_op_step(gradient: Tensor, _: dict[str, Any], group: Group) -> Tensor:
 
 
 def _nesterovs_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Tensor:
-    """Return the step of Nesterov momentum; update the velocity."""
+    """Return the step of Nesterov momentum, to be subtracted; update the velocity."""
     velocity, mu = state["velocity"], group["momentum"]
     velocity.mul_(mu).sub_(gradient, alpha=group["lr"])
     return gradient * group["lr"] - mu * velocity
