@@ -42,7 +42,7 @@ from sparkstrom.codec.wire import Kind
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.thresholds import FixedThreshold
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
 from sparkstrom.runtime.message_endpoint import EncodingCache, MergeCache, MessageEndpoint
 from sparkstrom.runtime.theta import Theta

@@ -15,7 +15,7 @@ from sparkstrom.models.base import Buffered, FlatModel
 from sparkstrom.options.gradient_sharing import ALL, SharedTrainingMaster
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.planning.memory import count_driver_edges
-from sparkstrom.protocol.common.events import OptimizerCopyRequest
+from sparkstrom.protocol.common.events_and_effects import OptimizerCopyRequest
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import CheckpointFiles, MasterLimits
 from sparkstrom.runtime.master_thread import MasterPlan

@@ -24,7 +24,7 @@ from sparkstrom.observe.listener_events import to_json_value
 from sparkstrom.observe.reporting.summary_rendering import short_text, summary_html, summary_text
 from sparkstrom.observe.telemetry import FitTotals, WorkerCounters, sum_link_bytes
 from sparkstrom.options.common import CommonOptions
-from sparkstrom.protocol.common.events import TaskEnding
+from sparkstrom.protocol.common.events_and_effects import TaskEnding
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.master_control import FitOutcome
 

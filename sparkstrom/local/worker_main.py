@@ -25,7 +25,7 @@ from sparkstrom.local.worker_pool import (
     format_main_thread_stack,
     step_limit,
 )
-from sparkstrom.protocol.common.events import TimeoutReason
+from sparkstrom.protocol.common.events_and_effects import TimeoutReason
 
 EXIT_ORPHANED, EXIT_STUCK = 3, 4  # exit status: the caller is gone; a step exceeded its time limit
 

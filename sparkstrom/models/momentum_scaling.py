@@ -5,7 +5,7 @@ between two steps of one worker, so an unscaled momentum would remember k times 
 as on one machine (asynchrony begets momentum: Mitliagkas et al. 2016). The scaled momentum, m to
 the power of k, remembers the same number of the fit's minibatches as m does on one machine.
 Learning rates, second moments, weight decay, clipping and dampening are not scaled. BatchNorm's
-momentum is scaled, too; see ``models.torch.worker_scaling`` and ``models.keras_support``.
+momentum is scaled, too; see ``models.torch.hyperparameter_scaling`` and ``models.keras_support``.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from sparkstrom.data.row_store import Batches
 from sparkstrom.fit.master_setup import make_master_limits, make_master_plan
 from sparkstrom.models.base import Buffered, Flat, FlatModel
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.rehearsal.conditions import Conditions

@@ -19,7 +19,7 @@ from sparkstrom.codec.messages import Address, Message
 from sparkstrom.codec.sealed_frames import OVERHEAD_BYTES
 from sparkstrom.codec.wire import is_data
 from sparkstrom.planning.scaling import HOP_S, WIRE_OVERHEAD
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.runtime.message_endpoint import (
     CONTROL_TRAFFIC,
     SUPERSEDING_MESSAGES,

@@ -14,8 +14,8 @@ from sparkstrom.codec.messages import Address, ResidualCheckpoint
 from sparkstrom.data.row_store import Batches
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.telemetry import TrainingCounters
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Directive
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Directive
 from sparkstrom.protocol.worker.node import Node
 from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.links import Edge, VirtualNetwork
@@ -23,7 +23,7 @@ from sparkstrom.runtime.message_endpoint import MergeCache
 from sparkstrom.runtime.node_thread import UPKEEP_INTERVAL_S
 from sparkstrom.runtime.optimizer_states import OptimizerStateServer, load_worker_state
 from sparkstrom.runtime.theta import Replica
-from sparkstrom.runtime.trainer import WAIT_POLL_S, Trainer
+from sparkstrom.runtime.trainer_thread import WAIT_POLL_S, Trainer
 from sparkstrom.runtime.training_loop import (
     LoopAction,
     TrainerEffect,

@@ -26,8 +26,8 @@ from sparkstrom.codec.messages import Phase, WorkerLog
 from sparkstrom.models.base import Flat
 from sparkstrom.observe.progress import RateLimiter, to_printable_line
 from sparkstrom.observe.telemetry import NO_LINK_BYTES, LinkBytes, WorkerCounters
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import IgnoreReason
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import IgnoreReason
 from sparkstrom.protocol.common.fit_spec import PartitionStart
 from sparkstrom.protocol.master.members import CheckpointFiles, Departure
 from sparkstrom.runtime.message_endpoint import Traffic

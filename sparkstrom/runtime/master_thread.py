@@ -26,8 +26,8 @@ from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.messages import BUFFERS
 from sparkstrom.codec.sealed_frames import Seal
 from sparkstrom.observe.telemetry import WorkerCounters
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Effect, Send, perform_all
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Effect, Send, perform_all
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.master.members import CheckpointFiles, MasterLimits

@@ -42,7 +42,7 @@ from sparkstrom.codec.sealed_frames import (
     split_body,
 )
 from sparkstrom.codec.wire import Kind, decode_untrusted, encode, is_data
-from sparkstrom.protocol.common.events import SendMerged, SendToProcess
+from sparkstrom.protocol.common.events_and_effects import SendMerged, SendToProcess
 from sparkstrom.transport.base import OfferResult, Sender, Transport
 
 TRAFFIC_KINDS: dict[type[Message], str] = {

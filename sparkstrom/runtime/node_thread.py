@@ -25,12 +25,12 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.messages import Address, Chunk, MergedRange
 from sparkstrom.codec.sealed_frames import Seal
 from sparkstrom.observe.telemetry import LinkBytes, NodeCounters, WorkerCounters
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command, Effect, Send, perform_all
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Command, Effect, Send, perform_all
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
 from sparkstrom.runtime.message_endpoint import MergeCache, MessageEndpoint
 from sparkstrom.runtime.optimizer_states import OptimizerStateServer
-from sparkstrom.runtime.trainer import TrainerChannel, no_output
+from sparkstrom.runtime.trainer_thread import TrainerChannel, no_output
 from sparkstrom.runtime.training_loop import TrainerInbox, TrainerItem
 from sparkstrom.transport.base import Transport
 

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from sparkstrom.base.clock import Clock
 from sparkstrom.observe.progress import LINE_CHARS_MAX, RateLimiter, to_printable_line
-from sparkstrom.protocol.common.events import OutputPrinted
+from sparkstrom.protocol.common.events_and_effects import OutputPrinted
 
 # Lines of a task: initial burst, then one per interval, and in total.
 LINES_BURST, LINE_INTERVAL_S, LINES_MAX = (

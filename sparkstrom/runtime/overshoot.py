@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from sparkstrom.models.base import Flat
-from sparkstrom.protocol.common.events import SummedWorkersLimited
+from sparkstrom.protocol.common.events_and_effects import SummedWorkersLimited
 from sparkstrom.runtime.theta import Theta
 
 # The values below were chosen by measurements: benchmarks/records/convergence.md.

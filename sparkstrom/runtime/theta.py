@@ -38,7 +38,11 @@ from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.update_sum import Hits, UpdateSum
 from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel
 from sparkstrom.models.output_interpretation import measure_batch
-from sparkstrom.protocol.common.events import ApplyMergedRange, InstallSnapshot, SendMerged
+from sparkstrom.protocol.common.events_and_effects import (
+    ApplyMergedRange,
+    InstallSnapshot,
+    SendMerged,
+)
 from sparkstrom.runtime.training_loop import MergedCommits
 
 CHUNK_PARAMS = 65_536  # 256 KiB of parameters in one chunk of a snapshot

@@ -1,8 +1,8 @@
 """Decide what a worker's trainer does at each batch boundary and after each step.
 
 ``TrainingLoop`` does no I/O, has no thread and reads no clock. In production the task's thread
-drives it (``runtime.trainer``), and in simulations virtual time does, so simulations test the same
-code. A step takes place between ``at_boundary`` and ``after_step``; directives may arrive
+drives it (``runtime.trainer_thread``), and in simulations virtual time does, so simulations test
+the same code. A step takes place between ``at_boundary`` and ``after_step``; directives may arrive
 meanwhile.
 
 ``TrainerInbox`` queues remote updates until the next batch boundary. When they reach its limit in
@@ -20,8 +20,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from sparkstrom.base.identity import CommitNo, Position
 from sparkstrom.codec.messages import BUFFERS, Activity, Commit, Payload, ResidualCheckpoint
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import (
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import (
     ApplyCommit,
     ApplyMergedRange,
     Command,

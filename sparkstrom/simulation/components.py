@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from sparkstrom.base.identity import CommitNo, Endpoint
 from sparkstrom.codec.messages import Chunk, Commit, MergedRange
-from sparkstrom.protocol.common.events import SendMerged
+from sparkstrom.protocol.common.events_and_effects import SendMerged
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.worker.node import Identity, NodeLimits

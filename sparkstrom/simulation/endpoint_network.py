@@ -21,7 +21,7 @@ from sparkstrom.base.identity import MASTER, EdgeNo, Endpoint, NodeId
 from sparkstrom.codec.messages import Address, Direct, Message
 from sparkstrom.codec.sealed_frames import HEADER, OVERHEAD_BYTES, Header, Seal
 from sparkstrom.codec.wire import is_data
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.master.announcements import STREAMS_PER_EDGE
 from sparkstrom.runtime.message_endpoint import SUPERSEDING_MESSAGES, MessageEndpoint
 from sparkstrom.runtime.node_thread import FIRST_NODE_STREAM

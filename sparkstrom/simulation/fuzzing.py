@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from sparkstrom.codec.messages import Phase
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.fit_spec import PartitionStart
 from sparkstrom.protocol.common.topology import DEPTH
 from sparkstrom.simulation.components import ComponentFactory

@@ -19,7 +19,12 @@ from typing import Any
 
 from sparkstrom.base.identity import MASTER, EdgeNo, NodeId, Seq
 from sparkstrom.codec.messages import BUFFERS, Commit, Phase
-from sparkstrom.protocol.common.events import Abort, Directive, TaskEnding, TimeoutReason
+from sparkstrom.protocol.common.events_and_effects import (
+    Abort,
+    Directive,
+    TaskEnding,
+    TimeoutReason,
+)
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES
 from sparkstrom.protocol.common.topology import Topology
 from sparkstrom.protocol.master.master import Master

@@ -33,7 +33,7 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.codec.sealed_frames import OVERHEAD_BYTES, Rejection
 from sparkstrom.codec.wire import encode, is_data
-from sparkstrom.protocol.common.events import Command
+from sparkstrom.protocol.common.events_and_effects import Command
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES
 from sparkstrom.runtime.message_endpoint import (
     CONTROL_PIECE_BYTES,

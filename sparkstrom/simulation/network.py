@@ -25,7 +25,7 @@ from sparkstrom.codec.messages import (
     State,
 )
 from sparkstrom.codec.wire import decode_untrusted, encode, is_data
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.simulation.process import EdgeEnd, Outage, SentTraffic, SimProcess
 from sparkstrom.simulation.run_options import Faults
 from sparkstrom.simulation.timeline import Timeline, WorldView

@@ -15,8 +15,8 @@ from typing import get_args
 from sparkstrom.base.clock import Clock
 from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId, Position
 from sparkstrom.codec.messages import Heartbeat, Payload, ResidualCheckpoint
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command, Send
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Command, Send
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
 from sparkstrom.runtime.optimizer_states import CHUNK_BYTES, OptimizerStateServer
 from sparkstrom.runtime.training_loop import (

@@ -32,7 +32,7 @@ from sparkstrom.encoding.thresholds import (
 from sparkstrom.models.base import Batch, Flat, FlatModel
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.models.updaters import Sgd
-from sparkstrom.protocol.common.events import SendMerged
+from sparkstrom.protocol.common.events_and_effects import SendMerged
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
 from sparkstrom.runtime.theta import Replica, Theta, snapshot_chunk_count

@@ -19,7 +19,11 @@ from functools import lru_cache
 
 from sparkstrom.base.identity import CommitNo
 from sparkstrom.codec.messages import BUFFERS, Chunk, Commit, MergedRange
-from sparkstrom.protocol.common.events import ApplyMergedRange, InstallSnapshot, SendMerged
+from sparkstrom.protocol.common.events_and_effects import (
+    ApplyMergedRange,
+    InstallSnapshot,
+    SendMerged,
+)
 from sparkstrom.protocol.common.flow_control import SUM_ENTRY_BYTES
 from sparkstrom.runtime.optimizer_states import CHUNK_BYTES as UPDATER_CHUNK_BYTES
 from sparkstrom.runtime.training_loop import MergedCommits

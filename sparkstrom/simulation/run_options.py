@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from sparkstrom.base.errors import DriverLost
 from sparkstrom.base.identity import Position
-from sparkstrom.protocol.common import events as performing
+from sparkstrom.protocol.common import events_and_effects as performing
 from sparkstrom.protocol.common.children import FlowLimits
-from sparkstrom.protocol.common.events import (
+from sparkstrom.protocol.common.events_and_effects import (
     BY_DRIVER,
     CloseEdge,
     Effect,

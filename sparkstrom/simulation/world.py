@@ -15,8 +15,14 @@ from typing import Protocol
 
 from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.messages import BUFFERS, Message, Phase, Release, TrainingFailure
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command, Effect, Send, TaskEnding, TimeoutReason
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import (
+    Command,
+    Effect,
+    Send,
+    TaskEnding,
+    TimeoutReason,
+)
 from sparkstrom.protocol.worker.node import Identity
 from sparkstrom.runtime.training_loop import LoopAction
 from sparkstrom.simulation.components import ComponentFactory

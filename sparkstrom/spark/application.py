@@ -56,8 +56,8 @@ if TYPE_CHECKING:  # importing some of these compiles kernels
     from sparkstrom.protocol.master.members import CheckpointFiles
     from sparkstrom.rounds.backend import RoundsBackend
     from sparkstrom.rounds.run import MakeJob
+    from sparkstrom.spark.controller.controller_placement import ControllerPlacer
     from sparkstrom.spark.controller.driver_messages import ControlEndpoint
-    from sparkstrom.spark.controller.placement import ControllerPlacer
     from sparkstrom.worker.training_job import TrainingJob
 
 

@@ -39,9 +39,9 @@ from sparkstrom.protocol.master.members import CheckpointFiles
 from sparkstrom.rounds.run import MakeJob
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.application import Notify
+from sparkstrom.spark.controller.controller_placement import ClassicControllerPlacer
 from sparkstrom.spark.controller.driver_messages import ControlEndpoint
 from sparkstrom.spark.controller.driver_server import get_control_addresses
-from sparkstrom.spark.controller.placement import ClassicControllerPlacer
 from sparkstrom.spark.controller.reachability import resolve_controller
 from sparkstrom.spark.data import partitioning
 from sparkstrom.spark.data.partitioning import PartitionedData, read_first_blocks

@@ -63,7 +63,7 @@ from sparkstrom.spark.executor_slots import (
     count_workers,
     describe_allocation,
 )
-from sparkstrom.spark.strategies import FitContext, strategy_for
+from sparkstrom.spark.fit_strategies import FitContext, strategy_for
 from sparkstrom.worker.training_job import require_model, require_picklable
 
 if TYPE_CHECKING:

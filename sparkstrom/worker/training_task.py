@@ -44,15 +44,15 @@ from sparkstrom.options.gradient_sharing import (
     UPDATE_TARGET,
     SharedTrainingMaster,
 )
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command, TaskEnding
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Command, TaskEnding
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
 from sparkstrom.runtime.master_control import READING_ROWS
 from sparkstrom.runtime.node_thread import JoinAddress, NodePlan, NodeThread, SnapshotSource
 from sparkstrom.runtime.optimizer_states import OptimizerStateServer, load_worker_state
 from sparkstrom.runtime.output_capture import WorkerOutput, capture_output
 from sparkstrom.runtime.theta import Replica, Theta
-from sparkstrom.runtime.trainer import Trainer, TrainerOptions, no_output
+from sparkstrom.runtime.trainer_thread import Trainer, TrainerOptions, no_output
 from sparkstrom.runtime.training_loop import TrainerInbox
 from sparkstrom.worker.network_setup import transport_opener, warm_up_transport
 from sparkstrom.worker.task_environment import (

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sparkstrom.codec.messages import Commit, Payload, Update
-from sparkstrom.protocol.common.events import IgnoredMessages
+from sparkstrom.protocol.common.events_and_effects import IgnoredMessages
 from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.worker.parent_link import InFlight
 

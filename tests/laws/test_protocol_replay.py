@@ -19,10 +19,10 @@ from sparkstrom.codec.messages import (
     Payload,
     SnapshotRequired,
 )
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import Child, Children, FlowLimits, Leases
+from sparkstrom.protocol.common.commit_log import History, Log, entry_bytes, preceding_commit
 from sparkstrom.protocol.common.flow_control import message_weight
-from sparkstrom.protocol.common.history import History, Log, entry_bytes, preceding_commit
 
 LOG_BYTES = 1500
 SERVING = FlowLimits(window_max=400, total_max=600, n_params=50, chunk_bytes=100)

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common import events as performing
-from sparkstrom.protocol.common.events import Effect
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common import events_and_effects as performing
+from sparkstrom.protocol.common.events_and_effects import Effect
 from sparkstrom.protocol.worker.joining import Joining
 from sparkstrom.simulation.fuzzing import simulate_seed
 from sparkstrom.simulation.invariants import TopologyChecker

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sparkstrom.codec.messages import Activity, Commit, Update
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.master.members import Member, Members, Partition, ResidualCheckpoints
 from sparkstrom.protocol.master.phases import VacantPartitions

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import ProbeReply
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.history import Entry, Log, entry_bytes
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.commit_log import Entry, Log, entry_bytes
 from sparkstrom.protocol.master.announcements import StateBroadcast
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.master.members import Partition

@@ -12,7 +12,7 @@ import pytest
 
 from sparkstrom.codec import messages as copies
 from sparkstrom.codec.messages import Commit, Status, Update
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common import optimizer_fetch
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.topology import Topology

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import Chunk, Message, Phase
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Command
 from sparkstrom.protocol.worker.node import Identity
 from sparkstrom.simulation.fuzzing import simulate_seed, with_overrides
 from sparkstrom.simulation.network import Network

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import ChildSilent, ProbeReply, Release
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common import stages
 from sparkstrom.protocol.common.stages import (
     ChildStage,

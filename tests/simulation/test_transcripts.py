@@ -26,7 +26,7 @@ from sparkstrom.codec.messages import (
     SnapshotRequired,
     Welcome,
 )
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.simulation.network import Network
 from sparkstrom.simulation.process import Outage, SimProcess
 from sparkstrom.simulation.run_options import NO_FAULTS, RunSize

@@ -52,7 +52,7 @@ PASSED_ON = {
     ("codec/sealed_frames.py", "FrameError(Rejection."),
     ("models/row_checks.py", "BadValue(role, "),
     ("runtime/message_endpoint.py", "FrameError(Rejection."),
-    ("runtime/trainer.py", "PeerError(directive.reason)"),
+    ("runtime/trainer_thread.py", "PeerError(directive.reason)"),
     ("transport/aeron/media_driver.py", "DriverLost(*DRIVER_ENDED)"),
     ("checkpoint/writer.py", "self.warnings.append(text)"),
     ("local/worker_pool.py", "SetupError(self.failure)"),

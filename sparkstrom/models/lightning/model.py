@@ -30,6 +30,12 @@ from sparkstrom.models.torch.flat_module import (
     copy_without_storage,
     refuse_captured_module,
 )
+from sparkstrom.models.torch.hyperparameter_scaling import (
+    EPOCH,
+    INTERVALS,
+    UNKNOWN_LENGTH,
+    WorkerScaling,
+)
 from sparkstrom.models.torch.losses import resolve_outputs
 from sparkstrom.models.torch.optimizers import check_optimizer, require_gradients, step_optimizer
 from sparkstrom.models.torch.tensors import (
@@ -40,7 +46,6 @@ from sparkstrom.models.torch.tensors import (
     features_to_device,
     outputs_to_numpy,
 )
-from sparkstrom.models.torch.worker_scaling import EPOCH, INTERVALS, UNKNOWN_LENGTH, WorkerScaling
 
 LIGHTNING_PACKAGES = {"lightning", "pytorch_lightning"}
 DATA_REMEDY = "rows come from fit(data); create layers in __init__ or configure_model"

@@ -44,6 +44,14 @@ from sparkstrom.models.base import (
     count_rows,
 )
 from sparkstrom.models.row_checks import describe_error
+from sparkstrom.models.torch.hyperparameter_scaling import (
+    BY_EPOCHS,
+    EPOCH,
+    UNKNOWN_LENGTH,
+    WorkerScaling,
+    describe_scaling,
+    describe_statistics,
+)
 from sparkstrom.models.torch.losses import check_loss, loss_to_float
 from sparkstrom.models.torch.optimizers import (
     FIT_PREFIX,
@@ -80,14 +88,6 @@ from sparkstrom.models.torch.tensors import (
     join_outputs,
     outputs_to_numpy,
     split_rows,
-)
-from sparkstrom.models.torch.worker_scaling import (
-    BY_EPOCHS,
-    EPOCH,
-    UNKNOWN_LENGTH,
-    WorkerScaling,
-    describe_scaling,
-    describe_statistics,
 )
 
 INSPECTED_MAX = 10_000  # maximum objects to inspect: a function may refer to a whole program

@@ -30,6 +30,15 @@ from sparkstrom.models.torch.flat_module import (
     copy_without_storage,
     refuse_captured_module,
 )
+from sparkstrom.models.torch.hyperparameter_scaling import (
+    EPOCH,
+    RATE_DROP_MAX,
+    STEP,
+    UNKNOWN_LENGTH,
+    check_interval,
+    get_highest_rate,
+    infer_interval,
+)
 from sparkstrom.models.torch.losses import (
     Loss,
     cast_class_labels,
@@ -59,15 +68,6 @@ from sparkstrom.models.torch.tensors import (
     batch_to_device,
     explaining_shape_errors,
     split_batch,
-)
-from sparkstrom.models.torch.worker_scaling import (
-    EPOCH,
-    RATE_DROP_MAX,
-    STEP,
-    UNKNOWN_LENGTH,
-    check_interval,
-    get_highest_rate,
-    infer_interval,
 )
 
 StepFunction = Callable[[nn.Module, Optimizer, TorchBatch], Any]

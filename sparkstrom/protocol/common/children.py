@@ -30,8 +30,15 @@ from sparkstrom.codec.messages import (
     Update,
 )
 from sparkstrom.observe.telemetry import SlowLink
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Effect, Send
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.commit_log import (
+    Entry,
+    History,
+    count_entries,
+    is_summable,
+    last_seqs_of,
+)
+from sparkstrom.protocol.common.events_and_effects import Effect, Send
 from sparkstrom.protocol.common.flow_control import (
     HEADER_BYTES,
     PROMPT_ACK_BYTES,
@@ -42,13 +49,6 @@ from sparkstrom.protocol.common.flow_control import (
     entries_in_sum,
     message_weight,
     sum_weight,
-)
-from sparkstrom.protocol.common.history import (
-    Entry,
-    History,
-    count_entries,
-    is_summable,
-    last_seqs_of,
 )
 from sparkstrom.protocol.common.stages import (
     PROBE,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId
 from sparkstrom.codec.messages import Address, Disown, IdClosed, Join, LastSeqs, State, Welcome
 from sparkstrom.protocol.common.children import Children
-from sparkstrom.protocol.common.events import Effect, TaskEnding
+from sparkstrom.protocol.common.events_and_effects import Effect, TaskEnding
 from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.master.members import Member, Members, send_to_process
 from sparkstrom.protocol.master.phases import Phases

@@ -12,8 +12,8 @@ from operator import attrgetter
 
 from sparkstrom.base.identity import CommitNo, NodeId, Seq
 from sparkstrom.codec.messages import Commit, Payload, Update
-from sparkstrom.protocol.common.events import IgnoredMessages, IgnoreReason
-from sparkstrom.protocol.common.history import History, Log
+from sparkstrom.protocol.common.commit_log import History, Log
+from sparkstrom.protocol.common.events_and_effects import IgnoredMessages, IgnoreReason
 
 
 class Sequencer:

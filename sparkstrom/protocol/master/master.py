@@ -24,9 +24,14 @@ from sparkstrom.codec.messages import (
     Update,
     WorkerLog,
 )
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import Child, Children, Leases
-from sparkstrom.protocol.common.events import Effect, IgnoredMessages, IgnoreReason, TaskEnding
+from sparkstrom.protocol.common.events_and_effects import (
+    Effect,
+    IgnoredMessages,
+    IgnoreReason,
+    TaskEnding,
+)
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.common.stages import PROBE
 from sparkstrom.protocol.master.announcements import ClosedNotices, StateBroadcast, WelcomeFactory

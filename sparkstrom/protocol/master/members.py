@@ -20,7 +20,11 @@ from sparkstrom.codec.messages import (
     Welcome,
 )
 from sparkstrom.protocol.common.children import DEFAULT_FLOW_LIMITS, FlowLimits
-from sparkstrom.protocol.common.events import OptimizerCopyRequest, SendToProcess, TaskEnding
+from sparkstrom.protocol.common.events_and_effects import (
+    OptimizerCopyRequest,
+    SendToProcess,
+    TaskEnding,
+)
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
 from sparkstrom.protocol.common.stages import (
     CLOSED_ID,

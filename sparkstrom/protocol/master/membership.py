@@ -12,9 +12,14 @@ from collections.abc import Mapping
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import MASTER, NodeId
 from sparkstrom.codec.messages import IdClosed, Join, JoinRefusal, Phase
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import Leases
-from sparkstrom.protocol.common.events import Effect, IgnoredMessages, IgnoreReason, TaskEnding
+from sparkstrom.protocol.common.events_and_effects import (
+    Effect,
+    IgnoredMessages,
+    IgnoreReason,
+    TaskEnding,
+)
 from sparkstrom.protocol.master.announcements import ClosedNotices
 from sparkstrom.protocol.master.members import Member, Members, Partition, send_to_process
 from sparkstrom.protocol.master.phases import Phases

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sparkstrom.base.identity import MASTER, NodeId
 from sparkstrom.codec.messages import OptimizerChunk, OptimizerRequest
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import (
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import (
     Effect,
     IgnoredMessages,
     IgnoreReason,

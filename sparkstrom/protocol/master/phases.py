@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from sparkstrom.base.identity import CommitNo, NodeId
 from sparkstrom.codec.messages import Activity, Phase, Release
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import Children
-from sparkstrom.protocol.common.events import Effect, WorkerShortage
+from sparkstrom.protocol.common.events_and_effects import Effect, WorkerShortage
 from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.master.members import MasterLimits, Member, Members
 

@@ -16,9 +16,9 @@ import msgspec
 
 from sparkstrom.base.identity import CommitNo, NodeId, Position, Seq
 from sparkstrom.codec.messages import BUFFERS, Payload, Update
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import Child, Children
-from sparkstrom.protocol.common.events import Effect
+from sparkstrom.protocol.common.events_and_effects import Effect
 from sparkstrom.protocol.master.announcements import ClosedNotices
 from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.master.members import Member, Members

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from sparkstrom.base.identity import NodeId, Position
 from sparkstrom.codec.messages import Status
 from sparkstrom.observe.telemetry import SlowLink, from_wire
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Effect, IgnoredMessages, IgnoreReason
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Effect, IgnoredMessages, IgnoreReason
 from sparkstrom.protocol.common.flow_control import describe_slow_link
 from sparkstrom.protocol.master.announcements import ClosedNotices
 from sparkstrom.protocol.master.members import Member, Members

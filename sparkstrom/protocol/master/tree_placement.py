@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from sparkstrom.base.identity import MASTER, EdgeNo, Endpoint, NodeId
 from sparkstrom.codec.messages import Adopt, ChildSilent, Disown, Join, Probe
 from sparkstrom.protocol.common.children import Children, Leases
-from sparkstrom.protocol.common.events import Effect
+from sparkstrom.protocol.common.events_and_effects import Effect
 from sparkstrom.protocol.common.stages import NOT_HEARD, PLACED, SUSPECT, Trigger
 from sparkstrom.protocol.common.topology import Topology
 from sparkstrom.protocol.master.announcements import WelcomeFactory

@@ -14,8 +14,8 @@ import msgspec
 
 from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.messages import Heartbeat, Status
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Effect
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Effect
 from sparkstrom.protocol.common.flow_control import PROMPT_ACK_BYTES, ROUTINE_SPACING_S
 from sparkstrom.protocol.worker.identity import Membership
 from sparkstrom.protocol.worker.node_state import (

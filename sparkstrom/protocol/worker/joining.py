@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Attach, AttachReply, IdClosed, JoinRefusal, Welcome
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import (
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import (
     Command,
     Directive,
     Effect,

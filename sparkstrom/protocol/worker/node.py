@@ -45,9 +45,10 @@ from sparkstrom.codec.messages import (
     WorkerLog,
 )
 from sparkstrom.observe.telemetry import NodeCounters, WorkerCounters, to_wire
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import Children, Leases
-from sparkstrom.protocol.common.events import (
+from sparkstrom.protocol.common.commit_log import History, Log
+from sparkstrom.protocol.common.events_and_effects import (
     Command,
     Directive,
     Effect,
@@ -55,7 +56,6 @@ from sparkstrom.protocol.common.events import (
     IgnoreReason,
     TaskEnding,
 )
-from sparkstrom.protocol.common.history import History, Log
 from sparkstrom.protocol.common.stages import (
     ATTACHED,
     CLOSED,

@@ -26,7 +26,7 @@ from sparkstrom.codec.messages import (
     TrainingFailure,
 )
 from sparkstrom.protocol.common.children import Child, Children
-from sparkstrom.protocol.common.events import (
+from sparkstrom.protocol.common.events_and_effects import (
     Command,
     Directive,
     Effect,

@@ -10,8 +10,13 @@ from __future__ import annotations
 
 from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.messages import OptimizerChunk, OptimizerRequest, Phase
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Effect, IgnoredMessages, IgnoreReason, Send
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import (
+    Effect,
+    IgnoredMessages,
+    IgnoreReason,
+    Send,
+)
 from sparkstrom.protocol.common.optimizer_fetch import OptimizerFetch
 from sparkstrom.protocol.worker.identity import Membership
 from sparkstrom.protocol.worker.node_state import DirtyFlag, FitView, Subtree, TrainerView

@@ -13,9 +13,9 @@ import msgspec
 
 from sparkstrom.base.identity import MASTER, EdgeNo, NodeId, Seq
 from sparkstrom.codec.messages import Address, AttachReply, Data, Message, State, Update, Welcome
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import Child
-from sparkstrom.protocol.common.events import Effect, Send, TimeoutReason
+from sparkstrom.protocol.common.events_and_effects import Effect, Send, TimeoutReason
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES, SendWindow, message_weight
 from sparkstrom.protocol.common.stages import ATTACHED, ATTACHING, CLOSED, Trigger, next_stage
 from sparkstrom.protocol.worker.identity import Membership

@@ -33,16 +33,16 @@ from sparkstrom.codec.messages import (
     State,
     Update,
 )
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import Child, Children
-from sparkstrom.protocol.common.events import (
+from sparkstrom.protocol.common.commit_log import Entry, History, Log
+from sparkstrom.protocol.common.events_and_effects import (
     Effect,
     IgnoredMessages,
     IgnoreReason,
     Send,
     TimeoutReason,
 )
-from sparkstrom.protocol.common.history import Entry, History, Log
 from sparkstrom.protocol.common.stages import INSTALLS, PROBE, ReplicaStage, Trigger, next_stage
 from sparkstrom.protocol.worker.identity import Membership
 from sparkstrom.protocol.worker.node_state import DirtyFlag, Subtree, TrainerView

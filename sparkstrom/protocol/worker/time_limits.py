@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from sparkstrom.protocol.common.children import DEFAULT_FLOW_LIMITS, FlowLimits
-from sparkstrom.protocol.common.events import TimeoutReason
+from sparkstrom.protocol.common.events_and_effects import TimeoutReason
 
 
 @dataclass(frozen=True, slots=True)

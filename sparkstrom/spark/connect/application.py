@@ -65,7 +65,7 @@ from sparkstrom.spark.connect.partitioning import (
     partition_dataframe,
 )
 from sparkstrom.spark.controller.driver_messages import ControlEndpoint
-from sparkstrom.spark.data.columns import select_columns
+from sparkstrom.spark.data.column_selection import select_columns
 from sparkstrom.spark.data.partitioning import PartitionedData, check_data, is_dataframe
 from sparkstrom.spark.executor.entry_points import (
     LazyPickle,

@@ -1,8 +1,9 @@
 """Start the controller, which coordinates a fit's workers, in a Spark task over Spark Connect.
 
-A short task proposes its executor as the place (see ``spark.controller.placement``). Spark Connect
-has no preferred locations, but Spark prefers to run a task where the partition that it reads is
-cached. So the row that the short task yields is cached, and the controller's task reads that row.
+A short task proposes its executor as the place (see ``spark.controller.controller_placement``).
+Spark Connect has no preferred locations, but Spark prefers to run a task where the partition that
+it reads is cached. So the row that the short task yields is cached, and the controller's task reads
+that row.
 Spark Connect does not report on tasks either, so another short task probes by UDP whether the
 controller has started.
 """
@@ -25,8 +26,12 @@ from sparkstrom.spark.connect.jobs import (
     run_controller,
     run_rowless_task,
 )
+from sparkstrom.spark.controller.controller_placement import (
+    Candidate,
+    ControllerPlacer,
+    raise_job_error,
+)
 from sparkstrom.spark.controller.driver_messages import ControlEndpoint
-from sparkstrom.spark.controller.placement import Candidate, ControllerPlacer, raise_job_error
 from sparkstrom.spark.controller.reachability import (
     TOKEN_BYTES,
     ProbeResult,

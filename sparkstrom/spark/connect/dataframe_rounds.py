@@ -45,6 +45,7 @@ from sparkstrom.spark.connect.partitioning import (
     override_settings,
 )
 from sparkstrom.spark.data.partitioning import PartitionedData
+from sparkstrom.spark.rounds.array_exchange import PICKLE, PayloadParts
 from sparkstrom.spark.rounds.backend import (
     CollectedTask,
     Fetch,
@@ -53,7 +54,6 @@ from sparkstrom.spark.rounds.backend import (
     SparkRoundsBackend,
     WritingTask,
 )
-from sparkstrom.spark.rounds.payload import PICKLE, PayloadParts
 from sparkstrom.spark.rounds.tasks import RoundInput, SparkRoundsJob, StoredRounds
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from sparkstrom.spark.connect.jobs import (
     get_partition_id,
     run_short_job,
 )
-from sparkstrom.spark.data.columns import select_columns
+from sparkstrom.spark.data.column_selection import select_columns
 from sparkstrom.spark.data.partitioning import (
     ARROW_BATCH_ROWS_KEY,
     FIRST_ELEMENTS,

@@ -29,7 +29,7 @@ from sparkstrom.spark.controller.driver_messages import (
     pack_message,
     unpack_message,
 )
-from sparkstrom.transport.encrypted_stream import EncryptedStream
+from sparkstrom.transport.encrypted_tcp import EncryptedStream
 
 log = logging.getLogger(__name__)
 

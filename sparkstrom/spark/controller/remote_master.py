@@ -31,6 +31,7 @@ from sparkstrom.protocol.master.members import CheckpointFiles
 from sparkstrom.runtime.master_control import FitOutcome, Progress, Snapshot
 from sparkstrom.runtime.master_thread import random_join_stream
 from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark.controller.controller_placement import ControllerPlacer
 from sparkstrom.spark.controller.driver_messages import (
     ControlEndpoint,
     ControllerResult,
@@ -46,7 +47,6 @@ from sparkstrom.spark.controller.driver_messages import (
     shift_progress,
 )
 from sparkstrom.spark.controller.driver_server import ControlServer
-from sparkstrom.spark.controller.placement import ControllerPlacer
 from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.worker.training_job import TrainingJob
 

@@ -55,7 +55,7 @@ from sparkstrom.spark.executor.entry_points import LazyPickle, get_task_context,
 from sparkstrom.transport.aeron.driver_process import candidate_ports, no_free_port_message
 from sparkstrom.transport.aeron.media_driver import ensure_driver
 from sparkstrom.transport.bind_address import choose_address, list_interface_addresses
-from sparkstrom.transport.encrypted_stream import EncryptedStream
+from sparkstrom.transport.encrypted_tcp import EncryptedStream
 from sparkstrom.worker.network_setup import (
     require_library,
     resolve_host,

@@ -34,7 +34,7 @@ from sparkstrom.data.row_blocks import (
 )
 from sparkstrom.data.row_sample import RowSample, merge_samples, sample_partition
 from sparkstrom.options.parameter_averaging import IF_COUNT_DIFFERS, TrainingMaster
-from sparkstrom.spark.data.columns import find_fields, is_image, is_vector, select_columns
+from sparkstrom.spark.data.column_selection import find_fields, is_image, is_vector, select_columns
 from sparkstrom.spark.jobs import SparkJob, translate_job_errors
 
 if TYPE_CHECKING:

@@ -69,7 +69,7 @@ from sparkstrom.models.output_interpretation import (
     predict_flattened,
     select_rows,
 )
-from sparkstrom.spark.data.columns import resolve_columns
+from sparkstrom.spark.data.column_selection import resolve_columns
 from sparkstrom.spark.data.partitioning import RowSource
 from sparkstrom.spark.executor.entry_points import (
     forget_spark_archive_importers,

@@ -31,7 +31,7 @@ from sparkstrom.observe.early_stopping import EarlyStopping
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.parameter_averaging import TrainingMaster
 from sparkstrom.options.resolution import replace_options
-from sparkstrom.spark.data.columns import is_scalar_label
+from sparkstrom.spark.data.column_selection import is_scalar_label
 from sparkstrom.spark.executor.inference import (
     Outputs,
     TrainedModel,

@@ -41,7 +41,7 @@ from sparkstrom.models.base import FlatModel, explain_invalid_model
 from sparkstrom.observe.early_stopping import EarlyStopping
 from sparkstrom.options.common import BATCH_SIZE
 from sparkstrom.options.parameter_averaging import TrainingMaster
-from sparkstrom.spark.strategies import strategy_for
+from sparkstrom.spark.fit_strategies import strategy_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

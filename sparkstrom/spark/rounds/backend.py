@@ -34,7 +34,7 @@ from sparkstrom.planning.memory import footprint_of_model, round_result_bytes, r
 from sparkstrom.rounds.averaging import RoundResults, RoundState, load_state, merge_scalars
 from sparkstrom.rounds.backend import EpochPlan, PartitionFacts, RoundOrder, RoundsBackend
 from sparkstrom.rounds.worker_round import HeldOutReport
-from sparkstrom.spark.rounds.payload import (
+from sparkstrom.spark.rounds.array_exchange import (
     ArrayPiece,
     Payload,
     PayloadParts,

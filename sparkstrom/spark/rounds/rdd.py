@@ -20,6 +20,7 @@ from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMas
 from sparkstrom.planning.memory import PieceSizes
 from sparkstrom.rounds.backend import PartitionFacts
 from sparkstrom.spark.data.partitioning import PartitionedData
+from sparkstrom.spark.rounds.array_exchange import BroadcastParts
 from sparkstrom.spark.rounds.backend import (
     CollectedTask,
     Fetch,
@@ -28,7 +29,6 @@ from sparkstrom.spark.rounds.backend import (
     SparkRoundsBackend,
     WritingTask,
 )
-from sparkstrom.spark.rounds.payload import BroadcastParts
 from sparkstrom.spark.rounds.tasks import RoundInput, SparkRoundsJob, StoredRounds
 
 if TYPE_CHECKING:

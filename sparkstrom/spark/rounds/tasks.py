@@ -47,7 +47,7 @@ from sparkstrom.spark.executor.entry_points import (
     get_task_context,
     pickle_by_value,
 )
-from sparkstrom.spark.rounds.payload import (
+from sparkstrom.spark.rounds.array_exchange import (
     PICKLE,
     ArrayPiece,
     EndOfStream,

@@ -24,7 +24,7 @@ from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.identity import MASTER
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.fit.master_setup import make_master_limits
-from sparkstrom.protocol.common.events import TaskEnding
+from sparkstrom.protocol.common.events_and_effects import TaskEnding
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.runtime.master_control import FitOutcome
 from sparkstrom.runtime.master_thread import MasterPlan, MasterThread

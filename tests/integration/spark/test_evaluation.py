@@ -17,7 +17,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.data.column_selection import ColumnSpec
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.output_interpretation import predict_flattened
-from sparkstrom.spark.data.columns import resolve_columns
+from sparkstrom.spark.data.column_selection import resolve_columns
 from sparkstrom.spark.data.partitioning import create_source
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts.mini_yarn import Cluster, mini_yarn
-from sparkstrom.protocol.common.events import TaskEnding
+from sparkstrom.protocol.common.events_and_effects import TaskEnding
 from tests.integration.yarn.conftest import JARS
 from tests.integration.yarn.faults_job import EPOCHS, GLUT_BYTES
 

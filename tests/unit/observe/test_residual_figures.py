@@ -14,7 +14,7 @@ from sparkstrom.observe.telemetry import (
     TrainingCounters,
     WorkerCounters,
 )
-from sparkstrom.runtime.trainer import residual_statistics
+from sparkstrom.runtime.trainer_thread import residual_statistics
 
 
 def test_figures_are_of_absolute_values() -> None:

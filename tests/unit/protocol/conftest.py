@@ -28,7 +28,7 @@ from sparkstrom.codec.messages import (
     Update,
     Welcome,
 )
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.master.members import MasterLimits, Member

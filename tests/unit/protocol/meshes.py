@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkstrom.codec.messages import ChildSilent, Probe, ProbeReply
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from tests.unit.protocol.spoken import answers
 
 MESH = {"fan_out": 2, "depth": 4}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from sparkstrom.codec.messages import Commit
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import Child, Children, FlowLimits, Leases
+from sparkstrom.protocol.common.commit_log import History, Log
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES
-from sparkstrom.protocol.common.history import History, Log
 from tests.unit.protocol.spoken import sent
 
 PLENTY = 10**6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkstrom.codec.messages import Message
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 
 
 def every(effects: list[ev.Effect], kind: type[Any]) -> list[Any]:

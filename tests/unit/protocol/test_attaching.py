@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import Activity, Disown, IdClosed, Probe, ProbeReply, Welcome
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from tests.unit.protocol.spoken import answers, every
 
 ATTACH_S = 40.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkstrom.codec.messages import BUFFERS, Commit, Payload
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.master.statuses import LAG_LEAST
 from tests.unit.protocol.parents import ONE
 from tests.unit.protocol.spoken import every, only, sent

@@ -15,7 +15,7 @@ from sparkstrom.codec.messages import (
     SnapshotRequired,
     State,
 )
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import AGAIN_FIRST_S, AGAIN_LONGEST_S, STATE_SPACING_S
 from sparkstrom.protocol.common.flow_control import (
     HEADER_BYTES,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import Commit, MergedRange, SnapshotRequired
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES
 from tests.unit.protocol.parents import CHUNK_BYTES, ONE, Parent, fed
 from tests.unit.protocol.spoken import every, only, sent

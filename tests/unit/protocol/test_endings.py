@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkstrom.protocol.common.events import TaskEnding
+from sparkstrom.protocol.common.events_and_effects import TaskEnding
 
 WIRE = {
     "done": TaskEnding.DONE,

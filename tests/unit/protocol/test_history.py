@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.protocol.common.flow_control import HEADER_BYTES
-from sparkstrom.protocol.common.history import (
+from sparkstrom.protocol.common.commit_log import (
     History,
     Log,
     entry_bytes,
     last_seqs_of,
     preceding_commit,
 )
+from sparkstrom.protocol.common.flow_control import HEADER_BYTES
 
 ONE = HEADER_BYTES + 4  # what a commit of these tests costs
 PLENTY = 10**6

@@ -16,7 +16,7 @@ from sparkstrom.codec.messages import (
     Phase,
     hash_optimizer_copy,
 )
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from tests.unit.protocol.spoken import answers, only, sent
 
 ONE, ALL = ev.OptimizerCopyRequest(), ev.OptimizerCopyRequest(everybody=True)

@@ -23,8 +23,8 @@ from sparkstrom.codec.messages import (
     WorkerLog,
 )
 from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import IgnoreReason
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import IgnoreReason
 from sparkstrom.protocol.common.flow_control import message_weight
 from tests.unit.protocol.spoken import aborted, answers, every, sent
 

@@ -17,8 +17,8 @@ from sparkstrom.codec.messages import (
     State,
     Welcome,
 )
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import IgnoreReason
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import IgnoreReason
 from tests.unit.protocol.spoken import aborted, answers, every, only, sent
 
 # -- losing and returning ----------------------------------------------------------------------

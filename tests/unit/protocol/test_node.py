@@ -26,9 +26,9 @@ from sparkstrom.observe.telemetry import (
     WorkerCounters,
     from_wire,
 )
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import Children
-from sparkstrom.protocol.common.events import Command
+from sparkstrom.protocol.common.events_and_effects import Command
 from sparkstrom.protocol.common.flow_control import ROUTINE_SPACING_S
 from sparkstrom.protocol.worker.parent_link import ATTACH_RETRY_S
 from sparkstrom.protocol.worker.replication import ASK_SPACING_S

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import Heartbeat, Probe, Update
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Command
 from sparkstrom.protocol.common.flow_control import message_weight
 from tests.unit.protocol.conftest import NodeDriver
 from tests.unit.protocol.spoken import every, only, sent

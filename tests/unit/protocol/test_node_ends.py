@@ -17,8 +17,8 @@ from sparkstrom.codec.messages import (
     TrainingFailure,
     WorkerLog,
 )
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Command
 from sparkstrom.protocol.worker.heartbeats import REPEAT_S
 from sparkstrom.protocol.worker.node_state import FAREWELL_S
 from tests.unit.protocol.spoken import every, only, said, sent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparkstrom.codec.messages import Address
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
 
 WHO = Identity(

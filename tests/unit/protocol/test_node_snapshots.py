@@ -13,8 +13,8 @@ from sparkstrom.codec.messages import (
     Join,
     Update,
 )
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Command
 from tests.unit.protocol.spoken import every, only, said, sent
 
 # -- a snapshot --------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import Activity, Attach, AttachReply, ChunkRequest, MergedRange
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Command
 from tests.unit.protocol.spoken import every, only, sent
 
 

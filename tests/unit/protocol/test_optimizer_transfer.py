@@ -14,8 +14,8 @@ from sparkstrom.codec.messages import (
     OptimizerRequest,
     hash_optimizer_copy,
 )
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Command
 from sparkstrom.protocol.common.optimizer_fetch import (
     ASKED_AT_ONCE,
     RETRY_FIRST_S,

@@ -9,7 +9,7 @@ import pytest
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Activity, ResidualCheckpoint
 from sparkstrom.protocol.common.children import Leases
-from sparkstrom.protocol.common.events import IgnoredMessages, IgnoreReason
+from sparkstrom.protocol.common.events_and_effects import IgnoredMessages, IgnoreReason
 from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.master.members import Partition, Partitions, ResidualCheckpoints
 

@@ -9,8 +9,8 @@ import pytest
 
 from sparkstrom.base.errors import DriverLost
 from sparkstrom.codec.messages import Address, ProbeReply
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import BY_DRIVER, Effect, perform_all
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import BY_DRIVER, Effect, perform_all
 
 PLACE = Address("h", 1, 1, 2)
 OPEN, CLOSE, TELL = ev.OpenEdge(0, 3, PLACE, PLACE), ev.CloseEdge(4), ev.SendDirect(ProbeReply(1))

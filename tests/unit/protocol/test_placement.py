@@ -21,7 +21,7 @@ from sparkstrom.codec.messages import (
     ProbeReply,
     Welcome,
 )
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.master.tree_placement import (
     ORDER_RETRY_S,
     PROBE_SPACING_S,

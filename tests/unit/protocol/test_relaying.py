@@ -24,7 +24,7 @@ from sparkstrom.codec.messages import (
     State,
     Update,
 )
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import FlowLimits
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES
 from sparkstrom.protocol.worker.parent_link import AGAIN_LEAST_S

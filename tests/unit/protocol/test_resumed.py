@@ -18,8 +18,8 @@ from sparkstrom.codec.messages import (
     Welcome,
     hash_optimizer_copy,
 )
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import IgnoreReason
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import IgnoreReason
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
 from sparkstrom.protocol.master.members import Partitions
 from tests.unit.protocol.conftest import MasterDriver

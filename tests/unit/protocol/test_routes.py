@@ -10,8 +10,8 @@ from typing import Any, get_args
 import pytest
 
 from sparkstrom.codec import messages as m
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import IgnoreReason
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import IgnoreReason
 from tests.unit.protocol.conftest import DIRECTLY, Make
 from tests.unit.protocol.routes import ROUTES, Way, messages_table, stages_table
 

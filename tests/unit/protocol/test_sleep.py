@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import Release
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.worker.node import Node
 
 SLEPT_S = 5.0

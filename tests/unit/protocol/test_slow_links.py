@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkstrom.observe.telemetry import NodeCounters, SlowLink, WorkerCounters, from_wire, to_wire
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.flow_control import NARROW_S, Backlog, describe_slow_link
 from sparkstrom.protocol.common.stages import REPLICATE, SNAPSHOT
 from tests.unit.protocol.parents import ONE

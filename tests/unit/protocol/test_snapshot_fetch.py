@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkstrom.protocol.common.history import Log
+from sparkstrom.protocol.common.commit_log import Log
 from sparkstrom.protocol.worker.replication import ASKED_AT_ONCE, SnapshotFetch
 
 PLENTY, ONE = 10**6, 1  # bytes: room for all commits of these tests, or for the newest alone

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import OptimizerChunk, ResendRequest, State, Update
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import FlowLimits
-from sparkstrom.protocol.common.events import Command
+from sparkstrom.protocol.common.events_and_effects import Command
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES
 from sparkstrom.protocol.worker.parent_link import RETRY_LEAST_S
 from tests.unit.protocol.spoken import every, sent

@@ -14,7 +14,7 @@ from sparkstrom.models.updaters import Sgd
 from sparkstrom.rehearsal.baselines import join_batches, train_synchronously
 from sparkstrom.rehearsal.conditions import StepTimes
 from sparkstrom.rehearsal.fit import FitRecipe
-from sparkstrom.runtime.trainer import EARLY_PUBLICATIONS
+from sparkstrom.runtime.trainer_thread import EARLY_PUBLICATIONS
 from tests.unit.rehearsal.recipes import (
     COLUMNS,
     conditions,

@@ -12,11 +12,11 @@ from sparkstrom.codec.messages import ResidualCheckpoint
 from sparkstrom.data.row_store import Batches
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command, Directive
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Command, Directive
 from sparkstrom.runtime.optimizer_states import OptimizerStateServer
 from sparkstrom.runtime.theta import Replica
-from sparkstrom.runtime.trainer import Trainer, TrainerChannel, TrainerOptions
+from sparkstrom.runtime.trainer_thread import Trainer, TrainerChannel, TrainerOptions
 from sparkstrom.runtime.training_loop import TrainerInbox, TrainerItem
 from tests.unit.runtime.memories import backend, make_theta
 

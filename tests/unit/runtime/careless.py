@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sparkstrom.protocol.common.events import Directive
-from sparkstrom.runtime.trainer import TrainerChannel
+from sparkstrom.protocol.common.events_and_effects import Directive
+from sparkstrom.runtime.trainer_thread import TrainerChannel
 from sparkstrom.runtime.training_loop import TrainerItem
 
 

@@ -20,7 +20,7 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import round_to_grid
 from sparkstrom.encoding.thresholds import AdaptiveThreshold
 from sparkstrom.models.dense import DenseNetwork
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import MasterLimits
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
@@ -35,7 +35,7 @@ from sparkstrom.runtime.node_thread import (
 )
 from sparkstrom.runtime.optimizer_states import OptimizerStateServer
 from sparkstrom.runtime.theta import Replica, Theta
-from sparkstrom.runtime.trainer import Trainer, TrainerChannel, TrainerOptions, no_output
+from sparkstrom.runtime.trainer_thread import Trainer, TrainerChannel, TrainerOptions, no_output
 from sparkstrom.runtime.training_loop import TrainerInbox
 from sparkstrom.transport.base import MemoryNetwork, MemoryTransport, ReceivedFrame
 

@@ -17,7 +17,7 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.codec.sealed_frames import KEY_BYTES, Header, Seal
 from sparkstrom.codec.wire import encode
-from sparkstrom.protocol.common.events import SendToProcess
+from sparkstrom.protocol.common.events_and_effects import SendToProcess
 from sparkstrom.runtime.message_endpoint import MessageEndpoint
 from sparkstrom.transport.base import MemoryNetwork, MemoryTransport
 

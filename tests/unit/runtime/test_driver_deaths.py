@@ -12,7 +12,7 @@ from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.observe.telemetry import sum_link_bytes
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.master.members import MasterLimits
 from sparkstrom.runtime.node_thread import SUCCESSIVE_DEATHS_MAX, NodeThread
 from sparkstrom.transport.base import (

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from sparkstrom.base.errors import RowsRefused, TrainingError, UsageError
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.runtime.master_control import READING_ROWS, error_from_abort
 
 WHY = "row 3 of partition 1: column 'x' is null: fill or drop it"

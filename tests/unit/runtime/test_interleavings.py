@@ -16,7 +16,7 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.encoding.update_sum import UpdateSum
 from sparkstrom.models.base import Batch
-from sparkstrom.protocol.common.events import (
+from sparkstrom.protocol.common.events_and_effects import (
     ApplyCommit,
     ApplyMergedRange,
     Command,
@@ -28,7 +28,7 @@ from sparkstrom.protocol.common.events import (
 from sparkstrom.runtime import training_loop as trainer_inbox
 from sparkstrom.runtime.node_thread import NodeThread
 from sparkstrom.runtime.theta import Replica, snapshot_chunk_count
-from sparkstrom.runtime.trainer import TrainerChannel
+from sparkstrom.runtime.trainer_thread import TrainerChannel
 from sparkstrom.runtime.training_loop import MergedCommits, TrainerInbox, TrainerItem
 from tests.unit.runtime.careless import NoLock, OrdersFirst, TakesTwice
 from tests.unit.runtime.fits import Mesh
@@ -40,7 +40,7 @@ FILES = (
     *("runtime/theta.py", "runtime/theta.py", "encoding/encoder.py"),
     *("encoding/residual.py", "encoding/encoder.py", "encoding/encoder.py"),
 )
-CHANNELS = ("runtime/trainer.py", "runtime/careless.py")
+CHANNELS = ("runtime/trainer_thread.py", "runtime/careless.py")
 ITEMS = get_args(trainer_inbox.TrainerEffect)
 BATCH = Batch(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
 TRAIN = Directive(Command.TRAIN, steps_max=3)

@@ -9,7 +9,7 @@ import pytest
 
 from sparkstrom.codec.messages import Commit
 from sparkstrom.encoding.layers import Layers
-from sparkstrom.protocol.common.events import ApplyCommit
+from sparkstrom.protocol.common.events_and_effects import ApplyCommit
 from sparkstrom.runtime import theta as module
 from sparkstrom.runtime.training_loop import MergedCommits, TrainerInbox
 from tests.unit.runtime.memories import make_theta

@@ -15,7 +15,7 @@ from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.messages import Commit, Phase
 from sparkstrom.codec.sealed_frames import KEY_BYTES, Seal
-from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import MasterLimits
 from sparkstrom.runtime.master_thread import MasterPlan, MasterThread

@@ -14,7 +14,7 @@ from sparkstrom.models.base import State
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.models.updaters import Adam
 from sparkstrom.protocol.common.children import FlowLimits
-from sparkstrom.protocol.common.events import ApplyMergedRange
+from sparkstrom.protocol.common.events_and_effects import ApplyMergedRange
 from sparkstrom.protocol.master.members import MasterLimits
 from sparkstrom.runtime.node_thread import NodeThread
 from sparkstrom.runtime.theta import CHUNK_PARAMS, Replica

@@ -8,8 +8,8 @@ import pytest
 
 from sparkstrom.models.base import FitLength
 from sparkstrom.models.dense import DenseNetwork
-from sparkstrom.protocol.common.events import Command, Directive
-from sparkstrom.runtime.trainer import GlobalStepEstimator
+from sparkstrom.protocol.common.events_and_effects import Command, Directive
+from sparkstrom.runtime.trainer_thread import GlobalStepEstimator
 from tests.unit.runtime.benches import Bench, N, Script
 
 

@@ -15,7 +15,11 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.encoding.update_sum import UpdateSum
 from sparkstrom.models.base import Batch, Flat
-from sparkstrom.protocol.common.events import ApplyMergedRange, InstallSnapshot, SendMerged
+from sparkstrom.protocol.common.events_and_effects import (
+    ApplyMergedRange,
+    InstallSnapshot,
+    SendMerged,
+)
 from sparkstrom.runtime.theta import Replica, Theta, snapshot_chunk_count
 from sparkstrom.runtime.training_loop import MergedCommits
 from tests.unit.runtime.memories import SIMULATED, backend, make_theta, seen

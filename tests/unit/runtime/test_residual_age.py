@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from sparkstrom.runtime.theta import Replica
-from sparkstrom.runtime.trainer import MEASURING_SHARE_MAX, RESIDUAL_AGE_POLL_S, ResidualAge
+from sparkstrom.runtime.trainer_thread import MEASURING_SHARE_MAX, RESIDUAL_AGE_POLL_S, ResidualAge
 from tests.unit.runtime.benches import TAU, Bench, N, steps
 
 

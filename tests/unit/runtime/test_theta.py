@@ -15,7 +15,7 @@ from sparkstrom.codec.payload import encode_theta
 from sparkstrom.encoding.grid import EXACT_QUANTA
 from sparkstrom.encoding.update_sum import UpdateSum
 from sparkstrom.models.base import Flat
-from sparkstrom.protocol.common.events import ApplyMergedRange, SendMerged
+from sparkstrom.protocol.common.events_and_effects import ApplyMergedRange, SendMerged
 from sparkstrom.runtime import theta as module
 from sparkstrom.runtime.theta import snapshot_chunk_count
 from tests.unit.runtime.memories import make_theta, seen

@@ -13,8 +13,8 @@ from sparkstrom.codec.messages import BUFFERS, Activity, Chunk, Commit, Optimize
 from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
 from sparkstrom.encoding.update_sum import UpdateSum
 from sparkstrom.observe.telemetry import WorkerCounters, to_wire
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command, Directive
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Command, Directive
 from sparkstrom.runtime.optimizer_states import decode_optimizer_state
 from sparkstrom.runtime.theta import Theta, snapshot_chunk_count
 from sparkstrom.runtime.training_loop import MergedCommits
@@ -191,7 +191,7 @@ def test_waiting_after_the_end_does_not_replace_the_last_figures(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "sparkstrom.runtime.trainer.COUNTERS_INTERVAL_S", 0.0
+        "sparkstrom.runtime.trainer_thread.COUNTERS_INTERVAL_S", 0.0
     )  # a report is always due
     made = bench(
         [

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command, Directive
-from sparkstrom.runtime import trainer
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Command, Directive
+from sparkstrom.runtime import trainer_thread
 from tests.unit.runtime.benches import TAU, TRAIN, Bench, Script, steps
 
 BUSY = Directive(Command.TRAIN, publishes=False)
@@ -66,7 +66,7 @@ def test_an_update_has_so_many_steps_that_encoding_takes_a_fifth_of_their_time(
     made = bench([], publish_every=None, minibatches_per_update_max=most)
     made.trainer._encode_s.add(encode_s)
     made.trainer._step_s.add(1.0)
-    made.replica.encoder.counters.publications = trainer.EARLY_PUBLICATIONS
+    made.replica.encoder.counters.publications = trainer_thread.EARLY_PUBLICATIONS
     assert made.trainer.min_steps_per_update(workers) == expected
     made.replica.encoder.counters.publications -= 1
     assert made.trainer.min_steps_per_update(workers) == 1
@@ -76,8 +76,8 @@ def test_short_steps_are_published_together(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With two workers, two minibatches are one step of each, so each step is published."""
-    monkeypatch.setattr(trainer, "EARLY_PUBLICATIONS", 2)
-    monkeypatch.setattr(trainer, "ENCODING_SHARE_MAX", 0.0)
+    monkeypatch.setattr(trainer_thread, "EARLY_PUBLICATIONS", 2)
+    monkeypatch.setattr(trainer_thread, "ENCODING_SHARE_MAX", 0.0)
 
     def published(script: Script) -> list[int]:
         events = bench(script, publish_every=None, minibatches_per_update_max=2).run()
@@ -91,8 +91,8 @@ def test_an_update_that_is_due_is_published_while_the_fit_drains(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the node does not order to train on, an update waits for no further steps."""
-    monkeypatch.setattr(trainer, "EARLY_PUBLICATIONS", 0)
-    monkeypatch.setattr(trainer, "ENCODING_SHARE_MAX", 0.0)
+    monkeypatch.setattr(trainer_thread, "EARLY_PUBLICATIONS", 0)
+    monkeypatch.setattr(trainer_thread, "ENCODING_SHARE_MAX", 0.0)
     made = bench(steps(1), publish_every=None, minibatches_per_update_max=2)
     step = made.replica.step
 
@@ -105,7 +105,7 @@ def test_an_update_that_is_due_is_published_while_the_fit_drains(
 
 
 def test_a_recent_mean_forgets_a_first_step_that_compiled() -> None:
-    mean = trainer.RecentMean()
+    mean = trainer_thread.RecentMean()
     for seconds in (3.0, *[0.001] * 300):
         mean.add(seconds)
     assert 0.001 < mean.value < 0.002

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from sparkstrom.codec.messages import Activity, Commit
-from sparkstrom.protocol.common.events import (
+from sparkstrom.protocol.common.events_and_effects import (
     ActivityChanged,
     ApplyCommit,
     Command,
@@ -19,7 +19,7 @@ from sparkstrom.protocol.common.events import (
     TrainerDrained,
 )
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.runtime.trainer import TrainerChannel
+from sparkstrom.runtime.trainer_thread import TrainerChannel
 from sparkstrom.runtime.training_loop import TrainerInbox
 
 TRAIN = Directive(Command.TRAIN, steps_max=3)

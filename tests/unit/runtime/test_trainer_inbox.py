@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from sparkstrom.codec.messages import BUFFERS, Commit, Payload
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.models.base import Flat
-from sparkstrom.protocol.common.events import ApplyCommit, IdAssigned, InstallSnapshot, OwnCommitted
+from sparkstrom.protocol.common.events_and_effects import (
+    ApplyCommit,
+    IdAssigned,
+    InstallSnapshot,
+    OwnCommitted,
+)
 from sparkstrom.runtime import theta as module
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.runtime.training_loop import MergedCommits, TrainerInbox, TrainerItem

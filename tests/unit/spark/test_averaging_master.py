@@ -30,8 +30,9 @@ from sparkstrom.rounds.backend import EpochPlan
 from sparkstrom.rounds.worker_round import RoundBatch, RoundReport, RoundStart, train_locally
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.spark.executor_slots import count_workers
+from sparkstrom.spark.fit_strategies import strategy_for
 from sparkstrom.spark.ml.params import convert_master
-from sparkstrom.spark.rounds.payload import tree_levels
+from sparkstrom.spark.rounds.array_exchange import tree_levels
 from sparkstrom.spark.rounds.tasks import (
     PackedJob,
     SparkRoundReport,
@@ -41,7 +42,6 @@ from sparkstrom.spark.rounds.tasks import (
     split_results,
     split_round,
 )
-from sparkstrom.spark.strategies import strategy_for
 from sparkstrom.worker.task_environment import TaskEnvironment, load_batches
 
 PLACE = TaskEnvironment(1, 5, "host", "jvm", Path("/nowhere"))

@@ -12,8 +12,7 @@ import pytest
 
 from sparkstrom.rounds.averaging import weighted_mean
 from sparkstrom.rounds.worker_round import IncompleteInput
-from sparkstrom.spark.rounds.backend import collect_arrays
-from sparkstrom.spark.rounds.payload import (
+from sparkstrom.spark.rounds.array_exchange import (
     ArrayPiece,
     BroadcastParts,
     EndOfStream,
@@ -32,6 +31,7 @@ from sparkstrom.spark.rounds.payload import (
     split_arrays,
     sum_pieces,
 )
+from sparkstrom.spark.rounds.backend import collect_arrays
 from sparkstrom.spark.rounds.tasks import MinibatchRecord, SparkRoundReport, read_minibatches
 
 WORKERS = 5

@@ -26,7 +26,7 @@ from sparkstrom.spark.executor_slots import (
     get_slots,
     is_context_stopped,
 )
-from sparkstrom.spark.strategies import strategy_for
+from sparkstrom.spark.fit_strategies import strategy_for
 
 
 class FakeContext:

@@ -40,9 +40,9 @@ from sparkstrom.spark.connect.dataframe_rounds import (
 )
 from sparkstrom.spark.connect.partitioning import override_settings
 from sparkstrom.spark.data.partitioning import PartitionedData
-from sparkstrom.spark.rounds.payload import Payload, send_payload
+from sparkstrom.spark.fit_strategies import strategy_for
+from sparkstrom.spark.rounds.array_exchange import Payload, send_payload
 from sparkstrom.spark.rounds.tasks import RoundInput, SparkRoundsJob
-from sparkstrom.spark.strategies import strategy_for
 
 RECORDS = [b"", b"a" * 10, b"b" * 25]
 

@@ -39,7 +39,7 @@ from sparkstrom.spark.controller.driver_server import (
 )
 from sparkstrom.spark.controller.remote_master import create_initial_progress
 from sparkstrom.spark.controller.task import DriverConnection
-from sparkstrom.transport.encrypted_stream import (
+from sparkstrom.transport.encrypted_tcp import (
     GREETING,
     GREETING_TIMEOUT_S,
     RECORD,

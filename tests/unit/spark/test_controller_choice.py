@@ -14,7 +14,7 @@ from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import ControllerChoice, VoidConfiguration, parse_controller
 from sparkstrom.options.resolution import resolve
 from sparkstrom.spark.executor_slots import count_workers
-from sparkstrom.spark.strategies import strategy_for
+from sparkstrom.spark.fit_strategies import strategy_for
 from sparkstrom.transport.aeron.driver_directories import find_executor_process
 from sparkstrom.transport.bind_address import InterfaceAddress
 from sparkstrom.worker.network_setup import ControllerRoute, exclude_controller_port

@@ -28,14 +28,14 @@ from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.models.updaters import Adam, Nesterov, Updater
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import VoidConfiguration
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command, Directive
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Command, Directive
 from sparkstrom.runtime.optimizer_states import OptimizerStateServer
 from sparkstrom.runtime.theta import Replica, Theta
-from sparkstrom.runtime.trainer import Trainer, TrainerChannel
+from sparkstrom.runtime.trainer_thread import Trainer, TrainerChannel
 from sparkstrom.runtime.training_loop import TrainerInbox, TrainerItem
 from sparkstrom.spark.executor_slots import count_workers
-from sparkstrom.spark.strategies import strategy_for
+from sparkstrom.spark.fit_strategies import strategy_for
 from sparkstrom.transport.base import MemoryNetwork
 from sparkstrom.worker import training_task as tasks
 from sparkstrom.worker.training_job import TrainingJob

@@ -31,8 +31,8 @@ from sparkstrom.data.row_blocks import read_row_blocks
 from sparkstrom.fit import master_setup
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import VoidConfiguration
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Command
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import Command
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.worker.node import Node

@@ -16,8 +16,8 @@ from sparkstrom.models import Adam, DenseNetwork
 from sparkstrom.planning.memory import ModelFootprint, PieceSizes, estimate_round_driver_parts
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.rounds.averaging import RoundResults
+from sparkstrom.spark.rounds.array_exchange import ReportRecord, split_arrays
 from sparkstrom.spark.rounds.backend import assemble_results, train_and_collect
-from sparkstrom.spark.rounds.payload import ReportRecord, split_arrays
 from sparkstrom.spark.rounds.tasks import SparkRoundReport, SparkRoundsJob, address_records
 
 MODEL = DenseNetwork([20, 32, 10], updater=Adam())

@@ -28,12 +28,12 @@ from sparkstrom.fit.summary import (
 from sparkstrom.observe.epoch_history import Epoch
 from sparkstrom.observe.telemetry import LinkBytes, from_wire
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
-from sparkstrom.protocol.common.events import IgnoreReason, TaskEnding
+from sparkstrom.protocol.common.events_and_effects import IgnoreReason, TaskEnding
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import Departure
 from sparkstrom.runtime.master_control import FitOutcome
 from sparkstrom.runtime.message_endpoint import Traffic
-from sparkstrom.runtime.trainer import RESIDUAL_PERCENTILES
+from sparkstrom.runtime.trainer_thread import RESIDUAL_PERCENTILES
 
 ROOT = Path(__file__).parents[3]
 

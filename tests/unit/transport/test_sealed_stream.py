@@ -13,8 +13,8 @@ from contextlib import closing
 import pytest
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.transport import encrypted_stream as sealed_stream
-from sparkstrom.transport.encrypted_stream import (
+from sparkstrom.transport import encrypted_tcp as sealed_stream
+from sparkstrom.transport.encrypted_tcp import (
     RECORD,
     RECORD_BYTES_MAX,
     SALT_BYTES,

@@ -30,8 +30,8 @@ from sparkstrom.models.base import EpochAware, FitLength, FitLengthAware, Paced
 from sparkstrom.observe.early_stopping import LOSS
 from sparkstrom.observe.epoch_history import EpochLog, PartitionEpoch
 from sparkstrom.observe.telemetry import ResidualFigures, TrainingCounters
-from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import (
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.events_and_effects import (
     ActivityChanged,
     Command,
     CommitApplied,
