@@ -200,7 +200,10 @@ def number(
     remedy: str = "",
     words: tuple[str | None, ...] = (),
 ) -> Metadata:
-    """Return metadata of a real-number option within these limits; errors end with ``remedy``."""
+    """Return metadata of a real-number option within these limits; errors end with ``remedy``.
+
+    ``least`` and ``most`` are limits that a value may equal, ``above`` and ``below`` it may not.
+    """
     limits = [f"above {above:g}"] if above is not None else []
     limits += [f"of at least {least:g}"] if least is not None else []
     limits += [f"below {below:g}"] if below is not None else []

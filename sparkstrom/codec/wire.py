@@ -264,6 +264,6 @@ def _decode_optimizer_chunk(body: bytes) -> OptimizerChunk:
 
 
 def _check_number(name: str, value: int, least: int = 1) -> None:
-    """Raise WireError unless the value is within least .. 2^63 - 1."""
+    """Raise WireError, naming field ``name``, unless ``least`` <= value < 2^63."""
     if not least <= value < 2**63:
         raise WireError(f"{name} {value} is not within {least} .. 2^63 - 1")

@@ -309,8 +309,9 @@ def _read_part(
 ) -> tuple[RowFormat, Records]:
     """Convert part of an Arrow batch to records; return (row format, records).
 
-    ``first_row`` is the number of its first row. Raise UsageError for a row that cannot be used or
-    has another shape than earlier rows, whose format is ``previous``.
+    ``first_row`` is the number of its first row; ``where`` names the rows' origin in errors. Raise
+    UsageError for a row that cannot be used or has another shape than earlier rows, whose format is
+    ``previous``.
     """
     leaves, arrays = [], []
     for i, source in enumerate(plan.array_sources):

@@ -67,7 +67,7 @@ class ArrowReadPlan(NamedTuple):
 
 
 def check_column_spec(chosen: ColumnSpec, dataframe: bool, data_kind: str = "an RDD") -> None:
-    """Raise UsageError for column arguments that are invalid or do not suit the kind of data.
+    """Raise UsageError for column arguments (``chosen``) that are invalid or do not suit the data.
 
     ``dataframe`` is True if the data have columns; otherwise ``data_kind`` names what they are.
     """
@@ -97,7 +97,10 @@ def check_column_spec(chosen: ColumnSpec, dataframe: bool, data_kind: str = "an 
 
 
 def iter_arrays_by_role(chosen: ColumnSpec) -> Iterator[tuple[str, str | list[str]]]:
-    """Yield (role, columns) of each array. Raise UsageError if there are no features."""
+    """Yield (role, columns) of each array that the column arguments ``chosen`` name.
+
+    Raise UsageError if there are no features.
+    """
     check_not_empty(FEATURES, chosen.features)
     for role, names in (
         (FEATURES, chosen.features),

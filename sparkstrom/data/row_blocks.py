@@ -94,7 +94,10 @@ def search_advice(where: str, column: str, condition: str, depth: int = 0) -> st
 
 
 def _vector_search_advice(where: str, column: str, value: str) -> str:
-    """Return advice on finding a value in a vector column, which SQL cannot search directly."""
+    """Return advice on finding a value in a vector column, which SQL cannot search directly.
+
+    ``where`` is the rows' origin; for local data the advice is empty.
+    """
     if not where.startswith("partition"):
         return ""
     return (
@@ -158,7 +161,10 @@ def gather_blocks(parts: Iterable[tuple[RowFormat, Records]], where: str) -> Ite
 
 
 def _make_block(form: RowFormat, held: list[Records], begin: int, where: str) -> Block:
-    """Return one block of all records in ``held``, with row numbers from ``begin``."""
+    """Return one block of all records in ``held``, with row numbers from ``begin``.
+
+    ``where`` names the rows' origin in errors.
+    """
     records = held[0] if len(held) == 1 else np.concatenate(held)
     return Block(form, records, np.arange(begin, begin + len(records)), where)
 
@@ -243,7 +249,10 @@ def _pack_rows(
 
 
 def _parse_features(row: Any, number: int, where: str) -> ParsedRow:
-    """Convert a row of features without a label to arrays. Raise UsageError if it is invalid."""
+    """Convert a row of features without a label to arrays.
+
+    Raise UsageError, with row ``number`` and origin ``where``, if it is invalid.
+    """
     structure, values = split_columns(row)
     try:
         return ParsedRow(structure, 0, False, [as_array(value) for value in values])
@@ -255,7 +264,10 @@ def _parse_features(row: Any, number: int, where: str) -> ParsedRow:
 
 
 def _parse_labelled_row(row: Any, number: int, where: str) -> ParsedRow:
-    """Convert a row (features, label[, weight]) to arrays. Raise UsageError if it is invalid."""
+    """Convert a row (features, label[, weight]) to arrays.
+
+    Raise UsageError, with row ``number`` and origin ``where``, if it is invalid.
+    """
     if not (isinstance(row, tuple | list) and len(row) in (2, 3)):
         raise UsageError(
             f"row {number} of {where} is {shorten_value(row)}: an element must be a pair "

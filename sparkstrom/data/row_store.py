@@ -233,7 +233,7 @@ def open_unnamed_file(directory: Path) -> IO[bytes]:
 
 
 def _sort_order(keys: Keys, held: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Return the permutation that sorts rows by held-out flag, then by key."""
+    """Return the permutation that sorts rows by held-out flag (``held``), then by key."""
     return np.lexsort((keys[:, 1], keys[:, 0], held))
 
 
@@ -248,7 +248,10 @@ def _read_array(file: IO[bytes], into: Records, offset: int) -> None:
 
 
 def _write_arrays(file: IO[bytes], parts: list[Records], offset: int, where: Path) -> None:
-    """Write arrays one after the other to a file. Raise SetupError if the disk is full."""
+    """Write arrays one after the other to a file, from byte ``offset`` on.
+
+    Raise SetupError, which names the directory ``where``, if the disk is full.
+    """
     buffers = [np.ascontiguousarray(part).reshape(-1).data for part in parts if part.size]
     for first in range(0, len(buffers), WRITE_BUFFERS_MAX):
         some = buffers[first : first + WRITE_BUFFERS_MAX]

@@ -477,7 +477,10 @@ class Encoder:
         return StepSizes(least * q, tau * q, step * q, step_quanta=step, q=q)
 
     def _process_residual(self, arrays: PublicationArrays, number: int) -> None:
-        """Post-process the residual with the full tau; a shake-up's tau would destroy more."""
+        """Post-process the residual with the full tau; a shake-up's tau would destroy more.
+
+        ``number`` is the publication's, from 1.
+        """
         if self._clipping is not None:
             tau = grid.tau_quanta(self.tau, self.k) * self.q
             destroyed = self._clipping.process(self._residual, arrays, number, tau)

@@ -5,12 +5,12 @@ but not sent) is sent. Layers learn at different scales: with one tau for all la
 the largest changes would fill the messages. A layer with multiplier m has the threshold m * tau.
 Messages contain only tau. Decoders know the multipliers from the fit, and multiply each entry by
 the multiplier of its layer. So messages do not grow, and all changes remain multiples of the
-quantum (``encoding.grid``).
+quantum, the power of two of which all parameters are multiples (``encoding.grid``).
 
 With multipliers, messages contain the gaps between the indices of their entries, and are never
-bitmaps. The advantage of a bitmap is that it can also contain half steps (tau / 2 instead of tau).
-With multipliers there are no half steps, and without half steps, gaps are never longer than a
-bitmap.
+bitmaps. A bitmap takes two bits per parameter, and pays off only because it can also contain half
+steps (tau / 2 instead of tau). With multipliers there are no half steps. Gaps are then as short or
+shorter: they take at most two bits per entry, and one for each parameter without an entry.
 """
 
 from __future__ import annotations
@@ -122,25 +122,30 @@ class LayeredKernels:
 
     def scan_local(self, local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int]:
         """Write codes of hits in local - theta, layer by layer; return (hits, largest bits)."""
-        return self._scan(self._kernels.scan_local, local, theta, tau, codes)
+        return self._scan_layers(self._kernels.scan_local, local, theta, tau, codes)
 
     def scan_replica(self, residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int, int]:
         """Add delta to the residual, write codes of hits by layer; return (hits, largest bits)."""
-        return self._scan(self._kernels.scan_replica, residual, delta, tau, codes)
+        return self._scan_layers(self._kernels.scan_replica, residual, delta, tau, codes)
 
-    def _scan(
+    def _scan_layers(
         self,
-        scan: Callable[[F32, F32, float, I32], tuple[int, int]],
-        one: F32,
-        other: F32,
+        kernel: Callable[[F32, F32, float, I32], tuple[int, int]],
+        first: F32,
+        second: F32,
         tau: float,
         codes: I32,
     ) -> tuple[int, int]:
-        """Scan layer by layer, write codes with model-wide indices; return (hits, largest bits)."""
+        """Run a scanning kernel layer by layer; write codes with model-wide indices.
+
+        ``first`` and ``second`` are the kernel's two arrays, f32[n_params]. Return (number of hits,
+        largest bits): as in the kernels, the bits of the largest absolute value, which show NaN and
+        infinity.
+        """
         hits, worst, part = 0, 0, self._memory.part
         for start, stop, multiplier in self._layers.ranges():
-            own, rest = slice(start, stop), part(codes, slice(hits, None))
-            found, bits = scan(part(one, own), part(other, own), tau * multiplier, rest)
+            layer, rest = slice(start, stop), part(codes, slice(hits, None))
+            found, bits = kernel(part(first, layer), part(second, layer), tau * multiplier, rest)
             self._kernels.shift_codes(part(rest, slice(found)), start)
             hits, worst = hits + found, max(worst, bits)
         return hits, worst
@@ -286,9 +291,10 @@ def tau_reached_by(
 ) -> float | None:
     """Return the tau that ``fraction`` of the residuals reach; None if all residuals are 0.
 
-    The residual is ``learnt + sign * other``, both f32[n_params] in the backend's memory (None: the
-    host's). A large model is sampled at random, seeded by ``publication``; only the sample is
-    copied to the host. With ``layers``, each residual is divided by its layer's multiplier first.
+    The residual is ``learnt + sign * other``, such as local - theta, both f32[n_params] in the
+    backend's memory (None: the host's). A large model is sampled at random, seeded by the number of
+    the ``publication``; only the sample is copied to the host. With ``layers``, each residual is
+    divided by its layer's multiplier first.
     """
     residuals = Residuals(learnt, other, sign, layers, backend or host())
     enough = max(SAMPLE_LEAST, math.ceil(SAMPLE_HITS / fraction))

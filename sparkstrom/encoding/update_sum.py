@@ -185,7 +185,10 @@ def decode_untrusted(payload: bytes, n_params: int) -> UpdateSum:
 def _sparse_header(
     indices: I32, quanta: I32, unit: int, least: int, largest: int, n_params: int
 ) -> tuple[bytes, int]:
-    """Return (header of the shortest sparse encoding, number of bits that follow the header)."""
+    """Return (header of the shortest sparse encoding, number of bits that follow the header).
+
+    ``least`` and ``largest`` are the smallest and largest absolute value of ``quanta`` in units.
+    """
     if indices.size == 0:
         return SPARSE_HEADER.pack(SPARSE, 0, 1, 1, 0, 0), 0
     rice = int(gaps.best_rice(indices, gaps.rice_guess(indices.size, n_params)))

@@ -35,16 +35,22 @@ MULTILEVEL_SPEEDUP = 2.0  # mean number of thresholds of an entry, with several 
 
 @dataclass(frozen=True, slots=True)
 class FitStatistics:
-    """Statistics of a fit, including the earlier fits that it continued."""
+    """Statistics of a finished fit, on which its accuracy warnings depend.
+
+    A publication is one call of ``Encoder.publish``, which sends at most one update. A mass is a
+    sum of absolute values of parameter changes.
+    """
 
     workers: int  # number of workers with rows
-    minibatches: int  # number trained, over all workers
-    publications: float  # per worker
+    minibatches: int  # trained by all workers, in this fit and the earlier ones that it continued
+    publications: float  # mean per worker, extrapolated from this fit to the earlier ones
     sent_fraction: float  # entries sent / (publications x parameters)
     tau: float  # mean of the workers' thresholds at the end
-    staleness: float  # mean, in minibatches of the fit
-    waiting: float  # mean time that updates wait in residuals, in minibatches of the fit
-    clipped_share: float  # mass lost by clipping / mass that left residuals
+    # Mean over minibatches: number of other workers' minibatches that were committed before it and
+    # that its step did not include.
+    staleness: float
+    waiting: float  # mean time that changes wait in residuals, in minibatches of all workers
+    clipped_share: float  # mass removed by clipping / mass removed: sent, clipped or scaled away
 
 
 def accuracy_warnings(

@@ -460,7 +460,7 @@ class FitCheckpoints:
         self.summaries = {**earlier, str(key.number): summary}
 
     def mark_over(self, number: int) -> None:
-        """Record that a fit was finished or interrupted: the next fit has the next number."""
+        """Record that fit ``number`` ended or was interrupted: the next one has the next number."""
         self.fits, self._restored = max(self.fits, number), None
 
     def mark_failed(self) -> None:

@@ -41,11 +41,14 @@ class FinishedFit:
 class FitListener:
     """Base class of listeners: one method per event, which does nothing unless overridden.
 
-    Events of one poll are dispatched in the order of these methods. ``on_fit_end`` is not called
-    for a fit that failed.
+    Most events come from polls: ten times a second ``FitEvents`` compares the fit's progress with
+    the previous one. The events of one poll are dispatched in the order of these methods.
+    ``on_fit_end`` is not called for a fit that failed.
     """
 
-    live_option = ""  # option of the user that needs events during the fit; "" if none does
+    # Name of the user's option, such as "early_stopping", for which this listener needs events
+    # while the fit runs; "": it needs none until the end.
+    live_option = ""
 
     def on_fit_begin(self, spec: FitSpec) -> None:
         """Handle the start of the fit, after all checks and before controller and tasks start."""
@@ -74,9 +77,9 @@ class FitListener:
     def on_epoch(self, epoch: Epoch) -> None:
         """Handle the end of an epoch, once all training partitions have completed it.
 
-        Listeners with a ``live_option`` get epochs at once, but miss an epoch whose values arrive
-        after the next epoch's. All other listeners get epochs in order; after such a late epoch,
-        they get that epoch and all later ones at the end of the fit.
+        The values of an epoch may arrive after those of the next one. Listeners with a
+        ``live_option`` then get the next epoch at once, and never the late one. All other listeners
+        get every epoch in order: the late one and those after it at the end of the fit.
         """
 
     def on_progress(self, progress: Progress) -> None:

@@ -294,7 +294,7 @@ class FitRecord(FitListener):
         return self.submitted_s if math.isnan(self.first_s) else self.first_s
 
     def record_controller_loss(self, what: str) -> None:
-        """Record that a controller was lost now."""
+        """Record that a controller was lost now; ``what`` describes the loss."""
         self.controller_losses.append((time.monotonic(), what))
 
     def on_fit_end(self, end: FinishedFit) -> None:

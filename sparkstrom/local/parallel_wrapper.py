@@ -218,7 +218,7 @@ class ParallelWrapper(TrainedNetwork):
             reporting = FitReporting(progress, record, TaskSlots(1, workers), [])
             with (
                 self._context.pool.translate_closing_errors(),
-                self._partitioned(data, held, chosen, workers) as rows,
+                self._partition_into_files(data, held, chosen, workers) as rows,
             ):
                 first = next(file for file in rows.files if file.spans)
                 metric = request.validation_metric
@@ -315,17 +315,26 @@ class ParallelWrapper(TrainedNetwork):
             self._training.release()
 
     @contextmanager
-    def _partitioned(
-        self, data: Any, held: Any, chosen: ColumnSpec, workers: int
+    def _partition_into_files(
+        self, data: Any, held_out: Any, columns: ColumnSpec, workers: int
     ) -> Iterator[PartitionedRows]:
-        """Partition the rows into files in a new directory, which is deleted after the block."""
+        """Distribute the rows to files, one per worker, in a new directory; yield the files.
+
+        The directory is deleted after the block.
+
+        Args:
+            data: the rows, in a form that ``fit`` accepts.
+            held_out: separate held-out rows, in the same form; None if there are none.
+            columns: names of the columns to read.
+            workers: number of workers.
+        """
         scratch, pool = self._context.scratch, self._context.pool
         directory = Path(tempfile.mkdtemp(prefix="fit-", dir=scratch))
         try:
             read = (
-                read_data_blocks(data, chosen)
-                if held is None
-                else read_blocks_with_held_out(data, held, chosen._replace(validation=None))
+                read_data_blocks(data, columns)
+                if held_out is None
+                else read_blocks_with_held_out(data, held_out, columns._replace(validation=None))
             )
             drawn = prefetch(read, self._prefetch_buffer, pool.check_open)
             with self._checkpoints.mark_failed_on_error(), closing(drawn) as blocks:

@@ -416,7 +416,7 @@ class RoundsWorker:
         return path.read_bytes() if path.exists() else b""
 
     def _read_state(self, *, own: bool) -> State:
-        """Return a round's initial optimizer state: the partition's own, or the common state."""
+        """Return a round's initial optimizer state: the partition's if ``own``, or the common."""
         path = self._directory / STATE
         if own:
             path = own_state_path(self._directory, self._partition)

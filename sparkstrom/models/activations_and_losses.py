@@ -1,7 +1,7 @@
 """Activations and losses of the built-in NumPy network.
 
-``loss_name`` returns the name of a loss of any library. Models recognize kinds of losses by it, and
-use it in messages.
+Each loss comes with a check of labels. ``loss_name`` returns the name of any loss, also of PyTorch,
+JAX or Keras; models recognize kinds of losses by this name, and use it in messages.
 """
 
 from __future__ import annotations

@@ -44,15 +44,17 @@ Options = TypeVar("Options", bound=CommonOptions | VoidConfiguration)
 def resolve(master: Master, conf: Mapping[str, str], env: Mapping[str, str]) -> Master:
     """Return a copy of the options in which configuration and environment replace defaults.
 
-    Options that the user gave stay as they are.
+    Options that the user gave stay as they are. If both Spark's configuration and the environment
+    contain an option, the configuration takes precedence. ``master`` itself is not changed.
 
     Args:
         master: The options that the user passed.
         conf: Spark's configuration; keys that do not start with ``spark.sparkstrom.`` are ignored.
-        env: The driver program's environment variables.
+        env: The driver program's environment variables; those that name no option are ignored.
 
     Raises:
-        UsageError: A key is unknown, or the resulting options are invalid.
+        UsageError: A key ``spark.sparkstrom.*`` names no option, a text is no value of its option,
+            or the resulting options are invalid.
     """
     names = [each.name for cls in OPTION_CLASSES for each in options_in(cls) if each.name != NESTED]
     for key in conf:

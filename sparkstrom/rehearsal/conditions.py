@@ -1,4 +1,4 @@
-"""The conditions of a rehearsed fit: links, times of steps, slow workers, workers that die."""
+"""The conditions of a rehearsed (simulated) fit: links, step times, slow workers, deaths."""
 
 from __future__ import annotations
 

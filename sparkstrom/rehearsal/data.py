@@ -1,4 +1,8 @@
-"""The sampled rows of a rehearsal as minibatches for any number of workers."""
+"""The sampled rows of a rehearsal (simulated fits) as minibatches for any number of workers.
+
+The rows are distributed to workers as in a real fit. Some of them, held out if possible, measure
+the loss while the simulated fit trains.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,14 @@
 """Hosts with links of a limited rate, and the edges between the processes of a rehearsed fit.
 
-A host sends one data message after the other at its link's rate, and the receiver's link takes them
-one after the other. Aeron's streams take turns, so a control message waits only for earlier control
-messages, not for data; it delays the data that follow. A newer heartbeat or state message replaces
-one that still waits, as in the outbox of a real process. Aeron's own buffers are not modelled: the
-protocol's windows limit how much data is in flight.
+A rehearsal simulates a fit in virtual time. An edge is the connection between two neighbours in the
+tree of the master and the workers.
+
+A host sends its data messages one after the other, at its link's rate. The receiver's link takes
+them one after the other, too. Control messages have a stream of their own, and Aeron serves all
+streams in turn. A control message therefore waits only for earlier control messages, not for data,
+but the data that follow wait for it. A newer heartbeat or state message replaces one that still
+waits, as in the outbox of a real process. Aeron's own buffers are not modelled: the protocol's
+windows limit how much data is in flight.
 """
 
 from __future__ import annotations
@@ -72,7 +76,7 @@ class QueuedMessage:
 
 @dataclass(eq=False, slots=True)
 class Edge:
-    """One end of a connection to a neighbour."""
+    """One end of the connection to a neighbour in the tree."""
 
     number: EdgeNo
     target: Endpoint  # the process at the other end

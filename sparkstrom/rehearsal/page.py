@@ -1,4 +1,7 @@
-"""A rehearsal as HTML: a page with plots, and a short form for notebooks."""
+"""Render a rehearsal (simulated fits) as HTML: a page with plots, and a short form for notebooks.
+
+Both show the conditions, a verdict and a table of the runs; the page also plots loss and accuracy.
+"""
 
 from __future__ import annotations
 

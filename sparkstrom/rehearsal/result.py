@@ -1,4 +1,7 @@
-"""The result of a rehearsal: its runs, as a table, a page or JSON, and advice on the best ones."""
+"""The result of a rehearsal: its runs, as a table, a page or JSON, and advice on the best ones.
+
+A rehearsal simulates a fit with several numbers of workers. A run is one of these, or a baseline.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker of a rehearsed fit: production node, trainer, replica and encoder in virtual time."""
+"""A worker of a rehearsed (simulated) fit: real node, trainer and encoder in virtual time."""
 
 from __future__ import annotations
 

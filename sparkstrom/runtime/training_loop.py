@@ -271,7 +271,7 @@ class TrainingLoop:
             case Command.AUDIT:
                 self._post_once(directive, lambda: self._audit_event(directive.commit))
             case Command.RELEASE:
-                self._post_once(directive, self._release_event)
+                self._post_once(directive, self._save_residual_for_release)
             case _:
                 pass
         if self._activity is not Activity.CATCHING_UP:
@@ -283,10 +283,11 @@ class TrainingLoop:
         saved = self._driver.save_residual()
         return ev.ReplicaHashed(commit, self._replica.digest(), saved)
 
-    def _release_event(self) -> ev.Event:
-        """Save the worker's residual; return the event that contains the file's path.
+    def _save_residual_for_release(self) -> ev.Event:
+        """Save the residual before the worker leaves the fit; return the answer to RELEASE.
 
-        Residuals of earlier fits that were not added to it yet are added first.
+        The answer names the saved file, if there is one. Residuals of earlier fits that were not
+        added to the residual yet are added first.
         """
         self._add_saved_residuals()  # the worker may leave before it had a replica
         return ev.TrainerReleased(self._driver.save_residual())

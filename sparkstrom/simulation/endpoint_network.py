@@ -570,7 +570,7 @@ class EndpointNetwork(Network):
 
 
 def _readdress_frame(frame: bytes, other: bytes) -> bytes:
-    """Return a frame with the receiver and edge of another one, which are not encrypted."""
+    """Return ``frame`` with the receiver and edge of frame ``other``; they are not encrypted."""
     fields = list(HEADER.unpack_from(frame))
     fields[RECEIVER_FIELD : EDGE_FIELD + 1] = HEADER.unpack_from(other)[
         RECEIVER_FIELD : EDGE_FIELD + 1

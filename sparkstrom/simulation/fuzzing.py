@@ -1,7 +1,11 @@
 """Generate random runs from seeds, simulate many on all cores, and shrink those that fail.
 
-A few runs have no faults, because some defects show only without faults. In others the controller
-dies and the fit resumes from the newest saved copy of its parameters.
+A run is a whole fit, simulated in virtual time with a given number of workers, drawn limits and
+drawn faults, such as lost messages and killed processes. It fails if it violates an invariant
+(``simulation.invariants``) or raises an exception. To shrink a failed run is to find a smaller one
+that fails in the same way. A few runs have no faults, because some defects show only without
+faults. In others the controller dies and the fit resumes from the newest saved copy of its
+parameters.
 """
 
 from __future__ import annotations

@@ -530,7 +530,11 @@ class World:
         self.open(process, alone=True)
 
     def _send_tick(self, process: SimProcess, number: int) -> None:
-        """Send a tick to a node, unless another one has been scheduled instead."""
+        """Send a tick to a node, and schedule the next one.
+
+        If the process is paused, send it when the pause ends. Send nothing if the process has ended
+        or the tick is void: ``number`` is that of the tick, and only the newest scheduled counts.
+        """
         if not process.alive or number != process.ticks:
             return
         if self.time.now_s < process.paused_until_s:

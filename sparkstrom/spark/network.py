@@ -55,7 +55,7 @@ from sparkstrom.spark.application import Application, Predictor, require_active_
 from sparkstrom.spark.classic_application import ClassicApplication
 from sparkstrom.spark.data.export import ExportCache
 from sparkstrom.spark.data.partitioning import HeldOutFrames, PartitionedData
-from sparkstrom.spark.dl4j_names import Dl4jMethodNames
+from sparkstrom.spark.dl4j_method_names import Dl4jMethodNames
 from sparkstrom.spark.executor.entry_points import pickle_by_value
 from sparkstrom.spark.executor.measurement import check_barrier_stages, measure_workers
 from sparkstrom.spark.executor_slots import (

@@ -40,7 +40,7 @@ def sends_nothing_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def trusts_an_edge_on_which_something_is_heard(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ParentLink, "is_starved", lambda self, fit, missing_since_s, now_s: False)
+    patch.setattr(ParentLink, "is_starved", lambda self, fit, stalled_since_s, now_s: False)
 
 
 def keeps_the_whole_log(patch: pytest.MonkeyPatch) -> None:

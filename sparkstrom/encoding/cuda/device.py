@@ -11,10 +11,11 @@ integer, or squares of float32 in float64), and selects a sign instead of multip
 and separate operations then give the same bits.
 
 Under Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``) every CUDA thread is a Python thread, so blocks
-are small. While a function runs, the simulator replaces the name ``cuda`` in the function's file,
-even if other threads are using it. The functions in ``device_functions``, which kernels of several
-files call, therefore use another name: ``running`` (defined below) is ``cuda``, or under the
-simulator its replacement.
+are small. The simulator puts its own object in place of the global ``numba.cuda`` of a function's
+module for each call, and restores the global after the call, even if other threads are still in a
+function of this module. The functions of ``device_functions``, which many threads call, therefore
+use ``running`` (defined below), which the simulator never replaces: it is ``numba.cuda``, or under
+the simulator forwards to the simulator's object.
 """
 
 from __future__ import annotations

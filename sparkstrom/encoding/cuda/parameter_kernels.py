@@ -92,7 +92,7 @@ def _accumulate(residual: Any, delta: Any) -> None:
 
 @kernel("void(f4[::1], f4[::1], f4[::1])")
 def _subtract(target: Any, one: Any, other: Any) -> None:
-    """Set target to one - other."""
+    """Set target to one - other, all f32[n]."""
     i = cuda.grid(1)
     if i < target.shape[0]:
         target[i] = F32(one[i] - other[i])

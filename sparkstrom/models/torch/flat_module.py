@@ -406,10 +406,10 @@ class FlatModule:
 
     def __repr__(self) -> str:
         kind, module = type(self).__name__, type(self._module).__name__
-        options = "".join(f", {name}={value}" for name, value in self._describe_options().items())
+        options = "".join(f", {name}={value}" for name, value in self._options_for_repr().items())
         return f"{kind}({module}, {self.n_params:,} parameters{options})"
 
-    def _describe_options(self) -> dict[str, str]:
+    def _options_for_repr(self) -> dict[str, str]:
         """Return the options to show in ``repr``, such as the learning rate: name -> text."""
         return {}
 
@@ -512,7 +512,10 @@ class FlatModule:
         return loss
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Scale momentum to the number of workers; advance the schedule to the fit's position."""
+        """Let the next step scale momentum, and advance the schedule to the fit's position.
+
+        See ``Paced.keep_pace`` for the arguments.
+        """
         self._scaling.set_global_step(workers, minibatches, counted)
 
     def set_fit_length(self, length: FitLength) -> None:

@@ -1,4 +1,9 @@
-"""Choose the workers from which late workers copy optimizer states; copy some for checkpoints."""
+"""Choose the workers from which late ones copy optimizer states; copy states for checkpoints.
+
+An optimizer's state is what it remembers between steps, such as momentum. A late worker is one that
+joins in mid-training. For a checkpoint the master copies the state of one worker, or of each worker
+that can send it.
+"""
 
 from __future__ import annotations
 

@@ -633,7 +633,7 @@ class Node(NodeParts):
             return effects
         if known is None or state.beat > known.beat:
             link.reset_patience()
-        self.replication.note_state(state, now_s)
+        self.replication.restart_wait_if_current(state, now_s)
         if link.parent != MASTER and not state.head:
             link.reset_answer_timer(now_s)  # a relay may have no replica yet
         if self.children.by_node and (
@@ -654,7 +654,7 @@ class Node(NodeParts):
         if self.fit.done:
             effects += self._leave_if_done(now_s)
         if self.transfers.fetch is not None:
-            effects += self.transfers.request_chunks(now_s)
+            effects += self.transfers.continue_fetch(now_s)
         if self.fit.farewell is DISMISSED:
             return effects
         if (silent := link.is_silent(now_s)) or self._is_starved(now_s):  # time for fresh streams
@@ -672,8 +672,8 @@ class Node(NodeParts):
 
     def _is_starved(self, now_s: float) -> bool:
         """Return whether the parent sends no data although commits are missing."""
-        missing_since_s = self.replication.missing_since_s(self.fit.state)
-        return self.link.is_starved(self.fit, missing_since_s, now_s)
+        stalled_since_s = self.replication.stalled_since_s(self.fit.state)
+        return self.link.is_starved(self.fit, stalled_since_s, now_s)
 
     def _leave_if_done(self, now_s: float) -> list[Effect]:
         """Send the parent a leave notice once the fit is done and no child depends on this node."""

@@ -215,7 +215,7 @@ class FitView:
         self._pace = 0  # steps of the slowest worker, from the newest commits
         self.done = False  # its phase is DONE
         self.heard_s = now_s  # time of the last sign that the master lives
-        self.steady_s = now_s  # since when such signs have come without a gap
+        self.contact_since_s = now_s  # since when such signs have come without a gap
         self.farewell = FarewellStage.NEEDED
         self._done_s: float | None = None  # when the fit was done and this node audited
 
@@ -225,7 +225,7 @@ class FitView:
 
     def on_new_edge(self, now_s: float) -> None:
         """Discard earlier signs of life, so that only those over the new edge count."""
-        self.steady_s = now_s
+        self.contact_since_s = now_s
 
     def accept_state(self, state: State, now_s: float) -> bool:
         """Store a state; return False if a newer one is stored already."""
@@ -234,7 +234,7 @@ class FitView:
             return False
         if known is None or state.beat > known.beat:  # the master lives
             if now_s - self.heard_s > self._limits.lease_s / 2:
-                self.steady_s = now_s
+                self.contact_since_s = now_s
             self.heard_s = now_s
         self.state, self.done = state, state.phase is OVER
         return True
@@ -248,13 +248,14 @@ class FitView:
         """Return the steps of the slowest worker by the newest state or commit; 0 without any."""
         return self._pace if self.state is None else max(self._pace, self.state.slowest)
 
-    def is_steady(self, since_s: float, now_s: float) -> bool:
-        """Return whether signs of the master's life have come for a lease without a gap.
+    def has_steady_contact(self, since_s: float, now_s: float) -> bool:
+        """Return whether signs of the master's life have come without a gap for more than a lease.
 
-        Only time after ``since_s`` counts.
+        Only the time from ``since_s`` to ``now_s`` counts. The last sign must be at most half a
+        lease old; a new state that comes after a longer silence ends a gap.
         """
         lease_s = self._limits.lease_s
-        lasting = now_s - max(since_s, self.steady_s) > lease_s
+        lasting = now_s - max(since_s, self.contact_since_s) > lease_s
         return lasting and now_s - self.heard_s <= lease_s / 2
 
     @property

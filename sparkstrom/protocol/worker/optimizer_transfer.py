@@ -57,8 +57,11 @@ class OptimizerTransfers:
                 self._limits.optimizer_wait_s, now_s + self._limits.optimizer_wait_s
             )
 
-    def request_chunks(self, now_s: float) -> list[Effect]:
-        """Request missing chunks; install the state once it is complete or too late."""
+    def continue_fetch(self, now_s: float) -> list[Effect]:
+        """Request missing chunks, or end the fetch: install the complete state.
+
+        If the deadline passes first, end it without a state: the trainer keeps its fresh optimizer.
+        """
         fetch = self.fetch
         if fetch is None:
             return []
@@ -104,7 +107,7 @@ class OptimizerTransfers:
                 self.fetch.take(chunk, now_s)
             else:
                 self._ignored.count(chunk, IgnoreReason.LATE)
-            return self.request_chunks(now_s)
+            return self.continue_fetch(now_s)
         child = self._subtree.child_towards(chunk.asker)
         to = self._link.parent if child is None else child.node
         if to is None or to == sender:

@@ -361,7 +361,7 @@ class ParentLink:
         patience_s: float = self._limits.lease_s / 2 * 2**doublings
         return now_s - self._heard_s > patience_s
 
-    def is_starved(self, fit: FitView, missing_since_s: float | None, now_s: float) -> bool:
+    def is_starved(self, fit: FitView, stalled_since_s: float | None, now_s: float) -> bool:
         """Return whether the master is heard over the edge, but no data got through for too long.
 
         Control messages and data have separate streams, and one may break while the other works. If
@@ -371,22 +371,22 @@ class ParentLink:
 
         Args:
             fit: the state of the fit.
-            missing_since_s: when the newest data came, if the parent has sent more than has
-                arrived; otherwise None.
+            stalled_since_s: when the newest data came, if a snapshot is being fetched or the
+                parent has sent more than has arrived; otherwise None.
             now_s: the present time.
         """
-        missing = missing_since_s is not None or self.window.since_s is not None
+        missing = stalled_since_s is not None or self.window.since_s is not None
         if not missing and self.stage is ATTACHED:
             return False
-        if self.parent is None or not fit.is_steady(self._opened_s, now_s):
+        if self.parent is None or not fit.has_steady_contact(self._opened_s, now_s):
             return False
         since_s = [self._owed_s] if self.stage is ATTACHING else []
-        if self.stage is ATTACHED and missing_since_s is not None:
-            since_s.append(missing_since_s)
+        if self.stage is ATTACHED and stalled_since_s is not None:
+            since_s.append(stalled_since_s)
         if self.window.since_s is not None:
             since_s.append(self.window.since_s)
         patience_s = self._limits.lease_s * 2 ** min(self.starved, DOUBLINGS_MAX)
-        return any(now_s - max(at_s, fit.steady_s) > patience_s for at_s in since_s)
+        return any(now_s - max(at_s, fit.contact_since_s) > patience_s for at_s in since_s)
 
     def overdue_wait(self, now_s: float) -> Wait | None:
         """Return the wait for the attach reply or for a commit if it exceeds ``stuck_s``."""

@@ -211,8 +211,12 @@ class Replication:
         """Return whether commits exist that this node has not received."""
         return state is not None and state.head > self.history.log.head
 
-    def missing_since_s(self, state: State | None) -> float | None:
-        """Return when data last came, if the parent has sent more than has arrived; else None."""
+    def stalled_since_s(self, state: State | None) -> float | None:
+        """Return when data last came, if more is expected; otherwise None.
+
+        More is expected during the fetch of a snapshot, and while the parent has sent more commits
+        (by its newest state) than have arrived.
+        """
         if self.fetch is not None:
             return self._got_s
         if state is not None and state.sent > self.history.log.head:
@@ -281,8 +285,8 @@ class Replication:
         self._got_s = now_s
         self._report_flag.set_routine()
 
-    def note_state(self, state: State, now_s: float) -> None:
-        """Restart the wait for commits if everything that the parent has sent is here."""
+    def restart_wait_if_current(self, state: State, now_s: float) -> None:
+        """Restart the wait for commits if all commits that the parent has sent have arrived."""
         if state.sent <= self.history.log.head and self.fetch is None:
             self._got_s = now_s
 
@@ -369,7 +373,7 @@ class Replication:
         ]
 
     def on_paused(self, number: int) -> None:
-        """Record that the trainer has paused, unless it obeyed an older directive."""
+        """Record that the trainer obeyed PAUSE ``number``, unless that is not the newest one."""
         self.paused = number == self.pauses
 
     def on_installed(self, now_s: float) -> None:

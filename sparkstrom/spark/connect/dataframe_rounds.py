@@ -425,9 +425,10 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
 
     @contextlib.contextmanager
     def keep_rows(self) -> Iterator[None]:
-        """Persist the rows during the block if the option ``storage_level`` is set.
+        """Let Spark store the rows during the block if the option ``storage_level`` is set.
 
-        At the end of the block, the payloads' remaining views are dropped.
+        Otherwise Spark recomputes them in each job that reads them. At the end of the block, the
+        remaining temporary views, which contain payloads for the workers, are dropped.
         """
         level = self._job.master.storage_level
         with contextlib.ExitStack() as stack:

@@ -320,9 +320,9 @@ class RemoteController:
         """Send a request to give up. Without a connection, it is delivered later."""
         self._send_request(GiveUp(reason))
 
-    def _send_request(self, what: Any) -> Future[Any] | None:
+    def _send_request(self, request: Any) -> Future[Any] | None:
         """Send a request; return the future of its response, or None without a server."""
-        return None if self._server is None else self._server.ask(what)
+        return None if self._server is None else self._server.ask(request)
 
     def acknowledge(self, progress: Progress) -> None:
         """Do nothing: gradient sharing does not wait for observers."""

@@ -253,7 +253,10 @@ class HeldOutFrames:
         return frame, columns._replace(validation=mark)
 
     def _is_last(self, data: Any, held: Any, names: list[str], *, keep_partitions: bool) -> bool:
-        """Return whether the last union had the same DataFrames, columns and partitioning."""
+        """Return whether the last union had the same DataFrames, columns and partitioning.
+
+        ``held`` is the DataFrame of held-out rows.
+        """
         if self._last is None:
             return False
         last_data, last_held, *rest = self._last
@@ -303,7 +306,10 @@ class HeldOutFrames:
 
 
 def _check_same_types(fields: dict[str, StructField], held: Any, columns: ColumnSpec) -> None:
-    """Raise UsageError if the held-out rows lack a column or have it with another type."""
+    """Raise UsageError if the held-out rows lack a column or have it with another type.
+
+    ``fields`` are the data's columns, by name; ``held`` is the DataFrame of held-out rows.
+    """
     try:
         theirs = find_fields(held, columns)
     except UsageError as error:
@@ -325,11 +331,11 @@ def _check_same_types(fields: dict[str, StructField], held: Any, columns: Column
 def _unite_frames(
     data: Any, held: Any, names: list[str], *, keep_partitions: bool
 ) -> tuple[Any, str]:
-    """Return the union of both DataFrames, and the name of the column that marks held-out rows.
+    """Return the union of two DataFrames, and the name of the column that marks held-out rows.
 
-    The union has the columns ``names`` and the mark. If rows stay in their partitions
-    (``keep_partitions``), the held-out rows form a single partition, so that at most one worker has
-    no rows to train on.
+    Those are the rows of ``held``. The union has the columns ``names`` and the mark. If rows stay
+    in their partitions (``keep_partitions``), the held-out rows form a single partition, so that at
+    most one worker has no rows to train on.
     """
     from pyspark.sql import functions as sql
 

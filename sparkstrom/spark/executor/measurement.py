@@ -1,5 +1,6 @@
 """Measure training steps and links on executors, for a rehearsal: one task per worker.
 
+A rehearsal simulates fits; with these measurements it simulates them on this cluster.
 The tasks form a barrier stage: all of them train at the same time, as in a fit. When all have
 finished, one task per host measures the links by UDP, on the ports that a fit would use.
 """

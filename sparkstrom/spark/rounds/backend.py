@@ -142,7 +142,11 @@ class SparkRoundsBackend(RoundsBackend):
 
     @abstractmethod
     def keep_rows(self) -> AbstractContextManager[None]:
-        """Return a context manager that keeps the rows available for all epochs."""
+        """Return a context manager in whose block the rows stay available for all epochs.
+
+        Depending on the option ``storage_level``, Spark stores them instead of recomputing them
+        for each epoch.
+        """
 
     @abstractmethod
     def inspect(self, task: RowsTask) -> list[Any]:

@@ -55,7 +55,10 @@ class RddRoundsBackend(SparkRoundsBackend):
 
     @contextmanager
     def keep_rows(self) -> Iterator[None]:
-        """Persist the rows during the block if that saves recomputing; see ``persist_rows``."""
+        """Let Spark store the rows during the block if it would recompute them for each epoch.
+
+        See ``persist_rows``.
+        """
         with persist_rows(self._data, self._job.master, self._job.spec.epochs) as data:
             self._rdd = data.rdd
             yield

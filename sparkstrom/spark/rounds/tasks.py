@@ -294,7 +294,7 @@ def write_minibatches(
 def split_round(
     batches: Batches, cut: StoredRounds, number: int, index: int
 ) -> Iterator[MinibatchRecord]:
-    """Yield a worker's minibatches of one round, then a record with their number."""
+    """Yield worker ``index``'s minibatches of round ``number``, then a record with their count."""
     epoch, wanted = cut.plan.epoch, cut.plan.batches(number, index)
     for count, batch in enumerate(wanted):
         form = None if count else batches.form

@@ -141,7 +141,10 @@ def read_socket_buffer_limits(proc: Path = Path("/proc/sys/net/core")) -> tuple[
 
 
 def _read_limit(path: Path) -> int:
-    """Return the number in a file of /proc, or the kernel's default if a container hides it."""
+    """Return the limit of socket buffers in a file of /proc, in bytes.
+
+    If a container hides the file, return the kernel's default.
+    """
     return int(path.read_text()) if path.exists() else 212_992
 
 
@@ -194,7 +197,7 @@ def probe_uri(peer: Endpoint, session: int, term: int) -> str:
 
 
 def choose_mtu(peer: Endpoint, own: Endpoint) -> int:
-    """Return the length of datagrams to a peer, in bytes: more on one host than on networks."""
+    """Return the length of datagrams from ``own`` to ``peer``, in bytes: more within a host."""
     local = peer.host == own.host or ipaddress.ip_address(peer.host).is_loopback
     return MTU_LOCAL if local else MTU_NETWORK
 

@@ -14,7 +14,7 @@ SLEPT_S = 5.0
 NOT_SHIFTED = {
     "link._ask_s": "when to ask again: at once",
     "link._heard_s": "a lease of silence is short, and fresh streams do no harm",
-    "fit.steady_s": "signs that come without a gap do so from now on",
+    "fit.contact_since_s": "signs that come without a gap do so from now on",
     "replication._ask_due_s": "when to ask again: at once",
     "reporting._reported_s": "when the last report was sent",
     "reporting._lease_due_s": "when to report: at once",

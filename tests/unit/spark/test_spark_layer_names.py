@@ -11,7 +11,7 @@ import pytest
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork
 from sparkstrom.spark.application import Predictor
-from sparkstrom.spark.dl4j_names import Dl4jMethodNames
+from sparkstrom.spark.dl4j_method_names import Dl4jMethodNames
 
 # Public methods of SparkDl4jMultiLayer and SparkComputationGraph that SparkNetwork does not have.
 THERE = [

@@ -107,7 +107,11 @@ class Dl4jModel(TorchModel):
         )
 
     def predict(self, features: Columns) -> Any:
-        """Return what DL4J's ``output`` does; raise UsageError if features are not numbers."""
+        """Return the outputs after the last activation, [rows, ...], like DL4J's method ``output``.
+
+        The features are not normalized: call ``normalizer.transform`` first if there is one. Raise
+        UsageError unless they are arrays of numbers [rows, ...].
+        """
         known = isinstance(features, np.ndarray | tuple | dict)
         for array in arrays_of(features) if known else (features,):
             if (
