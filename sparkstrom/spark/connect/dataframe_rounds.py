@@ -442,7 +442,7 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
                 yield
             finally:
                 for name in sorted(self._sent):
-                    self._drop_view(name)
+                    stack.callback(self._drop_view, name)
 
     def inspect(self, task: RowsTask) -> list[Any]:
         """Run ``task`` on the rows of every worker; return everything that it yields."""
@@ -490,11 +490,11 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
         names, count = [], 0
         for rows in group_rows_for_views(parts):
             name = next(self._names)
+            self._sent.add(name)  # first: an interrupted call may have made the view
             with self._translate_errors():
                 self._session.createDataFrame(
                     rows, parse_schema(PART_SCHEMA)
                 ).createOrReplaceTempView(name)
-            self._sent.add(name)
             names.append(name)
             count += len(rows)
         return TemporaryViewParts(tuple(names), count, self._drop_view)
@@ -532,15 +532,15 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
     def persisted(self, frame: Any, level: str) -> Iterator[Any]:
         """Persist a DataFrame during the block; yield a temporary view of that DataFrame."""
         name = next(self._names)
-        frame.createOrReplaceTempView(name)
-        view = self._session.table(name)
-        view.persist(_storage_level(level))
-        try:
+        with contextlib.ExitStack() as stack:
+            # Before the calls that these undo: an interrupted call may have been carried out.
+            stack.callback(self._session.catalog.dropTempView, name)
+            frame.createOrReplaceTempView(name)
+            view = self._session.table(name)
+            stack.callback(view.unpersist)
+            view.persist(_storage_level(level))
             assert view.columns  # cached from now on, so that rounds need not request them
             yield view
-        finally:
-            view.unpersist()
-            self._session.catalog.dropTempView(name)
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:

@@ -234,6 +234,52 @@ def test_settings_are_put_back() -> None:
     assert conf == {"a": "1"}
 
 
+class Views:
+    """The session and the catalog of a server: carries calls out although they are interrupted."""
+
+    session_id = "one of these tests"
+
+    def __init__(self, *interrupted: str) -> None:
+        self.conf, self.catalog, self.interrupted = Conf(), self, interrupted
+        self.views, self.stored = set[str](), set[str]()
+
+    def done(self, call: str) -> None:
+        if call in self.interrupted:
+            raise KeyboardInterrupt(call)
+
+    def dropTempView(self, name: str) -> bool:
+        self.views.discard(name)
+        self.done("drop")
+        return True
+
+    def table(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            columns=["content"],
+            persist=lambda level: (self.stored.add(name), self.done("persist")),
+            unpersist=lambda: (self.stored.discard(name), self.done("unpersist")),
+        )
+
+    def createDataFrame(self, rows: Any, schema: Any = None) -> SimpleNamespace:
+        def create(name: str) -> None:
+            self.views.add(name)
+            self.done("create")
+
+        return SimpleNamespace(createOrReplaceTempView=create)
+
+
+@pytest.mark.parametrize("call", ["create", "drop", "persist", "unpersist"])
+def test_whatever_is_interrupted_no_view_and_no_stored_rows_are_left(call: str) -> None:
+    backend, session = backend_of(storage_level=None), Views(call)
+    backend._session = session
+    parts = [bytes(frame_parts.VIEW_BYTES_MAX)] * 2
+    sent = sum(map(len, parts))
+    with pytest.raises(KeyboardInterrupt), backend.keep_rows():
+        backend.send_parts(sent, iter(parts))
+        with backend.persisted(session.createDataFrame([]), "DISK_ONLY"):
+            assert session.stored
+    assert (session.views, session.stored) == (set(), set())
+
+
 def test_what_needs_partitions_counted_is_refused_by_name() -> None:
     check_options(strategy_for(ParameterAveragingTrainingMaster()))
     different = ParameterAveragingTrainingMaster(repartition="num_partitions_workers_differs")
