@@ -272,11 +272,15 @@ def test_whatever_is_interrupted_no_view_and_no_stored_rows_are_left(call: str) 
     backend, session = backend_of(storage_level=None), Views(call)
     backend._session = session
     parts = [bytes(frame_parts.VIEW_BYTES_MAX)] * 2
-    sent = sum(map(len, parts))
-    with pytest.raises(KeyboardInterrupt), backend.keep_rows():
-        backend.send_parts(sent, iter(parts))
-        with backend.persisted(session.createDataFrame([]), "DISK_ONLY"):
-            assert session.stored
+
+    def run_a_round() -> None:
+        with backend.keep_rows():
+            backend.send_parts(sum(map(len, parts)), iter(parts))
+            with backend.persisted(session.createDataFrame([]), "DISK_ONLY"):
+                assert session.stored
+
+    with pytest.raises(KeyboardInterrupt):
+        run_a_round()
     assert (session.views, session.stored) == (set(), set())
 
 
