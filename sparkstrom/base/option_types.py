@@ -202,7 +202,7 @@ def number(
 ) -> Metadata:
     """Return metadata of a real-number option within these limits; errors end with ``remedy``.
 
-    ``least`` and ``most`` are limits that a value may equal, ``above`` and ``below`` it may not.
+    A value may equal ``least`` and ``most``, but not ``above`` and ``below``.
     """
     limits = [f"above {above:g}"] if above is not None else []
     limits += [f"of at least {least:g}"] if least is not None else []
@@ -223,7 +223,7 @@ def number(
 
 
 def seconds(remedy: str = "", least: float = SECONDS_MIN) -> Metadata:
-    """Return metadata of an option for a time: ``least`` (and above 0) to SECONDS_MAX seconds."""
+    """Return metadata of an option for a time above 0, from ``least`` to SECONDS_MAX seconds."""
     wanted = f"must be a number of seconds above 0{remedy}"
 
     def convert(value: Any) -> float:

@@ -95,7 +95,7 @@ def open_parent(url: str) -> tuple[Folder, str]:
 
 
 def _make_folder(filesystem: Any, path: str) -> Folder:
-    """Return the folder at ``path`` of a file system from fsspec; with S3, let it retry less."""
+    """Return the folder at ``path`` of a file system from fsspec; make S3 retry less often."""
     protocols = (
         {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
     )

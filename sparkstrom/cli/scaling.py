@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_rehearsal(path: Path) -> dict[str, str]:
-    """Return values of flags, by flag, from a rehearsal's JSON; raise UsageError if it is none."""
+    """Return flag -> value from a rehearsal's JSON file; raise UsageError for any other file."""
     try:
         figures = json.loads(path.read_text(encoding="utf-8"))
         conditions = figures["conditions"]

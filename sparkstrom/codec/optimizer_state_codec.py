@@ -27,10 +27,7 @@ def encode_state(state: Values) -> bytes:
 
 
 def decode_state_untrusted(content: bytes) -> dict[str, NDArray[Any] | float | int]:
-    """Return the state that ``encode_state`` has encoded, by name.
-
-    Raise WireError, and no other error, if the bytes are invalid.
-    """
+    """Decode a result of ``encode_state``. Raise WireError, and no other error, if invalid."""
     try:
         arrays = read_npz(io.BytesIO(content))
         state: dict[str, NDArray[Any] | float | int] = {

@@ -129,10 +129,7 @@ def _none_to_zero(message: Control) -> Control:
 
 
 def _zero_to_none(message: Control) -> Control:
-    """Reverse ``_none_to_zero``: return the message with None in place of 0.
-
-    Raise WireError if the field is null on the wire.
-    """
+    """Return the message with None in place of 0. Raise WireError for null on the wire."""
     field = ZERO_FOR_NONE.get(type(message))
     if field is None:
         return message

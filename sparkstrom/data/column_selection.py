@@ -97,10 +97,7 @@ def check_column_spec(chosen: ColumnSpec, dataframe: bool, data_kind: str = "an 
 
 
 def iter_arrays_by_role(chosen: ColumnSpec) -> Iterator[tuple[str, str | list[str]]]:
-    """Yield (role, columns) of each array that the column arguments ``chosen`` name.
-
-    Raise UsageError if there are no features.
-    """
+    """Yield (role, columns) of each array. Raise UsageError if there are no features."""
     check_not_empty(FEATURES, chosen.features)
     for role, names in (
         (FEATURES, chosen.features),

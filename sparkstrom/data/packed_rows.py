@@ -84,10 +84,7 @@ class RowFormat(NamedTuple):
         return records
 
     def array(self, records: Records, index: int) -> NDArray[Any]:
-        """Unpack the array of leaf ``index`` in stored form, which is the form that records have.
-
-        Return [rows, ...], or for a sparse vector its entries [rows, entries].
-        """
+        """Unpack leaf ``index`` in stored form: [rows, ...], or sparse entries [rows, entries]."""
         (first, end), leaf = self.spans[index], self.leaves[index]
         raw = np.ascontiguousarray(records[:, first:end])
         if leaf.entries:
@@ -108,10 +105,7 @@ class RowFormat(NamedTuple):
         return self.batch_from_arrays(self.arrays(records))
 
     def batch_from_arrays(self, stored: list[NDArray[Any]]) -> Batch:
-        """Convert arrays in stored form, one per leaf, to a minibatch with dense arrays.
-
-        Dense arrays are copied only if their dtype changes.
-        """
+        """Convert leaves in stored form to a minibatch; copy dense arrays only to change dtypes."""
         arrays = [
             entries_to_dense(array, leaf.shape[0])
             if leaf.entries

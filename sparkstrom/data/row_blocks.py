@@ -94,10 +94,7 @@ def search_advice(where: str, column: str, condition: str, depth: int = 0) -> st
 
 
 def _vector_search_advice(where: str, column: str, value: str) -> str:
-    """Return advice on finding a value in a vector column, which SQL cannot search directly.
-
-    ``where`` is the rows' origin; for local data the advice is empty.
-    """
+    """Return advice like ``search_advice``, for vectors, which SQL cannot search directly."""
     if not where.startswith("partition"):
         return ""
     return (
@@ -140,10 +137,7 @@ def _find_error(model: FlatModel, block: Block, first: int, end: int) -> UsageEr
 
 
 def gather_blocks(parts: Iterable[tuple[RowFormat, Records]], where: str) -> Iterator[Block]:
-    """Join consecutive pairs (row format, records) into blocks of about ``BLOCK_BYTES``.
-
-    ``where`` names the origin of the rows in error messages.
-    """
+    """Join consecutive records into blocks of about ``BLOCK_BYTES``; ``where`` as in ``Block``."""
     held: list[Records] = []
     form, begin = RowFormat(()), 0
     for part_form, records in parts:
@@ -161,19 +155,13 @@ def gather_blocks(parts: Iterable[tuple[RowFormat, Records]], where: str) -> Ite
 
 
 def _make_block(form: RowFormat, held: list[Records], begin: int, where: str) -> Block:
-    """Return one block of all records in ``held``, with row numbers from ``begin``.
-
-    ``where`` names the rows' origin in errors.
-    """
+    """Return one block of all records in ``held``, with row numbers from ``begin``."""
     records = held[0] if len(held) == 1 else np.concatenate(held)
     return Block(form, records, np.arange(begin, begin + len(records)), where)
 
 
 def join_small_blocks(blocks: Iterable[Block], rows: int) -> Iterator[Block]:
-    """Join consecutive blocks into blocks of at least ``rows`` rows; the last may have fewer.
-
-    This is for very large rows, of which a block may have only one.
-    """
+    """Join blocks with few (large) rows to blocks of ``rows`` or more; the last may have fewer."""
     held: list[Block] = []
     for block in blocks:
         held.append(block)
@@ -230,13 +218,10 @@ class ParsedRow(NamedTuple):
 def _pack_rows(
     rows: Iterator[Any], where: str, parse: Callable[[Any, int, str], ParsedRow]
 ) -> Iterator[tuple[RowFormat, Records]]:
-    """Pack rows into records, some at a time, and yield each part as (row format, records).
+    """Pack rows into records, some at a time; yield each part as (row format, records).
 
-    Args:
-        rows: the rows. The first one determines the row format.
-        where: origin of the rows in error messages, such as "partition 3".
-        parse: called with a row, its number and ``where``; returns the row as arrays, or raises
-            UsageError.
+    ``parse(row, number, where)`` returns a row as arrays, or raises UsageError. The first row
+    determines the row format.
     """
     form: RowFormat | None = None
     begin, count = 0, 1
@@ -249,10 +234,7 @@ def _pack_rows(
 
 
 def _parse_features(row: Any, number: int, where: str) -> ParsedRow:
-    """Convert a row of features without a label to arrays.
-
-    Raise UsageError, with row ``number`` and origin ``where``, if it is invalid.
-    """
+    """Convert a row of features without a label to arrays. Raise UsageError if it is invalid."""
     structure, values = split_columns(row)
     try:
         return ParsedRow(structure, 0, False, [as_array(value) for value in values])
@@ -264,10 +246,7 @@ def _parse_features(row: Any, number: int, where: str) -> ParsedRow:
 
 
 def _parse_labelled_row(row: Any, number: int, where: str) -> ParsedRow:
-    """Convert a row (features, label[, weight]) to arrays.
-
-    Raise UsageError, with row ``number`` and origin ``where``, if it is invalid.
-    """
+    """Convert a row (features, label[, weight]) to arrays. Raise UsageError if it is invalid."""
     if not (isinstance(row, tuple | list) and len(row) in (2, 3)):
         raise UsageError(
             f"row {number} of {where} is {shorten_value(row)}: an element must be a pair "
@@ -413,8 +392,7 @@ def distribute_rows(
     """Distribute a source partition's rows randomly to workers; yield (worker, shuffle block).
 
     Workers' numbers of rows from one source differ by at most one. The distribution is the same if
-    Spark recomputes it. The last block for each worker has no rows, but the number of blocks; if
-    rows of the source are refused, it also contains the error.
+    Spark recomputes it. The last block for each worker has no rows; see ``ShuffleBlock``.
 
     Args:
         blocks: converts the source's rows to blocks.

@@ -248,10 +248,7 @@ def _read_array(file: IO[bytes], into: Records, offset: int) -> None:
 
 
 def _write_arrays(file: IO[bytes], parts: list[Records], offset: int, where: Path) -> None:
-    """Write arrays one after the other to a file, from byte ``offset`` on.
-
-    Raise SetupError, which names the directory ``where``, if the disk is full.
-    """
+    """Write arrays to a file, from byte ``offset`` on. Raise SetupError if the disk is full."""
     buffers = [np.ascontiguousarray(part).reshape(-1).data for part in parts if part.size]
     for first in range(0, len(buffers), WRITE_BUFFERS_MAX):
         some = buffers[first : first + WRITE_BUFFERS_MAX]
@@ -462,10 +459,7 @@ class Batches:
         return -(-self.rows // self._batch_rows)
 
     def place(self, epoch: int, index: int) -> tuple[int, int, int]:
-        """Return a minibatch's position as models take it: (epoch, index, minibatches per epoch).
-
-        The result counts epochs over all fits.
-        """
+        """Return (epoch counted over all fits, ``index``, minibatches per epoch), for models."""
         return self._first_epoch + epoch, index, self.batches_per_epoch
 
     def get(self, epoch: int, index: int) -> Batch:

@@ -76,7 +76,7 @@ class Kernels(Protocol):
         """
 
     def sample(self, one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32, /) -> None:
-        """Write random indices to ``where``, and residuals |one + sign * other| to ``sizes``."""
+        """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
 
     def find_levels_local(
         self, local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8, /
@@ -124,11 +124,9 @@ class Kernels(Protocol):
     ) -> tuple[int, int, int, int]:
         """Write local - theta to ``out`` as a bitmap, and apply the bitmap to theta and local.
 
-        Per parameter, a bitmap has +step (residual >= tau), -step (residual <= -tau), half a step
-        of the sign ``side`` (+1 or -1; at least tau / 2 of that sign), or nothing. Theta changes by
-        these, and local by ``step - tau`` in place of step, so the residual loses tau. Arguments:
-        see ``encoding.reference_kernels``.
-
+        For each parameter, a bitmap has +step (residual >= tau), -step (residual <= -tau), half a
+        step of the sign ``side`` (residual >= tau / 2 with that sign), or nothing. This is added to
+        theta; in local, ``step - tau`` replaces ``step``, so that the residual loses tau (or half).
         Returns (hits, half steps, overflows, index of the first overflow or -1).
         """
 
@@ -144,10 +142,7 @@ class Kernels(Protocol):
         out: U8,
         /,
     ) -> tuple[int, int, int, int]:
-        """Write the residual as a bitmap; add +-step to theta, subtract +-tau from the residual.
-
-        Arguments: see ``encoding.reference_kernels``. Returns the results of ``bitmap_local``.
-        """
+        """Write the residual as a bitmap, and apply it to both arrays; see ``bitmap_local``."""
 
     def bitmap_count(self, packed: U8, n: int, /) -> int:
         """Count the entries of a bitmap of n parameters; return -1 if padding bits are set."""
@@ -155,7 +150,7 @@ class Kernels(Protocol):
     def bitmap_decode(
         self, packed: U8, n: int, side: int, quanta: int, indices: I32, amounts: I32, /
     ) -> int:
-        """Unpack a bitmap to indices and amounts (+-quanta or half); return the number of both."""
+        """Unpack a bitmap to indices and amounts (+-quanta or half); return how many."""
 
     def bitmap_add(
         self, theta: F32, packed: U8, side: int, step: float, q: float, scratch: U8, /

@@ -454,10 +454,7 @@ class Encoder:
     def _tau_reached_by(
         self, fraction: float, number: int, arrays: PublicationArrays
     ) -> float | None:
-        """Return the tau (rounded down) that ``fraction`` of residuals reach; None if all are 0.
-
-        The publication's ``number`` seeds the sample of a large model.
-        """
+        """Return the tau (rounded down) that ``fraction`` of residuals reach; None if all are 0."""
         terms = self._residual.terms(arrays)
         tau = tau_reached_by(fraction, number, *terms, self.layers, self._backend)
         return None if tau is None else grid.round_tau_down(tau, self.k)
@@ -477,10 +474,7 @@ class Encoder:
         return StepSizes(least * q, tau * q, step * q, step_quanta=step, q=q)
 
     def _process_residual(self, arrays: PublicationArrays, number: int) -> None:
-        """Post-process the residual with the full tau; a shake-up's tau would destroy more.
-
-        ``number`` is the publication's, from 1.
-        """
+        """Post-process the residual with the full tau; a shake-up's tau would destroy more."""
         if self._clipping is not None:
             tau = grid.tau_quanta(self.tau, self.k) * self.q
             destroyed = self._clipping.process(self._residual, arrays, number, tau)

@@ -32,9 +32,7 @@ def quantum(k: int) -> float:
 
 
 def first_exponent(theta: Flat) -> int:
-    """Return k for a first fit: that of the finest grid in which parameters can grow.
-
-    The exact range of that grid is max(16, 8 max|theta|) or more.
+    """Return k for a first fit: the finest grid with exact range max(16, 8 max|theta|) or more.
 
     Raises UsageError naming the index if a parameter is not finite or too large for any grid.
     """
@@ -80,7 +78,7 @@ def tau_quanta(tau: float, k: int) -> int:
     The number is even so that a bitmap's half step is a whole number of quanta. Above 2^24 it
     would not be an exact float32.
     """
-    return _nearest_even_number(math.ldexp(tau, k), EXACT_QUANTA)
+    return _find_nearest_even_number(math.ldexp(tau, k), EXACT_QUANTA)
 
 
 def round_tau_down(tau: float, k: int) -> float:
@@ -101,10 +99,10 @@ def round_coarsely(quanta: int) -> int:
 
 def scaled_quanta(quanta: int, scale: float) -> int:
     """Return a hit's ``quanta`` times ``scale`` (0 to 1), rounded to an even number from 2 on."""
-    return _nearest_even_number(quanta * scale, quanta)
+    return _find_nearest_even_number(quanta * scale, quanta)
 
 
-def _nearest_even_number(quanta: float, most: int) -> int:
+def _find_nearest_even_number(quanta: float, most: int) -> int:
     """Return the even integer nearest to ``quanta``, from 2 to ``most`` (which is even)."""
     return max(2, 2 * round(min(quanta, most) / 2))
 

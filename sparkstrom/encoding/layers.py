@@ -1,16 +1,16 @@
 """Give layers their own thresholds, whole multiples of tau; estimate tau from sampled residuals.
 
-The threshold tau is the absolute value at which a parameter's residual (the change that is learned
-but not sent) is sent. Layers learn at different scales: with one tau for all layers, the layer with
-the largest changes would fill the messages. A layer with multiplier m has the threshold m * tau.
-Messages contain only tau. Decoders know the multipliers from the fit, and multiply each entry by
-the multiplier of its layer. So messages do not grow, and all changes remain multiples of the
-quantum, the power of two of which all parameters are multiples (``encoding.grid``).
+A parameter's residual (the change that is learned but not sent) is sent when its absolute value
+reaches the threshold tau. Layers learn at different scales: with one tau for all layers, the layer
+with the largest changes would fill the messages. A layer with multiplier m has the threshold
+m * tau. Messages contain only tau. Decoders know the multipliers from the fit, and multiply each
+entry by the multiplier of its layer. So messages do not grow, and all changes remain multiples of
+the quantum, the power of two of which all parameters are multiples (``encoding.grid``).
 
 With multipliers, messages contain the gaps between the indices of their entries, and are never
 bitmaps. A bitmap takes two bits per parameter, and pays off only because it can also contain half
-steps (tau / 2 instead of tau). With multipliers there are no half steps. Gaps are then as short or
-shorter: they take at most two bits per entry, and one for each parameter without an entry.
+steps (tau / 2 instead of tau). With multipliers there are no half steps; without these, gaps take
+at most one byte more than a bitmap, and mostly much less.
 """
 
 from __future__ import annotations

@@ -135,8 +135,7 @@ def write_level(levels: U8, level: int, out: U8, at: int) -> int:
 def _read_rice_code(payload: U8, position: int, rice: int, most: int) -> tuple[int, int]:
     """Read the Rice code at a position in bits; return (gap, position after the code).
 
-    ``rice`` is the number of low bits that follow the unary part. The gap is -1 if the code is
-    invalid or its value is above ``most``.
+    The gap is -1 if the code is invalid or its value is above ``most``.
     """
     end, zeros = 8 * payload.shape[0], 0
     while position < end and not (payload[position >> 3] >> (position & 7)) & 1:

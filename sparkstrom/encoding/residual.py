@@ -256,10 +256,7 @@ class ReplicaResidual:
         return self._layered.find_levels_replica(self._array, codes, tau, top, levels)
 
     def move(self, arrays: PublicationArrays, codes: I32, step_sizes: StepSizes) -> tuple[int, int]:
-        """Add +-step to theta and subtract +-tau from the residual, at the hits in ``codes``.
-
-        Returns (number of parameters that left the exact range, index of the first or -1).
-        """
+        """Add +-step to theta and subtract +-tau from the residual; see ``Residual.move``."""
         steps = (step_sizes.step, -step_sizes.tau, step_sizes.q)
         return self._layered.move(arrays.theta, self._array, codes, *steps)
 

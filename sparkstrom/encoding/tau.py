@@ -149,10 +149,7 @@ class TauSource(TauStage, Protocol):
         """
 
     def state(self) -> EncoderState:
-        """Return what this stage itself must keep for the next fit, if anything.
-
-        This is ``SampledTau``'s target fraction. ``TauChooser`` keeps the algorithm's state (tau).
-        """
+        """Return this stage's own state for the next fit, without that of the algorithm (tau)."""
 
     def load_state(self, state: EncoderState, /) -> None:
         """Restore the state that ``state`` returned."""

@@ -46,11 +46,11 @@ class FitStatistics:
     publications: float  # mean per worker, extrapolated from this fit to the earlier ones
     sent_fraction: float  # entries sent / (publications x parameters)
     tau: float  # mean of the workers' thresholds at the end
-    # Mean over minibatches: number of other workers' minibatches that were committed before it and
-    # that its step did not include.
+    # Mean number of other workers' minibatches that were committed before a worker's minibatch, but
+    # that the worker did not have yet when it trained.
     staleness: float
     waiting: float  # mean time that changes wait in residuals, in minibatches of all workers
-    clipped_share: float  # mass removed by clipping / mass removed: sent, clipped or scaled away
+    clipped_share: float  # mass clipped / mass that left residuals: sent, clipped or scaled away
 
 
 def accuracy_warnings(

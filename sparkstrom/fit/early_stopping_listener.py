@@ -4,8 +4,6 @@ Each worker evaluates the held-out rows at the end of its own epoch. Workers are
 an epoch's score combines evaluations of slightly different parameters. When an epoch's score is the
 best so far, the driver program gets a copy of the controller's replica and the model's buffers;
 these are the parameters that the fit delivers. The summary contains the commit number of that copy.
-
-``check_validation`` checks the options for this before a fit.
 """
 
 from __future__ import annotations
@@ -159,17 +157,10 @@ def check_validation(
     rule: EarlyStopping | None,
     label: ColumnNames | None = LABEL,
 ) -> None:
-    """Check that the model can be evaluated on held-out rows as the rule requires.
+    """Raise UsageError if the rule is no EarlyStopping, or held-out rows or labels are missing.
 
-    Args:
-        model: The model to train.
-        validation: Which rows are held out: a fraction, or a column's name; None or 0: none.
-        rule: The rule of early stopping, if there is one.
-        label: Names of the label columns; None or (): no labels.
-
-    Raises:
-        UsageError: The rule is no EarlyStopping, or needs held-out rows or labels that are not
-            there; or rows are held out and the model cannot compute their loss.
+    Raise it also if rows are held out and the model cannot compute their loss. ``validation`` is a
+    fraction or a column's name; None or 0: no rows are held out.
     """
     if rule is not None and not isinstance(rule, EarlyStopping):
         raise UsageError(

@@ -41,13 +41,12 @@ class FinishedFit:
 class FitListener:
     """Base class of listeners: one method per event, which does nothing unless overridden.
 
-    Most events come from polls: ten times a second ``FitEvents`` compares the fit's progress with
-    the previous one. The events of one poll are dispatched in the order of these methods.
-    ``on_fit_end`` is not called for a fit that failed.
+    Events of one poll are dispatched in the order of these methods. ``on_fit_end`` is not called
+    for a fit that failed.
     """
 
     # Name of the user's option, such as "early_stopping", for which this listener needs events
-    # while the fit runs; "": it needs none until the end.
+    # while the fit runs; "": it can do without.
     live_option = ""
 
     def on_fit_begin(self, spec: FitSpec) -> None:

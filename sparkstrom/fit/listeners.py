@@ -370,7 +370,7 @@ class ListenerThread(FitListener):
         self._minibatches = -1
         self._thread = threading.Thread(target=self._run, name="sparkstrom-listeners", daemon=True)
 
-    # Called in the driver program's main thread.
+    # Called in the program's main thread.
 
     def on_fit_begin(self, spec: FitSpec) -> None:
         """Queue the first event; after the loss of a controller, queue that all workers left."""

@@ -1,7 +1,7 @@
 """Set up the controller (master) of a gradient-sharing fit, which numbers all updates.
 
 The functions return what the controller must know of the fit (``MasterPlan``), its deadlines and
-sizes, and the options of the Aeron media driver and transport that it uses.
+sizes (``MasterLimits``), and the options of its Aeron media driver and transport.
 """
 
 from __future__ import annotations
@@ -76,11 +76,8 @@ def controller_media_driver(
 ) -> MediaDriverConfig:
     """Return name and options of the media driver for a controller that runs in a Spark task.
 
-    Args:
-        spec: The fit.
-        void: The user's options of the network.
-        endpoint: Address and port of the controller, which the workers know already.
-        scratch: Directory for the media driver's files if shared memory is too small.
+    ``endpoint``: the controller's address and port, which the workers know already; ``scratch``:
+    directory for the media driver's files if shared memory is too small.
     """
     options = DriverOptions(
         host=endpoint.host,

@@ -196,13 +196,7 @@ class NetworkStateHolder:
             self._replace_state(replace(done, parameters=best.parameters), best.buffers)
 
     def keep_interrupted(self, theta: FitParameters, spec: FitSpec, epochs: int) -> None:
-        """Keep the parameters that an interrupted fit had trained.
-
-        Args:
-            theta: Parameters and buffers at the interruption.
-            spec: The fit.
-            epochs: Number of epochs that the fit had completed.
-        """
+        """Keep parameters and buffers of a fit that was interrupted after ``epochs`` epochs."""
         done = spec.first_epoch + epochs
         self._replace_state(
             replace(self._value, parameters=theta.to_host(), epochs=done), theta.buffers

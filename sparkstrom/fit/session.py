@@ -215,10 +215,7 @@ class FitSession:
         return self._make_next_runner(spec, theta, states)
 
     def _resume(self, runner: FitRunner, stopping: EarlyStoppingListener) -> None:
-        """Load the metrics of a checkpoint, if the fit resumes from one; show warnings about it.
-
-        The runner and early stopping continue from these metrics.
-        """
+        """Load a checkpoint's metrics, if any, into runner and early stopping; show warnings."""
         point, workers = self.request.resume_from, runner.spec.workers
         if point is None:
             return
@@ -250,10 +247,7 @@ class FitSession:
         thread: ListenerThread,
         recovery: ControllerRecovery,
     ) -> CheckpointListener | None:
-        """Return the listener that writes the user's checkpoints, or else copies for recovery.
-
-        Return None if the fit needs neither.
-        """
+        """Return the listener that writes checkpoints or else recovery copies; None: neither."""
         key, k = self.request.key, runner.theta.k
         config = self._checkpoints.config(key, k, runner.states)
         common: dict[str, Any] = {

@@ -353,10 +353,7 @@ _process_state = threading.Lock()
 
 @contextlib.contextmanager
 def preserve_process_state() -> Iterator[None]:
-    """During the block, drop what this thread prints and ignore warnings.
-
-    Afterwards restore the random states, the warning filters and standard output.
-    """
+    """Drop this thread's output and warnings in the block; restore random states afterwards."""
     with _process_state, contextlib.ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())

@@ -105,7 +105,6 @@ def holds_rows(validation: Any) -> bool:
 def read_blocks_with_held_out(data: Any, held: Any, chosen: ColumnSpec) -> Iterator[Block]:
     """Return an iterator over the blocks of ``data``, then of ``held``, marked as held out.
 
-    ``chosen`` names the columns to read, if the data have columns.
     Raise UsageError if both are the same iterator, or if their arrays have different formats.
     """
     if held is data and hasattr(data, "__next__"):
@@ -166,7 +165,7 @@ def _check_same_format(mine: RowFormat, theirs: RowFormat) -> None:
 def _open_arrow_source(data: Any, chosen: ColumnSpec) -> tuple[Any, Any] | None:
     """Return a table's schema, and a function from column names to the table's record batches.
 
-    ``chosen`` are the columns that will be read. Return None if ``data`` is not a table.
+    ``chosen`` names the columns that will be read. Return None if ``data`` is not a table.
     """
     if isinstance(data, str | os.PathLike) or _is_paths(data):
         return _open_parquet(data)
@@ -348,8 +347,7 @@ def _is_arrays(data: Any) -> bool:
 def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat, Records]]:
     """Yield the rows of arrays, packed as records, in pieces of about BLOCK_BYTES.
 
-    Raise UsageError, which names the origin ``where``, if arrays differ in length or are not
-    numeric, or if weights are invalid.
+    Raise UsageError if arrays differ in length or are not numeric, or if weights are invalid.
     """
     features = split_columns(data[0])
     no_labels = np.zeros((len(features[1][0]), 0), np.float32)  # like rows without a label
@@ -395,10 +393,7 @@ def _to_sliceable(value: Any, *, is_label: bool) -> NDArray[Any]:
 
 
 def _check_weights(weights: NDArray[Any], where: str) -> None:
-    """Raise UsageError unless weights are one-dimensional, finite and at least 0.
-
-    ``where`` names their origin in the error.
-    """
+    """Raise UsageError unless the weights are one-dimensional, finite and at least 0."""
     wrong = ~((weights >= 0) & (weights < np.inf)) if weights.ndim == 1 else np.ones(1, bool)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])

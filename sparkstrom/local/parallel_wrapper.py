@@ -320,13 +320,7 @@ class ParallelWrapper(TrainedNetwork):
     ) -> Iterator[PartitionedRows]:
         """Distribute the rows to files, one per worker, in a new directory; yield the files.
 
-        The directory is deleted after the block.
-
-        Args:
-            data: the rows, in a form that ``fit`` accepts.
-            held_out: separate held-out rows, in the same form; None if there are none.
-            columns: names of the columns to read.
-            workers: number of workers.
+        ``held_out`` are separate held-out rows, if any. The directory is deleted after the block.
         """
         scratch, pool = self._context.scratch, self._context.pool
         directory = Path(tempfile.mkdtemp(prefix="fit-", dir=scratch))

@@ -114,11 +114,7 @@ class LocalRounds(RoundsBackend):
                     self._workers.drop(range(self._spec.workers))
 
     def train(self, order: RoundOrder, state: RoundState) -> RoundResults:
-        """Train one round in the processes; return their reports and combined results.
-
-        ``order``: the minibatches to train; ``state``: parameters, buffers and optimizer states
-        with which the round starts.
-        """
+        """Train one round in the processes; return their reports and combined results."""
         self._write_start(state)
         reports: list[RoundReport] = self._run_tasks_for_reports(
             {
@@ -273,7 +269,7 @@ class RoundsThread:
 
 
 class MappedOptimizerState:
-    """An encoded optimizer state in a memory-mapped file; unchanged if the file is replaced."""
+    """An encoded optimizer state in a memory-mapped file; it survives the file's replacement."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -416,7 +412,7 @@ class RoundsWorker:
         return path.read_bytes() if path.exists() else b""
 
     def _read_state(self, *, own: bool) -> State:
-        """Return a round's initial optimizer state: the partition's if ``own``, or the common."""
+        """Return a round's initial optimizer state: this partition's ``own``, or the common one."""
         path = self._directory / STATE
         if own:
             path = own_state_path(self._directory, self._partition)

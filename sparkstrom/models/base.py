@@ -259,9 +259,7 @@ class Paced(Protocol):
     """
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Scale momentum to the number of workers, and move schedules to the fit's position.
-
-        Called before each step.
+        """Adapt momentum to the workers, and schedules to the fit's position, before each step.
 
         Args:
             workers: effective number of workers: those that train now, or fewer because of

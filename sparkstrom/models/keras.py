@@ -444,8 +444,8 @@ class KerasModel:
     def describe(self) -> dict[str, Any]:
         """Return names and shapes of the parameters, and how to make the model again.
 
-        The latter are Keras' configurations if all classes and losses are Keras' own, otherwise
-        only the names of the user's.
+        The description contains Keras' configurations if all classes and losses are Keras' own,
+        otherwise only the names of the user's.
         """
         arrays = zip(self._layout.names, self._layout.shapes, strict=True)
         described: dict[str, Any] = {

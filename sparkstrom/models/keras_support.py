@@ -49,10 +49,7 @@ MEAN_REDUCTIONS = (None, "none", "sum_over_batch_size", "mean", "mean_with_sampl
 
 @contextlib.contextmanager
 def unfiltered_tracebacks() -> Iterator[None]:
-    """Disable Keras' traceback filtering within the context.
-
-    The filter would append call arguments to the messages of users' exceptions.
-    """
+    """Disable Keras' traceback filter, which adds arguments to users' errors, in the context."""
     was_enabled = keras.config.is_traceback_filtering_enabled()
     keras.config.disable_traceback_filtering()
     try:

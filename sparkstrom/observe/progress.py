@@ -170,10 +170,7 @@ class ProgressRate:
         self.remaining_s = (1 - figures.fraction_done) / per_s if per_s > 0 else None
 
     def format_remaining(self, fraction_done: float) -> list[str]:
-        """Return a list with the remaining time as text, such as "1:05 left".
-
-        It is empty if the time is not known or nothing remains.
-        """
+        """Return the remaining time as ["1:05 left"]; [] if it is not known or nothing remains."""
         if self.remaining_s is None or fraction_done >= 1:
             return []
         return [f"{format_clock_time(self.remaining_s)} left"]

@@ -207,9 +207,8 @@ def from_wire(encoded: Mapping[str, float]) -> WorkerCounters:
 def merge_records(kind: type[Record], records: Sequence[Record]) -> Record:
     """Combine the records of several workers into one, each field as declared by ``counter``.
 
-    Fields declared with ``once_per_partition`` combine only the last record of each partition, in
-    the order of ``records``, and none without a partition; other fields combine all records. Fields
-    without a merge function keep their defaults. ``kind`` is the class of the records.
+    For fields with ``once_per_partition``, only the last record of each partition counts, and none
+    without a partition. Fields without a merge function keep their defaults. ``kind`` is the class.
     """
     by_partition = {getattr(record, "partition", -1): record for record in records}
     last = [record for partition, record in by_partition.items() if partition >= 0]

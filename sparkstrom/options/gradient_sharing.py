@@ -376,7 +376,7 @@ class SharedTrainingMaster(CommonOptions):
 
     @property
     def summed_workers_max(self) -> int | None:
-        """Updates count as those of so many workers at most (scaling="limited"); None: no limit."""
+        """Largest number of workers that all updates together may count as; None: no limit."""
         return SUMMED_WORKERS_MAX if self.scaling == LIMITED else None
 
     def __post_init__(self) -> None:

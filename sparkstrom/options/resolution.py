@@ -44,8 +44,7 @@ Options = TypeVar("Options", bound=CommonOptions | VoidConfiguration)
 def resolve(master: Master, conf: Mapping[str, str], env: Mapping[str, str]) -> Master:
     """Return a copy of the options in which configuration and environment replace defaults.
 
-    Options that the user gave stay as they are. If both Spark's configuration and the environment
-    contain an option, the configuration takes precedence. ``master`` itself is not changed.
+    Options that the user gave stay as they are.
 
     Args:
         master: The options that the user passed.

@@ -410,10 +410,7 @@ class MemoryRequirement:
 def gradient_sharing_memory(
     conf: Any, workers: int, footprint: ModelFootprint, master: SharedTrainingMaster
 ) -> MemoryRequirement:
-    """Return the memory that a gradient-sharing fit needs in each executor's container.
-
-    ``conf`` is Spark's configuration; ``workers`` is the total number of workers.
-    """
+    """Return the memory that gradient sharing with ``workers`` workers needs per executor."""
     here = _workers_on_executor(conf, master)
     needed = estimate_executor_overhead(footprint, master, workers, here)
     rows, log = master.batch_memory_bytes, master.void.log_bytes
@@ -423,10 +420,7 @@ def gradient_sharing_memory(
 def rounds_memory(
     conf: Any, workers: int, footprint: ModelFootprint, master: ParameterAveragingTrainingMaster
 ) -> MemoryRequirement:
-    """Return the memory that a parameter-averaging fit needs in each executor's container.
-
-    ``conf`` is Spark's configuration; ``workers`` is the total number of workers.
-    """
+    """Return the memory that averaging with ``workers`` workers in total needs per executor."""
     here = _workers_on_executor(conf, master)
     needed = estimate_round_overhead(footprint, master, workers, here)
     return MemoryRequirement(here, footprint.n_params, needed, master.batch_memory_bytes)

@@ -116,11 +116,7 @@ def _unpack_states(packed: U8, at: np.uint64, size: int, states: U8) -> None:
 def bitmap_local(
     local: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:
-    """Write local - theta to ``out`` as a bitmap; add +-step to theta, +-(step - tau) to local.
-
-    Return (hits, halves, overflows, first). ``side``: the sign of half steps, +1 or -1. See
-    ``reference_kernels`` for all arguments.
-    """
+    """Write local - theta as a bitmap and apply it; return (hits, halves, overflows, first)."""
     n, used, halves, overflows = local.shape[0], 0, 0, (0, -1)
     toward, half, rest = np.float32(side), tau * np.float32(0.5), step - tau
     part, rest_part = step * np.float32(0.5) * toward, rest * np.float32(0.5) * toward
@@ -151,11 +147,7 @@ def bitmap_local(
 def bitmap_replica(
     residual: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:
-    """Write the residual to ``out`` as a bitmap; add +-step to theta, subtract +-tau from it.
-
-    Return (hits, halves, overflows, first). ``side``: the sign of half steps, +1 or -1. See
-    ``reference_kernels`` for all arguments.
-    """
+    """Write the residual as a bitmap and apply it; return (hits, halves, overflows, first)."""
     n, used, halves, overflows = residual.shape[0], 0, 0, (0, -1)
     toward, half = np.float32(side), tau * np.float32(0.5)
     part, tau_part = step * np.float32(0.5) * toward, half * toward

@@ -133,22 +133,14 @@ def _add_kernel(theta: Any, packed: Any, step: Any, part: Any, limit: Any, answe
 def bitmap_local(
     local: Any, theta: Any, tau: float, step: float, side: int, q: float, unused: Any, out: Any
 ) -> tuple[int, int, int, int]:
-    """Write local - theta to ``out`` as a bitmap; add +-step to theta, +-(step - tau) to local.
-
-    Return (hits, halves, overflows, first). ``side``: the sign of half steps, +1 or -1. See
-    ``reference_kernels`` for all arguments.
-    """
+    """Write local - theta as a bitmap and apply it; return (hits, halves, overflows, first)."""
     return _write_bitmap(local, theta, True, tau, step, step - tau, side, q, out)
 
 
 def bitmap_replica(
     residual: Any, theta: Any, tau: float, step: float, side: int, q: float, unused: Any, out: Any
 ) -> tuple[int, int, int, int]:
-    """Write the residual to ``out`` as a bitmap; add +-step to theta, subtract +-tau from it.
-
-    Return (hits, halves, overflows, first). ``side``: the sign of half steps, +1 or -1. See
-    ``reference_kernels`` for all arguments.
-    """
+    """Write the residual as a bitmap and apply it; return (hits, halves, overflows, first)."""
     return _write_bitmap(residual, theta, False, tau, step, -tau, side, q, out)
 
 

@@ -194,7 +194,7 @@ def kernel(signature: str) -> Callable[[Callable[..., None]], Any]:
 
 
 def helper(function: Function) -> Function:
-    """Decorate a device function of its own file's kernels; of all, in ``device_functions``."""
+    """Decorate a device function for kernels of its file; in ``device_functions``, of all files."""
     return cast(Function, cuda.jit(function, device=True))
 
 

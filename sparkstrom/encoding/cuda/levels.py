@@ -142,7 +142,7 @@ def _shift(codes: Any, start: Any) -> None:
 
 @kernel("void(f4[::1], f4[::1], f4, u8, i4[::1], f4[::1])")
 def _sample(one: Any, other: Any, sign: Any, seed: Any, where: Any, sizes: Any) -> None:
-    """Write random indices to ``where``, and residuals |one + sign * other| to ``sizes``."""
+    """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
     j = cuda.grid(1)
     if j < where.shape[0]:
         at = (_hash_index(j, seed) * U64(one.shape[0])) >> U64(32)
@@ -151,7 +151,7 @@ def _sample(one: Any, other: Any, sign: Any, seed: Any, where: Any, sizes: Any) 
 
 
 def sample(one: Any, other: Any, sign: int, seed: int, where: Any, sizes: Any) -> None:
-    """Write random indices to ``where``, and residuals |one + sign * other| to ``sizes``."""
+    """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
     of = (
         checked_array(one, F32, "one"),
         checked_array(other, F32, "other"),

@@ -343,7 +343,7 @@ class LayerSpec:
         return str(value).lower() if value is not None else default
 
     def unsupported(self, what: str, remedy: str = RETRAIN_REMEDY) -> NotImported:
-        """Return the error that this layer's feature ``what`` is not supported."""
+        """Return a NotImported error: ``what``, a feature of this layer, is not supported."""
         return NotImported(self.path, self.label, what, remedy)
 
 

@@ -437,7 +437,7 @@ class LightningModel(FlatModule):
         self._make_optimizer()
         copy_without_storage(module, self._named_parameters)
 
-    def _options_for_repr(self) -> dict[str, str]:
+    def _collect_options_for_repr(self) -> dict[str, str]:
         """Return the module's hyperparameters and learning rate, for ``repr``."""
         known = {name: getattr(self._module, name, None) for name in ("lr", "learning_rate")}
         known |= dict(getattr(self._module, "hparams", {}))
@@ -464,10 +464,7 @@ class LightningModel(FlatModule):
         self._trainer.batch, self._trainer.num_training_batches = batch, batches
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Do what other torch models do, and set the trainer's ``global_step`` to ``minibatches``.
-
-        The module then reads how many minibatches all workers have trained, not only this one.
-        """
+        """Keep pace like other torch models; set ``global_step`` to all workers' minibatches."""
         super().keep_pace(workers, minibatches, counted)
         self._trainer.global_step = minibatches
 

@@ -406,10 +406,12 @@ class FlatModule:
 
     def __repr__(self) -> str:
         kind, module = type(self).__name__, type(self._module).__name__
-        options = "".join(f", {name}={value}" for name, value in self._options_for_repr().items())
+        options = "".join(
+            f", {name}={value}" for name, value in self._collect_options_for_repr().items()
+        )
         return f"{kind}({module}, {self.n_params:,} parameters{options})"
 
-    def _options_for_repr(self) -> dict[str, str]:
+    def _collect_options_for_repr(self) -> dict[str, str]:
         """Return the options to show in ``repr``, such as the learning rate: name -> text."""
         return {}
 
@@ -512,10 +514,7 @@ class FlatModule:
         return loss
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Let the next step scale momentum, and advance the schedule to the fit's position.
-
-        See ``Paced.keep_pace`` for the arguments.
-        """
+        """Let the next step scale momentum and advance the schedule; see ``Paced.keep_pace``."""
         self._scaling.set_global_step(workers, minibatches, counted)
 
     def set_fit_length(self, length: FitLength) -> None:

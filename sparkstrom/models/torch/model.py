@@ -146,7 +146,7 @@ class TorchModel(FlatModule):
         )
         copy_without_storage(module, self._named_parameters)
 
-    def _options_for_repr(self) -> dict[str, str]:
+    def _collect_options_for_repr(self) -> dict[str, str]:
         """Return the loss and the optimizer with its options, for ``repr``."""
         optimizer, groups, _ = self._factories
         loss = {} if self._loss is None else {"loss": loss_name(self._loss)}

@@ -439,10 +439,9 @@ def _list_extra_attributes(optimizer: Optimizer) -> dict[str, Any]:
 def _take_extra_attributes(
     optimizer: Optimizer, named: NamedParameters, remaining: State
 ) -> dict[str, Any]:
-    """Remove the optimizer's extra attributes from ``remaining``; return name -> value.
+    """Remove extra attributes from the saved state ``remaining``; return name -> value.
 
-    ``remaining`` is a saved state. Torch's own optimizers lack these attributes. Tensors are
-    returned on the parameters' device.
+    Tensors are returned on the parameters' device.
     """
     known, made = _list_extra_attributes(optimizer), dict[str, Any]()
     for path in [path for path in remaining if path.startswith("own/")]:

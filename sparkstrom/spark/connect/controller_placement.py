@@ -60,8 +60,9 @@ class ConnectControllerPlacer(ControllerPlacer):
         The row stays cached until the block ends.
         """
         propose = partial(propose_place, self.training.master.void, self._choice)
-        frame = self._single_task_frame(propose).persist()
+        frame = self._single_task_frame(propose)
         try:
+            frame.persist()  # in the block: an interrupted call may have been carried out
             (place,) = self._run_short_job(self._make_job("controllers place", frame))
             yield Candidate(place, frame, secrets.token_bytes(TOKEN_BYTES))
         finally:

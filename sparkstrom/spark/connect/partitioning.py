@@ -262,20 +262,26 @@ def _override_setting(session: Any, key: str, value: Callable[[str | None], str]
     ``value`` computes the new value from the current value, which is None if none is set.
     """
     setting = str(session.session_id), key
-    with _SETTINGS_LOCK:
-        current = session.conf.get(key, None)
-        if not _holders[setting]:
-            _original_values[setting] = current
-        _holders[setting] += 1
-        session.conf.set(key, value(current))
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
         with _SETTINGS_LOCK:
-            _holders[setting] -= 1
+            current = session.conf.get(key, None)
             if not _holders[setting]:
-                original = _original_values.pop(setting)
-                if original is None:
-                    session.conf.unset(key)
-                else:
-                    session.conf.set(key, original)
+                _original_values[setting] = current
+            _holders[setting] += 1
+            # Before ``set``: an interrupted call may have been carried out.
+            stack.callback(_release_setting, session, key)
+            session.conf.set(key, value(current))
+        yield
+
+
+def _release_setting(session: Any, key: str) -> None:
+    """End one override of a setting; restore the original value if no other one is left."""
+    setting = str(session.session_id), key
+    with _SETTINGS_LOCK:
+        _holders[setting] -= 1
+        if not _holders[setting]:
+            original = _original_values.pop(setting)
+            if original is None:
+                session.conf.unset(key)
+            else:
+                session.conf.set(key, original)

@@ -188,8 +188,8 @@ def persist_rows(
     rdd: Any = data.rdd
     if data.rows:  # they were not shuffled, so this is the user's own RDD
         rdd = rdd.mapPartitions(_identity, preservesPartitioning=True)
-    rdd.persist(getattr(StorageLevel, level))
     try:
+        rdd.persist(getattr(StorageLevel, level))
         yield data._replace(rdd=rdd)
     finally:
         rdd.unpersist()

@@ -224,6 +224,25 @@ class Conf(dict[str, str]):
         del self[key]
 
 
+class Interrupted(Conf):
+    """Carries a call out, although it is interrupted."""
+
+    def set(self, key: str, value: str) -> None:
+        super().set(key, value)
+        if value == "6":
+            raise KeyboardInterrupt
+
+
+def test_settings_are_put_back_although_setting_them_is_interrupted() -> None:
+    session = SimpleNamespace(conf=Interrupted({"a": "1"}), session_id="one of these tests")
+    with pytest.raises(KeyboardInterrupt), override_settings(session, {"a": "5", "b": "6"}):
+        raise AssertionError("the block does not begin")
+    assert session.conf == {"a": "1"}
+    with override_settings(session, {"b": "5"}):
+        pass
+    assert session.conf == {"a": "1"}
+
+
 def test_settings_are_put_back() -> None:
     conf = Conf({"a": "1"})
     session = SimpleNamespace(conf=conf, session_id="one of these tests")

@@ -209,7 +209,7 @@ class Dl4jLayer(nn.Module):  # type: ignore[misc]
         self.input_dropout = InputDropout(spec)
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return the layer's output for input x; ``rows`` is ignored (other layers need it)."""
+        """Return the layer's output for input x; ``rows`` is ignored (see the class)."""
         return self.activate(self.before_activation(x))
 
     def before_activation(self, x: Tensor) -> Tensor:
@@ -329,10 +329,7 @@ class BatchNormalization(nn.BatchNorm1d):  # type: ignore[misc]
             parameter.requires_grad_(not spec.frozen)
 
     def forward(self, x: Tensor, rows: int = 0) -> Tensor:
-        """Return normalized x; channels are first, or last if the layer says NHWC.
-
-        ``rows`` is ignored; other layers need it.
-        """
+        """Return normalized x; channels are first, or last if the layer says NHWC."""
         if self._channels_last and x.ndim == 4:
             return self._batch_normalize(x.movedim(-1, 1)).movedim(1, -1)
         return self._batch_normalize(x)
@@ -370,10 +367,7 @@ class ParameterlessLayer(Dl4jLayer):
             raise spec.unsupported("format NHWC")
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return x after dropout for a DropoutLayer, otherwise the activations of x.
-
-        ``rows`` is ignored; other layers need it.
-        """
+        """Return x after dropout for a DropoutLayer, otherwise the activations of x."""
         if self.spec.kind == "dropoutlayer":
             return self.input_dropout(x, self.training)
         if x.ndim > 2 and self.spec.kind not in PER_POSITION_LOSSES:
@@ -389,7 +383,7 @@ class PRelu(Dl4jLayer):
         self._add_parameters(slopes=get_prelu_shape(spec))
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return x with negative values multiplied by the slopes; ``rows`` is ignored."""
+        """Return x with negative values multiplied by the slopes."""
         x = self.input_dropout(x, self.training)
         return torch.where(x < 0, x * self.slopes, x)
 

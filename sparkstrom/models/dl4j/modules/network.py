@@ -1,7 +1,7 @@
 """Dl4jModule: a DL4J network as one torch module; also its layers for sequences and images.
 
 Graph vertices are here, too. Recurrent layers take sequences [rows, features, steps]. Masks are not
-supported.
+supported. Most layers ignore the argument ``rows`` of ``forward``: see ``layers.Dl4jLayer``.
 """
 
 from __future__ import annotations
@@ -210,10 +210,7 @@ class LastTimeStep(nn.Module):  # type: ignore[misc]
     """LastTimeStep: selects the last step of a sequence."""
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return the last step, [rows, features], of x [rows, features, steps].
-
-        The argument ``rows`` is ignored; other layers need it.
-        """
+        """Return the last step, [rows, features], of x [rows, features, steps]."""
         return x[:, :, -1]
 
 
@@ -227,10 +224,7 @@ class RepeatVector(nn.Module):  # type: ignore[misc]
         self._steps, self.input_dropout = spec.get_int("n", 1), InputDropout(spec)
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return sequences [rows, features, n] for x [rows, features].
-
-        The argument ``rows`` is ignored; other layers need it.
-        """
+        """Return sequences [rows, features, n] for x [rows, features]."""
         return self.input_dropout(x, self.training).unsqueeze(2).expand(-1, -1, self._steps)
 
 
@@ -332,10 +326,7 @@ class Subsampling(nn.Module):  # type: ignore[misc]
             raise spec.unsupported(f"poolingType {self._kind} with pnorm={self._power:g}")
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return the pooled images or sequences; padding does not affect the maximum.
-
-        ``rows`` is ignored; other layers need it.
-        """
+        """Return the pooled images or sequences; padding does not affect the maximum."""
         window = self._window
         x = window.to_nchw(x)
         padding = window.compute_padding(x.shape)
@@ -474,7 +465,7 @@ class Resize(nn.Module):  # type: ignore[misc]
             self._sizes = (*self._sizes, *self._sizes)
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return x enlarged, padded or cropped; ``rows`` is ignored."""
+        """Return x enlarged, padded or cropped."""
         x = x.movedim(-1, 1) if self._channels_last else x
         if self._kind == "size":
             x = self.input_dropout(x, self.training)
@@ -519,7 +510,7 @@ class UnaryVertex(nn.Module):  # type: ignore[misc]
             raise spec.unsupported("reshapeOrder f")
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return the result of the vertex's function for x; ``rows`` is ignored."""
+        """Return the result of the vertex's function for x."""
         return VERTEX_FUNCTIONS[self.spec.kind](x, self.spec)
 
 
@@ -535,7 +526,7 @@ class JoinVertex(nn.Module):  # type: ignore[misc]
             raise spec.unsupported(f"op {self._op} of {len(spec.sources)} inputs")
 
     def forward(self, inputs: list[Tensor], rows: int) -> Tensor:
-        """Join the inputs, given in DL4J's order, to one tensor; ``rows`` is ignored."""
+        """Join the inputs, given in DL4J's order, to one tensor."""
         if self._op == "merge":
             return torch.cat(inputs, dim=self._axis)
         joined = reduce(JOIN_FUNCTIONS[self._op], inputs)
