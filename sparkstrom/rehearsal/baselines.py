@@ -1,10 +1,10 @@
 """Train the two baselines of a rehearsal: one process, and DistributedDataParallel (DDP).
 
-The simulated fits of a rehearsal are compared with them.
-A step of DDP with k ranks averages the gradients of k minibatches. That is the gradient of one
-minibatch of all their rows, so one process computes the same step for every kind of model. Its
-BatchNorm sees the rows of all ranks at once, as SyncBatchNorm does. Its time follows from the
-formula of a dense ring all-reduce (``planning.scaling``).
+The simulated fits of a rehearsal are compared with them. A step of DDP with k ranks averages the
+gradients of k minibatches. That is the gradient of one minibatch of all their rows, so one process
+computes the same step for every kind of model. Its BatchNorm sees the rows of all ranks at once, as
+SyncBatchNorm does. Its time follows from the formula of a dense ring all-reduce
+(``planning.scaling``).
 """
 
 from __future__ import annotations

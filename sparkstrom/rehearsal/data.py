@@ -1,7 +1,7 @@
 """The sampled rows of a rehearsal (simulated fits) as minibatches for any number of workers.
 
-The rows are distributed to workers as in a real fit. Some of them, held out if possible, measure
-the loss while the simulated fit trains.
+The rows are distributed to workers as in a fit that shuffles them. The curves of loss and accuracy
+are measured on held-out rows, or on training rows if the fit holds out none.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ class FitSimulator:
         self._time.over = not any(each.alive for each in self._workers)
 
     def on_commit(self, committed: int) -> None:
-        """Record a point of the curves or kill a worker if due after ``committed`` minibatches."""
+        """Report progress; record a point or kill a worker if due at ``committed`` minibatches."""
         if committed == self._committed:
             return
         before, self._committed = self._committed, committed

@@ -1,14 +1,12 @@
-"""Hosts with links of a limited rate, and the edges between the processes of a rehearsed fit.
+"""Hosts with links of limited rate, and edges between processes of a rehearsed (simulated) fit.
 
-A rehearsal simulates a fit in virtual time. An edge is the connection between two neighbours in the
-tree of the master and the workers.
+An edge is the connection between two neighbours in the tree of the master and the workers.
 
-A host sends its data messages one after the other, at its link's rate. The receiver's link takes
-them one after the other, too. Control messages have a stream of their own, and Aeron serves all
-streams in turn. A control message therefore waits only for earlier control messages, not for data,
-but the data that follow wait for it. A newer heartbeat or state message replaces one that still
-waits, as in the outbox of a real process. Aeron's own buffers are not modelled: the protocol's
-windows limit how much data is in flight.
+A host sends its data messages one after the other at its link's rate, and the receiver's link takes
+them likewise. Aeron serves the streams of control and data in turn. A control message therefore
+waits only for earlier control messages of its host, but data that follow wait for it. A newer
+heartbeat or state message replaces one that still waits, as in the outbox of a real process.
+Aeron's own buffers are not modelled: the protocol's windows limit how much data is in flight.
 """
 
 from __future__ import annotations
@@ -119,10 +117,7 @@ class VirtualNetwork:
         owner.edges.pop(node, None)
 
     def send(self, owner: Endpoint, to: NodeId, message: Message) -> None:
-        """Send a message to a neighbour; drop it without an edge.
-
-        A newer heartbeat or state message replaces one that still waits.
-        """
+        """Send a message to a neighbour; drop it without an edge."""
         edge, sender = owner.edges.get(to), owner.node
         if edge is None or sender is None:
             return

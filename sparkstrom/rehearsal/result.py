@@ -1,6 +1,6 @@
-"""The result of a rehearsal: its runs, as a table, a page or JSON, and advice on the best ones.
+"""The result of a rehearsal: its runs, as a table, a page or JSON, and advice on which to choose.
 
-A rehearsal simulates a fit with several numbers of workers. A run is one of these, or a baseline.
+A run is a fit with some number of workers, simulated under one scaling rule, or a baseline.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Rehearsal:
         return render_summary(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a page with the table and plots of all runs.
+        """Write a page with the table of all runs, and plots of the best ones.
 
         Args:
             path: HTML file to write; it needs no network and no script.

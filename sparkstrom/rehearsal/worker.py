@@ -49,11 +49,10 @@ STEP_SHARE_MIN = 0.1  # a step takes at least this share of its mean time
 
 
 def next_tick_in_s(event: ev.Event, due_in_s: float) -> float:
-    """Return the seconds from an event to the next tick, which does the node's upkeep.
+    """Return how many seconds after an event the next tick must follow at the latest.
 
-    They are ``due_in_s``, but at least CYCLE_S and, unless the event was itself a tick, at most
-    UPKEEP_INTERVAL_S, as in ``runtime.node_thread``. ``due_in_s``: seconds until a report or state
-    that is held back is due; infinity without any.
+    ``due_in_s``: seconds until a report or state that is held back is due; infinity without any.
+    Other upkeep follows UPKEEP_INTERVAL_S after each event but a tick; see ``runtime.node_thread``.
     """
     upkeep_in_s = math.inf if isinstance(event, ev.Tick) else UPKEEP_INTERVAL_S
     return max(CYCLE_S, min(due_in_s, upkeep_in_s))

@@ -1,8 +1,8 @@
 """Control a round-based fit: read its progress and results, take snapshots, stop it.
 
-``RoundsControl`` implements ``runtime.master_control.MasterControl``, the interface that every
-fit's controller has, with rounds in place of gradient sharing's numbered updates. The driver
-program's main thread reads it, and the thread that trains the rounds writes to it.
+``RoundsControl`` implements ``runtime.master_control.MasterControl``, with rounds in place of
+gradient sharing's numbered updates. One thread trains the rounds and records their results; the
+main thread reads them and requests snapshots or a stop.
 """
 
 from __future__ import annotations
@@ -207,11 +207,10 @@ class RoundsControl:
         self._barrier.open()
 
     def snapshot(self, *, updaters: bool = False) -> Snapshot:
-        """Return the parameters (a copy) and buffers after the newest round.
+        """Return a copy of the parameters after the newest round, with buffers and positions.
 
-        The snapshot also contains each partition's position in its data. With ``updaters``, also
-        store that round's optimizer states in this object, for ``copy_optimizer_states`` and
-        ``optimizer_copies``.
+        With ``updaters``, also keep that round's optimizer states in this object, for
+        ``copy_optimizer_states`` and ``optimizer_copies``.
         """
         with self._lock:
             if updaters:

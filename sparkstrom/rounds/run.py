@@ -167,10 +167,7 @@ class RoundsLoop:
         control.end_epoch(epoch, {one.partition: one for one in reports})
 
     def _train_round(self, plan: EpochPlan, number: int) -> None:
-        """Train round ``number`` of an epoch (from 0) and pass its results to the controller.
-
-        Raise the first error of a worker's model.
-        """
+        """Train an epoch's round ``number`` (from 0). Raise the first error of a worker's model."""
         spec, partitions = self._control.spec, self._control.partitions
         batches = [plan.batches(number, one.partition) for one in self._facts]
         counts = [len(each) for each in batches if each]

@@ -69,7 +69,7 @@ class MasterPlan:
     kept: CheckpointFiles  # residual files of earlier fits
     average: Callable[[list[bytes]], bytes] | None = None  # averages models' encoded buffers
     join_stream: int | None = None  # number of the stream for joining, if workers know it already
-    summed_workers_max: int | None = None  # updates count as those of so many at most; None: all
+    summed_workers_max: int | None = None  # updates count as those of n workers at most; None: all
     limits_overshoot: bool = False  # whether ``OvershootControl`` adapts that number
 
 

@@ -84,7 +84,7 @@ class Traffic:
 
 OFFER_FRAMES_MAX = 256  # per flush; bounds the cost of a long queue that is stuck
 OPEN_SENDERS_MAX = 32  # open senders for direct messages
-QUEUED_REPLY_FRAMES_MAX = 16  # per address; further messages only repeat these
+QUEUED_REPLY_FRAMES_MAX = 16  # per address without a sender; further messages only repeat these
 UNRESPONSIVE_AFTER_REPLIES = 12  # six seconds of a peer that sends two requests per second
 CONNECT_FLUSHES_MAX = 1000  # about a second; then an unconnected sender makes room for others
 
@@ -132,8 +132,8 @@ class ReplyOutboxes:
 
     The controller sends direct messages to many addresses, to each of them rarely. A sender makes
     room for another address only when it has sent its frames or its time is over: otherwise some
-    might never be served when many workers join at once. Beyond ``QUEUED_REPLY_FRAMES_MAX`` frames
-    per address, messages are dropped, as they repeat earlier ones.
+    might never be served when many workers join at once. While an address waits for a sender,
+    messages beyond ``QUEUED_REPLY_FRAMES_MAX`` frames are dropped, as they repeat earlier ones.
     """
 
     def __init__(self, open_sender: Callable[[Address], Sender]) -> None:

@@ -4,8 +4,7 @@ Each duty cycle passes received messages and the trainer's events to the protoco
 the effects that it returns, and sends queued messages. Only this thread uses the machine and the
 transport.
 
-The controller's thread also uses ``DriverRecovery``, which replaces a transport whose media driver
-(Aeron's process) has died, and ``LinkBytesCounter``, which counts bytes sent over interfaces.
+The controller's thread also uses ``DriverRecovery`` and ``LinkBytesCounter``.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ SUCCESSIVE_DEATHS_MAX = 10
 
 
 class DriverRecovery:
-    """Replaces the transport when its media driver dies, unless media drivers keep dying.
+    """Replaces the transport when its media driver (Aeron's process) dies, unless they keep dying.
 
     A machine on which none stays alive is broken, and restarting forever would hide that.
 

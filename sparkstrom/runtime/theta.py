@@ -135,10 +135,7 @@ class Theta:
         encoder.add_residual(saved, self._local_or(self._values))
 
     def _local_or(self, otherwise: Flat | None) -> Flat:
-        """Return the locally trained parameters or, if this replica keeps none, ``otherwise``.
-
-        For ``publish``, that is the last step's change; for other calls, the encoder ignores it.
-        """
+        """Return ``local`` or, without one, ``otherwise``, which only ``Encoder.publish`` uses."""
         learnt = otherwise if self.local is None else self.local
         assert learnt is not None, "without local, publish needs the change that a step made"
         return learnt
@@ -302,7 +299,7 @@ class BoundedTotal(UpdateSum):
         self._quanta = 0  # sum of the updates' largest entries: no entry's sum can be larger
 
     def add_update(self, update: Commit) -> bool:
-        """Add an update; return False, without adding, if the sum could overflow (not if empty)."""
+        """Add an update; add nothing and return False if a non-empty sum could overflow."""
         hits = self._decode(update.payload)
         quanta = self._quanta + int(np.abs(hits[1]).max())
         if self._quanta and quanta > MERGED_QUANTA_SAFE_MAX:
@@ -314,7 +311,7 @@ class BoundedTotal(UpdateSum):
 
 @dataclass(slots=True)
 class PendingUpdate:
-    """One of this worker's own uncommitted updates; decoded when a copy of theta is requested."""
+    """One of this worker's own uncommitted updates."""
 
     payload: Payload | None  # None for buffers, which do not change parameters
     hits: Hits | None = None  # the decoded payload; None until it is needed
@@ -407,7 +404,7 @@ class Replica:
             self.theta.commit = commit
 
     def install(self, install: InstallSnapshot) -> None:
-        """Set theta to a snapshot plus the own uncommitted updates; the residual stays."""
+        """Set theta to a snapshot plus this worker's uncommitted updates; the residual stays."""
         with self._lock:
             self.theta.install(install.chunks, install.held, install.own, install.commit)
             self._pending = deque(

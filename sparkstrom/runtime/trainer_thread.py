@@ -1,12 +1,11 @@
 """Train one worker's model on the task's thread, evaluate it, and collect statistics.
 
-The worker's node, which exchanges messages with other nodes, runs in a thread of its own.
-``TrainerChannel`` connects the two threads. The trainer posts events to the node. The node's thread
-passes it items, such as received updates, and the current directive: what the trainer has to do.
-Neither thread blocks the other for longer than a list operation. ``training_loop`` decides what
-follows a batch boundary (the time between two steps) or a step. ``ResidualAge`` measures how long
-learned changes wait in the residual until they are sent, and ``GlobalStepEstimator`` estimates the
-whole fit's progress.
+``TrainerChannel`` connects it to the thread of the worker's node, which exchanges messages with
+other nodes. The trainer posts events; the node's thread passes items, such as received updates, and
+the current directive: what the trainer has to do. A thread waits for the other only while the other
+changes the queue of items. ``training_loop`` decides what follows a batch boundary (the time
+between two steps) or a step. ``ResidualAge`` measures how long learned changes wait to be sent, and
+``GlobalStepEstimator`` estimates the whole fit's progress.
 """
 
 from __future__ import annotations
@@ -409,10 +408,7 @@ class Trainer:
         self._channel.post(event)
 
     def publish(self, commit_latency_s: float) -> Payload | None:
-        """Adapt the encoder to ``commit_latency_s``; return the next update, or None.
-
-        ``commit_latency_s``: see ``LoopDriver.publish``.
-        """
+        """Adapt the encoder to the latency; return the next update. See ``LoopDriver.publish``."""
         seconds = self.counts.seconds
         step_s = (seconds.get("stepping", 0.0) + seconds.get("reading", 0.0)) / self.counts.steps
         if commit_latency_s:

@@ -38,7 +38,7 @@ class CommitSum(Protocol):
     """Interface of a sum of several updates of other workers."""
 
     def add_update(self, update: Commit) -> bool:
-        """Add an update; return False, without adding, if the sum could overflow (not if empty)."""
+        """Add an update; add nothing and return False if a non-empty sum could overflow."""
 
 
 Sum = TypeVar("Sum")
@@ -168,7 +168,8 @@ class LoopDriver(Protocol):
     def publish(self, commit_latency_s: float) -> Payload | None:
         """Return the next update, already added to the replica; None if there is none.
 
-        ``commit_latency_s``: recent seconds from publishing an update to its commit; 0 if unknown.
+        ``commit_latency_s``: recent seconds from publishing an update to its commit, or the delay
+        of a slow link that all workers wait for, if that is longer; 0 if unknown.
         """
 
     def min_steps_per_update(self, workers: int) -> int:
@@ -284,11 +285,7 @@ class TrainingLoop:
         return ev.ReplicaHashed(commit, self._replica.digest(), saved)
 
     def _save_residual_for_release(self) -> ev.Event:
-        """Save the residual before the worker leaves the fit; return the answer to RELEASE.
-
-        The answer names the saved file, if there is one. Residuals of earlier fits that were not
-        added to the residual yet are added first.
-        """
+        """Add saved residuals of earlier fits, save the sum, and return the answer to RELEASE."""
         self._add_saved_residuals()  # the worker may leave before it had a replica
         return ev.TrainerReleased(self._driver.save_residual())
 

@@ -1,11 +1,10 @@
 """Generate random runs from seeds, simulate many on all cores, and shrink those that fail.
 
-A run is a whole fit, simulated in virtual time with a given number of workers, drawn limits and
-drawn faults, such as lost messages and killed processes. It fails if it violates an invariant
-(``simulation.invariants``) or raises an exception. To shrink a failed run is to find a smaller one
-that fails in the same way. A few runs have no faults, because some defects show only without
-faults. In others the controller dies and the fit resumes from the newest saved copy of its
-parameters.
+A run is a simulated fit with a given number of workers, and limits and faults that are drawn from
+its seed unless they are given. It fails if it violates an invariant (``simulation.invariants``) or
+raises an exception; to shrink it is to find a smaller run that fails in the same way. A few runs
+have no faults, because some defects show only without them. If ``Faults.controller_dies`` is given,
+controllers die, and the fit resumes from the driver program's newest copy of the parameters.
 """
 
 from __future__ import annotations

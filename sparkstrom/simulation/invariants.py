@@ -358,7 +358,7 @@ class InvariantChecker:
             self.report_violation(f"I4: {len(master.copies.copied)} last copies instead of {count}")
 
     def _check_audits(self, master: Master) -> None:
-        """Check I3: each task that ended as done was audited, and has the final parameters."""
+        """Check I3: each task that ended as done sent its hash and has the final parameters."""
         final = self._sums[-1]
         for process, ending in self._ends.items():
             if ending is not TaskEnding.DONE:
@@ -534,7 +534,7 @@ class TopologyChecker:
                 self._violation(f"I4: {process.name} has edges {edges}, its machine {believed}")
 
     def record_places(self, master: Master, now_s: float) -> None:
-        """Record which nodes have no confirmed place in the tree yet.
+        """Record the nodes without a confirmed place in the tree, and those below them.
 
         Places are assigned level by level, so these nodes may wait while others get theirs.
         """

@@ -1,10 +1,9 @@
 """A simulated network of edges between neighbours and direct messages to and from the master.
 
-An edge is the connection between a node and its parent in the tree. It has a control and a data
-stream each way. Like Aeron's, a stream is ordered and reliable. It survives an outage shorter than
-its liveness timeout; a longer one breaks it, and later messages are lost. Repeated control messages
-and direct messages may in addition get lost, arrive twice or be overtaken, one by one, which is
-harsher than Aeron.
+An edge connects a node with its parent in the tree, by a control and a data stream each way. Like
+Aeron's, a stream is ordered and reliable. It survives an outage shorter than its liveness timeout;
+a longer one breaks it, and later messages are lost. Repeated control messages and direct messages
+may in addition get lost, arrive twice or be overtaken, one by one, which is harsher than Aeron.
 """
 
 from __future__ import annotations

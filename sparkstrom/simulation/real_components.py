@@ -144,7 +144,7 @@ class RealComponentFactory(ComponentFactory):
 
 
 class DriverReplica:
-    """The driver's parameters, updated as in ``runtime.master_thread``."""
+    """The controller's parameters, updated as in ``runtime.master_thread``."""
 
     def __init__(self, theta: Theta) -> None:
         self.theta, self.chunk, self.digest = theta, theta.chunk, theta.digest

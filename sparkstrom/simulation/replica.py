@@ -207,7 +207,7 @@ class SimReplica:
         self.commit = commit
 
     def apply_merged(self, merged: MergedCommits[SimSum]) -> None:
-        """Add a sum of others' commits; remove this worker's updates among them from ``own``."""
+        """Add a sum of others' commits; drop own updates committed between them from ``own``."""
         self._add_sum(merged.total.theta, merged.own_commits, merged.commit)
 
     def apply_range(self, item: ApplyMergedRange) -> None:
@@ -218,7 +218,7 @@ class SimReplica:
         self._add_sum(others, len(item.own), item.merged.commit)
 
     def _add_sum(self, others: IntTheta, own_count: int, commit: CommitNo) -> None:
-        """Add others' commits; drop this worker's ``own_count`` oldest updates, now committed."""
+        """Add others' commits; drop the ``own_count`` oldest own updates, committed with them."""
         for i in range(N_PARAMS):
             self.theta[i] += others[i]
         for _ in range(own_count):

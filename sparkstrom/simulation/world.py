@@ -530,10 +530,9 @@ class World:
         self.open(process, alone=True)
 
     def _send_tick(self, process: SimProcess, number: int) -> None:
-        """Send a tick to a node, and schedule the next one.
+        """Send a tick to a node, after any pause, and schedule the next one.
 
-        If the process is paused, send it when the pause ends. Send nothing if the process has ended
-        or the tick is void: ``number`` is that of the tick, and only the newest scheduled counts.
+        Do nothing if the process has ended or has a newer scheduled tick than ``number``.
         """
         if not process.alive or number != process.ticks:
             return

@@ -132,7 +132,7 @@ class ClassicApplication:
         partitioning.check_data(data)
 
     def require_rdds(self, what: str, instead: str) -> None:
-        """Do nothing: a SparkContext has the RDDs that the feature ``what`` needs."""
+        """Do nothing: a SparkContext has RDDs."""
 
     def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:
         """Wait until executors have registered; return their number and that of task slots.

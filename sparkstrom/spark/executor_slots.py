@@ -3,7 +3,7 @@
 A task slot is the executor's capacity for one task: ``spark.task.cpus`` cores, by default one. A
 fit has one task per worker, all in one stage.
 
-With dynamic allocation, the number of executors is not known in advance, so a fit assumes one.
+With dynamic allocation, the number of executors is not known in advance, so a fit guesses it.
 Spark requests executors until every task has a slot, and late workers join the running fit. A
 round-based fit runs ordinary jobs with one task per worker; with fewer executors it takes longer.
 """

@@ -74,7 +74,7 @@ class FitContext(Generic[Master]):
     application: Application  # runs the Spark jobs
     model: FlatModel
     master: Master  # the user's options
-    network: str  # prefix of the files that workers keep on executors for the next fit
+    network: str  # id in the names of files that workers keep on executors for the next fit
     keep: bool  # whether workers keep these files and their optimizer states for the next fit
 
     def with_master(self, master: OtherMaster) -> FitContext[OtherMaster]:

@@ -1,8 +1,7 @@
 """Describe where a training task runs, and load the rows of its partition as minibatches.
 
-``place_model`` gives the model its CPUs, GPU and random seed. Processes run several tasks one after
-the other: the last task's model is freed, and imported modules are exempted from garbage
-collection.
+Because a process runs several tasks, one after the other, functions here also free the last task's
+model and exempt imported modules from garbage collection.
 """
 
 from __future__ import annotations

@@ -406,20 +406,20 @@ def make_node_limits(job: TrainingJob) -> NodeLimits:
 
 
 class StalenessLimits(TypedDict):
-    """Limits on how far workers may drift apart; fields of ``NodeLimits``."""
+    """Limits on how far workers may drift apart; ``NodeLimits`` explains these fields."""
 
-    # Of the two limits on lead, and of the two on staleness, the larger one applies.
-    max_lead: int | None  # steps ahead of the slowest worker; None: unlimited
-    lead_minibatches: int  # the same limit as a total that all other workers share
-    max_staleness: int | None  # steps after its oldest uncommitted update; None: unlimited
-    age_of_updates: int  # the same limit as a total of minibatches that all workers share
-    steps_each: int  # steps that one publication contains at least
+    max_lead: int | None
+    lead_minibatches: int
+    max_staleness: int | None
+    age_of_updates: int
+    steps_each: int
 
 
 def staleness_limits(master: SharedTrainingMaster) -> StalenessLimits:
     """Return the limits on how far workers may drift apart, by ``max_lead`` and ``max_staleness``.
 
-    Limits in steps apply to each worker; "auto" also sets totals of minibatches that workers share.
+    "auto" also sets limits in minibatches: of staleness always, of lead if ``publish_every`` is
+    "auto", too.
     """
     every = 1 if isinstance(master.publish_every, str) else master.publish_every
     lead, rounds, age, lead_minibatches = master.max_lead, master.max_staleness, 0, 0

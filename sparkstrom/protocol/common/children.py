@@ -463,9 +463,9 @@ class Children:
 
     @property
     def max_link_delay_s(self) -> float:
-        """Return the longest delay before a new commit is sent to a child, in seconds.
+        """Return the most seconds beyond QUEUE_S that a new commit takes over a child's link, or 0.
 
-        This is without the normal queueing time QUEUE_S; it is 0 if no child's delay is longer.
+        Links whose rate is not known yet are left out.
         """
         longest_s = 0.0
         for child in self.by_node.values():
@@ -474,9 +474,9 @@ class Children:
         return longest_s
 
     def _link_delay_s(self, child: Child) -> float:
-        """Return the seconds until all data that wait for a child are sent, less QUEUE_S.
+        """Return the seconds until all data under way or waiting have arrived, less QUEUE_S.
 
-        Return 0 if the child does not receive single commits.
+        Return 0 if the child does not follow the commits: it needs a snapshot, or has not attached.
         """
         log, link = self._history.log, child.link
         if child.stage is not REPLICATE or not log.reaches(child.sent):

@@ -40,7 +40,7 @@ class PartitionStart:
 class FitSpec:
     """The facts about one fit that the driver program, the master and all workers share.
 
-    The driver program creates the object after counting its data.
+    The driver program creates the object when it knows the number of partitions.
     """
 
     workers: int  # number of workers, one for each partition

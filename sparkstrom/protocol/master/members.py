@@ -134,11 +134,7 @@ class Partitions(tuple[Partition, ...]):
 
     @classmethod
     def from_spec(cls, spec: FitSpec, now_s: float) -> Partitions:
-        """Return the partitions of a fit, each at the position where the fit starts in it.
-
-        A resumed fit starts where the earlier one ended. ``now_s``: time since which the partitions
-        have had no owner.
-        """
+        """Return a fit's partitions, each at its start and without an owner since ``now_s``."""
         made = cls(Partition(i, spec.epochs, unowned_s=now_s) for i in range(spec.workers))
         for partition, start in zip(made, spec.starts, strict=bool(spec.starts)):
             partition.resume_from(start)

@@ -2,7 +2,7 @@
 
 ``Admission`` answers a worker's join with a place in the tree or a refusal. ``MembershipCloser``
 ends the membership of a worker that is silent, leaves, was replaced or holds up the others. The
-worker's partition becomes free for a successor, which continues after the last committed update.
+worker's partition becomes free for a successor, which continues where committed training ends.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from sparkstrom.protocol.master.tree_placement import Placement
 class MembershipCloser:
     """Ends the memberships of workers that are silent, leave, are superseded or hold up others.
 
-    The number of the last committed update and the partition's position are read together, so the
-    successor starts exactly after that update.
+    No later update of the worker is committed, and its reports no longer move the partition's
+    position: so the successor, which starts there, neither repeats nor omits committed training.
     """
 
     def __init__(

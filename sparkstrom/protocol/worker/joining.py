@@ -4,9 +4,8 @@ The node asks the master for a place; the answer names an id, a parent and an ed
 connection to that parent. Over the edge the node reports how current its replica is, and the parent
 continues from there. A node that the master moves gets a new place without asking.
 
-The master closes an id when its worker is silent for too long, leaves or is replaced: no later
-update under this id counts (``protocol.common.stages``, Ids). A process that is still there then
-rejoins under a new id, or ends its task.
+A process whose id is closed (``protocol.common.stages``, Ids) rejoins under a new id, or ends its
+task.
 """
 
 from __future__ import annotations

@@ -153,9 +153,8 @@ class Directives:
     def _time_to_commit_s(self, state: State) -> float:
         """Return how many seconds a publication recently took until it was committed.
 
-        The longer this takes, the less trainers publish. With ``max_lead`` every worker waits for
-        the slowest link, over which commits arrive late as sums. Then return the delay to the last
-        replica if it is longer, so that all workers publish less.
+        With ``max_lead`` every worker waits for those behind slow links, where commits arrive late.
+        Then return the longest link delay known here, if that is longer, so that all publish less.
         """
         if self._limits.max_lead is None or not self._in_flight.round_s:
             return self._in_flight.round_s
@@ -166,9 +165,9 @@ class Directives:
         """Return the step count at which training waits (None: no limit), and the wait's directive.
 
         ``max_lead`` limits the steps ahead of the slowest worker. ``max_staleness`` limits the
-        steps after this worker's oldest uncommitted update: once that is committed, all that others
-        had sent before it has arrived. With few workers, both are raised to totals that the workers
-        share (``lead_minibatches``, ``age_of_updates``). The lower step count applies.
+        steps after this worker's oldest uncommitted update: once that commit has come, all earlier
+        commits have come, too. If a worker's share of ``lead_minibatches`` or ``age_of_updates`` is
+        larger, it replaces the limit. The lower step count applies.
         """
         limits = self._limits
         limit, waits = None, AHEAD

@@ -251,8 +251,7 @@ class FitView:
     def has_steady_contact(self, since_s: float, now_s: float) -> bool:
         """Return whether signs of the master's life have come without a gap for more than a lease.
 
-        Only the time from ``since_s`` to ``now_s`` counts. The last sign must be at most half a
-        lease old; a new state that comes after a longer silence ends a gap.
+        Only the time after ``since_s`` counts. A gap is a silence of more than half a lease.
         """
         lease_s = self._limits.lease_s
         lasting = now_s - max(since_s, self.contact_since_s) > lease_s
@@ -417,11 +416,7 @@ class TrainerView:
             self._report_flag.set()
 
     def set_activity(self, activity: Activity, now_s: float) -> None:
-        """Record what the trainer does now.
-
-        A change between waiting and stepping is reported with the next routine report; any other
-        change at once.
-        """
+        """Record the activity; a change between waiting and stepping is not urgent news."""
         known, self.activity, self._active_s = self.activity, activity, now_s
         if {known, activity} <= ALTERNATING:
             self._report_flag.set_routine()

@@ -58,10 +58,7 @@ class OptimizerTransfers:
             )
 
     def continue_fetch(self, now_s: float) -> list[Effect]:
-        """Request missing chunks, or end the fetch: install the complete state.
-
-        If the deadline passes first, end it without a state: the trainer keeps its fresh optimizer.
-        """
+        """Request missing chunks; install the complete state, or None after the deadline."""
         fetch = self.fetch
         if fetch is None:
             return []

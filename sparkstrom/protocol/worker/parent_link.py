@@ -46,7 +46,7 @@ class InFlight:
         self._retry_s = RETRY_LEAST_S  # after so long without progress the oldest may be lost
         self._deadline_s = 0.0  # time at which all are sent again
         self._again_s = -1.0  # until this time a request to resend is ignored
-        self.progress_s = 0.0  # when one was last committed, or the first one was added
+        self.progress_s = 0.0  # when any last made progress, or the first one was added
 
     @property
     def bytes(self) -> int:
@@ -319,7 +319,7 @@ class ParentLink:
         return out
 
     def resend_own(self, now_s: float, *, force: bool = False) -> list[Effect]:
-        """Queue this node's uncommitted updates again, and send what the window allows."""
+        """Queue again what ``InFlight.updates_to_resend`` returns; send what the window allows."""
         updates = self._own.updates_to_resend(self._membership.id, now_s, force=force)
         if not updates:
             return []
@@ -367,13 +367,7 @@ class ParentLink:
         Control messages and data have separate streams, and one may break while the other works. If
         the master is not heard either, the fault is further up the tree, and the answer is False.
         Too long is one lease, doubled (up to a maximum) for each edge that was given up for this
-        reason since data last moved.
-
-        Args:
-            fit: the state of the fit.
-            stalled_since_s: when the newest data came, if a snapshot is being fetched or the
-                parent has sent more than has arrived; otherwise None.
-            now_s: the present time.
+        reason since data last moved. ``stalled_since_s``: see ``Replication.stalled_since_s``.
         """
         missing = stalled_since_s is not None or self.window.since_s is not None
         if not missing and self.stage is ATTACHED:

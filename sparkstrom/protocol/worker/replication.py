@@ -212,10 +212,10 @@ class Replication:
         return state is not None and state.head > self.history.log.head
 
     def stalled_since_s(self, state: State | None) -> float | None:
-        """Return when data last came, if more is expected; otherwise None.
+        """Return since when this node waits for data that are under way; None: none are.
 
-        More is expected during the fetch of a snapshot, and while the parent has sent more commits
-        (by its newest state) than have arrived.
+        Data are under way during the fetch of a snapshot, and while the parent has sent more
+        commits (by its newest state) than have arrived.
         """
         if self.fetch is not None:
             return self._got_s
@@ -286,7 +286,7 @@ class Replication:
         self._report_flag.set_routine()
 
     def restart_wait_if_current(self, state: State, now_s: float) -> None:
-        """Restart the wait for commits if all commits that the parent has sent have arrived."""
+        """Restart the wait for data if no sent commit is missing and no snapshot is fetched."""
         if state.sent <= self.history.log.head and self.fetch is None:
             self._got_s = now_s
 
@@ -373,7 +373,7 @@ class Replication:
         ]
 
     def on_paused(self, number: int) -> None:
-        """Record that the trainer obeyed PAUSE ``number``, unless that is not the newest one."""
+        """Record that the trainer obeyed PAUSE ``number``; only the newest number counts."""
         self.paused = number == self.pauses
 
     def on_installed(self, now_s: float) -> None:

@@ -18,7 +18,7 @@ class NodeLimits:
     lease_s: float = 10.0  # a node that is silent for so long is suspected
     join_s: float = 60.0  # without any answer from the master, before the first place
     master_silent_s: float = 30.0  # without any sign of life from the master, afterwards
-    stuck_s: float = 120.0  # without a commit of its own updates, or without progress in fetching
+    stuck_s: float = 120.0  # without progress of its own updates, missing commits or a snapshot
     step_s: float = 600.0  # one training step, or reading one batch
     window_bytes: int = 4 << 20  # own uncommitted updates; with more, training waits
     log_bytes: int = 64 << 20  # limit on the log from which children are served
@@ -27,12 +27,12 @@ class NodeLimits:
     # The same limit in minibatches of the other training workers, divided by their number; the
     # larger of the two limits applies.
     lead_minibatches: int = 0
-    max_staleness: int | None = None  # steps after that of the oldest uncommitted update
-    # The same limit in minibatches of the whole fit, divided by the number of training workers; the
-    # larger of the two limits applies.
+    max_staleness: int | None = None  # steps after the oldest uncommitted update; None: no limit
+    # The same limit in minibatches of the whole fit, divided by the number of training workers, and
+    # less ``steps_each``; the larger of the two limits applies.
     age_of_updates: int = 0
     steps_each: int = 1  # steps that one publication contains at least
-    publications_max: int | None = None  # uncommitted publications; with more, none is published
+    publications_max: int | None = None  # uncommitted publications; with so many, none is published
     optimizer_wait_s: float = 0.0  # how long a latecomer waits for optimizer state; 0: not at all
 
 

@@ -130,7 +130,7 @@ def check_dataframe(data: Any, session: Any) -> None:
 
 
 def unsupported_error(what: str, instead: str) -> UsageError:
-    """Return the error that Spark Connect does not support ``what``; ``instead``: what to do."""
+    """Return the error for a feature ``what`` that Spark Connect lacks; ``instead``: the remedy."""
     return UsageError(f"{what} is not supported over Spark Connect: {instead}, {USE_CLASSIC_HINT}")
 
 
@@ -268,7 +268,7 @@ class ConnectApplication:
         check_dataframe(data, self._session)
 
     def require_rdds(self, what: str, instead: str) -> None:
-        """Raise UsageError: Spark Connect has no RDDs, which ``what`` needs; do ``instead``."""
+        """Always raise UsageError: Spark Connect has no RDDs."""
         raise unsupported_error(what, instead)
 
     def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:

@@ -3,9 +3,8 @@
 A short task proposes its executor as the place (see ``spark.controller.controller_placement``).
 Spark Connect has no preferred locations, but Spark prefers to run a task where the partition that
 it reads is cached. So the row that the short task yields is cached, and the controller's task reads
-that row.
-Spark Connect does not report on tasks either, so another short task probes by UDP whether the
-controller has started.
+that row. Spark Connect does not report on tasks either, so another short task probes by UDP whether
+the controller has started.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class ConnectControllerPlacer(ControllerPlacer):
         propose = partial(propose_place, self.training.master.void, self._choice)
         frame = self._single_task_frame(propose)
         try:
-            frame.persist()  # in the block: an interrupted call may have been carried out
+            frame.persist()  # inside ``try``: an interrupted call may have taken effect
             (place,) = self._run_short_job(self._make_job("controllers place", frame))
             yield Candidate(place, frame, secrets.token_bytes(TOKEN_BYTES))
         finally:

@@ -427,8 +427,8 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
     def keep_rows(self) -> Iterator[None]:
         """Let Spark store the rows during the block if the option ``storage_level`` is set.
 
-        Otherwise Spark recomputes them in each job that reads them. At the end of the block, the
-        remaining temporary views, which contain payloads for the workers, are dropped.
+        Otherwise each job that reads them recomputes them. During the block, SESSION_SETTINGS hold;
+        at its end, the payloads' remaining views are dropped.
         """
         level = self._job.master.storage_level
         with contextlib.ExitStack() as stack:
@@ -490,7 +490,7 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
         names, count = [], 0
         for rows in group_rows_for_views(parts):
             name = next(self._names)
-            self._sent.add(name)  # first: an interrupted call may have made the view
+            self._sent.add(name)  # before the call: if interrupted, it may have made the view
             with self._translate_errors():
                 self._session.createDataFrame(
                     rows, parse_schema(PART_SCHEMA)
@@ -533,7 +533,7 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
         """Persist a DataFrame during the block; yield a temporary view of that DataFrame."""
         name = next(self._names)
         with contextlib.ExitStack() as stack:
-            # Before the calls that these undo: an interrupted call may have been carried out.
+            # Each undo is registered before its call: an interrupted call may have taken effect.
             stack.callback(self._session.catalog.dropTempView, name)
             frame.createOrReplaceTempView(name)
             view = self._session.table(name)

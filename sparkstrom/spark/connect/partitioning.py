@@ -268,7 +268,7 @@ def _override_setting(session: Any, key: str, value: Callable[[str | None], str]
             if not _holders[setting]:
                 _original_values[setting] = current
             _holders[setting] += 1
-            # Before ``set``: an interrupted call may have been carried out.
+            # Before ``set``: an interrupted call may have taken effect.
             stack.callback(_release_setting, session, key)
             session.conf.set(key, value(current))
         yield

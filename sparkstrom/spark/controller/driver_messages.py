@@ -41,7 +41,7 @@ class ControllerPlace:
 
 @dataclass(frozen=True, slots=True)
 class ControllerSetup:
-    """Everything that the controller's task needs to run on one executor."""
+    """The pickled input of the controller's task, for one executor."""
 
     job: TrainingJob  # what workers receive, with the place's endpoint
     checkpoints: CheckpointFiles  # files that workers of the last fit left on executors

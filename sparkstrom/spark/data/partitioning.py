@@ -1,9 +1,10 @@
 """Distribute users' data over one partition per worker, and add the user's held-out rows.
 
-Rows are distributed pseudo-randomly, with a seed, and all partitions have about the same number of
-rows. Executors read every kind of data as an iterator of ``Block``, a group of rows. A DataFrame is
-read as an RDD of Arrow messages that Spark's JVM writes. pyspark's own functions are unsuitable: in
-versions 3.5 and 4.0 ``mapInArrow`` imports pandas, and ``toArrow`` collects all rows on the driver.
+Rows are shuffled randomly, by a seed, so that all partitions have about the same number of rows, or
+they stay where they are. Executors read every kind of data as an iterator of ``Block``, a group of
+rows. A DataFrame is read as an RDD of Arrow messages that Spark's JVM writes. pyspark's own
+functions are unsuitable: in versions 3.5 and 4.0 ``mapInArrow`` imports pandas, and ``toArrow``
+collects all rows on the driver.
 
 ``HeldOutFrames`` unites training rows with a separate DataFrame of rows for evaluation.
 ``draw_sample`` and ``read_first_blocks`` return a few rows.
@@ -253,10 +254,7 @@ class HeldOutFrames:
         return frame, columns._replace(validation=mark)
 
     def _is_last(self, data: Any, held: Any, names: list[str], *, keep_partitions: bool) -> bool:
-        """Return whether the last union had the same DataFrames, columns and partitioning.
-
-        ``held`` is the DataFrame of held-out rows.
-        """
+        """Return whether the last union had these data, held-out rows, columns and partitioning."""
         if self._last is None:
             return False
         last_data, last_held, *rest = self._last
@@ -306,10 +304,7 @@ class HeldOutFrames:
 
 
 def _check_same_types(fields: dict[str, StructField], held: Any, columns: ColumnSpec) -> None:
-    """Raise UsageError if the held-out rows lack a column or have it with another type.
-
-    ``fields`` are the data's columns, by name; ``held`` is the DataFrame of held-out rows.
-    """
+    """Raise UsageError unless the held-out rows have the data's ``fields``, with the same types."""
     try:
         theirs = find_fields(held, columns)
     except UsageError as error:
@@ -331,11 +326,11 @@ def _check_same_types(fields: dict[str, StructField], held: Any, columns: Column
 def _unite_frames(
     data: Any, held: Any, names: list[str], *, keep_partitions: bool
 ) -> tuple[Any, str]:
-    """Return the union of two DataFrames, and the name of the column that marks held-out rows.
+    """Return the union of both DataFrames, and the name of the column that marks rows of ``held``.
 
-    Those are the rows of ``held``. The union has the columns ``names`` and the mark. If rows stay
-    in their partitions (``keep_partitions``), the held-out rows form a single partition, so that at
-    most one worker has no rows to train on.
+    The union has the columns ``names`` and the mark. If rows stay in their partitions
+    (``keep_partitions``), the held-out rows form a single partition, so that at most one worker has
+    no rows to train on.
     """
     from pyspark.sql import functions as sql
 

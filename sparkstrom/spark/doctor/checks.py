@@ -93,7 +93,7 @@ class Report:
 
 
 def create_ok(check: str, where: str, found: str) -> Finding:
-    """Return a finding of level OK, which needs no remedy; ``where`` is the host or process."""
+    """Return a finding of level OK, which needs no remedy."""
     return Finding(check, Level.OK, where, found)
 
 
@@ -226,7 +226,7 @@ class HostExpectations:
 
 
 def check_host(where: str, facts: HostFacts, expected: HostExpectations) -> list[Finding]:
-    """Return all findings about one host, whose name in the findings is ``where``."""
+    """Return all findings about one process's host; ``where`` is the name of the process."""
     return [
         _check_library(where, facts),
         _check_media_driver(where, facts),

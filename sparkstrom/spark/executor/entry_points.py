@@ -140,7 +140,7 @@ def train_partition(
 def delete_worker_files(network: str, rows: Iterable[Any]) -> Iterator[int]:
     """Delete a network's residual files on this executor; yield the number of deleted files.
 
-    A residual is what a worker has learned but not sent. The files' names begin with ``network``.
+    A residual is what a worker has learned but not sent. ``network``: the id in the files' names.
     """
     from sparkstrom.worker.training_task import (
         delete_residuals,

@@ -1,8 +1,8 @@
 """Measure training steps and links on executors, for a rehearsal: one task per worker.
 
-A rehearsal simulates fits; with these measurements it simulates them on this cluster.
-The tasks form a barrier stage: all of them train at the same time, as in a fit. When all have
-finished, one task per host measures the links by UDP, on the ports that a fit would use.
+A rehearsal simulates fits under these conditions. The tasks form a barrier stage: all of them train
+at the same time, as in a fit. When all have finished, one task per host measures the links by UDP,
+on the ports that a fit would use.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MeasurementTask:
 
     fit: Any  # broadcast variable of the pickled FitRecipe and RowSample
     void: VoidConfiguration  # addresses and ports of a fit
-    controller: Endpoint  # in the driver program; executors use their address on the route to it
+    controller: Endpoint  # the driver's address; an executor may use its own on the route there
     token: bytes  # secret that authenticates the datagrams of this measurement
 
 

@@ -163,7 +163,7 @@ def convert_columns(value: Any, param: str = "featuresCol") -> Any:
 
 
 def convert_label_columns(value: Any) -> Any:
-    """Check label columns like ``convert_columns``; None: the loss takes labels from features."""
+    """Check and return label columns; None means that the loss takes labels from the features."""
     return None if value is None else convert_columns(value, "labelCol")
 
 

@@ -345,10 +345,7 @@ def tree_levels(workers: int, depth: int) -> list[int]:
 
 
 def group_of_source(source: int, sources: int, groups: int) -> int:
-    """Return the group of a source (a worker, or a group of the tree's level below).
-
-    Groups consist of consecutive sources.
-    """
+    """Return the group of a source. Groups consist of consecutive sources."""
     return source // -(-sources // groups)
 
 

@@ -142,10 +142,9 @@ class SparkRoundsBackend(RoundsBackend):
 
     @abstractmethod
     def keep_rows(self) -> AbstractContextManager[None]:
-        """Return a context manager in whose block the rows stay available for all epochs.
+        """Return a context manager in whose block Spark may store the rows for all epochs.
 
-        Depending on the option ``storage_level``, Spark stores them instead of recomputing them
-        for each epoch.
+        Without the option ``storage_level``, Spark recomputes them instead.
         """
 
     @abstractmethod

@@ -55,10 +55,7 @@ class RddRoundsBackend(SparkRoundsBackend):
 
     @contextmanager
     def keep_rows(self) -> Iterator[None]:
-        """Let Spark store the rows during the block if it would recompute them for each epoch.
-
-        See ``persist_rows``.
-        """
+        """Persist the rows during the block under the conditions of ``persist_rows``."""
         with persist_rows(self._data, self._job.master, self._job.spec.epochs) as data:
             self._rdd = data.rdd
             yield
@@ -176,8 +173,8 @@ def persist_rows(
 ) -> Iterator[PartitionedData]:
     """Persist the rows during the block if Spark would recompute them for each epoch.
 
-    Yield the data to read. The user's own RDD may already be persisted; it is left alone, and an
-    RDD derived from it is persisted instead.
+    Persist nothing if the option ``storage_level`` is None. Yield the data to read. The user's own
+    RDD may already be persisted; it is left alone, and one derived from it is persisted instead.
     """
     from pyspark import StorageLevel
 

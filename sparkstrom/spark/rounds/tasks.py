@@ -420,10 +420,10 @@ def train_for_driver(
 
 @dataclass(frozen=True, slots=True)
 class TrainingTask:
-    """A task function that trains one worker's round; tasks of the next stage sum the results.
+    """A task function that trains one worker's round, and sends the results to the next stage.
 
     Workers are divided into groups. For each group, the next stage has one task per target, which
-    sums some of the pieces, and one more task, which collects reports. These tasks are numbered
+    receives some of the pieces, and one more, which receives the reports. These tasks are numbered
     group by group.
     """
 

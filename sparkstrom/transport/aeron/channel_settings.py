@@ -141,10 +141,7 @@ def read_socket_buffer_limits(proc: Path = Path("/proc/sys/net/core")) -> tuple[
 
 
 def _read_limit(path: Path) -> int:
-    """Return the limit of socket buffers in a file of /proc, in bytes.
-
-    If a container hides the file, return the kernel's default.
-    """
+    """Return the bytes that a file of /proc names, or the kernel's default if it is hidden."""
     return int(path.read_text()) if path.exists() else 212_992
 
 
@@ -197,7 +194,7 @@ def probe_uri(peer: Endpoint, session: int, term: int) -> str:
 
 
 def choose_mtu(peer: Endpoint, own: Endpoint) -> int:
-    """Return the length of datagrams from ``own`` to ``peer``, in bytes: more within a host."""
+    """Return the most bytes in a datagram from ``own`` to ``peer``: more within a host."""
     local = peer.host == own.host or ipaddress.ip_address(peer.host).is_loopback
     return MTU_LOCAL if local else MTU_NETWORK
 

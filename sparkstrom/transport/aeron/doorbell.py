@@ -10,8 +10,9 @@ finds the bell of its receiver.
         <token>                 a client's FIFO
         <stream> -> <token>
 
-If a ring is lost, frames are late by at most 5 ms, after which the receiver looks by itself. Rings
-that have not been read yet fill the FIFO; further ones are dropped.
+Frames from other media drivers ring no bell, and a ring may be lost; so a waiting receiver also
+looks by itself, at least every 5 ms. Rings that have not been read yet fill the FIFO; further ones
+are dropped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Directories and file locks of media drivers, and identities of processes (pid and start time).
 
-All processes of one user that pass the same key (a name of the executor and job) share one private
-directory, the key's home. The last process that uses the home removes it:
+All processes of one user that pass the same key, which names the job and the executor, share one
+private directory, the home. The last process that uses the home removes it:
 
     <root>/sparkstrom-<uid>-<key>/        the home, 0700; root is shared memory if available
         start.lock

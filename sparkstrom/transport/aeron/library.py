@@ -283,7 +283,7 @@ _MANUAL_DOWNLOAD = (
 
 
 def _extract_library(wheel: Path) -> bytes:
-    """Return the library file in the wheel; raise SetupError if the wheel's hash is wrong."""
+    """Return the wheel's library; raise SetupError if the wheel is unreadable or another one."""
     try:
         content = wheel.read_bytes()
     except OSError as error:
