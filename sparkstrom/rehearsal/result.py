@@ -24,7 +24,6 @@ from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.fit import CurvePoint, SimulatedFit
 
 ONE_PROCESS, OURS, ALL_REDUCE = "one process", "sparkstrom", "DDP all-reduce"
-BETTER_BY = 0.02  # a loss that is lower by a smaller share of itself may be chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +279,8 @@ def seconds_to(simulated: SimulatedFit, to_loss: float | None) -> float | None:
         return curve[0][0]
     for (from_s, above), (until_s, loss) in pairwise(curve):
         if loss <= to_loss:
-            return from_s + (until_s - from_s) * (above - to_loss) / (above - loss)
+            share = (above - to_loss) / (above - loss) if math.isfinite(above) else 1.0
+            return from_s + (until_s - from_s) * share
     return None
 
 

@@ -220,7 +220,9 @@ class FitView:
         self._done_s: float | None = None  # when the fit was done and this node audited
 
     def on_master_heard(self, now_s: float) -> None:
-        """Record that a message came from the master itself."""
+        """Record a sign of the master's life; contact begins anew if it ends a gap."""
+        if now_s - self.heard_s > self._limits.lease_s / 2:
+            self.contact_since_s = now_s
         self.heard_s = now_s
 
     def on_new_edge(self, now_s: float) -> None:
@@ -232,10 +234,8 @@ class FitView:
         known = self.state
         if known is not None and (state.phase, state.beat) < (known.phase, known.beat):
             return False
-        if known is None or state.beat > known.beat:  # the master lives
-            if now_s - self.heard_s > self._limits.lease_s / 2:
-                self.contact_since_s = now_s
-            self.heard_s = now_s
+        if known is None or state.beat > known.beat:
+            self.on_master_heard(now_s)
         self.state, self.done = state, state.phase is OVER
         return True
 

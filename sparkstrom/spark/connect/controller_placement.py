@@ -18,6 +18,7 @@ from typing import Any
 from sparkstrom.base.errors import NetworkError
 from sparkstrom.fit.master_setup import MediaDriverConfig
 from sparkstrom.fit.supervisor import TASKS_END_S
+from sparkstrom.options.network import ControllerChoice, VoidConfiguration
 from sparkstrom.spark.connect.jobs import (
     RESULT_SCHEMA,
     ConnectJob,
@@ -30,7 +31,11 @@ from sparkstrom.spark.controller.controller_placement import (
     ControllerPlacer,
     raise_job_error,
 )
-from sparkstrom.spark.controller.driver_messages import ControlEndpoint
+from sparkstrom.spark.controller.driver_messages import (
+    ControlEndpoint,
+    ControllerPlace,
+    PlacementMismatch,
+)
 from sparkstrom.spark.controller.reachability import (
     TOKEN_BYTES,
     ProbeResult,
@@ -49,6 +54,17 @@ CONTROLLER_UNREACHABLE = (
 )
 
 
+def propose_place_of_fit(
+    fit: int, void: VoidConfiguration, choice: ControllerChoice, items: Iterable[Any]
+) -> Iterator[ControllerPlace | PlacementMismatch]:
+    """Run ``propose_place`` in a DataFrame of this fit's own.
+
+    Spark shares one cache among identical DataFrames. ``fit`` makes this one unique, or another fit
+    that starts at the same time would get the same executor and port.
+    """
+    return propose_place(void, choice, items)
+
+
 class ConnectControllerPlacer(ControllerPlacer):
     """Places the controller's task with DataFrames of a Spark Connect session."""
 
@@ -58,8 +74,8 @@ class ConnectControllerPlacer(ControllerPlacer):
 
         The row stays cached until the block ends.
         """
-        propose = partial(propose_place, self.training.master.void, self._choice)
-        frame = self._single_task_frame(propose)
+        void, fit = self.training.master.void, self.training.spec.job
+        frame = self._single_task_frame(partial(propose_place_of_fit, fit, void, self._choice))
         try:
             frame.persist()  # inside ``try``: an interrupted call may have taken effect
             (place,) = self._run_short_job(self._make_job("controllers place", frame))

@@ -146,8 +146,8 @@ class DriverConnection:
         while stream.wait_for_data(SERVE_POLL_S):
             self._handle_request(unpack_message(stream.receive()), master)
         for number in [n for n, copies in self._copies.items() if copies.done()]:
-            self._answered[number] = self._copies.pop(number).result()
-            stream.send(pack_message(ControlResponse(number, self._answered[number])))
+            states = self._copies.pop(number).result()
+            stream.send(pack_message(ControlResponse(number, states)))
         now_s = time.monotonic()
         has_changed = master.progress is not self._sent or master.finished.is_set()
         if (has_changed and now_s >= self._next_state_s) or now_s >= self._beat_s:
@@ -159,7 +159,8 @@ class DriverConnection:
         """Execute a request and send the response; a repeated request gets the same response.
 
         A request for optimizer states only starts the copy, and ``_exchange`` sends the response.
-        Snapshots are not kept, so a repeated request for a snapshot is executed again.
+        Optimizer states and snapshots are large, so they are not kept: a repeated request for them
+        is executed again.
         """
         assert self._stream is not None, "the request arrived on it"
         if message.number in self._answered:
@@ -173,9 +174,7 @@ class DriverConnection:
                 self._copies[message.number] = master.copy_optimizer_states(everybody=everybody)
             return
         answer = self._execute(message.request, master)
-        if not isinstance(
-            message.request, GetSnapshot
-        ):  # large; a repeated request may get a newer one
+        if not isinstance(message.request, GetSnapshot):
             self._answered[message.number] = answer
         self._stream.send(pack_message(ControlResponse(message.number, answer)))
 

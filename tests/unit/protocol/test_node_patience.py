@@ -5,6 +5,7 @@ from __future__ import annotations
 from sparkstrom.codec.messages import Address
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
+from sparkstrom.protocol.worker.node_state import FitView
 
 WHO = Identity(
     token=1,
@@ -32,3 +33,17 @@ def test_a_slow_network_gets_twice_as_long_each_time() -> None:
             node.step(ev.StreamsOpened(Address("h", 1, 1, 2)), now_s)
     waits = [b - a for a, b in zip([0.0, *reopened], reopened, strict=False)]
     assert [round(wait) for wait in waits[:4]] == [1, 2, 4, 8]
+
+
+def test_contact_begins_anew_after_a_gap_that_a_message_of_the_master_ends() -> None:
+    """A probe that came before the next state hid the gap."""
+    fit = FitView(NodeLimits(lease_s=2.0), 0.0)
+    for tick in range(1, 6):
+        fit.on_master_heard(tick / 2)
+    assert fit.has_steady_contact(0.0, 2.5)
+    for now_s in (4.0, 4.5):  # after 1.5 s without a sign
+        fit.on_master_heard(now_s)
+        assert not fit.has_steady_contact(0.0, now_s)
+    for tick in range(10, 14):
+        fit.on_master_heard(tick / 2)
+    assert fit.has_steady_contact(0.0, 6.5)

@@ -7,7 +7,8 @@ import math
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import numpy as np
@@ -21,8 +22,9 @@ from sparkstrom.local.data import read_data_blocks
 from sparkstrom.models.base import Batch
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.observe.progress import DisplayedFigures, ProgressDisplay, ProgressRate
+from sparkstrom.rehearsal.fit import SimulatedFit
 from sparkstrom.rehearsal.rehearse import RehearsalRequest
-from sparkstrom.rehearsal.result import ALL_REDUCE, ONE_PROCESS, OURS, Rehearsal
+from sparkstrom.rehearsal.result import ALL_REDUCE, ONE_PROCESS, OURS, Rehearsal, seconds_to
 from tests.unit.rehearsal.recipes import COLUMNS, ROWS, momentum_network, rows
 
 SETTINGS: dict[str, Any] = {"step": "50ms", "epochs": 4, "workers": (1, 4)}
@@ -201,6 +203,14 @@ def test_a_loss_to_reach_may_be_out_of_reach() -> None:
     assert made.runs[0].seconds_to_loss is None
     assert "not reached" in str(made)
     assert math.isfinite(made.best.loss)
+
+
+def test_a_loss_is_reached_after_one_that_was_infinite() -> None:
+    points = [
+        SimpleNamespace(seconds=seconds, measures={"loss": loss})
+        for seconds, loss in ((1.0, math.inf), (2.0, 0.5))
+    ]
+    assert seconds_to(cast(SimulatedFit, SimpleNamespace(points=points)), 0.5) == 2.0
 
 
 def test_a_sample_is_said_to_be_one() -> None:

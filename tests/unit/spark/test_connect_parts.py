@@ -9,7 +9,7 @@ import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +18,12 @@ import pytest
 from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.data.row_blocks import read_row_blocks
+from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.spark.connect import jobs as binary_rows
 from sparkstrom.spark.connect import jobs as uploads
 from sparkstrom.spark.connect import partitioning as connect_spread
 from sparkstrom.spark.connect.application import check_dataframe
+from sparkstrom.spark.connect.controller_placement import ConnectControllerPlacer
 from sparkstrom.spark.connect.jobs import ValueUploader, decode_results, encode_results
 from sparkstrom.spark.connect.partitioning import (
     END_MARK,
@@ -53,6 +55,25 @@ def test_values_come_back_by_task_whatever_the_order_of_rows(
     assert max(len(row.part) for row in rows) == 7
     random.Random(1).shuffle(rows)
     assert decode_results(rows) == ["a" * 50, 1, b"b" * 30]
+
+
+def test_each_fits_place_is_proposed_in_a_dataframe_of_its_own() -> None:
+    """Spark caches identical DataFrames once: two fits would get one executor and port."""
+    tasks: list[bytes] = []
+
+    def keep_task(task: Any, schema: Any) -> None:
+        tasks.append(pickle.dumps(task))
+        raise KeyboardInterrupt
+
+    session = SimpleNamespace(range=lambda *_: SimpleNamespace(mapInArrow=keep_task))
+    for job in (1, 2):
+        training: Any = SimpleNamespace(
+            master=SharedTrainingMaster(), spec=SimpleNamespace(job=job)
+        )
+        placer = ConnectControllerPlacer(session, training, *3 * (cast(Any, None),))
+        with pytest.raises(KeyboardInterrupt), placer._propose():
+            raise AssertionError("nothing is proposed")
+    assert len(set(tasks)) == 2
 
 
 # -- rows on their way -----------------------------------------------------------------------------
