@@ -29,9 +29,9 @@ class Settings:
     latency: float = 0.1  # steps from a publication until every worker has it
     jitter: float = 0.1  # of a step: standard deviation over mean
     step_s: float = 0.1  # virtual seconds of a step
-    density: float | None = None  # the most that AutoThreshold sends; None: a fit's default
-    density_min: float = 1e-3
-    levels: int = 4
+    density: float | None = None  # the most that AutoThreshold sends; None: threshold="auto"
+    density_min: float = 1e-3  # with ``density`` or ``levels``
+    levels: int | None = None  # of AutoThreshold; None: 4, or ``threshold="auto"``
     warm: int = 0  # publications of each worker that send more
     warm_first: float = 0.25  # of all parameters
     aggregation: str | None = None  # or sum, mean, sqrt
@@ -40,12 +40,14 @@ class Settings:
     clip_every: int = 5  # publications
     clip_norm: float | None = None  # of gradients
 
-    def threshold(self) -> AutoThreshold:
-        """Return the threshold algorithm that aims at this density."""
-        default = SharedTrainingMaster(scaling=self.scaling).threshold_algorithm
-        assert isinstance(default, AutoThreshold)
-        density = default.sent_fraction_max if self.density is None else self.density
-        return AutoThreshold(min(self.density_min, density), density, self.levels)
+    def threshold(self) -> AutoThreshold | str:
+        """Return the threshold algorithm that aims at this density, or "auto"."""
+        default = AutoThreshold()
+        if self.density is None and self.levels is None:
+            return AUTO
+        density = self.density or default.sent_fraction_max
+        levels = self.levels or default.levels
+        return AutoThreshold(min(self.density_min, density), density, levels)
 
     def clipping(self) -> ResidualClipping | None:
         """Return the residual clipping, or None for none."""
@@ -55,7 +57,7 @@ class Settings:
         """Return the warm-up of the density, or None for none."""
         if not self.warm:
             return None
-        return WarmUp(self.warm, self.warm_first, self.threshold().sent_fraction_max)
+        return WarmUp(self.warm, self.warm_first, self.density or AutoThreshold().sent_fraction_max)
 
     def master(self, seed: int) -> SharedTrainingMaster:
         """Return the options of a fit with these settings."""

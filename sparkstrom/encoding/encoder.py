@@ -27,7 +27,7 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -201,12 +201,18 @@ class FormWriters:
         self._n_params = space.n_params
         self._has_bitmaps = has_bitmaps(space.layers, levels_max)
         self._bitmap = BitmapWriter(residual, space)
-        self._sparse: FormWriter = GapsWriter(residual, space)
+        self._equal_steps = self._sparse = cast(FormWriter, GapsWriter(residual, space))
         if levels_max > 1:
             self._sparse = LevelsWriter(residual, space, levels_max)
 
-    def for_hits(self, hits: int) -> FormWriter:
-        """Return the writer of the form that suits this number of hits."""
+    def for_hits(self, hits: int, *, has_equal_steps: bool = False) -> FormWriter:
+        """Return the writer of the form that suits this number of hits.
+
+        ``has_equal_steps``: whether all hits send the same multiple of tau, whatever their residual
+        is; if so, the form has no levels.
+        """
+        if has_equal_steps:
+            return self._equal_steps
         if self._has_bitmaps and prefers_bitmap(hits, self._n_params):
             return self._bitmap
         return self._sparse
@@ -388,19 +394,20 @@ class Encoder:
         """
         self._residual.accumulate(delta)
 
-    def publish(self, learnt: Flat, theta: Flat) -> Encoded | None:
+    def publish(self, learnt: Flat, theta: Flat, *, is_last: bool = False) -> Encoded | None:
         """Encode an update with all residuals that reach tau; return None if no residual does.
 
-            learnt  f32[n_params]  with ``train_on="local"``: ``local``, in/out (mean, sqrt and
-                                   clipping change it); with "replica": the last step's change, in
-            theta   f32[n_params]  in/out: the quantised update is added
+            learnt   f32[n_params]  with ``train_on="local"``: ``local``, in/out (mean, sqrt and
+                                    clipping change it); with "replica": the last step's change, in
+            theta    f32[n_params]  in/out: the quantised update is added
+            is_last                 whether the worker has trained all its minibatches
 
         Raises TrainingError naming index and layer if any value is NaN or infinite; theta is then
         unchanged.
         """
         arrays, number = PublicationArrays(learnt, theta), self._policy.publications + 1
         target = self._policy.next_tau(
-            lambda fraction: self._tau_reached_by(fraction, number, arrays)
+            lambda fraction: self._tau_reached_by(fraction, number, arrays), is_last=is_last
         )
         step_sizes = self._step_sizes(target)
         hits = self._scan.find(arrays, step_sizes.least)
@@ -410,7 +417,8 @@ class Encoder:
         if hits == 0:
             self._policy.count(sent_fraction=0.0)
             return None
-        written = self._forms.for_hits(hits).write(hits, arrays, step_sizes)
+        writer = self._forms.for_hits(hits, has_equal_steps=target.step_taus is not None)
+        written = writer.write(hits, arrays, step_sizes)
         self._process_residual(arrays, number)
         self._update_counters(written, step_sizes)
         self._policy.count(written.encoded.sent_fraction)
@@ -466,10 +474,11 @@ class Encoder:
         step sizes.
         """
         least = grid.tau_quanta(target.tau, self.k)
-        tau = grid.round_coarsely(least) if target.is_coarse else least
-        step = grid.scaled_quanta(tau, self.scale)
+        sent = grid.tau_quanta(target.tau * (target.step_taus or 1.0), self.k)
+        tau, step = sent, grid.scaled_quanta(sent, self.scale)
         if target.is_coarse:
             step = grid.round_coarsely(step)
+            tau = grid.unscaled_quanta(step, self.scale, sent)
         q = self.q
         return StepSizes(least * q, tau * q, step * q, step_quanta=step, q=q)
 

@@ -102,6 +102,11 @@ def scaled_quanta(quanta: int, scale: float) -> int:
     return _find_nearest_even_number(quanta * scale, quanta)
 
 
+def unscaled_quanta(quanta: int, scale: float, most: int) -> int:
+    """Return ``quanta`` divided by ``scale``, rounded to an even number from 2 to ``most``."""
+    return _find_nearest_even_number(quanta / scale, most)
+
+
 def _find_nearest_even_number(quanta: float, most: int) -> int:
     """Return the even integer nearest to ``quanta``, from 2 to ``most`` (which is even)."""
     return max(2, 2 * round(min(quanta, most) / 2))

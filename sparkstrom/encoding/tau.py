@@ -17,7 +17,10 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import COUNT_MAX, check_options, number, whole
 from sparkstrom.encoding.forms import EncoderState
 from sparkstrom.encoding.thresholds import (
+    LARGE_FACTOR,
+    LARGE_FRACTION_MAX,
     FractionAlgorithm,
+    HasLargeUpdates,
     ThresholdAlgorithm,
     ThresholdState,
     small_model_fraction,
@@ -112,6 +115,7 @@ class NextPublication(NamedTuple):
     tau_reached_by: TauReachedBy
     fraction: float | None = None  # fraction to send that a warm-up prescribes, if any
     use_as_feedback: bool = True  # whether ``sent_fraction`` may affect tau; False after shake-ups
+    is_last: bool = False  # whether the worker has trained all its minibatches
 
 
 class PublicationTarget(NamedTuple):
@@ -121,6 +125,7 @@ class PublicationTarget(NamedTuple):
     divisor: float = 1.0  # this publication uses tau / divisor
     wanted: float | None = None  # fraction to send: if more are hits, a random part; None: all
     is_coarse: bool = False  # whether to round steps, so that workers use few different ones
+    step_taus: float | None = None  # multiple of tau that each hit sends; None: by its level
 
     @property
     def tau(self) -> float:
@@ -207,10 +212,22 @@ class SampledTau:
 
         During a warm-up, the fraction that the warm-up prescribes takes the target's place.
         """
-        asked = self._wanted if upcoming.fraction is None else upcoming.fraction
-        fraction = max(asked, self._least)
+        fraction, step_taus = upcoming.fraction, None
+        if fraction is None:
+            fraction = self._wanted
+            if (step_taus := self._large_step_taus(upcoming)) is not None:
+                fraction = max(fraction, min(LARGE_FACTOR * fraction, LARGE_FRACTION_MAX))
+        fraction = max(fraction, self._least)
         found = sample_tau(upcoming, fraction, state, self._algorithm)
-        return PublicationTarget(found, wanted=fraction, is_coarse=True)
+        return PublicationTarget(found, wanted=fraction, is_coarse=True, step_taus=step_taus)
+
+    def _large_step_taus(self, upcoming: NextPublication) -> float | None:
+        """Return the step of a large update, in multiples of tau; None for any other update."""
+        algorithm = self._algorithm
+        if not isinstance(algorithm, HasLargeUpdates):
+            return None
+        is_large = upcoming.is_last or upcoming.number % algorithm.large_every == 0
+        return algorithm.large_step_taus if is_large else None
 
     def follow_link(self, round_s: float, step_s: float) -> None:
         """Adapt the target fraction to ``round_s``, from the last publication to its commit."""
@@ -290,7 +307,7 @@ class ShakeUpTau:
             upcoming = upcoming._replace(use_as_feedback=False)
         target = self.inner.next_tau(state, upcoming)
         if self._is_shake_up(upcoming.number):
-            return target._replace(divisor=SHAKE_DIVISOR, wanted=None)
+            return target._replace(divisor=SHAKE_DIVISOR, wanted=None, step_taus=None)
         return target
 
     def _is_shake_up(self, number: int) -> bool:
@@ -313,12 +330,14 @@ class TauChooser:
         """The last publication's threshold, unrounded, not reduced by shake-ups; NaN at first."""
         return self._state.get("tau", math.nan)
 
-    def next_tau(self, tau_reached_by: TauReachedBy) -> PublicationTarget:
+    def next_tau(self, tau_reached_by: TauReachedBy, *, is_last: bool = False) -> PublicationTarget:
         """Choose the threshold of publication number ``publications + 1``.
 
         ``tau_reached_by(fraction)`` returns the tau that this fraction of residuals reach, or None.
+        ``is_last``: whether the worker has trained all its minibatches.
         """
-        upcoming = NextPublication(self.publications + 1, self._sent_fraction, tau_reached_by)
+        number, sent = self.publications + 1, self._sent_fraction
+        upcoming = NextPublication(number, sent, tau_reached_by, is_last=is_last)
         target = self._stage.next_tau(self._state, upcoming)
         self._state = target.state
         return target

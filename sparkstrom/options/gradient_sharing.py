@@ -27,7 +27,13 @@ from sparkstrom.encoding.encoder import AGGREGATIONS
 from sparkstrom.encoding.layers import MULTIPLIER_MAX
 from sparkstrom.encoding.residual import TRAIN_ON, ResidualClipping
 from sparkstrom.encoding.tau import WarmUp
-from sparkstrom.encoding.thresholds import ALGORITHMS, AUTO, AutoThreshold, ThresholdAlgorithm
+from sparkstrom.encoding.thresholds import (
+    ALGORITHMS,
+    AUTO,
+    AutoThreshold,
+    AveragingThreshold,
+    ThresholdAlgorithm,
+)
 from sparkstrom.options.common import (
     BALANCED_REASON,
     KEPT_ROWS_REASON,
@@ -147,8 +153,10 @@ class SharedTrainingMaster(CommonOptions):
         AUTO,
         instance((ThresholdAlgorithm,), _THRESHOLD, words=(AUTO,), parse=_parse_threshold),
         'algorithm that chooses the threshold tau, which a change must reach to be sent; "auto"'
-        f" means ``AutoThreshold()``, or ``AutoThreshold(1e-3, {DDP_SENT_FRACTION_MAX})`` with"
-        ' ``scaling="ddp"``',
+        ' means ``AutoThreshold()``. With ``scaling="ddp"``, "auto" means'
+        f" ``AutoThreshold(1e-3, {DDP_SENT_FRACTION_MAX})`` for adaptive optimizers such as Adam."
+        " For others, it sends up to 0.6 % of the parameters, but twenty times as many in every"
+        " eighth update and in the last one",
         when='"auto" needs no tuning. If links are fast, use ``AutoThreshold(1e-3, 3e-2)`` to send'
         " more, which helps Adam most. Near the largest stable learning rate, sending more makes"
         " training worse. Use another algorithm to train with a threshold that was tuned in DL4J.",
@@ -365,14 +373,21 @@ class SharedTrainingMaster(CommonOptions):
         """Whether updates are summed, up to limits of ``scaling`` and ``limit_overshoot``."""
         return self.choose_update_weight(is_adaptive=False) == SUM
 
-    @property
-    def threshold_algorithm(self) -> ThresholdAlgorithm:
-        """The algorithm that chooses the threshold; "auto" depends on ``scaling``."""
+    def choose_threshold(self, is_adaptive: bool) -> ThresholdAlgorithm:
+        """Return the algorithm that chooses the threshold.
+
+        "auto" depends on ``scaling``, and with "ddp" on the weight of updates.
+
+        Args:
+            is_adaptive: whether the optimizer is adaptive, such as Adam.
+        """
         if not isinstance(self.threshold, str):
             return self.threshold
-        if self.scaling == DDP:
-            return AutoThreshold(sent_fraction_max=DDP_SENT_FRACTION_MAX)
-        return AutoThreshold()
+        if self.scaling != DDP:
+            return AutoThreshold()
+        if self.choose_update_weight(is_adaptive) == MEAN:
+            return AveragingThreshold()
+        return AutoThreshold(sent_fraction_max=DDP_SENT_FRACTION_MAX)
 
     @property
     def summed_workers_max(self) -> int | None:

@@ -115,12 +115,15 @@ class Theta:
         values = self._memory.to_host(self._values)
         return hashlib.sha256(values.tobytes() + self.buffers).hexdigest()
 
-    def publish(self, encoder: Encoder, delta: Flat | None = None) -> Encoded | None:
+    def publish(
+        self, encoder: Encoder, delta: Flat | None = None, *, is_last: bool = False
+    ) -> Encoded | None:
         """Encode what reached the threshold as an update, add it to theta; return it, or None.
 
         ``delta`` is the change of the last step; it is needed if there is no ``local``.
+        ``is_last``: whether the worker has trained all its minibatches.
         """
-        return encoder.publish(self._local_or(delta), self._values)
+        return encoder.publish(self._local_or(delta), self._values, is_last=is_last)
 
     def residual(self, encoder: Encoder) -> Flat:
         """Return a copy of the residual on the host."""
@@ -463,10 +466,13 @@ class Replica:
         if self._delta is not None:
             self.encoder.accumulate(self._delta)
 
-    def publish(self) -> Payload | None:
-        """Move what reached the threshold from the residual to theta; return it, or None."""
+    def publish(self, *, is_last: bool = False) -> Payload | None:
+        """Move what reached the threshold from the residual to theta; return it, or None.
+
+        ``is_last``: whether the worker has trained all its minibatches.
+        """
         with self._lock:
-            encoded = self.theta.publish(self.encoder, self._delta)
+            encoded = self.theta.publish(self.encoder, self._delta, is_last=is_last)
             if encoded is None:
                 return None
             payload = Payload(int(encoded.form), encoded.tau_quanta, encoded.count, encoded.payload)

@@ -413,7 +413,7 @@ class Trainer:
         step_s = (seconds.get("stepping", 0.0) + seconds.get("reading", 0.0)) / self.counts.steps
         if commit_latency_s:
             self._replica.encoder.follow_link(commit_latency_s, step_s)
-        payload = self._replica.publish()
+        payload = self._replica.publish(is_last=self._loop.finished)
         self._residual_age.measure_if_due(self._replica, self.counts.steps)
         return payload
 

@@ -357,7 +357,7 @@ def make_replica(job: TrainingJob, theta: Theta) -> Replica:
     encoder = Encoder(
         job.spec.n_params,
         job.k,
-        master.threshold_algorithm,
+        master.choose_threshold(is_adaptive),
         master.residual_post_processor,
         train_on=master.train_on,
         aggregation=master.choose_update_weight(is_adaptive),

@@ -28,6 +28,7 @@ from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import (
     AdaptiveThreshold,
     AutoThreshold,
+    AveragingThreshold,
     FixedThreshold,
     TargetSparsityThreshold,
 )
@@ -48,6 +49,8 @@ thresholds = st.sampled_from(
         AutoThreshold(0.05, 0.2),
         AutoThreshold(0.5, 0.9),
         AutoThreshold(0.05, 0.1, levels=1),
+        AveragingThreshold(0.05, 0.1, large_every=2),
+        AveragingThreshold(0.05, 0.1, levels=2, large_every=1),
     ]
 )
 
@@ -99,14 +102,16 @@ def test_nothing_is_lost_that_is_not_counted_and_both_backends_agree(
     theta, local = np.zeros((2, 2, n), np.float32)
     elsewhere, sent = np.zeros(n, np.float32), 0.0
     counters = encoders[0].counters
-    for _ in range(4):
+    for number in range(4):
         elements = data.draw(st.sampled_from([eighths, tied]))
         delta = data.draw(arrays(np.float32, n, elements=elements))
         held = theta[0] + encoders[0].residual(local[0], theta[0])
         counted = counters.mass_clipped + counters.mass_scaled_away
         local += delta
         one, other = (
-            encoder.publish(local[i] if train_on == "local" else delta.copy(), theta[i])
+            encoder.publish(
+                local[i] if train_on == "local" else delta.copy(), theta[i], is_last=number == 3
+            )
             for i, encoder in enumerate(encoders)
         )
         assert one == other

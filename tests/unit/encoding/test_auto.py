@@ -19,6 +19,7 @@ from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import (
     AdaptiveThreshold,
     AutoThreshold,
+    AveragingThreshold,
     FixedThreshold,
     TargetSparsityThreshold,
 )
@@ -35,7 +36,7 @@ class Worker:
         self.encoder = Encoder(n, K, threshold, train_on=train_on, **options)
         self.theta, self.local, self.elsewhere = np.zeros((3, n), np.float32)
 
-    def learn(self, delta: F32, *, publish: bool = True) -> Encoded | None:
+    def learn(self, delta: F32, *, publish: bool = True, is_last: bool = False) -> Encoded | None:
         learnt = self.local
         if self.encoder.train_on == "local":
             self.local += delta
@@ -45,7 +46,7 @@ class Worker:
             if self.encoder.train_on == "replica":
                 self.encoder.accumulate(delta)
             return None
-        update = self.encoder.publish(learnt, self.theta)
+        update = self.encoder.publish(learnt, self.theta, is_last=is_last)
         if update is not None:
             hits = decode_update_untrusted(
                 update.payload,
@@ -235,6 +236,86 @@ def test_a_scaled_update_moves_less_and_what_is_scaled_away_is_counted(
     lost = float(np.abs(learnt - worker.held()).sum())
     assert lost == pytest.approx(worker.encoder.counters.mass_scaled_away, rel=1e-3)
     assert lost > 0.1 * worker.encoder.counters.mass_sent
+
+
+@pytest.mark.parametrize("workers", [3, 4, 7])
+def test_rounding_the_scaled_step_takes_nothing_from_the_residual(workers: int) -> None:
+    worker = Worker(AutoThreshold(levels=1), aggregation="mean", workers=workers)
+    update = worker.learn(np.random.default_rng(5).normal(0, 1e-3, N).astype(np.float32))
+    assert update is not None
+    counters = worker.encoder.counters
+    assert counters.mass_sent * (workers - 1) == pytest.approx(counters.mass_scaled_away, rel=1e-2)
+
+
+def large_updates(worker: Worker, deltas: list[F32], **last: bool) -> list[bool]:
+    """Whether each update was large: 12 % of the entries, all of which move by one step."""
+    found = []
+    for delta in deltas:
+        update = worker.learn(delta, **last)
+        assert update is not None
+        is_large = update.sent_fraction > 0.05
+        assert update.sent_fraction == pytest.approx(0.12 if is_large else 6e-3, rel=0.3)
+        assert update.form is Form.GAPS or not is_large
+        found.append(is_large)
+    return found
+
+
+@BOTH_WAYS
+def test_every_eighth_averaged_update_and_the_last_are_large(train_on: str) -> None:
+    worker = Worker(AveragingThreshold(), train_on, aggregation="mean", workers=4)
+    deltas = list(np.random.default_rng(8).normal(0, 1e-3, (18, N)).astype(np.float32))
+    assert large_updates(worker, deltas[:17]) == [number % 8 == 0 for number in range(1, 18)]
+    assert large_updates(worker, deltas[17:], is_last=True) == [True]
+
+
+def test_a_large_updates_steps_are_twice_the_threshold_and_a_slow_link_thins_them() -> None:
+    worker = Worker(AveragingThreshold(large_every=1), aggregation="mean", workers=4)
+    deltas = np.random.default_rng(8).normal(0, 1e-3, (3, N)).astype(np.float32)
+    update = worker.learn(deltas[0])
+    assert update is not None
+    step = 4 * update.tau_quanta * quantum(K)
+    assert 1.8 * worker.encoder.tau < step <= 2.25 * worker.encoder.tau
+    for delta in deltas[1:]:
+        worker.encoder.follow_link(round_s=100.0, step_s=0.01)
+        update = worker.learn(delta)
+    assert update is not None
+    assert update.sent_fraction == pytest.approx(20 * 3e-4, rel=0.3)
+
+
+@BOTH_WAYS
+def test_the_mean_of_large_updates_is_what_workers_have_in_common(train_on: str) -> None:
+    """Other updates send almost nothing of a change that is small on each worker."""
+    random, workers = np.random.default_rng(4), 32
+    common = random.normal(0, 1e-4, N).astype(np.float32)
+    shares = {}
+    for threshold in (AutoThreshold(), AveragingThreshold(large_every=1)):
+        mean = np.zeros(N)
+        for _ in range(workers):
+            worker = Worker(threshold, train_on, aggregation="mean", workers=workers)
+            worker.learn(common + random.normal(0, 1e-3, N).astype(np.float32))
+            mean += worker.theta
+        shares[type(threshold)] = float(mean @ common / (common @ common))
+    assert shares[AveragingThreshold] == pytest.approx(0.75, abs=0.15)
+    assert shares[AutoThreshold] < 0.15
+
+
+def test_a_warm_up_and_shake_ups_make_no_update_large() -> None:
+    random = np.random.default_rng(8)
+    worker = Worker(AveragingThreshold(large_every=1), warm_up=WarmUp(1, 0.25, 0.04))
+    update = worker.learn(random.normal(0, 1e-3, N).astype(np.float32), is_last=True)
+    assert update is not None
+    assert update.tau_quanta * quantum(K) <= worker.encoder.tau
+    shaken = Worker(AveragingThreshold(large_every=1), shake_frequency=1)
+    update = shaken.learn(random.normal(0, 1e-3, N).astype(np.float32))
+    assert update is not None
+    assert update.tau_quanta * quantum(K) <= shaken.encoder.tau / 3
+
+
+def test_a_small_model_has_large_updates_too() -> None:
+    worker = Worker(AveragingThreshold(large_every=1), n=20)
+    update = worker.learn(np.linspace(-1, 1, 20, dtype=np.float32))
+    assert update is not None
+    assert update.count == 10
 
 
 def test_a_warm_up_sends_its_fractions_and_hands_over() -> None:

@@ -15,7 +15,12 @@ from sparkstrom.encoding import backends, thresholds
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.grid import quantum
-from sparkstrom.encoding.thresholds import ALGORITHMS, ThresholdState, step_size_count
+from sparkstrom.encoding.thresholds import (
+    ALGORITHMS,
+    AveragingThreshold,
+    ThresholdState,
+    step_size_count,
+)
 from sparkstrom.options import resolution as option_json
 from sparkstrom.options import resolution as settings
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
@@ -106,7 +111,7 @@ def test_ours_are_known_wherever_options_are_read_saved_and_found() -> None:
         for value in vars(thresholds).values()
         if inspect.isclass(value) and hasattr(value, "__dataclass_fields__")
     }
-    assert set(ALGORITHMS) == ours
+    assert {*ALGORITHMS, AveragingThreshold} == ours  # the last is a part of "auto"
     for algorithm in ALGORITHMS:
         name = algorithm.__name__
         assert getattr(sparkstrom, name) is algorithm

@@ -72,6 +72,16 @@ def test_it_publishes_every_so_often_and_at_the_end(
     assert [position[:2] for position in positions(events)] == newest
 
 
+def test_the_encoder_knows_a_workers_last_update(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, asked = bench(steps(6), publish_every=2), []
+    publish = made.replica.publish
+    monkeypatch.setattr(made.replica, "publish", lambda **given: asked.append(given) or publish())
+    made.run()
+    assert asked == [{"is_last": is_last} for is_last in (False, False, True)]
+
+
 def test_no_rows_are_nothing_to_train(bench: Callable[..., Bench]) -> None:
     install = ev.InstallSnapshot(whole(make_theta(N, K)), (), (), 0)
     made = bench([([install], Directive(Command.PAUSE, number=1)), *steps(2)], rows=0)

@@ -9,7 +9,12 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding.residual import ResidualClipping
-from sparkstrom.encoding.thresholds import AdaptiveThreshold, AutoThreshold, FixedThreshold
+from sparkstrom.encoding.thresholds import (
+    AdaptiveThreshold,
+    AutoThreshold,
+    AveragingThreshold,
+    FixedThreshold,
+)
 from sparkstrom.options.gradient_sharing import ALIASES, REFUSED, SharedTrainingMaster
 from sparkstrom.options.network import VoidConfiguration
 
@@ -150,12 +155,15 @@ def test_the_weight_of_updates_depends_on_the_rule_and_the_optimizer(
     assert master.choose_update_weight(is_adaptive=True) == adaptive
 
 
-def test_the_default_threshold_sends_more_with_the_recipe_of_ddp() -> None:
-    assert SharedTrainingMaster().threshold_algorithm == AutoThreshold()
+def test_the_default_threshold_depends_on_the_rule_and_the_weight_of_updates() -> None:
     fixed = FixedThreshold(1e-3)
-    assert SharedTrainingMaster(scaling="ddp", threshold=fixed).threshold_algorithm == fixed
-    default = SharedTrainingMaster(scaling="ddp").threshold_algorithm
-    assert default == AutoThreshold(sent_fraction_max=0.016)
+    for is_adaptive in (False, True):
+        assert SharedTrainingMaster().choose_threshold(is_adaptive) == AutoThreshold()
+        master = SharedTrainingMaster(scaling="ddp", threshold=fixed)
+        assert master.choose_threshold(is_adaptive) == fixed
+    ddp = SharedTrainingMaster(scaling="ddp")
+    assert ddp.choose_threshold(is_adaptive=False) == AveragingThreshold()
+    assert ddp.choose_threshold(is_adaptive=True) == AutoThreshold(sent_fraction_max=0.016)
 
 
 @pytest.mark.parametrize(
