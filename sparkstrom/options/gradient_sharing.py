@@ -153,10 +153,10 @@ class SharedTrainingMaster(CommonOptions):
         AUTO,
         instance((ThresholdAlgorithm,), _THRESHOLD, words=(AUTO,), parse=_parse_threshold),
         'algorithm that chooses the threshold tau, which a change must reach to be sent; "auto"'
-        ' means ``AutoThreshold()``. With ``scaling="ddp"``, "auto" means'
-        f" ``AutoThreshold(1e-3, {DDP_SENT_FRACTION_MAX})`` for adaptive optimizers such as Adam."
-        " For others, it sends up to 0.6 % of the parameters, but twenty times as many in every"
-        " eighth update and in the last one",
+        ' means ``AutoThreshold()``; with ``scaling="ddp"``, it means'
+        f" ``AutoThreshold(1e-3, {DDP_SENT_FRACTION_MAX})`` for adaptive optimizers such as Adam,"
+        " and otherwise sends at most 0.6 % of the parameters, but 12 % in every eighth update and"
+        " in the last",
         when='"auto" needs no tuning. If links are fast, use ``AutoThreshold(1e-3, 3e-2)`` to send'
         " more, which helps Adam most. Near the largest stable learning rate, sending more makes"
         " training worse. Use another algorithm to train with a threshold that was tuned in DL4J.",
