@@ -140,7 +140,7 @@ def prepared(pair: Pair, wheel: Path, model: Model, folder: Path) -> dict[str, s
         "PYSPARK_PYTHON": str(here / "python"),
         "SPARK_LOCAL_IP": variables.get("SPARK_LOCAL_IP", "127.0.0.1"),
     }
-    install = [str(here / "python"), "-m", "pip", "install", "--quiet"]
+    install = [sys.executable, str(ROOT / "scripts/install.py"), str(here / "python")]
     call([*install, f"{wheel}[examples]", SPARKS[pair.spark], *model.needs], variables, folder)
     if pair.python == "3.11":
         call([str(here / "sparkstrom"), "fetch-aeron"], variables, folder)

@@ -214,8 +214,8 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     folder = tmp_path_factory.mktemp("aws")
     home = folder / "venv"
     venv.create(home)
-    command = [sys.executable, "-m", "pip", "--python", str(home / "bin/python")]
-    subprocess.run([*command, "install", "--quiet", "awscli>=1.44,<2"], check=True, timeout=280)
+    command = [sys.executable, str(ROOT / "scripts/install.py"), str(home / "bin/python")]
+    subprocess.run([*command, "awscli>=1.44,<2"], check=True, timeout=280)
     node = Node(folder)
     (node.bin / "aws").symlink_to(home / "bin/aws")
     with subprocess.Popen(
