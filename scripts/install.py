@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,7 @@ VARIABLES = {
     "proxy": "ALL_PROXY",
 }
 PRECEDENCE = ("global", "install", ":env:")  # of pip's sections, the last one wins
-PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 def main() -> int:
@@ -34,21 +35,15 @@ def main() -> int:
     python, *arguments = sys.argv[1:]
     if (uv := find_uv()) and install_with_uv(uv, python, arguments):
         return 0
-    return subprocess.call([*PIP, "--python", python, "install", *arguments])
+    return subprocess.call([*PIP, "--quiet", "--python", python, "install", *arguments])
 
 
 def find_uv() -> str | None:
-    """Return the path of this environment's uv, which is installed if necessary; None without."""
-    try:
-        import uv
-    except ImportError:
-        subprocess.call([*PIP, "install", "uv>=0.5"], stderr=subprocess.DEVNULL)
-    try:
-        import uv
-
-        return str(uv.find_uv_bin())
-    except (ImportError, FileNotFoundError):
-        return None
+    """Return the path of uv, which is installed into this virtual environment if necessary."""
+    beside = os.path.join(os.path.dirname(sys.executable), "uv")
+    if sys.prefix != sys.base_prefix and not os.path.exists(beside):
+        subprocess.call([*PIP, "--quiet", "install", "uv>=0.5"], stderr=subprocess.DEVNULL)
+    return beside if os.path.exists(beside) else shutil.which("uv")
 
 
 def install_with_uv(uv: str, python: str, arguments: list[str]) -> bool:
@@ -68,13 +63,12 @@ def uv_variables() -> dict[str, str]:
     """Return the environment in which uv has pip's settings, as far as it does not have its own."""
     listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=False)
     settings: dict[str, str] = {}
+    lines = [line.partition("=") for line in listed.stdout.splitlines()]
     for section in PRECEDENCE:
-        for line in listed.stdout.splitlines():
-            name, _, value = line.partition("=")
-            if name.startswith(f"{section}.") and (
-                known := VARIABLES.get(name[len(section) + 1 :])
-            ):
-                settings[known] = " ".join(str(ast.literal_eval(value)).split())
+        for name, _, value in lines:
+            of_section, _, setting = name.rpartition(".")
+            if of_section == section and setting in VARIABLES:
+                settings[VARIABLES[setting]] = " ".join(str(ast.literal_eval(value)).split())
     # As pip does, compare the versions of all indexes, not only those of the first.
     return {"UV_INDEX_STRATEGY": "unsafe-best-match", **settings, **os.environ}
 

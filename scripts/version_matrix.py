@@ -1,8 +1,9 @@
 """`scripts/matrix`: which Spark goes with which CPython, tried with the wheel as users have it.
 
 For each pair: a virtual environment of its own, the wheel of this checkout and pyspark installed by
-pip, and two examples submitted to two executors from a folder outside of the checkout: the built-in
-network, and a model of PyTorch; where PyPI has no build of that for processors alone, of JAX.
+`scripts/install.py`, and two examples submitted to two executors from a folder outside of the
+checkout: the built-in network, and a model of PyTorch; where PyPI has no build of that for
+processors alone, of JAX.
 """
 
 from __future__ import annotations
