@@ -193,8 +193,8 @@ PROBES = Probes()
 def install_probes(directory: str) -> None:
     """Measure in this process from now on, for a fit that begins."""
     global PROBES
+    from sparkstrom.protocol.master.commit_order import CommitOrder
     from sparkstrom.protocol.master.master import Master
-    from sparkstrom.protocol.master.staleness import CommitOrder
     from sparkstrom.protocol.worker.node import Node
     from sparkstrom.runtime.master_thread import MasterThread
     from sparkstrom.runtime.message_endpoint import MessageEndpoint

@@ -312,7 +312,7 @@ def path(
     return {KEY: OptionType(convert, wanted, "", words, accepts=accepts)}
 
 
-def path_given(value: object) -> str:
+def check_path_argument(value: object) -> str:
     """Return a method's path argument as a string. Raise UsageError if it is no path."""
     kind = path("must be a path, as a string or a Path object", words=())[KEY]
     return str(kind.read("path", value))

@@ -28,7 +28,7 @@ from typing import IO, Any
 import numpy as np
 
 from sparkstrom.base.errors import SetupError, SparkstromError, UsageError, first_line
-from sparkstrom.base.option_types import path_given
+from sparkstrom.base.option_types import check_path_argument
 from sparkstrom.base.untrusted_files import check_npz, create_beside, open_regular
 from sparkstrom.base.version import __version__
 from sparkstrom.checkpoint.files import open_parent
@@ -63,7 +63,7 @@ def path_to_save(path: str | os.PathLike[str]) -> Iterator[Path]:
         UsageError: fsspec does not know the file system.
         SetupError: The files cannot be uploaded.
     """
-    given = path_given(path)
+    given = check_path_argument(path)
     if "://" not in given:
         yield Path(given)
         return
@@ -96,7 +96,7 @@ def path_to_load(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         UsageError: fsspec does not know the file system, or the files cannot be downloaded.
     """
-    given = path_given(path)
+    given = check_path_argument(path)
     if "://" not in given:
         yield Path(given)
         return

@@ -28,7 +28,7 @@ from typing import Any, TextIO, cast
 import numpy as np
 
 from sparkstrom.base.errors import UsageError, first_line
-from sparkstrom.base.option_types import COUNT_MAX, KEY, path_given, whole
+from sparkstrom.base.option_types import COUNT_MAX, KEY, check_path_argument, whole
 from sparkstrom.checkpoint.saved_model import path_to_save, save_model
 from sparkstrom.data.column_selection import ColumnSpec, check_validation_value
 from sparkstrom.data.row_blocks import Block, check_block
@@ -171,7 +171,9 @@ class TrainedNetwork:
             UsageError: There is no checkpoint, or it is of another model.
         """
         with closing(make_progress_display(self._progress)) as progress:
-            self._state.load_checkpoint(self._checkpoints.restore(path_given(path), progress.say))
+            self._state.load_checkpoint(
+                self._checkpoints.restore(check_path_argument(path), progress.say)
+            )
 
 
 def parse_epochs(epochs: object) -> int:

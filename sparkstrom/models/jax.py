@@ -4,7 +4,7 @@ The parameters are a pytree, flattened into the vector in the order of ``ravel_p
 one jitted function from a flat vector to the next vector, which is then copied back into the bound
 memory, because JAX arrays cannot be changed in place.
 
-To scale momentum to the number of workers, the optax transformation is rebuilt. optax keeps
+To scale momentum to the number of workers, the optax transformation is copied. optax keeps
 hyperparameters only in closures, so its functions are copied with changed closure variables. A
 schedule is evaluated at a count in the optimizer's state, which is set to the fit's position.
 """
@@ -80,8 +80,8 @@ GRADIENT_SIZES = {
 }
 
 
-class TransformRebuilder:
-    """Rebuilds an optax transformation with its momenta scaled to a number of workers.
+class MomentumScaler:
+    """Copies optax transformations, with their momenta scaled to a number of workers.
 
     Attributes:
         momenta_found: (name, original value) of each momentum.
@@ -92,64 +92,64 @@ class TransformRebuilder:
         self._workers = workers
         self.momenta_found: list[tuple[str, Any]] = []  # names and the user's own values
         self.uninspectable: set[str] = set()  # classes of callables without inspectable closures
-        self._rebuilt: dict[int, tuple[Any, Any]] = {}  # id -> (original, rebuilt)
+        self._scaled: dict[int, tuple[Any, Any]] = {}  # id -> (original, copy)
 
-    def rebuild(self, value: Any) -> Any:
+    def scale(self, value: Any) -> Any:
         """Return a copy of ``value`` in which all momenta are scaled."""
-        if id(value) not in self._rebuilt:
-            self._rebuilt[id(value)] = value, value
-            self._rebuilt[id(value)] = value, self._rebuild_value(value)
-        return self._rebuilt[id(value)][1]
+        if id(value) not in self._scaled:
+            self._scaled[id(value)] = value, value
+            self._scaled[id(value)] = value, self._scale_in_value(value)
+        return self._scaled[id(value)][1]
 
-    def _rebuild_value(self, value: Any) -> Any:
-        """Return the rebuilt value, depending on its type; record uninspectable callables."""
+    def _scale_in_value(self, value: Any) -> Any:
+        """Return a scaled copy, depending on the type; record callables that cannot be inspected."""
         if isinstance(value, FunctionType):
-            return self._rebuild_function(value) if value.__closure__ else value
+            return self._scale_in_function(value) if value.__closure__ else value
         if isinstance(value, MethodType):
-            return getattr(self.rebuild(value.__self__), value.__name__)
+            return getattr(self.scale(value.__self__), value.__name__)
         if isinstance(value, functools.partial):
-            return functools.partial(self.rebuild(value.func), *value.args, **value.keywords)
+            return functools.partial(self.scale(value.func), *value.args, **value.keywords)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(self.rebuild, value))
+            return type(value)(*map(self.scale, value))
         if isinstance(value, tuple | list):
-            return type(value)(map(self.rebuild, value))
+            return type(value)(map(self.scale, value))
         if isinstance(value, dict):
-            return type(value)((key, self.rebuild(v)) for key, v in value.items())
+            return type(value)((key, self.scale(v)) for key, v in value.items())
         if isinstance(value, optax.MultiSteps):
             copied = copy.copy(value)
-            copied.__dict__.update({name: self.rebuild(v) for name, v in vars(value).items()})
+            copied.__dict__.update({name: self.scale(v) for name, v in vars(value).items()})
             return copied
         if callable(value) and not isinstance(value, type):
             self.uninspectable.add(type(value).__name__)
         return value
 
-    def _rebuild_function(self, function: FunctionType) -> FunctionType:
-        """Return a copy of the function whose closure variables are rebuilt."""
+    def _scale_in_function(self, function: FunctionType) -> FunctionType:
+        """Return a copy of the function in whose closure variables all momenta are scaled."""
         assert function.__closure__ is not None
         cells = tuple(CellType() for _ in function.__closure__)
-        rebuilt = FunctionType(
+        copied = FunctionType(
             function.__code__,
             function.__globals__,
             function.__name__,
             function.__defaults__,
             cells,
         )
-        rebuilt.__kwdefaults__ = function.__kwdefaults__
-        rebuilt.__qualname__, rebuilt.__module__ = function.__qualname__, function.__module__
-        self._rebuilt[id(function)] = function, rebuilt  # a function may refer to itself
+        copied.__kwdefaults__ = function.__kwdefaults__
+        copied.__qualname__, copied.__module__ = function.__qualname__, function.__module__
+        self._scaled[id(function)] = function, copied  # a function may refer to itself
         for name, old, new in zip(
             function.__code__.co_freevars, function.__closure__, cells, strict=True
         ):
-            new.cell_contents = self._rebuild_cell(function, name, old.cell_contents)
-        return rebuilt
+            new.cell_contents = self._scale_in_variable(function, name, old.cell_contents)
+        return copied
 
-    def _rebuild_cell(self, function: FunctionType, name: str, value: Any) -> Any:
+    def _scale_in_variable(self, function: FunctionType, name: str, value: Any) -> Any:
         """Return the new value of a closure variable, scaled if it is one of optax's momenta."""
         maker = function.__qualname__.partition(".")[0]
         if not function.__module__.startswith("optax"):
-            return self.rebuild(value)
+            return self.scale(value)
         if maker == "inject_hyperparams" and name == INNER_FACTORY:
-            return lambda *given, **named: TransformRebuilder(self._workers).rebuild(
+            return lambda *given, **named: MomentumScaler(self._workers).scale(
                 value(*given, **named)
             )
         if maker == "inject_hyperparams" and name == NUMERIC_HYPERPARAMETERS:
@@ -157,14 +157,14 @@ class TransformRebuilder:
             self.momenta_found += [(key, value[key]) for key in INJECTED_MOMENTA if value.get(key)]
         is_momentum = name in (OPTAX_SHARED_MOMENTUM, OPTAX_MOMENTA.get(maker))
         if not is_momentum or value is None or (isinstance(value, float | int) and not value):
-            return self.rebuild(value)
+            return self.scale(value)
         self.momenta_found.append((name, value))
         return scale_momentum(value, self._workers)
 
 
 def scale_optimizer(optimizer: Any, workers: Any) -> Any:
     """Return a copy of the optax optimizer with its momenta scaled to this many workers."""
-    return TransformRebuilder(workers).rebuild(optimizer)
+    return MomentumScaler(workers).scale(optimizer)
 
 
 def advance_schedules(state: Any, minibatches: Any) -> Any:
@@ -186,8 +186,8 @@ def describe_scaling(optimizer: Any, state: Any, workers: int) -> dict[str, str]
 
     ``state`` is the optimizer's state; its leaves may be shapes instead of arrays.
     """
-    rebuilder = TransformRebuilder(workers)
-    rebuilder.rebuild(optimizer)
+    scaler = MomentumScaler(workers)
+    scaler.scale(optimizer)
     changes: dict[str, str] = {}
 
     def find_schedule(part: Any) -> Any:
@@ -199,12 +199,12 @@ def describe_scaling(optimizer: Any, state: Any, workers: int) -> dict[str, str]
     jax.tree_util.tree_map(
         find_schedule, state, is_leaf=lambda part: type(part).__name__ in SCHEDULE_STATES
     )
-    found = rebuilder.momenta_found
+    found = scaler.momenta_found
     changes |= join_changes_by_name(
         (name, describe_change(value, workers)) for name, value in found
     )
-    if rebuilder.uninspectable:
-        changes[UNINSPECTABLE] = ", ".join(sorted(rebuilder.uninspectable))
+    if scaler.uninspectable:
+        changes[UNINSPECTABLE] = ", ".join(sorted(scaler.uninspectable))
     return changes
 
 

@@ -325,7 +325,7 @@ def round_result_bytes(
     return vectors * vector + states * (sent - vector)
 
 
-def estimate_round_overhead(
+def estimate_averaging_executor_overhead(
     footprint: ModelFootprint,
     master: ParameterAveragingTrainingMaster,
     workers: int,
@@ -422,7 +422,7 @@ def rounds_memory(
 ) -> MemoryRequirement:
     """Return the memory that averaging with ``workers`` workers in total needs per executor."""
     here = _workers_on_executor(conf, master)
-    needed = estimate_round_overhead(footprint, master, workers, here)
+    needed = estimate_averaging_executor_overhead(footprint, master, workers, here)
     return MemoryRequirement(here, footprint.n_params, needed, master.batch_memory_bytes)
 
 

@@ -1,7 +1,8 @@
-"""Define what the driver program sees of a running and a finished fit, wherever the controller is.
+"""Define the interface through which the driver program controls and observes a fit's controller.
 
-``MasterControl`` is the interface of the controller; ``Progress``, ``Snapshot`` and ``FitOutcome``
-are the values that it returns. ``runtime.master_thread`` implements it in this process,
+The controller, also called the master, numbers the updates and holds the shared parameters.
+``MasterControl`` is its interface; ``Progress``, ``Snapshot`` and ``FitOutcome`` are the values
+that it returns. ``runtime.master_thread`` implements it in this process,
 ``spark.controller.remote_master`` for a controller in a Spark task. ``WorkerLogBuffer`` keeps lines
 that workers' code printed, and ``error_from_abort`` returns the error with which ``fit`` ends.
 """

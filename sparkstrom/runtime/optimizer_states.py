@@ -60,7 +60,11 @@ def encode_worker_state(replica: Replica, partition: int) -> bytes:
 
 
 def pretrained_optimizer_states(model: FlatModel) -> OptimizerStates:
-    """Return the states for a network's first fit: the model's own if it was trained elsewhere."""
+    """Return the optimizer states for a network's first fit.
+
+    These are the states that came with a model that was trained elsewhere, such as by DL4J; for
+    other models there are none.
+    """
     state = model.continuing_state() if isinstance(model, HasOptimizerState) else {}
     if not state:
         return OptimizerStates()

@@ -26,7 +26,7 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.fit_spec import PartitionStart
 from sparkstrom.protocol.common.topology import DEPTH
-from sparkstrom.simulation.components import ComponentFactory
+from sparkstrom.simulation.component_factory import ComponentFactory
 from sparkstrom.simulation.process import STEP_S_MIN
 from sparkstrom.simulation.run_options import NO_FAULTS, Faults, ReplicaKind, RunSize, TransportMode
 from sparkstrom.simulation.world import World
@@ -165,7 +165,7 @@ def draw_link_scenario(seed: int, nodes: int, *, mesh: bool) -> tuple[RunSize, F
         size = replace(size, fan_out=fan_out, depth=max(DEPTH, nodes.bit_length()))
     faults = replace(NO_FAULTS, step_s_max=rng.choice((0.1, 0.3, 0.6)))
     slack = math.exp(rng.uniform(math.log(SLACK_MIN), math.log(SLACK_MAX)))
-    rate = max(RATE_MIN, slack * required_rate(size, faults.step_s_max))
+    rate = max(RATE_MIN, slack * estimate_driver_bytes_per_s(size, faults.step_s_max))
     faults = replace(
         faults,
         rate=rate,
@@ -185,7 +185,7 @@ def draw_link_scenario(seed: int, nodes: int, *, mesh: bool) -> tuple[RunSize, F
     return size, faults
 
 
-def required_rate(size: RunSize, step_s_max: float) -> float:
+def estimate_driver_bytes_per_s(size: RunSize, step_s_max: float) -> float:
     """Return the bytes per second that the driver's host sends in undisturbed training."""
     # A worker's longest step is drawn from 0 to step_s_max, each of its steps from 0 to that.
     step_s = STEP_S_MIN + step_s_max / 4

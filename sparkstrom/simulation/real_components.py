@@ -37,7 +37,7 @@ from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
 from sparkstrom.runtime.theta import Replica, Theta, snapshot_chunk_count
 from sparkstrom.runtime.training_loop import CommitSum
-from sparkstrom.simulation.components import ComponentFactory, MasterReplica, make_master
+from sparkstrom.simulation.component_factory import ComponentFactory, MasterReplica, make_master
 from sparkstrom.simulation.invariants import InvariantChecker
 from sparkstrom.simulation.process import PublishedUpdate, SimProcess
 from sparkstrom.simulation.run_options import RunSize

@@ -25,7 +25,7 @@ from sparkstrom.protocol.common.events_and_effects import (
 )
 from sparkstrom.protocol.worker.node import Identity
 from sparkstrom.runtime.training_loop import LoopAction
-from sparkstrom.simulation.components import ComponentFactory
+from sparkstrom.simulation.component_factory import ComponentFactory
 from sparkstrom.simulation.endpoint_network import BandwidthNetwork, make_network
 from sparkstrom.simulation.invariants import TopologyChecker
 from sparkstrom.simulation.network import Network, NetworkPartition

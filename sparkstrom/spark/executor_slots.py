@@ -193,9 +193,10 @@ def compute_slots(
 
 
 def is_executor_count_configured(context: Any) -> bool:
-    """Return whether the master URL or the configuration determines the number of executors.
+    """Return whether a fit can count its executors before any of them has registered.
 
-    Always True with dynamic allocation: executors start only when there is work for them.
+    This is so if the master URL or ``spark.executor.instances`` gives their number, and with
+    dynamic allocation, which starts executors only when there is work for them.
     """
     conf = live_conf(context)
     instances = int(conf.get("spark.executor.instances", "0"))

@@ -1,5 +1,6 @@
-"""Connect a worker process: choose addresses, open a transport, and check that UDP gets through.
+"""Connect a worker or the controller to the network.
 
+Choose the address to bind, open a transport over the media driver, and check that UDP gets through.
 "The driver" without "media" is the program that calls ``fit``; Aeron's process, which sends and
 receives for all workers of an executor, is the media driver.
 """

@@ -3,11 +3,10 @@
 The checks find models that cannot be pickled, before any task starts.
 
 The initial parameters are one Spark broadcast variable: executors fetch its blocks from one
-another, each block once per executor, and executors that Spark starts later still find them. The
-second reader of a block fetches it from the driver with probability 1/2, the third with 1/3, and so
-on (Spark picks any holder), so for n executors the driver sends about 1 + 1/2 + ... + 1/n times the
-bytes. That is why the encoding is compact, and why blocks are so small that executors which start
-together read different ones.
+another, each block once per executor, and executors that Spark starts later still find them. If
+Spark picks any holder of a block, the driver sends about 1 + 1/2 + ... + 1/n times the bytes to n
+executors. That is why the encoding is compact, and why blocks are so small that executors which
+start together read different ones.
 """
 
 from __future__ import annotations

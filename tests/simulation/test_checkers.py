@@ -9,10 +9,10 @@ import pytest
 
 from sparkstrom.codec.messages import Activity, Commit, Update
 from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.master.commit_order import CommitOrder
 from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.master.members import Member, Members, Partition, ResidualCheckpoints
 from sparkstrom.protocol.master.phases import VacantPartitions
-from sparkstrom.protocol.master.staleness import CommitOrder
 from sparkstrom.protocol.worker import node
 from sparkstrom.protocol.worker import node as directives
 from sparkstrom.protocol.worker.node import Directives
@@ -213,7 +213,7 @@ def begins_with_other_parameters(patch: pytest.MonkeyPatch) -> None:
 
 
 def claims_a_replica_that_it_lacks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Replication, "claims_whole", True)
+    patch.setattr(Replication, "needs_no_snapshot", True)
 
 
 def begins_without_its_grants(patch: pytest.MonkeyPatch) -> None:

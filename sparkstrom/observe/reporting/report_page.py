@@ -242,7 +242,10 @@ def compute_throughput(
 
 
 def _bytes_plot(fit: FitHistory, marks: list[EventMark]) -> TimePlot:
-    """Return the plot of bytes, split by kind (largest first) if the log contains kinds."""
+    """Return the plot of bytes sent so far: one curve per kind of message, largest first.
+
+    A log without kinds gives one curve.
+    """
     kinds = sorted(fit.kinds, key=lambda kind: -(_last_known(fit.kinds[kind]) or 0.0))
     curves = [
         Curve.from_values(as_text(kind).replace("_", " "), i, fit.seconds, fit.kinds[kind])

@@ -35,6 +35,7 @@ from sparkstrom.protocol.common.events_and_effects import (
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.common.stages import PROBE
 from sparkstrom.protocol.master.announcements import ClosedNotices, StateBroadcast, WelcomeFactory
+from sparkstrom.protocol.master.commit_order import CommitOrder
 from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.master.members import (
     CheckpointFiles,
@@ -48,7 +49,6 @@ from sparkstrom.protocol.master.members import (
 from sparkstrom.protocol.master.membership import Admission, MembershipCloser
 from sparkstrom.protocol.master.optimizer_copies import OptimizerCopies, OptimizerSources
 from sparkstrom.protocol.master.phases import Phases, VacantPartitions
-from sparkstrom.protocol.master.staleness import CommitOrder
 from sparkstrom.protocol.master.statuses import Statuses
 from sparkstrom.protocol.master.tree_placement import Placement
 

@@ -21,9 +21,9 @@ from sparkstrom.protocol.common.events_and_effects import (
     TaskEnding,
 )
 from sparkstrom.protocol.master.announcements import ClosedNotices
+from sparkstrom.protocol.master.commit_order import CommitOrder
 from sparkstrom.protocol.master.members import Member, Members, Partition, send_to_process
 from sparkstrom.protocol.master.phases import Phases
-from sparkstrom.protocol.master.staleness import CommitOrder
 from sparkstrom.protocol.master.tree_placement import Placement
 
 

@@ -14,9 +14,9 @@ from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.events_and_effects import Effect, IgnoredMessages, IgnoreReason
 from sparkstrom.protocol.common.flow_control import describe_slow_link
 from sparkstrom.protocol.master.announcements import ClosedNotices
+from sparkstrom.protocol.master.commit_order import CommitOrder
 from sparkstrom.protocol.master.members import Member, Members
 from sparkstrom.protocol.master.phases import Phases
-from sparkstrom.protocol.master.staleness import CommitOrder
 from sparkstrom.protocol.master.tree_placement import Placement
 
 LAG_LEAST = 32  # commits; a smaller lag is only a short pause

@@ -124,7 +124,7 @@ class Joining:
         self._link.schedule_retry(ATTACH_RETRY_S, now_s)
         attach = Attach(
             have=self._replication.received,
-            whole=self._replication.claims_whole,
+            whole=self._replication.needs_no_snapshot,
             catching=self._replication.is_fetching,
             ids=list(self._membership.ids),
         )

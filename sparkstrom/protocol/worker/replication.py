@@ -202,7 +202,7 @@ class Replication:
         return self.has_replica or self.is_installing
 
     @property
-    def claims_whole(self) -> bool:
+    def needs_no_snapshot(self) -> bool:
         """Return whether no snapshot is needed: a replica exists, or came with the task."""
         begins_whole = self._membership.identity.whole
         return self.fetch is None and (self.stage is not ReplicaStage.EMPTY or begins_whole)

@@ -285,7 +285,7 @@ class SparkRoundsBackend(RoundsBackend):
         return send_payload(self.send_parts, arrays, plain, self._job.sizes.part)
 
     def _destroy_fresh_state(self) -> None:
-        """Release the payload with the optimizer state before the first step, if it was sent."""
+        """Destroy the payload of the fresh optimizer state (before any step), if it was sent."""
         if self._fresh is not None:
             self._fresh.destroy()
 

@@ -38,8 +38,8 @@ import numpy.typing as npt
 
 from sparkstrom.base.errors import DriverLost, SetupError, TransportError, UsageError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.transport.aeron import kernels
-from sparkstrom.transport.aeron import kernels as k
+from sparkstrom.transport.aeron import receive_kernels
+from sparkstrom.transport.aeron import receive_kernels as k
 from sparkstrom.transport.aeron.channel_settings import (
     LOCAL_SUBSCRIPTION_URI,
     choose_mtu,
@@ -512,7 +512,7 @@ class AeronTransport:
             (
                 "error_handler",
                 (
-                    int_to_pointer(kernels.on_error.address),
+                    int_to_pointer(receive_kernels.on_error.address),
                     int_to_pointer(self._errors.ctypes.data),
                 ),
             ),
@@ -577,7 +577,7 @@ class AeronTransport:
         if lib.aeron_is_closed(self._client):
             return  # its publications are gone too
         on_closed, count = (
-            int_to_pointer(kernels.on_publication_closed.address),
+            int_to_pointer(receive_kernels.on_publication_closed.address),
             int_to_pointer(self._revoked.ctypes.data),
         )
         self._aeron.check_result(

@@ -279,12 +279,13 @@ def find_log_space(
     Raise SetupError if no directory has enough room.
     """
     directories = [
-        measure_log_directory(root) for root in (_log_roots(options) if roots is None else roots)
+        measure_log_directory(root)
+        for root in (_log_buffer_directories(options) if roots is None else roots)
     ]
     return choose_log_directory(directories, options.edges + options.local_edges)
 
 
-def _log_roots(options: DriverOptions) -> list[Path]:
+def _log_buffer_directories(options: DriverOptions) -> list[Path]:
     """Return the writable directories for Aeron's log buffers: shared memory, then scratch."""
     roots = (options.shared_memory, options.scratch)
     return [root for root in roots if is_writable_directory(root)]

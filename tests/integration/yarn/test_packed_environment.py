@@ -69,4 +69,7 @@ def test_the_archive_has_library_and_package_and_no_script_that_names_where_it_w
     assert all(member.issym() for member in in_bin)
     assert not any(name.split("/")[-2:-1] == ["pip"] for name in names)
     kernels = {Path(name).name.rpartition("-")[0] for name in names if name.endswith(".kernels")}
-    assert kernels >= {"sparkstrom.encoding.update_sum", "sparkstrom.transport.aeron.kernels"}
+    assert kernels >= {
+        "sparkstrom.encoding.update_sum",
+        "sparkstrom.transport.aeron.receive_kernels",
+    }

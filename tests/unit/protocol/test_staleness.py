@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import BUFFERS
-from sparkstrom.protocol.master import staleness as module
-from sparkstrom.protocol.master.staleness import Staleness
+from sparkstrom.protocol.master import commit_order as module
+from sparkstrom.protocol.master.commit_order import Staleness
 
 
 def turns(workers: int, rounds: int, late: int = 1) -> Staleness:

@@ -148,7 +148,7 @@ class SimpleRnn(RecurrentLayer):
         return z if gain is None else layer_normalize(z) * gain.split(self._width)[index]
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
-        """Convert DL4J's arrays to the module's names."""
+        """Return DL4J's arrays under the names of the module's parameters."""
         return {ARRAY_NAMES[name]: array for name, array in arrays.items()}
 
 

@@ -164,7 +164,7 @@ def find_slot(slots: Any, session: int) -> int:
 
 
 @helper
-def claim_slot(slots: Any, session: int) -> int:
+def choose_slot(slots: Any, session: int) -> int:
     """Return the index of the slot in which to assemble a new frame of the sender ``session``.
 
     This is the sender's own slot, otherwise a free one, otherwise the one unused for longest.
@@ -213,7 +213,7 @@ def gather_fragment(inbox: Any, flags: int, session: int, payload: int, length: 
     """
     slots = carray(pointer_to(inbox[INBOX_SLOTS]), (GATHER_SLOTS, SLOT_FIELDS), types.int64)
     if flags & BEGIN_FLAG:
-        slot = claim_slot(slots, session)
+        slot = choose_slot(slots, session)
         inbox[INBOX_DISCARDED] += slots[slot, 0] != FREE_SLOT
         slots[slot, 0] = session
         slots[slot, 1] = 0

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import pytest
 
-from sparkstrom.transport.aeron import kernels as k
+from sparkstrom.transport.aeron import receive_kernels as k
 
 FRAME_MAX = 1000
 HANDLER = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 4)

@@ -140,13 +140,17 @@ class CommitOrder:
         self.staleness.forget(node)
 
     def on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
-        """Number an update from a child; after a gap, ask the update's origin to resend."""
+        """Give an update from a child its commit number; apply it here and feed it to all children.
+
+        A repeated update has no effect. After a gap, the update's origin is asked to resend. An
+        origin that is no member is notified that it is closed.
+        """
         child.bytes_forwarded += self._children.on_update(child, update)
         member = self._members.live.get(update.origin)
         if member is not None:
             self._members.advance(member, update.steps)
         slowest = self._members.slowest
-        committed = self._sequencer.number(update, slowest, self._committed_payload)
+        committed = self._sequencer.number(update, slowest, self._payload_to_commit)
         if member is None:
             assert committed is None, f"{update.origin} is no member, and its update has a number"
             self._notices.notify_closed(update.origin, now_s)
@@ -162,8 +166,12 @@ class CommitOrder:
         self.apply_pending(member)
         return [ev.ApplyCommit(committed), *self._children.feed_all(now_s)]
 
-    def _committed_payload(self, update: Update) -> Payload:
-        """Return the payload to commit: the update's own, or for buffers the average of all."""
+    def _payload_to_commit(self, update: Update) -> Payload:
+        """Return the payload to commit: the update's own, or the average of buffers.
+
+        An update of buffers is kept as the newest of its partition, and what is committed is the
+        average over all partitions' newest ones.
+        """
         if update.payload.form != BUFFERS or self._average is None:
             return update.payload
         partition = self._members.live[update.origin].join.partition
