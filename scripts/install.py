@@ -1,76 +1,103 @@
 """Install packages into a Python environment: scripts/install.py PYTHON ARGUMENT...
 
 The arguments are those of ``pip install``. uv does the work in a quarter of pip's time, with pip's
-settings (indexes, certificates, constraints); where there is no uv, or it fails, pip does it.
+settings (indexes, certificates, constraints). pip does it if there is no uv, if uv fails, or if pip
+has a setting that is not listed here.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
-# pip's settings, and the variables by which uv reads the same. pip separates values by white space.
-VARIABLES = {
-    "index-url": "UV_DEFAULT_INDEX",
-    "extra-index-url": "UV_INDEX",
-    "find-links": "UV_FIND_LINKS",
-    "no-index": "UV_NO_INDEX",
-    "constraint": "UV_CONSTRAINT",
-    "trusted-host": "UV_INSECURE_HOST",
-    "default-timeout": "UV_HTTP_TIMEOUT",
-    "timeout": "UV_HTTP_TIMEOUT",
-    "cert": "SSL_CERT_FILE",
-    "proxy": "ALL_PROXY",
+FLAGS = {  # pip's settings with one or more values, and uv's flags
+    "index-url": "--default-index",
+    "extra-index-url": "--index",
+    "find-links": "--find-links",
+    "constraint": "--constraint",
+    "trusted-host": "--allow-insecure-host",
 }
-PRECEDENCE = ("global", "install", ":env:")  # of pip's sections, the last one wins
+SECONDS = ("timeout", "default-timeout")
+SWITCHES = ("no-index", "compile")
+IGNORED = (  # settings that do not change what is installed, or are pip's alone
+    "break-system-packages", "cache-dir", "cert", "disable-pip-version-check", "no-cache-dir",
+    "no-color", "no-input", "progress-bar", "quiet", "require-virtualenv", "retries",
+    "root-user-action", "verbose",
+)  # fmt: skip
+PRECEDENCE = ("global", "install", ":env:")  # of pip's sections; the last one wins
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 def main() -> int:
     """Install with uv, or else with pip; return the exit status."""
     python, *arguments = sys.argv[1:]
-    if (uv := find_uv()) and install_with_uv(uv, python, arguments):
-        return 0
+    settings = read_pip_settings()
+    if settings.keys() <= {*FLAGS, *SECONDS, *SWITCHES, *IGNORED} and (uv := find_uv()):
+        flags, variables = translate(settings)
+        command = [uv, "pip", "install", "--quiet", "--python", python, *flags, *arguments]
+        options: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True, "check": False}
+        done = subprocess.run(command, env=variables, **options)
+        if done.returncode == 0:
+            return 0
+        with tempfile.NamedTemporaryFile("w", suffix=".log", delete=False) as log:
+            log.write(done.stderr)
+        print(f"uv failed (its messages are in {log.name}); pip installs instead", file=sys.stderr)
     return subprocess.call([*PIP, "--quiet", "--python", python, "install", *arguments])
+
+
+def read_pip_settings() -> dict[str, str]:
+    """Return pip's settings for ``pip install``, from its files and variables."""
+    listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=False)
+    lines = [line.partition("=") for line in listed.stdout.splitlines()]
+    settings = {}
+    for section in PRECEDENCE:
+        for name, _, value in lines:
+            of_section, _, setting = name.rpartition(".")
+            if of_section == section:
+                settings[setting] = str(ast.literal_eval(value))
+    return settings
+
+
+def translate(settings: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return the flags and the environment with which uv has these settings of pip."""
+    # pip compares the versions of all indexes, uv by itself only those of the first.
+    flags = ["--index-strategy", "unsafe-best-match"]
+    for setting, flag in FLAGS.items():
+        flags += [part for value in settings.get(setting, "").split() for part in (flag, value)]
+    if is_on(settings.get("no-index", "no")):
+        flags.append("--no-index")
+    if is_on(settings.get("compile", "yes")):
+        flags.append("--compile-bytecode")
+    variables = dict(os.environ)
+    for seconds in (settings[setting] for setting in SECONDS if setting in settings):
+        variables.setdefault("UV_HTTP_TIMEOUT", str(math.ceil(float(seconds))))
+    if "cert" in settings:
+        variables.setdefault("SSL_CERT_FILE", settings["cert"])
+    return flags, variables
+
+
+def is_on(value: str) -> bool:
+    """Return whether a switch among pip's settings is on."""
+    return value.lower() not in ("", "0", "n", "no", "f", "false", "off")
 
 
 def find_uv() -> str | None:
     """Return the path of uv, which is installed into this virtual environment if necessary."""
     beside = os.path.join(os.path.dirname(sys.executable), "uv")
-    if sys.prefix != sys.base_prefix and not os.path.exists(beside):
-        subprocess.call([*PIP, "--quiet", "install", "uv>=0.5"], stderr=subprocess.DEVNULL)
-    return beside if os.path.exists(beside) else shutil.which("uv")
-
-
-def install_with_uv(uv: str, python: str, arguments: list[str]) -> bool:
-    """Return whether uv installed the packages; if not, its output is in a file, which is named."""
-    command = [uv, "pip", "install", "--quiet", "--python", python, *arguments]
-    if os.environ.get("PIP_COMPILE") != "0":  # as pip does
-        command.append("--compile-bytecode")
-    done = subprocess.run(command, env=uv_variables(), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        with tempfile.NamedTemporaryFile("w", suffix=".log", delete=False) as log:
-            log.write(done.stderr)
-        print(f"uv cannot install this ({log.name}); pip does it", file=sys.stderr)
-    return done.returncode == 0
-
-
-def uv_variables() -> dict[str, str]:
-    """Return the environment in which uv has pip's settings, as far as it does not have its own."""
-    listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=False)
-    settings: dict[str, str] = {}
-    lines = [line.partition("=") for line in listed.stdout.splitlines()]
-    for section in PRECEDENCE:
-        for name, _, value in lines:
-            of_section, _, setting = name.rpartition(".")
-            if of_section == section and setting in VARIABLES:
-                settings[VARIABLES[setting]] = " ".join(str(ast.literal_eval(value)).split())
-    # As pip does, compare the versions of all indexes, not only those of the first.
-    return {"UV_INDEX_STRATEGY": "unsafe-best-match", **settings, **os.environ}
+    for path in (shutil.which("uv"), beside):
+        if path and os.path.exists(path):
+            return path
+    if sys.prefix == sys.base_prefix:
+        return None  # Python's own environment is left as it is
+    options = ("--quiet", "--retries", "0", "--timeout", "15", "--only-binary", "uv")
+    subprocess.call([*PIP, "install", *options, "uv>=0.5"], stderr=subprocess.DEVNULL)
+    return beside if os.path.exists(beside) else None
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def try_pair(pair: Pair, wheel: Path, home: Path) -> Outcome:
 
 
 def prepared(pair: Pair, wheel: Path, model: Model, folder: Path) -> dict[str, str]:
-    """Install as docs say it; return the variables with which programs run there."""
+    """Install the wheel and pyspark; return the variables with which programs run there."""
     python = interpreter(pair.python)
     variables = {
         name: value

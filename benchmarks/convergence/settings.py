@@ -29,9 +29,10 @@ class Settings:
     latency: float = 0.1  # steps from a publication until every worker has it
     jitter: float = 0.1  # of a step: standard deviation over mean
     step_s: float = 0.1  # virtual seconds of a step
-    density: float | None = None  # the most that AutoThreshold sends; None: threshold="auto"
+    # The most that AutoThreshold sends; if neither it nor ``levels`` is set, threshold="auto".
+    density: float | None = None
     density_min: float = 1e-3  # with ``density`` or ``levels``
-    levels: int | None = None  # of AutoThreshold; None: 4, or ``threshold="auto"``
+    levels: int | None = None  # of AutoThreshold; None: its default
     warm: int = 0  # publications of each worker that send more
     warm_first: float = 0.25  # of all parameters
     aggregation: str | None = None  # or sum, mean, sqrt
@@ -42,9 +43,9 @@ class Settings:
 
     def threshold(self) -> AutoThreshold | str:
         """Return the threshold algorithm that aims at this density, or "auto"."""
-        default = AutoThreshold()
         if self.density is None and self.levels is None:
             return AUTO
+        default = AutoThreshold()
         density = self.density or default.sent_fraction_max
         levels = self.levels or default.levels
         return AutoThreshold(min(self.density_min, density), density, levels)

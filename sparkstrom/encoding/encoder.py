@@ -27,7 +27,7 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -201,7 +201,8 @@ class FormWriters:
         self._n_params = space.n_params
         self._has_bitmaps = has_bitmaps(space.layers, levels_max)
         self._bitmap = BitmapWriter(residual, space)
-        self._equal_steps = self._sparse = cast(FormWriter, GapsWriter(residual, space))
+        self._equal_steps: FormWriter = GapsWriter(residual, space)
+        self._sparse: FormWriter = self._equal_steps
         if levels_max > 1:
             self._sparse = LevelsWriter(residual, space, levels_max)
 

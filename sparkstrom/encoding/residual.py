@@ -37,8 +37,8 @@ class PublicationArrays(NamedTuple):
 class StepSizes(NamedTuple):
     """A hit's step sizes at level 0, in parameter units; at level l they are 2^l times as large."""
 
-    least: float  # smallest residual that is a hit: tau before it was rounded down
-    tau: float  # what a hit subtracts from the residual
+    least: float  # smallest residual that is a hit
+    tau: float  # what a hit subtracts: ``least`` rounded down; in a large update, a multiple of it
     step: float  # what a hit adds to theta: less than tau under mean and sqrt
     step_quanta: int  # ``step`` in quanta
     q: float  # the quantum, of which all sizes are even multiples

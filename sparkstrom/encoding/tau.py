@@ -17,16 +17,19 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import COUNT_MAX, check_options, number, whole
 from sparkstrom.encoding.forms import EncoderState
 from sparkstrom.encoding.thresholds import (
-    LARGE_FACTOR,
-    LARGE_FRACTION_MAX,
+    AveragingThreshold,
     FractionAlgorithm,
-    HasLargeUpdates,
     ThresholdAlgorithm,
     ThresholdState,
     small_model_fraction,
 )
 
 SHAKE_DIVISOR = 3.0  # DL4J 1.0.0-beta, EncodingHandler: a third of the threshold
+# Large updates, see ``AveragingThreshold``:
+LARGE_FACTOR, LARGE_FRACTION_MAX = 20, 0.25  # entries, relative to other updates; at most
+LARGE_STEP_TAUS = 2.25  # change that an entry sends, in multiples of tau
+LARGE_DIVISOR_MAX = 4.0  # ordinary tau / a large update's; above, no update is large (normal: 1.8)
+WITHOUT_LARGE_FACTOR = 8 / 3  # entries of all updates then; this gives the same bytes
 
 
 _FRACTION = number(
@@ -198,7 +201,8 @@ class FeedbackTau:
 class SampledTau:
     """Chooses tau from a sample of the residuals, so that a target fraction of them reach tau.
 
-    The target fraction follows the speed of the network link.
+    The target fraction follows the speed of the network link. With an ``AveragingThreshold``, some
+    updates are large.
     """
 
     def __init__(self, algorithm: FractionAlgorithm, n_params: int) -> None:
@@ -206,31 +210,51 @@ class SampledTau:
         self._algorithm = algorithm
         self._wanted = algorithm.sent_fraction_max
         self._least = small_model_fraction(algorithm, n_params)
+        self._large_every = 0  # every so many updates are large; 0: none is
+        if isinstance(algorithm, AveragingThreshold):
+            self._large_every = algorithm.large_every
+        self._is_large = False  # whether the last update was large
+        self._has_outliers = False  # whether few residuals are much larger than the others
 
     def next_tau(self, state: ThresholdState, upcoming: NextPublication) -> PublicationTarget:
         """Choose, from a sample, the tau that the target fraction of the residuals reach.
 
         During a warm-up, the fraction that the warm-up prescribes takes the target's place.
         """
-        fraction, step_taus = upcoming.fraction, None
-        if fraction is None:
-            fraction = self._wanted
-            if (step_taus := self._large_step_taus(upcoming)) is not None:
-                fraction = max(fraction, min(LARGE_FACTOR * fraction, LARGE_FRACTION_MAX))
-        fraction = max(fraction, self._least)
+        prescribed, every = upcoming.fraction, self._large_every
+        asked = self._wanted * (WITHOUT_LARGE_FACTOR if self._has_outliers else 1.0)
+        fraction = max(asked if prescribed is None else prescribed, self._least)
         found = sample_tau(upcoming, fraction, state, self._algorithm)
-        return PublicationTarget(found, wanted=fraction, is_coarse=True, step_taus=step_taus)
+        target = PublicationTarget(found, wanted=fraction, is_coarse=True)
+        is_due = every > 0 and (upcoming.is_last or upcoming.number % every == 0)
+        large = self._enlarge(target, upcoming) if is_due and prescribed is None else None
+        self._is_large = large is not None
+        return large or target
 
-    def _large_step_taus(self, upcoming: NextPublication) -> float | None:
-        """Return the step of a large update, in multiples of tau; None for any other update."""
-        algorithm = self._algorithm
-        if not isinstance(algorithm, HasLargeUpdates):
+    def _enlarge(
+        self, target: PublicationTarget, upcoming: NextPublication
+    ) -> PublicationTarget | None:
+        """Return the target of a large update; None if few residuals dominate the others.
+
+        ``target`` is that of an ordinary update, whose tau stays in the state.
+        """
+        fraction = max(min(LARGE_FACTOR * self._wanted, LARGE_FRACTION_MAX), self._least)
+        tau = upcoming.tau_reached_by(fraction)
+        if tau is None:  # all residuals are 0
             return None
-        is_large = upcoming.is_last or upcoming.number % algorithm.large_every == 0
-        return algorithm.large_step_taus if is_large else None
+        divisor = target.tau / tau if tau else math.inf
+        self._has_outliers = divisor > LARGE_DIVISOR_MAX
+        if self._has_outliers:
+            return None
+        return target._replace(divisor=divisor, wanted=fraction, step_taus=LARGE_STEP_TAUS)
 
     def follow_link(self, round_s: float, step_s: float) -> None:
-        """Adapt the target fraction to ``round_s``, from the last publication to its commit."""
+        """Adapt the target fraction to ``round_s``, from the last publication to its commit.
+
+        The commit of a large update tells nothing about the others, and is ignored.
+        """
+        if self._is_large:
+            return
         self._wanted = self._algorithm.next_fraction(self._wanted, round_s, step_s)
 
     def state(self) -> EncoderState:

@@ -31,8 +31,6 @@ LEVELS_MAX = 4  # tau, 2 tau, 4 tau and 8 tau; the wire format has room for more
 ROUND_S = 0.1  # a commit this soon after the publication delays nothing
 RISE = 1.25  # growth of the wanted fraction per publication: minimum to maximum in 11 publications
 FALL_MAX = 0.2  # smallest factor per publication, because one late commit proves little
-LARGE_FACTOR = 20  # entries of a large update, relative to those of the others
-LARGE_FRACTION_MAX = 0.25  # largest fraction of all parameters in a large update
 
 
 @runtime_checkable
@@ -89,19 +87,6 @@ class HasTargetFractions(Protocol):
 
 
 @runtime_checkable
-class HasLargeUpdates(Protocol):
-    """A ``FractionAlgorithm`` that makes some updates large; see ``AveragingThreshold``."""
-
-    @property
-    def large_every(self) -> int:
-        """Every so many updates of a worker, and its last one in a fit, are large."""
-
-    @property
-    def large_step_taus(self) -> float:
-        """The change that an entry of a large update sends, in multiples of tau."""
-
-
-@runtime_checkable
 class HasMinimumEntries(Protocol):
     """A threshold algorithm with a minimal number of entries per message, for small models."""
 
@@ -151,8 +136,8 @@ class AutoThreshold:
     and follows the link's speed between both bounds. The defaults come from measurements: if
     updates were summed, accuracy did not improve above 1e-2 and declined below 1e-3. A message
     contains at least 32 entries, or half of a smaller model. ``threshold="auto"`` selects this
-    algorithm; with ``scaling="ddp"``, its maximum is 1.6e-2 if the optimizer is adaptive, and
-    otherwise ``AveragingThreshold`` is used.
+    algorithm; with ``scaling="ddp"``, its maximum is 1.6e-2, or if updates are averaged,
+    ``AveragingThreshold`` is used.
 
     Args:
         sent_fraction_min: smallest fraction of all parameters to send per message.
@@ -202,24 +187,26 @@ class AutoThreshold:
 
 @dataclass(frozen=True, slots=True)
 class AveragingThreshold(AutoThreshold):
-    """Selects fewer entries than ``AutoThreshold``, but makes every eighth update large.
+    """Sends fewer entries than ``AutoThreshold``, except that every eighth update is large.
 
-    For updates that are averaged (``aggregation="mean"``). What workers have in common stays in
-    their residuals until it reaches tau, whereas errors that differ between workers nearly vanish
-    in the mean. A large update sends what they have in common at once: it contains 20 times as
-    many entries (at most a quarter of the parameters), and each sends 2.25 tau, which may be more
-    than its residual. The last update of a worker in a fit is large, too, because what is still
-    in the residual then is lost.
+    For updates that are averaged (``aggregation="mean"``). What the workers have in common is small
+    beside each worker's noise, so it rarely reaches tau, whereas errors that differ between workers
+    nearly vanish in the mean. A large update sends what they have in common at once: it contains 20
+    times as many entries, and each sends 2.25 tau, which may be more than its residual. The update
+    after a worker's last minibatch is large, too, because what then is in the residual is lost.
 
-    Source of the size: for normally distributed residuals, of which the largest 12 % each send
+    Source of the step: for normally distributed residuals, of which the largest 12 % each send
     2.7 tau, the update equals the residual plus noise that does not correlate with it (Bussgang's
-    theorem). Smaller steps add less noise. Since tau is rounded down, 2.25 tau are about 2 tau.
+    theorem). Smaller steps add less noise. Steps are rounded down, so 2.25 tau are 2 tau on
+    average. If few residuals are much larger than the others, as in models with embeddings, equal
+    steps do not suit them: then no update is large, and all have 8/3 times as many entries, which
+    are as many bytes.
 
     Args:
         large_every: every so many updates of a worker are large.
 
     Raises:
-        UsageError: a value is out of range.
+        UsageError: a value is out of range, or ``levels`` is 1.
     """
 
     sent_fraction_min: float = field(default=3e-4, metadata=_FRACTION)
@@ -228,19 +215,13 @@ class AveragingThreshold(AutoThreshold):
     large_every: int = field(default=8, metadata=whole(1, COUNT_MAX, unit="updates"))
 
     def __post_init__(self) -> None:
-        """Raise UsageError if an option is out of range, or if ``levels`` is 1.
+        """Raise UsageError if an option is out of range.
 
-        With one level, messages with many entries are bitmaps, whose entries cannot send more than
-        their residual.
+        With one level, an encoder has no room for the entries of large updates of small models.
         """
         AutoThreshold.__post_init__(self)
         if self.levels == 1:
             raise UsageError("levels=1: large updates need at least 2")
-
-    @property
-    def large_step_taus(self) -> float:
-        """2.25: what an entry of a large update sends, in multiples of tau."""
-        return 2.25
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ class MomentumScaler:
         return self._scaled[id(value)][1]
 
     def _scale_in_value(self, value: Any) -> Any:
-        """Return a scaled copy, depending on the type; record callables that cannot be inspected."""
+        """Return a scaled copy, depending on the type; record uninspectable callables."""
         if isinstance(value, FunctionType):
             return self._scale_in_function(value) if value.__closure__ else value
         if isinstance(value, MethodType):

@@ -154,12 +154,13 @@ class SharedTrainingMaster(CommonOptions):
         instance((ThresholdAlgorithm,), _THRESHOLD, words=(AUTO,), parse=_parse_threshold),
         'algorithm that chooses the threshold tau, which a change must reach to be sent; "auto"'
         ' means ``AutoThreshold()``; with ``scaling="ddp"``, it means'
-        f" ``AutoThreshold(1e-3, {DDP_SENT_FRACTION_MAX})`` for adaptive optimizers such as Adam,"
-        " and otherwise sends at most 0.6 % of the parameters, but 12 % in every eighth update and"
-        " in the last",
-        when='"auto" needs no tuning. If links are fast, use ``AutoThreshold(1e-3, 3e-2)`` to send'
-        " more, which helps Adam most. Near the largest stable learning rate, sending more makes"
-        " training worse. Use another algorithm to train with a threshold that was tuned in DL4J.",
+        f" ``AutoThreshold(1e-3, {DDP_SENT_FRACTION_MAX})`` if updates weigh 1 / sqrt(workers), as"
+        " with Adam, and if they are averaged, up to 0.6 % of the parameters, but 12 % in every"
+        " eighth update and a worker's last",
+        when='"auto" needs no tuning; keep it if updates are averaged. Otherwise, if links are'
+        " fast, use ``AutoThreshold(1e-3, 3e-2)`` to send more, which helps Adam most. Near the"
+        " largest stable learning rate, sending more makes training worse. Use another algorithm"
+        " to train with a threshold that was tuned in DL4J.",
         local_rounds=False,
     )
     residual_post_processor: ResidualClipping | None = option(

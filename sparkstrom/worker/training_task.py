@@ -418,8 +418,8 @@ class StalenessLimits(TypedDict):
 def staleness_limits(master: SharedTrainingMaster) -> StalenessLimits:
     """Return the limits on how far workers may drift apart, by ``max_lead`` and ``max_staleness``.
 
-    "auto" also sets limits in minibatches: of staleness always, of lead if ``publish_every`` is
-    "auto", too.
+    "auto" also sets limits in minibatches: for staleness always, for lead only if ``publish_every``
+    is "auto" as well.
     """
     every = 1 if isinstance(master.publish_every, str) else master.publish_every
     lead, rounds, age, lead_minibatches = master.max_lead, master.max_staleness, 0, 0

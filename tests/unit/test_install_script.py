@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,53 +14,78 @@ import pytest
 from scripts import install
 
 PIPS = """:env:.cert='/env/cert.pem'
+:env:.default-timeout='15.5'
 global.cert='/global/cert.pem'
 global.extra-index-url='\\nhttps://one.example/simple\\nhttps://two.example/simple'
 global.find-links='/global/wheels'
+global.no-index='false'
 global.progress-bar='off'
-install.find-links='/install/wheels'
+install.compile='no'
+install.find-links='/install/wheels /more/wheels'
 """
+TO_INSTALL = ["--editable", "."]
 
 
 def test_uv_has_pips_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = SimpleNamespace(stdout=PIPS)
     monkeypatch.setattr(subprocess, "run", lambda *command, **options: listed)
-    for name in install.VARIABLES.values():
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("UV_HTTP_TIMEOUT", "7")
-    found = install.uv_variables()
-    assert {name: found.get(name) for name in sorted(set(install.VARIABLES.values()))} == {
-        "ALL_PROXY": None,
-        "SSL_CERT_FILE": "/env/cert.pem",
-        "UV_CONSTRAINT": None,
-        "UV_DEFAULT_INDEX": None,
-        "UV_FIND_LINKS": "/install/wheels",
-        "UV_HTTP_TIMEOUT": "7",
-        "UV_INDEX": "https://one.example/simple https://two.example/simple",
-        "UV_INSECURE_HOST": None,
-        "UV_NO_INDEX": None,
-    }
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.delenv("UV_HTTP_TIMEOUT", raising=False)
+    flags, variables = install.translate(install.read_pip_settings())
+    assert " ".join(flags) == (
+        "--index-strategy unsafe-best-match"
+        " --index https://one.example/simple --index https://two.example/simple"
+        " --find-links /install/wheels --find-links /more/wheels"
+    )
+    assert (variables["SSL_CERT_FILE"], variables["UV_HTTP_TIMEOUT"]) == ("/env/cert.pem", "16")
+    assert install.translate({"no-index": "1"})[0][-2:] == ["--no-index", "--compile-bytecode"]
 
 
-@pytest.mark.parametrize("uv", [None, "fails"])
-def test_pip_installs_what_uv_does_not(
-    uv: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+class Programs:
+    """Plays uv, and records how pip is called."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, uv_status: int) -> None:
+        self.uv, self.pip, self._given = folder / "uv", list[Any](), folder / "given"
+        self.uv.write_text(f'#!/bin/sh\necho "$@" >{self._given}\necho no >&2\nexit {uv_status}\n')
+        self.uv.chmod(0o755)
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        monkeypatch.setattr(install, "find_uv", lambda: str(self.uv))
+        monkeypatch.setattr(subprocess, "call", lambda command: self.pip.append(command) or 3)
+        monkeypatch.setattr(sys, "argv", ["install.py", "/venv/bin/python", *TO_INSTALL])
+        monkeypatch.setattr(install, "read_pip_settings", lambda: {"find-links": "/wheels"})
+
+    @property
+    def asked_of_uv(self) -> str:
+        return self._given.read_text() if self._given.exists() else ""
+
+
+PIP_CALL = [*install.PIP, "--quiet", "--python", "/venv/bin/python", "install", *TO_INSTALL]
+
+
+def test_uv_installs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    programs = Programs(monkeypatch, tmp_path, 0)
+    assert install.main() == 0
+    assert programs.asked_of_uv.startswith("pip install --quiet --python /venv/bin/python ")
+    assert programs.asked_of_uv.endswith("--find-links /wheels --compile-bytecode --editable .\n")
+    assert programs.pip == []
+
+
+def test_pip_installs_what_uv_cannot(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if uv:
-        uv = str(tmp_path / uv)
-        Path(uv).write_text("#!/bin/sh\necho no such package >&2\nexit 1\n")
-        Path(uv).chmod(0o755)
-    called: list[Any] = []
-    monkeypatch.setattr(install, "find_uv", lambda: uv)
-    monkeypatch.setattr(subprocess, "call", lambda command: called.append(command) or 3)
-    monkeypatch.setattr(sys, "argv", ["install.py", "/venv/bin/python", "--editable", "."])
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    programs = Programs(monkeypatch, tmp_path, 1)
     assert install.main() == 3
-    assert called == [
-        [*install.PIP, "--quiet", "--python", "/venv/bin/python", "install", "--editable", "."]
-    ]
-    said = capsys.readouterr().err
-    assert ("pip does it" in said) == (uv is not None)
+    assert programs.pip == [PIP_CALL]
+    (log,) = tmp_path.glob("*.log")
+    assert log.read_text() == "no\n"
+    assert f"uv failed (its messages are in {log}); pip installs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", ["only-binary", "require-hashes"])
+def test_pip_installs_with_settings_that_uv_does_not_get(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str
+) -> None:
+    programs = Programs(monkeypatch, tmp_path, 0)
+    monkeypatch.setattr(install, "read_pip_settings", lambda: {setting: "1"})
+    assert install.main() == 3
+    assert (programs.asked_of_uv, programs.pip) == ("", [PIP_CALL])

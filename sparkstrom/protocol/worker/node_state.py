@@ -416,7 +416,7 @@ class TrainerView:
             self._report_flag.set()
 
     def set_activity(self, activity: Activity, now_s: float) -> None:
-        """Record the activity; a change between waiting and stepping is not urgent news."""
+        """Record the activity; report it at once unless it changed between waiting and stepping."""
         known, self.activity, self._active_s = self.activity, activity, now_s
         if {known, activity} <= ALTERNATING:
             self._report_flag.set_routine()

@@ -57,10 +57,10 @@ CONTROLLER_UNREACHABLE = (
 def propose_place_of_fit(
     fit: int, void: VoidConfiguration, choice: ControllerChoice, items: Iterable[Any]
 ) -> Iterator[ControllerPlace | PlacementMismatch]:
-    """Run ``propose_place`` in a DataFrame of this fit's own.
+    """Run ``propose_place``; the unused ``fit`` makes this fit's DataFrame unique.
 
-    Spark shares one cache among identical DataFrames. ``fit`` makes this one unique, or another fit
-    that starts at the same time would get the same executor and port.
+    Spark shares one cache among identical DataFrames, so another fit that starts at the same time
+    would otherwise get the same executor and port.
     """
     return propose_place(void, choice, items)
 

@@ -146,8 +146,9 @@ class DriverConnection:
         while stream.wait_for_data(SERVE_POLL_S):
             self._handle_request(unpack_message(stream.receive()), master)
         for number in [n for n, copies in self._copies.items() if copies.done()]:
-            states = self._copies.pop(number).result()
+            states = self._copies[number].result()
             stream.send(pack_message(ControlResponse(number, states)))
+            del self._copies[number]  # not before it is sent: the request may come again
         now_s = time.monotonic()
         has_changed = master.progress is not self._sent or master.finished.is_set()
         if (has_changed and now_s >= self._next_state_s) or now_s >= self._beat_s:

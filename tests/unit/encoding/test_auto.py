@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Encoded, Form
 from sparkstrom.encoding.grid import quantum, round_coarsely
 from sparkstrom.encoding.layers import Layers
+from sparkstrom.encoding.residual import ResidualClipping
 from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import (
     AdaptiveThreshold,
@@ -268,16 +270,19 @@ def test_every_eighth_averaged_update_and_the_last_are_large(train_on: str) -> N
     assert large_updates(worker, deltas[17:], is_last=True) == [True]
 
 
-def test_a_large_updates_steps_are_twice_the_threshold_and_a_slow_link_thins_them() -> None:
+def test_a_large_updates_steps_are_twice_the_threshold() -> None:
     worker = Worker(AveragingThreshold(large_every=1), aggregation="mean", workers=4)
-    deltas = np.random.default_rng(8).normal(0, 1e-3, (3, N)).astype(np.float32)
-    update = worker.learn(deltas[0])
+    update = worker.learn(np.random.default_rng(8).normal(0, 1e-3, N).astype(np.float32))
     assert update is not None
-    step = 4 * update.tau_quanta * quantum(K)
-    assert 1.8 * worker.encoder.tau < step <= 2.25 * worker.encoder.tau
-    for delta in deltas[1:]:
-        worker.encoder.follow_link(round_s=100.0, step_s=0.01)
+    tau = 1.555e-3  # what the largest 12 % of these changes reach
+    assert 4 * update.tau_quanta * quantum(K) == pytest.approx(2 * tau, rel=0.15)
+
+
+def test_a_slow_link_thins_large_updates_too() -> None:
+    worker = Worker(AveragingThreshold(large_every=3), aggregation="mean", workers=4)
+    for delta in np.random.default_rng(8).normal(0, 1e-3, (3, N)).astype(np.float32):
         update = worker.learn(delta)
+        worker.encoder.follow_link(round_s=100.0, step_s=0.01)
     assert update is not None
     assert update.sent_fraction == pytest.approx(20 * 3e-4, rel=0.3)
 
@@ -315,7 +320,70 @@ def test_a_small_model_has_large_updates_too() -> None:
     worker = Worker(AveragingThreshold(large_every=1), n=20)
     update = worker.learn(np.linspace(-1, 1, 20, dtype=np.float32))
     assert update is not None
-    assert update.count == 10
+    assert (update.count, update.form) == (10, Form.GAPS)
+
+
+def test_a_large_update_has_at_most_a_quarter_of_the_parameters_and_needs_levels() -> None:
+    worker = Worker(AveragingThreshold(0.1, 0.1, large_every=1))
+    update = worker.learn(np.random.default_rng(8).normal(0, 1e-3, N).astype(np.float32))
+    assert update is not None
+    assert update.sent_fraction == pytest.approx(0.25, rel=0.2)
+    with pytest.raises(UsageError, match="levels=1: large updates need at least 2"):
+        AveragingThreshold(levels=1)
+
+
+def sparse_steps(count: int) -> list[F32]:
+    """As of an embedding: 5 % of the parameters learn anything."""
+    random, deltas = np.random.default_rng(9), np.zeros((count, N), np.float32)
+    deltas[:, : N // 20] = random.normal(0, 1e-3, (count, N // 20))
+    return list(deltas)
+
+
+def uneven_steps(count: int) -> list[F32]:
+    """5 % of the parameters learn a hundred times as much as the others."""
+    random = np.random.default_rng(9)
+    deltas = random.normal(0, 1e-5, (count, N)).astype(np.float32)
+    deltas[:, : N // 20] *= 100
+    return list(deltas)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("make_steps", [sparse_steps, uneven_steps])
+def test_where_few_residuals_dominate_no_update_is_large_and_all_have_more_entries(
+    train_on: str, make_steps: Any
+) -> None:
+    clipping = ResidualClipping(5.0, 5)
+    worker = Worker(AveragingThreshold(), train_on, clipping=clipping)
+    sent = []
+    for number, delta in enumerate(make_steps(40)):
+        update = worker.learn(delta, is_last=number == 39)
+        assert update is not None
+        sent.append(update.sent_fraction)
+    assert sent[:8] == pytest.approx([6e-3] * 8, rel=0.4)
+    assert sent[8:] == pytest.approx([1.6e-2] * 32, rel=0.4)
+    assert worker.encoder.counters.mass_clipped == 0
+
+
+def test_clipping_after_a_large_update_goes_by_the_tau_of_the_others() -> None:
+    worker = Worker(AveragingThreshold(large_every=2), clipping=ResidualClipping(5.0, 1))
+    taus = []
+    for delta in np.random.default_rng(8).normal(0, 1e-3, (6, N)).astype(np.float32):
+        worker.learn(delta)
+        taus.append(worker.encoder.tau)
+    assert worker.encoder.counters.mass_clipped == 0
+    assert all(later > 0.9 * earlier for earlier, later in pairwise(taus))
+
+
+def test_the_commit_of_a_large_update_tells_nothing_about_the_link() -> None:
+    worker = Worker(AveragingThreshold(large_every=2))
+    deltas = np.random.default_rng(8).normal(0, 1e-3, (5, N)).astype(np.float32)
+    sent = []
+    for number, delta in enumerate(deltas):
+        update = worker.learn(delta)
+        assert update is not None
+        sent.append(update.sent_fraction)
+        worker.encoder.follow_link(round_s=9.0 if number % 2 else 0.01, step_s=0.01)
+    assert sent == pytest.approx([6e-3, 0.12, 6e-3, 0.12, 6e-3], rel=0.3)
 
 
 def test_a_warm_up_sends_its_fractions_and_hands_over() -> None:
