@@ -373,6 +373,7 @@ class Encoder:
         """
         if workers < 1:
             raise UsageError(f"workers={workers}: at least this one trains")
+        self._workers = workers
         self.scale = AGGREGATIONS[self.aggregation](workers)
         if summed is not None:
             self.scale *= min(1.0, summed / workers)
@@ -408,7 +409,9 @@ class Encoder:
         """
         arrays, number = PublicationArrays(learnt, theta), self._policy.publications + 1
         target = self._policy.next_tau(
-            lambda fraction: self._tau_reached_by(fraction, number, arrays), is_last=is_last
+            lambda fraction: self._tau_reached_by(fraction, number, arrays),
+            is_last=is_last,
+            workers=self._workers,
         )
         step_sizes = self._step_sizes(target)
         hits = self._scan.find(arrays, step_sizes.least)

@@ -28,6 +28,7 @@ SHAKE_DIVISOR = 3.0  # DL4J 1.0.0-beta, EncodingHandler: a third of the threshol
 # Large updates, see ``AveragingThreshold``:
 LARGE_FACTOR, LARGE_FRACTION_MAX = 20, 0.25  # entries, relative to other updates; at most
 LARGE_STEP_TAUS = 2.25  # change that an entry sends, in multiples of tau
+LARGE_WORKERS_MIN = 4  # with fewer, no update is large
 LARGE_DIVISOR_MAX = 4.0  # ordinary tau / a large update's; above, no update is large (normal: 1.8)
 WITHOUT_LARGE_FACTOR = 8 / 3  # entries of all updates then; this gives the same bytes
 
@@ -119,6 +120,7 @@ class NextPublication(NamedTuple):
     fraction: float | None = None  # fraction to send that a warm-up prescribes, if any
     use_as_feedback: bool = True  # whether ``sent_fraction`` may affect tau; False after shake-ups
     is_last: bool = False  # whether the worker has trained all its minibatches
+    workers: int = 1  # number of workers that train
 
 
 class PublicationTarget(NamedTuple):
@@ -221,13 +223,16 @@ class SampledTau:
 
         During a warm-up, the fraction that the warm-up prescribes takes the target's place.
         """
-        prescribed, every = upcoming.fraction, self._large_every
-        asked = self._wanted * (WITHOUT_LARGE_FACTOR if self._has_outliers else 1.0)
+        prescribed, every, asked = upcoming.fraction, self._large_every, self._wanted
+        averages_many = upcoming.workers >= LARGE_WORKERS_MIN
+        if every and (self._has_outliers or not averages_many):
+            asked *= WITHOUT_LARGE_FACTOR
         fraction = max(asked if prescribed is None else prescribed, self._least)
         found = sample_tau(upcoming, fraction, state, self._algorithm)
         target = PublicationTarget(found, wanted=fraction, is_coarse=True)
         is_due = every > 0 and (upcoming.is_last or upcoming.number % every == 0)
-        large = self._enlarge(target, upcoming) if is_due and prescribed is None else None
+        may_enlarge = is_due and averages_many and prescribed is None
+        large = self._enlarge(target, upcoming) if may_enlarge else None
         self._is_large = large is not None
         return large or target
 
@@ -354,14 +359,17 @@ class TauChooser:
         """The last publication's threshold, unrounded, not reduced by shake-ups; NaN at first."""
         return self._state.get("tau", math.nan)
 
-    def next_tau(self, tau_reached_by: TauReachedBy, *, is_last: bool = False) -> PublicationTarget:
+    def next_tau(
+        self, tau_reached_by: TauReachedBy, *, is_last: bool = False, workers: int = 1
+    ) -> PublicationTarget:
         """Choose the threshold of publication number ``publications + 1``.
 
         ``tau_reached_by(fraction)`` returns the tau that this fraction of residuals reach, or None.
-        ``is_last``: whether the worker has trained all its minibatches.
+        ``is_last``: whether the worker has trained all its minibatches. ``workers``: number of
+        workers that train.
         """
         number, sent = self.publications + 1, self._sent_fraction
-        upcoming = NextPublication(number, sent, tau_reached_by, is_last=is_last)
+        upcoming = NextPublication(number, sent, tau_reached_by, is_last=is_last, workers=workers)
         target = self._stage.next_tau(self._state, upcoming)
         self._state = target.state
         return target

@@ -198,9 +198,11 @@ class AveragingThreshold(AutoThreshold):
     Source of the step: for normally distributed residuals, of which the largest 12 % each send
     2.7 tau, the update equals the residual plus noise that does not correlate with it (Bussgang's
     theorem). Smaller steps add less noise. Steps are rounded down, so 2.25 tau are 2 tau on
-    average. If few residuals are much larger than the others, as in models with embeddings, equal
-    steps do not suit them: then no update is large, and all have 8/3 times as many entries, which
-    are as many bytes.
+    average.
+
+    No update is large with fewer than four workers, or if few residuals are much larger than the
+    others, as in models with embeddings, because equal steps do not suit these. Then all updates
+    have 8/3 times as many entries, which are as many bytes.
 
     Args:
         large_every: every so many updates of a worker are large.

