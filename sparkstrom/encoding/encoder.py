@@ -474,8 +474,8 @@ class Encoder:
     def _step_sizes(self, target: PublicationTarget) -> StepSizes:
         """Compute the step sizes of a publication from its target threshold.
 
-        Sampled thresholds are rounded to few significant bits, so that workers use few different
-        step sizes.
+        With a sampled threshold, the scaled step has few significant bits, so that workers use few
+        different ones.
         """
         least = grid.tau_quanta(target.tau, self.k)
         sent = grid.tau_quanta(target.tau * (target.step_taus or 1.0), self.k)

@@ -38,7 +38,7 @@ class StepSizes(NamedTuple):
     """A hit's step sizes at level 0, in parameter units; at level l they are 2^l times as large."""
 
     least: float  # smallest residual that is a hit
-    tau: float  # what a hit subtracts: ``least`` rounded down; in a large update, a multiple of it
+    tau: float  # what a hit subtracts: at most ``least``, or 2.25 times it in a large update
     step: float  # what a hit adds to theta: less than tau under mean and sqrt
     step_quanta: int  # ``step`` in quanta
     q: float  # the quantum, of which all sizes are even multiples

@@ -26,11 +26,12 @@ from sparkstrom.encoding.thresholds import (
 
 SHAKE_DIVISOR = 3.0  # DL4J 1.0.0-beta, EncodingHandler: a third of the threshold
 # Large updates, see ``AveragingThreshold``:
-LARGE_FACTOR, LARGE_FRACTION_MAX = 20, 0.25  # entries, relative to other updates; at most
+LARGE_FACTOR = 20  # times the entries of other updates
+LARGE_FRACTION_MAX = 0.25  # largest fraction of all parameters
 LARGE_STEP_TAUS = 2.25  # change that an entry sends, in multiples of tau
 LARGE_WORKERS_MIN = 4  # with fewer, no update is large
 LARGE_DIVISOR_MAX = 4.0  # ordinary tau / a large update's; above, no update is large (normal: 1.8)
-WITHOUT_LARGE_FACTOR = 8 / 3  # entries of all updates then; this gives the same bytes
+WITHOUT_LARGE_FACTOR = 8 / 3  # times the entries if no update is large: the same bytes
 
 
 _FRACTION = number(
@@ -256,7 +257,7 @@ class SampledTau:
     def follow_link(self, round_s: float, step_s: float) -> None:
         """Adapt the target fraction to ``round_s``, from the last publication to its commit.
 
-        The commit of a large update tells nothing about the others, and is ignored.
+        The time of a large update is not typical, so it is ignored.
         """
         if self._is_large:
             return

@@ -136,8 +136,8 @@ class AutoThreshold:
     and follows the link's speed between both bounds. The defaults come from measurements: if
     updates were summed, accuracy did not improve above 1e-2 and declined below 1e-3. A message
     contains at least 32 entries, or half of a smaller model. ``threshold="auto"`` selects this
-    algorithm; with ``scaling="ddp"``, its maximum is 1.6e-2, or if updates are averaged,
-    ``AveragingThreshold`` is used.
+    algorithm; with ``scaling="ddp"``, it selects ``AveragingThreshold`` if updates are averaged, or
+    else a maximum of 1.6e-2.
 
     Args:
         sent_fraction_min: smallest fraction of all parameters to send per message.
@@ -193,7 +193,7 @@ class AveragingThreshold(AutoThreshold):
     beside each worker's noise, so it rarely reaches tau, whereas errors that differ between workers
     nearly vanish in the mean. A large update sends what they have in common at once: it contains 20
     times as many entries, and each sends 2.25 tau, which may be more than its residual. The update
-    after a worker's last minibatch is large, too, because what then is in the residual is lost.
+    after a worker's last minibatch is large, too, because what the residual then holds is lost.
 
     Source of the step: for normally distributed residuals, of which the largest 12 % each send
     2.7 tau, the update equals the residual plus noise that does not correlate with it (Bussgang's
@@ -202,7 +202,7 @@ class AveragingThreshold(AutoThreshold):
 
     No update is large with fewer than four workers, or if few residuals are much larger than the
     others, as in models with embeddings, because equal steps do not suit these. Then all updates
-    have 8/3 times as many entries, which are as many bytes.
+    have 8/3 times as many entries, for the same bytes.
 
     Args:
         large_every: every so many updates of a worker are large.

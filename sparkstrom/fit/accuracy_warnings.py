@@ -204,7 +204,7 @@ def clipping_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[
     if fit.clipped_share <= CLIPPED_MAX:
         return []
     remedy = "use threshold='auto', a larger tau or levels=4"
-    if isinstance(master.choose_threshold(is_adaptive=False), AutoThreshold):
+    if isinstance(master.threshold_algorithm, AutoThreshold):
         remedy = "clip less, as with residual_post_processor=ResidualClipping(20.0)"
     return [
         f"residual clipping discarded {fit.clipped_share:.0%} of what was learned: tau"
@@ -219,7 +219,7 @@ def sent_fraction_warnings(
 
     A small fraction counts only if ``waits_long``, because the gradient itself may be sparse.
     """
-    algorithm = master.choose_threshold(is_adaptive=False)
+    algorithm = master.threshold_algorithm
     band = algorithm.wanted_fractions if isinstance(algorithm, HasTargetFractions) else None
     if isinstance(algorithm, AutoThreshold):  # it chooses tau itself; small models send more
         return []
@@ -240,7 +240,7 @@ def sent_fraction_warnings(
 
 def short_fit_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list[str]:
     """Return a warning if a worker sent each parameter less than once in the fit, on average."""
-    several = step_size_count(master.choose_threshold(is_adaptive=False)) > 1
+    several = step_size_count(master.threshold_algorithm) > 1
     needed = 1 / (fit.sent_fraction * (MULTILEVEL_SPEEDUP if several else 1.0))
     if fit.publications >= needed:
         return []
@@ -256,7 +256,7 @@ def threshold_warnings(master: SharedTrainingMaster, fit: FitStatistics) -> list
 
     Return none for AutoThreshold, which adapts tau to the waiting changes.
     """
-    if isinstance(master.choose_threshold(is_adaptive=False), AutoThreshold):
+    if isinstance(master.threshold_algorithm, AutoThreshold):
         return []
     return [
         f"changes waited in residuals for {fit.waiting:,.0f} of {fit.minibatches:,} minibatches on"

@@ -154,9 +154,9 @@ class SharedTrainingMaster(CommonOptions):
         instance((ThresholdAlgorithm,), _THRESHOLD, words=(AUTO,), parse=_parse_threshold),
         'algorithm that chooses the threshold tau, which a change must reach to be sent; "auto"'
         ' means ``AutoThreshold()``; with ``scaling="ddp"``, it means'
-        f" ``AutoThreshold(1e-3, {DDP_SENT_FRACTION_MAX})`` if updates weigh 1 / sqrt(workers), as"
-        " with Adam, and if they are averaged, up to 0.6 % of the parameters, but 12 % in every"
-        " eighth update and a worker's last",
+        f" ``AutoThreshold(1e-3, {DDP_SENT_FRACTION_MAX})``, but averaged updates of four or more"
+        " workers (those of Adam and its kind are not) contain up to 0.6 % of the parameters, and"
+        " every eighth and the last contain 12 %",
         when='"auto" needs no tuning; keep it if updates are averaged. Otherwise, if links are'
         " fast, use ``AutoThreshold(1e-3, 3e-2)`` to send more, which helps Adam most. Near the"
         " largest stable learning rate, sending more makes training worse. Use another algorithm"
@@ -373,6 +373,11 @@ class SharedTrainingMaster(CommonOptions):
     def sums_updates(self) -> bool:
         """Whether updates are summed, up to limits of ``scaling`` and ``limit_overshoot``."""
         return self.choose_update_weight(is_adaptive=False) == SUM
+
+    @property
+    def threshold_algorithm(self) -> ThresholdAlgorithm:
+        """The algorithm that chooses the threshold, if the optimizer is not adaptive."""
+        return self.choose_threshold(is_adaptive=False)
 
     def choose_threshold(self, is_adaptive: bool) -> ThresholdAlgorithm:
         """Return the algorithm that chooses the threshold.

@@ -159,6 +159,7 @@ def test_the_default_threshold_depends_on_the_rule_and_the_weight_of_updates() -
     fixed = FixedThreshold(1e-3)
     for is_adaptive in (False, True):
         assert SharedTrainingMaster().choose_threshold(is_adaptive) == AutoThreshold()
+        assert SharedTrainingMaster().threshold_algorithm == AutoThreshold()
         master = SharedTrainingMaster(scaling="ddp", threshold=fixed)
         assert master.choose_threshold(is_adaptive) == fixed
     ddp = SharedTrainingMaster(scaling="ddp")

@@ -329,7 +329,7 @@ class BatchNormalization(nn.BatchNorm1d):  # type: ignore[misc]
             parameter.requires_grad_(not spec.frozen)
 
     def forward(self, x: Tensor, rows: int = 0) -> Tensor:
-        """Return normalized x; channels are first, or last if the layer says NHWC."""
+        """Return normalized x; channels are first, or last with NHWC."""
         if self._channels_last and x.ndim == 4:
             return self._batch_normalize(x.movedim(-1, 1)).movedim(1, -1)
         return self._batch_normalize(x)
