@@ -37,6 +37,12 @@ def test_what_comes_slowly_is_not_asked_for_again(seed: int, nodes: int) -> None
     assert simulate_seed(seed, nodes, "links", {}).violations == []
 
 
+@pytest.mark.parametrize("seed", [880103, 880172], ids=["its updates", "a relay's sums"])
+def test_a_host_far_too_slow_for_training_gets_its_messages_through(seed: int) -> None:
+    """Its edges are given up in the middle of messages, each time after a longer wait."""
+    assert simulate_seed(seed, 8, "links-mesh", {}).violations == []
+
+
 @pytest.mark.parametrize(("mode", "nodes", "seed"), [("links", 12, 32), ("links-mesh", 8, 23)])
 def test_a_sum_goes_into_a_copy_under_way(mode: str, nodes: int, seed: int) -> None:
     """It is as long as a real one, which the simulator's replica once could not read."""

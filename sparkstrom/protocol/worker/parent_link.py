@@ -190,7 +190,10 @@ class ParentLink:
         self.edge = EdgeNo(0)  # number of the newest edge; only rises
         self._begin_counts(now_s)
         self.waiting: deque[tuple[Update, Child | None]] = deque()  # (update, child that sent it)
-        self.starved = 0  # edges given up since data last moved; each doubles the timeout
+        # Edges given up since the last data message got through to the parent, and from it; each
+        # doubles the timeout of its direction. Parts of messages do not count: a new edge begins a
+        # message anew, so a long one would never get through without more time.
+        self.starved_up = self.starved_down = 0
         self._unanswered = 0  # edges given up since the last sign of life; likewise
         self._ask_s = 0.0  # when to repeat the join or the attach message
         self._heard_s = now_s  # last sign of life of the control stream, or of the join stream
@@ -248,7 +251,8 @@ class ParentLink:
         self.stage = next_stage(self.stage, Trigger.GIVEN_UP)
         self._heard_s = now_s
         self._unanswered += 1
-        self.starved += not silent
+        self.starved_up += not silent
+        self.starved_down += not silent
 
     def is_retry_due(self, now_s: float) -> bool:
         """Return whether it is time to repeat the request to the master or to the parent."""
@@ -275,24 +279,23 @@ class ParentLink:
         self._unanswered = 0
 
     def on_data(self, message: Data) -> None:
-        """Count a complete data message; ``is_starved`` uses its initial timeout again."""
+        """Count a complete data message; missing data have their initial timeout again."""
         self.bytes_received += message_weight(message, self._limits.flow_limits.chunk_bytes)
-        self.arriving = self.starved = 0
+        self.arriving = self.starved_down = 0
         self._report_flag.set_routine()
 
     def on_partial_data(self, size: int) -> None:
-        """Record that ``size`` bytes of an incomplete data message have arrived from the parent.
-
-        Data get through, so ``is_starved`` uses its initial timeout again.
-        """
-        self.arriving, self.starved = size, 0
+        """Record that ``size`` bytes of an incomplete data message have arrived from the parent."""
+        self.arriving = size
         self._report_flag.set_routine()
 
     def on_state(self, state: State, now_s: float) -> None:
         """Update the send window with the parent's counts of bytes received and forwarded."""
+        acked = self.window.acked
         if self.window.on_ack(state.bytes_received, state.bytes_forwarded, now_s):
             self._own.note_progress(now_s)
-            self.starved = 0
+        if self.window.acked > acked:
+            self.starved_up = 0
 
     def reset_answer_timer(self, now_s: float) -> None:
         """Restart the wait for the attach reply: a parent without a replica cannot answer yet."""
@@ -367,20 +370,23 @@ class ParentLink:
         Control messages and data have separate streams, and one may break while the other works. If
         the master is not heard either, the fault is further up the tree, and the answer is False.
         Too long is one lease, doubled (up to a maximum) for each edge that was given up for this
-        reason since data last moved. ``stalled_since_s``: see ``Replication.stalled_since_s``.
+        reason since the last data message got through in that direction. ``stalled_since_s``: see
+        ``Replication.stalled_since_s``.
         """
-        missing = stalled_since_s is not None or self.window.since_s is not None
-        if not missing and self.stage is ATTACHED:
-            return False
         if self.parent is None or not fit.has_steady_contact(self._opened_s, now_s):
             return False
-        since_s = [self._owed_s] if self.stage is ATTACHING else []
-        if self.stage is ATTACHED and stalled_since_s is not None:
-            since_s.append(stalled_since_s)
-        if self.window.since_s is not None:
-            since_s.append(self.window.since_s)
-        patience_s = self._limits.lease_s * 2 ** min(self.starved, DOUBLINGS_MAX)
-        return any(now_s - max(at_s, fit.contact_since_s) > patience_s for at_s in since_s)
+        up, down = self.starved_up, self.starved_down
+        waits: list[tuple[float | None, int]] = [(self.window.since_s, up)]
+        if self.stage is ATTACHED:
+            waits.append((stalled_since_s, down))
+        elif self.stage is ATTACHING:
+            waits.append((self._owed_s, max(up, down)))
+        return any(
+            now_s - max(since_s, fit.contact_since_s)
+            > self._limits.lease_s * 2 ** min(starved, DOUBLINGS_MAX)
+            for since_s, starved in waits
+            if since_s is not None
+        )
 
     def overdue_wait(self, now_s: float) -> Wait | None:
         """Return the wait for the attach reply or for a commit if it exceeds ``stuck_s``."""

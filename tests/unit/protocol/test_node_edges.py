@@ -77,7 +77,32 @@ def test_each_edge_that_was_opened_in_vain_gets_more_patience(node: Any, make: A
     assert waits == [1, 2, 4]
     node.opened_anew()
     node.hear(make.committed(1))
-    assert node.me.link.starved == 0
+    assert node.me.link.starved_down == 0
+
+
+@pytest.mark.parametrize("direction", ["down", "up"])
+def test_patience_grows_until_a_whole_message_gets_through(
+    node: Any, make: Any, direction: str
+) -> None:
+    """Parts of a message, and data that move the other way, do not make the next edge's shorter."""
+    node.training()
+    node.step(make.published(1, b"x" * 100_000))
+    waits = []
+    for commit in (1, 2, 3):
+        node.opened_anew()
+        if direction == "down":
+            missing = {"head": 9, "sent": 9, "bytes_received": 100_064, "bytes_forwarded": 100_064}
+            node.alive(**missing)
+            node.step(ev.DataArriving(0, 65_536))
+        else:
+            missing = {"head": commit, "sent": commit, "bytes_received": 65_536}
+            node.hear(make.committed(commit))
+            node.alive(**missing)
+        began_s = node.now_s
+        while not every(node.alive(**missing) + node.tick(0.5), ev.ReopenStreams):
+            pass
+        waits.append(round((node.now_s - began_s) / node.me.limits.lease_s))
+    assert waits == [1, 2, 4]
 
 
 def test_a_message_that_takes_seven_leases_keeps_its_edge(node: Any, make: Any) -> None:
