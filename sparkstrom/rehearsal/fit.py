@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+from threadpoolctl import threadpool_limits
 
 from sparkstrom.base.errors import SparkstromError, TrainingError
 from sparkstrom.base.identity import MASTER, Endpoint, NodeId
@@ -50,6 +55,23 @@ FIRST_ATTEMPT = 100
 # (parameters f32[n_params], buffers) -> metrics by name
 Measure = Callable[[Flat, bytes], dict[str, float]]
 OnProgress = Callable[[float], None]  # receives the fraction of a run that is done
+
+
+@contextmanager
+def use_one_thread() -> Iterator[None]:
+    """Limit numeric libraries (BLAS, OpenMP, torch) to one thread in the block, as tasks do.
+
+    Steps are timed as on a worker with one CPU. On a busy machine, a library with more threads
+    would be many times slower, because its threads spin while they wait for each other.
+    """
+    torch: Any = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch is not None else 0
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        if torch is not None:
+            torch.set_num_threads(before)
 
 
 def ignore_progress(fraction: float) -> None:

@@ -10,9 +10,7 @@ import inspect
 import math
 import pickle
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +37,14 @@ from sparkstrom.options.gradient_sharing import SCALINGS, SharedTrainingMaster
 from sparkstrom.rehearsal.baselines import ring_bits_s, train_synchronously
 from sparkstrom.rehearsal.conditions import WORKERS_MAX, Conditions, StepTimes
 from sparkstrom.rehearsal.data import SampledData
-from sparkstrom.rehearsal.fit import FitRecipe, FitSimulator, Measure, OnProgress, SimulatedFit
+from sparkstrom.rehearsal.fit import (
+    FitRecipe,
+    FitSimulator,
+    Measure,
+    OnProgress,
+    SimulatedFit,
+    use_one_thread,
+)
 from sparkstrom.rehearsal.measurement import (
     ClusterMeasurement,
     count_rows_to_measure,
@@ -280,7 +285,7 @@ def rehearse(
     data.check()
     data.partitions(request.workers[-1])  # raises for too many workers before any work
     warm_up(say=display.say)
-    with preserve_process_state(), _preserve_torch_threads():
+    with preserve_process_state(), use_one_thread():
         conditions = _find_conditions(recipe, data, request, display, measure_cluster)
         return _RehearsalRunner(recipe, data, request, display, conditions).run()
 
@@ -465,15 +470,3 @@ def require_gradient_sharing(master: Any) -> SharedTrainingMaster:
         "this network trains in rounds, which rehearse does not simulate, because what they learn"
         " does not depend on links; rehearse a network with shared gradients, or fit a sample"
     )
-
-
-@contextmanager
-def _preserve_torch_threads() -> Iterator[None]:
-    """Restore torch's number of threads after the block, because tasks change it."""
-    torch: Any = sys.modules.get("torch")
-    before = torch.get_num_threads() if torch is not None else 0
-    try:
-        yield
-    finally:
-        if torch is not None:
-            torch.set_num_threads(before)

@@ -8,11 +8,12 @@ import os
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from sparkstrom import ParallelWrapper, UsageError
 from sparkstrom.data.column_selection import ColumnSpec
@@ -196,6 +197,24 @@ def test_times_are_measured_where_no_step_is_given() -> None:
     assert 0 < times.step_s < 60
     assert 0 < times.encode_s < 60
     assert times.jitter == 0.3
+
+
+class CountsThreads(DenseNetwork):
+    """Notes how many threads the matrix library of its last step used."""
+
+    used: ClassVar[set[int]] = set()
+
+    def step(self, batch: Batch) -> float:
+        self.used.update(pool["num_threads"] for pool in threadpool_info())
+        return super().step(batch)
+
+
+def test_steps_use_one_thread_like_those_of_a_task() -> None:
+    with threadpool_limits(2):
+        before = threadpool_info()
+        rehearsed(CountsThreads([COLUMNS, 8, 2]), workers=2, step=None)
+        assert threadpool_info() == before
+    assert CountsThreads.used == {1}
 
 
 def test_a_loss_to_reach_may_be_out_of_reach() -> None:
