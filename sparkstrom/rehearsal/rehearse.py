@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import inspect
 import math
-import pickle
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparkstrom.base.errors import SparkstromError, UsageError
+from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import is_real, shown
 from sparkstrom.base.units import parse_duration, parse_rate
 from sparkstrom.data.row_sample import RowSample
@@ -22,11 +21,9 @@ from sparkstrom.encoding.backends import warm_up
 from sparkstrom.encoding.grid import first_exponent, next_exponent
 from sparkstrom.fit.network_state import NetworkStateHolder
 from sparkstrom.fit.trained_network import preserve_process_state
-from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel, Measured
-from sparkstrom.models.output_interpretation import VALUES, get_output_kind, measure_batch
-from sparkstrom.observe.early_stopping import ACCURACY, LOSS
+from sparkstrom.models.base import FlatModel
+from sparkstrom.observe.early_stopping import LOSS
 from sparkstrom.observe.progress import ProgressDisplay, RehearsalFigures
-from sparkstrom.observe.reporting.summary_rendering import pluralize
 from sparkstrom.options.common import (
     require,
     require_flag,
@@ -34,38 +31,22 @@ from sparkstrom.options.common import (
     unknown_option_message,
 )
 from sparkstrom.options.gradient_sharing import SCALINGS, SharedTrainingMaster
-from sparkstrom.rehearsal.baselines import ring_bits_s, train_synchronously
 from sparkstrom.rehearsal.conditions import WORKERS_MAX, Conditions, StepTimes
 from sparkstrom.rehearsal.data import SampledData
-from sparkstrom.rehearsal.fit import (
-    FitRecipe,
-    FitSimulator,
-    Measure,
-    OnProgress,
-    SimulatedFit,
-    use_one_thread,
-)
+from sparkstrom.rehearsal.fit import FitRecipe, SimulatedFit, use_one_thread
 from sparkstrom.rehearsal.measurement import (
     ClusterMeasurement,
     count_rows_to_measure,
     estimate_times,
     measure_times,
 )
-from sparkstrom.rehearsal.result import (
-    ALL_REDUCE,
-    ONE_PROCESS,
-    OURS,
-    Rehearsal,
-    RehearsedRun,
-    make_run,
-)
+from sparkstrom.rehearsal.result import OURS, Rehearsal, make_run
+from sparkstrom.rehearsal.runs import Run, RunScheduler, RunSimulator, plan_runs
 
 DEFAULT_WORKERS = (1, 4, 16)
 DEFAULT_LINK_BITS_S, DEFAULT_LATENCY_S = 1e9, 1e-3
 DEFAULT_ROWS = 20_000
 TARGET_MARGIN = 0.05  # the default target is one process's lowest loss and this share of it
-# Time to simulate a minibatch of one process or DDP: a fraction of sparkstrom's (digits network).
-SYNCHRONOUS_WEIGHT = 0.2
 MeasureCluster = Callable[[FitRecipe, RowSample], ClusterMeasurement]
 STRAGGLERS = re.compile(r"(\d+)x(\d*\.?\d+)")
 
@@ -220,40 +201,6 @@ def _parse_straggler(text: str | None) -> tuple[int, float]:
     return int(match[1]), float(match[2])
 
 
-class LossMeter:
-    """Computes loss and accuracy of parameters on fixed rows, with its own copy of the model."""
-
-    def __init__(self, recipe: FitRecipe, batches: Sequence[Batch]) -> None:
-        self._model: FlatModel = pickle.loads(recipe.packed)
-        self._batches = batches
-        self._metrics: tuple[str, ...] = (LOSS, ACCURACY)
-        self._parameters = recipe.parameters.copy()
-        self._model.bind(self._parameters)
-        if get_output_kind(self._model) == VALUES or not self._can_measure_accuracy():
-            self._metrics = (LOSS,)
-
-    def _can_measure_accuracy(self) -> bool:
-        """Return whether accuracy can be measured, because the labels are classes."""
-        try:
-            measure_batch(self._model, self._batches[0], ACCURACY)
-        except (SparkstromError, ValueError, TypeError, IndexError):
-            return False
-        return True
-
-    def __call__(self, parameters: Flat, buffers: bytes) -> dict[str, float]:
-        """Return the metrics of parameters f32[n_params]; inf for a loss that is not finite."""
-        self._parameters[:] = parameters
-        if buffers and isinstance(self._model, Buffered):
-            self._model.load_buffers_bytes(buffers)
-        found = {}
-        for metric in self._metrics:
-            parts = [measure_batch(self._model, batch, metric) for batch in self._batches]
-            total, weight = (math.fsum(part[i] for part in parts) for i in range(2))
-            value = total / weight if weight else math.nan
-            found[metric] = value if math.isfinite(value) else math.inf
-        return found
-
-
 def rehearse(
     recipe: FitRecipe,
     sample: RowSample,
@@ -287,7 +234,11 @@ def rehearse(
     warm_up(say=display.say)
     with preserve_process_state(), use_one_thread():
         conditions = _find_conditions(recipe, data, request, display, measure_cluster)
-        return _RehearsalRunner(recipe, data, request, display, conditions).run()
+        simulator = RunSimulator(recipe, data, conditions, compares_rules=bool(request.scaling))
+        runs = plan_runs(request.workers, request.scaling, recipe.master.scaling)
+        results = RunScheduler(simulator, runs, recipe.model.n_params, display).simulate_all()
+        display.show(RehearsalFigures("rehearsed", 1.0), force=True)
+    return _make_rehearsal(simulator, runs, results, request)
 
 
 def _find_conditions(
@@ -316,115 +267,43 @@ def _find_conditions(
     return request.conditions(request.times(times))
 
 
-class _RehearsalRunner:
-    """Runs all simulations of one rehearsal, and shows the progress."""
-
-    def __init__(
-        self,
-        recipe: FitRecipe,
-        data: SampledData,
-        request: RehearsalRequest,
-        display: ProgressDisplay,
-        conditions: Conditions,
-    ) -> None:
-        self._recipe, self._data, self._request, self._display = recipe, data, request, display
-        batches, self._is_held_out = data.evaluation_batches()
-        self._measure: Measure | None = None
-        if isinstance(recipe.model, Measured):
-            self._measure = LossMeter(recipe, batches)
-        self._conditions = conditions
-        self._runs: list[RehearsedRun] = []
-        self._to_loss = request.to_loss
-        self._entries = self._publications = 0
-        self._weight_begun = 0.0  # of all runs that have begun
-
-    def run(self) -> Rehearsal:
-        """Simulate all runs, and return the result of the rehearsal."""
-        recipe, request, conditions = self._recipe, self._request, self._conditions
-        advance = self._begin("one process", SYNCHRONOUS_WEIGHT)
-        alone = self._data.partitions(1)
-        one = train_synchronously(recipe, alone, conditions, self._measure, advance)
-        if self._to_loss is None and self._measure is not None and not one.error:
-            lowest = min(point.measures[LOSS] for point in one.points)
-            self._to_loss = lowest + TARGET_MARGIN * abs(lowest)
-        self._add(ONE_PROCESS, "", one, one)
-        for workers in request.workers:
-            rules = request.scaling[: None if workers > 1 else 1]  # one worker needs no rule
-            for rule, ruled in _recipes_by_rule(recipe, rules):
-                named = f"{pluralize(workers, 'worker')}{f', {rule}' if rule else ''}"
-                advance = self._begin(named, 1)
-                partitions = self._data.partitions(workers)
-                simulated = FitSimulator(
-                    ruled, partitions, conditions, self._measure, on_progress=advance
-                ).run()
-                self._entries += simulated.entries
-                self._publications += simulated.publications
-                self._add(OURS, rule, simulated, one)
-            if workers > 1:
-                advance = self._begin(f"DDP with {workers} ranks", SYNCHRONOUS_WEIGHT)
-                ranks = self._data.partitions(workers)
-                dense = train_synchronously(recipe, ranks, conditions, self._measure, advance)
-                sent = ring_bits_s(recipe, workers, conditions) * dense.seconds / 8
-                dense.link_bytes = {f"worker {i}": (sent, sent) for i in range(workers)}
-                self._add(ALL_REDUCE, "", dense, one)
-        self._display.show(RehearsalFigures("rehearsed", 1.0), force=True)
-        sample, n_params = self._data.sample, recipe.model.n_params
-        return Rehearsal(
-            tuple(self._runs),
-            conditions,
-            n_params,
-            self._entries / max(1, self._publications) / n_params,
-            sample.rows,
-            sample.total,
-            recipe.epochs,
-            recipe.master.batch_size_per_worker,
-            self._is_held_out,
-            self._to_loss,
-        )
-
-    def _begin(self, what: str, weight: float) -> OnProgress:
-        """Show which run begins, and return a function that shows its progress.
-
-        Args:
-            what: The run, as it is shown.
-            weight: The time to simulate it, relative to one of sparkstrom's runs.
-        """
-        several = sum(count > 1 for count in self._request.workers)
-        alone, rules = len(self._request.workers) - several, max(1, len(self._request.scaling))
-        ours = alone + several * rules
-        phase = f"rehearsing {what} ({len(self._runs) + 1} of {1 + ours + several})"
-        total = ours + SYNCHRONOUS_WEIGHT * (1 + several)
-        before, self._weight_begun = self._weight_begun, self._weight_begun + weight
-
-        def advance(fraction: float) -> None:
-            done = (before + weight * fraction) / total
-            self._display.show(RehearsalFigures(phase, min(1.0, done)))
-
-        advance(0.0)
-        return advance
-
-    def _add(self, system: str, rule: str, simulated: SimulatedFit, one: SimulatedFit) -> None:
-        """Add a run to the result; ``one`` is the run of one process, with which it is compared."""
-        self._runs.append(
+def _make_rehearsal(
+    simulator: RunSimulator,
+    runs: Sequence[Run],
+    results: Sequence[SimulatedFit],
+    request: RehearsalRequest,
+) -> Rehearsal:
+    """Return the result of a rehearsal, made of the results of all runs."""
+    recipe, data, conditions = simulator.recipe, simulator.data, simulator.conditions
+    one, to_loss, n_params = results[0], request.to_loss, recipe.model.n_params
+    if to_loss is None and one.points and not one.error:
+        lowest = min(point.measures[LOSS] for point in one.points)
+        to_loss = lowest + TARGET_MARGIN * abs(lowest)
+    ours = [fit for run, fit in zip(runs, results, strict=True) if run.system == OURS]
+    density = sum(fit.entries for fit in ours) / max(1, sum(fit.publications for fit in ours))
+    return Rehearsal(
+        tuple(
             make_run(
-                system,
-                rule,
-                simulated,
+                run.system,
+                run.rule,
+                fit,
                 one,
-                to_loss=self._to_loss,
-                n_params=self._recipe.model.n_params,
-                link_bits_s=self._conditions.link_bits_s,
+                to_loss=to_loss,
+                n_params=n_params,
+                link_bits_s=conditions.link_bits_s,
             )
-        )
-
-
-def _recipes_by_rule(recipe: FitRecipe, rules: Sequence[str]) -> Iterator[tuple[str, FitRecipe]]:
-    """Yield each scaling rule with the fit under it; without rules the fit as it is."""
-    if not rules:
-        yield recipe.master.scaling or "", recipe
-    for rule in rules:
-        master = replace(recipe.master, scaling=rule, horizon=None, aggregation=None)
-        yield rule, replace(recipe, master=master)
+            for run, fit in zip(runs, results, strict=True)
+        ),
+        conditions,
+        n_params,
+        density / n_params,
+        data.sample.rows,
+        data.sample.total,
+        recipe.epochs,
+        recipe.master.batch_size_per_worker,
+        simulator.is_held_out,
+        to_loss,
+    )
 
 
 def make_recipe(

@@ -1,0 +1,137 @@
+"""A process that simulates runs of a rehearsal beside the calling process.
+
+``runs`` starts it as ``python -m sparkstrom.rehearsal.run_process SOCKET``. The argument is the
+file descriptor of one end of a socket pair; standard input is a file with the pickled simulator.
+The process receives runs. For each, it sends the fraction that is done from time to time, and then
+the result.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparkstrom.rehearsal.fit import SimulatedFit
+    from sparkstrom.rehearsal.runs import Run, RunSimulator
+
+MODULE = "sparkstrom.rehearsal.run_process"
+THREAD_LIMIT_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+NEWS_S = 0.2  # between two messages about a run's progress
+CGROUP = Path("/sys/fs/cgroup")
+
+
+class RunProcess:
+    """A process that simulates one run after the other, as long as the calling process lives."""
+
+    def __init__(self, simulator: bytes) -> None:
+        """Start the process with the result of ``pickle_simulator``. Raise OSError if it cannot."""
+        self.run: Run  # the run that it simulates, once ``begin`` was called
+        self.fraction = 0.0  # of that run, which is done
+        ours, theirs = socket.socketpair()
+        with ours, theirs, tempfile.TemporaryFile() as file:
+            file.write(simulator)
+            file.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
+                stdin=file,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=_make_environment(),
+                process_group=0,  # so that Ctrl-C interrupts the calling process only
+                pass_fds=[theirs.fileno()],
+            )
+            self.connection = Connection(ours.detach())
+
+    def begin(self, run: Run) -> None:
+        """Give the process a run. If it is dead, ``poll`` will report that."""
+        self.run, self.fraction = run, 0.0
+        with suppress(OSError):
+            self.connection.send(run)
+
+    def poll(self) -> SimulatedFit | None:
+        """Update ``fraction``; return the run's result, or None if there is none yet.
+
+        Raise EOFError or OSError if the process has ended.
+        """
+        while self.connection.poll():
+            news = self.connection.recv()
+            if not isinstance(news, float):
+                simulated: SimulatedFit = news
+                return simulated
+            self.fraction = news
+        return None
+
+    def kill(self) -> None:
+        """End the process at once and release its resources. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+        self.connection.close()
+
+
+def pickle_simulator(simulator: RunSimulator) -> bytes:
+    """Pickle a simulator, with the code of classes that the user's script defines."""
+    import cloudpickle
+
+    content: bytes = cloudpickle.dumps(simulator)
+    return content
+
+
+def count_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def free_memory_bytes() -> float:
+    """Return the bytes that processes may still allocate: the host's, or fewer in a container."""
+    host = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = float(host["MemAvailable"].split()[0]) * 1024
+    with suppress(OSError, ValueError):  # no container, or one without a limit ("max")
+        limit, used = (
+            float((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current")
+        )
+        free = min(free, limit - used)
+    return free
+
+
+def _make_environment() -> dict[str, str]:
+    """Return this process's variables and import path, with one thread for numeric libraries."""
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    return os.environ | dict.fromkeys(THREAD_LIMIT_VARIABLES, "1") | {"PYTHONPATH": path}
+
+
+def main(descriptor: int) -> int:
+    """Simulate runs until the calling process closes the socket; return exit status 0."""
+    from sparkstrom.fit.trained_network import preserve_process_state
+    from sparkstrom.rehearsal.fit import use_one_thread
+
+    simulator: RunSimulator = pickle.load(sys.stdin.buffer)
+    next_s = 0.0
+    with Connection(descriptor) as connection, preserve_process_state(), use_one_thread():
+
+        def tell(fraction: float) -> None:
+            """Send the fraction of the run that is done, unless that was just done."""
+            nonlocal next_s
+            if (now_s := time.monotonic()) >= next_s:
+                next_s = now_s + NEWS_S
+                connection.send(fraction)
+
+        while True:
+            try:
+                run = connection.recv()
+            except EOFError:
+                return 0
+            connection.send(simulator.simulate(run, tell))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,294 @@
+"""Simulate the runs of a rehearsal, and schedule them on the processors of this machine.
+
+A run is one system with one number of workers: training in one process, sparkstrom, or DDP. Runs
+are independent of each other, and the result of a run does not depend on the process that simulates
+it. This process simulates one run after the other, from the first one on. If that takes long, other
+processes simulate runs beside it, from the last one on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import connection
+from typing import Any
+
+from sparkstrom.base.errors import SparkstromError, format_reason
+from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel, Measured
+from sparkstrom.models.output_interpretation import VALUES, get_output_kind, measure_batch
+from sparkstrom.observe.early_stopping import ACCURACY, LOSS
+from sparkstrom.observe.progress import ProgressDisplay, RehearsalFigures
+from sparkstrom.observe.reporting.summary_rendering import pluralize
+from sparkstrom.rehearsal.baselines import ring_bits_s, train_synchronously
+from sparkstrom.rehearsal.conditions import Conditions
+from sparkstrom.rehearsal.data import SampledData
+from sparkstrom.rehearsal.fit import FitRecipe, FitSimulator, Measure, OnProgress, SimulatedFit
+from sparkstrom.rehearsal.result import ALL_REDUCE, ONE_PROCESS, OURS
+from sparkstrom.rehearsal.run_process import (
+    RunProcess,
+    count_cores,
+    free_memory_bytes,
+    pickle_simulator,
+)
+
+log = logging.getLogger(__name__)
+
+# Time to simulate a minibatch of one process or DDP: a fraction of sparkstrom's (digits network).
+SYNCHRONOUS_WEIGHT = 0.2
+LOOK_AFTER_S = 2.0  # how long this process simulates before it estimates the time left
+LONG_S = 10.0  # time left from which other processes, which import for seconds, are worth starting
+PROCESSES_MAX = 8  # this one included
+PROCESS_BYTES = 400 << 20  # memory of a process besides sample and replicas: Python, torch, kernels
+REPLICA_BYTES = 64  # memory of a simulated worker per parameter
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A system with a number of workers, to be simulated."""
+
+    system: str  # ONE_PROCESS, OURS or ALL_REDUCE
+    workers: int
+    rule: str = ""  # scaling rule of OURS; "": that of the network's options
+
+    @property
+    def description(self) -> str:
+        """The run as the progress display names it."""
+        if self.system == ONE_PROCESS:
+            return "one process"
+        if self.system == ALL_REDUCE:
+            return f"DDP with {self.workers} ranks"
+        return f"{pluralize(self.workers, 'worker')}{f', {self.rule}' if self.rule else ''}"
+
+    @property
+    def weight(self) -> float:
+        """The time to simulate it, relative to one of sparkstrom's runs."""
+        return 1.0 if self.system == OURS else SYNCHRONOUS_WEIGHT
+
+
+def plan_runs(workers: Sequence[int], rules: Sequence[str], own_rule: str | None) -> list[Run]:
+    """Return the runs of a rehearsal, in the order of its table.
+
+    Args:
+        workers: Numbers of workers, ascending.
+        rules: Scaling rules to compare; empty: only the network's own options.
+        own_rule: The scaling rule among the network's options; None: none.
+    """
+    runs = [Run(ONE_PROCESS, 1)]
+    for count in workers:
+        compared = rules or [own_rule or ""]
+        if count == 1:  # one worker needs no rule
+            compared = compared[:1]
+        runs += [Run(OURS, count, rule) for rule in compared]
+        if count > 1:
+            runs.append(Run(ALL_REDUCE, count))
+    return runs
+
+
+class LossMeter:
+    """Computes loss and accuracy of parameters on fixed rows, with its own copy of the model."""
+
+    def __init__(self, recipe: FitRecipe, batches: Sequence[Batch]) -> None:
+        self._model: FlatModel = pickle.loads(recipe.packed)
+        self._batches = batches
+        self._metrics: tuple[str, ...] = (LOSS, ACCURACY)
+        self._parameters = recipe.parameters.copy()
+        self._model.bind(self._parameters)
+        if get_output_kind(self._model) == VALUES or not self._can_measure_accuracy():
+            self._metrics = (LOSS,)
+
+    def _can_measure_accuracy(self) -> bool:
+        """Return whether accuracy can be measured, because the labels are classes."""
+        try:
+            measure_batch(self._model, self._batches[0], ACCURACY)
+        except (SparkstromError, ValueError, TypeError, IndexError):
+            return False
+        return True
+
+    def __call__(self, parameters: Flat, buffers: bytes) -> dict[str, float]:
+        """Return the metrics of parameters f32[n_params]; inf for a loss that is not finite."""
+        self._parameters[:] = parameters
+        if buffers and isinstance(self._model, Buffered):
+            self._model.load_buffers_bytes(buffers)
+        found = {}
+        for metric in self._metrics:
+            parts = [measure_batch(self._model, batch, metric) for batch in self._batches]
+            total, weight = (math.fsum(part[i] for part in parts) for i in range(2))
+            value = total / weight if weight else math.nan
+            found[metric] = value if math.isfinite(value) else math.inf
+        return found
+
+
+class RunSimulator:
+    """Simulates single runs of one rehearsal.
+
+    Args:
+        recipe: The fit.
+        data: Its rows.
+        conditions: The cluster.
+        compares_rules: Whether a run's rule replaces the network's own options.
+    """
+
+    def __init__(
+        self, recipe: FitRecipe, data: SampledData, conditions: Conditions, *, compares_rules: bool
+    ) -> None:
+        self.recipe, self.data, self.conditions = recipe, data, conditions
+        self.compares_rules = compares_rules
+        batches, self.is_held_out = data.evaluation_batches()
+        self.measure: Measure | None = None
+        if isinstance(recipe.model, Measured):
+            self.measure = LossMeter(recipe, batches)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the arguments; what measures losses is made again."""
+        make = partial(RunSimulator, compares_rules=self.compares_rules)
+        return make, (self.recipe, self.data, self.conditions)
+
+    def simulate(self, run: Run, on_progress: OnProgress) -> SimulatedFit:
+        """Simulate a run and return its result. ``on_progress`` gets the fraction that is done."""
+        recipe, conditions = self.recipe, self.conditions
+        partitions = self.data.partitions(run.workers)
+        if run.system == OURS:
+            if self.compares_rules:
+                master = replace(recipe.master, scaling=run.rule, horizon=None, aggregation=None)
+                recipe = replace(recipe, master=master)
+            return FitSimulator(
+                recipe, partitions, conditions, self.measure, on_progress=on_progress
+            ).run()
+        simulated = train_synchronously(recipe, partitions, conditions, self.measure, on_progress)
+        if run.system == ALL_REDUCE:
+            sent = ring_bits_s(recipe, run.workers, conditions) * simulated.seconds / 8
+            simulated.link_bytes = {f"worker {i}": (sent, sent) for i in range(run.workers)}
+        return simulated
+
+
+class RunScheduler:
+    """Simulates all runs of a rehearsal, and shows the progress.
+
+    Args:
+        simulator: Simulates each run.
+        runs: All runs, which differ.
+        n_params: The model's number of parameters.
+        display: Shows the progress.
+    """
+
+    def __init__(
+        self, simulator: RunSimulator, runs: Sequence[Run], n_params: int, display: ProgressDisplay
+    ) -> None:
+        self._simulator, self._runs, self._display = simulator, runs, display
+        self._n_params = n_params
+        self._queue = deque(runs)  # runs that have not begun
+        self._fractions = dict.fromkeys(runs, 0.0)  # what is done of each run
+        self._simulated: dict[Run, SimulatedFit] = {}
+        self._processes: list[RunProcess] = []  # each simulates a run
+        # XLA computes on all processors in this process, but would not in others: they would gain
+        # little, and bits of sums may depend on the number of threads.
+        self._may_start = "jax" not in sys.modules
+        self._pickled = b""  # the simulator, for other processes
+        self._began_s = time.monotonic()
+        self._look_s = self._began_s + LOOK_AFTER_S  # when to look after other processes
+
+    def simulate_all(self) -> list[SimulatedFit]:
+        """Simulate all runs; return their results in the same order."""
+        try:
+            while len(self._simulated) < len(self._runs):
+                if self._queue:
+                    run = self._queue.popleft()
+                    advance = partial(self._advance, run)
+                    advance(0.0)
+                    self._finish(run, self._simulator.simulate(run, advance))
+                else:
+                    connection.wait([each.connection for each in self._processes], POLL_S)
+                    self._attend_processes()
+                    self._show(self._processes[0].run if self._processes else self._runs[-1])
+        finally:
+            for process in self._processes:
+                process.kill()
+        return [self._simulated[run] for run in self._runs]
+
+    def _advance(self, run: Run, fraction: float) -> None:
+        """Record and show that a fraction of this process's run is done."""
+        self._fractions[run] = fraction
+        if (now_s := time.monotonic()) >= self._look_s:
+            self._look_s = now_s + POLL_S
+            self._attend_processes()
+            if self._may_start and self._queue and self._takes_long(now_s):
+                self._start_process()
+        self._show(run)
+
+    def _show(self, run: Run) -> None:
+        """Show the progress of all runs, and the name of one that is being simulated."""
+        number = self._runs.index(run) + 1
+        phase = f"rehearsing {run.description} ({number} of {len(self._runs)})"
+        self._display.show(RehearsalFigures(phase, self._fraction_done()))
+
+    def _fraction_done(self) -> float:
+        """Return the fraction of all runs that is done, by the time that they take."""
+        total = math.fsum(run.weight for run in self._runs)
+        done = math.fsum(run.weight * fraction for run, fraction in self._fractions.items())
+        return min(1.0, done / total)
+
+    def _finish(self, run: Run, simulated: SimulatedFit) -> None:
+        """Record the result of a run."""
+        self._simulated[run], self._fractions[run] = simulated, 1.0
+
+    def _takes_long(self, now_s: float) -> bool:
+        """Return whether the rest takes so long that another process is worth its start."""
+        done = self._fraction_done()
+        return (now_s - self._began_s) * (1 - done) > LONG_S * done
+
+    def _start_process(self) -> None:
+        """Start a process for the last run in the queue, if processors and memory suffice."""
+        self._may_start = len(self._processes) + 2 < min(count_cores(), PROCESSES_MAX)
+        if count_cores() == 1:
+            return
+        try:
+            self._pickled = self._pickled or pickle_simulator(self._simulator)
+            if self._memory_needed() > free_memory_bytes() / 2:
+                self._may_start = False
+                return
+            self._processes.append(RunProcess(self._pickled))
+        except Exception as error:  # models of any kind are pickled; this process simulates all
+            log.info("no further process simulates runs: %s", error)
+            self._may_start = False
+            return
+        self._processes[-1].begin(self._queue.pop())
+
+    def _memory_needed(self) -> int:
+        """Return the bytes that another process needs at most."""
+        replicas = self._n_params * max(run.workers for run in self._queue)
+        return PROCESS_BYTES + 2 * len(self._pickled) + REPLICA_BYTES * replicas
+
+    def _attend_processes(self) -> None:
+        """Take the results of other processes, and give them further runs.
+
+        The run of a process that died, for want of memory for example, is queued again.
+        """
+        for process in list(self._processes):
+            try:
+                simulated = process.poll()
+            except (EOFError, OSError) as error:
+                log.warning("a process that simulated a run died (%s)", format_reason(error))
+                self._queue.append(process.run)
+                self._fractions[process.run], self._may_start = 0.0, False
+                self._drop(process)
+                continue
+            self._fractions[process.run] = process.fraction
+            if simulated is not None:
+                self._finish(process.run, simulated)
+                if self._queue:
+                    process.begin(self._queue.pop())
+                else:
+                    self._drop(process)
+
+    def _drop(self, process: RunProcess) -> None:
+        """End a process that is not needed any more."""
+        self._processes.remove(process)
+        process.kill()

@@ -1,0 +1,133 @@
+"""Runs of a rehearsal in other processes give the same results, and are never lost."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from sparkstrom.observe.progress import ProgressDisplay
+from sparkstrom.rehearsal import run_process, runs
+from sparkstrom.rehearsal.data import SampledData
+from sparkstrom.rehearsal.fit import SimulatedFit
+from sparkstrom.rehearsal.result import ALL_REDUCE, ONE_PROCESS, OURS
+from sparkstrom.rehearsal.run_process import RunProcess, free_memory_bytes
+from sparkstrom.rehearsal.runs import Run, RunScheduler, RunSimulator, plan_runs
+from tests.unit.rehearsal.recipes import conditions, momentum_network, recipe, sample
+
+RUNS = plan_runs((1, 4), ("sequential", "ddp"), None)
+
+
+class Starts(list[RunProcess]):
+    """The processes that were started."""
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
+    """Every run takes long, and there are three processors."""
+    made = Starts()
+
+    def start(simulator: bytes) -> RunProcess:
+        made.append(RunProcess(simulator))
+        return made[-1]
+
+    monkeypatch.setattr(runs, "RunProcess", start)
+    monkeypatch.setattr(runs, "LOOK_AFTER_S", 0.0)
+    monkeypatch.setattr(runs, "LONG_S", 0.0)
+    monkeypatch.setattr(runs, "POLL_S", 0.0)
+    monkeypatch.setattr(runs, "count_cores", lambda: 3)
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+    return made
+
+
+def simulate(plan: list[Run] = RUNS) -> list[SimulatedFit]:
+    made = recipe(momentum_network(), epochs=1)
+    simulator = RunSimulator(made, SampledData(made, sample()), conditions(), compares_rules=True)
+    return RunScheduler(simulator, plan, made.model.n_params, ProgressDisplay()).simulate_all()
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[SimulatedFit]:
+    """The results of this process."""
+    return simulate()
+
+
+def figures(results: list[SimulatedFit]) -> list[Any]:
+    return [(fit.digest, fit.points, fit.seconds, fit.link_bytes) for fit in results]
+
+
+def test_a_rehearsal_consists_of_these_runs() -> None:
+    assert [
+        Run(ONE_PROCESS, 1),
+        Run(OURS, 1, "sequential"),
+        Run(OURS, 4, "sequential"),
+        Run(OURS, 4, "ddp"),
+        Run(ALL_REDUCE, 4),
+    ] == RUNS
+    assert plan_runs((2,), (), "limited")[1] == Run(OURS, 2, "limited")
+
+
+def test_other_processes_simulate_the_same_bits(alone: list[SimulatedFit], starts: Starts) -> None:
+    beside = simulate()
+    assert len(starts) == 2
+    assert all(process.run in RUNS[2:] for process in starts)
+    assert figures(beside) == figures(alone)
+
+
+def test_a_run_whose_process_dies_is_simulated_here(
+    alone: list[SimulatedFit],
+    starts: Starts,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begin = RunProcess.begin
+
+    def begin_and_die(self: RunProcess, run: Run) -> None:
+        self._process.kill()
+        begin(self, run)
+
+    monkeypatch.setattr(RunProcess, "begin", begin_and_die)
+    with caplog.at_level(logging.WARNING):
+        beside = simulate()
+    assert "a process that simulated a run died" in caplog.text
+    assert figures(beside) == figures(alone)
+
+
+def raise_type_error(simulator: RunSimulator) -> bytes:
+    raise TypeError("cannot pickle '_thread.lock' object")
+
+
+def test_no_process_starts_where_it_would_not_help(
+    starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "jax", ModuleType("jax"))
+        simulate(RUNS[:2])
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "count_cores", lambda: 1)
+        simulate(RUNS[:2])
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "free_memory_bytes", lambda: 500e6)
+        simulate(RUNS[:2])
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "pickle_simulator", raise_type_error)
+        simulate(RUNS[:2])
+    assert starts == []
+    simulate(RUNS[:2])
+    assert len(starts) == 1
+
+
+def test_free_memory_is_the_least_of_host_and_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr(run_process, "CGROUP", tmp_path)
+    host = free_memory_bytes()
+    assert host > 50e6
+    (tmp_path / "memory.current").write_text("1000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory_bytes() > 50e6
+    (tmp_path / "memory.max").write_text("41000\n")
+    assert free_memory_bytes() == 40_000
