@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.base.identity import MASTER, EdgeNo, Endpoint, NodeId, Seq
+from sparkstrom.base.identity import EdgeNo, Endpoint, NodeId
 from sparkstrom.codec.messages import (
     Address,
     Chunk,
@@ -27,6 +27,7 @@ from sparkstrom.codec.messages import (
     MergedRange,
     Message,
     OptimizerChunk,
+    Payload,
     State,
     Update,
 )
@@ -41,7 +42,7 @@ from sparkstrom.codec.sealed_frames import (
     direct_header,
     split_body,
 )
-from sparkstrom.codec.wire import Kind, decode_untrusted, encode, is_data
+from sparkstrom.codec.wire import UPDATE_HEADER, Kind, decode_untrusted, encode, is_data
 from sparkstrom.protocol.common.events_and_effects import SendMerged, SendToProcess
 from sparkstrom.transport.base import OfferResult, Sender, Transport
 
@@ -61,7 +62,8 @@ class Traffic:
 
     # bytes queued for sending on all streams; LinkBytesCounter counts what left the interfaces
     wire_bytes: int = 0
-    update_bytes: int = 0  # bytes of this node's own updates, encrypted, counted when first sent
+    # bytes of this node's own updates, encrypted; each update counts once, however often it is sent
+    update_bytes: int = 0
     rejected: Counter[Rejection] = field(default_factory=Counter)  # rejected frames by reason
     # wire_bytes by kind of message: a value of TRAFFIC_KINDS, or CONTROL_TRAFFIC
     by_kind: Counter[str] = field(default_factory=Counter)
@@ -357,7 +359,6 @@ class MessageEndpoint:
         # direct messages of the controller, on any stream
         self._reassembler = Reassembler(message_bytes_max)
         self.encodings = EncodingCache()
-        self._newest_update = (MASTER, Seq(0))
         self._has_unsent = False  # the last flush left frames
         # neighbour -> bytes of a partly received data message
         self._arriving: dict[NodeId, int] = {}
@@ -469,8 +470,6 @@ class MessageEndpoint:
         if peer is None:
             return
         frames = self._seal_message(message, receiver=node, edge=peer.edge)
-        if isinstance(message, Update):
-            self._count_update(message, frames)
         box = peer.data if is_data(message) else peer.control
         box.put(frames, type(message) if isinstance(message, SUPERSEDING_MESSAGES) else None)
         self.traffic.count_sent(message, frames)
@@ -554,12 +553,11 @@ class MessageEndpoint:
             frames.append(self._seal.close(header, piece, token))
         return frames
 
-    def _count_update(self, update: Update, frames: list[bytes]) -> None:
-        """Count the bytes of an update if this node made it and sends it for the first time."""
-        key = (update.origin, update.seq)
-        if key > self._newest_update and update.origin == self.me:
-            self._newest_update = key
-            self.traffic.update_bytes += sum(map(len, frames))
+    def count_update(self, payload: Payload) -> None:
+        """Count the encrypted bytes of an update that this node has made."""
+        body_bytes = UPDATE_HEADER.size + len(payload.data)
+        pieces = -(-body_bytes // self._piece_bytes)
+        self.traffic.update_bytes += body_bytes + pieces * OVERHEAD_BYTES
 
     def poll_timeout_s(self, due_in_s: float = math.inf) -> float:
         """Return how long the next ``receive`` should wait: briefly if frames wait to be sent.

@@ -285,6 +285,8 @@ class NodeThread(threading.Thread):
                 event, ev.TrainerDrained | ev.ReplicaHashed | ev.TrainerReleased | ev.TrainerFailed
             ):
                 self._report_output(now=True)  # output from before the event comes first
+            if isinstance(event, ev.UpdatePublished):
+                self._message_endpoint.count_update(event.payload)
             self._step(event)
 
     def _step(self, event: ev.Event) -> None:
