@@ -24,6 +24,7 @@ from sparkstrom.codec.messages import (
     Commit,
     Direct,
     Heartbeat,
+    Join,
     MergedRange,
     Message,
     OptimizerChunk,
@@ -87,7 +88,7 @@ class Traffic:
 OFFER_FRAMES_MAX = 256  # per flush; bounds the cost of a long queue that is stuck
 OPEN_SENDERS_MAX = 32  # open senders for direct messages
 QUEUED_REPLY_FRAMES_MAX = 16  # per address without a sender; further messages only repeat these
-UNRESPONSIVE_AFTER_REPLIES = 12  # six seconds of a peer that sends two requests per second
+UNRESPONSIVE_AFTER_REQUESTS = 12  # six seconds of a peer that sends two requests per second
 CONNECT_FLUSHES_MAX = 1000  # about a second; then an unconnected sender makes room for others
 
 
@@ -144,14 +145,13 @@ class ReplyOutboxes:
         # flush at which an unconnected sender may be closed
         self._turn_ends: dict[Address, int] = {}
         self._waiting: dict[Address, list[bytes]] = {}
-        self._untaken_replies: dict[Address, int] = {}  # replies to peers that have taken none yet
+        # Requests since the sender was opened, from peers that have taken nothing from it yet.
+        self._unheard_requests: dict[Address, int] = {}
         self._flushes = 0
 
     def put(self, address: Address, frames: list[bytes]) -> bool:
         """Queue all or none of a message's frames; return whether they were queued."""
         if address in self._open:
-            if address in self._untaken_replies:
-                self._untaken_replies[address] += 1
             self._open[address].put(frames)
             return True
         waiting = self._waiting.setdefault(address, [])
@@ -159,6 +159,11 @@ class ReplyOutboxes:
             return False
         waiting.extend(frames)
         return True
+
+    def note_request(self, address: Address) -> None:
+        """Count a request from a process, which shows that the process lives."""
+        if address in self._unheard_requests:
+            self._unheard_requests[address] += 1
 
     def flush(self) -> int:
         """Offer waiting frames to the open senders; return how many they accepted."""
@@ -169,15 +174,15 @@ class ReplyOutboxes:
         for address, box in self._open.items():
             if sent := box.flush():
                 went += sent
-                self._untaken_replies.pop(address, None)
+                self._unheard_requests.pop(address, None)
         return went
 
     def unresponsive_peers(self) -> tuple[Endpoint, ...]:
         """Return peers that keep sending requests but have never received our replies."""
         asked = [
             at
-            for at, answers in self._untaken_replies.items()
-            if answers >= UNRESPONSIVE_AFTER_REPLIES
+            for at, requests in self._unheard_requests.items()
+            if requests >= UNRESPONSIVE_AFTER_REQUESTS
         ]
         return tuple(dict.fromkeys(Endpoint(at.host, at.port) for at in asked))
 
@@ -189,7 +194,7 @@ class ReplyOutboxes:
             if not len(box) or self._turn_ends[address] <= self._flushes:
                 box.close()
                 del self._open[address], self._turn_ends[address]
-                self._untaken_replies.pop(address, None)
+                self._unheard_requests.pop(address, None)
                 return True
         return False
 
@@ -199,7 +204,7 @@ class ReplyOutboxes:
         box = self._open[address] = Outbox(self._open_sender(address))
         box.put(self._waiting.pop(address))
         self._turn_ends[address] = self._flushes + CONNECT_FLUSHES_MAX
-        self._untaken_replies[address] = 0
+        self._unheard_requests[address] = 0
 
     def __len__(self) -> int:
         """Return the number of frames that the transport has not accepted yet."""
@@ -635,6 +640,8 @@ class MessageEndpoint:
         message = decode_untrusted(header.kind, whole)
         if not isinstance(message, Direct):
             raise FrameError(Rejection.NOT_DIRECT)
+        if isinstance(message, Join):
+            self._replies.note_request(message.address)
         return None, message
 
     def replace_transport(self, open_transport: Callable[[], Transport]) -> None:

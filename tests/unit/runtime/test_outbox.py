@@ -9,7 +9,7 @@ from sparkstrom.codec.messages import Address
 from sparkstrom.runtime.message_endpoint import (
     CONNECT_FLUSHES_MAX,
     OPEN_SENDERS_MAX,
-    UNRESPONSIVE_AFTER_REPLIES,
+    UNRESPONSIVE_AFTER_REQUESTS,
     Outbox,
     ReplyOutboxes,
 )
@@ -72,6 +72,7 @@ def at(number: int) -> Address:
 
 def ask(answers: ReplyOutboxes, address: Address, times: int) -> None:
     for _ in range(times):
+        answers.note_request(address)
         answers.put(address, [b"welcome"])
         answers.flush()
 
@@ -79,7 +80,7 @@ def ask(answers: ReplyOutboxes, address: Address, times: int) -> None:
 def test_who_asks_on_and_takes_no_answer_is_deaf() -> None:
     senders: dict[Address, Stuck] = {}
     answers = answering(senders)
-    ask(answers, at(1), UNRESPONSIVE_AFTER_REPLIES)
+    ask(answers, at(1), UNRESPONSIVE_AFTER_REQUESTS)
     ask(answers, at(2), 3)  # it has just come, or was killed
     assert answers.unresponsive_peers() == ()
     ask(answers, at(1), 1)
@@ -87,7 +88,17 @@ def test_who_asks_on_and_takes_no_answer_is_deaf() -> None:
     senders[at(1)].room = 1
     answers.flush()
     assert answers.unresponsive_peers() == ()
-    ask(answers, at(1), 2 * UNRESPONSIVE_AFTER_REPLIES)  # it is slow: it has heard once
+    ask(answers, at(1), 2 * UNRESPONSIVE_AFTER_REQUESTS)  # it is slow: it has heard once
+    assert answers.unresponsive_peers() == ()
+
+
+def test_who_died_is_not_deaf() -> None:
+    """Its welcome and the probes of it are repeated until its lease is over."""
+    answers = answering({})
+    ask(answers, at(1), 1)
+    for _ in range(2 * UNRESPONSIVE_AFTER_REQUESTS):
+        answers.put(at(1), [b"probe"])
+        answers.flush()
     assert answers.unresponsive_peers() == ()
 
 
@@ -95,9 +106,9 @@ def test_who_waits_for_a_turn_is_not_deaf() -> None:
     answers = answering({})
     for number in range(OPEN_SENDERS_MAX):
         ask(answers, at(number), 1)
-    ask(answers, at(999), 2 * UNRESPONSIVE_AFTER_REPLIES)
+    ask(answers, at(999), 2 * UNRESPONSIVE_AFTER_REQUESTS)
     assert answers.unresponsive_peers() == ()
     for _ in range(CONNECT_FLUSHES_MAX):
         answers.flush()
-    ask(answers, at(999), UNRESPONSIVE_AFTER_REPLIES)
+    ask(answers, at(999), UNRESPONSIVE_AFTER_REQUESTS)
     assert answers.unresponsive_peers() == (Endpoint("10.0.0.7", 40_999),)
