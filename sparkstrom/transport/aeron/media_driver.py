@@ -331,6 +331,8 @@ def _launch_process(
             )
         os.close(write_end)
         status = _read_status(read_end, end_s)
+        if status == TIMEOUT_MESSAGE:  # the driver is in the same group, and could still come up
+            os.killpg(starter.pid, signal.SIGKILL)
         starter.kill()  # it only forks, so the driver is not our child and leaves no zombie
         starter.wait()
     finally:
@@ -340,6 +342,7 @@ def _launch_process(
 
 
 READY_MESSAGE = b"ready"
+TIMEOUT_MESSAGE = b"it did not come up within its deadline"
 
 
 def _driver_environment() -> dict[str, str]:
@@ -366,7 +369,7 @@ def _read_status(descriptor: int, end_s: float) -> bytes:
     while True:
         left_s = max(0.0, end_s - time.monotonic())
         if not select.select([descriptor], [], [], left_s)[0]:
-            return b"it did not come up within its deadline"
+            return TIMEOUT_MESSAGE
         part = os.read(descriptor, 65536)
         if not part:
             return b"".join(parts)
