@@ -99,6 +99,7 @@ class Outbox:
         self._sender = sender
         self._frames: deque[bytes] = deque()
         self._newest: dict[Hashable, list[bytes]] = {}  # key -> frames of the waiting message
+        self.is_closed = False  # the sender has ended, so that frames are dropped
 
     def put(self, frames: list[bytes], replaces: Hashable = None) -> None:
         """Queue a message's frames; drop a waiting message with the same key ``replaces``."""
@@ -118,6 +119,7 @@ class Outbox:
         if sent:
             self._newest.clear()
         if offer is OfferResult.CLOSED:
+            self.is_closed = True
             self._frames.clear()
             self._newest.clear()
         return sent
@@ -171,10 +173,12 @@ class ReplyOutboxes:
         while self._waiting and self._make_room():
             self._open_next()
         went = 0
-        for address, box in self._open.items():
+        for address, box in list(self._open.items()):
             if sent := box.flush():
                 went += sent
                 self._unheard_requests.pop(address, None)
+            if box.is_closed:
+                self._close(address)  # the next message opens another sender
         return went
 
     def unresponsive_peers(self) -> tuple[Endpoint, ...]:
@@ -192,11 +196,15 @@ class ReplyOutboxes:
             return True
         for address, box in self._open.items():
             if not len(box) or self._turn_ends[address] <= self._flushes:
-                box.close()
-                del self._open[address], self._turn_ends[address]
-                self._unheard_requests.pop(address, None)
+                self._close(address)
                 return True
         return False
+
+    def _close(self, address: Address) -> None:
+        """Close the sender to an address and drop the frames that wait for it."""
+        self._open.pop(address).close()
+        del self._turn_ends[address]
+        self._unheard_requests.pop(address, None)
 
     def _open_next(self) -> None:
         """Open a sender for the address that has waited longest."""
@@ -489,6 +497,8 @@ class MessageEndpoint:
     def send_direct(self, message: Direct) -> None:
         """Queue a direct message from this process to the controller's join stream."""
         assert self._master is not None, "the master's place is not known"
+        if self._to_master is not None and self._to_master.is_closed:
+            self.set_master(*self._master)
         if self._to_master is None:
             endpoint, stream = self._master
             self._to_master = Outbox(self.transport.open_sender(endpoint, stream, control=True))

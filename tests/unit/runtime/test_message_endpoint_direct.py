@@ -103,6 +103,17 @@ def test_meeting_again_drops_what_was_not_sent(network: MemoryNetwork) -> None:
     assert master.got() == [(None, ProbeReply(7))]
 
 
+def test_after_the_sender_has_ended_the_next_message_opens_another(network: MemoryNetwork) -> None:
+    master, node = lobby_of(network)
+    node.room.send_direct(ProbeReply(6))
+    assert node.room._to_master is not None
+    node.room._to_master._sender.close()
+    node.room.flush()
+    node.room.send_direct(ProbeReply(7))
+    node.room.flush()
+    assert master.got() == [(None, ProbeReply(7))]
+
+
 def test_an_answer_reaches_who_has_no_edge(network: MemoryNetwork) -> None:
     master, node = Office(network, MASTER, 10), Office(network, None, 20)
     node.room.listen(node.address)

@@ -62,6 +62,21 @@ def test_a_stream_that_is_gone_keeps_nothing() -> None:
     assert len(box) == 1
 
 
+def test_after_a_sender_has_ended_the_next_message_opens_another() -> None:
+    """The media driver refused the first one, for example for lack of descriptors."""
+
+    class Refused(Stuck):
+        def offer(self, frames: Sequence[bytes]) -> tuple[int, OfferResult]:
+            return 0, OfferResult.CLOSED
+
+    senders = [Refused(), Stuck()]
+    senders[1].room = 1
+    opening = iter(senders)
+    answers = ReplyOutboxes(lambda address: next(opening))
+    ask(answers, at(1), 2)
+    assert senders[1].taken == [b"welcome"]
+
+
 def answering(senders: dict[Address, Stuck]) -> ReplyOutboxes:
     return ReplyOutboxes(lambda address: senders.setdefault(address, Stuck()))
 
