@@ -135,17 +135,20 @@ class MinibatchLosses:
     """Computes mean losses of the newest minibatches from the workers' cumulative counters."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[int, float]] = {}  # examples and sum of losses, by node
+        # Examples and sum of losses, by partition and task attempt: a worker that returns under a
+        # new id continues its counters.
+        self._seen: dict[tuple[int, int], tuple[int, float]] = {}
 
     def collect_new_losses(self, progress: Progress) -> dict[int, float]:
         """Return the mean loss over the examples reported since the last call, by node."""
         losses: dict[int, float] = {}
         for node, counters in progress.stats.items():
-            if counters.training is None:
+            if (training := counters.training) is None:
                 continue
-            now = counters.training.examples, counters.training.loss_sum
-            before = self._seen.get(node, (0, 0.0))
-            self._seen[node] = now
+            process = training.partition, training.attempt
+            now = training.examples, training.loss_sum
+            before = self._seen.get(process, (0, 0.0))
+            self._seen[process] = now
             if now[0] > before[0]:
                 losses[node] = (now[1] - before[1]) / (now[0] - before[0])
         return losses

@@ -354,7 +354,9 @@ class MasterThread(threading.Thread):
                 self._resolve_copy_requests(payloads)
             case ev.HashReplica(commit=commit):
                 self._requests.put(ev.ReplicaHashed(commit, self._theta.digest(), None))
-            case ev.ReportCounters(node=node, counters=counters):
+            case ev.ReportCounters(node=node, counters=counters, former=former):
+                for id_before in former:
+                    self._stats.pop(id_before, None)
                 self._stats[node] = counters
             case ev.Note(text=text, departure=departure):
                 log.warning("%s", text)

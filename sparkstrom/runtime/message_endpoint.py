@@ -17,16 +17,18 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.base.identity import MASTER, EdgeNo, Endpoint, NodeId, Seq
+from sparkstrom.base.identity import EdgeNo, Endpoint, NodeId
 from sparkstrom.codec.messages import (
     Address,
     Chunk,
     Commit,
     Direct,
     Heartbeat,
+    Join,
     MergedRange,
     Message,
     OptimizerChunk,
+    Payload,
     State,
     Update,
 )
@@ -41,7 +43,7 @@ from sparkstrom.codec.sealed_frames import (
     direct_header,
     split_body,
 )
-from sparkstrom.codec.wire import Kind, decode_untrusted, encode, is_data
+from sparkstrom.codec.wire import UPDATE_HEADER, Kind, decode_untrusted, encode, is_data
 from sparkstrom.protocol.common.events_and_effects import SendMerged, SendToProcess
 from sparkstrom.transport.base import OfferResult, Sender, Transport
 
@@ -61,7 +63,8 @@ class Traffic:
 
     # bytes queued for sending on all streams; LinkBytesCounter counts what left the interfaces
     wire_bytes: int = 0
-    update_bytes: int = 0  # bytes of this node's own updates, encrypted, counted when first sent
+    # bytes of this node's own updates, encrypted; each update counts once, however often it is sent
+    update_bytes: int = 0
     rejected: Counter[Rejection] = field(default_factory=Counter)  # rejected frames by reason
     # wire_bytes by kind of message: a value of TRAFFIC_KINDS, or CONTROL_TRAFFIC
     by_kind: Counter[str] = field(default_factory=Counter)
@@ -85,7 +88,7 @@ class Traffic:
 OFFER_FRAMES_MAX = 256  # per flush; bounds the cost of a long queue that is stuck
 OPEN_SENDERS_MAX = 32  # open senders for direct messages
 QUEUED_REPLY_FRAMES_MAX = 16  # per address without a sender; further messages only repeat these
-UNRESPONSIVE_AFTER_REPLIES = 12  # six seconds of a peer that sends two requests per second
+UNRESPONSIVE_AFTER_REQUESTS = 12  # six seconds of a peer that sends two requests per second
 CONNECT_FLUSHES_MAX = 1000  # about a second; then an unconnected sender makes room for others
 
 
@@ -96,6 +99,7 @@ class Outbox:
         self._sender = sender
         self._frames: deque[bytes] = deque()
         self._newest: dict[Hashable, list[bytes]] = {}  # key -> frames of the waiting message
+        self.is_closed = False  # the sender has ended, so that frames are dropped
 
     def put(self, frames: list[bytes], replaces: Hashable = None) -> None:
         """Queue a message's frames; drop a waiting message with the same key ``replaces``."""
@@ -115,6 +119,7 @@ class Outbox:
         if sent:
             self._newest.clear()
         if offer is OfferResult.CLOSED:
+            self.is_closed = True
             self._frames.clear()
             self._newest.clear()
         return sent
@@ -142,14 +147,13 @@ class ReplyOutboxes:
         # flush at which an unconnected sender may be closed
         self._turn_ends: dict[Address, int] = {}
         self._waiting: dict[Address, list[bytes]] = {}
-        self._untaken_replies: dict[Address, int] = {}  # replies to peers that have taken none yet
+        # Requests since the sender was opened, from peers that have taken nothing from it yet.
+        self._unheard_requests: dict[Address, int] = {}
         self._flushes = 0
 
     def put(self, address: Address, frames: list[bytes]) -> bool:
         """Queue all or none of a message's frames; return whether they were queued."""
         if address in self._open:
-            if address in self._untaken_replies:
-                self._untaken_replies[address] += 1
             self._open[address].put(frames)
             return True
         waiting = self._waiting.setdefault(address, [])
@@ -158,24 +162,31 @@ class ReplyOutboxes:
         waiting.extend(frames)
         return True
 
+    def note_request(self, address: Address) -> None:
+        """Count a request from a process, which shows that the process lives."""
+        if address in self._unheard_requests:
+            self._unheard_requests[address] += 1
+
     def flush(self) -> int:
         """Offer waiting frames to the open senders; return how many they accepted."""
         self._flushes += 1
         while self._waiting and self._make_room():
             self._open_next()
         went = 0
-        for address, box in self._open.items():
+        for address, box in list(self._open.items()):
             if sent := box.flush():
                 went += sent
-                self._untaken_replies.pop(address, None)
+                self._unheard_requests.pop(address, None)
+            if box.is_closed:
+                self._close(address)  # the next message opens another sender
         return went
 
     def unresponsive_peers(self) -> tuple[Endpoint, ...]:
         """Return peers that keep sending requests but have never received our replies."""
         asked = [
             at
-            for at, answers in self._untaken_replies.items()
-            if answers >= UNRESPONSIVE_AFTER_REPLIES
+            for at, requests in self._unheard_requests.items()
+            if requests >= UNRESPONSIVE_AFTER_REQUESTS
         ]
         return tuple(dict.fromkeys(Endpoint(at.host, at.port) for at in asked))
 
@@ -185,11 +196,15 @@ class ReplyOutboxes:
             return True
         for address, box in self._open.items():
             if not len(box) or self._turn_ends[address] <= self._flushes:
-                box.close()
-                del self._open[address], self._turn_ends[address]
-                self._untaken_replies.pop(address, None)
+                self._close(address)
                 return True
         return False
+
+    def _close(self, address: Address) -> None:
+        """Close the sender to an address and drop the frames that wait for it."""
+        self._open.pop(address).close()
+        del self._turn_ends[address]
+        self._unheard_requests.pop(address, None)
 
     def _open_next(self) -> None:
         """Open a sender for the address that has waited longest."""
@@ -197,7 +212,7 @@ class ReplyOutboxes:
         box = self._open[address] = Outbox(self._open_sender(address))
         box.put(self._waiting.pop(address))
         self._turn_ends[address] = self._flushes + CONNECT_FLUSHES_MAX
-        self._untaken_replies[address] = 0
+        self._unheard_requests[address] = 0
 
     def __len__(self) -> int:
         """Return the number of frames that the transport has not accepted yet."""
@@ -357,7 +372,6 @@ class MessageEndpoint:
         # direct messages of the controller, on any stream
         self._reassembler = Reassembler(message_bytes_max)
         self.encodings = EncodingCache()
-        self._newest_update = (MASTER, Seq(0))
         self._has_unsent = False  # the last flush left frames
         # neighbour -> bytes of a partly received data message
         self._arriving: dict[NodeId, int] = {}
@@ -469,8 +483,6 @@ class MessageEndpoint:
         if peer is None:
             return
         frames = self._seal_message(message, receiver=node, edge=peer.edge)
-        if isinstance(message, Update):
-            self._count_update(message, frames)
         box = peer.data if is_data(message) else peer.control
         box.put(frames, type(message) if isinstance(message, SUPERSEDING_MESSAGES) else None)
         self.traffic.count_sent(message, frames)
@@ -485,6 +497,8 @@ class MessageEndpoint:
     def send_direct(self, message: Direct) -> None:
         """Queue a direct message from this process to the controller's join stream."""
         assert self._master is not None, "the master's place is not known"
+        if self._to_master is not None and self._to_master.is_closed:
+            self.set_master(*self._master)
         if self._to_master is None:
             endpoint, stream = self._master
             self._to_master = Outbox(self.transport.open_sender(endpoint, stream, control=True))
@@ -554,12 +568,11 @@ class MessageEndpoint:
             frames.append(self._seal.close(header, piece, token))
         return frames
 
-    def _count_update(self, update: Update, frames: list[bytes]) -> None:
-        """Count the bytes of an update if this node made it and sends it for the first time."""
-        key = (update.origin, update.seq)
-        if key > self._newest_update and update.origin == self.me:
-            self._newest_update = key
-            self.traffic.update_bytes += sum(map(len, frames))
+    def count_update(self, payload: Payload) -> None:
+        """Count the encrypted bytes of an update that this node has made."""
+        body_bytes = UPDATE_HEADER.size + len(payload.data)
+        pieces = -(-body_bytes // self._piece_bytes)
+        self.traffic.update_bytes += body_bytes + pieces * OVERHEAD_BYTES
 
     def poll_timeout_s(self, due_in_s: float = math.inf) -> float:
         """Return how long the next ``receive`` should wait: briefly if frames wait to be sent.
@@ -637,6 +650,8 @@ class MessageEndpoint:
         message = decode_untrusted(header.kind, whole)
         if not isinstance(message, Direct):
             raise FrameError(Rejection.NOT_DIRECT)
+        if isinstance(message, Join):
+            self._replies.note_request(message.address)
         return None, message
 
     def replace_transport(self, open_transport: Callable[[], Transport]) -> None:

@@ -107,18 +107,19 @@ class LinkBytesCounter:
 
     def __init__(self) -> None:
         self._drivers: dict[str, int] = {}
-        self._own: dict[str, int] = {}
+        self._transport: Transport | None = None  # the newest one; several may use one driver
+        self._own = self._earlier_own = 0  # corrections of the newest one, and of all before it
 
     def update(self, transport: Transport) -> LinkBytes:
         """Read this transport's counters; return all. Also call it before closing a transport."""
         sent = transport.sent()
-        self._drivers[sent.driver], self._own[sent.driver] = (
-            sent.driver_bytes,
-            sent.own_bytes,
-        )
+        if transport is not self._transport:
+            self._earlier_own += self._own
+            self._transport = transport
+        self._drivers[sent.driver], self._own = sent.driver_bytes, sent.own_bytes
         newest = list(self._drivers.items())[-REPORTED_DRIVERS_MAX:]
         drivers = {name: float(count) for name, count in newest}
-        return LinkBytes(drivers, float(sum(self._own.values())))
+        return LinkBytes(drivers, float(self._earlier_own + self._own))
 
 
 FINAL_FLUSH_S = 1.0  # limit for sending what is queued when a node exits
@@ -285,6 +286,8 @@ class NodeThread(threading.Thread):
                 event, ev.TrainerDrained | ev.ReplicaHashed | ev.TrainerReleased | ev.TrainerFailed
             ):
                 self._report_output(now=True)  # output from before the event comes first
+            if isinstance(event, ev.UpdatePublished):
+                self._message_endpoint.count_update(event.payload)
             self._step(event)
 
     def _step(self, event: ev.Event) -> None:

@@ -22,6 +22,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Callable
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -98,10 +99,11 @@ class EncryptedStream:
         except OSError as error:
             raise WireError(f"the connection is gone: {error}") from None
 
-    def receive(self) -> bytes:
+    def receive(self, on_record: Callable[[], None] = lambda: None) -> bytes:
         """Return the next message, decrypted, blocking until it is complete.
 
-        Raise WireError if a record takes longer than ``RECORD_TIMEOUT_S`` or is not authentic.
+        Call ``on_record`` after each record, since a long message may take minutes to arrive. Raise
+        WireError if a record takes longer than ``RECORD_TIMEOUT_S`` or is not authentic.
         """
         parts, more = [], True
         while more:
@@ -120,6 +122,7 @@ class EncryptedStream:
                     "the seal does not fit: another job's key, or changed in transit"
                 ) from None
             self._received += 1
+            on_record()
         return b"".join(parts)
 
     def wait_for_data(self, seconds: float) -> bool:

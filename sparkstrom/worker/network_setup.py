@@ -125,7 +125,17 @@ def transport_opener(key: str, options: DriverOptions) -> OpenTransport:
 
     def open_transport(before: Endpoint | None) -> Transport:
         """Open a transport; try again if the media driver exits meanwhile."""
-        chosen = options if before is None else replace(options, port_preferred=before.port)
+        if before is None:
+            return join(options)
+        try:
+            return join(replace(options, port_preferred=before.port))
+        except SetupError as error:
+            # A driver has run here, so the host may only be starved for a while, or the port not
+            # be free yet: the caller counts this as the death of one more driver.
+            raise DriverLost("starting another media driver", 0, str(error)) from error
+
+    def join(chosen: DriverOptions) -> Transport:
+        """Open a transport on the media driver; start one with these options if necessary."""
         for _ in range(1, JOIN_ATTEMPTS):
             try:
                 return connect_transport(key, chosen)

@@ -442,10 +442,14 @@ class HashReplica(msgspec.Struct, frozen=True):
 
 
 class ReportCounters(msgspec.Struct, frozen=True):
-    """Instruction to record a worker's counters for the summary and the progress display."""
+    """Instruction to record a worker's counters for the summary and the progress display.
+
+    Counters are cumulative in a process, so they include those reported under its former ids.
+    """
 
     node: NodeId
     counters: WorkerCounters
+    former: frozenset[NodeId] = frozenset()  # former ids of the worker's process
 
 
 class Note(msgspec.Struct, frozen=True):

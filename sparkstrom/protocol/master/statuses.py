@@ -78,7 +78,8 @@ class Statuses:
         counters = from_wire(status.stats)
         if counters.unknown:
             self._ignored.count(status, IgnoreReason.UNKNOWN)
-        effects: list[Effect] = [ev.ReportCounters(member.node, counters)]
+        former = member.own_ids - {member.node}
+        effects: list[Effect] = [ev.ReportCounters(member.node, counters, former)]
         if counters.node is not None and counters.node.slow_link is not None:
             effects += self.report_slow_links([counters.node.slow_link])
         return effects

@@ -34,7 +34,9 @@ from sparkstrom.transport.encrypted_tcp import EncryptedStream
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
-SILENCE_MAX_S = 15.0  # the task sends its state every second, so a silent connection is dead
+# The task sends its state every second, except while it sends a long response. So a connection
+# over which nothing arrives for this long is dead.
+SILENCE_MAX_S = 15.0
 BACKLOG_MAX = 64  # number of connections that wait to be accepted
 UNAUTHENTICATED_MAX = 64  # clients that have not proved the key; each has three seconds to do so
 LOG_INTERVAL_S = 60.0  # between two log lines about rejected connections from one host
@@ -101,7 +103,7 @@ class ControlServer:
         self._number = 0
         self._closing = threading.Event()
         self.was_connected = threading.Event()  # set once the task has connected
-        self.heard_s = math.inf  # when the last state arrived; inf before the first
+        self.heard_s = math.inf  # when the last record arrived; inf before the first
         self._connections: list[_Connection] = []  # oldest first
         self._threads: set[threading.Thread] = set()
         self._connections_lock = threading.Lock()
@@ -244,7 +246,7 @@ class ControlServer:
         try:
             while self._stream is stream and not self._closing.is_set():
                 if stream.wait_for_data(POLL_S):
-                    self._handle_message(unpack_message(stream.receive()))
+                    self._handle_message(unpack_message(stream.receive(self._note_record)))
                 elif time.monotonic() - max(start_s, self.heard_s) > SILENCE_MAX_S:
                     log.warning(
                         "the connection to the controller: silent for %.0f s", SILENCE_MAX_S
@@ -256,10 +258,13 @@ class ControlServer:
             if self._stream is stream:
                 self._stream = None
 
+    def _note_record(self) -> None:
+        """Note that a record has arrived, which may be a part of a long message."""
+        self.heard_s = time.monotonic()
+
     def _handle_message(self, message: ControllerState | ControlResponse) -> None:
         """Pass a state to ``on_state``, or a response to the future of its request."""
         if isinstance(message, ControllerState):
-            self.heard_s = time.monotonic()
             self._on_state(message)
             return
         with self._lock:

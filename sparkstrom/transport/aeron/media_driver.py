@@ -160,6 +160,7 @@ def ensure_driver(
 
     Raises:
         SetupError: the driver did not start in time; the message has the end of its log.
+        DriverLost: the driver stalled while it was joined; the next call replaces it.
     """
     options = options or DriverOptions()
     end_s = time.monotonic() + deadline_s
@@ -243,10 +244,17 @@ def _wait_for_exit(process: ProcessIdentity, end_s: float) -> None:
 
 
 def _join_driver(home: DriverHome, directory: Path, options: DriverOptions) -> MediaDriverHandle:
-    """Lock the driver in ``directory`` as a client, and return its handle."""
+    """Lock the driver in ``directory`` as a client, and return its handle.
+
+    Raise DriverLost if the driver has stalled; the next ``ensure_driver`` then kills it.
+    """
     clients_lock = open_lock(directory / CLIENTS_LOCK)
-    while not try_lock(clients_lock, shared=True):
-        time.sleep(0.001)  # the driver is checking for clients, without the start lock
+    end_s = time.monotonic() + DRIVER_TIMEOUT_MS / 1000
+    while not try_lock(clients_lock, shared=True):  # it is checking for clients
+        if time.monotonic() > end_s:
+            os.close(clients_lock)
+            raise DriverLost("joining the media driver", 0, "it has stalled")
+        time.sleep(0.001)
     info = json.loads((directory / ENDPOINT_FILE).read_text())
     return MediaDriverHandle(
         directory,
@@ -331,6 +339,8 @@ def _launch_process(
             )
         os.close(write_end)
         status = _read_status(read_end, end_s)
+        if status == TIMEOUT_MESSAGE:  # the driver is in the same group, and could still come up
+            os.killpg(starter.pid, signal.SIGKILL)
         starter.kill()  # it only forks, so the driver is not our child and leaves no zombie
         starter.wait()
     finally:
@@ -340,6 +350,7 @@ def _launch_process(
 
 
 READY_MESSAGE = b"ready"
+TIMEOUT_MESSAGE = b"it did not come up within its deadline"
 
 
 def _driver_environment() -> dict[str, str]:
@@ -366,7 +377,7 @@ def _read_status(descriptor: int, end_s: float) -> bytes:
     while True:
         left_s = max(0.0, end_s - time.monotonic())
         if not select.select([descriptor], [], [], left_s)[0]:
-            return b"it did not come up within its deadline"
+            return TIMEOUT_MESSAGE
         part = os.read(descriptor, 65536)
         if not part:
             return b"".join(parts)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 import zipfile
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from sparkstrom.transport.aeron.driver_directories import (
     ENDPOINT_FILE,
     hold_start_lock,
     identify_process,
+    is_process_alive,
     resolve_home,
 )
 from sparkstrom.transport.aeron.media_driver import MediaDriverHandle, ensure_driver
@@ -179,6 +181,32 @@ def test_a_process_that_does_not_come_up_is_an_error_with_its_log(
     with pytest.raises(SetupError, match=words):
         ensure_driver(drivers.key("a"), drivers.options(), deadline_s=1.0)
     assert not list(Path("/dev/shm").glob(f"*{drivers.key('a')}"))
+
+
+def test_a_process_that_is_too_late_does_not_come_up_later(
+    drivers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would have the port that the next attempt wants."""
+    program = """
+        import os, pathlib, time
+        if not os.fork():
+            pathlib.Path(__file__).with_name("pid").write_text(str(os.getpid()))
+            time.sleep(60)
+    """
+    (tmp_path / "broken_driver.py").write_text(textwrap.dedent(program))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(driver, "DRIVER_PROCESS_MODULE", "broken_driver")
+    with pytest.raises(SetupError, match="did not come up"):
+        ensure_driver(drivers.key("a"), drivers.options(), deadline_s=3.0)
+    pid = int((tmp_path / "pid").read_text())
+    drivers.wait_until(lambda: not is_running(pid))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return is_process_alive(identify_process(pid))
+    except ProcessLookupError:
+        return False
 
 
 def test_a_stuck_starter_is_named(drivers: Any) -> None:

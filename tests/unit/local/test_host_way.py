@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparkstrom import VoidConfiguration
+from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.local.fit_runner import LocalMediaDriver, LocalRoute
 from sparkstrom.transport.aeron.media_driver import DriverOptions
@@ -35,3 +36,19 @@ def test_a_worker_that_is_first_opens_the_port_that_all_know(
     assert [options.port_preferred for options in asked] == [4711, 4712]
     assert {options.watch for options in asked} == {LocalMediaDriver.for_this_process(7, 2).owner}
     assert os.getpid() in {options.watch.pid for options in asked if options.watch}
+
+
+def test_a_next_media_driver_that_does_not_start_counts_as_one_that_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A starved host may need longer for one; where none has run yet, the host is not ready."""
+
+    def connect(key: str, options: DriverOptions) -> None:
+        raise SetupError("it did not come up within its deadline")
+
+    monkeypatch.setattr(interfaces, "connect_transport", connect)
+    opening = interfaces.transport_opener("key", DriverOptions())
+    with pytest.raises(SetupError, match="did not come up"):
+        opening(None)
+    with pytest.raises(DriverLost, match="did not come up"):
+        opening(Endpoint("127.0.0.1", 4712))

@@ -247,6 +247,14 @@ def test_counters_pass_through(master: Any) -> None:
     assert master.machine.ignored.counts == {}
 
 
+def test_counters_name_the_former_ids_of_their_process(master: Any) -> None:
+    """A process that comes back continues its counters, so they must not count twice."""
+    master.running().evict(1)
+    master.enter(0, count=2, ids=(1, 3))
+    (told,) = every(master.say(3, stats={"steps": 1.0}), ev.ReportCounters)
+    assert (told.node, told.former) == (3, frozenset({1}))
+
+
 def test_counters_that_nobody_knows_move_a_counter(master: Any) -> None:
     effects = master.running().say(1, stats={"of_tomorrow": 1.0, "steps": 0.5})
     counters = WorkerCounters(unknown=("of_tomorrow", "steps"))

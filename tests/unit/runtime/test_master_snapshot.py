@@ -15,6 +15,7 @@ from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.messages import Commit, Phase
 from sparkstrom.codec.sealed_frames import KEY_BYTES, Seal
+from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import MasterLimits
@@ -98,6 +99,18 @@ def test_the_end_is_shown_and_no_failure_comes_after_it(
     assert master.progress.phase is Phase.DONE
     master._perform(ev.Abort("a task was ended together with the application"))
     assert master.failure is None
+
+
+def test_counters_of_a_returned_process_replace_those_under_its_former_id(
+    make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
+) -> None:
+    master, _ = make_master(Theta(N, K))
+    master.end()
+    told = [WorkerCounters(TrainingCounters(partition, steps=partition)) for partition in range(3)]
+    master._perform(ev.ReportCounters(1, told[0]))
+    master._perform(ev.ReportCounters(2, told[1]))
+    master._perform(ev.ReportCounters(3, told[2], frozenset({1})))
+    assert master._read_progress().stats == {2: told[1], 3: told[2]}
 
 
 def test_of_a_broken_thread_it_raises_why(

@@ -22,6 +22,7 @@ from sparkstrom.runtime.message_endpoint import (
     CONNECT_FLUSHES_MAX,
     OPEN_SENDERS_MAX,
     QUEUED_REPLY_FRAMES_MAX,
+    UNRESPONSIVE_AFTER_REQUESTS,
 )
 from sparkstrom.transport.base import MemoryNetwork
 from tests.unit.runtime.offices import (
@@ -102,6 +103,17 @@ def test_meeting_again_drops_what_was_not_sent(network: MemoryNetwork) -> None:
     assert master.got() == [(None, ProbeReply(7))]
 
 
+def test_after_the_sender_has_ended_the_next_message_opens_another(network: MemoryNetwork) -> None:
+    master, node = lobby_of(network)
+    node.room.send_direct(ProbeReply(6))
+    assert node.room._to_master is not None
+    node.room._to_master._sender.close()
+    node.room.flush()
+    node.room.send_direct(ProbeReply(7))
+    node.room.flush()
+    assert master.got() == [(None, ProbeReply(7))]
+
+
 def test_an_answer_reaches_who_has_no_edge(network: MemoryNetwork) -> None:
     master, node = Office(network, MASTER, 10), Office(network, None, 20)
     node.room.listen(node.address)
@@ -110,6 +122,25 @@ def test_an_answer_reaches_who_has_no_edge(network: MemoryNetwork) -> None:
         master.answer(node, refused)
     master.room.flush()
     assert node.got() == [(MASTER, refused)] * 2
+
+
+def test_who_asks_on_and_hears_nothing_is_unresponsive_and_who_died_is_not(
+    network: MemoryNetwork,
+) -> None:
+    """Nothing listens at either address: a firewall drops the replies, or the process is gone."""
+    master, behind_firewall = lobby_of(network)
+    dead = Office(network, None, 30)
+    dead.room.set_master(master.transport.endpoint, LOBBY)
+    dead.room.send_direct(joining(dead.address))
+    dead.room.flush()
+    for _ in range(UNRESPONSIVE_AFTER_REQUESTS + 1):
+        behind_firewall.room.send_direct(joining(behind_firewall.address))
+        behind_firewall.room.flush()
+        master.got()
+        for office in (behind_firewall, dead):
+            master.answer(office, Probe(1))
+        master.room.flush()
+    assert master.room.unresponsive_peers() == (behind_firewall.transport.endpoint,)
 
 
 def test_a_welcome_finds_a_node_that_has_no_id_yet(network: MemoryNetwork) -> None:

@@ -9,7 +9,7 @@ from sparkstrom.codec.messages import Address
 from sparkstrom.runtime.message_endpoint import (
     CONNECT_FLUSHES_MAX,
     OPEN_SENDERS_MAX,
-    UNRESPONSIVE_AFTER_REPLIES,
+    UNRESPONSIVE_AFTER_REQUESTS,
     Outbox,
     ReplyOutboxes,
 )
@@ -62,6 +62,21 @@ def test_a_stream_that_is_gone_keeps_nothing() -> None:
     assert len(box) == 1
 
 
+def test_after_a_sender_has_ended_the_next_message_opens_another() -> None:
+    """The media driver refused the first one, for example for lack of descriptors."""
+
+    class Refused(Stuck):
+        def offer(self, frames: Sequence[bytes]) -> tuple[int, OfferResult]:
+            return 0, OfferResult.CLOSED
+
+    senders = [Refused(), Stuck()]
+    senders[1].room = 1
+    opening = iter(senders)
+    answers = ReplyOutboxes(lambda address: next(opening))
+    ask(answers, at(1), 2)
+    assert senders[1].taken == [b"welcome"]
+
+
 def answering(senders: dict[Address, Stuck]) -> ReplyOutboxes:
     return ReplyOutboxes(lambda address: senders.setdefault(address, Stuck()))
 
@@ -72,6 +87,7 @@ def at(number: int) -> Address:
 
 def ask(answers: ReplyOutboxes, address: Address, times: int) -> None:
     for _ in range(times):
+        answers.note_request(address)
         answers.put(address, [b"welcome"])
         answers.flush()
 
@@ -79,7 +95,7 @@ def ask(answers: ReplyOutboxes, address: Address, times: int) -> None:
 def test_who_asks_on_and_takes_no_answer_is_deaf() -> None:
     senders: dict[Address, Stuck] = {}
     answers = answering(senders)
-    ask(answers, at(1), UNRESPONSIVE_AFTER_REPLIES)
+    ask(answers, at(1), UNRESPONSIVE_AFTER_REQUESTS)
     ask(answers, at(2), 3)  # it has just come, or was killed
     assert answers.unresponsive_peers() == ()
     ask(answers, at(1), 1)
@@ -87,7 +103,17 @@ def test_who_asks_on_and_takes_no_answer_is_deaf() -> None:
     senders[at(1)].room = 1
     answers.flush()
     assert answers.unresponsive_peers() == ()
-    ask(answers, at(1), 2 * UNRESPONSIVE_AFTER_REPLIES)  # it is slow: it has heard once
+    ask(answers, at(1), 2 * UNRESPONSIVE_AFTER_REQUESTS)  # it is slow: it has heard once
+    assert answers.unresponsive_peers() == ()
+
+
+def test_who_died_is_not_deaf() -> None:
+    """Its welcome and the probes of it are repeated until its lease is over."""
+    answers = answering({})
+    ask(answers, at(1), 1)
+    for _ in range(2 * UNRESPONSIVE_AFTER_REQUESTS):
+        answers.put(at(1), [b"probe"])
+        answers.flush()
     assert answers.unresponsive_peers() == ()
 
 
@@ -95,9 +121,9 @@ def test_who_waits_for_a_turn_is_not_deaf() -> None:
     answers = answering({})
     for number in range(OPEN_SENDERS_MAX):
         ask(answers, at(number), 1)
-    ask(answers, at(999), 2 * UNRESPONSIVE_AFTER_REPLIES)
+    ask(answers, at(999), 2 * UNRESPONSIVE_AFTER_REQUESTS)
     assert answers.unresponsive_peers() == ()
     for _ in range(CONNECT_FLUSHES_MAX):
         answers.flush()
-    ask(answers, at(999), UNRESPONSIVE_AFTER_REPLIES)
+    ask(answers, at(999), UNRESPONSIVE_AFTER_REQUESTS)
     assert answers.unresponsive_peers() == (Endpoint("10.0.0.7", 40_999),)

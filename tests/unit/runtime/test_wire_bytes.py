@@ -21,11 +21,12 @@ class Counted:
 
 
 def told(*sent: tuple[str, int, int]) -> LinkBytes:
-    """What one node tells after these transports."""
+    """What one node tells after these figures, with one transport for each media driver."""
     wire = LinkBytesCounter()
-    figures = LinkBytes({}, 0.0)
+    figures, transports = LinkBytes({}, 0.0), dict[str, Any]()
     for driver, driver_bytes, own_bytes in sent:
-        transport: Any = Counted(driver, driver_bytes, own_bytes)
+        transport = transports.setdefault(driver, Counted(driver, 0, 0))
+        transport.figures = SentBytes(driver, driver_bytes, own_bytes)
         figures = wire.update(transport)
     return figures
 
@@ -39,6 +40,15 @@ def test_workers_of_an_executor_share_what_their_media_driver_sent() -> None:
 def test_what_a_media_driver_sent_before_it_died_counts_too() -> None:
     figures = told(("a", 1000, 10), ("a", 1200, 15), ("b", 50, 1))
     assert sum_link_bytes([figures]) == 1200 + 15 + 50 + 1
+
+
+def test_a_client_that_joins_its_media_driver_again_keeps_its_correction() -> None:
+    wire = LinkBytesCounter()
+    closed: Any = Counted("a", 900, -800)
+    again: Any = Counted("a", 950, -10)
+    for transport in (closed, closed, again):  # its replacement may be tried twice
+        figures = wire.update(transport)
+    assert figures == LinkBytes({"a": 950.0}, -810.0)
 
 
 def test_many_deaths_make_no_endless_message() -> None:

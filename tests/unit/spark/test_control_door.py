@@ -25,10 +25,13 @@ from sparkstrom.spark.controller import task as controller_line
 from sparkstrom.spark.controller.driver_messages import (
     ControlEndpoint,
     ControllerState,
+    ControlResponse,
     EndController,
     GetOptimizerStates,
     GetSnapshot,
     RequestStop,
+    pack_message,
+    unpack_message,
 )
 from sparkstrom.spark.controller.driver_server import (
     LOG_INTERVAL_S,
@@ -43,6 +46,7 @@ from sparkstrom.transport.encrypted_tcp import (
     GREETING,
     GREETING_TIMEOUT_S,
     RECORD,
+    RECORD_BYTES_MAX,
     SALT_BYTES,
     EncryptedStream,
 )
@@ -150,6 +154,21 @@ def test_states_come_and_questions_are_answered(
     assert task.master.said == ["enough", "updaters of all", "more"]
     # Optimizer states are large, and a fit with checkpoints asks for them again and again.
     assert (b"state",) not in task.line._answered.values()
+
+
+def test_a_response_ends_a_silence_as_a_state_does(door: ControlServer, heard: Heard) -> None:
+    """While the task sends a snapshot it sends no states, on a slow network for minutes."""
+    connection = socket.create_connection(("127.0.0.1", door.port))
+    with contextlib.closing(EncryptedStream(connection, KEY, is_opener=True)) as task:
+        state = ControllerState(create_initial_progress(3), False, None, 0.0)
+        task.send(pack_message(state))
+        heard.until(bool)
+        door.heard_s = 0.0
+        answer = door.ask(GetSnapshot())
+        request = unpack_message(task.receive())
+        task.send(pack_message(ControlResponse(request.number, bytes(2 * RECORD_BYTES_MAX))))
+        assert len(answer.result(WAIT_S)) == 2 * RECORD_BYTES_MAX
+        assert door.heard_s > 0.0
 
 
 def test_an_error_is_raised_where_it_was_asked(

@@ -9,7 +9,12 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.codec.messages import Phase
-from sparkstrom.fit.early_stopping_listener import Best, EarlyStoppingListener, check_validation
+from sparkstrom.fit.early_stopping_listener import (
+    Best,
+    EarlyStoppingListener,
+    MinibatchLosses,
+    check_validation,
+)
 from sparkstrom.fit.events import FitEvents
 from sparkstrom.models import DenseNetwork
 from sparkstrom.observe.early_stopping import EarlyStopping
@@ -130,6 +135,18 @@ def test_a_fit_that_ends_by_itself_is_not_asked_to_stop() -> None:
     made.look(phase=Phase.DRAINING)
     assert made.watch.best == Best(1, "loss", 1.0, commit=1)
     assert made.master.stops == []
+
+
+def test_a_worker_under_a_new_id_continues_its_losses() -> None:
+    losses = MinibatchLosses()
+
+    def look(node: int, examples: int, loss_sum: float) -> dict[int, float]:
+        counters = WorkerCounters(TrainingCounters(0, 7, examples=examples, loss_sum=loss_sum))
+        stats = {node: counters}
+        return losses.collect_new_losses(Progress(Phase.RUNNING, 1, 1, 1, 0, 0, 0, 0.0, stats))
+
+    assert look(1, examples=10, loss_sum=50.0) == {1: 5.0}
+    assert look(3, examples=20, loss_sum=60.0) == {3: 1.0}
 
 
 def test_who_wants_the_last_parameters_gets_no_copy() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkstrom.base.errors import SetupError
+from sparkstrom.base.errors import DriverLost, SetupError
+from sparkstrom.transport.aeron import media_driver
 from sparkstrom.transport.aeron.driver_directories import (
     CLIENTS_LOCK,
     DRIVER_LOCK,
@@ -24,6 +25,7 @@ from sparkstrom.transport.aeron.driver_directories import (
     resolve_home,
     try_lock,
 )
+from sparkstrom.transport.aeron.media_driver import DriverOptions
 
 
 @contextmanager
@@ -53,6 +55,14 @@ def test_clients_share_and_exclude_the_driver_that_looks(tmp_path: Path) -> None
         assert is_locked(path)
     assert not is_locked(path)
     assert not is_locked(tmp_path / "missing")
+
+
+def test_a_driver_that_stalls_while_it_looks_for_clients_is_not_waited_for(
+    home: DriverHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(media_driver, "DRIVER_TIMEOUT_MS", 10)
+    with held(tmp_path / CLIENTS_LOCK), pytest.raises(DriverLost, match="has stalled"):
+        media_driver._join_driver(home, tmp_path, DriverOptions())
 
 
 def test_the_start_lock_is_for_one(home: DriverHome) -> None:

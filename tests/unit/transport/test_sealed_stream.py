@@ -65,6 +65,24 @@ def test_messages_arrive_whole_in_both_directions(
     assert not listener.wait_for_data(0)
 
 
+def test_each_record_of_a_long_message_is_a_sign_of_life(
+    ends: tuple[EncryptedStream, EncryptedStream],
+) -> None:
+    opener, listener = ends
+    heard: list[int] = []
+    opener._send_record(b"begun", more=True)
+    sending = threading.Thread(target=opener._send_record, args=(b"ended",), kwargs={"more": False})
+
+    def on_record() -> None:
+        heard.append(len(heard))
+        if len(heard) == 1:
+            sending.start()  # the message is not complete yet
+
+    assert listener.receive(on_record) == b"begunended"
+    sending.join()
+    assert len(heard) == 2
+
+
 @pytest.mark.parametrize("stranger_opens", [False, True])
 def test_who_has_another_key_gets_no_further(stranger_opens: bool) -> None:
     here, there = socket.socketpair()
