@@ -324,7 +324,8 @@ def _match_files(filesystem: Any, entry: Any, wild: Sequence[str]) -> Iterator[s
     """Yield the paths of the files below ``entry`` whose path components match ``wild``.
 
     ``wild`` has one pattern per component, and no pattern matches a slash. A folder that matches
-    all patterns stands for all files below it.
+    all patterns stands for all files below it. Hidden files and folders are left out, as by Spark,
+    unless a pattern begins with their first character.
     """
     from pyarrow import fs
 
@@ -334,9 +335,25 @@ def _match_files(filesystem: Any, entry: Any, wild: Sequence[str]) -> Iterator[s
         selector = fs.FileSelector(entry.path, recursive=not wild)
         for child in filesystem.get_file_info(selector):
             if not wild and child.type == fs.FileType.File:
-                yield child.path
-            elif wild and fnmatch.fnmatchcase(child.base_name, wild[0]):
+                if not any(map(_is_hidden, child.path[len(entry.path) :].split("/"))):
+                    yield child.path
+            elif wild and _matches(child.base_name, wild[0]):
                 yield from _match_files(filesystem, child, wild[1:])
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Return whether a name matches; if it is hidden, the first characters must be equal, too."""
+    is_meant = not _is_hidden(name) or pattern[0] == name[0]
+    return is_meant and fnmatch.fnmatchcase(name, pattern)
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether Spark ignores a file or folder of this name in a folder that it reads.
+
+    Such names are those of unfinished and temporary files. A folder of a partition, such as _x=1,
+    is not hidden.
+    """
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def read_file_rows(files: Iterable[str]) -> Iterator[tuple[Any, ...]]:
