@@ -41,6 +41,7 @@ from sparkstrom.spark.data.partitioning import (
     FIRST_ELEMENTS,
     PartitionedData,
     choose_message_rows,
+    require_rows,
     run_with_timeout,
 )
 
@@ -72,6 +73,7 @@ def partition_dataframe(
 
     If ``move`` is True, rows are shuffled randomly, by ``seed``. Otherwise they stay where they
     are: partitions are merged only if there are more than ``workers``, and a job counts their rows.
+    Raise UsageError if that job finds none.
     """
     check_column_spec(spec, dataframe=True)
     selected, plan = select_columns(frame, spec)
@@ -83,6 +85,7 @@ def partition_dataframe(
         return PartitionedData(worker_frame, read_shuffled_blocks, workers, first=first)
     kept = selected.coalesce(workers)
     rows = tuple(run_short_job(kept.mapInArrow(count_rows, RESULT_SCHEMA), "counting rows"))
+    require_rows(rows)
     return PartitionedData(WorkerDataFrame(kept, rows_at_once), blocks, len(rows), rows, first)
 
 
