@@ -41,6 +41,7 @@ from sparkstrom.spark.data.partitioning import (
     FIRST_ELEMENTS,
     PartitionedData,
     choose_message_rows,
+    choose_row_limit,
     require_rows,
     run_with_timeout,
 )
@@ -236,12 +237,7 @@ def limit_batch_rows(session: Any, rows: int) -> AbstractContextManager[None]:
     Spark reads this setting when a stage starts. Other jobs of the session also get small batches,
     which costs them little. If the user has set a lower limit, that limit stays.
     """
-
-    def limit(current: str | None) -> str:
-        """Return the smaller of ``rows`` and the current limit (None or 0 means no limit)."""
-        return str(min(int(current), rows) if current is not None and int(current) > 0 else rows)
-
-    return _override_setting(session, ARROW_BATCH_ROWS_KEY, limit)
+    return _override_setting(session, ARROW_BATCH_ROWS_KEY, partial(choose_row_limit, rows))
 
 
 @contextlib.contextmanager

@@ -162,11 +162,16 @@ def limit_message_rows(conf: Any, rows: int) -> Iterator[None]:
     """Limit the rows of Spark's Arrow messages during the block; other threads wait to do so."""
     with _CONF_LOCK:
         original = conf.get(ARROW_BATCH_ROWS_KEY)
-        conf.set(ARROW_BATCH_ROWS_KEY, str(min(int(original), rows)))
+        conf.set(ARROW_BATCH_ROWS_KEY, choose_row_limit(rows, original))
         try:
             yield
         finally:
             conf.set(ARROW_BATCH_ROWS_KEY, original)
+
+
+def choose_row_limit(rows: int, current: str | None) -> str:
+    """Return the smaller of ``rows`` and Spark's current limit; None, 0 or less mean no limit."""
+    return str(min(int(current), rows) if current is not None and int(current) > 0 else rows)
 
 
 def choose_message_rows(frame: DataFrame) -> int:
