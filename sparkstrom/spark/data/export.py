@@ -13,6 +13,7 @@ path must have the same meaning on both.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import getpass
 import itertools
@@ -69,29 +70,42 @@ class ExportedData(NamedTuple):
 def export_rows(
     data: Any, columns: ColumnSpec, workers: int, partitioned: PartitionedData, directory: str
 ) -> ExportedData:
-    """Write all rows to a new directory below ``directory``, in one Spark job.
+    """Write all rows to the new directory ``directory``, in one Spark job.
 
-    Raise UsageError if a row does not suit the columns (the message names the row), and SetupError
-    if a partition's row count has changed since the rows were counted.
+    If that fails, the directory is deleted. Raise UsageError if a row does not suit the columns
+    (the message names the row), and SetupError if a partition's row count has changed since the
+    rows were counted.
     """
-    directory = f"{directory.rstrip('/')}/sparkstrom-{secrets.token_hex(8)}"
     write = partial(export_partition, directory, partitioned.blocks)
     files: list[ExportedFile] = [ExportedFile("", 0)] * partitioned.workers
-    with translate_job_errors("exporting rows"):
-        written = partitioned.rdd.mapPartitionsWithIndex(write).collect()
-    for index, file in written:
-        if not isinstance(file, ExportedFile):
-            delete_export(directory)
-            raise file
-        files[index] = file
-    for i, rows in enumerate(partitioned.rows):
-        if files[i].rows != rows:
-            delete_export(directory)
-            raise SetupError(
-                f"partition {i} had {rows} rows when they were counted and {files[i].rows} when "
-                "they were exported: the data change from one evaluation to the next; persist them"
-            )
+    with _delete_on_error(directory):
+        with translate_job_errors("exporting rows"):
+            written = partitioned.rdd.mapPartitionsWithIndex(write).collect()
+        for index, file in written:
+            if not isinstance(file, ExportedFile):
+                raise file
+            files[index] = file
+        for i, rows in enumerate(partitioned.rows):
+            if files[i].rows != rows:
+                raise SetupError(
+                    f"partition {i} had {rows} rows when they were counted and {files[i].rows} when"
+                    " they were exported: the data change from one evaluation to the next; persist"
+                    " them"
+                )
     return ExportedData(data, columns, workers, directory, tuple(files))
+
+
+@contextlib.contextmanager
+def _delete_on_error(directory: str) -> Iterator[None]:
+    """Delete a directory of exported files if the block raises."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            delete_export(directory)
+        except SetupError as undeleted:  # the user must learn of the first error, too
+            error.add_note(str(undeleted))
+        raise
 
 
 def partition_export(context: Any, exported: ExportedData) -> PartitionedData:
@@ -112,6 +126,7 @@ class ExportCache:
     def __init__(self, context: Any, directory: str | None) -> None:
         """Store where to export: to ``directory``, or to the default directory if it is None."""
         self._context, self._configured_directory = context, directory
+        self._directory: str | None = None  # newest that was written to, also by a failed export
         self._made: ExportedData | None = None
 
     @property
@@ -132,14 +147,20 @@ class ExportCache:
         """
         if self._made is None or not self._made.matches(data, columns, workers):
             self.close()
-            directory = self._configured_directory or get_default_directory(self._context)
-            self._made = export_rows(data, columns, workers, partition_directly(), directory)
+            parent = self._configured_directory or get_default_directory(self._context)
+            self._directory = f"{parent.rstrip('/')}/sparkstrom-{secrets.token_hex(8)}"
+            partitioned = partition_directly()
+            self._made = export_rows(data, columns, workers, partitioned, self._directory)
         return partition_export(self._context, self._made)
 
     def close(self) -> None:
-        """Delete the exported files. Idempotent. Raise SetupError if they cannot be deleted."""
-        if self._made is not None:
-            directory, self._made = self._made.directory, None
+        """Delete the exported files. Idempotent. Raise SetupError if they cannot be deleted.
+
+        Files of a failed export are included, because its last tasks may have written some after
+        the export was deleted.
+        """
+        directory, self._directory, self._made = self._directory, None, None
+        if directory is not None:
             delete_export(directory)
 
 
@@ -162,10 +183,13 @@ def get_default_directory(context: Any) -> str:
 
 
 def delete_export(directory: str) -> None:
-    """Delete a directory of exported files. Raise SetupError if that fails."""
+    """Delete a directory of exported files, if it exists. Raise SetupError if that fails."""
+    from pyarrow import fs
+
     filesystem, path = open_filesystem(directory)
     try:
-        filesystem.delete_dir(path)
+        if filesystem.get_file_info(path).type != fs.FileType.NotFound:
+            filesystem.delete_dir(path)
     except FileNotFoundError:
         return
     except OSError as error:
