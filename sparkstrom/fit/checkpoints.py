@@ -383,7 +383,7 @@ class FitCheckpoints:
             say: Called with a message for the user.
         """
         if self._reads_newest:
-            self._pending = self._read_newest(say)
+            self._pending = self._read_newest(say) or self._restored
             self._reads_newest = False  # stays True if reading fails
         point = self._pending
         if point is None:
@@ -464,19 +464,35 @@ class FitCheckpoints:
         self.fits, self._restored = max(self.fits, number), None
 
     def mark_failed(self) -> None:
-        """Record that a fit failed: the next fit has its number and resumes from its checkpoint."""
-        if self.directory is None:
-            self._pending = self._restored
-        else:
-            self._reads_newest, self._pending = True, None
+        """Record that a fit failed: the next fit has its number and resumes from its checkpoint.
+
+        If the fit wrote none, the next fit resumes from the checkpoint of ``restore``, if any.
+        """
+        self._reads_newest, self._pending = True, None
 
     @contextmanager
     def mark_failed_on_error(self) -> Iterator[None]:
-        """Call ``mark_failed`` if the block, which precedes the fit's run, raises."""
+        """Call ``mark_failed`` if the block, which is between two runs of a fit, raises."""
         try:
             yield
         except BaseException:
             self.mark_failed()
+            raise
+
+    @contextmanager
+    def undo_find_on_error(self) -> Iterator[None]:
+        """If a fit, which is the block, fails before it runs, let the next fit find the same.
+
+        Do nothing if a run was interrupted or failed, which ``mark_over`` or ``mark_failed`` has
+        recorded.
+        """
+        before, fits = (self._pending, self._reads_newest), self.fits
+        try:
+            yield
+        except BaseException:
+            is_used_up = self._pending is None and not self._reads_newest
+            if is_used_up and self.fits == fits:
+                self._pending, self._reads_newest = before
             raise
 
 
