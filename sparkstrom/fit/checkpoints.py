@@ -292,6 +292,7 @@ class ResumePoint:
     figures: EpochFigures  # losses and metrics by epoch
     best: tuple[Best, Snapshot | None] | None  # with early stopping
     summaries: dict[str, Any]  # of finished fits, by number
+    warning: str | None = None  # that the model may differ; None: no difference was found
 
     @property
     def minibatches(self) -> int:
@@ -612,7 +613,7 @@ def _build_resume_point(path: str, checkpoint: Checkpoint, model: FlatModel) -> 
     Raise UsageError if the checkpoint does not fit ``model``.
     """
     said, arrays = checkpoint.description, checkpoint.arrays
-    check_same_model(model.describe(), said["model"], path)
+    warning = check_same_model(model.describe(), said["model"], path)
     parameters, buffers = arrays["parameters"], arrays["buffers"].tobytes()
     if parameters.shape != (model.n_params,):
         raise UsageError(
@@ -654,6 +655,7 @@ def _build_resume_point(path: str, checkpoint: Checkpoint, model: FlatModel) -> 
         figures=said["figures"],
         best=best,
         summaries=said["summaries"],
+        warning=warning,
     )
 
 
