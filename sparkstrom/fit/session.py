@@ -129,12 +129,12 @@ class FitSession:
             starts=point.starts_for(workers) if point else (),
         )
 
-    def take_resume_state(self, workers: int) -> tuple[CheckpointFiles, OptimizerStates]:
-        """Return residual files and optimizer states for the fit's workers, and forget them.
+    def resume_state(self, workers: int) -> tuple[CheckpointFiles, OptimizerStates]:
+        """Return residual files and optimizer states for the fit's workers.
 
         If the checkpoint is of another threshold algorithm, the states contain no encoder state.
         """
-        files, states = self.state.take_resume_state(workers)
+        files, states = self.state.resume_state(workers)
         point = self.request.resume_from
         same = point is None or point.threshold == repr(self._checkpoints.master.threshold)
         return files, states if same else states.each(remove_encoder_state)
@@ -144,6 +144,7 @@ class FitSession:
 
         ``export_directory``: where the rows were exported, for the summary. Raise the error that
         ended the fit. The network's state is then as before, unless the user interrupted the fit.
+        Only the names of residual files are forgotten.
         """
         self._runner, progress = runner, self._reporting.progress
         model, options = self._checkpoints.model, self._strategy.master
@@ -192,6 +193,7 @@ class FitSession:
             stack.callback(self._end)
             while True:
                 runner = self._runner
+                self.state.forget_resume_state()  # the runner has it
                 stopping = EarlyStoppingListener(runner.master, self.request.early_stopping)
                 self._resume(runner, stopping)
                 saving = self._checkpoint_listener(runner, stopping, thread, recovery)
@@ -209,7 +211,7 @@ class FitSession:
         if request.resume_from is not None and request.resume_from is not before.resume_from:
             self.state.load_checkpoint(request.resume_from)
             spec = self.make_spec(spec.workers)
-            _, states = self.take_resume_state(spec.workers)
+            _, states = self.resume_state(spec.workers)
         assert self._make_next_runner is not None, "a controller in this process is never lost"
         theta = self.state.theta(self._strategy.layer_multipliers)
         return self._make_next_runner(spec, theta, states)

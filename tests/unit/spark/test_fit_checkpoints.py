@@ -248,8 +248,9 @@ def test_a_state_is_used_by_one_fit(model: FlatModel, directory: str) -> None:
     found = find(checkpoints(model, directory))
     assert found is not None
     learnt.load_checkpoint(found.checkpoint)
-    assert learnt.take_resume_state()[1] == progressed(model).states
-    assert learnt.take_resume_state() == ({}, OptimizerStates())
+    assert learnt.resume_state(2)[1] == progressed(model).states
+    learnt.forget_resume_state()
+    assert learnt.resume_state(2) == ({}, OptimizerStates())
     assert learnt.minibatches_before == 0
 
 
@@ -261,7 +262,7 @@ def test_as_many_workers_begin_with_their_own_states_and_others_with_the_one(
     assert found is not None
     learnt = NetworkStateHolder(model)
     learnt.load_checkpoint(replace(found.checkpoint, states=OptimizerStates(b"one", {1: b"own"})))
-    assert learnt.take_resume_state(workers)[1] == OptimizerStates(b"one", own)
+    assert learnt.resume_state(workers)[1] == OptimizerStates(b"one", own)
 
 
 def test_a_fit_that_fails_leaves_everything_as_it_was(model: FlatModel, directory: str) -> None:
@@ -273,7 +274,7 @@ def test_a_fit_that_fails_leaves_everything_as_it_was(model: FlatModel, director
     with pytest.raises(RuntimeError, match="a worker"), learnt.rollback_on_error():
         fail_half_way(learnt, found)
     np.testing.assert_array_equal(learnt.parameters, before)
-    assert (learnt.epochs, learnt.grid_exponent(), learnt.take_resume_state()) == (
+    assert (learnt.epochs, learnt.grid_exponent(), learnt.resume_state(2)) == (
         0,
         k,
         ({}, OptimizerStates()),
@@ -286,6 +287,24 @@ def fail_half_way(learnt: NetworkStateHolder, found: ResumeDecision) -> None:
     learnt.load_checkpoint(found.checkpoint)
     assert learnt.epochs
     raise RuntimeError("a worker")
+
+
+def test_files_that_a_failed_fit_may_have_used_are_not_looked_for_again(
+    model: FlatModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    learnt = NetworkStateHolder(model)
+    kept = {"executor 1": {"/tmp/file": 0.5}}
+    learnt._value = replace(learnt.value, kept=kept, states=OptimizerStates(b"one"))
+    assert learnt.resume_state(2) == (kept, OptimizerStates(b"one"))
+    with pytest.raises(ZeroDivisionError), learnt.rollback_on_error():
+        fail_with_its_state(learnt)
+    assert learnt.resume_state(2) == ({}, OptimizerStates(b"one"))
+    assert "start without them" in caplog.text
+
+
+def fail_with_its_state(learnt: NetworkStateHolder) -> None:
+    learnt.forget_resume_state()
+    raise ZeroDivisionError
 
 
 def test_a_model_that_changes_its_own_arrays_changes_no_network(model: FlatModel) -> None:
