@@ -311,7 +311,9 @@ class FitSession:
         end, state, checkpoints = self._reporting.record.finished(), self.state, self._checkpoints
         delivered = Snapshot(end.outcome.commits, state.parameters, state.buffers, ())
         checkpoints.record_summary(self.request.key, summary_to_json(summary))
-        warnings = saving.finish(delivered, end.epochs_trained, checkpoints.summaries)
+        warnings = saving.finish(
+            delivered, end.epochs_trained, checkpoints.summaries_for(self.request.key)
+        )
         for warning in warnings:
             self._reporting.warn(warning)
         return replace(summary, checkpoint=saving.newest, warnings=[*summary.warnings, *warnings])

@@ -258,9 +258,27 @@ def test_a_micro_batch_is_trained_once(
     model: FlatModel, stream: str, batch: int, done: int | None, use: ResumeAction
 ) -> None:
     """Its number in the program means nothing: the query goes on where it was."""
-    checkpoint = saved(model, key=FitKey(58, "q", 7), epochs_done=done)
+    checkpoint = saved(model, key=FitKey(58, "q", 7), epochs_done=done, summaries={})
     found = read_resume_point("f.npz", checkpoint, model)
     assert choose_resume_action(found, FitKey(1, stream, batch), 5) is use
+
+
+@pytest.mark.parametrize(
+    ("key", "use"),
+    [
+        (FitKey(1), ResumeAction.SKIP),
+        (FitKey(2), ResumeAction.START_FROM),  # it comes after the stream, which had no more rows
+        (FitKey(1, "another", 0), ResumeAction.START_FROM),
+        (FitKey(58), ResumeAction.START_FROM),
+    ],
+)
+def test_a_fit_that_came_before_the_stream_is_not_repeated(
+    model: FlatModel, key: FitKey, use: ResumeAction
+) -> None:
+    summaries = {"1": {"loss": 0.5}, "58": {"loss": 0.25}}
+    checkpoint = saved(model, key=FitKey(58, "q", 7), epochs_done=1, summaries=summaries)
+    found = read_resume_point("f.npz", checkpoint, model)
+    assert choose_resume_action(found, key, 5) is use
 
 
 def test_sparks_own_words_say_which_micro_batch_it_is() -> None:

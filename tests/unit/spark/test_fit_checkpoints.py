@@ -68,6 +68,34 @@ def test_a_program_that_is_run_again_repeats_no_fit_and_goes_on_with_the_last(
     assert "it has 10 minibatches of fit 2, 1 of 5 epochs are complete" in said[1]
 
 
+@pytest.mark.parametrize("done", [1, None])
+def test_after_a_stream_neither_its_rows_nor_those_of_earlier_fits_are_trained_again(
+    tmp_path: Path, model: FlatModel, done: int | None
+) -> None:
+    """Its newest summary comes back whether the micro-batch was done or not, and no older one."""
+    made = checkpoints(model, str(tmp_path))
+    keys = FitKey(1), FitKey(2, "q", 0), FitKey(3, "q", 1)
+    for key in keys:
+        made.record_summary(key, {"fit": key.number})
+        made.mark_over(key.number)
+    last = keys[-1] if done else FitKey(4, "q", 2)
+    fit = progressed(model, key=last, epochs_done=done, summaries=made.summaries_for(last))
+    CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, fit))
+    again = checkpoints(model, str(tmp_path))
+    actions = []
+    for key in (FitKey(1), FitKey(2, "q", 1), FitKey(3, "q", 2)):
+        found = again.find(key, 5, list[str]().append)
+        assert found is not None
+        assert found.checkpoint.summaries == {"1": {"fit": 1}, str(last.number): {"fit": 3}}
+        actions.append(found.action)
+        again.mark_over(key.number)
+    last_action = ResumeAction.START_FROM if done else ResumeAction.RESUME
+    assert actions == [ResumeAction.SKIP, ResumeAction.SKIP, last_action]
+    again.record_summary(FitKey(3, "q", 2), {"fit": 5})
+    assert again.summaries_for(FitKey(4, "q", 3)) == {"1": {"fit": 1}, "4": {"fit": 5}}
+    assert again.summaries_for(FitKey(4)) == {"1": {"fit": 1}}
+
+
 def test_another_network_of_the_program_is_not_taken_for_this_one(
     model: FlatModel, directory: str
 ) -> None:
