@@ -214,7 +214,8 @@ class CheckpointListener(FitListener):
         """Call ``notify`` for the checkpoints written since the last call."""
         for written in self._writer.written[self._announced :]:
             self._announced += 1
-            self._notify(CheckpointWritten(written.path, float(self._epochs), written.seconds))
+            epochs = _epochs_in(written.description)
+            self._notify(CheckpointWritten(written.path, float(epochs), written.seconds))
 
     def discard(self) -> None:
         """Stop writing, without a last checkpoint."""
@@ -556,6 +557,11 @@ def build_checkpoint(model: FlatModel, fit: CheckpointContent) -> Checkpoint:
         arrays["best_parameters"] = best_copy.parameters
         arrays["best_buffers"] = np.frombuffer(best_copy.buffers, np.uint8)
     return Checkpoint(description, arrays)
+
+
+def _epochs_in(description: dict[str, Any]) -> int:
+    """Return how many epochs all partitions with rows had completed, given a description."""
+    return min((epoch for epoch, _, rows, *_ in description["partitions"] if rows), default=0)
 
 
 def _state_array_name(states: OptimizerStates, partition: int) -> str:

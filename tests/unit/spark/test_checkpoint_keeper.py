@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from sparkstrom.fit.checkpoints import (
 )
 from sparkstrom.fit.early_stopping_listener import EarlyStoppingListener
 from sparkstrom.models import DenseNetwork, Sgd
-from sparkstrom.observe.epoch_history import EpochHistory
+from sparkstrom.observe.epoch_history import Epoch, EpochHistory
 from sparkstrom.observe.listener_events import CheckpointWritten
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
 from sparkstrom.runtime.master_control import Progress, Snapshot
@@ -112,6 +113,28 @@ def test_one_is_written_when_it_is_due_and_told_at_the_next_look(bench: Bench) -
     assert found.minibatches == 4
     assert found.epochs_done is None
     assert bench.keeper.finish(bench.master.snapshot(), 9, {}) == []
+
+
+def test_the_epochs_that_are_told_are_those_of_the_file(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Epochs end while it is written, and a partition without rows stays in the first one."""
+    starts = (
+        PartitionStart(Position(3, 1), 64, 1, 9),
+        PartitionStart(Position(2, 8), 64, 1, 9),
+        PartitionStart(Position(0, 0), 0, 1, 0),
+    )
+    snapshot = replace(bench.master.snapshot(), partitions=starts)
+    monkeypatch.setattr(bench.master, "snapshot", lambda *, updaters: snapshot)
+    bench.keeper.on_phase(Phase.RUNNING)
+    bench.look(2)
+    for epoch in range(1, 6):
+        bench.keeper.on_epoch(Epoch(epoch, 0.5, 64, 0.0, 2))
+    bench.master.states[0].set_result(())
+    bench.wait()
+    bench.look(3)
+    (told,) = bench.told
+    assert told.epochs == 2.0
 
 
 def test_training_goes_on_while_a_state_is_on_its_way(bench: Bench) -> None:
