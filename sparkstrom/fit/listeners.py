@@ -558,7 +558,8 @@ def make_listener_thread(
     """
     written = open_run_log(request.run_log, spec)
     return ListenerThread(
-        [*request.listeners, WorkerChangeReporter(progress.say), *([written] if written else [])],
+        # The run log is first, so that it is complete if a listener is still busy at the end.
+        [*([written] if written else []), *request.listeners, WorkerChangeReporter(progress.say)],
         FitBegin(
             model=type(model).__name__,
             n_params=spec.n_params,

@@ -9,13 +9,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from sparkstrom import SharedTrainingMaster
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.codec.messages import Phase
-from sparkstrom.fit.listeners import ListenerThread, check_listeners
+from sparkstrom.fit.listeners import ListenerThread, check_listeners, make_listener_thread
 from sparkstrom.listeners import (
     EpochEnd,
     FitBegin,
@@ -25,7 +27,10 @@ from sparkstrom.listeners import (
     TrainingListener,
     WorkerChange,
 )
+from sparkstrom.models import DenseNetwork
 from sparkstrom.observe.epoch_history import Epoch
+from sparkstrom.observe.listener_events import read_run_log
+from sparkstrom.observe.progress import ProgressDisplay
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import Departure
 from sparkstrom.runtime.master_control import Progress
@@ -221,6 +226,35 @@ def test_a_run_log_that_cannot_be_written_ends_no_fit(tmp_path: Path) -> None:
     (warning,) = summary.warnings
     assert warning.startswith("listener JsonLines.on_fit_begin raised ")
     assert diary.kinds == ["FitBegin", "WorkerChange", "Iteration", "FitEnd"]
+
+
+def test_the_run_log_has_the_end_although_a_listener_is_still_busy_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    went_in, may_go_on = threading.Event(), threading.Event()
+
+    class Uploading(TrainingListener):
+        def on_fit_end(self, event: FitEnd) -> None:
+            went_in.set()
+            assert may_go_on.wait(30)
+
+    monkeypatch.setattr("sparkstrom.fit.listeners.LISTENERS_END_S", 0.0)
+    path = tmp_path / "run.jsonl"
+    request: Any = SimpleNamespace(listeners=[Uploading()], run_log=path, resume_from=None)
+    model: Any = DenseNetwork([1, 2])
+    heard = make_listener_thread(
+        request, SPEC, model, SharedTrainingMaster(), lambda: cast(Any, None), ProgressDisplay()
+    )
+
+    def fail() -> None:
+        raise ZeroDivisionError("an error")
+
+    with pytest.raises(ZeroDivisionError):
+        run(heard, fail)
+    assert went_in.wait(30)
+    assert [event["event"] for event in read_run_log(path)] == ["fit_begin", "fit_end"]
+    may_go_on.set()
+    heard._thread.join(30)
 
 
 class Printer:
