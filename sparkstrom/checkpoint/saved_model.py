@@ -317,14 +317,11 @@ def check_same_model(current: dict[str, Any], saved: dict[str, Any], path: objec
     difference = _find_difference_in(current, saved, WARNED_KEYS.get(kind, ()))
     if difference is None:
         return None
-    warning = (
-        f"{path} is of a model with {difference}: with these parameters it may compute something"
-        " else"
-    )
-    log.warning("%s", warning)
-    return warning
+    log.warning(MODEL_DIFFERS, path, difference)
+    return MODEL_DIFFERS % (path, difference)
 
 
+MODEL_DIFFERS = "%s is of a model with %s: with these parameters it may compute something else"
 # What a network computes, by kind; a description of an earlier version may lack a key. Options that
 # users change on purpose, such as dropout rates, cannot be told from others in ``WARNED_KEYS``.
 REFUSED_KEYS: dict[Any, tuple[str, ...]] = {

@@ -130,7 +130,7 @@ class NetworkStateHolder:
             self._value = replace(before, kept={})
             load_buffers(self._model, buffers)
             if before.kept:
-                log.warning("%s", FILES_LOST)
+                log.warning(FILES_LOST)
             raise
 
     def resume_state(self, workers: int) -> tuple[CheckpointFiles, OptimizerStates]:
