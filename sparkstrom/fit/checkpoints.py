@@ -159,14 +159,24 @@ class CheckpointListener(FitListener):
         self._save_if_due(progress)
 
     def _save_if_due(self, progress: Progress) -> None:
-        """Take a snapshot and give it to the writer's thread, if a checkpoint is due."""
+        """Take a snapshot and give it to the writer's thread, if a checkpoint is due.
+
+        Without a snapshot, such as while the controller replaces its media driver, warn and skip
+        the checkpoint. Raise the snapshot's error only if the fit has failed.
+        """
         now, schedule = (time.monotonic(), self._epochs, progress.commits), self._schedule
         if schedule is None or progress.phase is not Phase.RUNNING or not schedule.is_due(*now):
             return
         if self._writer.busy:  # slow storage gets fewer checkpoints
             return
         schedule.mark_written(*now)
-        snapshot = self._master.snapshot(updaters=True)
+        try:
+            snapshot = self._master.snapshot(updaters=True)
+        except SparkstromError as error:
+            if self._master.failure is not None:
+                raise
+            self._writer.record_failure(f"commit {progress.commits}", error)
+            return
         states = self._master.copy_optimizer_states(everybody=self._config.updaters == ALL)
         make = partial(self._build, self._make_content(snapshot), states)
         self._writer.offer(make, f"commit {snapshot.commit}")
