@@ -143,13 +143,21 @@ class FitSession:
         """Run the fit to completion, replace the network's state, and return the summary.
 
         ``export_directory``: where the rows were exported, for the summary. Raise the error that
-        ended the fit. The network's state is then as before, unless the user interrupted the fit.
+        ended the fit. The network's state is then as before, unless the user interrupted the fit,
+        and the controller has ended, even if it was not started yet.
         """
-        self._runner, progress = runner, self._reporting.progress
+        self._runner = runner
+        try:
+            return self._run_with_listeners(runner.spec, export_directory)
+        except BaseException:
+            self._runner.master.end()
+            raise
+
+    def _run_with_listeners(self, spec: FitSpec, export_directory: str | None) -> TrainingSummary:
+        """Run the fit with the thread of the user's listeners; return the summary."""
+        progress = self._reporting.progress
         model, options = self._checkpoints.model, self._strategy.master
-        thread = make_listener_thread(
-            self.request, runner.spec, model, options, self._snapshot, progress
-        )
+        thread = make_listener_thread(self.request, spec, model, options, self._snapshot, progress)
         with tempfile.TemporaryDirectory(prefix="sparkstrom-copies-") as folder:
             recovery = ControllerRecovery(
                 self._strategy, self._checkpoints, self._reporting, folder

@@ -210,10 +210,15 @@ class MasterThread(threading.Thread):
         return self._machine.copies.copied
 
     def end(self) -> None:
-        """Stop the thread and close the transport; call this only after the job has ended."""
+        """Stop the thread and close the transport; call this only after the job has ended.
+
+        If the thread was never started, only close the transport. Idempotent.
+        """
         self._stopping.set()
         if self.is_alive():
             self.join(timeout=30.0)
+        elif self.ident is None:
+            self._message_endpoint.close()
 
     @property
     def workers(self) -> int:

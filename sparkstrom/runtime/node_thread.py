@@ -234,9 +234,15 @@ class NodeThread(threading.Thread):
         self._open_edge()
 
     def stop(self) -> None:
-        """Send what is queued, end the thread, and wait for it."""
+        """Send what is queued, end the thread, and wait for it.
+
+        If the thread was never started, only close the transport.
+        """
         self._stopping.set()
-        self.join(timeout=10 * FINAL_FLUSH_S)
+        if self.ident is None:
+            self._message_endpoint.close()
+        else:
+            self.join(timeout=10 * FINAL_FLUSH_S)
 
     def _cycle(self) -> None:
         """Exchange messages once, then pass received items and the directive to the trainer."""

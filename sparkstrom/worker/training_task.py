@@ -215,8 +215,8 @@ def _run_captured(
     if failure is not None:
         is_usage = isinstance(failure, UsageError)
         session.report(failure, READING_ROWS if is_usage else "preparing")
-    session.thread.start()
     try:
+        session.thread.start()
         if failure is not None:
             raise failure
         with retain_freed_memory():

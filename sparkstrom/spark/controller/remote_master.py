@@ -370,8 +370,8 @@ class RemoteController:
         return () if self._result is None else self._result.optimizer_copies
 
     def end(self) -> None:
-        """End the task and take its result; cancel the task if that takes too long."""
-        if self._placed is None or self._monitor_thread is None:
+        """End the task and take its result; cancel the task if that takes too long. Idempotent."""
+        if self._placed is None or self._monitor_thread is None or self._ending.is_set():
             return
         server, job = self._server, self._placed.job
         has_succeeded = self.finished.is_set() and self.failure is None

@@ -229,8 +229,8 @@ class ControllerTaskRun:
 
         Return the result for the driver program.
         """
-        self.master.start()
         try:
+            self.master.start()
             while not self._is_over():
                 self._connection.serve(self.master)
         finally:

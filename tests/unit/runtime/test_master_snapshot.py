@@ -145,6 +145,20 @@ def test_of_a_fit_that_is_done_the_parameters_are_there_though_its_thread_has_br
     np.testing.assert_array_equal(made.parameters, np.full(N, 0.5, np.float32))
 
 
+def test_one_that_was_never_started_closes_its_transport(
+    make_master: Callable[[Theta], tuple[MasterThread, Breaking]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is open as soon as there is a master: else its media driver lives as long as the program.
+
+    So it is where no thread can be started.
+    """
+    monkeypatch.setattr(MasterThread, "start", lambda self: None)
+    master, transport = make_master(Theta(N, K))
+    master.end()
+    assert transport._is_closed
+    master.end()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_transport_that_cannot_be_closed_keeps_nobody_waiting(
     make_master: Callable[[Theta], tuple[MasterThread, Breaking]], monkeypatch: pytest.MonkeyPatch

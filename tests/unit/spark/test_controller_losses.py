@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -154,6 +155,19 @@ def test_what_the_task_has_raised_is_no_loss(cause: str, *, is_loss: bool) -> No
     assert isinstance(master._create_lost_error(cause), ControllerLost) is is_loss
 
 
+def test_a_controller_that_has_ended_is_asked_nothing_more() -> None:
+    """A fit that fails ends it in any case, also where it has ended already."""
+    master, asked = RemoteController(NO_DATA, NO_DATA, {}, 2), list[object]()
+    server = SimpleNamespace(is_open=True, ask=asked.append, close=lambda: None)
+    master._server = cast(Any, server)
+    master._placed = cast(Any, SimpleNamespace(job=SimpleNamespace(running=False)))
+    master._monitor_thread = threading.Thread()
+    master._monitor_thread.start()
+    master._close()
+    master.end()
+    assert asked == []
+
+
 class Run:
     """As a listener's snapshot sees one."""
 
@@ -228,6 +242,26 @@ def test_a_listener_does_not_wait_for_a_fit_that_has_failed_or_ended(over: bool)
         run.failure = run.raises[0]
     with pytest.raises(TrainingError, match="it sent none"):
         fit._snapshot()
+
+
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
+def test_a_fit_that_ends_before_its_controller_starts_ends_the_controller(
+    kind: type[BaseException], bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, or Ctrl-C while Spark broadcasts the parameters."""
+    ended, run = list[Any](), Run(1)
+    run.spec = SPEC  # type: ignore[attr-defined]
+    run.end = lambda: ended.append(run)  # type: ignore[attr-defined]
+
+    def fails(*_: Any) -> Any:
+        raise kind
+
+    monkeypatch.setattr(controller_copies, "make_listener_thread", fails)
+    losses = bench.losses
+    fit = FitSession(losses.strategy, losses.checkpoints, CALL, losses._reporting, NO_DATA)
+    with pytest.raises(kind):
+        fit.run(cast(Any, run), None)
+    assert ended == [run]
 
 
 def test_a_listener_hears_that_there_is_no_further_one() -> None:
