@@ -350,8 +350,7 @@ def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat,
     Raise UsageError if arrays differ in length or are not numeric, or if weights are invalid.
     """
     features = split_columns(data[0])
-    no_labels = np.zeros((len(features[1][0]), 0), np.float32)  # like rows without a label
-    label = split_columns(no_labels if data[1] is None else data[1])
+    label = split_columns(np.zeros(0, np.float32) if data[1] is None else data[1])
     n_features, n_labels = count_arrays(features[0]), count_arrays(label[0])
     given = [*features[1], *label[1], *data[2:]]
     label_places = range(n_features, n_features + n_labels)
@@ -361,6 +360,8 @@ def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat,
             arrays.append(_to_sliceable(_to_numpy(value), is_label=i in label_places))
         except (TypeError, ValueError) as error:
             raise UsageError(f"array {i} of {where} is {shorten_value(value)}: {error}") from None
+    if data[1] is None:
+        arrays[n_features] = np.zeros((*arrays[0].shape[:1], 0), np.float32)  # no label, all rows
     counts = [len(array) if array.ndim else -1 for array in arrays]
     if len(set(counts)) != 1:
         raise UsageError(f"the arrays of {where} have {counts} rows: all need the same number")
