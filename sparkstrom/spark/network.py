@@ -293,7 +293,8 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             with self._application.cancel_jobs_on_interrupt():
                 progress.say(f"sampling {request.rows:,} rows")
                 sample = self._application.draw_sample(data, columns, request.rows, request.seed)
-            return rehearse(make_recipe(*fit), sample, request, progress, self._measure_cluster)
+            measure, cpus = self._measure_cluster, int(self._conf.get("spark.task.cpus", "1"))
+            return rehearse(make_recipe(*fit), sample, request, progress, measure, cpus=cpus)
 
     def _measure_cluster(self, recipe: FitRecipe, sample: RowSample) -> ClusterMeasurement:
         """Measure a step's time and the network's speed on executors; return a summary.

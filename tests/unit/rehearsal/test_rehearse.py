@@ -18,11 +18,12 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from sparkstrom import ParallelWrapper, UsageError
 from sparkstrom.data.column_selection import ColumnSpec
 from sparkstrom.data.row_sample import RowSampler, sample_blocks
-from sparkstrom.local import parallel_wrapper
+from sparkstrom.local import parallel_wrapper, worker_pool
 from sparkstrom.local.data import read_data_blocks
 from sparkstrom.models.base import Batch
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.observe.progress import DisplayedFigures, ProgressDisplay, ProgressRate
+from sparkstrom.rehearsal import rehearse as rehearse_module
 from sparkstrom.rehearsal.conditions import StepTimes
 from sparkstrom.rehearsal.fit import CurvePoint, SimulatedFit
 from sparkstrom.rehearsal.rehearse import RehearsalRequest
@@ -217,12 +218,18 @@ class CountsThreads(DenseNetwork):
         return super().step(batch)
 
 
-def test_steps_use_one_thread_like_those_of_a_task() -> None:
-    with threadpool_limits(2):
+@pytest.mark.parametrize(("step", "used"), [("50ms", {1}), (None, {1, 2})])
+def test_steps_use_one_thread_but_measured_ones_those_of_a_worker(
+    monkeypatch: pytest.MonkeyPatch, step: Any, used: set[int]
+) -> None:
+    for module in (worker_pool, rehearse_module):
+        monkeypatch.setattr(module, "count_cores", lambda: 4)
+    monkeypatch.setattr(CountsThreads, "used", set())
+    with threadpool_limits(3):
         before = threadpool_info()
-        rehearsed(CountsThreads([COLUMNS, 8, 2]), workers=2, step=None)
+        rehearsed(CountsThreads([COLUMNS, 8, 2]), workers=2, step=step)  # of a pool of 2 workers
         assert threadpool_info() == before
-    assert CountsThreads.used == {1}
+    assert CountsThreads.used == used
 
 
 def test_a_loss_to_reach_may_be_out_of_reach() -> None:
