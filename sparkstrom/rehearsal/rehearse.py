@@ -227,7 +227,8 @@ def rehearse(
         The result, with one process and DDP beside sparkstrom.
 
     Raises:
-        UsageError: A row does not suit the model, or there are more workers than rows.
+        UsageError: A row does not suit the model, no row is left to train on, or there are more
+            workers than rows.
         TrainingError: Training failed for a reason other than divergence.
     """
     recipe = replace(
