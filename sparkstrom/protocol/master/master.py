@@ -223,8 +223,7 @@ class Master(MasterParts):
         member = None if node is None else live.get(node)
         match message:
             case TrainingFailure(node=None) if self.phases.phase is not Phase.DONE:
-                where = (message.host, message.partition)
-                return [ev.Abort(message.reason, message.trace, *where, phase=message.phase)]
+                return self._on_failure_without_id(message)
             case _ if member is None:
                 self.ignored.count(message, IgnoreReason.STRANGER)
                 return []
@@ -253,6 +252,18 @@ class Master(MasterParts):
         effects = self.closing.close(member.node, leaving.reason, now_s, released=True)
         self.notices.drop(member.node)
         return [*effects, send_to_process(member.join, end_notice(member, leaving.reason))]
+
+    def _on_failure_without_id(self, failed: TrainingFailure) -> list[Effect]:
+        """Abort the fit because a worker failed before it had an id, unless it is superseded.
+
+        Spark does not end the tasks of a stage that it repeats. Such a task of an earlier stage
+        attempt may be refused, or fail, while a newer attempt trains its partition.
+        """
+        if self.partitions.has_newer_attempt(failed.partition, failed.attempt):
+            self.ignored.count(failed, IgnoreReason.LATE)
+            return []
+        where = (failed.host, failed.partition)
+        return [ev.Abort(failed.reason, failed.trace, *where, phase=failed.phase)]
 
     def _on_training_failure(self, member: Member, failed: TrainingFailure) -> list[Effect]:
         """Abort the fit because a worker failed, unless the fit is done already."""

@@ -488,6 +488,7 @@ class Node(NodeParts):
             node=self.membership.node,
             host=who.host,
             partition=who.partition,
+            attempt=who.attempt,
             reason=event.reason,
             trace=event.trace,
             phase=event.phase,
