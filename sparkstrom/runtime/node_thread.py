@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkstrom.base.clock import Clock
-from sparkstrom.base.errors import DriverLost, SetupError
+from sparkstrom.base.errors import DriverLost, SetupError, escape_surrogates
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.messages import Address, Chunk, MergedRange
 from sparkstrom.codec.sealed_frames import Seal
@@ -402,7 +402,7 @@ class NodeThread(threading.Thread):
         self._stuck_reported = True
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        self._step(ev.TrainerFailed(command.reason, stack[-8_000:]))
+        self._step(ev.TrainerFailed(command.reason, escape_surrogates(stack)[-8_000:]))
 
     def _flush_before_exit(self) -> None:
         """Send what is queued, for up to ``FINAL_FLUSH_S``; a dying media driver ends this."""

@@ -21,7 +21,7 @@ from typing import IO, Any, TypedDict
 import numpy as np
 
 from sparkstrom.base.clock import SystemClock
-from sparkstrom.base.errors import SetupError, UsageError, format_reason
+from sparkstrom.base.errors import SetupError, UsageError, escape_surrogates, format_reason
 from sparkstrom.base.untrusted_files import check_npz, open_regular
 from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import ResidualCheckpoint
@@ -291,7 +291,7 @@ class TrainingSession:
         If the node's thread has not started yet, the node later reports the error instead of
         joining.
         """
-        trace = "".join(traceback.format_exception(error))[-TRACE_CHARS_MAX:]
+        trace = escape_surrogates("".join(traceback.format_exception(error)))[-TRACE_CHARS_MAX:]
         self.channel.post(ev.TrainerFailed(format_reason(error), trace, doing))
 
     def wait_for_abort(self) -> None:
