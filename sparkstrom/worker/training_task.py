@@ -102,7 +102,8 @@ RESIDUAL_FILE_PREFIX = "sparkstrom-kept-"
 def save_residual(replica: Replica, directory: Path, network: str) -> ResidualCheckpoint:
     """Write residual, threshold and optimizer state to an npz file; return its path and mass.
 
-    The file appears only when it is complete. Its mass is the sum of absolute residuals.
+    The file appears only when it is complete; a failure leaves none. Its mass is the sum of
+    absolute residuals.
     """
     residual = replica.residual()
     arrays = {"residual": residual}
@@ -118,11 +119,15 @@ def save_residual(replica: Replica, directory: Path, network: str) -> ResidualCh
                 scalars[part][name] = value
     path = directory / f"{RESIDUAL_FILE_PREFIX}{network}-{os.getpid()}-{secrets.token_hex(6)}.npz"
     temporary = path.with_suffix(".tmp")
-    with temporary.open("xb") as file:
-        np.savez(file, description=np.array(json.dumps(scalars)), **arrays)  # type: ignore[arg-type]
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    try:
+        with temporary.open("xb") as file:
+            np.savez(file, description=np.array(json.dumps(scalars)), **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     return ResidualCheckpoint(str(path), float(np.abs(residual.astype(np.float64)).sum()))
 
 
@@ -303,15 +308,29 @@ class TrainingSession:
             time.sleep(0.05)
 
     def _save_residual(self, replica: Replica) -> ResidualCheckpoint | None:
-        """Save the residual for the next fit, if that is enabled."""
+        """Save the residual for the next fit, if that is enabled; only warn if the disk refuses it.
+
+        All that is trained is committed by now, and a fit without this file ends well.
+        """
         if not self._job.keep_residuals:
             return None
-        return save_residual(replica, self._environment.scratch, self._job.network)
+        directory = self._environment.scratch
+        try:
+            return save_residual(replica, directory, self._job.network)
+        except OSError as error:
+            log.warning(RESIDUAL_NOT_SAVED, directory, error)
+            return None
 
     def _add_saved_residuals(self, replica: Replica, paths: tuple[str, ...]) -> None:
         """Add the residuals that an earlier fit saved in these files."""
         for path in paths:
             restore_residual(replica, path)
+
+
+RESIDUAL_NOT_SAVED = (
+    "the next fit begins without what this worker has learned but not sent: "
+    "no file could be written in %s (%s)"
+)
 
 
 def make_trainer_options(job: TrainingJob, partition: int = 0, attempt: int = 0) -> TrainerOptions:
