@@ -33,6 +33,7 @@ from sparkstrom.protocol.common.events_and_effects import (
     TaskEnding,
 )
 from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.common.process_pause import PauseDetector
 from sparkstrom.protocol.common.stages import PROBE
 from sparkstrom.protocol.master.announcements import ClosedNotices, StateBroadcast, WelcomeFactory
 from sparkstrom.protocol.master.commit_order import CommitOrder
@@ -118,6 +119,7 @@ class MasterParts:
             now_s=now_s,
         )
         self.vacancies = VacantPartitions(limits, members, phases, now_s)
+        self._pauses = PauseDetector(limits.lease_s, now_s)
         self._make_dependent_parts()
 
     def _make_dependent_parts(self) -> None:
@@ -166,6 +168,9 @@ class Master(MasterParts):
         """Process one event and return the effects, after entering the next phase if it is due."""
         if self.aborted:
             return self._react_after_abort(event)
+        if (pause := self._pauses.pause_before(now_s)) is not None:
+            for deadline_holder in (self.phases, self.vacancies, self.copies):
+                deadline_holder.shift_deadlines(pause)
         effects = self._react(event, now_s)
         if now_s >= self._scan_due_s:
             nodes = len(self.members.live)
