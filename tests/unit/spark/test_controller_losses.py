@@ -168,6 +168,30 @@ def test_a_controller_that_has_ended_is_asked_nothing_more() -> None:
     assert asked == []
 
 
+@pytest.mark.parametrize("is_heard_again", [False, True])
+def test_a_driver_that_was_suspended_reads_what_came_before_it_gives_up(
+    *, is_heard_again: bool
+) -> None:
+    master = RemoteController(NO_DATA, NO_DATA, {}, 2)
+    server = SimpleNamespace(was_connected=threading.Event(), heard_s=time.monotonic() - 60.0)
+    server.was_connected.set()
+    master._server = cast(Any, server)
+    looks: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        looks.append(seconds)
+        if len(looks) == 2 and is_heard_again:
+            server.heard_s = time.monotonic()
+        if len(looks) == 4:
+            master._ending.set()
+        return False
+
+    job = SimpleNamespace(wait=wait, tasks=lambda: ([], []), task_errors=list)
+    master._monitor_task(cast(Any, job), None)
+    assert isinstance(master.failure, ControllerLost) is not is_heard_again
+    assert len(looks) == (4 if is_heard_again else 2)
+
+
 class Run:
     """As a listener's snapshot sees one."""
 
