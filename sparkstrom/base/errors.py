@@ -76,9 +76,13 @@ def escape_surrogates(text: str) -> str:
 def first_line(words: object) -> str:
     """Return the first non-empty line of ``words``, cut to ``LINE_MAX`` characters.
 
-    Returns "no reason" if no line has text. Lone surrogates are escaped.
+    Returns "no reason" if no line has text, or if a user's exception has no text because its
+    ``__str__`` raises. Lone surrogates are escaped.
     """
-    lines = escape_surrogates(str(words)).splitlines()
+    try:
+        lines = escape_surrogates(str(words)).splitlines()
+    except Exception:  # of the user's code; the report of an error must not fail
+        lines = []
     line = next((line.strip() for line in lines if line.strip()), "no reason")
     return line if len(line) <= LINE_MAX else f"{line[: LINE_MAX - 4]} ..."
 
@@ -86,7 +90,7 @@ def first_line(words: object) -> str:
 def format_reason(error: Exception) -> str:
     """Format an exception as one line of text, for messages that do not show its traceback."""
     if isinstance(error, SparkstromError):
-        return escape_surrogates(str(error)).splitlines()[0]
+        return next(iter(escape_surrogates(str(error)).splitlines()), "no reason")
     return f"{type(error).__name__}: {first_line(error)}"
 
 

@@ -50,3 +50,18 @@ def test_a_text_that_utf_8_cannot_encode_reaches_the_master(
     received = cast(TrainingFailure, decode_untrusted(*encode(message)))
     assert received.reason.endswith("token \\ud83d")
     assert "\\ud83d" in received.trace
+
+
+class Speechless(ValueError):
+    """An exception of the user's with a fault of its own."""
+
+    def __str__(self) -> str:
+        raise KeyError("text")
+
+
+@pytest.mark.parametrize("error", [Speechless(), UsageError("")])
+def test_an_exception_without_text_reaches_the_master(error: Exception) -> None:
+    events: list[Any] = []
+    session = SimpleNamespace(channel=SimpleNamespace(post=events.append))
+    TrainingSession.report(cast(Any, session), error, "training")
+    assert events[0].reason.endswith("no reason")
