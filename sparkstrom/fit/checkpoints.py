@@ -62,7 +62,7 @@ STATE_ARRAY = "state"  # name of the array with the common optimizer state
 TRAIN_ANEW_HINT = "begin anew with another checkpoint_directory or resume=False"
 OPTIMIZER_STATE_TIMEOUT_S = 60.0  # for each worker's state; the controller gives up long before
 Say = Callable[[str], None]
-_directory_owners: dict[str, str] = {}  # directory -> the network of this program that uses it
+_directory_owners: dict[str, str] = {}  # location -> the network of this program that uses it
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,24 +403,21 @@ class FitCheckpoints:
         directory.check()
         if not self.master.resume:
             return None
-        self._claim_directory(directory.url)
+        self._claim_directory(directory)
         found = directory.read_newest(say)
         return None if found is None else read_resume_point(*found, self.model)
 
-    def _claim_directory(self, url: str) -> None:
+    def _claim_directory(self, directory: CheckpointDirectory) -> None:
         """Reserve a directory for this network until the program ends.
 
         Raise UsageError if another network of this program uses the directory. Each network numbers
         its own fits, so one network could resume the other's fit of the same number.
         """
-        if (
-            _directory_owners.setdefault(url.removeprefix("file://").rstrip("/"), self.network)
-            != self.network
-        ):
+        if _directory_owners.setdefault(directory.location, self.network) != self.network:
             raise UsageError(
-                f"checkpoint_directory={url!r} is another network's of this program: a network"
-                " resumes its own fits only; give each its own directory, or resume=False to train"
-                " anew beside what is there"
+                f"checkpoint_directory={directory.url!r} is another network's of this program: a"
+                " network resumes its own fits only; give each its own directory, or resume=False"
+                " to train anew beside what is there"
             )
 
     def config(self, key: FitKey, k: int, states: OptimizerStates) -> CheckpointConfig | None:
