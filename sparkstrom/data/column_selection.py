@@ -1,6 +1,7 @@
 """Check the columns that a user names for ``fit``, and plan how executors make arrays of them.
 
-``features_to_arrays`` converts the features that a user passes to ``predict``.
+``features_to_arrays`` converts the features that a user passes to ``predict``, and
+``arrays_to_batch`` the arrays that a user passes to ``evaluate``.
 """
 
 from __future__ import annotations
@@ -8,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import as_float, is_real, shown
-from sparkstrom.data.packed_rows import ColumnStructure, structure_of
+from sparkstrom.data.packed_rows import ColumnStructure, arrange_arrays, structure_of
 from sparkstrom.data.row_blocks import (
     as_array,
     shorten_value,
+    split_columns,
 )
-from sparkstrom.models.base import Columns
+from sparkstrom.models.base import Batch, Columns, arrays_of
 
 # One column; a list of numeric columns, stacked to one array; or a tuple or dictionary of these.
 ColumnNames = str | list[str] | tuple[str | list[str], ...] | dict[str, str | list[str]]
@@ -193,6 +196,49 @@ def features_to_arrays(data: Any) -> Columns:
     if isinstance(data, tuple):
         return tuple(_to_numbers(array) for array in data)
     return _to_numbers(data)
+
+
+def arrays_to_batch(data: tuple[Any, ...]) -> Batch:
+    """Convert (features, labels) or (features, labels, weights), as arrays, to one batch of rows.
+
+    The arrays get the dtypes used in training; labels may be None. Raise UsageError unless the
+    arrays are numeric and have the same number of rows, and weights are finite and at least 0.
+    """
+    if len(data) not in (2, 3):
+        raise UsageError(
+            f"data is a tuple of {len(data)}: give arrays (features, labels) or (features, labels,"
+            " weights)"
+        )
+    features = features_to_arrays(data[0])
+    rows = [len(array) if array.ndim else -1 for array in arrays_of(features)]
+    if not rows or min(rows) < 0:
+        raise UsageError(f"features are {shorten_value(data[0])}: give arrays [rows, ...]")
+    structure, columns = split_columns(np.zeros((rows[0], 0)) if data[1] is None else data[1])
+    try:
+        labels = [as_array(column, is_label=True) for column in columns]
+        weights = as_array(data[2]).astype(np.float32) if len(data) == 3 else None
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"labels are {shorten_value(data[1])}: give arrays of numbers [rows, ...] as labels"
+            f" and weights ({error})"
+        ) from None
+    others = labels if weights is None else [*labels, weights]
+    rows += [len(array) if array.ndim else -1 for array in others]
+    if len(set(rows)) != 1:
+        raise UsageError(f"the arrays have {rows} rows: all need the same number")
+    if weights is not None:
+        _check_weights(weights)
+    whole = [array.astype(np.int64) if array.dtype.kind in "biu" else array for array in labels]
+    return Batch(features, arrange_arrays(structure, whole), weights)
+
+
+def _check_weights(weights: NDArray[np.float32]) -> None:
+    """Raise UsageError unless weights are one-dimensional, finite and at least 0."""
+    if weights.ndim != 1:
+        raise UsageError(f"weights have shape {list(weights.shape)}: give one for each row")
+    wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
+    if len(wrong):
+        raise UsageError(f"row {wrong[0]} has weight {weights[wrong[0]]}: give 0 or above")
 
 
 def _to_numbers(values: Any) -> NDArray[Any]:

@@ -348,7 +348,25 @@ def _stack_rows(
                     f"row {begin + i} of {where} has {leaf.name} {describe_array(array)}, row 0 "
                     f"has {leaf.describe()}: all rows need the same"
                 )
+            if (value := _find_unfit_value(leaf, array)) is not None:
+                raise UsageError(
+                    f"row {begin + i} of {where} has {leaf.name} {describe_array(array)} with"
+                    f" {value}, which does not fit into {np.dtype(leaf.stored_dtype).name}, as"
+                    " which row 0 is stored: give all rows one type, such as np.int64"
+                )
     return [np.stack([row.arrays[i] for row in columns]) for i in range(len(form.leaves))]
+
+
+def _find_unfit_value(leaf: Leaf, array: NDArray[Any]) -> Any:
+    """Return the first value that would change if it were stored as the leaf's integer type.
+
+    Return None if there is none. Values that are stored as float32 may be rounded.
+    """
+    stored = np.dtype(leaf.stored_dtype)
+    if stored.kind == "f" or np.can_cast(array.dtype, stored):
+        return None
+    unfit = array[array.astype(stored) != array]
+    return unfit.flat[0] if unfit.size else None
 
 
 def describe_array(array: NDArray[Any]) -> str:

@@ -62,7 +62,7 @@ STATE_ARRAY = "state"  # name of the array with the common optimizer state
 TRAIN_ANEW_HINT = "begin anew with another checkpoint_directory or resume=False"
 OPTIMIZER_STATE_TIMEOUT_S = 60.0  # for each worker's state; the controller gives up long before
 Say = Callable[[str], None]
-_directory_owners: dict[str, str] = {}  # directory -> the network of this program that uses it
+_directory_owners: dict[str, str] = {}  # location -> the network of this program that uses it
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +393,7 @@ class FitCheckpoints:
             say: Called with a message for the user.
         """
         if self._reads_newest:
-            self._pending = self._read_newest(say)
+            self._pending = self._read_newest(say) or self._restored
             self._reads_newest = False  # stays True if reading fails
         point = self._pending
         if point is None:
@@ -413,24 +413,21 @@ class FitCheckpoints:
         directory.check()
         if not self.master.resume:
             return None
-        self._claim_directory(directory.url)
+        self._claim_directory(directory)
         found = directory.read_newest(say)
         return None if found is None else read_resume_point(*found, self.model)
 
-    def _claim_directory(self, url: str) -> None:
+    def _claim_directory(self, directory: CheckpointDirectory) -> None:
         """Reserve a directory for this network until the program ends.
 
         Raise UsageError if another network of this program uses the directory. Each network numbers
         its own fits, so one network could resume the other's fit of the same number.
         """
-        if (
-            _directory_owners.setdefault(url.removeprefix("file://").rstrip("/"), self.network)
-            != self.network
-        ):
+        if _directory_owners.setdefault(directory.location, self.network) != self.network:
             raise UsageError(
-                f"checkpoint_directory={url!r} is another network's of this program: a network"
-                " resumes its own fits only; give each its own directory, or resume=False to train"
-                " anew beside what is there"
+                f"checkpoint_directory={directory.url!r} is another network's of this program: a"
+                " network resumes its own fits only; give each its own directory, or resume=False"
+                " to train anew beside what is there"
             )
 
     def config(self, key: FitKey, k: int, states: OptimizerStates) -> CheckpointConfig | None:
@@ -474,19 +471,35 @@ class FitCheckpoints:
         self.fits, self._restored = max(self.fits, number), None
 
     def mark_failed(self) -> None:
-        """Record that a fit failed: the next fit has its number and resumes from its checkpoint."""
-        if self.directory is None:
-            self._pending = self._restored
-        else:
-            self._reads_newest, self._pending = True, None
+        """Record that a fit failed: the next fit has its number and resumes from its checkpoint.
+
+        If the fit wrote none, the next fit resumes from the checkpoint of ``restore``, if any.
+        """
+        self._reads_newest, self._pending = True, None
 
     @contextmanager
     def mark_failed_on_error(self) -> Iterator[None]:
-        """Call ``mark_failed`` if the block, which precedes the fit's run, raises."""
+        """Call ``mark_failed`` if the block, which is between two runs of a fit, raises."""
         try:
             yield
         except BaseException:
             self.mark_failed()
+            raise
+
+    @contextmanager
+    def undo_find_on_error(self) -> Iterator[None]:
+        """If a fit, which is the block, fails before it runs, let the next fit find the same.
+
+        Do nothing if a run was interrupted or failed, which ``mark_over`` or ``mark_failed`` has
+        recorded.
+        """
+        before, fits = (self._pending, self._reads_newest), self.fits
+        try:
+            yield
+        except BaseException:
+            is_used_up = self._pending is None and not self._reads_newest
+            if is_used_up and self.fits == fits:
+                self._pending, self._reads_newest = before
             raise
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.checkpoints import FitKey, ResumePoint
@@ -360,14 +360,36 @@ def summary_from_json(values: dict[str, Any]) -> TrainingSummary:
 def summary_of_skipped_fit(checkpoint: ResumePoint, key: FitKey) -> TrainingSummary:
     """Return the summary of a skipped fit, which a checkpoint contains.
 
-    If there is none with the fit's number, as in a stream, return the summary of the newest fit.
+    In a stream, return the summary of the newest fit. If the checkpoint does not contain the
+    summary, as of a fit that was interrupted, return one with a warning and without values.
     """
     summaries = checkpoint.summaries
-    number = str(key.number) if str(key.number) in summaries else max(summaries, key=int)
-    summary = summary_from_json(summaries[number])
+    number = max(summaries, key=int) if key.stream and summaries else str(key.number)
+    values = summaries.get(number)
+    summary = _unknown_summary(checkpoint, key) if values is None else summary_from_json(values)
     return replace(summary, resumed_from=checkpoint.path, checkpoint=checkpoint.path)
 
 
+def _unknown_summary(checkpoint: ResumePoint, key: FitKey) -> TrainingSummary:
+    """Return a summary whose values are 0, NaN or empty, with a warning that they are unknown."""
+    text = NO_SUMMARY.format(path=checkpoint.path, number=key.number)
+    values = {name: _unknown_value(kind) for name, kind in get_type_hints(TrainingSummary).items()}
+    known = {"n_params": checkpoint.parameters.size, "warnings": [text]}
+    # Only the checkpoint's parameters exist, so no replica can differ from them.
+    return TrainingSummary(**(values | known | {"replicas_equal": True}))
+
+
+def _unknown_value(kind: Any) -> Any:
+    """Return the value of type ``kind`` that stands for "not known" in a summary."""
+    if type(None) in get_args(kind):
+        return None
+    return math.nan if kind is float else (get_origin(kind) or kind)()
+
+
+NO_SUMMARY = (
+    "{path} contains no summary of fit {number}, which was probably interrupted: its figures are"
+    " not known"
+)
 WORKER_LOST = "worker lost"
 CONTROLLER_LOST = "controller lost"
 DRIVER_REPLACED = "media driver replaced"

@@ -204,7 +204,11 @@ class ParallelWrapper(TrainedNetwork):
         require_picklable(self._model, pickle_by_value)
         require_library()
         workers = len(self._context.pool)
-        with self._exclusive(), closing(make_progress_display(self._progress)) as progress:
+        with (
+            self._exclusive(),
+            closing(make_progress_display(self._progress)) as progress,
+            self._checkpoints.undo_find_on_error(),
+        ):
             key = make_fit_key(self._checkpoints.fits + 1, lambda name: None)
             decision = self._checkpoints.find(key, epochs, progress.say)
             finished, point = self._apply_decision(decision, key)
@@ -332,7 +336,7 @@ class ParallelWrapper(TrainedNetwork):
                 else read_blocks_with_held_out(data, held_out, columns._replace(validation=None))
             )
             drawn = prefetch(read, self._prefetch_buffer, pool.check_open)
-            with self._checkpoints.mark_failed_on_error(), closing(drawn) as blocks:
+            with closing(drawn) as blocks:
                 files = partition_rows(blocks, workers, self._master.rng_seed, directory)
             yield PartitionedRows(files, directory)
         finally:

@@ -15,7 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.data.column_selection import ColumnNames, ColumnSpec, features_to_arrays
+from sparkstrom.data.column_selection import (
+    ColumnNames,
+    ColumnSpec,
+    arrays_to_batch,
+    features_to_arrays,
+)
 from sparkstrom.data.row_sample import RowSample
 from sparkstrom.fit.evaluation import (
     Evaluation,
@@ -26,7 +31,7 @@ from sparkstrom.fit.evaluation import (
 from sparkstrom.fit.events import FitListener
 from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.fit.strategy import Strategy
-from sparkstrom.models.base import Batch, Flat, FlatModel
+from sparkstrom.models.base import Flat, FlatModel
 from sparkstrom.options.common import CommonOptions
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.parameter_averaging import (
@@ -320,7 +325,9 @@ class Predictor:
     def evaluate(self, data: Any, metrics: MetricSpec, columns: ColumnSpec) -> Evaluation:
         """Return metrics over ``data``: a tuple of arrays (in this process), RDD or DataFrame."""
         if isinstance(data, tuple):
-            batch, (model, _) = Batch(*data), self._bind_current()
+            batch, (model, _) = arrays_to_batch(data), self._bind_current()
+            if not batch.rows:
+                return merge_evaluations([])
             model.check(batch.features, batch.labels)
             return merge_evaluations([evaluate_batch(model, metrics, batch)])
         require_active_session(self._application)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.data.column_selection import ColumnNames, ColumnSpec
+from sparkstrom.data.row_blocks import quote_column
 from sparkstrom.fit.evaluation import Evaluation
 from sparkstrom.options.common import to_snake_case
 from sparkstrom.spark.data import partitioning
@@ -184,7 +185,7 @@ class Dl4jMethodNames:
             An RDD of (key, outputs), or a DataFrame of ``key`` and ``output`` (array<float>).
 
         Raises:
-            UsageError: A named column does not exist.
+            UsageError: A named column does not exist, or the output has a key column's name.
         """
         if not partitioning.is_dataframe(data):
             partitioning.check_data(data)
@@ -196,4 +197,10 @@ class Dl4jMethodNames:
                 f"key={key!r}: there is no column {missing}; the DataFrame has {data.columns}"
             )
         predicted = self._predictor.predict(data, features, output)
-        return predicted.select(*keys, output)
+        replaced = [name for name in keys if name == output or name not in predicted.columns]
+        if replaced:
+            raise UsageError(
+                f"output={output!r}: the outputs would replace the key column {replaced[0]!r}; give"
+                " another name for the outputs"
+            )
+        return predicted.select(*map(quote_column, [*keys, output]))

@@ -198,7 +198,10 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         # The model may have been changed since the network was made.
         require_picklable(self._model, pickle_by_value)
         self._application.check_data(data)
-        with closing(make_progress_display(self._progress)) as progress:
+        with (
+            closing(make_progress_display(self._progress)) as progress,
+            self._checkpoints.undo_find_on_error(),
+        ):
             slots = self._application.await_slots(options.start_timeout, progress.say)
             workers, warnings = self._prepare(slots, progress.say)
             strategy = self._strategy
@@ -222,10 +225,9 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
                 epochs, columns, rule, tuple(listeners), run_log, key, point, epoch_limit
             )
             with self._application.cancel_jobs_on_interrupt():
-                with self._checkpoints.mark_failed_on_error():
-                    rows = self._partition(data, columns, workers)
-                    strategy.check_workers(rows.workers)
-                    self._try_first_rows(request, rows)
+                rows = self._partition(data, columns, workers)
+                strategy.check_workers(rows.workers)
+                self._try_first_rows(request, rows)
                 shows_output = not self._application.has_workers_output
                 reporting = FitReporting(
                     progress, record, slots, warnings, shows_worker_output=shows_output

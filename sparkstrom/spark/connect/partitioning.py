@@ -41,6 +41,8 @@ from sparkstrom.spark.data.partitioning import (
     FIRST_ELEMENTS,
     PartitionedData,
     choose_message_rows,
+    choose_row_limit,
+    require_rows,
     run_with_timeout,
 )
 
@@ -72,6 +74,7 @@ def partition_dataframe(
 
     If ``move`` is True, rows are shuffled randomly, by ``seed``. Otherwise they stay where they
     are: partitions are merged only if there are more than ``workers``, and a job counts their rows.
+    Raise UsageError if that job finds none.
     """
     check_column_spec(spec, dataframe=True)
     selected, plan = select_columns(frame, spec)
@@ -83,6 +86,7 @@ def partition_dataframe(
         return PartitionedData(worker_frame, read_shuffled_blocks, workers, first=first)
     kept = selected.coalesce(workers)
     rows = tuple(run_short_job(kept.mapInArrow(count_rows, RESULT_SCHEMA), "counting rows"))
+    require_rows(rows)
     return PartitionedData(WorkerDataFrame(kept, rows_at_once), blocks, len(rows), rows, first)
 
 
@@ -233,12 +237,7 @@ def limit_batch_rows(session: Any, rows: int) -> AbstractContextManager[None]:
     Spark reads this setting when a stage starts. Other jobs of the session also get small batches,
     which costs them little. If the user has set a lower limit, that limit stays.
     """
-
-    def limit(current: str | None) -> str:
-        """Return the smaller of ``rows`` and the current limit (None or 0 means no limit)."""
-        return str(min(int(current), rows) if current is not None and int(current) > 0 else rows)
-
-    return _override_setting(session, ARROW_BATCH_ROWS_KEY, limit)
+    return _override_setting(session, ARROW_BATCH_ROWS_KEY, partial(choose_row_limit, rows))
 
 
 @contextlib.contextmanager

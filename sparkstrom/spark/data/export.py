@@ -13,6 +13,7 @@ path must have the same meaning on both.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import getpass
 import itertools
@@ -69,29 +70,42 @@ class ExportedData(NamedTuple):
 def export_rows(
     data: Any, columns: ColumnSpec, workers: int, partitioned: PartitionedData, directory: str
 ) -> ExportedData:
-    """Write all rows to a new directory below ``directory``, in one Spark job.
+    """Write all rows to the new directory ``directory``, in one Spark job.
 
-    Raise UsageError if a row does not suit the columns (the message names the row), and SetupError
-    if a partition's row count has changed since the rows were counted.
+    If that fails, the directory is deleted. Raise UsageError if a row does not suit the columns
+    (the message names the row), and SetupError if a partition's row count has changed since the
+    rows were counted.
     """
-    directory = f"{directory.rstrip('/')}/sparkstrom-{secrets.token_hex(8)}"
     write = partial(export_partition, directory, partitioned.blocks)
     files: list[ExportedFile] = [ExportedFile("", 0)] * partitioned.workers
-    with translate_job_errors("exporting rows"):
-        written = partitioned.rdd.mapPartitionsWithIndex(write).collect()
-    for index, file in written:
-        if not isinstance(file, ExportedFile):
-            delete_export(directory)
-            raise file
-        files[index] = file
-    for i, rows in enumerate(partitioned.rows):
-        if files[i].rows != rows:
-            delete_export(directory)
-            raise SetupError(
-                f"partition {i} had {rows} rows when they were counted and {files[i].rows} when "
-                "they were exported: the data change from one evaluation to the next; persist them"
-            )
+    with _delete_on_error(directory):
+        with translate_job_errors("exporting rows"):
+            written = partitioned.rdd.mapPartitionsWithIndex(write).collect()
+        for index, file in written:
+            if not isinstance(file, ExportedFile):
+                raise file
+            files[index] = file
+        for i, rows in enumerate(partitioned.rows):
+            if files[i].rows != rows:
+                raise SetupError(
+                    f"partition {i} had {rows} rows when they were counted and {files[i].rows} when"
+                    " they were exported: the data change from one evaluation to the next; persist"
+                    " them"
+                )
     return ExportedData(data, columns, workers, directory, tuple(files))
+
+
+@contextlib.contextmanager
+def _delete_on_error(directory: str) -> Iterator[None]:
+    """Delete a directory of exported files if the block raises."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            delete_export(directory)
+        except SetupError as undeleted:  # the user must learn of the first error, too
+            error.add_note(str(undeleted))
+        raise
 
 
 def partition_export(context: Any, exported: ExportedData) -> PartitionedData:
@@ -112,6 +126,7 @@ class ExportCache:
     def __init__(self, context: Any, directory: str | None) -> None:
         """Store where to export: to ``directory``, or to the default directory if it is None."""
         self._context, self._configured_directory = context, directory
+        self._directory: str | None = None  # newest that was written to, also by a failed export
         self._made: ExportedData | None = None
 
     @property
@@ -132,14 +147,20 @@ class ExportCache:
         """
         if self._made is None or not self._made.matches(data, columns, workers):
             self.close()
-            directory = self._configured_directory or get_default_directory(self._context)
-            self._made = export_rows(data, columns, workers, partition_directly(), directory)
+            parent = self._configured_directory or get_default_directory(self._context)
+            self._directory = f"{parent.rstrip('/')}/sparkstrom-{secrets.token_hex(8)}"
+            partitioned = partition_directly()
+            self._made = export_rows(data, columns, workers, partitioned, self._directory)
         return partition_export(self._context, self._made)
 
     def close(self) -> None:
-        """Delete the exported files. Idempotent. Raise SetupError if they cannot be deleted."""
-        if self._made is not None:
-            directory, self._made = self._made.directory, None
+        """Delete the exported files. Idempotent. Raise SetupError if they cannot be deleted.
+
+        Files of a failed export are included, because its last tasks may have written some after
+        the export was deleted.
+        """
+        directory, self._directory, self._made = self._directory, None, None
+        if directory is not None:
             delete_export(directory)
 
 
@@ -162,10 +183,13 @@ def get_default_directory(context: Any) -> str:
 
 
 def delete_export(directory: str) -> None:
-    """Delete a directory of exported files. Raise SetupError if that fails."""
+    """Delete a directory of exported files, if it exists. Raise SetupError if that fails."""
+    from pyarrow import fs
+
     filesystem, path = open_filesystem(directory)
     try:
-        filesystem.delete_dir(path)
+        if filesystem.get_file_info(path).type != fs.FileType.NotFound:
+            filesystem.delete_dir(path)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -324,7 +348,8 @@ def _match_files(filesystem: Any, entry: Any, wild: Sequence[str]) -> Iterator[s
     """Yield the paths of the files below ``entry`` whose path components match ``wild``.
 
     ``wild`` has one pattern per component, and no pattern matches a slash. A folder that matches
-    all patterns stands for all files below it.
+    all patterns stands for all files below it. Hidden files and folders are left out, as by Spark,
+    unless a pattern begins with their first character.
     """
     from pyarrow import fs
 
@@ -334,9 +359,25 @@ def _match_files(filesystem: Any, entry: Any, wild: Sequence[str]) -> Iterator[s
         selector = fs.FileSelector(entry.path, recursive=not wild)
         for child in filesystem.get_file_info(selector):
             if not wild and child.type == fs.FileType.File:
-                yield child.path
-            elif wild and fnmatch.fnmatchcase(child.base_name, wild[0]):
+                if not any(map(_is_hidden, child.path[len(entry.path) :].split("/"))):
+                    yield child.path
+            elif wild and _matches(child.base_name, wild[0]):
                 yield from _match_files(filesystem, child, wild[1:])
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Return whether a name matches; if it is hidden, the first characters must be equal, too."""
+    is_meant = not _is_hidden(name) or pattern[0] == name[0]
+    return is_meant and fnmatch.fnmatchcase(name, pattern)
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether Spark ignores a file or folder of this name in a folder that it reads.
+
+    Such names are those of unfinished and temporary files. A folder of a partition, such as _x=1,
+    is not hidden.
+    """
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def read_file_rows(files: Iterable[str]) -> Iterator[tuple[Any, ...]]:

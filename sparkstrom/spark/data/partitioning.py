@@ -35,6 +35,7 @@ from sparkstrom.data.row_blocks import (
 )
 from sparkstrom.data.row_sample import RowSample, merge_samples, sample_partition
 from sparkstrom.options.parameter_averaging import IF_COUNT_DIFFERS, TrainingMaster
+from sparkstrom.protocol.master.phases import NO_ROWS
 from sparkstrom.spark.data.column_selection import find_fields, is_image, is_vector, select_columns
 from sparkstrom.spark.jobs import SparkJob, translate_job_errors
 
@@ -111,6 +112,7 @@ def partition_source(source: RowSource, workers: int, seed: int, *, move: bool) 
 
     If ``move`` is True, rows are shuffled randomly, by ``seed``. Otherwise they stay where they
     are: partitions are merged only if there are more than ``workers``, and a job counts their rows.
+    Raise UsageError if that job finds none.
     """
     rdd = source.rdd
     if move:
@@ -124,7 +126,17 @@ def partition_source(source: RowSource, workers: int, seed: int, *, move: bool) 
     kept = rdd if rdd.getNumPartitions() <= workers else rdd.coalesce(workers)
     with translate_job_errors("counting rows"):
         rows = tuple(kept.mapPartitions(source.count).collect())
+    require_rows(rows)
     return PartitionedData(kept, source.blocks, len(rows), rows)
+
+
+def require_rows(rows: tuple[int, ...]) -> None:
+    """Raise UsageError if no partition has a row, or if there are no partitions.
+
+    Spark makes data without partitions, for example of a join that turns out to be empty.
+    """
+    if not any(rows):
+        raise UsageError(NO_ROWS.format(len(rows)))
 
 
 def draw_sample(source: RowSource, rows: int, seed: int) -> RowSample:
@@ -150,11 +162,16 @@ def limit_message_rows(conf: Any, rows: int) -> Iterator[None]:
     """Limit the rows of Spark's Arrow messages during the block; other threads wait to do so."""
     with _CONF_LOCK:
         original = conf.get(ARROW_BATCH_ROWS_KEY)
-        conf.set(ARROW_BATCH_ROWS_KEY, str(min(int(original), rows)))
+        conf.set(ARROW_BATCH_ROWS_KEY, choose_row_limit(rows, original))
         try:
             yield
         finally:
             conf.set(ARROW_BATCH_ROWS_KEY, original)
+
+
+def choose_row_limit(rows: int, current: str | None) -> str:
+    """Return the smaller of ``rows`` and Spark's current limit; None, 0 or less mean no limit."""
+    return str(min(int(current), rows) if current is not None and int(current) > 0 else rows)
 
 
 def choose_message_rows(frame: DataFrame) -> int:

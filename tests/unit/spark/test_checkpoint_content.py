@@ -29,6 +29,12 @@ from sparkstrom.fit.checkpoints import (
     read_resume_point,
 )
 from sparkstrom.fit.early_stopping_listener import Best
+from sparkstrom.fit.summary import (
+    TrainingSummary,
+    summary_from_json,
+    summary_of_skipped_fit,
+    summary_to_json,
+)
 from sparkstrom.models import Adam, DenseNetwork, Sgd
 from sparkstrom.models.base import FlatModel
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
@@ -223,3 +229,31 @@ def test_sparks_own_words_say_which_micro_batch_it_is() -> None:
     said = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "7"}
     assert make_fit_key(3, said.get) == FitKey(3, "q", 7)
     assert make_fit_key(3, {}.get) == FitKey(3)
+
+
+def test_a_skipped_fit_that_was_interrupted_has_a_summary_without_figures(
+    model: FlatModel,
+) -> None:
+    """The program continues, with a warning, and gets no other fit's figures."""
+    for summaries in ({}, {"2": {"loss": 0.25}}):
+        content = saved(model, key=FitKey(3), summaries=summaries)
+        point = read_resume_point("f.npz", content, model)
+        assert choose_resume_action(point, FitKey(1), 5) is ResumeAction.SKIP
+        made = summary_of_skipped_fit(point, FitKey(1))
+        assert (made.n_params, made.minibatches, made.resumed_from) == (23, 0, "f.npz")
+        assert np.isnan(made.loss)
+        assert "f.npz contains no summary of fit 1" in str(made)
+        assert made.table()
+        assert json.dumps(made.to_dict(), allow_nan=False)
+        assert summary_from_json(summary_to_json(made)).history == []
+
+
+def test_a_skipped_micro_batch_has_the_newest_summary(model: FlatModel) -> None:
+    written = summary_to_json(replace(unknown(model), minibatches=7))
+    content = saved(model, key=FitKey(3, "stream", 9), summaries={"4": written})
+    point = read_resume_point("f.npz", content, model)
+    assert summary_of_skipped_fit(point, FitKey(1, "stream", 8)).minibatches == 7
+
+
+def unknown(model: FlatModel) -> TrainingSummary:
+    return summary_of_skipped_fit(read_resume_point("f.npz", saved(model), model), FitKey(0))

@@ -17,6 +17,7 @@ import pytest
 
 from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.base.identity import Endpoint
+from sparkstrom.data.column_selection import ColumnSpec
 from sparkstrom.data.row_blocks import read_row_blocks
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.spark.connect import jobs as binary_rows
@@ -97,6 +98,16 @@ def shuffled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def of_worker(worker: int, rows: list[dict[str, Any]]) -> list[pa.RecordBatch]:
     return pa.Table.from_pylist([row for row in rows if row["worker"] == worker]).to_batches(5)
+
+
+def test_a_frame_without_partitions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a join that Spark finds to be empty."""
+    frame: Any = SimpleNamespace(schema=[])
+    frame.coalesce = frame.mapInArrow = lambda *_: frame
+    monkeypatch.setattr(connect_spread, "select_columns", lambda *_: (frame, None))
+    monkeypatch.setattr(connect_spread, "run_short_job", lambda *_: [])
+    with pytest.raises(UsageError, match="all 0 partitions are empty"):
+        connect_spread.partition_dataframe(frame, ColumnSpec(), 2, seed=0, move=False)
 
 
 def test_every_row_comes_to_one_worker(shuffled: list[dict[str, Any]]) -> None:

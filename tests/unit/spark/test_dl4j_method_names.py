@@ -117,3 +117,42 @@ def test_what_is_no_pair_of_key_and_features_is_named() -> None:
     keyed = Named(model).feed_forward_with_key(Shuffled([("a", [1.0, 2.0, 3.0]), "abc"]))
     with pytest.raises(UsageError, match=r"row 0 of partition 0 is 'abc': .* \(key, features\)"):
         keyed.collect()
+
+
+class Table:
+    """Stands for a DataFrame in which Spark does not distinguish upper and lower case."""
+
+    mapInArrow = None
+
+    def __init__(self, *columns: str) -> None:
+        self.columns = list(columns)
+
+    def select(self, *columns: str) -> list[str]:
+        return list(columns)
+
+
+def keyed_by(monkeypatch: pytest.MonkeyPatch, key: str | list[str], output: str) -> Any:
+    """Returns the selected columns."""
+
+    def predict(self: Any, data: Table, features: Any, output: str) -> Table:
+        others = [name for name in data.columns if name.lower() != output.lower()]
+        return Table(*others, output)
+
+    monkeypatch.setattr(Predictor, "predict", predict)
+    table: Any = Table("id", "a.b", "Prediction", "features")
+    return Named(DenseNetwork([3, 2])).feed_forward_with_key(table, key, output=output)
+
+
+@pytest.mark.parametrize(
+    ("key", "output", "lost"),
+    [("id", "id", "id"), (["id", "Prediction"], "prediction", "Prediction")],
+)
+def test_outputs_do_not_replace_keys(
+    monkeypatch: pytest.MonkeyPatch, key: str | list[str], output: str, lost: str
+) -> None:
+    with pytest.raises(UsageError, match=f"output='{output}': .* replace the key column '{lost}'"):
+        keyed_by(monkeypatch, key, output)
+
+
+def test_a_key_column_may_have_a_dot_in_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert keyed_by(monkeypatch, ["id", "a.b"], "prediction") == ["id", "`a.b`", "prediction"]

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from sparkstrom.base.errors import SetupError
-from sparkstrom.spark.data.export import open_filesystem
+from sparkstrom.data.column_selection import ColumnSpec
+from sparkstrom.data.row_blocks import read_row_blocks
+from sparkstrom.spark.data import export
+from sparkstrom.spark.data.export import ExportCache, open_filesystem
+from sparkstrom.spark.data.partitioning import PartitionedData
 
 fs = pytest.importorskip("pyarrow.fs")
 
@@ -21,3 +28,48 @@ def test_what_nobody_opens_is_an_error_of_ours() -> None:
     pytest.importorskip("fsspec")
     with pytest.raises(SetupError, match="cannot open bogus://x/y: Protocol not known: bogus"):
         open_filesystem("bogus://x/y")
+
+
+class FailingJob:
+    """Stands for an RDD whose second partition fails after the first one was written."""
+
+    write: Any = None
+
+    def mapPartitionsWithIndex(self, write: Any) -> FailingJob:
+        self.write = write
+        return self
+
+    def run_partition(self) -> list[Any]:
+        return list(self.write(0, [([1.0, 2.0], 0)]))
+
+    def collect(self) -> Any:
+        assert self.run_partition()[0][1].rows == 1
+        raise RuntimeError("boom")
+
+
+def test_an_export_whose_job_fails_leaves_no_files(tmp_path: Path) -> None:
+    job = FailingJob()
+    exports = ExportCache(None, str(tmp_path))
+    with pytest.raises(RuntimeError, match="boom"):
+        exports.partition_data(
+            None, ColumnSpec(), 2, lambda: PartitionedData(job, read_row_blocks, 2)
+        )
+    assert list(tmp_path.iterdir()) == []
+    assert exports.directory is None
+    job.run_partition()  # a task that was still running
+    exports.close()
+    assert list(tmp_path.iterdir()) == []
+    exports.close()
+
+
+def test_the_error_of_an_export_has_a_note_if_files_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(directory: str) -> None:
+        raise SetupError(f"cannot delete {directory}")
+
+    monkeypatch.setattr(export, "delete_export", fail)
+    partitioned = PartitionedData(FailingJob(), read_row_blocks, 2)
+    with pytest.raises(RuntimeError, match="boom") as failed:
+        export.export_rows(None, ColumnSpec(), 2, partitioned, str(tmp_path))
+    assert failed.value.__notes__ == [f"cannot delete {tmp_path}"]

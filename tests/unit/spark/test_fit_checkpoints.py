@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkstrom import SharedTrainingMaster
+from sparkstrom import SharedTrainingMaster, SparkNetwork
 from sparkstrom.base.errors import UsageError
 from sparkstrom.checkpoint.directory import CheckpointDirectory
 from sparkstrom.fit.checkpoints import (
@@ -19,7 +19,9 @@ from sparkstrom.fit.checkpoints import (
     ResumeDecision,
     build_checkpoint,
 )
+from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.fit.network_state import NetworkStateHolder
+from sparkstrom.local.parallel_wrapper import ParallelWrapper
 from sparkstrom.models import Adam, DenseNetwork
 from sparkstrom.models.base import Flat, FlatModel
 from sparkstrom.runtime.optimizer_states import OptimizerStates
@@ -79,6 +81,22 @@ def test_another_network_of_the_program_is_not_taken_for_this_one(
     assert find(checkpoints(model, directory, resume=False)) is None
 
 
+@pytest.mark.parametrize("other", ["ck", "./a/../ck/", "link", "file://{}/ck", "{}/ck"])
+def test_a_directory_is_the_same_under_another_name(
+    tmp_path: Path, model: FlatModel, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ck").mkdir()
+    (tmp_path / "link").symlink_to("ck")
+    monkeypatch.setattr("sparkstrom.fit.checkpoints._directory_owners", {})
+    addresses = (f"{tmp_path}/ck/", other.format(tmp_path), "ck2", "memory://ck/")
+    first, same, *others = [checkpoints(model, address) for address in addresses]
+    assert find(first) is None
+    with pytest.raises(UsageError, match="another network's of this program"):
+        find(same)
+    assert [find(made) for made in others] == [None, None]
+
+
 @pytest.mark.flips("SharedTrainingMaster.resume")
 def test_without_resume_it_begins_anew(model: FlatModel, directory: str) -> None:
     assert find(checkpoints(model, directory, resume=False)) is None
@@ -125,14 +143,96 @@ def test_a_fit_that_fails_before_it_begins_uses_nothing_up(
     made.fits = 1
     if by_hand:
         made.restore(directory, pytest.fail)
-    assert find(made) is not None
-    with pytest.raises(ZeroDivisionError), made.mark_failed_on_error():
-        raise ZeroDivisionError("its rows cannot be read")
+    with pytest.raises(ZeroDivisionError), made.undo_find_on_error():
+        fail_after_finding(made)
     again = find(made)
     assert again is not None
     assert again.action is ResumeAction.RESUME
     made.mark_over(2)
     assert find(made) is None
+
+
+def fail_after_finding(made: FitCheckpoints) -> None:
+    assert find(made) is not None
+    raise ZeroDivisionError("its rows cannot be read")
+
+
+def test_a_fit_that_was_interrupted_uses_its_checkpoint_up(
+    model: FlatModel, directory: str
+) -> None:
+    made = checkpoints(model, directory)
+    made.fits = 1
+    with pytest.raises(KeyboardInterrupt), made.undo_find_on_error():
+        be_interrupted(made)
+    assert find(made) is None
+
+
+def be_interrupted(made: FitCheckpoints) -> None:
+    assert find(made) is not None
+    made.mark_over(2)
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_one_that_was_given_by_hand_is_kept_if_the_fit_fails_and_wrote_none(
+    tmp_path: Path, model: FlatModel, directory: str, resume: bool
+) -> None:
+    made = checkpoints(model, str(tmp_path / "new"), resume=resume)
+    made.restore(directory, pytest.fail)
+    assert find(made) is not None
+    made.mark_failed()
+    again = find(made)
+    assert again is not None
+    assert again.action is ResumeAction.RESUME
+
+
+class TwoSlots:
+    """Stands for an application of Spark with two executors, which reads no rows."""
+
+    is_stopped, live_conf, name = False, dict[str, str](), "app-1"
+
+    def conf(self) -> dict[str, str]:
+        return {}
+
+    def check(self, strategy: Any) -> None: ...
+
+    def check_data(self, data: Any) -> None: ...
+
+    def await_slots(self, seconds: float, notify: Any) -> TaskSlots:
+        return TaskSlots(2, 1)
+
+    def get_local_property(self, key: str) -> str | None:
+        return None
+
+
+def test_too_few_executors_for_a_fit_do_not_lose_its_checkpoint(
+    model: FlatModel, directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkstrom.spark.network.make_application", lambda spark: TwoSlots())
+    master = SharedTrainingMaster(checkpoint_directory=directory, min_workers=3)
+    network = SparkNetwork(None, model, master, progress=False)
+    monkeypatch.setattr(network, "_prepare", lambda slots, say: (2, []))
+    network._checkpoints.fits = 1
+    for _ in range(2):
+        with pytest.raises(UsageError, match="min_workers=3"):
+            network.fit(object(), epochs=5)
+    again = find(network._checkpoints)
+    assert again is not None
+    assert again.action is ResumeAction.RESUME
+
+
+def test_rows_that_do_not_suit_the_model_do_not_lose_its_checkpoint(
+    model: FlatModel, directory: str
+) -> None:
+    rows = np.zeros((4, WIDTHS[0]), np.float32), np.full(4, 99)
+    options: dict[str, Any] = {"training_mode": "AVERAGING", "checkpoint_directory": directory}
+    with ParallelWrapper(model, 2, progress=False, **options) as wrapper:
+        wrapper._checkpoints.fits = 1
+        with pytest.raises(UsageError, match="99"):
+            wrapper.fit(rows, epochs=5)
+        again = find(wrapper._checkpoints)
+    assert again is not None
+    assert again.action is ResumeAction.RESUME
 
 
 @pytest.mark.parametrize(

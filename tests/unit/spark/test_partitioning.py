@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,8 +13,8 @@ from hypothesis import strategies as st
 from sparkstrom.base.errors import UsageError
 from sparkstrom.data import row_blocks
 from sparkstrom.data.column_selection import ColumnSpec, check_column_spec
-from sparkstrom.data.row_blocks import distribute_rows, read_row_blocks
-from sparkstrom.spark.data.partitioning import check_data
+from sparkstrom.data.row_blocks import count_rows, distribute_rows, read_row_blocks
+from sparkstrom.spark.data.partitioning import RowSource, check_data, partition_source
 
 Parts = st.lists(st.integers(0, 40), max_size=8)  # rows of each input partition
 
@@ -93,3 +95,26 @@ def test_columns_that_cannot_be_meant_are_refused(
     check_column_spec(ColumnSpec(), dataframe)
     with pytest.raises(UsageError, match=why):
         check_column_spec(chosen, dataframe)
+
+
+class Partitions:
+    """Stands for an RDD with these numbers of rows."""
+
+    def __init__(self, *rows: int) -> None:
+        self.rows = rows
+
+    def getNumPartitions(self) -> int:
+        return len(self.rows)
+
+    def mapPartitions(self, count: Any) -> Any:
+        return SimpleNamespace(collect=lambda: list(self.rows))
+
+
+@pytest.mark.parametrize("rows", [(), (0, 0)])
+def test_data_without_a_row_are_refused_where_they_stay(rows: tuple[int, ...]) -> None:
+    data: Any = Partitions(*rows)
+    source = RowSource(data, read_row_blocks, count_rows)
+    with pytest.raises(UsageError, match=f"all {len(rows)} partitions are empty"):
+        partition_source(source, 2, 0, move=False)
+    kept: Any = Partitions(0, 3)
+    assert partition_source(source._replace(rdd=kept), 2, 0, move=False).rows == (0, 3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from sparkstrom.spark.data.partitioning import ARROW_BATCH_ROWS_KEY, limit_message_rows
 
 
@@ -36,3 +38,11 @@ def test_fewer_rows_of_the_user_stay_fewer() -> None:
     conf = Conf({ARROW_BATCH_ROWS_KEY: "7"})
     with limit_message_rows(conf, 1000):
         assert conf[ARROW_BATCH_ROWS_KEY] == "7"
+
+
+@pytest.mark.parametrize("unlimited", ["0", "-1"])
+def test_a_user_without_a_limit_gets_one_meanwhile(unlimited: str) -> None:
+    conf = Conf({ARROW_BATCH_ROWS_KEY: unlimited})
+    with limit_message_rows(conf, 1000):
+        assert conf[ARROW_BATCH_ROWS_KEY] == "1000"
+    assert conf[ARROW_BATCH_ROWS_KEY] == unlimited

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkstrom.base.errors import UsageError
 from sparkstrom.data.column_selection import ColumnSpec
 from sparkstrom.fit.evaluation import select_metrics
 from sparkstrom.models import DenseNetwork
@@ -72,6 +73,42 @@ def test_arrays_are_measured_here(bench: Bench) -> None:
     bench.parameters = bench.parameters * 2
     assert bench.predictor.evaluate((FEATURES, LABELS), wanted, ColumnSpec()).loss != before.loss
     assert bench.context.sent == []
+
+
+def test_lists_and_other_types_are_measured_as_arrays_are(bench: Bench) -> None:
+    wanted = select_metrics(bench.model, ["loss", "classification"], 1)
+    expected: Any = bench.predictor.evaluate((FEATURES, LABELS), wanted, ColumnSpec())
+    for data in (
+        (FEATURES.tolist(), LABELS.tolist()),
+        (FEATURES.astype(np.float64), LABELS.astype(np.uint8), [1, 1, 1, 1]),
+    ):
+        found: Any = bench.predictor.evaluate(data, wanted, ColumnSpec())
+        assert found.loss == expected.loss
+        assert found.classification.accuracy == expected.classification.accuracy
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ((FEATURES[:0], LABELS[:0]), "there are no rows to evaluate"),
+        ((FEATURES,), "data is a tuple of 1: give arrays"),
+        ((FEATURES, LABELS, LABELS, LABELS), "data is a tuple of 4: give arrays"),
+        ((FEATURES, LABELS[:3]), r"the arrays have \[4, 3\] rows"),
+        ((FEATURES, 1), r"the arrays have \[4, -1\] rows"),
+        ((FEATURES, ["a"] * 4), "labels are .*: give arrays of numbers"),
+        (((), None), r"features are \(\): give arrays"),
+        ((1.0, None), r"features are 1\.0: give arrays"),
+        (("abc", LABELS), "features are 'abc': give an array of numbers"),
+        ((FEATURES, LABELS, [1.0, -1.0, 1.0, 1.0]), r"row 1 has weight -1\.0: give 0 or above"),
+        ((FEATURES, LABELS, [1.0, np.nan, 1.0, 1.0]), "row 1 has weight nan: give 0 or above"),
+        ((FEATURES, LABELS, [1.0]), r"the arrays have \[4, 4, 1\] rows"),
+        ((FEATURES, LABELS, np.ones((4, 1))), r"weights have shape \[4, 1\]"),
+    ],
+)
+def test_arrays_that_cannot_be_measured_are_refused(bench: Bench, data: Any, why: str) -> None:
+    wanted = select_metrics(bench.model, "loss", 1)
+    with pytest.raises(UsageError, match=why):
+        bench.predictor.evaluate(data, wanted, ColumnSpec())
 
 
 def test_executors_get_the_same_parameters_once(bench: Bench) -> None:

@@ -89,6 +89,54 @@ def test_a_row_that_does_not_fit_is_named(rows: list[Any], why: str) -> None:
         read(rows)
 
 
+@pytest.mark.parametrize(
+    ("first", "later", "value"),
+    [
+        (
+            np.array([1, 2], np.uint8),
+            np.array([3, 300]),
+            "int64[2] with 300, which does not fit into uint8",
+        ),
+        (
+            np.array([1, 2], np.uint16),
+            np.array([-1, 3], np.int8),
+            "int8[2] with -1, which does not fit into uint16",
+        ),
+        (
+            np.array([True, False]),
+            np.array([7, 0]),
+            "int64[2] with 7, which does not fit into bool",
+        ),
+    ],
+)
+def test_a_whole_number_that_row_0s_type_cannot_hold_is_refused(
+    first: Any, later: Any, value: str
+) -> None:
+    for rows in (
+        read_row_blocks(3, [(first, 0), (later, 1)]),
+        read_feature_blocks(3, [first, later]),
+    ):
+        with pytest.raises(UsageError, match="row 1 of partition 3 has features") as refused:
+            list(rows)
+        assert value in str(refused.value)
+        assert "give all rows one type, such as np.int64" in str(refused.value)
+
+
+def test_a_label_beyond_int64_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"row 0 of partition 3 has label uint64.* 92233"):
+        read([([1.0], np.uint64(2**63 + 1))])
+
+
+def test_whole_numbers_of_other_types_that_fit_are_kept() -> None:
+    rows = [np.array([1, 2], np.uint8), np.array([255, 0]), np.array([True, False])]
+    assert read([(row, np.uint64(3)) for row in rows]).features.tolist() == [
+        [1, 2],
+        [255, 0],
+        [1, 0],
+    ]
+    assert read([(row / 2, 0) for row in rows[:1]] + [(rows[1], 1)]).features.dtype == np.float32
+
+
 def test_rows_are_numbered_through_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 100)
     rows: list[Any] = [([float(i)], i) for i in range(50)]

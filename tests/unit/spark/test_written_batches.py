@@ -60,6 +60,26 @@ def test_a_part_of_a_pattern_ends_at_a_slash(tree: Path, pattern: str, names: li
     )
 
 
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("", ["_x=1/m2", "m1"]),
+        ("/*", ["_x=1/m2", "m1"]),
+        ("/*/*.npz", ["_x=1/m2"]),
+        ("/_temporary", ["_temporary/0/m3"]),  # by its name
+        ("/_t*/0", ["_temporary/0/m3"]),
+        ("/.s*/*", [".staging/m4"]),
+    ],
+)
+def test_unfinished_and_hidden_files_are_left_out_as_by_spark(
+    tmp_path: Path, pattern: str, names: list[str]
+) -> None:
+    root = tmp_path / "_data"  # where a user keeps them does not matter
+    for name in ("m1", "_x=1/m2", "_temporary/0/m3", ".staging/m4", "_m5", ".m6"):
+        saved(root / f"{name}.npz", features=np.zeros((2, 1)), labels=np.zeros(2))
+    assert list_minibatch_files(f"{root}{pattern}")[1] == [f"{root}/{name}.npz" for name in names]
+
+
 @pytest.mark.parametrize("before", ["", "./", "../data/"])
 def test_patterns_and_paths_of_this_folder(
     tmp_path: Path, before: str, monkeypatch: pytest.MonkeyPatch
