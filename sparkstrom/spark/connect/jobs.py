@@ -173,7 +173,7 @@ class ConnectJob(SparkJob):
         """Return (None, 0): task counts are unknown."""
         return None, 0
 
-    def task_errors(self) -> list[str]:
+    def task_errors(self, first_attempt: int = 0) -> list[str]:
         """Return []: Spark Connect does not report errors of individual tasks."""
         return []
 
