@@ -174,7 +174,7 @@ def compute_slots(
         SetupError: No executor is configured or registered.
     """
     # Local mode has no resources besides CPUs.
-    if local_match := re.fullmatch(r"local(\[(\d+|\*)(,\d+)?])?", master):
+    if local_match := re.fullmatch(r"local(\[(\d+|\*)(\s*,\s*\d+)?])?", master):
         return TaskSlots(1, count_executor_slots(conf, _parse_local_cores(local_match.group(2))))
     if cluster_match := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*]", master):
         executors, cores = map(int, cluster_match.groups())

@@ -74,6 +74,7 @@ def gpus(executor: str, task: str) -> dict[str, str]:
         (FakeContext("local"), TaskSlots(1, 1)),
         (FakeContext("local[3]"), TaskSlots(1, 3)),
         (FakeContext("local[3,2]"), TaskSlots(1, 3)),
+        (FakeContext("local[3 , 2]"), TaskSlots(1, 3)),
         (FakeContext("local[4]", task_cpus="2"), TaskSlots(1, 2)),
         (FakeContext("local-cluster[2,3,1024]"), TaskSlots(2, 3)),
         (FakeContext("local-cluster[2, 4, 1024]", task_cpus="4"), TaskSlots(2, 1)),
@@ -118,6 +119,7 @@ def test_a_configuration_that_changes_is_seen() -> None:
 def test_all_cores_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 6)
     assert get_slots(FakeContext("local[*]")) == TaskSlots(1, 6)
+    assert get_slots(FakeContext("local[*, 4]")) == TaskSlots(1, 6)
 
 
 def test_no_executors_are_an_error_of_the_cluster() -> None:
