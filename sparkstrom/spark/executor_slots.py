@@ -41,7 +41,7 @@ STAGE_ATTEMPTS_LOW = 10  # below this, a few lost executors end a fit: warn
 
 EXECUTORS_UNSPECIFIED = (
     "spark.dynamicAllocation.enabled=true, and no setting says how many executors a fit should"
-    " have: it counts on the registered ones, and on at least 2; for N of them set --conf"
+    " have: it counts on the registered ones, and on at least {least}; for N of them set --conf"
     " spark.dynamicAllocation.initialExecutors=N"
 )
 STAGE_ATTEMPTS_WARNING = (
@@ -103,7 +103,7 @@ def check_dynamic_allocation(conf: Mapping[str, str], when: str = DURING_FIT) ->
         return []
     warnings = []
     if count_configured_executors(conf) is None:
-        warnings.append(EXECUTORS_UNSPECIFIED)
+        warnings.append(EXECUTORS_UNSPECIFIED.format(least=choose_executor_count(conf, 0)))
     has_shuffle_service = conf.get("spark.shuffle.service.enabled", "false").lower() == "true"
     attempts = int(conf.get(MAX_STAGE_ATTEMPTS, "4"))
     if attempts < STAGE_ATTEMPTS_LOW and not has_shuffle_service:
