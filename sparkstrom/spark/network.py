@@ -90,7 +90,7 @@ def make_application(spark: Any) -> Application:
             f"spark={shown(spark)}: must be a SparkSession or SparkContext, such as"
             " SparkSession.builder.getOrCreate()"
         )
-    return ClassicApplication(context)
+    return ClassicApplication(context, spark if hasattr(spark, "conf") else None)
 
 
 def get_spark_context(spark: Any) -> Any:
