@@ -47,6 +47,7 @@ from sparkstrom.models.torch.losses import (
     get_ignored_label,
     is_per_label,
     is_torch_loss,
+    refuse_broadcast,
     resolve_outputs,
 )
 from sparkstrom.models.torch.optimizers import (
@@ -281,6 +282,7 @@ class TorchModel(FlatModule):
         """Return the mean loss, weighted if rows have weights; raise UsageError unless scalar."""
         assert self._loss is not None
         labels = cast_class_labels(self._loss, output, batch.labels)
+        refuse_broadcast(self._loss, output, labels)
         with (
             explaining_shape_errors("the loss", LOSS_REMEDY, output=output, target=labels),
             self._broadcast_warning_as_error(),

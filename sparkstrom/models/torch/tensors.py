@@ -189,11 +189,15 @@ def explaining_shape_errors(operation: str, remedy: str, **trees: Any) -> Iterat
         unknown = _explain_unknown_class(**trees) or _explain_out_of_bounds(str(error), trees)
         if isinstance(error, IndexError) and unknown:
             raise UsageError(unknown) from error
-        kinds = ", ".join(f"{name} {format_shapes(tree)}" for name, tree in trees.items())
-        remedy = _column_remedy(**trees) or remedy
         raise UsageError(
-            f"{operation} failed for {kinds}: {describe_error(error)}; {remedy}"
+            describe_failure(operation, describe_error(error), remedy, trees)
         ) from error
+
+
+def describe_failure(operation: str, reason: str, remedy: str, trees: dict[str, Any]) -> str:
+    """Return the text of an error in an operation with trees of tensors, whose shapes it shows."""
+    kinds = ", ".join(f"{name} {format_shapes(tree)}" for name, tree in trees.items())
+    return f"{operation} failed for {kinds}: {reason}; {_column_remedy(**trees) or remedy}"
 
 
 def _column_remedy(output: Any = None, target: Any = None, features: Any = None, **_: Any) -> str:
