@@ -192,8 +192,9 @@ class TorchModel(FlatModule):
         self.need_loss()
         tensors = batch_to_device(self._device, batch)
         with self._evaluation_mode(), self._autocast_context():
-            mean = self._compute_loss(self._call_module(tensors.features), tensors)
-        weight = self._count_weighted_rows(tensors, batch.rows, mean)
+            output = self._call_module(tensors.features)
+            mean = self._compute_loss(output, tensors)
+        weight = float(self._weigh_rows(output, tensors, batch.rows).sum())
         return (float(mean) * weight if weight else 0.0), weight
 
     def set_position(self, epoch: int, batch: int, batches: int) -> None:
@@ -297,19 +298,17 @@ class TorchModel(FlatModule):
                              " mean over rows")  # fmt: skip
         return loss
 
-    def _count_weighted_rows(self, batch: TorchBatch, rows: int, template: torch.Tensor) -> float:
-        """Return the weight of a minibatch's mean loss: the sum of the rows' weights.
+    def _weigh_rows(self, output: Any, batch: TorchBatch, rows: int) -> torch.Tensor:
+        """Return the weight of each row in a minibatch's mean loss, f64[rows].
 
-        A row's weight is multiplied by the mean weight of its labels: the class weight, or 0 for an
-        ignored label. ``template`` is a tensor on the device where the weights are computed.
+        It is the row's own weight times the mean weight of its labels: the class weight, or 0 for
+        an ignored label. ``output`` shows whether labels that are floats are classes.
         """
-        counts = compute_label_weights(self._loss, batch.labels, template.double())
-        if batch.weights is None:
-            return float(rows) if counts is None else float(counts.sum()) * rows / counts.numel()
-        weights = batch.weights.double()
-        if counts is None:
-            return float(weights.sum())
-        return float((weights * counts.reshape(rows, -1).mean(dim=1)).sum())
+        labels = cast_class_labels(self._loss, output, batch.labels)
+        ones = torch.ones(rows, dtype=torch.float64, device=self._device)
+        weights = ones if batch.weights is None else batch.weights.double()
+        counts = compute_label_weights(self._loss, labels, weights)
+        return weights if counts is None else weights * counts.reshape(rows, -1).mean(dim=1)
 
     @contextlib.contextmanager
     def _broadcast_warning_as_error(self) -> Iterator[None]:

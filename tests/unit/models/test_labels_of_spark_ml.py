@@ -54,6 +54,20 @@ def test_whole_doubles_are_classes_for_a_loss_of_classes(loss: Any, weights: Any
     assert doubles.loss(Batch(X, Y.astype(np.float32), weights)) == whole.loss(Batch(X, Y, weights))
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 10.0, 0.1])),
+        partial(fn.nll_loss, ignore_index=2),
+    ],
+)
+def test_evaluation_weighs_whole_doubles_as_their_classes(loss: Any) -> None:
+    for weights in (None, np.arange(8, dtype=np.float32)):
+        for labels in (Y, np.full(8, 2)):
+            expected = model(loss).loss(Batch(X, labels, weights))
+            assert model(loss).loss(Batch(X, labels.astype(np.float32), weights)) == expected
+
+
 def test_a_derived_loss_has_the_outputs_of_its_base() -> None:
     assert model(Smoothed()).outputs == "logits"
     assert not model(Smoothed()).per_label
