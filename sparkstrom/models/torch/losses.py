@@ -172,7 +172,8 @@ def compute_label_weights(
     is_counted = target != ignored
     if weight is None:
         return is_counted.to(template.dtype)
-    labels = torch.where(is_counted, target, 0)
+    # The loss itself reports a label that is no class.
+    labels = torch.where(is_counted, target, 0).clamp(0, len(weight) - 1)
     return weight.to(template.device, template.dtype)[labels] * is_counted
 
 

@@ -270,14 +270,31 @@ class TorchModel(FlatModule):
     def _gradient_step(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> torch.Tensor:
         """Take a step with the gradient summed over ``accumulate`` parts; return the mean loss."""
         optimizer.zero_grad()
-        total = torch.zeros((), device=self._device)
-        for part, share in split_batch(batch, rows, self._accumulate):
+        size = -(-rows // self._accumulate)
+        total, shares = torch.zeros((), device=self._device), [1.0]
+        for i, part in enumerate(split_batch(batch, rows, size)):
             with self._autocast_context():
-                loss = self._compute_loss(self._call_module(part.features), part) * share
-            loss.backward()
-            total += loss.detach()
+                output = self._call_module(part.features)
+                mean = self._compute_loss(output, part)
+            if i == 0 and size < rows:
+                shares = self._compute_shares(output, batch, rows, size)
+            if shares[i]:  # the mean of a part in which no label counts may be NaN
+                loss = mean * shares[i]
+                loss.backward()
+                total += loss.detach()
+            del output, mean  # before the next part needs memory
         step_optimizer(optimizer, require_gradients(self._named_parameters, self._clip_norm))
         return total
+
+    def _compute_shares(self, output: Any, batch: TorchBatch, rows: int, size: int) -> list[float]:
+        """Return the share of each part of ``size`` rows in the minibatch's mean loss.
+
+        If no label counts, all parts have the same share. ``output`` is that of the first part.
+        """
+        parts = self._weigh_rows(output, batch, rows).split(size)
+        sums = torch.stack([part.sum() for part in parts]).tolist()
+        total = sum(sums)
+        return [each / total if total else 1 / len(sums) for each in sums]
 
     def _compute_loss(self, output: Any, batch: TorchBatch) -> torch.Tensor:
         """Return the mean loss, weighted if rows have weights; raise UsageError unless scalar."""

@@ -21,7 +21,6 @@ from sparkstrom.models.base import (
 )
 from sparkstrom.models.output_interpretation import concatenate_outputs
 from sparkstrom.models.row_checks import describe_error, is_raised_by_user_code, refuse_non_finite
-from sparkstrom.models.torch.parameters import WEIGHT_SUM_MIN
 
 IGNORE_INDEX = -100  # torch's own ignore_index
 OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")  # torch's message
@@ -107,23 +106,15 @@ def join_outputs(pieces: list[Any]) -> Any:
     return concatenate_outputs(pieces) if np.ndim(first) else first
 
 
-def split_batch(batch: TorchBatch, rows: int, count: int) -> Iterator[tuple[TorchBatch, Any]]:
-    """Yield up to ``count`` consecutive parts of the rows, each with its share in the mean loss."""
-    if count == 1:
-        yield batch, 1.0
+def split_batch(batch: TorchBatch, rows: int, size: int) -> Iterator[TorchBatch]:
+    """Yield consecutive parts of at most ``size`` of the minibatch's rows."""
+    if size >= rows:
+        yield batch
         return
-    size = -(-rows // count)
-    total = rows if batch.weights is None else batch.weights.sum().clamp_min(WEIGHT_SUM_MIN)
     for start in range(0, rows, size):
-        stop = min(start + size, rows)
-        cut = slice(start, stop)
-        weights = None if batch.weights is None else batch.weights[cut]
-        part = TorchBatch(
-            map_tree(itemgetter(cut), batch.features),
-            map_tree(itemgetter(cut), batch.labels),
-            weights,
-        )
-        yield part, (stop - start if weights is None else weights.sum()) / total
+        cut = itemgetter(slice(start, start + size))
+        weights = None if batch.weights is None else cut(batch.weights)
+        yield TorchBatch(map_tree(cut, batch.features), map_tree(cut, batch.labels), weights)
 
 
 def split_rows(columns: Columns, size: int = PREDICT_ROWS) -> Iterator[Columns]:
