@@ -325,7 +325,11 @@ class JaxModel:
         self._jit_step = jax.jit(self._train_step, donate_argnums=1)
         self._takes_class_indices = "integer_labels" in loss_name(loss)
         self._shape_check = ShapeCheck(
-            self._trace_step, "jax", "optax", takes_classes=self._takes_class_indices
+            self._trace_step,
+            "jax",
+            "optax",
+            takes_classes=self._takes_class_indices,
+            every_label_counts=loss is optax.softmax_cross_entropy_with_integer_labels,
         )
         self._jit_predict = jax.jit(self._compute_outputs)
         self._jit_loss = jax.jit(self._compute_loss)
