@@ -55,6 +55,7 @@ from sparkstrom.data.row_blocks import (
     format_from_row,
     gather_blocks,
     read_labelled_blocks,
+    refuse_masked,
     shorten_value,
     split_columns,
 )
@@ -385,10 +386,11 @@ def _to_sliceable(value: Any, *, is_label: bool) -> NDArray[Any]:
     """Return a NumPy array unchanged; convert any other value with ``as_array``.
 
     A NumPy array is converted later, slice by slice, to save memory. Raise TypeError or ValueError
-    if the dtype is not numeric.
+    if the dtype is not numeric, or if entries are masked.
     """
     if not isinstance(value, np.ndarray):
         return as_array(value, is_label=is_label)
+    refuse_masked(value)
     as_array(np.empty(0, value.dtype))  # raises for a dtype that is not numeric
     return value
 
