@@ -4,7 +4,8 @@ A saved model's directory contains ``metadata`` (the Params, as for every pipeli
 ``model/model.npz`` with ``model.npz.json``, in the format of ``SparkNetwork.save``, which plain
 NumPy can open. If a model, such as a TorchModel, cannot be rebuilt from its description, it is also
 pickled with its code to ``model.npz.pickle``, because ``PipelineModel.load`` cannot be given a
-model. A saved estimator has the same files, with initial parameters, if its model needs them.
+model. A saved estimator has the same files, with initial parameters, if its model needs them. The
+optimizer's state that came with an imported network is in ``model/model.npz.optimizer``.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from typing import Any
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
-from sparkstrom.base.errors import UsageError, first_line
+from sparkstrom.base.errors import UsageError, WireError, first_line
 from sparkstrom.checkpoint.saved_model import load_model, save_model
+from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
 from sparkstrom.models.base import (
+    CanRestoreOptimizerState,
     Exporting,
     Flat,
     FlatModel,
     HasInitialValues,
+    State,
     buffers_to_save,
     from_description,
     is_self_contained,
@@ -36,7 +40,7 @@ from sparkstrom.spark.executor.inference import TrainedModel
 from sparkstrom.spark.ml.params import MULTI_COLUMN_PARAMS
 
 MODEL_FOLDER, MODEL_FILE = "model", "model.npz"
-CODE_FILE = f"{MODEL_FILE}.pickle"
+CODE_FILE, STATE_FILE = f"{MODEL_FILE}.pickle", f"{MODEL_FILE}.optimizer"
 METADATA_KEY, COLUMNS_KEY = (
     "sparkstrom",
     "columns",
@@ -48,7 +52,7 @@ OBJECT_PARAMS = (
 )  # Params whose values need conversion to JSON
 DAMAGE_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
-    *(TypeError, ValueError, RecursionError),
+    *(TypeError, ValueError, RecursionError, WireError),
 )
 UNSAVED_PARAMS = ("listeners",)  # Params that are not saved: objects of the running program
 
@@ -96,7 +100,7 @@ class EstimatorWriter(MLWriter):
             skip=(*OBJECT_PARAMS, *UNSAVED_PARAMS),
         )
         if has_files:
-            _write_model(require_spark_context(self), path, model, model.initial(), epochs=0)
+            _write_untrained_model(require_spark_context(self), path, model)
 
 
 class EstimatorReader(MLReader[Any]):
@@ -121,10 +125,7 @@ class EstimatorReader(MLReader[Any]):
         fields = dict(metadata[METADATA_KEY])
         description, columns = fields.pop("model"), fields.pop(COLUMNS_KEY, {})
         if fields.pop("files", False):
-            model, parameters, _ = _read_model(require_spark_context(self), path)
-            if isinstance(model, HasInitialValues):
-                model.start_from(parameters)
-            estimator.setModel(model)
+            estimator.setModel(_read_untrained_model(require_spark_context(self), path))
         elif description is not None:
             estimator.setModel(from_description(description))
         found = {name: from_json(value) for name, value in fields.items() if value is not None}
@@ -220,6 +221,25 @@ def _save_metadata(
     DefaultParamsWriter.saveMetadata(stage, path, context, extraMetadata={METADATA_KEY: fields})
 
 
+def _write_untrained_model(context: Any, path: str, model: FlatModel) -> None:
+    """Write the files of an estimator's model, with what its first fit starts from."""
+    state = model.continuing_state() if isinstance(model, CanRestoreOptimizerState) else {}
+    _write_model(context, path, model, model.initial(), epochs=0, state=state)
+
+
+def _read_untrained_model(context: Any, path: str) -> FlatModel:
+    """Return the model of a saved estimator, which starts from what was saved with it."""
+    model, parameters, _ = _read_model(context, path)
+    if isinstance(model, HasInitialValues):
+        model.start_from(parameters)
+    source = f"{path}/{MODEL_FOLDER}/{STATE_FILE}"
+    if isinstance(model, CanRestoreOptimizerState) and _exists(context, source):
+        with tempfile.TemporaryDirectory(prefix="sparkstrom-load-") as folder:
+            _download(context, source, Path(folder) / STATE_FILE)
+            model.continue_from(decode_state_untrusted((Path(folder) / STATE_FILE).read_bytes()))
+    return model
+
+
 def _write_model(
     context: Any,
     path: str,
@@ -228,10 +248,12 @@ def _write_model(
     epochs: int,
     *,
     exports: bool = False,
+    state: State | None = None,
 ) -> None:
     """Write the model's files next to the metadata.
 
     If ``exports`` is True, also write a file in the format of the model's own library, if any.
+    ``state`` is an optimizer state to write, if it is not empty.
     """
     description = model.describe()
     with tempfile.TemporaryDirectory(prefix="sparkstrom-save-") as folder:
@@ -245,6 +267,8 @@ def _write_model(
         )
         if not is_self_contained(description):
             (Path(folder) / CODE_FILE).write_bytes(pickle_by_value(model))
+        if state:
+            (Path(folder) / STATE_FILE).write_bytes(encode_state(state))
         for file in sorted(Path(folder).iterdir()):
             _upload(context, file, f"{path}/{MODEL_FOLDER}/{file.name}")
 
