@@ -310,7 +310,8 @@ def to_value_series(outputs: Outputs, *, several: bool) -> pd.Series[Any]:
     if not several and wide.shape[1] != 1:
         raise UsageError(
             f"the model returns {wide.shape[1]} values for a row, it was trained on one number "
-            "as the label: give the network one output, or labelCol an array"
+            "as the label: give the network one output, or labelCol an array, or name a column of"
+            " arrays by predictionCol=('name',)"
         )
     return pd.Series(list(wide) if several else wide[:, 0])
 
