@@ -5,11 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql.types import ArrayType, DoubleType, IntegerType, StructType
 
+from sparkstrom.base.errors import UsageError
 from sparkstrom.spark.data.column_selection import is_scalar_label
+from sparkstrom.spark.executor.inference import OutputConcatenator
+from sparkstrom.spark.ml.estimator import make_converter
 
 FRAME: Any = SimpleNamespace(
     schema=StructType()
@@ -34,3 +38,21 @@ def test_a_label_of_one_number_is_scalar_however_its_column_is_named(
 ) -> None:
     """A list is how a module with one output gets labels [rows, 1]."""
     assert is_scalar_label(FRAME, label) is scalar
+
+
+def converted(shape: tuple[int, ...], prediction: Any = "prediction", **model: Any) -> Any:
+    """What the columns are made of for two rows with outputs of this shape, by an executor."""
+    numbers = np.arange(2 * np.prod(shape), dtype=np.float32).reshape(2, *shape)
+    made: Any = SimpleNamespace(predict=lambda _: numbers, **model)
+    outputs = OutputConcatenator(made)
+    return make_converter(made, prediction, several=True)(outputs.split([outputs.predict(numbers)]))
+
+
+def test_classes_by_position_are_refused_and_their_numbers_have_a_column() -> None:
+    """Before, the most likely of all classes and positions was the class of the row."""
+    with pytest.raises(UsageError, match=r"returns \[3, 4\] for a row.*predictionCol=\('name',\)"):
+        converted((3, 4))
+    assert converted((3, 4), ("name",))[1].tolist() == list(range(12, 24))
+    assert converted((3, 1, 1)).prediction.tolist() == [2.0, 2.0]
+    assert converted((3,)).prediction.tolist() == [2.0, 2.0]
+    assert [len(row) for row in converted((3, 4), per_label=True).prediction] == [12, 12]
