@@ -112,6 +112,7 @@ class SparkstromEstimator(
         """Train on the DataFrame and return the trained model; Spark ML's ``fit`` calls this."""
         if self.get_or_none("model") is None:
             raise UsageError("model is not set: SparkstromEstimator(model=DenseNetwork(...))")
+        validation = self._validation()
         # A copy, because other fits may run at the same time and the user's model must not change.
         # A pickle would lose initial parameters that were set as values.
         model = copy.deepcopy(self.get_or_none("model"))
@@ -139,8 +140,7 @@ class SparkstromEstimator(
                 features=self.getOrDefault("featuresCol"),
                 label=label,
                 weight=self.get_or_none("weightCol"),
-                validation=self.get_or_none("validationIndicatorCol")
-                or self.get_or_none("validationFraction"),
+                validation=validation,
                 early_stopping=self.get_or_none("earlyStopping"),
                 listeners=self.get_or_none("listeners") or (),
             )
@@ -151,6 +151,18 @@ class SparkstromEstimator(
         model_stage = SparkstromModel(trained, summary, len(summary.history), several=has_several)
         model_stage._resetUid(self.uid)  # as Spark's own models do
         return self._copyValues(model_stage)
+
+    def _validation(self) -> str | float | None:
+        """Return which rows to hold out. Raise UsageError if two Params set it."""
+        column, share = map(self.get_or_none, ("validationIndicatorCol", "validationFraction"))
+        if column and share:
+            raise UsageError(
+                f"validationIndicatorCol={column!r} and validationFraction={share} both set the"
+                " rows to hold out: set only one of them; validationFraction=0 and"
+                " validationIndicatorCol='' hold out none"
+            )
+        validation: str | float | None = column or share
+        return validation
 
     def _master(self) -> TrainingMaster:
         """Return the training master, with the options replaced that Params override."""

@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, DoubleType, IntegerType, StructType
 from sparkstrom.base.errors import UsageError
 from sparkstrom.spark.data.column_selection import is_scalar_label
 from sparkstrom.spark.executor.inference import OutputConcatenator
-from sparkstrom.spark.ml.estimator import make_converter
+from sparkstrom.spark.ml.estimator import SparkstromEstimator, make_converter
 
 FRAME: Any = SimpleNamespace(
     schema=StructType()
@@ -38,6 +38,16 @@ def test_a_label_of_one_number_is_scalar_however_its_column_is_named(
 ) -> None:
     """A list is how a module with one output gets labels [rows, 1]."""
     assert is_scalar_label(FRAME, label) is scalar
+
+
+def test_rows_are_held_out_by_a_column_or_a_fraction_not_both() -> None:
+    """Before, the fraction had no effect."""
+    estimator = SparkstromEstimator(validationIndicatorCol="held")
+    assert estimator._validation() == "held"
+    with pytest.raises(UsageError, match=r"validationFraction=0\.5 both set the rows to hold out"):
+        estimator.setValidationFraction(0.5)._validation()
+    assert estimator.setValidationIndicatorCol("")._validation() == 0.5
+    assert estimator.setValidationFraction(0)._validation() is None
 
 
 def converted(shape: tuple[int, ...], prediction: Any = "prediction", **model: Any) -> Any:
