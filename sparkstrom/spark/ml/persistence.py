@@ -82,12 +82,10 @@ class EstimatorWriter(MLWriter):
         """Write the estimator's files. Raise UsageError for an option that cannot be written."""
         estimator = self._instance
         model = estimator.get_or_none("model")
-        description = model.describe() if model is not None else {}
-        has_files = bool(description) and (
-            isinstance(model, HasInitialValues) or not is_self_contained(description)
-        )
+        description = None if model is None else model.describe()
+        has_files = _needs_files(model, description)
         fields = {
-            "model": description or None,
+            "model": description,
             "files": has_files,
             "master": to_json(estimator.get_or_none("master")),
             "earlyStopping": to_json(estimator.get_or_none("earlyStopping")),
@@ -219,6 +217,13 @@ def _save_metadata(
     columns = {name: [type(value).__name__, value] for name, value in structured.items()}
     fields = fields | ({COLUMNS_KEY: columns} if columns else {})
     DefaultParamsWriter.saveMetadata(stage, path, context, extraMetadata={METADATA_KEY: fields})
+
+
+def _needs_files(model: FlatModel | None, description: dict[str, Any] | None) -> bool:
+    """Return whether an estimator's model must be saved with its initial values or its code."""
+    if description is None:
+        return False
+    return isinstance(model, HasInitialValues) or not is_self_contained(description)
 
 
 def _write_untrained_model(context: Any, path: str, model: FlatModel) -> None:

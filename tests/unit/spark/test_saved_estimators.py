@@ -15,7 +15,7 @@ from sparkstrom.checkpoint.saved_model import load_model, save_model
 from sparkstrom.models import DenseNetwork, from_dl4j
 from sparkstrom.models.base import from_description
 from sparkstrom.spark.ml import persistence
-from sparkstrom.spark.ml.persistence import STATE_FILE
+from sparkstrom.spark.ml.persistence import STATE_FILE, _needs_files
 
 DATA = Path(__file__).parents[2] / "conformance/data"
 
@@ -31,6 +31,16 @@ def local_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persistence, "_upload", copy_file)
     monkeypatch.setattr(persistence, "_download", copy_file)
     monkeypatch.setattr(persistence, "_exists", lambda _, name: Path(name).exists())
+
+
+class Undescribed(DenseNetwork):
+    """A user's own class, whose description is empty."""
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def __reduce__(self) -> Any:
+        return type(self), ([3, 2],)
 
 
 def saved_and_loaded(model: Any, path: Path) -> Any:
@@ -79,3 +89,14 @@ def test_files_of_imported_networks_of_before_are_read(tmp_path: Path) -> None:
         assert parameters.tobytes() == model.initial().tobytes()
     save_model(path, model.describe(), model.initial(), epochs=1)
     load_model(path, DenseNetwork.from_description(described))
+
+
+def test_a_model_whose_description_is_empty_is_saved_with_its_code(tmp_path: Path) -> None:
+    """Before, only the description decided whether an estimator has a model."""
+    model = Undescribed([3, 2])
+    assert _needs_files(model, model.describe())
+    assert type(saved_and_loaded(model, tmp_path / "saved")) is Undescribed
+    imported, made = from_dl4j(DATA / "dl4j-mlp0.zip"), DenseNetwork([3, 2])
+    assert _needs_files(imported, imported.describe())
+    assert not _needs_files(made, made.describe())
+    assert not _needs_files(None, None)
