@@ -14,7 +14,7 @@ import contextlib
 import json
 import pickle
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from sparkstrom.models.base import (
 from sparkstrom.options.resolution import from_json, to_json
 from sparkstrom.spark.executor.entry_points import pickle_by_value
 from sparkstrom.spark.executor.inference import TrainedModel
-from sparkstrom.spark.ml.params import MULTI_COLUMN_PARAMS
+from sparkstrom.spark.ml.params import MULTI_COLUMN_PARAMS, is_json_value
 
 MODEL_FOLDER, MODEL_FILE = "model", "model.npz"
 CODE_FILE, STATE_FILE = f"{MODEL_FILE}.pickle", f"{MODEL_FILE}.optimizer"
@@ -214,7 +214,7 @@ def _save_metadata(
     for name in (*skip, *structured):
         stage._paramMap.pop(stage.getParam(name), None)
         stage._defaultParamMap.pop(stage.getParam(name), None)
-    columns = {name: [type(value).__name__, value] for name, value in structured.items()}
+    columns = {name: _represent_columns(value) for name, value in structured.items()}
     fields = fields | ({COLUMNS_KEY: columns} if columns else {})
     DefaultParamsWriter.saveMetadata(stage, path, context, extraMetadata={METADATA_KEY: fields})
 
@@ -322,10 +322,19 @@ def _unpickle_model(content: bytes, source: str) -> FlatModel:
     return model
 
 
+def _represent_columns(value: Any) -> list[Any]:
+    """Return [kind, value] of column names for JSON, whose keys can only be strings."""
+    if isinstance(value, dict) and not is_json_value(value):
+        return ["pairs", list(value.items())]
+    return [type(value).__name__, value]
+
+
 def _restore_columns(columns: dict[str, Any]) -> dict[str, Any]:
     """Return column names as the user gave them; JSON stores a tuple as a list."""
+    kinds: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "pairs": dict}
     return {
-        name: tuple(value) if kind == "tuple" else value for name, (kind, value) in columns.items()
+        name: kinds[kind](value) if kind in kinds else value
+        for name, (kind, value) in columns.items()
     }
 
 

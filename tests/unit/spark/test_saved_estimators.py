@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,12 @@ from sparkstrom.checkpoint.saved_model import load_model, save_model
 from sparkstrom.models import DenseNetwork, from_dl4j
 from sparkstrom.models.base import from_description
 from sparkstrom.spark.ml import persistence
-from sparkstrom.spark.ml.persistence import STATE_FILE, _needs_files
+from sparkstrom.spark.ml.persistence import (
+    STATE_FILE,
+    _needs_files,
+    _represent_columns,
+    _restore_columns,
+)
 
 DATA = Path(__file__).parents[2] / "conformance/data"
 
@@ -100,3 +106,10 @@ def test_a_model_whose_description_is_empty_is_saved_with_its_code(tmp_path: Pat
     assert _needs_files(imported, imported.describe())
     assert not _needs_files(made, made.describe())
     assert not _needs_files(None, None)
+
+
+@pytest.mark.parametrize("names", [("a", ["b", "c"]), {"y": "a"}, {0: "a", 1: "b"}, ["a", "b"]])
+def test_names_of_columns_are_read_as_they_were_given(names: Any) -> None:
+    """Integers number the outputs of a model that returns a tuple."""
+    saved = json.loads(json.dumps({"predictionCol": _represent_columns(names)}))
+    assert _restore_columns(saved) == {"predictionCol": names}
