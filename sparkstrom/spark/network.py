@@ -31,7 +31,7 @@ from sparkstrom.fit.trained_network import (
     parse_epochs,
     restart_warnings,
 )
-from sparkstrom.models.base import FlatModel
+from sparkstrom.models.base import Batch, FlatModel
 from sparkstrom.observe.early_stopping import EarlyStopping, TerminationCondition, limit_epochs
 from sparkstrom.observe.progress_display import check_progress, make_progress_display
 from sparkstrom.options.common import require_flag
@@ -322,8 +322,12 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         if self._has_gpus() or columns in self._tried_columns:
             return
         parameters, metric = self._state.parameters, request.validation_metric
-        dry_run_step(self._model, parameters, data.first, pickle_by_value, metric)
+        examine = self._examine_outputs
+        dry_run_step(self._model, parameters, data.first, pickle_by_value, metric, examine)
         self._tried_columns.add(columns)
+
+    def _examine_outputs(self, model: FlatModel, batch: Batch) -> None:
+        """Do nothing. A subclass may raise UsageError for outputs that it cannot use."""
 
     def _has_gpus(self) -> bool:
         """Return whether workers train on GPUs, which this program may not have."""
