@@ -13,7 +13,9 @@ import hashlib
 import io
 import itertools
 import json
+import logging
 import os
+import re
 import shutil
 import struct
 import tempfile
@@ -28,11 +30,13 @@ from typing import IO, Any
 import numpy as np
 
 from sparkstrom.base.errors import SetupError, SparkstromError, UsageError, first_line
-from sparkstrom.base.option_types import check_path_argument
+from sparkstrom.base.option_types import check_path_argument, shown
 from sparkstrom.base.untrusted_files import check_npz, create_beside, open_regular
 from sparkstrom.base.version import __version__
 from sparkstrom.checkpoint.files import open_parent
 from sparkstrom.models.base import Buffered, Flat, FlatModel, from_description
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 DESCRIPTION_DIGEST_KEY = "description_sha256"
@@ -288,13 +292,15 @@ def _model_from_description(path: Path, description: dict[str, Any]) -> FlatMode
         ) from error
 
 
-def check_same_model(current: dict[str, Any], saved: dict[str, Any], path: object) -> None:
-    """Raise UsageError if two models differ in their kind or parameters.
+def check_same_model(current: dict[str, Any], saved: dict[str, Any], path: object) -> str | None:
+    """Raise UsageError if two models differ in kind, parameters or values of ``REFUSED_KEYS``.
+
+    If they differ in values of ``WARNED_KEYS``, log a warning and return it.
 
     Args:
         current: description of the model in this program.
         saved: description of the saved model.
-        path: the saved file's name, for error messages.
+        path: the saved file's name, for messages.
     """
     kind, saved_kind = current.get("kind"), saved.get("kind")  # a user-defined model may have none
     if kind != saved_kind and (kind, saved_kind) not in EQUAL_KINDS:
@@ -306,6 +312,70 @@ def check_same_model(current: dict[str, Any], saved: dict[str, Any], path: objec
                 f"{path} has parameter {other}, the model given has {own} in its place: create it "
                 "with the same code as the saved one"
             )
+    if difference := _find_difference_in(current, saved, REFUSED_KEYS.get(kind, ())):
+        raise UsageError(
+            f"{path} is of a model with {difference}: create it with the same code as the saved one"
+        )
+    difference = _find_difference_in(current, saved, WARNED_KEYS.get(kind, ()))
+    if difference is None:
+        return None
+    warning = (
+        f"{path} is of a model with {difference}: with these parameters it may compute something"
+        " else"
+    )
+    log.warning("%s", warning)
+    return warning
+
+
+# What a network computes, by kind; a description of an earlier version may lack a key. Options that
+# users change on purpose, such as dropout rates, cannot be told from others in ``WARNED_KEYS``.
+REFUSED_KEYS: dict[Any, tuple[str, ...]] = {
+    "dense": ("hidden", "loss"),
+    "dl4j-dense": ("hidden", "loss", "normalizer"),
+}
+WARNED_KEYS: dict[Any, tuple[str, ...]] = {
+    "torch": ("text",),
+    "lightning": ("text",),
+    "dl4j": ("configuration", "normalizer"),
+    "keras": ("loss", "model"),
+}
+# How to train is no part of the network.
+TRAINING_KEYS = {"iupdater", "biasupdater", "iterationcount", "epochcount", "seed"}
+# In strings, addresses of objects and numbers that Keras adds to names, unique in a process.
+CHANGING = re.compile(r" at 0x[0-9a-f]+|_\d+$")
+
+
+def _find_difference_in(
+    current: dict[str, Any], saved: dict[str, Any], keys: tuple[str, ...]
+) -> str | None:
+    """Return the first difference in the values of ``keys`` that both descriptions have."""
+    both = [key for key in keys if key in current and key in saved]
+    found = (_find_difference(current[key], saved[key], key) for key in both)
+    return next((each for each in found if each), None)
+
+
+def _find_difference(own: Any, other: Any, name: str) -> str | None:
+    """Return the first difference between two JSON values, ``name``, for a message; None: none."""
+    if isinstance(own, dict) and isinstance(other, dict):
+        keys = [key for key in own | other if str(key).lower() not in TRAINING_KEYS]
+        # A later version may write keys whose default is None.
+        pairs = [(own.get(key), other.get(key), f"{name}[{key!r}]") for key in keys]
+    elif isinstance(own, list | tuple) and isinstance(other, list | tuple):
+        both = itertools.zip_longest(own, other)
+        pairs = [(*pair, f"{name}[{index}]") for index, pair in enumerate(both)]
+    elif isinstance(own, str) and isinstance(other, str) and "\n" in own + other:
+        lines = [[line.strip() for line in text.splitlines()] for text in (own, other)]
+        return _find_difference(lines[0], lines[1], name)
+    elif _without_changing(own) == _without_changing(other):
+        return None
+    else:
+        return f"{name}={shown(other)}, the model given has {shown(own)} in its place"
+    return next((found for pair in pairs if (found := _find_difference(*pair))), None)
+
+
+def _without_changing(value: Any) -> Any:
+    """Return a value without the parts of a string that differ between equal models."""
+    return CHANGING.sub("", value) if isinstance(value, str) else value
 
 
 def _parameters_digest(parameters: Flat, buffers: bytes) -> str:

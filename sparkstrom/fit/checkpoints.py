@@ -302,6 +302,7 @@ class ResumePoint:
     figures: EpochFigures  # losses and metrics by epoch
     best: tuple[Best, Snapshot | None] | None  # with early stopping
     summaries: dict[str, Any]  # of finished fits, by number
+    warning: str | None = None  # that the model may differ; None: no difference was found
 
     @property
     def minibatches(self) -> int:
@@ -359,6 +360,7 @@ class FitCheckpoints:
     network: str  # id of the network in this program
     fits: int = 0  # number of fits that are over
     summaries: dict[str, Any] = field(default_factory=dict)  # of finished fits, by number, as JSON
+    stream_summary: Any = None  # of the newest finished micro-batch; not in ``summaries``
     _pending: ResumePoint | None = None  # checkpoint that was read and not used by a fit yet
     _restored: ResumePoint | None = None  # checkpoint read by ``restore``; None once a fit used it
     _reads_newest: bool = True  # whether the next fit reads the newest checkpoint
@@ -398,7 +400,9 @@ class FitCheckpoints:
         point = self._pending
         if point is None:
             return None
-        self.summaries = point.summaries
+        self.summaries = dict(point.summaries)
+        if point.key.stream:
+            self.stream_summary = self.summaries.pop(str(point.key.number), None)
         action = choose_resume_action(point, key, epochs)
         if action is not ResumeAction.SKIP:
             self._pending = None
@@ -457,14 +461,26 @@ class FitCheckpoints:
             threshold=repr(self.master.threshold),
             k=k,
             states=states,
-            summaries=self.summaries,
+            summaries=self.summaries_for(key),
             updaters=self.master.checkpoint_updaters,
         )
 
     def record_summary(self, key: FitKey, summary: dict[str, Any]) -> None:
         """Keep a finished fit's summary, for a program that is run again and skips this fit."""
-        earlier = {} if key.stream else self.summaries  # a stream has no end
-        self.summaries = {**earlier, str(key.number): summary}
+        if key.stream:
+            self.stream_summary = summary  # only the newest, because a stream has no end
+        else:
+            self.summaries = {**self.summaries, str(key.number): summary}
+
+    def summaries_for(self, key: FitKey) -> dict[str, Any]:
+        """Return the summaries for checkpoints of the fit ``key``.
+
+        That of the stream's newest finished micro-batch has the number of the stream's present fit.
+        All others are of fits that are not of a stream.
+        """
+        if not key.stream or self.stream_summary is None:
+            return self.summaries
+        return {**self.summaries, str(key.number): self.stream_summary}
 
     def mark_over(self, number: int) -> None:
         """Record that fit ``number`` ended or was interrupted: the next one has the next number."""
@@ -619,7 +635,7 @@ def _build_resume_point(path: str, checkpoint: Checkpoint, model: FlatModel) -> 
     Raise UsageError if the checkpoint does not fit ``model``.
     """
     said, arrays = checkpoint.description, checkpoint.arrays
-    check_same_model(model.describe(), said["model"], path)
+    warning = check_same_model(model.describe(), said["model"], path)
     parameters, buffers = arrays["parameters"], arrays["buffers"].tobytes()
     if parameters.shape != (model.n_params,):
         raise UsageError(
@@ -661,6 +677,7 @@ def _build_resume_point(path: str, checkpoint: Checkpoint, model: FlatModel) -> 
         figures=said["figures"],
         best=best,
         summaries=said["summaries"],
+        warning=warning,
     )
 
 
@@ -691,9 +708,13 @@ def choose_resume_action(point: ResumePoint, key: FitKey, epochs: int) -> Resume
 
     A fit is skipped if the checkpoint is of a later fit, or of the same fit, finished with at least
     ``epochs`` epochs. It starts with the parameters of an earlier fit or of another stream.
+
+    Fits of a stream have other numbers when the program is run again. If the checkpoint is a
+    stream's, a fit that is not of a stream came before that stream if its summary is there.
     """
     if key.stream != point.key.stream:
-        return ResumeAction.START_FROM
+        came_before = key.number < point.key.number and str(key.number) in point.summaries
+        return ResumeAction.SKIP if came_before and not key.stream else ResumeAction.START_FROM
     here, there = (key.batch, point.key.batch) if key.stream else (key.number, point.key.number)
     if here != there:
         return ResumeAction.SKIP if here < there else ResumeAction.START_FROM

@@ -295,7 +295,7 @@ class ListenerFailure:
     """An exception that a user's listener raised."""
 
     where: str  # ListenerClass.method
-    error: Exception
+    error: BaseException
 
     def as_error(self) -> TrainingError:
         """Return the error with which the fit ends."""
@@ -511,7 +511,7 @@ class ListenerThread(FitListener):
             return
         try:
             handle(event)
-        except Exception as error:  # a user's code may raise anything
+        except BaseException as error:  # such as SystemExit, which would end this thread silently
             if isinstance(error, (OSError, ValueError)) and (broken := find_broken_stream()):
                 self._warn_of_stream(broken, error)
                 return

@@ -8,6 +8,7 @@ statistics) are kept in the model itself.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -31,7 +32,13 @@ from sparkstrom.worker.training_job import make_initial_theta
 if TYPE_CHECKING:
     from sparkstrom.fit.session import FitParameters
 
+log = logging.getLogger(__name__)
+
 NO_STATES = OptimizerStates()
+FILES_LOST = (
+    "the fit failed: what its workers found of the last fit, residuals and optimizer states, may be"
+    " used up; the next fit's workers start without them"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,28 +117,36 @@ class NetworkStateHolder:
 
     @contextlib.contextmanager
     def rollback_on_error(self) -> Iterator[None]:
-        """Restore the state if the block raises anything but KeyboardInterrupt or FitCancelled."""
+        """Restore the state if the block raises anything but KeyboardInterrupt or FitCancelled.
+
+        Residual files are not restored, because workers may have used them; log a warning.
+        """
         before, buffers = self._value, self.buffers
         try:
             yield
         except (KeyboardInterrupt, FitCancelled):
             raise
         except BaseException:
-            self._value = before
+            self._value = replace(before, kept={})
             load_buffers(self._model, buffers)
+            if before.kept:
+                log.warning("%s", FILES_LOST)
             raise
 
-    def take_resume_state(self, workers: int = 0) -> tuple[CheckpointFiles, OptimizerStates]:
-        """Return the residual files and optimizer states for the next fit, and forget them.
+    def resume_state(self, workers: int) -> tuple[CheckpointFiles, OptimizerStates]:
+        """Return the residual files and optimizer states for the next fit.
 
         If the fit has another number of ``workers`` than the last one, per-worker states no longer
         apply, and every worker gets the common one.
         """
         kept, states = self._value.kept, self._value.states
-        self._value = replace(self._value, kept={}, states=NO_STATES)
         if workers != self._value.states_workers:
             states = OptimizerStates(states.one)
         return kept, states
+
+    def forget_resume_state(self) -> None:
+        """Forget the residual files and optimizer states, because a fit uses them."""
+        self._value = replace(self._value, kept={}, states=NO_STATES)
 
     def assign(self, values: Flat, epochs: int | None = None) -> None:
         """Replace the parameters, and drop residual files and optimizer states of earlier fits.

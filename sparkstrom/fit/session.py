@@ -129,12 +129,12 @@ class FitSession:
             starts=point.starts_for(workers) if point else (),
         )
 
-    def take_resume_state(self, workers: int) -> tuple[CheckpointFiles, OptimizerStates]:
-        """Return residual files and optimizer states for the fit's workers, and forget them.
+    def resume_state(self, workers: int) -> tuple[CheckpointFiles, OptimizerStates]:
+        """Return residual files and optimizer states for the fit's workers.
 
         If the checkpoint is of another threshold algorithm, the states contain no encoder state.
         """
-        files, states = self.state.take_resume_state(workers)
+        files, states = self.state.resume_state(workers)
         point = self.request.resume_from
         same = point is None or point.threshold == repr(self._checkpoints.master.threshold)
         return files, states if same else states.each(remove_encoder_state)
@@ -143,8 +143,9 @@ class FitSession:
         """Run the fit to completion, replace the network's state, and return the summary.
 
         ``export_directory``: where the rows were exported, for the summary. Raise the error that
-        ended the fit. The network's state is then as before, unless the user interrupted the fit,
-        and the controller has ended, even if it was not started yet.
+        ended the fit. The network's state is then as before, unless the user interrupted the fit;
+        only the names of residual files are forgotten. The controller has then ended, even if it
+        was not started yet.
         """
         self._runner = runner
         try:
@@ -206,6 +207,7 @@ class FitSession:
             stack.callback(self._end)
             while True:
                 runner = self._runner
+                self.state.forget_resume_state()  # the runner has it
                 stopping = EarlyStoppingListener(runner.master, self.request.early_stopping)
                 self._resume(runner, stopping)
                 saving = self._checkpoint_listener(runner, stopping, thread, recovery)
@@ -223,7 +225,7 @@ class FitSession:
         if request.resume_from is not None and request.resume_from is not before.resume_from:
             self.state.load_checkpoint(request.resume_from)
             spec = self.make_spec(spec.workers)
-            _, states = self.take_resume_state(spec.workers)
+            _, states = self.resume_state(spec.workers)
         assert self._make_next_runner is not None, "a controller in this process is never lost"
         theta = self.state.theta(self._strategy.layer_multipliers)
         return self._make_next_runner(spec, theta, states)
@@ -235,6 +237,8 @@ class FitSession:
             return
         runner.book.restore(point.figures_for(workers))
         stopping.resume(runner.book.history()[: runner.book.epochs_resumed_from], point.best)
+        if point.warning is not None:
+            self._reporting.warn(point.warning)
         if workers != len(point.starts):
             complete = runner.spec.starts[0].position.epoch
             self._reporting.warn(
@@ -321,7 +325,9 @@ class FitSession:
         end, state, checkpoints = self._reporting.record.finished(), self.state, self._checkpoints
         delivered = Snapshot(end.outcome.commits, state.parameters, state.buffers, ())
         checkpoints.record_summary(self.request.key, summary_to_json(summary))
-        warnings = saving.finish(delivered, end.epochs_trained, checkpoints.summaries)
+        warnings = saving.finish(
+            delivered, end.epochs_trained, checkpoints.summaries_for(self.request.key)
+        )
         for warning in warnings:
             self._reporting.warn(warning)
         return replace(summary, checkpoint=saving.newest, warnings=[*summary.warnings, *warnings])

@@ -367,7 +367,9 @@ def summary_of_skipped_fit(checkpoint: ResumePoint, key: FitKey) -> TrainingSumm
     number = max(summaries, key=int) if key.stream and summaries else str(key.number)
     values = summaries.get(number)
     summary = _unknown_summary(checkpoint, key) if values is None else summary_from_json(values)
-    return replace(summary, resumed_from=checkpoint.path, checkpoint=checkpoint.path)
+    warnings = [*summary.warnings, *filter(None, [checkpoint.warning])]
+    path = checkpoint.path
+    return replace(summary, resumed_from=path, checkpoint=path, warnings=warnings)
 
 
 def _unknown_summary(checkpoint: ResumePoint, key: FitKey) -> TrainingSummary:

@@ -355,7 +355,7 @@ class ParallelWrapper(TrainedNetwork):
         """
         session = FitSession(self._strategy, self._checkpoints, request, reporting, self._state)
         spec = session.make_spec(len(rows.files))
-        files, states = session.take_resume_state(spec.workers)
+        files, states = session.resume_state(spec.workers)
         self._context.pool.check_open()  # another thread may have closed it meanwhile
         runner: FitRunner
         if theta is not None:
@@ -455,7 +455,7 @@ class ParallelWrapper(TrainedNetwork):
         A fit that is running in another thread ends with a TrainingError. In a forked process,
         nothing is ended or deleted.
         """
-        self._state.take_resume_state()
+        self._state.forget_resume_state()
         self._closing()
 
     def __enter__(self) -> Self:

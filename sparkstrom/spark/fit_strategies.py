@@ -270,7 +270,7 @@ class SparkGradientSharingStrategy(GradientSharing):
         if not self.has_controller_task:
             warm_up(say=session.say)
         theta = session.state.theta(self.layer_multipliers)
-        files, states = session.take_resume_state(spec.workers)
+        files, states = session.resume_state(spec.workers)
         own = context.with_master(self.master)
         return SparkFitRunner(own, spec, theta, data, files, states)
 
@@ -312,7 +312,7 @@ class SparkRoundsStrategy(Strategy[ParameterAveragingTrainingMaster]):
         data: PartitionedData,
     ) -> FitRunner:
         """Return the object that runs a new fit, starting from the session's current state."""
-        _, states = session.take_resume_state(spec.workers)
+        _, states = session.resume_state(spec.workers)
         model, application = context.model, context.application
         backend, make_job = application.create_rounds_backend(spec, model, self.master, data)
         return RoundsRun(

@@ -507,7 +507,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             return
         if not self._application.is_stopped:  # executors, and what they keep, end with Spark
             self._application.delete_worker_files(self._fit_context.network)
-        self._state.take_resume_state()
+        self._state.forget_resume_state()
         self._may_have_files = False
 
     def __enter__(self) -> Self:

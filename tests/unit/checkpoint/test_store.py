@@ -12,7 +12,12 @@ import pytest
 
 from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.checkpoint import saved_model as store
-from sparkstrom.checkpoint.saved_model import description_path, load_model, save_model
+from sparkstrom.checkpoint.saved_model import (
+    check_same_model,
+    description_path,
+    load_model,
+    save_model,
+)
 from sparkstrom.models import Adam, DenseNetwork
 
 MODEL = DenseNetwork([4, 3], updater=Adam(), seed=5)
@@ -185,6 +190,90 @@ def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="is of kind 'dense', the model given is 'torch'"):
         load_model(tmp_path / "model.npz", Other([4, 3]))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"hidden": "tanh"}, "with hidden='relu', the model given has 'tanh' in its place"),
+        ({"loss": "squared_error"}, "with loss='cross_entropy', the model given has 'squared_"),
+    ],
+)
+def test_a_model_that_computes_something_else_is_refused(
+    tmp_path: Path, options: dict[str, Any], why: str
+) -> None:
+    """Its arrays have the same names and shapes."""
+    path = tmp_path / "model.npz"
+    save(path, model=DenseNetwork([4, 3]))
+    with pytest.raises(UsageError, match=why):
+        load_model(path, DenseNetwork([4, 3], **options))
+    load_model(path, DenseNetwork([4, 3], updater=Adam(0.5), l2=0.1, seed=7))
+
+
+def test_what_an_earlier_version_did_not_save_is_not_compared() -> None:
+    current = DenseNetwork([4, 3]).describe()
+    saved = {key: current[key] for key in ("kind", "parameters")}
+    assert check_same_model(current, saved, "f") is None
+
+
+TEXT = "Sequential(\n  (0): Linear(3, 4)\n  (1): {}\n)"
+LAYER = {"class_name": "Dense", "config": {"name": "dense_1", "activation": "relu"}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "saved", "own", "why"),
+    [
+        (
+            "torch",
+            {"text": TEXT.format("ReLU()")},
+            {"text": TEXT.format("Tanh()")},
+            "f is of a model with text[2]='(1): ReLU()', the model given has '(1): Tanh()' in its",
+        ),
+        (
+            "lightning",
+            {"text": TEXT.format("<function f at 0x7f01>")},
+            {"text": TEXT.format("<function f at 0x7f02>")},
+            None,
+        ),
+        (
+            "dl4j",
+            {"configuration": {"confs": [{"activationFn": "a"}]}},
+            {"configuration": {"confs": [{"activationFn": "b"}, {}]}},
+            "configuration['confs'][0]['activationFn']='a', the model given has 'b' in its place",
+        ),
+        (
+            "dl4j",
+            {"configuration": {"iupdater": {"learningRate": 0.1}, "epochCount": 1}},
+            {"configuration": {"iUpdater": {"learningRate": 0.2}, "epochCount": 9}},
+            None,
+        ),
+        (
+            "keras",
+            {"model": {"layers": [LAYER]}},
+            {"model": {"layers": [LAYER | {"config": {"name": "dense_7", "activation": "tanh"}}]}},
+            "model['layers'][0]['config']['activation']='relu', the model given has 'tanh'",
+        ),
+        (
+            "keras",
+            {"model": {"layers": [LAYER]}, "optimizer": 1},
+            {"model": {"layers": [LAYER | {"dtype": None, "name": None}]}, "optimizer": 2},
+            None,
+        ),
+        ("the user's", {"text": "a"}, {"text": "b"}, None),
+    ],
+)
+def test_a_model_that_may_compute_something_else_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    saved: dict[str, Any],
+    own: dict[str, Any],
+    why: str | None,
+) -> None:
+    """What is only about training may change, and so may what Python and Keras number."""
+    warning = check_same_model({"kind": kind, **own}, {"kind": kind, **saved}, "f")
+    assert caplog.messages == ([] if warning is None else [warning])
+    assert (warning is None) == (why is None)
+    assert (why or "") in (warning or "")
 
 
 def test_a_planted_link_is_not_written_through(

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkstrom import EarlyStopping, ParallelWrapper, SetupError, UsageError
+from sparkstrom import EarlyStopping, ParallelWrapper, SetupError, TrainingError, UsageError
 from sparkstrom.local import rounds as local_rounds
 from sparkstrom.local.worker_pool import WorkerAnswer, step_limit
 from sparkstrom.models import DenseNetwork, Sgd
@@ -125,6 +125,44 @@ def test_the_same_fit_stops_at_the_same_epoch_with_the_same_bits(
         assert summary.minibatches == len(summary.history) * rounds
         found.append(made.parameters)
     np.testing.assert_array_equal(*found)
+
+
+class Failing(DenseNetwork):
+    """Fails in each step while ``fails`` is True."""
+
+    fails: ClassVar[bool] = False
+
+    def step(self, batch: Any) -> float:
+        if self.fails:
+            raise ZeroDivisionError("a bug of the model")
+        return super().step(batch)
+
+
+def fail(*given: Any, **named: Any) -> Any:
+    raise ZeroDivisionError("it cannot be made")
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_fit_that_fails_uses_no_optimizer_state_up(
+    alone: Callable[..., ParallelWrapper], monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    """The next fit's momentum and schedule continue where the last complete fit ended."""
+    made = alone(Failing)
+    made.fit((X, Y), run_log="")
+    before, minibatches = made._state.value, made._state.minibatches_before
+    assert before.states.one
+    with monkeypatch.context() as patched:
+        if begins:
+            patched.setattr(Failing, "fails", True)
+        else:
+            patched.setattr("sparkstrom.local.parallel_wrapper.LocalRounds", fail)
+        with pytest.raises((ZeroDivisionError, TrainingError)):
+            made.fit((X, Y), run_log="")
+    after = made._state.value
+    assert (after.states, after.states_workers) == (before.states, before.states_workers)
+    assert made._state.minibatches_before == minibatches == 20
+    assert made.fit((X, Y), run_log="").minibatches == 20
+    assert made._state.value.minibatches == 40
 
 
 def test_an_iterator_that_a_fit_has_used_up_is_refused(

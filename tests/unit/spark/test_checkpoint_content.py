@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,7 +29,8 @@ from sparkstrom.fit.checkpoints import (
     make_fit_key,
     read_resume_point,
 )
-from sparkstrom.fit.early_stopping_listener import Best
+from sparkstrom.fit.early_stopping_listener import Best, EarlyStoppingListener
+from sparkstrom.fit.session import FitSession
 from sparkstrom.fit.summary import (
     TrainingSummary,
     summary_from_json,
@@ -37,6 +39,7 @@ from sparkstrom.fit.summary import (
 )
 from sparkstrom.models import Adam, DenseNetwork, Sgd
 from sparkstrom.models.base import FlatModel
+from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
 from sparkstrom.runtime.master_control import Snapshot
 from sparkstrom.runtime.optimizer_states import OptimizerStates
@@ -169,6 +172,41 @@ def test_another_model_is_refused(model: FlatModel) -> None:
         read_resume_point("f.npz", saved(model), DenseNetwork([2, 2, 2], updater=Adam()))
 
 
+@pytest.mark.parametrize("options", [{"hidden": "tanh"}, {"loss": "squared_error"}])
+def test_a_model_that_computes_something_else_is_refused(
+    model: FlatModel, options: dict[str, Any]
+) -> None:
+    other = DenseNetwork(WIDTHS, updater=Adam(0.01), **options)
+    with pytest.raises(UsageError, match=r"f\.npz is of a model with "):
+        read_resume_point("f.npz", saved(model), other)
+
+
+class Module(DenseNetwork):
+    """Described as a TorchModel is, whose module's text is all that is known of its code."""
+
+    text = "ReLU()"
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"kind": "torch", "text": self.text}
+
+
+def test_a_fit_of_a_module_that_has_changed_has_a_warning() -> None:
+    """Whether it is skipped or resumes."""
+    model = Module(WIDTHS, updater=Adam(0.01))
+    content = saved(model, key=FitKey(3), epochs_done=5)
+    model.text = "Tanh()"
+    point = read_resume_point("f.npz", content, model)
+    assert point.warning is not None
+    assert "text='ReLU()', the model given has 'Tanh()' in its place" in point.warning
+    assert point.warning in summary_of_skipped_fit(point, FitKey(3)).warnings
+    warned = list[str]()
+    request, reporting = SimpleNamespace(resume_from=point), SimpleNamespace(warn=warned.append)
+    session = FitSession(*cast(Any, (None, None, request, reporting, None)))
+    runner = SimpleNamespace(spec=progressed(model).spec, book=EpochHistory())
+    session._resume(cast(Any, runner), EarlyStoppingListener(cast(Any, None), None))
+    assert warned == [point.warning]
+
+
 def test_another_optimizer_is_refused_before_any_work(model: FlatModel) -> None:
     other = DenseNetwork(WIDTHS, updater=Sgd(0.1))
     with pytest.raises(UsageError, match=r"optimizer's state .* resume=False"):
@@ -220,9 +258,27 @@ def test_a_micro_batch_is_trained_once(
     model: FlatModel, stream: str, batch: int, done: int | None, use: ResumeAction
 ) -> None:
     """Its number in the program means nothing: the query goes on where it was."""
-    checkpoint = saved(model, key=FitKey(58, "q", 7), epochs_done=done)
+    checkpoint = saved(model, key=FitKey(58, "q", 7), epochs_done=done, summaries={})
     found = read_resume_point("f.npz", checkpoint, model)
     assert choose_resume_action(found, FitKey(1, stream, batch), 5) is use
+
+
+@pytest.mark.parametrize(
+    ("key", "use"),
+    [
+        (FitKey(1), ResumeAction.SKIP),
+        (FitKey(2), ResumeAction.START_FROM),  # it comes after the stream, which had no more rows
+        (FitKey(1, "another", 0), ResumeAction.START_FROM),
+        (FitKey(58), ResumeAction.START_FROM),
+    ],
+)
+def test_a_fit_that_came_before_the_stream_is_not_repeated(
+    model: FlatModel, key: FitKey, use: ResumeAction
+) -> None:
+    summaries = {"1": {"loss": 0.5}, "58": {"loss": 0.25}}
+    checkpoint = saved(model, key=FitKey(58, "q", 7), epochs_done=1, summaries=summaries)
+    found = read_resume_point("f.npz", checkpoint, model)
+    assert choose_resume_action(found, key, 5) is use
 
 
 def test_sparks_own_words_say_which_micro_batch_it_is() -> None:

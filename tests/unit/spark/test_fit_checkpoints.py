@@ -68,6 +68,34 @@ def test_a_program_that_is_run_again_repeats_no_fit_and_goes_on_with_the_last(
     assert "it has 10 minibatches of fit 2, 1 of 5 epochs are complete" in said[1]
 
 
+@pytest.mark.parametrize("done", [1, None])
+def test_after_a_stream_neither_its_rows_nor_those_of_earlier_fits_are_trained_again(
+    tmp_path: Path, model: FlatModel, done: int | None
+) -> None:
+    """Its newest summary comes back whether the micro-batch was done or not, and no older one."""
+    made = checkpoints(model, str(tmp_path))
+    keys = FitKey(1), FitKey(2, "q", 0), FitKey(3, "q", 1)
+    for key in keys:
+        made.record_summary(key, {"fit": key.number})
+        made.mark_over(key.number)
+    last = keys[-1] if done else FitKey(4, "q", 2)
+    fit = progressed(model, key=last, epochs_done=done, summaries=made.summaries_for(last))
+    CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, fit))
+    again = checkpoints(model, str(tmp_path))
+    actions = []
+    for key in (FitKey(1), FitKey(2, "q", 1), FitKey(3, "q", 2)):
+        found = again.find(key, 5, list[str]().append)
+        assert found is not None
+        assert found.checkpoint.summaries == {"1": {"fit": 1}, str(last.number): {"fit": 3}}
+        actions.append(found.action)
+        again.mark_over(key.number)
+    last_action = ResumeAction.START_FROM if done else ResumeAction.RESUME
+    assert actions == [ResumeAction.SKIP, ResumeAction.SKIP, last_action]
+    again.record_summary(FitKey(3, "q", 2), {"fit": 5})
+    assert again.summaries_for(FitKey(4, "q", 3)) == {"1": {"fit": 1}, "4": {"fit": 5}}
+    assert again.summaries_for(FitKey(4)) == {"1": {"fit": 1}}
+
+
 def test_another_network_of_the_program_is_not_taken_for_this_one(
     model: FlatModel, directory: str
 ) -> None:
@@ -264,8 +292,9 @@ def test_a_state_is_used_by_one_fit(model: FlatModel, directory: str) -> None:
     found = find(checkpoints(model, directory))
     assert found is not None
     learnt.load_checkpoint(found.checkpoint)
-    assert learnt.take_resume_state()[1] == progressed(model).states
-    assert learnt.take_resume_state() == ({}, OptimizerStates())
+    assert learnt.resume_state(2)[1] == progressed(model).states
+    learnt.forget_resume_state()
+    assert learnt.resume_state(2) == ({}, OptimizerStates())
     assert learnt.minibatches_before == 0
 
 
@@ -277,7 +306,7 @@ def test_as_many_workers_begin_with_their_own_states_and_others_with_the_one(
     assert found is not None
     learnt = NetworkStateHolder(model)
     learnt.load_checkpoint(replace(found.checkpoint, states=OptimizerStates(b"one", {1: b"own"})))
-    assert learnt.take_resume_state(workers)[1] == OptimizerStates(b"one", own)
+    assert learnt.resume_state(workers)[1] == OptimizerStates(b"one", own)
 
 
 def test_a_fit_that_fails_leaves_everything_as_it_was(model: FlatModel, directory: str) -> None:
@@ -289,7 +318,7 @@ def test_a_fit_that_fails_leaves_everything_as_it_was(model: FlatModel, director
     with pytest.raises(RuntimeError, match="a worker"), learnt.rollback_on_error():
         fail_half_way(learnt, found)
     np.testing.assert_array_equal(learnt.parameters, before)
-    assert (learnt.epochs, learnt.grid_exponent(), learnt.take_resume_state()) == (
+    assert (learnt.epochs, learnt.grid_exponent(), learnt.resume_state(2)) == (
         0,
         k,
         ({}, OptimizerStates()),
@@ -302,6 +331,24 @@ def fail_half_way(learnt: NetworkStateHolder, found: ResumeDecision) -> None:
     learnt.load_checkpoint(found.checkpoint)
     assert learnt.epochs
     raise RuntimeError("a worker")
+
+
+def test_files_that_a_failed_fit_may_have_used_are_not_looked_for_again(
+    model: FlatModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    learnt = NetworkStateHolder(model)
+    kept = {"executor 1": {"/tmp/file": 0.5}}
+    learnt._value = replace(learnt.value, kept=kept, states=OptimizerStates(b"one"))
+    assert learnt.resume_state(2) == (kept, OptimizerStates(b"one"))
+    with pytest.raises(ZeroDivisionError), learnt.rollback_on_error():
+        fail_with_its_state(learnt)
+    assert learnt.resume_state(2) == ({}, OptimizerStates(b"one"))
+    assert "start without them" in caplog.text
+
+
+def fail_with_its_state(learnt: NetworkStateHolder) -> None:
+    learnt.forget_resume_state()
+    raise ZeroDivisionError
 
 
 def test_a_model_that_changes_its_own_arrays_changes_no_network(model: FlatModel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -166,13 +167,14 @@ def test_workers_come_and_go_with_the_reason() -> None:
     ]
 
 
-def test_what_a_listener_raises_ends_the_fit_by_its_name() -> None:
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+def test_what_a_listener_raises_ends_the_fit_by_its_name(kind: type[BaseException]) -> None:
     called = threading.Event()
 
     class Broken(TrainingListener):
         def on_iteration(self, event: Iteration) -> None:
             called.set()
-            raise ValueError("no such column")
+            raise kind("no such column")
 
     diary = Diary()
     heard = thread_of(Broken(), diary)
@@ -183,13 +185,14 @@ def test_what_a_listener_raises_ends_the_fit_by_its_name() -> None:
         for minibatches in range(2, 100_000):  # it is raised at one of the next looks
             heard.on_progress(at(minibatches))
 
-    wanted = r"^listener Broken\.on_iteration raised ValueError: no such column; .* fails_fit"
+    name = f"listener Broken.on_iteration raised {kind.__name__}"
+    wanted = f"^{re.escape(name)}: no such column; .* fails_fit"
     with pytest.raises(TrainingError, match=wanted) as caught:
         run(heard, fit)
     assert "Traceback" in caught.value.trace
-    assert isinstance(caught.value.__cause__, ValueError)
+    assert isinstance(caught.value.__cause__, kind)
     assert diary.events[-1] == FitEnd(None, diary.events[-1].error, diary.events[-1].seconds)
-    assert diary.events[-1].error.startswith("listener Broken.on_iteration raised ValueError")
+    assert diary.events[-1].error.startswith(name)
 
 
 def test_one_that_does_not_fail_the_fit_is_told_once_and_hears_no_more() -> None:
