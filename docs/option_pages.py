@@ -48,7 +48,8 @@ The value of an option comes from the first of these sources that has a value:
 
 1. the argument of the constructor, such as `VoidConfiguration(lease_s=30)`, even if the argument
    equals the default;
-2. the key `spark.sparkstrom.NAME` in Spark's configuration, such as
+2. the key `spark.sparkstrom.NAME` in the configuration of the SparkSession, such as
+   `spark.conf.set("spark.sparkstrom.lease_s", "30")`, or of Spark, such as
    `--conf spark.sparkstrom.lease_s=30`;
 3. the variable `SPARKSTROM_NAME` in the environment of the driver program, such as
    `SPARKSTROM_LEASE_S=30`;

@@ -65,19 +65,32 @@ class DriverLost(TransportError):
     """Aeron's media driver died or hangs: start another one and reopen all connections."""
 
 
+def escape_surrogates(text: str) -> str:
+    """Return the text with lone surrogates, which UTF-8 cannot encode, escaped as ``\\ud83d``.
+
+    They come from users' data and from file names, and must not prevent the report of an error.
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def first_line(words: object) -> str:
     """Return the first non-empty line of ``words``, cut to ``LINE_MAX`` characters.
 
-    Returns "no reason" if no line has text.
+    Returns "no reason" if no line has text, or if a user's exception has no text because its
+    ``__str__`` raises. Lone surrogates are escaped.
     """
-    line = next((line.strip() for line in str(words).splitlines() if line.strip()), "no reason")
+    try:
+        lines = escape_surrogates(str(words)).splitlines()
+    except Exception:  # of the user's code; the report of an error must not fail
+        lines = []
+    line = next((line.strip() for line in lines if line.strip()), "no reason")
     return line if len(line) <= LINE_MAX else f"{line[: LINE_MAX - 4]} ..."
 
 
 def format_reason(error: Exception) -> str:
     """Format an exception as one line of text, for messages that do not show its traceback."""
     if isinstance(error, SparkstromError):
-        return str(error).splitlines()[0]
+        return next(iter(escape_surrogates(str(error)).splitlines()), "no reason")
     return f"{type(error).__name__}: {first_line(error)}"
 
 

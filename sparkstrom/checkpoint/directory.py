@@ -49,6 +49,12 @@ class CheckpointDirectory:
         self._intact: set[str] = set()
         self._damaged: set[str] = set()
 
+    @property
+    def location(self) -> str:
+        """Where the directory is: its absolute path without links, or its URL."""
+        place = self._folder.path_or_url("").rstrip("/")
+        return place if "://" in place else os.path.realpath(place)
+
     def check(self) -> None:
         """Check that the directory can be created and written to. Raise SetupError if not."""
         probe = temporary_name(f"probe-{uuid.uuid4().hex}")

@@ -26,7 +26,7 @@ import os
 import uuid
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -182,19 +182,20 @@ class LocalFolder:
         (self._path / name).unlink(missing_ok=True)
 
     def remove_abandoned(self) -> None:
-        """Remove temporary files that no process has locked."""
+        """Remove temporary files that no process has locked and that this user may remove."""
         for temporary in self._path.glob(temporary_name("*")):
             try:
                 descriptor = os.open(temporary, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except FileNotFoundError:
-                continue  # its writer has finished
+            except (FileNotFoundError, PermissionError):
+                continue  # its writer has finished, or is another user
             except OSError as error:
                 if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                     raise
                 continue  # a link, directory or socket is not one of our temporary files
             try:
                 if _try_lock(descriptor):
-                    temporary.unlink(missing_ok=True)
+                    with suppress(PermissionError):  # another user's, in a folder like /tmp
+                        temporary.unlink(missing_ok=True)
             finally:
                 os.close(descriptor)
 
@@ -270,9 +271,13 @@ class RemoteFolder:
         self._filesystem.rm_file(f"{self._path}/{name}")
 
     def remove_abandoned(self) -> None:
-        """Remove all temporary files, because no other fit writes to this folder."""
+        """Remove all temporary files, because no other fit writes to this folder.
+
+        Files that only another user may remove are left.
+        """
         for name in fnmatch.filter(self.list_names(), temporary_name("*")):
-            self.remove(name)
+            with suppress(PermissionError):  # another user's
+                self.remove(name)
 
     def path_or_url(self, name: str) -> str:
         """Return a file's URL."""

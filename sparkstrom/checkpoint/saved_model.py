@@ -42,6 +42,8 @@ FORMAT = 1
 DESCRIPTION_DIGEST_KEY = "description_sha256"
 REQUIRED_KEYS = {"format", "model", "epochs", "sha256"}
 OPTIONAL_KEYS = {"sparkstrom", "n_params", DESCRIPTION_DIGEST_KEY}
+# Kinds with the same parameters: earlier versions saved most imported DenseNetworks as "dense".
+EQUAL_KINDS = (("dense", "dl4j-dense"), ("dl4j-dense", "dense"))
 READ_ERRORS = (
     *(OSError, EOFError, TypeError, ValueError, KeyError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error, struct.error),
@@ -301,7 +303,7 @@ def check_same_model(current: dict[str, Any], saved: dict[str, Any], path: objec
         path: the saved file's name, for messages.
     """
     kind, saved_kind = current.get("kind"), saved.get("kind")  # a user-defined model may have none
-    if kind != saved_kind:
+    if kind != saved_kind and (kind, saved_kind) not in EQUAL_KINDS:
         raise UsageError(f"{path} is of kind {saved_kind!r}, the model given is {kind!r}")
     parameters = current.get("parameters", []), saved.get("parameters", [])
     for own, other in itertools.zip_longest(*parameters):

@@ -209,7 +209,7 @@ class CheckpointWriter:
             path = self._directory.write(checkpoint)
         except Exception as error:  # file systems raise errors of any kind; training continues
             log.debug("checkpoint of %s", offered.note, exc_info=True)
-            self._record_failure(offered, error)
+            self.record_failure(offered.note, error)
             return
         seconds = time.monotonic() - offered.since_s
         with self._changed:
@@ -219,16 +219,19 @@ class CheckpointWriter:
             self._report(f"checkpoints are written again, after {failed} that failed: {path}")
         self._remove_old()
 
-    def _record_failure(self, offered: _PendingWrite, error: Exception) -> None:
-        """Record that a checkpoint was not written; warn if this is the first failure in a row."""
+    def record_failure(self, note: str, error: Exception) -> None:
+        """Record that a checkpoint was not written; warn if this is the first failure in a row.
+
+        Not allowed from another thread while ``busy``. ``note``: the checkpoint's name in warnings.
+        """
         is_first = not self._failure_count
         with self._changed:
             self._failure_count += 1
-            self._failure = f"{offered.note} could not be written ({format_error(error)})"
+            self._failure = f"{note} could not be written ({format_error(error)})"
         if is_first:
             self._warn(
                 _failure_kind("writing", error),
-                f"checkpoint of {offered.note} not written to {self._directory.url} "
+                f"checkpoint of {note} not written to {self._directory.url} "
                 f"({format_error(error)}): training continues, the next one is tried when due",
             )
 

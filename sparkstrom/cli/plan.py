@@ -108,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
 def _plan_averaging(args: argparse.Namespace) -> int:
     """Print the plan of a parameter-averaging fit; return 0. Raise UsageError like ``run``."""
     from sparkstrom.models.updaters import Nesterov
+    from sparkstrom.options.gradient_sharing import ALL
     from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
     from sparkstrom.planning.memory import ModelFootprint
     from sparkstrom.planning.plan import WorkerCounts, format_plan, plan_averaging
@@ -123,6 +124,13 @@ def _plan_averaging(args: argparse.Namespace) -> int:
         batch_memory_bytes=parse_size("--batch-memory", args.batch_memory),
         checkpoint_directory="somewhere" if args.checkpoints else None,
     )
+    if args.checkpoints not in (None, master.checkpoint_updaters):
+        kept = master.checkpoint_updaters
+        states = "all workers' optimizer states" if kept == ALL else "no worker's own state"
+        raise UsageError(
+            f"--checkpoints {args.checkpoints}: with --averaging {args.averaging}, checkpoints"
+            f" contain {states}: write --checkpoints {kept}"
+        )
     footprint = ModelFootprint(
         args.params, args.optimizer, args.library, parse_size("--buffers", args.buffers)
     )

@@ -119,13 +119,17 @@ class ProbeReply(msgspec.Struct, frozen=True, tag="here"):
 
 
 class TrainingFailure(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
-    """A worker's report that its training failed, so the whole fit must end."""
+    """A worker's report that its training failed, so the whole fit must end.
+
+    If the worker has no id, the master ignores a report of an attempt older than the partition's.
+    """
 
     node: NodeField | None  # None: the worker failed before it had an id
     reason: Trace  # one line
     trace: Trace  # the traceback
     host: Text = ""
     partition: U32 = 0
+    attempt: U63 = 0  # as in ``Join``
     phase: Text = ""  # the worker's activity, as text for people
 
 

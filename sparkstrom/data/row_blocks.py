@@ -287,14 +287,21 @@ def as_array(value: Any, *, is_label: bool = False, own: bool = False) -> NDArra
     """Convert a value to an array: float32, except for integer arrays and integer labels.
 
     The result may share memory with ``value``, unless ``own`` is True. Raise ValueError if the
-    value is not numeric.
+    value is not numeric, or has masked entries.
     """
+    refuse_masked(value)
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise ValueError("not a number")
     whole = array.dtype.kind in "biu" and (is_label or isinstance(value, np.ndarray | np.generic))
     made = array if whole else array.astype(np.float32, copy=False)
     return made.copy() if own and made is array else made
+
+
+def refuse_masked(value: Any) -> None:
+    """Raise ValueError for a ``numpy.ma`` array with masked entries, whose mask would be lost."""
+    if np.ma.is_masked(value):
+        raise ValueError("it has masked entries: fill them, with .filled(0), or drop their rows")
 
 
 def format_from_row(row: ParsedRow) -> RowFormat:

@@ -27,14 +27,17 @@ class RowSample(NamedTuple):
     total: int  # number of rows in the data
 
     def head(self, rows: int) -> RowSample:
-        """Return a sample of the first blocks: as many as needed for ``rows`` rows, or all."""
+        """Return a sample of the first blocks: as many as needed for ``rows`` rows, or all.
+
+        Rows that the user's validation column holds out are not counted.
+        """
         blocks, count = [], 0
         for block in self.blocks:
             if count >= rows:
                 break
             blocks.append(block)
-            count += len(block.records)
-        return RowSample(blocks, count, self.total)
+            count += len(block.records) - int(block.form.held_out(block.records).sum())
+        return RowSample(blocks, sum(len(block.records) for block in blocks), self.total)
 
 
 class RowSampler:

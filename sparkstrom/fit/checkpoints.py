@@ -62,7 +62,7 @@ STATE_ARRAY = "state"  # name of the array with the common optimizer state
 TRAIN_ANEW_HINT = "begin anew with another checkpoint_directory or resume=False"
 OPTIMIZER_STATE_TIMEOUT_S = 60.0  # for each worker's state; the controller gives up long before
 Say = Callable[[str], None]
-_directory_owners: dict[str, str] = {}  # directory -> the network of this program that uses it
+_directory_owners: dict[str, str] = {}  # location -> the network of this program that uses it
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +159,24 @@ class CheckpointListener(FitListener):
         self._save_if_due(progress)
 
     def _save_if_due(self, progress: Progress) -> None:
-        """Take a snapshot and give it to the writer's thread, if a checkpoint is due."""
+        """Take a snapshot and give it to the writer's thread, if a checkpoint is due.
+
+        Without a snapshot, such as while the controller replaces its media driver, warn and skip
+        the checkpoint. Raise the snapshot's error only if the fit has failed.
+        """
         now, schedule = (time.monotonic(), self._epochs, progress.commits), self._schedule
         if schedule is None or progress.phase is not Phase.RUNNING or not schedule.is_due(*now):
             return
         if self._writer.busy:  # slow storage gets fewer checkpoints
             return
         schedule.mark_written(*now)
-        snapshot = self._master.snapshot(updaters=True)
+        try:
+            snapshot = self._master.snapshot(updaters=True)
+        except SparkstromError as error:
+            if self._master.failure is not None:
+                raise
+            self._writer.record_failure(f"commit {progress.commits}", error)
+            return
         states = self._master.copy_optimizer_states(everybody=self._config.updaters == ALL)
         make = partial(self._build, self._make_content(snapshot), states)
         self._writer.offer(make, f"commit {snapshot.commit}")
@@ -408,24 +418,21 @@ class FitCheckpoints:
         directory.check()
         if not self.master.resume:
             return None
-        self._claim_directory(directory.url)
+        self._claim_directory(directory)
         found = directory.read_newest(say)
         return None if found is None else read_resume_point(*found, self.model)
 
-    def _claim_directory(self, url: str) -> None:
+    def _claim_directory(self, directory: CheckpointDirectory) -> None:
         """Reserve a directory for this network until the program ends.
 
         Raise UsageError if another network of this program uses the directory. Each network numbers
         its own fits, so one network could resume the other's fit of the same number.
         """
-        if (
-            _directory_owners.setdefault(url.removeprefix("file://").rstrip("/"), self.network)
-            != self.network
-        ):
+        if _directory_owners.setdefault(directory.location, self.network) != self.network:
             raise UsageError(
-                f"checkpoint_directory={url!r} is another network's of this program: a network"
-                " resumes its own fits only; give each its own directory, or resume=False to train"
-                " anew beside what is there"
+                f"checkpoint_directory={directory.url!r} is another network's of this program: a"
+                " network resumes its own fits only; give each its own directory, or resume=False"
+                " to train anew beside what is there"
             )
 
     def config(self, key: FitKey, k: int, states: OptimizerStates) -> CheckpointConfig | None:

@@ -8,11 +8,12 @@ these are the parameters that the fit delivers. The summary contains the commit 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import SparkstromError, UsageError
 from sparkstrom.base.option_types import shown
 from sparkstrom.codec.messages import Phase
 from sparkstrom.data.column_selection import LABEL, ColumnNames
@@ -26,6 +27,8 @@ from sparkstrom.observe.early_stopping import (
 )
 from sparkstrom.observe.epoch_history import Epoch
 from sparkstrom.runtime.master_control import MasterControl, Progress, Snapshot
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +103,10 @@ class EarlyStoppingListener(FitListener):
     def on_progress(self, progress: Progress) -> None:
         """Copy the parameters if an epoch became the best one; check the rule's conditions.
 
-        If several epochs ended since the last poll, only one copy is made.
+        If several epochs ended since the last poll, only one copy is made. A copy that the
+        controller cannot make now, such as while it replaces its media driver, stays due.
         """
         if self._is_copy_due and self._rule is not None:
-            self._is_copy_due = False
             self._copy_best(self._rule)
         if self._rule is not None and self._rule.conditions and not self._stopping:
             self._check_conditions(self._rule.conditions, progress)
@@ -124,9 +127,19 @@ class EarlyStoppingListener(FitListener):
                     )
 
     def _copy_best(self, rule: EarlyStopping) -> None:
-        """Record the best epoch, and take a snapshot if the rule keeps its parameters."""
+        """Record the best epoch, and take a snapshot if the rule keeps its parameters.
+
+        Without a snapshot, change nothing. Raise its error only if the fit has failed.
+        """
         assert self._judge.epoch is not None, "an epoch was the best"
-        self.copy = self._master.snapshot() if rule.keep_best else None
+        try:
+            self.copy = self._master.snapshot() if rule.keep_best else None
+        except SparkstromError as error:
+            if self._master.failure is not None:
+                raise
+            log.warning("epoch %d is the best, and is copied later: %s", self._judge.epoch, error)
+            return
+        self._is_copy_due = False
         commit = self.copy.commit if self.copy else None
         self.best = Best(self._judge.epoch, rule.metric, self._judge.value, commit)
 

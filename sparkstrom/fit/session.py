@@ -143,14 +143,22 @@ class FitSession:
         """Run the fit to completion, replace the network's state, and return the summary.
 
         ``export_directory``: where the rows were exported, for the summary. Raise the error that
-        ended the fit. The network's state is then as before, unless the user interrupted the fit.
-        Only the names of residual files are forgotten.
+        ended the fit. The network's state is then as before, unless the user interrupted the fit;
+        only the names of residual files are forgotten. The controller has then ended, even if it
+        was not started yet.
         """
-        self._runner, progress = runner, self._reporting.progress
+        self._runner = runner
+        try:
+            return self._run_with_listeners(runner.spec, export_directory)
+        except BaseException:
+            self._runner.master.end()
+            raise
+
+    def _run_with_listeners(self, spec: FitSpec, export_directory: str | None) -> TrainingSummary:
+        """Run the fit with the thread of the user's listeners; return the summary."""
+        progress = self._reporting.progress
         model, options = self._checkpoints.model, self._strategy.master
-        thread = make_listener_thread(
-            self.request, runner.spec, model, options, self._snapshot, progress
-        )
+        thread = make_listener_thread(self.request, spec, model, options, self._snapshot, progress)
         with tempfile.TemporaryDirectory(prefix="sparkstrom-copies-") as folder:
             recovery = ControllerRecovery(
                 self._strategy, self._checkpoints, self._reporting, folder
@@ -160,7 +168,8 @@ class FitSession:
     def _snapshot(self) -> Snapshot:
         """Return a copy of the present parameters; if the controller is lost, wait for the next.
 
-        Raise ControllerLost if no other run follows.
+        While the controller cannot make a copy, such as while it replaces its media driver, wait,
+        too. Raise ControllerLost if no other run follows, and the error of a fit that has failed.
         """
         while True:
             runner = self._runner
@@ -172,6 +181,11 @@ class FitSession:
                         if self._is_over:
                             raise
                         self._changed.wait(POLL_S)
+            except SparkstromError:
+                with self._changed:
+                    if self._is_over or runner.master.failure is not None:
+                        raise
+                    self._changed.wait(POLL_S)
 
     def _switch_to(self, runner: FitRunner) -> None:
         """Make a runner the present one, and wake threads that wait for it."""
@@ -513,7 +527,7 @@ class ControllerRecovery:
 class ControllerCopyListener(CheckpointListener):
     """Writes copies of a fit whose controller runs in a task, while that task is connected.
 
-    Copies let the fit survive the loss of its controller. A copy that cannot be made is skipped.
+    Copies let the fit survive the loss of its controller.
     """
 
     live_option = ""  # no option of the user needs copies
@@ -525,16 +539,11 @@ class ControllerCopyListener(CheckpointListener):
         """Do nothing, because the copies are deleted after the fit."""
 
     def _save_if_due(self, progress: Progress) -> None:
-        """Make a copy if one is due. An error of a copy is raised only if the fit has failed."""
+        """Make a copy if one is due and the controller's task is connected."""
         now_s = time.monotonic()
         for written in self._writer.written[self._timed :]:
             self._timed += 1
             self._due_s = now_s + COPY_TIME_FACTOR * written.seconds
         if now_s < self._due_s or not self._master.is_reachable:
             return
-        try:
-            super()._save_if_due(progress)
-        except SparkstromError as error:
-            if self._master.failure is not None:
-                raise
-            log.warning("no copy of the controller's replica: %s", error)
+        super()._save_if_due(progress)

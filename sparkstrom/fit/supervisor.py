@@ -281,16 +281,7 @@ class StartMonitor(FitListener):
         """Show how many workers have joined. Raise SetupError if tasks failed before any joined."""
         running, failed = self._job.tasks()
         if failed and not progress.joined:
-            error = next(iter(self._job.task_errors()), "Spark does not say why")
-            if (setup_error := setup_error_in(error)) is not None:
-                raise setup_error
-            remedy = MISSING_CODE_HINT if MISSING_MODULE in error else BLOCKED_NETWORK_HINT
-            if killed := self._job.killed_for_memory():
-                remedy = capitalize_sentence(killed[-1])
-            raise SetupError(
-                f"{failed} tasks failed before any worker joined: {error}"
-                f" (more in the executors' logs: stderr in Spark's UI, `yarn logs`). {remedy}"
-            )
+            self._raise_failures(failed)
         text = (
             f"sparkstrom waits: {progress.workers} of {progress.partitions} workers joined"
             + ("" if running is None else f", {running} tasks have a slot")
@@ -299,6 +290,25 @@ class StartMonitor(FitListener):
         if text != self._last_message:  # the progress display shows the elapsed time anyway
             self._last_message = text
             self._say(text)
+
+    def _raise_failures(self, failed: int) -> None:
+        """Raise a failed task's SetupError, or one that explains why a task failed twice.
+
+        Return if no task has failed twice: Spark starts it again. ``failed``: number of failures.
+        """
+        for setup_error in map(setup_error_in, self._job.task_errors()):
+            if setup_error is not None:
+                raise setup_error
+        error = next(iter(self._job.task_errors(first_attempt=1)), None)
+        if error is None:
+            return
+        remedy = MISSING_CODE_HINT if MISSING_MODULE in error else BLOCKED_NETWORK_HINT
+        if killed := self._job.killed_for_memory():
+            remedy = capitalize_sentence(killed[-1])
+        raise SetupError(
+            f"{failed} tasks failed before any worker joined: {error}"
+            f" (more in the executors' logs: stderr in Spark's UI, `yarn logs`). {remedy}"
+        )
 
 
 def _describe_blocked_hosts(hosts: int, progress: Progress, who: str) -> str:

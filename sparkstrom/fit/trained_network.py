@@ -44,6 +44,7 @@ from sparkstrom.fit.listeners import check_listeners, check_run_log
 from sparkstrom.fit.network_state import NetworkStateHolder
 from sparkstrom.fit.summary import TrainingSummary, summary_of_skipped_fit
 from sparkstrom.models.base import (
+    Batch,
     Buffered,
     EpochAware,
     Exporting,
@@ -268,6 +269,7 @@ def dry_run_step(
     first: Callable[[], Iterable[Block]] | None,
     pack: PickleFunction,
     metric: str | None = None,
+    examine: Callable[[FlatModel, Batch], None] | None = None,
 ) -> None:
     """Train a copy of the model for one step on the first rows, to find errors before a fit starts.
 
@@ -280,9 +282,11 @@ def dry_run_step(
         first: Returns the first blocks of rows; None if they are not available at once.
         pack: Pickles the model, as for a worker.
         metric: The metric that the fit computes on held-out rows; None if it computes none.
+        examine: Called with the trained copy and the rows, unless it is None. It may raise
+            UsageError.
 
     Raises:
-        UsageError: Rows, model and loss do not fit together.
+        UsageError: Rows, model and loss do not fit together, or ``examine`` raised it.
     """
     if first is None or not _can_dry_run(model):
         return
@@ -290,7 +294,9 @@ def dry_run_step(
         with preserve_process_state():
             block = next(iter(first()), None)
             if block is not None and len(block.records):
-                _train_copy(model, parameters, block, pack, metric)
+                copied, batch = _train_copy(model, parameters, block, pack, metric)
+                if examine is not None:
+                    examine(copied, batch)
     except UsageError as error:
         if BATCH_NORM_ERROR not in str(error):
             raise
@@ -306,10 +312,11 @@ def _can_dry_run(model: FlatModel) -> bool:
 
 def _train_copy(
     model: FlatModel, parameters: Flat, block: Block, pack: PickleFunction, metric: str | None
-) -> None:
+) -> tuple[FlatModel, Batch]:
     """Check the first rows of a block, and take one step with them on a copy of the model.
 
-    Then compute ``metric`` on them, unless it is None. ``pack`` pickles the model.
+    Then compute ``metric`` on them, unless it is None. ``pack`` pickles the model. Return the copy
+    and the rows.
     """
     copied: FlatModel = pickle.loads(pack(model))
     block = block._replace(
@@ -329,6 +336,7 @@ def _train_copy(
     copied.step(batch)
     if metric is not None:
         measure_batch(copied, batch, metric)
+    return copied, batch
 
 
 class _MutedForThread:

@@ -55,6 +55,7 @@ from sparkstrom.data.row_blocks import (
     format_from_row,
     gather_blocks,
     read_labelled_blocks,
+    refuse_masked,
     shorten_value,
     split_columns,
 )
@@ -350,8 +351,7 @@ def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat,
     Raise UsageError if arrays differ in length or are not numeric, or if weights are invalid.
     """
     features = split_columns(data[0])
-    no_labels = np.zeros((len(features[1][0]), 0), np.float32)  # like rows without a label
-    label = split_columns(no_labels if data[1] is None else data[1])
+    label = split_columns(np.zeros(0, np.float32) if data[1] is None else data[1])
     n_features, n_labels = count_arrays(features[0]), count_arrays(label[0])
     given = [*features[1], *label[1], *data[2:]]
     label_places = range(n_features, n_features + n_labels)
@@ -361,6 +361,8 @@ def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat,
             arrays.append(_to_sliceable(_to_numpy(value), is_label=i in label_places))
         except (TypeError, ValueError) as error:
             raise UsageError(f"array {i} of {where} is {shorten_value(value)}: {error}") from None
+    if data[1] is None:
+        arrays[n_features] = np.zeros((*arrays[0].shape[:1], 0), np.float32)  # no label, all rows
     counts = [len(array) if array.ndim else -1 for array in arrays]
     if len(set(counts)) != 1:
         raise UsageError(f"the arrays of {where} have {counts} rows: all need the same number")
@@ -384,10 +386,11 @@ def _to_sliceable(value: Any, *, is_label: bool) -> NDArray[Any]:
     """Return a NumPy array unchanged; convert any other value with ``as_array``.
 
     A NumPy array is converted later, slice by slice, to save memory. Raise TypeError or ValueError
-    if the dtype is not numeric.
+    if the dtype is not numeric, or if entries are masked.
     """
     if not isinstance(value, np.ndarray):
         return as_array(value, is_label=is_label)
+    refuse_masked(value)
     as_array(np.empty(0, value.dtype))  # raises for a dtype that is not numeric
     return value
 

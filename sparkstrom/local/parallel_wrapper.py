@@ -294,7 +294,8 @@ class ParallelWrapper(TrainedNetwork):
         fit = self._model, self._state, self._master, packed, parse_epochs(epochs), chosen.fraction
         with closing(make_progress_display(self._progress)) as progress:
             sample = sample_blocks(blocks, request.rows, request.seed)
-            return rehearse(make_recipe(*fit), sample, request, progress)
+            cpus = self._context.pool.threads
+            return rehearse(make_recipe(*fit), sample, request, progress, cpus=cpus)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

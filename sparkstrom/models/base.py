@@ -202,6 +202,14 @@ class HasOptimizerState(Protocol):
 
 
 @runtime_checkable
+class CanRestoreOptimizerState(HasOptimizerState, Protocol):
+    """A model whose optimizer can continue a state that was saved apart from its description."""
+
+    def continue_from(self, state: State) -> None:
+        """Make ``continuing_state`` return a copy of this state from now on."""
+
+
+@runtime_checkable
 class KnowsOptimizerKind(Protocol):
     """A model that knows what kind of optimizer trains it. All models of this package do.
 

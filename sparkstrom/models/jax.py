@@ -83,13 +83,17 @@ GRADIENT_SIZES = {
 class MomentumScaler:
     """Copies optax transformations, with their momenta scaled to a number of workers.
 
+    In the copies, the schedules inside ``optax.MultiSteps`` follow the fit; see
+    ``advance_schedules`` for those outside.
+
     Attributes:
         momenta_found: (name, original value) of each momentum.
         uninspectable: class names of callables whose closures cannot be inspected.
     """
 
-    def __init__(self, workers: Any) -> None:
-        self._workers = workers
+    def __init__(self, workers: Any, minibatches: Any = None) -> None:
+        self._workers = workers  # None: scale no momentum
+        self._minibatches = minibatches  # None: leave schedules as they are
         self.momenta_found: list[tuple[str, Any]] = []  # names and the user's own values
         self.uninspectable: set[str] = set()  # classes of callables without inspectable closures
         self._scaled: dict[int, tuple[Any, Any]] = {}  # id -> (original, copy)
@@ -118,10 +122,25 @@ class MomentumScaler:
         if isinstance(value, optax.MultiSteps):
             copied = copy.copy(value)
             copied.__dict__.update({name: self.scale(v) for name, v in vars(value).items()})
+            if self._minibatches is not None:
+                copied.update = functools.partial(self._update_multi_steps, copied, copied.update)
             return copied
         if callable(value) and not isinstance(value, type):
             self.uninspectable.add(type(value).__name__)
         return value
+
+    def _update_multi_steps(
+        self, steps: optax.MultiSteps, update: Any, updates: Any, state: Any, *args: Any, **kw: Any
+    ) -> Any:
+        """Call ``update`` of a MultiSteps, with its inner schedules advanced to the fit's position.
+
+        They count gradient steps, each of which takes several minibatches. If their number changes
+        during training, the largest is used, so that a schedule is never ahead of the fit.
+        """
+        every = steps._every_k_schedule
+        size = jnp.maximum(every(jnp.zeros_like(state.gradient_step)), every(state.gradient_step))
+        inner = advance_schedules(state.inner_opt_state, self._minibatches // size)
+        return update(updates, state._replace(inner_opt_state=inner), *args, **kw)
 
     def _scale_in_function(self, function: FunctionType) -> FunctionType:
         """Return a copy of the function in whose closure variables all momenta are scaled."""
@@ -149,35 +168,55 @@ class MomentumScaler:
         if not function.__module__.startswith("optax"):
             return self.scale(value)
         if maker == "inject_hyperparams" and name == INNER_FACTORY:
-            return lambda *given, **named: MomentumScaler(self._workers).scale(
+            return lambda *given, **named: MomentumScaler(self._workers, self._minibatches).scale(
                 value(*given, **named)
             )
         if maker == "inject_hyperparams" and name == NUMERIC_HYPERPARAMETERS:
             # Reported here, but scaled in each step, when the inner factory makes the values.
             self.momenta_found += [(key, value[key]) for key in INJECTED_MOMENTA if value.get(key)]
         is_momentum = name in (OPTAX_SHARED_MOMENTUM, OPTAX_MOMENTA.get(maker))
+        is_momentum = is_momentum and self._workers is not None
         if not is_momentum or value is None or (isinstance(value, float | int) and not value):
             return self.scale(value)
         self.momenta_found.append((name, value))
         return scale_momentum(value, self._workers)
 
 
-def scale_optimizer(optimizer: Any, workers: Any) -> Any:
-    """Return a copy of the optax optimizer with its momenta scaled to this many workers."""
-    return MomentumScaler(workers).scale(optimizer)
+def adapt_optimizer(optimizer: Any, state: Any, workers: Any, minibatches: Any) -> tuple[Any, Any]:
+    """Return the optax optimizer and its state for a step at the fit's position.
+
+    Momenta are scaled to this many workers, unless ``workers`` is None. Schedules are evaluated at
+    the fit's ``minibatches`` or later.
+    """
+    leaves = jax.tree_util.tree_leaves(state, is_leaf=_is_multi_steps_state)
+    if workers is not None or any(map(_is_multi_steps_state, leaves)):
+        optimizer = MomentumScaler(workers, minibatches).scale(optimizer)
+    return optimizer, advance_schedules(state, minibatches)
+
+
+def _is_multi_steps_state(part: Any) -> bool:
+    """Return whether this is the state of an ``optax.MultiSteps``."""
+    return isinstance(part, optax.MultiStepsState)
 
 
 def advance_schedules(state: Any, minibatches: Any) -> Any:
-    """Return the optimizer state, with the count of each schedule at least ``minibatches``."""
+    """Return the optimizer state, with the count of each schedule at least ``minibatches``.
+
+    Schedules inside ``optax.MultiSteps`` do not change.
+    """
+
+    def is_schedule(part: Any) -> bool:
+        """Return whether this is the state of a schedule."""
+        return type(part).__name__ in SCHEDULE_STATES
 
     def advance(part: Any) -> Any:
         """Return a schedule's state with the new count; return other values unchanged."""
-        if type(part).__name__ not in SCHEDULE_STATES:
+        if not is_schedule(part):
             return part
         return part._replace(count=jnp.maximum(part.count, minibatches))
 
     return jax.tree_util.tree_map(
-        advance, state, is_leaf=lambda part: type(part).__name__ in SCHEDULE_STATES
+        advance, state, is_leaf=lambda part: is_schedule(part) or _is_multi_steps_state(part)
     )
 
 
@@ -286,7 +325,11 @@ class JaxModel:
         self._jit_step = jax.jit(self._train_step, donate_argnums=1)
         self._takes_class_indices = "integer_labels" in loss_name(loss)
         self._shape_check = ShapeCheck(
-            self._trace_step, "jax", "optax", takes_classes=self._takes_class_indices
+            self._trace_step,
+            "jax",
+            "optax",
+            takes_classes=self._takes_class_indices,
+            every_label_counts=loss is optax.softmax_cross_entropy_with_integer_labels,
         )
         self._jit_predict = jax.jit(self._compute_outputs)
         self._jit_loss = jax.jit(self._compute_loss)
@@ -488,12 +531,10 @@ class JaxModel:
 
         params = self._unravel_params(flat)
         (loss, buffers), gradients = jax.value_and_grad(objective, has_aux=True)(params)
-        workers, position = (None, None) if fit_position is None else fit_position
-        optimizer = (
-            self._optimizer if workers is None else scale_optimizer(self._optimizer, workers)
-        )
+        optimizer = self._optimizer
+        if fit_position is not None:
+            optimizer, state = adapt_optimizer(optimizer, state, *fit_position)
         optimizer = optax.with_extra_args_support(optimizer)
-        state = state if position is None else advance_schedules(state, position)
         updates, state = optimizer.update(gradients, state, params, value=loss)
         params = optax.apply_updates(params, updates)
         return ravel_pytree(params)[0], state, buffers, loss

@@ -212,6 +212,8 @@ class ShapeCheck:
         libraries: packages whose errors are explained; errors raised by user code are not.
         takes_classes: whether the loss takes class indices, which may be stored as doubles.
         ignored_label: the label that the loss ignores, or None.
+        every_label_counts: whether labels [rows, steps, ...] must be classes, too; False if the
+            loss may leave some of them out.
     """
 
     def __init__(
@@ -220,9 +222,11 @@ class ShapeCheck:
         *libraries: str,
         takes_classes: bool = False,
         ignored_label: int | None = None,
+        every_label_counts: bool = False,
     ) -> None:
         self._run, self._libraries = run, libraries
         self._takes_classes, self._ignored_label = takes_classes, ignored_label
+        self._every_label_counts = every_label_counts
         self._checked_shapes: dict[Any, Any] = {}  # shapes, dtypes of rows -> shapes of outputs
 
     def check(self, features: Columns, labels: Columns) -> None:
@@ -236,7 +240,18 @@ class ShapeCheck:
             _refuse_beyond_int32(role, columns)
         outputs = self._trace_outputs(features, labels)
         if isinstance(labels, np.ndarray) and hasattr(outputs, "shape"):
-            _check_class_labels(labels, outputs.shape, self._takes_classes, self._ignored_label)
+            self._check_class_labels(labels, outputs.shape)
+
+    def _check_class_labels(self, labels: Any, outputs: tuple[int, ...]) -> None:
+        """Raise BadValue for a label out of range, which JAX would take for another class.
+
+        Labels [rows] are classes if outputs are [rows, several] and the labels are integers, or the
+        loss takes class indices, even as doubles.
+        """
+        has_classes = len(outputs) == labels.ndim + 1 and outputs[-1] > 1
+        are_classes = self._takes_classes or np.issubdtype(labels.dtype, np.integer)
+        if has_classes and are_classes and (labels.ndim == 1 or self._every_label_counts):
+            refuse_unknown_classes(labels, outputs[-1], self._ignored_label)
 
     def _trace_outputs(self, features: Columns, labels: Columns) -> Any:
         """Return the outputs' shapes for rows like these; raise UsageError if the model fails."""
@@ -300,17 +315,3 @@ def _check_loss_shape(losses: Any) -> None:
 def _has_floating_labels(labels: Columns) -> bool:
     """Return whether at least one label array has a floating-point dtype."""
     return any(array.dtype.kind == "f" for array in arrays_of(labels))
-
-
-def _check_class_labels(
-    labels: Any, outputs: tuple[int, ...], takes_classes: bool, ignored_label: int | None
-) -> None:
-    """Raise BadValue for a class label that is out of range, which JAX would silently clamp.
-
-    Labels [rows] are classes if outputs are [rows, several] and the labels are integers, or the
-    loss takes class indices (``takes_classes``), even as doubles.
-    """
-    has_classes = len(outputs) == 2 and outputs[1] > 1
-    are_classes = takes_classes or np.issubdtype(labels.dtype, np.integer)
-    if has_classes and labels.ndim == 1 and are_classes:
-        refuse_unknown_classes(labels, outputs[1], ignored_label)

@@ -43,6 +43,7 @@ SAFE_KERAS_VERSION = (3, 11, 3)
 SEED_STATE = "seed_generator_state"
 RowLoss = Callable[[Any, Any], Any]  # labels, outputs -> one loss per row
 get_keras_mask = importlib.import_module("keras.src.backend").get_keras_mask
+squeeze_or_expand = importlib.import_module("keras.src.losses.loss").squeeze_or_expand_to_same_rank
 RATE_ATTRIBUTE = "_learning_rate"  # holds a schedule, a variable, or a function
 MEAN_REDUCTIONS = (None, "none", "sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -266,7 +267,23 @@ def resolve_row_loss(loss: Any, output_names: Sequence[str] = ()) -> RowLoss:
             f"loss is a {type(loss).__name__}: pass a name, a Loss, a function, or a list or dict"
             " of these for several outputs"
         )
-    return _with_casts_and_masks(loss, keras.config.floatx())
+    return _with_casts_and_masks(_with_equal_ranks(loss), keras.config.floatx())
+
+
+def _with_equal_ranks(function: RowLoss) -> RowLoss:
+    """Return the function, made to be called with labels and outputs of the same rank.
+
+    As in Keras' ``compile``, labels [rows] become [rows, 1] for outputs [rows, 1], with which they
+    would otherwise be broadcast. Tuples and dicts are unchanged.
+    """
+
+    def losses(labels: Any, outputs: Any) -> Any:
+        """Return the losses of ``function``."""
+        if hasattr(labels, "shape") and hasattr(outputs, "shape"):
+            labels, outputs = squeeze_or_expand(labels, outputs)
+        return function(labels, outputs)
+
+    return losses
 
 
 def _sum_losses(losses: Any, output_names: Sequence[str]) -> RowLoss:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sparkstrom.observe.telemetry import EpochFigures, TrainingCounters, WorkerCounters
@@ -34,6 +34,11 @@ class PartitionEpoch:
     examples: int  # rows trained
     held_sum: float = 0.0  # weighted sum over held-out rows: their losses, or 1 if correct
     held_weight: float = 0.0  # total weight of the held-out rows; 0: none
+
+
+def _unknown_epoch(epoch: int) -> PartitionEpoch:
+    """Return an epoch whose figures have not arrived; it makes the sum over partitions NaN."""
+    return PartitionEpoch(epoch, 0.0, 0, held_sum=math.nan, held_weight=math.nan)
 
 
 class EpochLog:
@@ -104,22 +109,31 @@ class EpochHistory:
         """Return the record as a JSON object for a checkpoint; ``restore`` reads it back.
 
         ``trained`` maps each partition that has rows to its number of completed epochs. Epochs that
-        all of them have completed are merged ("whole"); later ones are given by partition.
+        all of them have completed are merged ("whole"); later ones are given by partition. If the
+        figures of a partition have not arrived, as while it evaluates held-out rows, the epoch's
+        validation becomes NaN: the value of the others must not stop a resumed fit.
         """
         whole = min(trained.values(), default=0)
         known = {p: self._latest_of_partition(p) for p in trained}
         later = {
-            p: {e: epochs.get(e, PartitionEpoch(e, 0.0, 0)) for e in range(whole, trained[p])}
+            p: {e: epochs.get(e, _unknown_epoch(e)) for e in range(whole, trained[p])}
             for p, epochs in known.items()
         }
         return {
-            "whole": [asdict(self.epoch(epoch)) for epoch in range(whole)],
+            "whole": [asdict(self._whole_epoch(epoch, known)) for epoch in range(whole)],
             "parts": [
                 [p, asdict(epoch_figures)]
                 for p, epochs in later.items()
                 for epoch_figures in epochs.values()
             ],
         }
+
+    def _whole_epoch(self, epoch: int, known: Mapping[int, Mapping[int, PartitionEpoch]]) -> Epoch:
+        """Return an epoch; its validation is NaN unless all partitions in ``known`` reported it."""
+        figures = self.epoch(epoch)
+        if epoch < self.epochs_resumed_from or all(epoch in epochs for epochs in known.values()):
+            return figures
+        return replace(figures, validation=math.nan)
 
     def restore(self, report: Mapping[str, Any]) -> None:
         """Restore a record from ``report``; new values of a partition replace restored ones."""

@@ -200,6 +200,7 @@ class ProgressDisplay:
         self._phase = ""
         self._rate = ProgressRate()
         self._has_failed = False
+        self._unlogged_error: Exception | None = None  # it ended the display
 
     def show(self, figures: DisplayedFigures, *, force: bool = False) -> None:
         """Draw the progress if the interval has passed or the phase has changed.
@@ -214,11 +215,13 @@ class ProgressDisplay:
             self._phase, self._due_s = figures.phase, now_s + self._interval_s(seconds)
             self._rate.update(figures, now_s)
             self._guarded(partial(self._draw, figures, seconds, last=force))
+        self._log_error()
 
     def say(self, text: str) -> None:
         """Write a line of text that is not overwritten by later progress."""
         with self._lock:
             self._guarded(partial(self._write, text))
+        self._log_error()
 
     def _guarded(self, output: Callable[[], object]) -> None:
         """Call ``output`` and suppress its exceptions; after the first exception, do nothing."""
@@ -227,7 +230,17 @@ class ProgressDisplay:
         try:
             output()
         except Exception as error:  # streams, terminals and notebooks raise errors of many kinds
-            self._has_failed = True
+            self._has_failed, self._unlogged_error = True, error
+
+    def _log_error(self) -> None:
+        """Log the exception that ended the display, once.
+
+        The caller must not hold the lock, because a thread that logs may wait for it while it holds
+        the lock of a logging handler.
+        """
+        with self._lock:
+            error, self._unlogged_error = self._unlogged_error, None
+        if error is not None:
             log.warning("progress display stopped (the fit continues): %r", error)
 
     def close(self) -> None:

@@ -44,7 +44,18 @@ class TqdmBar(tqdm):  # type: ignore[misc]
 
         return draw
 
+    def refresh(self, *_: Any, **__: Any) -> None:
+        """Draw the bar; unlike tqdm's method, release tqdm's lock if the terminal fails."""
+        with self._lock:
+            super().refresh(nolock=True)
 
+
+# The order of locks: a logging handler's lock first, then tqdm's. A thread that logs holds the
+# handler's lock when it writes above the bar, and ``tqdm.write`` and other bars hold tqdm's lock
+# when they do so. Therefore the bar has no lock of its own but uses tqdm's, and nothing here takes
+# a handler's lock under it: handlers' streams are replaced without ``setStream``, and the exception
+# that ends the display is logged by ``show``, ``say`` or ``close`` after releasing the lock, not by
+# ``write_above``, whose caller may hold tqdm's lock.
 class TerminalBar(ProgressDisplay):
     """A progress bar in a terminal's bottom line; other output of this process appears above it."""
 
@@ -52,6 +63,7 @@ class TerminalBar(ProgressDisplay):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         super().__init__()
+        self._lock = tqdm.get_lock()
         self._stream = stream or sys.stderr
         self._tqdm_bar: TqdmBar | None = None
         self._undo_redirects: list[Callable[[], None]] = []  # each restores a redirected stream
@@ -66,6 +78,7 @@ class TerminalBar(ProgressDisplay):
                 self._tqdm_bar = None
             while self._undo_redirects:
                 self._undo_redirects.pop()()
+        self._log_error()
 
     def _draw(self, figures: DisplayedFigures, seconds: float, *, last: bool) -> None:
         """Draw the bar with as many values as fit into the terminal's width."""
@@ -125,8 +138,8 @@ class TerminalBar(ProgressDisplay):
             self._undo_redirects.append(partial(setattr, sys, name, stream))
             for handler in (*logging.root.handlers, *logging.getLogger("sparkstrom").handlers):
                 if isinstance(handler, logging.StreamHandler) and handler.stream is stream:
-                    handler.setStream(redirected)
-                    self._undo_redirects.append(partial(handler.setStream, stream))
+                    handler.stream = redirected  # both write to the same terminal
+                    self._undo_redirects.append(partial(setattr, handler, "stream", stream))
 
 
 class StreamAboveBar:

@@ -53,6 +53,7 @@ class NotebookBar(ProgressDisplay):
             if self._newest is not None and not self._ended:
                 self._ended = True
                 self._guarded(partial(self._update, BROKEN_COLOR))
+        self._log_error()
 
     def _draw(self, line: DisplayedFigures, seconds: float, *, last: bool) -> None:
         """Update the bar in the cell's output."""

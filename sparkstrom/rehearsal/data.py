@@ -17,6 +17,7 @@ from sparkstrom.data.row_sample import RowSample
 from sparkstrom.data.row_store import Batches
 from sparkstrom.models.base import Batch
 from sparkstrom.models.output_interpretation import select_rows
+from sparkstrom.protocol.master.phases import NO_ROWS
 from sparkstrom.rehearsal.fit import FitRecipe
 from sparkstrom.worker.task_environment import TaskEnvironment, load_batches
 
@@ -52,9 +53,11 @@ class SampledData:
         ]
 
     def check(self) -> None:
-        """Raise UsageError if the model rejects a row; the error names the first such row."""
+        """Raise UsageError if the model rejects a row, naming the first, or if all are held out."""
         for block in self.sample.blocks:
             check_block(self.recipe.model, block)
+        if not self.partitions(1)[0].rows:
+            raise UsageError(NO_ROWS.format(1))
 
     def evaluation_batches(self) -> tuple[list[Batch], bool]:
         """Return minibatches to measure parameters with, and whether they have held-out rows.

@@ -58,16 +58,16 @@ OnProgress = Callable[[float], None]  # receives the fraction of a run that is d
 
 
 @contextmanager
-def use_one_thread() -> Iterator[None]:
-    """Limit numeric libraries (BLAS, OpenMP, torch) to one thread in the block, as tasks do.
+def use_threads(count: int) -> Iterator[None]:
+    """Limit numeric libraries (BLAS, OpenMP, torch) to ``count`` threads in the block.
 
-    Steps are timed as on a worker with one CPU. On a busy machine, a library with more threads
-    would be many times slower, because its threads spin while they wait for each other.
+    A task has as many as CPUs. Simulated runs have one thread each: on a busy machine, a library
+    with more would be many times slower, because its threads spin while they wait for each other.
     """
     torch: Any = sys.modules.get("torch")
     before = torch.get_num_threads() if torch is not None else 0
     try:
-        with threadpool_limits(1):
+        with threadpool_limits(count):
             yield
     finally:
         if torch is not None:

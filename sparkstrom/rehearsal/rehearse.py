@@ -33,14 +33,16 @@ from sparkstrom.options.common import (
 from sparkstrom.options.gradient_sharing import SCALINGS, SharedTrainingMaster
 from sparkstrom.rehearsal.conditions import WORKERS_MAX, Conditions, StepTimes
 from sparkstrom.rehearsal.data import SampledData
-from sparkstrom.rehearsal.fit import FitRecipe, SimulatedFit, use_one_thread
+from sparkstrom.rehearsal.fit import FitRecipe, SimulatedFit, use_threads
 from sparkstrom.rehearsal.measurement import (
+    HERE,
     ClusterMeasurement,
     count_rows_to_measure,
     estimate_times,
     measure_times,
 )
 from sparkstrom.rehearsal.result import OURS, Rehearsal, make_run
+from sparkstrom.rehearsal.run_process import count_cores
 from sparkstrom.rehearsal.runs import Run, RunScheduler, RunSimulator, plan_runs
 
 DEFAULT_WORKERS = (1, 4, 16)
@@ -207,6 +209,8 @@ def rehearse(
     request: RehearsalRequest,
     display: ProgressDisplay,
     measure_cluster: MeasureCluster | None = None,
+    *,
+    cpus: int = 1,
 ) -> Rehearsal:
     """Simulate the fit with each number of workers and scaling rule.
 
@@ -217,12 +221,14 @@ def rehearse(
         display: Shows the progress.
         measure_cluster: Measures the conditions on a cluster if the request asks for that; None
             if there is no cluster.
+        cpus: CPUs of a worker, for the times of steps that are measured here.
 
     Returns:
         The result, with one process and DDP beside sparkstrom.
 
     Raises:
-        UsageError: A row does not suit the model, or there are more workers than rows.
+        UsageError: A row does not suit the model, no row is left to train on, or there are more
+            workers than rows.
         TrainingError: Training failed for a reason other than divergence.
     """
     recipe = replace(
@@ -232,8 +238,8 @@ def rehearse(
     data.check()
     data.partitions(request.workers[-1])  # raises for too many workers before any work
     warm_up(say=display.say)
-    with preserve_process_state(), use_one_thread():
-        conditions = _find_conditions(recipe, data, request, display, measure_cluster)
+    with preserve_process_state(), use_threads(1):
+        conditions = _find_conditions(recipe, data, request, display, measure_cluster, cpus)
         simulator = RunSimulator(recipe, data, conditions, compares_rules=bool(request.scaling))
         runs = plan_runs(request.workers, request.scaling, recipe.master.scaling)
         results = RunScheduler(simulator, runs, recipe.model.n_params, display).simulate_all()
@@ -247,6 +253,7 @@ def _find_conditions(
     request: RehearsalRequest,
     display: ProgressDisplay,
     measure_cluster: MeasureCluster | None,
+    cpus: int,
 ) -> Conditions:
     """Return the conditions of all runs, such as the times of a step and the speed of links.
 
@@ -261,7 +268,9 @@ def _find_conditions(
         return request.conditions(request.times(found.times), found.link_bits_s, found.latency_s)
     if request.step_s is None:
         display.say("measuring a step, and the encoding of its update")
-        times = measure_times(recipe, data.partitions(1)[0])
+        cpus = min(cpus, count_cores())
+        with use_threads(cpus):
+            times = measure_times(recipe, data.partitions(1)[0], replace(HERE, cpus=cpus))
     else:
         times = estimate_times(recipe.model.n_params, request.step_s, 0.0)
     return request.conditions(request.times(times))

@@ -34,7 +34,7 @@ class RehearsedRun:
     workers: int
     scaling: str  # rule; "" for the systems that have none
     loss: float  # of the delivered parameters; inf if training failed
-    accuracy: float | None
+    accuracy: float | None  # None: no classes, or training failed
     seconds: float  # virtual, of training
     seconds_to_loss: float | None  # None: not reached
     speedup: float | None  # of ``seconds_to_loss``, relative to one process
@@ -79,7 +79,10 @@ class Rehearsal:
 
     @property
     def best(self) -> RehearsedRun:
-        """The run that reaches the stated loss first; the lowest loss if none reaches it."""
+        """The run that reaches the stated loss first; the lowest loss if none reaches it.
+
+        It is a failed run only if all failed.
+        """
         reaching = [run for run in self.runs if run.seconds_to_loss is not None]
         if reaching:
             return min(reaching, key=lambda run: (run.seconds_to_loss or 0.0, run.workers))
@@ -87,12 +90,16 @@ class Rehearsal:
 
     @property
     def best_scaling(self) -> str:
-        """The scaling rule of the best sparkstrom run with most workers; "" if only one ran."""
+        """The scaling rule of the best sparkstrom run with most workers.
+
+        It is "" if only one rule ran, or if training failed with each.
+        """
         ours = [run for run in self.runs if run.system == OURS and run.workers > 1]
         if len({run.scaling for run in ours}) < 2:
             return ""
         most = max(run.workers for run in ours)
-        return min((run for run in ours if run.workers == most), key=_rank).scaling
+        best = min((run for run in ours if run.workers == most), key=_rank)
+        return "" if best.error else best.scaling
 
     @property
     def pays_up_to(self) -> int:
@@ -119,7 +126,9 @@ class Rehearsal:
         if self.to_loss is not None and best.seconds_to_loss is not None:
             after = format_duration(best.seconds_to_loss)
             lines.append(f"Loss {format_number(self.to_loss)} first: {best.name}, after {after}.")
-        if best.system == ONE_PROCESS:
+        if best.error:
+            lines.append("Every run failed, so there is no advice on the number of workers.")
+        elif best.system == ONE_PROCESS:
             lines.append("Use one machine: no number of workers that was rehearsed is faster.")
         elif best.system == ALL_REDUCE:
             lines.append("Use DistributedDataParallel: these links carry dense gradients in time.")
@@ -235,12 +244,12 @@ def make_run(
 
     ``scaling``: the scaling rule or ""; ``to_loss``: the loss whose time is compared, or None.
     """
-    last = simulated.points[-1].measures if simulated.points else {}
+    last = simulated.points[-1].measures if simulated.points and not simulated.error else {}
     loss = math.inf if simulated.error else last.get("loss", simulated.training_loss)
     reached, one_reached = seconds_to(simulated, to_loss), seconds_to(one, to_loss)
     speedup = one_reached / reached if reached and one_reached else None
     rate, one_rate = _rows_per_second(simulated), _rows_per_second(one)
-    if to_loss is None and one_rate:
+    if to_loss is None and one_rate and not (simulated.error or one.error):
         speedup = rate / one_rate
     host, share = _busiest_link(simulated, link_bits_s)
     dense = 4 * n_params * simulated.minibatches
@@ -271,8 +280,11 @@ def make_run(
 
 
 def seconds_to(simulated: SimulatedFit, to_loss: float | None) -> float | None:
-    """Return the virtual seconds after which a run first reaches a loss; None if it never does."""
-    if to_loss is None:
+    """Return the virtual seconds after which a run first reaches a loss.
+
+    Return None if it never does, or if training failed, because a real fit would return nothing.
+    """
+    if to_loss is None or simulated.error:
         return None
     curve = [(point.seconds, point.measures.get("loss", math.inf)) for point in simulated.points]
     if curve and curve[0][1] <= to_loss:

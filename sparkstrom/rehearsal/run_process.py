@@ -112,11 +112,11 @@ def _make_environment() -> dict[str, str]:
 def main(descriptor: int) -> int:
     """Simulate runs until the calling process closes the socket; return exit status 0."""
     from sparkstrom.fit.trained_network import preserve_process_state
-    from sparkstrom.rehearsal.fit import use_one_thread
+    from sparkstrom.rehearsal.fit import use_threads
 
     simulator: RunSimulator = pickle.load(sys.stdin.buffer)
     next_s = 0.0
-    with Connection(descriptor) as connection, preserve_process_state(), use_one_thread():
+    with Connection(descriptor) as connection, preserve_process_state(), use_threads(1):
 
         def tell(fraction: float) -> None:
             """Send the fraction of the run that is done, unless that was just done."""

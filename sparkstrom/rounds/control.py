@@ -318,9 +318,9 @@ class RoundsControl:
             self._traffic.by_kind.update(results.traffic)
             if results.parameters is not None:
                 self.state.advance(results)
-                for report in results.reports:
-                    self._tallies[report.partition].add(report)
-                    self._executors.add(report.executor)
+            for report in results.reports:
+                self._tallies[report.partition].add(report)
+                self._executors.add(report.executor)
             for index, position in positions.items():
                 self.partitions[index].advance(position)
             self._progress = self._make_progress()

@@ -248,7 +248,10 @@ class MasterControl(Protocol):
         ...
 
     def end(self) -> None:
-        """Stop the controller; call this only after the job has ended."""
+        """Stop the controller, if it was started, and release its resources. Idempotent.
+
+        Call this only after the job has ended, or without a job.
+        """
 
     def outcome(self) -> FitOutcome:
         """Return the result of a fit that is done."""

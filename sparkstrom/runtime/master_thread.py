@@ -169,21 +169,28 @@ class MasterThread(threading.Thread):
     def snapshot(self, *, updaters: bool = False) -> Snapshot:
         """Return a copy of the parameters and the model's buffers as of the newest commit.
 
-        If the thread has ended, even by an abort, the copy is made in the calling thread, as of the
-        last commit. Raise the fit's failure if the thread broke or breaks meanwhile, or
-        TrainingError if it does not answer.
+        Raise TrainingError if the thread does not answer; see ``request_snapshot``.
+        """
+        answer = self.request_snapshot()
+        if not wait([answer], SNAPSHOT_TIMEOUT_S).done:
+            raise TrainingError(
+                f"the master did not copy its parameters within {SNAPSHOT_TIMEOUT_S} s"
+            )
+        return answer.result()
+
+    def request_snapshot(self) -> Future[Snapshot]:
+        """Request a copy as ``snapshot`` returns it, without waiting for it.
+
+        If the thread has ended, even by an abort or by an error after the end of the fit, the copy
+        is made in the calling thread, as of the last commit. The result is the fit's failure if the
+        thread broke or breaks before the end of the fit.
         """
         answer: Future[Snapshot] = Future()
         self._snapshot_requests.put(answer)
         self._message_endpoint.wake()
-        for _ in range(SNAPSHOT_TIMEOUT_S):
-            if self._ended_cleanly:
-                return self._make_snapshot()
-            if wait([answer], timeout=1.0).done:
-                return answer.result()
-            if self.failure is not None and self._ended.is_set() and not self._ended_cleanly:
-                raise self.failure
-        raise TrainingError(f"the master did not copy its parameters within {SNAPSHOT_TIMEOUT_S} s")
+        if self._ended.is_set():  # the thread will not answer
+            self._resolve_snapshot_requests()
+        return answer
 
     def copy_optimizer_states(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
         """Request the encoded optimizer and encoder state of one worker, or of all (``everybody``).
@@ -203,10 +210,15 @@ class MasterThread(threading.Thread):
         return self._machine.copies.copied
 
     def end(self) -> None:
-        """Stop the thread and close the transport; call this only after the job has ended."""
+        """Stop the thread and close the transport; call this only after the job has ended.
+
+        If the thread was never started, only close the transport. Idempotent.
+        """
         self._stopping.set()
         if self.is_alive():
             self.join(timeout=30.0)
+        elif self.ident is None:
+            self._message_endpoint.close()
 
     @property
     def workers(self) -> int:
@@ -265,9 +277,12 @@ class MasterThread(threading.Thread):
             log.exception("the master's thread ends")
             self._fail(TrainingError(f"the master failed: {error!r}"))
         finally:
-            self._message_endpoint.close()
-            self._ended.set()
-            self._resolve_copy_requests(self._machine.copies.copied)
+            try:
+                self._message_endpoint.close()
+            finally:  # also if the transport is broken
+                self._ended.set()
+                self._resolve_snapshot_requests()
+                self._resolve_copy_requests(self._machine.copies.copied)
 
     def _cycle(self) -> None:
         """Run one duty cycle; update the progress at intervals."""
@@ -288,7 +303,8 @@ class MasterThread(threading.Thread):
         while not self._requests.empty():
             self._step(self._requests.get())
         while not self._snapshot_requests.empty():
-            self._snapshot_requests.get().set_result(self._make_snapshot())
+            copy = self._make_snapshot()  # the request still waits for an answer if this fails
+            self._snapshot_requests.get().set_result(copy)
         now_s = self._clock.monotonic_s()
         if now_s >= min(self._upkeep_due_s, self._machine.children.state_due_s):
             self._upkeep_due_s = now_s + UPKEEP_INTERVAL_S
@@ -300,6 +316,16 @@ class MasterThread(threading.Thread):
         """Return a copy of parameters, buffers and each partition's position."""
         theta, starts = self._theta, self._machine.partitions.as_starts()
         return Snapshot(theta.commit, theta.to_host(), theta.buffers, starts)
+
+    def _resolve_snapshot_requests(self) -> None:
+        """Resolve all pending requests for a snapshot after the thread has ended."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                answer = self._snapshot_requests.get_nowait()
+                if self.failure is None or self._ended_cleanly:  # between two cycles, or all done
+                    answer.set_result(self._make_snapshot())
+                else:
+                    answer.set_exception(self.failure)
 
     def _resolve_copy_requests(self, copies: tuple[bytes, ...]) -> None:
         """Resolve all pending requests for optimizer states."""

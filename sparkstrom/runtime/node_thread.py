@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkstrom.base.clock import Clock
-from sparkstrom.base.errors import DriverLost, SetupError
+from sparkstrom.base.errors import DriverLost, SetupError, escape_surrogates
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.messages import Address, Chunk, MergedRange
 from sparkstrom.codec.sealed_frames import Seal
@@ -234,9 +234,15 @@ class NodeThread(threading.Thread):
         self._open_edge()
 
     def stop(self) -> None:
-        """Send what is queued, end the thread, and wait for it."""
+        """Send what is queued, end the thread, and wait for it.
+
+        If the thread was never started, only close the transport.
+        """
         self._stopping.set()
-        self.join(timeout=10 * FINAL_FLUSH_S)
+        if self.ident is None:
+            self._message_endpoint.close()
+        else:
+            self.join(timeout=10 * FINAL_FLUSH_S)
 
     def _cycle(self) -> None:
         """Exchange messages once, then pass received items and the directive to the trainer."""
@@ -396,7 +402,7 @@ class NodeThread(threading.Thread):
         self._stuck_reported = True
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        self._step(ev.TrainerFailed(command.reason, stack[-8_000:]))
+        self._step(ev.TrainerFailed(command.reason, escape_surrogates(stack)[-8_000:]))
 
     def _flush_before_exit(self) -> None:
         """Send what is queued, for up to ``FINAL_FLUSH_S``; a dying media driver ends this."""

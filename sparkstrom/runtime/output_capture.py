@@ -36,7 +36,8 @@ class WorkerOutput:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        # Reentrant: garbage collection may run a finalizer that prints while the lock is held.
+        self._lock = threading.RLock()
         self._allowance = RateLimiter(LINES_BURST, LINE_INTERVAL_S, LINES_MAX)
         self._lines: list[tuple[str, str]] = []
         self._skipped = 0
@@ -55,7 +56,8 @@ class WorkerOutput:
         if not (self._lines or self._skipped):
             return None
         with self._lock:
-            lines, self._lines = self._lines[:MESSAGE_LINES_MAX], self._lines[MESSAGE_LINES_MAX:]
+            lines = self._lines[:MESSAGE_LINES_MAX]
+            del self._lines[:MESSAGE_LINES_MAX]
             skipped, self._skipped = self._skipped, 0
         return OutputPrinted(lines, skipped)
 

@@ -174,6 +174,7 @@ class GlobalStepEstimator:
     """Estimates how many minibatches the whole fit has trained, and passes that to the model.
 
     Between two reports of the controller, all workers are assumed to be as fast as this one.
+    Because reports arrive late, a worker that trains alone keeps its estimate if one has less.
 
     Args:
         model: the model, whose momentum and schedules depend on the estimate.
@@ -194,7 +195,9 @@ class GlobalStepEstimator:
         ``directive`` has the controller's last report: minibatches of the fit, number of workers.
         """
         if directive.minibatches > self._reported:
-            self._base = self._reported = directive.minibatches
+            self._reported = directive.minibatches
+            is_alone = self._workers == directive.workers == 1
+            self._base = max(self._reported, self._estimate_at(steps) if is_alone else 0)
             self._since = steps
         elif directive.workers != self._workers:
             self._base, self._since = self._estimate_at(steps), steps

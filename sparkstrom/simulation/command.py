@@ -61,6 +61,7 @@ NUMBER_OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults: ty
     "crashes": (int, "worker processes that die"),
     "executor_crashes": (int, "executors that die"),
     "doubles": (int, "tasks started again although the first attempt lives"),
+    "late_attempts": (int, "tasks of an earlier stage attempt that start or fail late"),
     "cuts": (int, "workers that are out of reach for a while"),
     "splits": (int, "times that half of the workers is out of the others' reach"),
     "isolations": (int, "times that nobody can speak with the driver program"),

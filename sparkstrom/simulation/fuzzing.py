@@ -95,7 +95,8 @@ def draw_scenario(seed: int, nodes: int, mode: str) -> tuple[RunSize, Faults]:
         faults = _with_clock_and_split_faults(faults, random.Random(f"strange of {seed}"))
         alone = random.Random(f"isolations of {seed}").random() < ISOLATED_SHARE
         deaths = random.Random(f"deaths of {seed}").choice((0, 0, 1, nodes))
-        faults = replace(faults, isolations=int(alone), driver_deaths=deaths)
+        late = random.Random(f"late attempts of {seed}").choice((0, 0, 0, 1))
+        faults = replace(faults, isolations=int(alone), driver_deaths=deaths, late_attempts=late)
     return size, faults
 
 

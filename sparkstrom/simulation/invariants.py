@@ -300,8 +300,11 @@ class InvariantChecker:
         if not (superseded or excused or expected):
             self.report_violation(f"I5: {process.name} failed: {command.reason}")
 
-    def check_abort(self, abort: Abort, *, nobody: bool) -> None:
-        """Check I5: a failed fit names a worker that raised, or may lack workers (``nobody``)."""
+    def check_abort(self, abort: Abort, newest: list[int], *, nobody: bool) -> None:
+        """Check I5: a failed fit names a worker that raised, or may lack workers (``nobody``).
+
+        ``newest`` is each partition's newest attempt that has joined; older ones do not count.
+        """
         if nobody and abort.lack is not None:
             return
         where = (abort.host, abort.partition)
@@ -309,7 +312,9 @@ class InvariantChecker:
             p
             for trained in self._trained_partitions.values()
             for p in trained.processes
-            if p.is_failing and (p.identity.host, p.identity.partition) == where
+            if p.is_failing
+            and (p.identity.host, p.identity.partition) == where
+            and p.identity.attempt >= newest[p.identity.partition]
         ]
         if not raised or abort.reason != FAILURE_REASON:
             self.report_violation(f"I5: aborted: {abort.reason} ({abort.host}, {abort.partition})")

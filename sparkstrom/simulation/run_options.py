@@ -184,6 +184,7 @@ class Faults:
     crashes: int = 2  # a worker process dies; Spark starts another attempt later
     executor_crashes: int = 0  # all workers of one executor die at once
     doubles: int = 0  # Spark starts another attempt while the first one is alive
+    late_attempts: int = 0  # a task of an earlier stage attempt starts or fails late
     cuts: int = 2  # a worker is unreachable for up to two leases, in one direction or both: half a
     # lease breaks its streams, a shorter outage only delays their content
     pauses: int = 1  # a worker process is suspended for up to four leases

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
@@ -47,6 +47,8 @@ OUTAGE_LEASES_MAX = 2  # longest outage or pause; isolations and worker pauses: 
 OUTAGE_S_MIN = 0.1
 MASTER_SHARE = 0.3  # of the media-driver deaths that hit the master's driver
 CONSECUTIVE_DEATHS = (1, 1, 2, 3)
+EARLY_FAILURE_SHARE = 0.5  # of the late attempts that fail before they join
+FIRST_ATTEMPT = 100  # older attempts have lower numbers
 
 
 class FaultTarget(WorldView, Protocol):
@@ -57,6 +59,9 @@ class FaultTarget(WorldView, Protocol):
 
     def start(self, partition: int) -> None:
         """Start an attempt at a partition, as Spark does."""
+
+    def start_older(self, partition: int) -> SimProcess | None:
+        """Start an attempt that is older than all others at a partition, unless the job ended."""
 
     def end(self, process: SimProcess, *, restart: bool) -> None:
         """Remove a process; if ``restart``, start another attempt after a while."""
@@ -106,6 +111,7 @@ class FaultInjector:
             (self._world.size.copies_of_all, partial(self._request_optimizer_copy, everybody=True)),
             (rng.random() < faults.stop, self._request_stop),
             (rng.random() < faults.failure, self._fail_training),
+            (faults.late_attempts, self._start_older_attempt),
         )
         for count, act in acts:
             for _ in range(count):
@@ -178,6 +184,19 @@ class FaultInjector:
         if victim is not None:
             self._record_fault("doubles", f"Spark considers {victim.name} lost")
             self._world.start(victim.identity.partition)
+
+    def _start_older_attempt(self) -> None:
+        """Start a task of an earlier stage attempt late; it may fail before it joins."""
+        victim = self._pick_victim()
+        if victim is None:
+            return
+        world, partition = self._world, victim.identity.partition
+        self._record_fault("late attempts", f"an attempt older than {victim.name} starts")
+        older, newest = world.start_older(partition), world.master.partitions[partition].attempt
+        if older is None or newest < older.identity.attempt:
+            return  # without a newer attempt its failure would rightly end the fit
+        if world.time.rng.random() < EARLY_FAILURE_SHARE:
+            older.fail(world.time.now_s)
 
     def _make_unreachable(self) -> None:
         """Make a worker unreachable for a while, in one direction or both."""
@@ -362,7 +381,8 @@ class World:
         self.shape = TopologyChecker(self.checks.report_violation, size.lease_s)
         self.processes: list[SimProcess] = []
         self.fault_injector = FaultInjector(self, faults)
-        self._attempts = itertools.count(100)
+        self._attempts = itertools.count(FIRST_ATTEMPT)
+        self._older_attempts = itertools.count(FIRST_ATTEMPT - 1, -1)
         self._master_awake_s = 0.0
         self._initial_workers = 0  # workers with a replica when training began
         self.driver_fault: DriverFault | None = None  # pending fault of the master's media driver
@@ -469,9 +489,17 @@ class World:
 
     def start(self, partition: int) -> None:
         """Start an attempt at a partition, as Spark does, unless the job has ended."""
+        self._start_attempt(partition, self._attempts)
+
+    def start_older(self, partition: int) -> SimProcess | None:
+        """Start an attempt that is older than all others at a partition, unless the job ended."""
+        return self._start_attempt(partition, self._older_attempts)
+
+    def _start_attempt(self, partition: int, attempts: Iterator[int]) -> SimProcess | None:
+        """Start the next of these attempts at a partition and return it; None if the job ended."""
         if self.phase is Phase.DONE or self.master.aborted:
-            return
-        attempt = next(self._attempts)
+            return None
+        attempt = next(attempts)
         process = self.parts.process(
             f"p{partition}/{attempt}",
             self.identity(partition, attempt),
@@ -499,6 +527,7 @@ class World:
         self.open(process)
         self._send_tick(process, process.ticks)
         self._schedule_boundary(process, 0.0)
+        return process
 
     def _draw_clock(self) -> tuple[float, float]:
         """Draw rate and offset of a process's clock."""
@@ -605,6 +634,8 @@ class World:
                 process, command.cause
             )
             self.checks.check_failure(process, command, expected=expected)
+            if command.cause is TaskEnding.SUPERSEDED:  # raised in the task, which reports it
+                process.fail(self.time.now_s)
             self.end(process, restart=True)
 
     def _perform(self, process: SimProcess, effect: Effect) -> None:
@@ -675,7 +706,8 @@ class World:
                 self.time.after(0.0, self.step_master, hashed)
             case ev.Abort():
                 self.time.say(f"aborted: {effect.reason}")
-                self.checks.check_abort(effect, nobody=self._may_lack_workers())
+                newest = [partition.attempt for partition in self.master.partitions]
+                self.checks.check_abort(effect, newest, nobody=self._may_lack_workers())
                 self._wait_for_tasks(self.time.now_s + TASK_END_S_MAX)
             case ev.Complete():
                 self.time.say("complete")

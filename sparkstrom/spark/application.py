@@ -106,7 +106,7 @@ class Application(Protocol):
         ...
 
     def conf(self) -> Mapping[str, str]:
-        """Return a copy of the whole Spark configuration."""
+        """Return a copy of the whole Spark configuration, with the session's own options."""
         ...
 
     @property

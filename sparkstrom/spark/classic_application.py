@@ -28,6 +28,7 @@ from sparkstrom.options.parameter_averaging import (
     TrainingMaster,
     needs_repartitioning,
 )
+from sparkstrom.options.resolution import PREFIX
 from sparkstrom.planning.memory import (
     ContainerMemory,
     MemoryRequirement,
@@ -82,11 +83,12 @@ class ClassicApplication:
 
     Args:
         context: An active SparkContext.
+        session: The SparkSession whose options ``spark.sparkstrom.*`` count; None: the context's.
     """
 
-    def __init__(self, context: Any) -> None:
-        """Store the context, and keep pickled tasks, which contain keys, out of the log."""
-        self._context = context
+    def __init__(self, context: Any, session: Any = None) -> None:
+        """Store both, and keep pickled tasks, which contain keys, out of the log."""
+        self._context, self._session = context, session
         redact_pickled_tasks()
 
     @property
@@ -110,8 +112,12 @@ class ClassicApplication:
         return driver_host(self._context)
 
     def conf(self) -> Mapping[str, str]:
-        """Return a copy of the whole Spark configuration."""
-        return dict(self._context.getConf().getAll())
+        """Return a copy of the whole Spark configuration, with the session's own options.
+
+        The context does not have what a running session was given, by its builder or ``conf.set``.
+        """
+        conf = dict(self._context.getConf().getAll())
+        return conf if self._session is None else conf | read_session_options(self._session)
 
     @property
     def has_workers_output(self) -> bool:
@@ -269,3 +275,13 @@ class ClassicApplication:
         slots = get_slots(self._context).total
         forget = partial(delete_worker_files, network)
         self._context.parallelize(range(slots), slots).mapPartitions(forget).count()
+
+
+def read_session_options(session: Any) -> dict[str, str]:
+    """Return the keys ``spark.sparkstrom.*`` of a SparkSession's configuration."""
+    pairs, options = session.conf._jconf.getAll().iterator(), {}  # Spark 3.5 has no conf.getAll
+    while pairs.hasNext():
+        pair = pairs.next()
+        if pair._1().startswith(PREFIX):
+            options[pair._1()] = pair._2()
+    return options

@@ -1,7 +1,7 @@
 """Count task slots, check Spark's configuration, and wait for executors to register.
 
-A task slot is the executor's capacity for one task: ``spark.task.cpus`` cores, by default one. A
-fit has one task per worker, all in one stage.
+A task slot is the executor's capacity for one task: ``spark.task.cpus`` cores, by default one, and
+its share of GPUs if tasks need them. A fit has one task per worker, all in one stage.
 
 With dynamic allocation, the number of executors is not known in advance, so a fit guesses it.
 Spark requests executors until every task has a slot, and late workers join the running fit. A
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from sparkstrom.base.errors import SetupError, UsageError
@@ -41,7 +41,7 @@ STAGE_ATTEMPTS_LOW = 10  # below this, a few lost executors end a fit: warn
 
 EXECUTORS_UNSPECIFIED = (
     "spark.dynamicAllocation.enabled=true, and no setting says how many executors a fit should"
-    " have: it counts on the registered ones, and on at least 2; for N of them set --conf"
+    " have: it counts on the registered ones, and on at least {least}; for N of them set --conf"
     " spark.dynamicAllocation.initialExecutors=N"
 )
 STAGE_ATTEMPTS_WARNING = (
@@ -103,7 +103,7 @@ def check_dynamic_allocation(conf: Mapping[str, str], when: str = DURING_FIT) ->
         return []
     warnings = []
     if count_configured_executors(conf) is None:
-        warnings.append(EXECUTORS_UNSPECIFIED)
+        warnings.append(EXECUTORS_UNSPECIFIED.format(least=choose_executor_count(conf, 0)))
     has_shuffle_service = conf.get("spark.shuffle.service.enabled", "false").lower() == "true"
     attempts = int(conf.get(MAX_STAGE_ATTEMPTS, "4"))
     if attempts < STAGE_ATTEMPTS_LOW and not has_shuffle_service:
@@ -145,51 +145,103 @@ def get_slots(context: Any) -> TaskSlots:
     Configured numbers take precedence over the number of registered executors, because some
     executors may still be starting. With dynamic allocation there may be none before the first job.
     """
-    live = live_conf(context)
     return compute_slots(
-        live,
+        live_conf(context),
         context.master,
+        _list_task_resources(context),
         lambda: count_registered_executors(context),
-        lambda: int(context.defaultParallelism),
+        lambda: _count_registered_slots(context),
     )
 
 
 def compute_slots(
-    conf: Any, master: str, registered: Callable[[], int], parallelism: Callable[[], int]
+    conf: Any,
+    master: str,
+    resources: Collection[str],
+    registered: Callable[[], int],
+    registered_slots: Callable[[], int],
 ) -> TaskSlots:
     """Return the number of executors and task slots, configured or counted.
 
     Args:
         conf: Spark's configuration, with a method ``get(key, default)``.
         master: The master URL.
+        resources: The resources that a task needs besides CPUs, such as "gpu".
         registered: Returns the number of registered executors.
-        parallelism: Returns Spark's default parallelism, which is the total number of cores.
+        registered_slots: Returns how many tasks the registered executors can run at the same time.
 
     Raises:
         SetupError: No executor is configured or registered.
     """
-    cpus = int(conf.get("spark.task.cpus", "1"))
-    if local_match := re.fullmatch(r"local(\[(\d+|\*)(,\d+)?])?", master):
-        return TaskSlots(1, max(1, _parse_local_cores(local_match.group(2)) // cpus))
+    # Local mode has no resources besides CPUs.
+    if local_match := re.fullmatch(r"local(\[(\d+|\*)(\s*,\s*\d+)?])?", master):
+        return TaskSlots(1, count_executor_slots(conf, _parse_local_cores(local_match.group(2))))
     if cluster_match := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*]", master):
-        return TaskSlots(int(cluster_match.group(1)), max(1, int(cluster_match.group(2)) // cpus))
+        executors, cores = map(int, cluster_match.groups())
+        return TaskSlots(executors, count_executor_slots(conf, cores, resources))
     dynamic = is_dynamic(conf)
     if dynamic:
         executors = choose_executor_count(
             conf, registered() if count_configured_executors(conf) is None else 0
         )
     else:
-        executors = int(conf.get("spark.executor.instances", "0")) or registered()
+        executors = count_requested_executors(conf, master) or registered()
     if executors < 1:
         raise SetupError(
             f"no executor has registered with {master}: start the application with executors "
             "(--num-executors N, or workers in the standalone cluster) and try again"
         )
     cores = int(conf.get("spark.executor.cores", "0"))
-    if not cores:
-        cores = 1 if master.startswith(("yarn", "k8s")) else max(1, parallelism() // executors)
+    if not cores and master.startswith(("yarn", "k8s")):
+        cores = 1  # Spark's default; elsewhere an executor takes all cores that it gets
+    if cores:
+        slots = count_executor_slots(conf, cores, resources)
+    else:
+        slots = max(1, registered_slots() // executors)
     is_estimate = dynamic and count_configured_executors(conf) is None
-    return TaskSlots(executors, max(1, cores // cpus), is_dynamic=dynamic, is_estimate=is_estimate)
+    return TaskSlots(executors, slots, is_dynamic=dynamic, is_estimate=is_estimate)
+
+
+TASK_RESOURCE, EXECUTOR_RESOURCE = "spark.task.resource.", "spark.executor.resource."
+AMOUNT = ".amount"  # end of the keys of both
+
+
+def list_resources(keys: Iterable[str]) -> list[str]:
+    """Return the names in those of ``keys`` that are ``spark.task.resource.NAME.amount``."""
+    return [
+        key.removeprefix(TASK_RESOURCE).removesuffix(AMOUNT)
+        for key in keys
+        if key.startswith(TASK_RESOURCE) and key.endswith(AMOUNT)
+    ]
+
+
+def count_executor_slots(conf: Any, cores: int, resources: Collection[str] = ()) -> int:
+    """Return how many tasks an executor can run at the same time: at least one.
+
+    Args:
+        conf: Spark's configuration, with a method ``get(key, default)``.
+        cores: Number of the executor's cores.
+        resources: The resources that a task needs besides CPUs, such as "gpu".
+    """
+    slots = cores // int(conf.get("spark.task.cpus", "1"))
+    for name in resources:
+        owned = int(conf.get(f"{EXECUTOR_RESOURCE}{name}{AMOUNT}", "0"))
+        needed = float(conf.get(f"{TASK_RESOURCE}{name}{AMOUNT}", "0"))
+        if needed > 1:
+            slots = min(slots, int(owned // needed))
+        elif needed > 0:  # several tasks share one: a task never gets parts of two
+            slots = min(slots, owned * int(1 / needed))
+    return max(1, slots)
+
+
+def count_requested_executors(conf: Any, master: str) -> int:
+    """Return how many executors an application without dynamic allocation requests; 0 if unknown.
+
+    A standalone cluster ignores ``spark.executor.instances``.
+    """
+    if master.startswith("spark://"):
+        return 0
+    return int(conf.get(EXECUTOR_INSTANCES, "0"))
 
 
 def is_executor_count_configured(context: Any) -> bool:
@@ -198,14 +250,31 @@ def is_executor_count_configured(context: Any) -> bool:
     This is so if the master URL or ``spark.executor.instances`` gives their number, and with
     dynamic allocation, which starts executors only when there is work for them.
     """
-    conf = live_conf(context)
-    instances = int(conf.get("spark.executor.instances", "0"))
-    return is_dynamic(conf) or instances > 0 or context.master.startswith("local")
+    conf, master = live_conf(context), context.master
+    requested = count_requested_executors(conf, master)
+    return is_dynamic(conf) or requested > 0 or master.startswith("local")
 
 
 def count_registered_executors(context: Any) -> int:
     """Return how many executors are registered now, without the driver."""
     return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1
+
+
+def _count_registered_slots(context: Any) -> int:
+    """Return how many tasks the registered executors can run at the same time.
+
+    Spark's default parallelism is another number if ``spark.default.parallelism`` is set, and at
+    least 2.
+    """
+    scala = context._jsc.sc()
+    profile = scala.resourceProfileManager().defaultResourceProfile()
+    return int(scala.maxNumConcurrentTasks(profile))
+
+
+def _list_task_resources(context: Any) -> list[str]:
+    """Return the names of the resources that a task of a SparkContext needs besides CPUs."""
+    pairs = context._jsc.sc().getConf().getAllWithPrefix(TASK_RESOURCE)
+    return list_resources(TASK_RESOURCE + pair._1() for pair in pairs)
 
 
 def _parse_local_cores(text: str | None) -> int:
@@ -233,8 +302,9 @@ def count_workers(slots: TaskSlots, strategy: Strategy[CommonOptions]) -> int:
     elif master.workers_per_node > slots.per_executor:
         raise UsageError(
             f"workers_per_node={master.workers_per_node}: an executor has {slots.per_executor} "
-            "task slots (spark.executor.cores / spark.task.cpus); all workers of a fit must run "
-            "at the same time: raise --executor-cores or lower workers_per_node"
+            "task slots (spark.executor.cores / spark.task.cpus, or fewer if "
+            "spark.task.resource.* limits them); all workers of a fit must run at the same time: "
+            "raise --executor-cores or lower workers_per_node"
         )
     if workers > free:
         raise UsageError(

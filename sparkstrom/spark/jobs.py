@@ -14,7 +14,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,31 +137,39 @@ class SparkJob:
         return not self.thread.is_alive()
 
     def tasks(self) -> tuple[int | None, int]:
-        """Return the number of running tasks (None if unknown) and of failed tasks so far."""
-        stages = self._stages()
-        return sum(s.numActiveTasks for s in stages), sum(s.numFailedTasks for s in stages)
+        """Return the number of running tasks (None if unknown) and of failed tasks so far.
 
-    def task_errors(self) -> list[str]:
-        """Return the distinct errors of failed tasks, each in one line."""
-        errors = (task.errorMessage() for task in self._tasks())
+        Failed tasks are those of the job's last stage: earlier stages compute the user's data.
+        """
+        failed = sum(stage.numFailedTasks for stage in self._stages(only_last=True))
+        return sum(stage.numActiveTasks for stage in self._stages()), failed
+
+    def task_errors(self, first_attempt: int = 0) -> list[str]:
+        """Return the distinct errors of the last stage's failed tasks, each in one line.
+
+        ``first_attempt``: skips tasks' earlier attempts; the first has number 0.
+        """
+        tasks = self._tasks(self._stages(only_last=True))
+        errors = [task.errorMessage() for task in tasks if task.attempt() >= first_attempt]
         return list(dict.fromkeys(find_cause(each.get()) for each in errors if each.isDefined()))
 
     def executors(self) -> set[str]:
         """Return the ids of the executors on which tasks of the job are running."""
-        return {str(task.executorId()) for task in self._tasks() if task.status() == TASK_RUNNING}
+        tasks = self._tasks(self._stages())
+        return {str(task.executorId()) for task in tasks if task.status() == TASK_RUNNING}
 
     def running_tasks(self) -> list[RunningTask]:
         """Return the job's running task attempts."""
         return [
             RunningTask(int(task.taskId()), int(task.index()), str(task.executorId()))
-            for task in self._tasks()
+            for task in self._tasks(self._stages())
             if task.status() == TASK_RUNNING
         ]
 
-    def _tasks(self) -> Iterator[Any]:
-        """Yield the records of the job's tasks in Spark's status store."""
+    def _tasks(self, stages: Iterable[Any]) -> Iterator[Any]:
+        """Yield the records of the stages' tasks in Spark's status store."""
         store = self.context._jsc.sc().statusStore()
-        for stage in self._stages():
+        for stage in stages:
             tasks = store.taskList(stage.stageId, stage.currentAttemptId, TASKS_INSPECTED_MAX)
             yield from (tasks.apply(i) for i in range(tasks.size()))
 
@@ -190,11 +198,15 @@ class SparkJob:
                     remedies[self.memory.explain(error.get() if error.isDefined() else "")] = None
         return [text for text in remedies if text]
 
-    def _stages(self) -> list[Any]:
-        """Return the status of all stages of the job, except those that Spark has forgotten."""
+    def _stages(self, *, only_last: bool = False) -> list[Any]:
+        """Return the status of all stages of the job, except those that Spark has forgotten.
+
+        ``only_last``: without the stages that others depend on. Spark numbers them first.
+        """
         tracker = self.context.statusTracker()
         jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(self.group))
-        stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+        ids = [sorted(job.stageIds)[-1 if only_last else 0 :] for job in jobs if job]
+        stages = [tracker.getStageInfo(stage) for of_job in ids for stage in of_job]
         return [stage for stage in stages if stage is not None]
 
 

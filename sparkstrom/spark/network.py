@@ -31,7 +31,7 @@ from sparkstrom.fit.trained_network import (
     parse_epochs,
     restart_warnings,
 )
-from sparkstrom.models.base import FlatModel
+from sparkstrom.models.base import Batch, FlatModel
 from sparkstrom.observe.early_stopping import EarlyStopping, TerminationCondition, limit_epochs
 from sparkstrom.observe.progress_display import check_progress, make_progress_display
 from sparkstrom.options.common import require_flag
@@ -90,7 +90,7 @@ def make_application(spark: Any) -> Application:
             f"spark={shown(spark)}: must be a SparkSession or SparkContext, such as"
             " SparkSession.builder.getOrCreate()"
         )
-    return ClassicApplication(context)
+    return ClassicApplication(context, spark if hasattr(spark, "conf") else None)
 
 
 def get_spark_context(spark: Any) -> Any:
@@ -295,7 +295,8 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             with self._application.cancel_jobs_on_interrupt():
                 progress.say(f"sampling {request.rows:,} rows")
                 sample = self._application.draw_sample(data, columns, request.rows, request.seed)
-            return rehearse(make_recipe(*fit), sample, request, progress, self._measure_cluster)
+            measure, cpus = self._measure_cluster, int(self._conf.get("spark.task.cpus", "1"))
+            return rehearse(make_recipe(*fit), sample, request, progress, measure, cpus=cpus)
 
     def _measure_cluster(self, recipe: FitRecipe, sample: RowSample) -> ClusterMeasurement:
         """Measure a step's time and the network's speed on executors; return a summary.
@@ -321,8 +322,12 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         if self._has_gpus() or columns in self._tried_columns:
             return
         parameters, metric = self._state.parameters, request.validation_metric
-        dry_run_step(self._model, parameters, data.first, pickle_by_value, metric)
+        examine = self._examine_outputs
+        dry_run_step(self._model, parameters, data.first, pickle_by_value, metric, examine)
         self._tried_columns.add(columns)
+
+    def _examine_outputs(self, model: FlatModel, batch: Batch) -> None:
+        """Do nothing. A subclass may raise UsageError for outputs that it cannot use."""
 
     def _has_gpus(self) -> bool:
         """Return whether workers train on GPUs, which this program may not have."""

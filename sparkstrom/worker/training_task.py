@@ -21,7 +21,7 @@ from typing import IO, Any, TypedDict
 import numpy as np
 
 from sparkstrom.base.clock import SystemClock
-from sparkstrom.base.errors import SetupError, UsageError, format_reason
+from sparkstrom.base.errors import SetupError, UsageError, escape_surrogates, format_reason
 from sparkstrom.base.untrusted_files import check_npz, open_regular
 from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import ResidualCheckpoint
@@ -102,7 +102,8 @@ RESIDUAL_FILE_PREFIX = "sparkstrom-kept-"
 def save_residual(replica: Replica, directory: Path, network: str) -> ResidualCheckpoint:
     """Write residual, threshold and optimizer state to an npz file; return its path and mass.
 
-    The file appears only when it is complete. Its mass is the sum of absolute residuals.
+    The file appears only when it is complete; a failure leaves none. Its mass is the sum of
+    absolute residuals.
     """
     residual = replica.residual()
     arrays = {"residual": residual}
@@ -118,11 +119,15 @@ def save_residual(replica: Replica, directory: Path, network: str) -> ResidualCh
                 scalars[part][name] = value
     path = directory / f"{RESIDUAL_FILE_PREFIX}{network}-{os.getpid()}-{secrets.token_hex(6)}.npz"
     temporary = path.with_suffix(".tmp")
-    with temporary.open("xb") as file:
-        np.savez(file, description=np.array(json.dumps(scalars)), **arrays)  # type: ignore[arg-type]
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    try:
+        with temporary.open("xb") as file:
+            np.savez(file, description=np.array(json.dumps(scalars)), **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     return ResidualCheckpoint(str(path), float(np.abs(residual.astype(np.float64)).sum()))
 
 
@@ -215,8 +220,8 @@ def _run_captured(
     if failure is not None:
         is_usage = isinstance(failure, UsageError)
         session.report(failure, READING_ROWS if is_usage else "preparing")
-    session.thread.start()
     try:
+        session.thread.start()
         if failure is not None:
             raise failure
         with retain_freed_memory():
@@ -291,7 +296,7 @@ class TrainingSession:
         If the node's thread has not started yet, the node later reports the error instead of
         joining.
         """
-        trace = "".join(traceback.format_exception(error))[-TRACE_CHARS_MAX:]
+        trace = escape_surrogates("".join(traceback.format_exception(error)))[-TRACE_CHARS_MAX:]
         self.channel.post(ev.TrainerFailed(format_reason(error), trace, doing))
 
     def wait_for_abort(self) -> None:
@@ -303,15 +308,29 @@ class TrainingSession:
             time.sleep(0.05)
 
     def _save_residual(self, replica: Replica) -> ResidualCheckpoint | None:
-        """Save the residual for the next fit, if that is enabled."""
+        """Save the residual for the next fit, if that is enabled; only warn if the disk refuses it.
+
+        All that is trained is committed by now, and a fit without this file ends well.
+        """
         if not self._job.keep_residuals:
             return None
-        return save_residual(replica, self._environment.scratch, self._job.network)
+        directory = self._environment.scratch
+        try:
+            return save_residual(replica, directory, self._job.network)
+        except OSError as error:
+            log.warning(RESIDUAL_NOT_SAVED, directory, error)
+            return None
 
     def _add_saved_residuals(self, replica: Replica, paths: tuple[str, ...]) -> None:
         """Add the residuals that an earlier fit saved in these files."""
         for path in paths:
             restore_residual(replica, path)
+
+
+RESIDUAL_NOT_SAVED = (
+    "the next fit begins without what this worker has learned but not sent: "
+    "no file could be written in %s (%s)"
+)
 
 
 def make_trainer_options(job: TrainingJob, partition: int = 0, attempt: int = 0) -> TrainerOptions:

@@ -34,6 +34,7 @@ def test_a_mesh_keeps_the_invariants_and_sees_every_kind_of_fault(seeds: range) 
         "lost", "repeated", "late", "crashes", "executor crashes", "doubles", "cuts", "cut off",
         "splits", "split off", "leaps", "pauses", "master pauses", "exiles", "master lost",
         "edge deaths", "driver deaths", "breaks", "stops", "failures", "isolations",
+        "late attempts",
     }  # fmt: skip
 
 

@@ -60,7 +60,6 @@ PASSED_ON = {
     ("local/worker_pool.py", "UsageError(self.failure)"),
     ("protocol/master/membership.py", "ev.Abort(str(error), "),
     ("protocol/master/master.py", "ev.Abort(reason)"),
-    ("protocol/master/master.py", "ev.Abort(message.reason, "),
     ("protocol/master/master.py", "ev.Abort(failed.reason, "),
     (
         "protocol/master/phases.py",

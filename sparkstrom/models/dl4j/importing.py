@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Flat, State
+from sparkstrom.models.base import Flat, State, check_bindable
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.models.dl4j.configuration import (
     NETWORK_INPUT,
@@ -59,7 +59,7 @@ from sparkstrom.models.updaters import AdaGrad, Adam, Nesterov, Sgd, Updater
 
 BUILTIN_ACTIVATIONS = ("relu", "tanh", "sigmoid", "identity")
 CLASS_LOSSES = ("mcxent", "negativeloglikelihood")
-NORMALIZED_KIND = "dl4j-dense"  # kind of a description with a normalizer; else "dense"
+KIND = "dl4j-dense"  # of descriptions; earlier versions wrote "dense" if there is no normalizer
 
 
 class ImportedDenseNetwork(DenseNetwork):
@@ -79,8 +79,8 @@ class ImportedDenseNetwork(DenseNetwork):
             states: the updater's vectors of each layer; empty for a new updater.
             steps: number of minibatches that DL4J trained.
         """
-        self._imported_params = _flatten_arrays(arrays)
-        self.bind(self._imported_params.copy())
+        self.start_from(_flatten_arrays(arrays))
+        self.bind(self.initial())
         if not states:
             return
         state = copy.deepcopy(self.updater_state())
@@ -88,11 +88,19 @@ class ImportedDenseNetwork(DenseNetwork):
             state[vector] = _flatten_arrays([each[vector] for each in states])
         if "steps" in state:
             state["steps"] = steps
-        self._resume_state = state
+        self.continue_from(state)
+
+    def start_from(self, params: Flat) -> None:
+        """Make ``initial`` return a copy of these parameters, f32[n_params]."""
+        self._imported_params = check_bindable(params, self.n_params).copy()
 
     def initial(self) -> Flat:
         """Return DL4J's parameters, f32[n_params]; new random ones after unpickling."""
         return super().initial() if self._imported_params is None else self._imported_params.copy()
+
+    def continue_from(self, state: State) -> None:
+        """Make ``continuing_state`` return a copy of this state."""
+        self._resume_state = copy.deepcopy(state)
 
     def continuing_state(self) -> State:
         """Return the optimizer state for the first fit; {} to start with a new one."""
@@ -100,8 +108,7 @@ class ImportedDenseNetwork(DenseNetwork):
 
     def describe(self) -> dict[str, Any]:
         """Return the description, including the normalizer if there is one."""
-        kind = {} if self.normalizer is None else {"kind": NORMALIZED_KIND}
-        return {**super().describe(), **kind, **describe_normalizer(self.normalizer)}
+        return {**super().describe(), "kind": KIND, **describe_normalizer(self.normalizer)}
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> ImportedDenseNetwork:

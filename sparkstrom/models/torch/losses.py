@@ -23,7 +23,12 @@ from sparkstrom.base.option_types import shown
 from sparkstrom.models.activations_and_losses import loss_name
 from sparkstrom.models.output_interpretation import OUTPUTS_OPTION
 from sparkstrom.models.torch.parameters import WEIGHT_SUM_MIN
-from sparkstrom.models.torch.tensors import IGNORE_INDEX, Tensors
+from sparkstrom.models.torch.tensors import (
+    IGNORE_INDEX,
+    LOSS_REMEDY,
+    Tensors,
+    describe_failure,
+)
 
 Loss = Callable[..., torch.Tensor]
 TORCH_LOSSES = nn.CrossEntropyLoss.__module__
@@ -62,9 +67,8 @@ def cast_class_labels(loss: Any, output: Tensors, target: Tensors) -> Tensors:
     """
     if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
         return target
-    is_known = is_torch_loss(loss) or _get_torch_class(loss) is not None
-    of_indices = is_known and _normalized_name(loss) in CLASS_INDEX_LOSSES
-    if not (of_indices and target.is_floating_point() and target.ndim == output.ndim - 1):
+    are_floats = target.is_floating_point() and target.ndim == output.ndim - 1
+    if not (are_floats and _takes_class_indices(loss)):
         return target
     indices = target.long()
     if (wrong := indices != target).any():
@@ -74,6 +78,28 @@ def cast_class_labels(loss: Any, output: Tensors, target: Tensors) -> Tensors:
             " MSELoss, or give shares [rows, classes]"
         )
     return indices
+
+
+def _takes_class_indices(loss: Any) -> bool:
+    """Return whether the loss is torch's, or derived from torch's, and takes class indices."""
+    is_known = is_torch_loss(loss) or _get_torch_class(loss) is not None
+    return is_known and _normalized_name(loss) in CLASS_INDEX_LOSSES
+
+
+def refuse_broadcast(loss: Any, output: Tensors, target: Tensors) -> None:
+    """Raise UsageError if torch's loss would combine every output with every target.
+
+    Some of torch's losses, such as PoissonNLLLoss, broadcast outputs [rows, 1] and targets [rows]
+    without a warning. A loss of the user's own may reshape them, so it is not checked.
+    """
+    computed = type(loss).forward if isinstance(loss, nn.Module) else loss
+    are_tensors = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
+    if not are_tensors or output.ndim == target.ndim or not is_torch_loss(computed):
+        return
+    if not _takes_class_indices(loss):
+        reason = "the loss would be computed between every output and every target"
+        shapes = {"output": output, "target": target}
+        raise UsageError(describe_failure(loss_name(loss), reason, LOSS_REMEDY, shapes))
 
 
 def get_ignored_label(loss: Any) -> int | None:
@@ -146,7 +172,8 @@ def compute_label_weights(
     is_counted = target != ignored
     if weight is None:
         return is_counted.to(template.dtype)
-    labels = torch.where(is_counted, target, 0)
+    # The loss itself reports a label that is no class.
+    labels = torch.where(is_counted, target, 0).clamp(0, len(weight) - 1)
     return weight.to(template.device, template.dtype)[labels] * is_counted
 
 

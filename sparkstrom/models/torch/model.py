@@ -47,6 +47,7 @@ from sparkstrom.models.torch.losses import (
     get_ignored_label,
     is_per_label,
     is_torch_loss,
+    refuse_broadcast,
     resolve_outputs,
 )
 from sparkstrom.models.torch.optimizers import (
@@ -191,8 +192,9 @@ class TorchModel(FlatModule):
         self.need_loss()
         tensors = batch_to_device(self._device, batch)
         with self._evaluation_mode(), self._autocast_context():
-            mean = self._compute_loss(self._call_module(tensors.features), tensors)
-        weight = self._count_weighted_rows(tensors, batch.rows, mean)
+            output = self._call_module(tensors.features)
+            mean = self._compute_loss(output, tensors)
+        weight = float(self._weigh_rows(output, tensors, batch.rows).sum())
         return (float(mean) * weight if weight else 0.0), weight
 
     def set_position(self, epoch: int, batch: int, batches: int) -> None:
@@ -268,19 +270,37 @@ class TorchModel(FlatModule):
     def _gradient_step(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> torch.Tensor:
         """Take a step with the gradient summed over ``accumulate`` parts; return the mean loss."""
         optimizer.zero_grad()
-        total = torch.zeros((), device=self._device)
-        for part, share in split_batch(batch, rows, self._accumulate):
+        size = -(-rows // self._accumulate)
+        total, shares = torch.zeros((), device=self._device), [1.0]
+        for i, part in enumerate(split_batch(batch, rows, size)):
             with self._autocast_context():
-                loss = self._compute_loss(self._call_module(part.features), part) * share
-            loss.backward()
-            total += loss.detach()
+                output = self._call_module(part.features)
+                mean = self._compute_loss(output, part)
+            if i == 0 and size < rows:
+                shares = self._compute_shares(output, batch, rows, size)
+            if shares[i]:  # the mean of a part in which no label counts may be NaN
+                loss = mean * shares[i]
+                loss.backward()
+                total += loss.detach()
+            del output, mean  # before the next part needs memory
         step_optimizer(optimizer, require_gradients(self._named_parameters, self._clip_norm))
         return total
+
+    def _compute_shares(self, output: Any, batch: TorchBatch, rows: int, size: int) -> list[float]:
+        """Return the share of each part of ``size`` rows in the minibatch's mean loss.
+
+        If no label counts, all parts have the same share. ``output`` is that of the first part.
+        """
+        parts = self._weigh_rows(output, batch, rows).split(size)
+        sums = torch.stack([part.sum() for part in parts]).tolist()
+        total = sum(sums)
+        return [each / total if total else 1 / len(sums) for each in sums]
 
     def _compute_loss(self, output: Any, batch: TorchBatch) -> torch.Tensor:
         """Return the mean loss, weighted if rows have weights; raise UsageError unless scalar."""
         assert self._loss is not None
         labels = cast_class_labels(self._loss, output, batch.labels)
+        refuse_broadcast(self._loss, output, labels)
         with (
             explaining_shape_errors("the loss", LOSS_REMEDY, output=output, target=labels),
             self._broadcast_warning_as_error(),
@@ -295,19 +315,17 @@ class TorchModel(FlatModule):
                              " mean over rows")  # fmt: skip
         return loss
 
-    def _count_weighted_rows(self, batch: TorchBatch, rows: int, template: torch.Tensor) -> float:
-        """Return the weight of a minibatch's mean loss: the sum of the rows' weights.
+    def _weigh_rows(self, output: Any, batch: TorchBatch, rows: int) -> torch.Tensor:
+        """Return the weight of each row in a minibatch's mean loss, f64[rows].
 
-        A row's weight is multiplied by the mean weight of its labels: the class weight, or 0 for an
-        ignored label. ``template`` is a tensor on the device where the weights are computed.
+        It is the row's own weight times the mean weight of its labels: the class weight, or 0 for
+        an ignored label. ``output`` shows whether labels that are floats are classes.
         """
-        counts = compute_label_weights(self._loss, batch.labels, template.double())
-        if batch.weights is None:
-            return float(rows) if counts is None else float(counts.sum()) * rows / counts.numel()
-        weights = batch.weights.double()
-        if counts is None:
-            return float(weights.sum())
-        return float((weights * counts.reshape(rows, -1).mean(dim=1)).sum())
+        labels = cast_class_labels(self._loss, output, batch.labels)
+        ones = torch.ones(rows, dtype=torch.float64, device=self._device)
+        weights = ones if batch.weights is None else batch.weights.double()
+        counts = compute_label_weights(self._loss, labels, weights)
+        return weights if counts is None else weights * counts.reshape(rows, -1).mean(dim=1)
 
     @contextlib.contextmanager
     def _broadcast_warning_as_error(self) -> Iterator[None]:

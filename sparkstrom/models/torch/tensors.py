@@ -21,7 +21,6 @@ from sparkstrom.models.base import (
 )
 from sparkstrom.models.output_interpretation import concatenate_outputs
 from sparkstrom.models.row_checks import describe_error, is_raised_by_user_code, refuse_non_finite
-from sparkstrom.models.torch.parameters import WEIGHT_SUM_MIN
 
 IGNORE_INDEX = -100  # torch's own ignore_index
 OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")  # torch's message
@@ -107,23 +106,15 @@ def join_outputs(pieces: list[Any]) -> Any:
     return concatenate_outputs(pieces) if np.ndim(first) else first
 
 
-def split_batch(batch: TorchBatch, rows: int, count: int) -> Iterator[tuple[TorchBatch, Any]]:
-    """Yield up to ``count`` consecutive parts of the rows, each with its share in the mean loss."""
-    if count == 1:
-        yield batch, 1.0
+def split_batch(batch: TorchBatch, rows: int, size: int) -> Iterator[TorchBatch]:
+    """Yield consecutive parts of at most ``size`` of the minibatch's rows."""
+    if size >= rows:
+        yield batch
         return
-    size = -(-rows // count)
-    total = rows if batch.weights is None else batch.weights.sum().clamp_min(WEIGHT_SUM_MIN)
     for start in range(0, rows, size):
-        stop = min(start + size, rows)
-        cut = slice(start, stop)
-        weights = None if batch.weights is None else batch.weights[cut]
-        part = TorchBatch(
-            map_tree(itemgetter(cut), batch.features),
-            map_tree(itemgetter(cut), batch.labels),
-            weights,
-        )
-        yield part, (stop - start if weights is None else weights.sum()) / total
+        cut = itemgetter(slice(start, start + size))
+        weights = None if batch.weights is None else cut(batch.weights)
+        yield TorchBatch(map_tree(cut, batch.features), map_tree(cut, batch.labels), weights)
 
 
 def split_rows(columns: Columns, size: int = PREDICT_ROWS) -> Iterator[Columns]:
@@ -189,11 +180,15 @@ def explaining_shape_errors(operation: str, remedy: str, **trees: Any) -> Iterat
         unknown = _explain_unknown_class(**trees) or _explain_out_of_bounds(str(error), trees)
         if isinstance(error, IndexError) and unknown:
             raise UsageError(unknown) from error
-        kinds = ", ".join(f"{name} {format_shapes(tree)}" for name, tree in trees.items())
-        remedy = _column_remedy(**trees) or remedy
         raise UsageError(
-            f"{operation} failed for {kinds}: {describe_error(error)}; {remedy}"
+            describe_failure(operation, describe_error(error), remedy, trees)
         ) from error
+
+
+def describe_failure(operation: str, reason: str, remedy: str, trees: dict[str, Any]) -> str:
+    """Return the text of an error in an operation with trees of tensors, whose shapes it shows."""
+    kinds = ", ".join(f"{name} {format_shapes(tree)}" for name, tree in trees.items())
+    return f"{operation} failed for {kinds}: {reason}; {_column_remedy(**trees) or remedy}"
 
 
 def _column_remedy(output: Any = None, target: Any = None, features: Any = None, **_: Any) -> str:

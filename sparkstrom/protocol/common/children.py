@@ -50,6 +50,7 @@ from sparkstrom.protocol.common.flow_control import (
     message_weight,
     sum_weight,
 )
+from sparkstrom.protocol.common.process_pause import PauseDetector
 from sparkstrom.protocol.common.stages import (
     PROBE,
     REPLICATE,
@@ -69,7 +70,7 @@ class Leases:
     def __init__(self, lease_s: float, now_s: float) -> None:
         self._lease_s = lease_s
         self._heard_s: dict[NodeId, float] = {}  # node -> when it was last heard from
-        self._awake_s = now_s  # when leases were last checked: a long gap means a pause here
+        self._pauses = PauseDetector(lease_s, now_s)
 
     def renew(self, node: NodeId, now_s: float) -> None:
         """Record that a node was heard from; begin its lease if there is none."""
@@ -101,11 +102,10 @@ class Leases:
         If this process itself did not run for a quarter of a lease, renew all leases first, because
         messages could not be received meanwhile.
         """
-        asleep = now_s - self._awake_s > self._lease_s / 4
-        self._awake_s = now_s
+        pause = self._pauses.pause_before(now_s)
         if not self._heard_s:
             return []
-        if asleep:
+        if pause is not None:
             self._heard_s = dict.fromkeys(self._heard_s, now_s)
         lost = self.silent_nodes(self._lease_s, now_s)
         return [(n, now_s - self._heard_s[n]) for n in lost]

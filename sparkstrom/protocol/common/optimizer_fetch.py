@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparkstrom.codec.messages import OptimizerChunk, hash_optimizer_copy
+from sparkstrom.protocol.common.process_pause import ProcessPause
 
 ASKED_AT_ONCE = 4  # chunks under way; few, because their links carry the commits, too
 RETRY_FIRST_S = 2.0  # time for the source's trainer to make a copy; losses are not reported
@@ -49,6 +50,10 @@ class OptimizerFetch:
             self.whole = content
         else:
             self._restart(None, 1)
+
+    def shift_deadlines(self, pause: ProcessPause) -> None:
+        """Postpone the deadline by a pause of the process, which does not count as waiting."""
+        self.until_s += pause.pause_s
 
     def _restart(self, copy: int | None, count: int) -> None:
         """Forget all chunks and requests, and begin with this copy; None: with any copy."""

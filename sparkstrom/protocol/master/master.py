@@ -33,6 +33,7 @@ from sparkstrom.protocol.common.events_and_effects import (
     TaskEnding,
 )
 from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.common.process_pause import PauseDetector
 from sparkstrom.protocol.common.stages import PROBE
 from sparkstrom.protocol.master.announcements import ClosedNotices, StateBroadcast, WelcomeFactory
 from sparkstrom.protocol.master.commit_order import CommitOrder
@@ -118,6 +119,7 @@ class MasterParts:
             now_s=now_s,
         )
         self.vacancies = VacantPartitions(limits, members, phases, now_s)
+        self._pauses = PauseDetector(limits.lease_s, now_s)
         self._make_dependent_parts()
 
     def _make_dependent_parts(self) -> None:
@@ -166,6 +168,9 @@ class Master(MasterParts):
         """Process one event and return the effects, after entering the next phase if it is due."""
         if self.aborted:
             return self._react_after_abort(event)
+        if (pause := self._pauses.pause_before(now_s)) is not None:
+            for deadline_holder in (self.phases, self.vacancies, self.copies):
+                deadline_holder.shift_deadlines(pause)
         effects = self._react(event, now_s)
         if now_s >= self._scan_due_s:
             nodes = len(self.members.live)
@@ -223,8 +228,7 @@ class Master(MasterParts):
         member = None if node is None else live.get(node)
         match message:
             case TrainingFailure(node=None) if self.phases.phase is not Phase.DONE:
-                where = (message.host, message.partition)
-                return [ev.Abort(message.reason, message.trace, *where, phase=message.phase)]
+                return self._on_failure_without_id(message)
             case _ if member is None:
                 self.ignored.count(message, IgnoreReason.STRANGER)
                 return []
@@ -253,6 +257,18 @@ class Master(MasterParts):
         effects = self.closing.close(member.node, leaving.reason, now_s, released=True)
         self.notices.drop(member.node)
         return [*effects, send_to_process(member.join, end_notice(member, leaving.reason))]
+
+    def _on_failure_without_id(self, failed: TrainingFailure) -> list[Effect]:
+        """Abort the fit because a worker failed before it had an id, unless it is superseded.
+
+        Spark does not end the tasks of a stage that it repeats. Such a task of an earlier stage
+        attempt may be refused, or fail, while a newer attempt trains its partition.
+        """
+        if self.partitions.has_newer_attempt(failed.partition, failed.attempt):
+            self.ignored.count(failed, IgnoreReason.LATE)
+            return []
+        where = (failed.host, failed.partition)
+        return [ev.Abort(failed.reason, failed.trace, *where, phase=failed.phase)]
 
     def _on_training_failure(self, member: Member, failed: TrainingFailure) -> list[Effect]:
         """Abort the fit because a worker failed, unless the fit is done already."""

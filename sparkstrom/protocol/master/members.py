@@ -140,6 +140,10 @@ class Partitions(tuple[Partition, ...]):
             partition.resume_from(start)
         return made
 
+    def has_newer_attempt(self, index: int, attempt: int) -> bool:
+        """Return whether a newer attempt than this one has owned the partition with this index."""
+        return index < len(self) and self[index].attempt > attempt
+
     def as_starts(self) -> tuple[PartitionStart, ...]:
         """Return the start of each partition for a later fit that resumes from here."""
         return tuple(partition.as_start() for partition in self)

@@ -167,7 +167,7 @@ class Admission:
         if join.partition >= len(self._members.partitions):
             return _make_refusal(join, f"there is no partition {join.partition}", fatal=True)
         partition = self._members.partitions[join.partition]
-        if partition.attempt > join.attempt:
+        if self._members.partitions.has_newer_attempt(join.partition, join.attempt):
             return _make_refusal(join, TaskEnding.SUPERSEDED.value, fatal=True)
         if self._phases.phase >= Phase.DRAINING or partition.trained:
             return _make_refusal(join, TaskEnding.DISMISSED.value, fatal=False)

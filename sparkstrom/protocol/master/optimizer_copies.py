@@ -17,6 +17,7 @@ from sparkstrom.protocol.common.events_and_effects import (
     OptimizerCopyRequest,
 )
 from sparkstrom.protocol.common.optimizer_fetch import OptimizerFetch
+from sparkstrom.protocol.common.process_pause import ProcessPause
 from sparkstrom.protocol.master.members import Member, Members
 
 
@@ -123,6 +124,11 @@ class OptimizerCopies:
         """Begin to fetch one copy, from ``source`` or from any worker."""
         self._source = source
         self.fetch = OptimizerFetch(self._patience_s, now_s + self._patience_s)
+
+    def shift_deadlines(self, pause: ProcessPause) -> None:
+        """Postpone the deadline by a pause of the process, which does not count as waiting."""
+        if self.fetch is not None:
+            self.fetch.shift_deadlines(pause)
 
     def on_data_arriving(self, now_s: float) -> None:
         """Postpone repeated requests, because part of a message, perhaps a chunk, has arrived."""

@@ -15,6 +15,7 @@ from sparkstrom.codec.messages import Activity, Phase, Release
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.events_and_effects import Effect, WorkerShortage
+from sparkstrom.protocol.common.process_pause import ProcessPause
 from sparkstrom.protocol.master.commit_sequencer import Sequencer
 from sparkstrom.protocol.master.members import MasterLimits, Member, Members
 
@@ -39,7 +40,7 @@ class Phases:
         self._members, self._sequencer, self._children = members, sequencer, children
         self.phase = Phase.GATHERING
         self.first_join_s: float | None = None  # None: nobody has joined
-        self.running_s = 0.0  # when training began
+        self.running_s = 0.0  # when training began; later after a pause of the process
         self.progress_s = 0.0  # last progress towards the end; see ``note_progress``
         self.final = CommitNo(0)  # the audited commit, from AUDIT on
         self.own_digest: str | None = None  # of the master's replica at ``final``
@@ -56,6 +57,13 @@ class Phases:
         """Restart the deadline for ending the fit: data were committed, received or hashed."""
         assert now_s >= self.progress_s, "time does not go back"
         self.progress_s = now_s
+
+    def shift_deadlines(self, pause: ProcessPause) -> None:
+        """Postpone the deadlines by a pause of the process, which does not count as waiting."""
+        if self.first_join_s is not None:
+            self.first_join_s = pause.shift(self.first_join_s)
+        self.running_s = pause.shift(self.running_s)
+        self.progress_s = pause.shift(self.progress_s)
 
     def request_stop(self, reason: str) -> None:
         """Request that draining begins as soon as possible; the first reason is kept."""
@@ -169,6 +177,13 @@ class VacantPartitions:
         self._released_s = 0.0  # when a worker was last chosen to give up its slot
         self._asked_s = now_s  # when the chosen ones were last asked
         self._busy_s = now_s  # when some owned partition last had rows to train
+
+    def shift_deadlines(self, pause: ProcessPause) -> None:
+        """Postpone the deadlines by a pause of the process, which does not count as waiting."""
+        self._released_s = pause.shift(self._released_s)
+        self._busy_s = pause.shift(self._busy_s)
+        for partition in self._members.partitions:
+            partition.unowned_s = pause.shift(partition.unowned_s)
 
     def check(self, now_s: float) -> list[Effect]:
         """Abort if a partition has lacked a worker for too long; before that, free a task slot.

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from sparkstrom.base.identity import NodeId, Position, Seq
 from sparkstrom.codec.messages import Address, IdClosed, Join, JoinRefusal, LastSeqs, Welcome
 from sparkstrom.protocol.common.events_and_effects import IgnoreReason, TimeoutReason
-from sparkstrom.protocol.worker.time_limits import LEVELS_ABOVE, NodeLimits, ProcessPause, Wait
+from sparkstrom.protocol.common.process_pause import ProcessPause
+from sparkstrom.protocol.worker.time_limits import LEVELS_ABOVE, NodeLimits, Wait
 
 
 @dataclass(frozen=True, slots=True)

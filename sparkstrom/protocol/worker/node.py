@@ -56,6 +56,7 @@ from sparkstrom.protocol.common.events_and_effects import (
     IgnoreReason,
     TaskEnding,
 )
+from sparkstrom.protocol.common.process_pause import PauseDetector, ProcessPause
 from sparkstrom.protocol.common.stages import (
     ATTACHED,
     CLOSED,
@@ -79,7 +80,7 @@ from sparkstrom.protocol.worker.node_state import (
 from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
 from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
 from sparkstrom.protocol.worker.replication import Relaying, Replication
-from sparkstrom.protocol.worker.time_limits import NodeLimits, ProcessPause, Wait
+from sparkstrom.protocol.worker.time_limits import NodeLimits, Wait
 
 QUIET_EVENTS = (ev.CommitApplied, ev.ActivityChanged, ev.DataArriving)  # change no directive
 RUNNING = Phase.RUNNING  # a module-level name, because it is compared after every event
@@ -236,19 +237,16 @@ class Deadlines:
         task: TaskEnd,
         now_s: float,
     ) -> None:
-        self._nap_s_max, self._deadline_holders = limits.lease_s / 4, deadline_holders
+        self._pauses = PauseDetector(limits.lease_s, now_s)
+        self._deadline_holders = deadline_holders
         self._membership, self._link, self._replication = membership, link, replication
         self._trainer, self._fit, self._task = trainer, fit, task
-        self._ticked_s = now_s
 
     def shift_after_pause(self, now_s: float) -> None:
         """Shift all deadlines if this process did not run for over a quarter of a lease."""
-        slept_s, self._ticked_s = now_s - self._ticked_s, now_s
-        if slept_s <= self._nap_s_max:
-            return
-        pause = ProcessPause(slept_s, now_s)
-        for deadline_holder in self._deadline_holders:
-            deadline_holder.shift_deadlines(pause)
+        if (pause := self._pauses.pause_before(now_s)) is not None:
+            for deadline_holder in self._deadline_holders:
+                deadline_holder.shift_deadlines(pause)
 
     def timeout_directive(self, now_s: float) -> Directive | None:
         """Return the directive that ends the task, with the reason, if a wait is overdue."""
@@ -364,7 +362,7 @@ class NodeParts:
         )
         deadline_holders = (
             self.membership, self.fit, self.replication, self.trainer, self.link, self.task,
-            self.in_flight,
+            self.in_flight, self.transfers,
         )  # fmt: skip
         self._deadlines = Deadlines(
             self.limits,
@@ -488,6 +486,7 @@ class Node(NodeParts):
             node=self.membership.node,
             host=who.host,
             partition=who.partition,
+            attempt=who.attempt,
             reason=event.reason,
             trace=event.trace,
             phase=event.phase,

@@ -34,6 +34,7 @@ from sparkstrom.protocol.common.events_and_effects import (
     TaskEnding,
     TimeoutReason,
 )
+from sparkstrom.protocol.common.process_pause import ProcessPause
 from sparkstrom.protocol.common.stages import (
     DISMISSED,
     ENDED,
@@ -44,7 +45,7 @@ from sparkstrom.protocol.common.stages import (
     Trigger,
     next_stage,
 )
-from sparkstrom.protocol.worker.time_limits import NodeLimits, ProcessPause, Wait
+from sparkstrom.protocol.worker.time_limits import NodeLimits, Wait
 
 AUDIT_COST, COUNTERS_PER_COST = 6, 2  # a plain status, of about 30 bytes, costs 1
 COST_MAX = 600  # of one report, which then is well below the limit of a control stream

@@ -18,6 +18,7 @@ from sparkstrom.protocol.common.events_and_effects import (
     Send,
 )
 from sparkstrom.protocol.common.optimizer_fetch import OptimizerFetch
+from sparkstrom.protocol.common.process_pause import ProcessPause
 from sparkstrom.protocol.worker.identity import Membership
 from sparkstrom.protocol.worker.node_state import DirtyFlag, FitView, Subtree, TrainerView
 from sparkstrom.protocol.worker.parent_link import ParentLink
@@ -74,6 +75,11 @@ class OptimizerTransfers:
         return [
             self._link.send(OptimizerRequest(me, fetch.copy, i)) for i in fetch.next_requests(now_s)
         ]
+
+    def shift_deadlines(self, pause: ProcessPause) -> None:
+        """Postpone the deadline by a pause of the process, which does not count as waiting."""
+        if self.fetch is not None:
+            self.fetch.shift_deadlines(pause)
 
     @property
     def is_source(self) -> bool:

@@ -17,10 +17,11 @@ from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import Child
 from sparkstrom.protocol.common.events_and_effects import Effect, Send, TimeoutReason
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES, SendWindow, message_weight
+from sparkstrom.protocol.common.process_pause import ProcessPause
 from sparkstrom.protocol.common.stages import ATTACHED, ATTACHING, CLOSED, Trigger, next_stage
 from sparkstrom.protocol.worker.identity import Membership
 from sparkstrom.protocol.worker.node_state import DirtyFlag, FitView
-from sparkstrom.protocol.worker.time_limits import LEVELS_ABOVE, NodeLimits, ProcessPause, Wait
+from sparkstrom.protocol.worker.time_limits import LEVELS_ABOVE, NodeLimits, Wait
 
 ROUNDS = 4  # an update that takes this many times longer than the last one may be lost
 RETRY_LEAST_S = 10.0  # first wait for a commit before everything is sent again

@@ -43,12 +43,13 @@ from sparkstrom.protocol.common.events_and_effects import (
     Send,
     TimeoutReason,
 )
+from sparkstrom.protocol.common.process_pause import ProcessPause
 from sparkstrom.protocol.common.stages import INSTALLS, PROBE, ReplicaStage, Trigger, next_stage
 from sparkstrom.protocol.worker.identity import Membership
 from sparkstrom.protocol.worker.node_state import DirtyFlag, Subtree, TrainerView
 from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
 from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
-from sparkstrom.protocol.worker.time_limits import NodeLimits, ProcessPause, Wait
+from sparkstrom.protocol.worker.time_limits import NodeLimits, Wait
 
 ASKED_AT_ONCE = 8  # chunks requested at once; the parent sends them as the link has room
 

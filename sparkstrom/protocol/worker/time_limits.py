@@ -1,4 +1,4 @@
-"""Limit how long a worker's node waits; time in which the whole process paused does not count."""
+"""Limit how long a worker's node waits."""
 
 from __future__ import annotations
 
@@ -50,17 +50,3 @@ class Wait(NamedTuple):
     figures: Mapping[str, float | str] = (
         NO_FIGURES  # values for the reason's template, besides the seconds
     )
-
-
-class ProcessPause(NamedTuple):
-    """A time in which this process did not run, for instance because its container was suspended.
-
-    The process received nothing meanwhile, so deadlines are shifted by the pause.
-    """
-
-    pause_s: float
-    now_s: float
-
-    def shift(self, since_s: float) -> float:
-        """Return the start of a wait, ``since_s``, moved later by the pause, but at most to now."""
-        return min(self.now_s, since_s + self.pause_s)

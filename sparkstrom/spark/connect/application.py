@@ -1,7 +1,7 @@
 """Implement ``Application`` with a Spark Connect session: ``ConnectApplication``.
 
 Options, data and features that need RDDs are rejected, with an alternative in the message. A client
-cannot list executors, so a job with one task per core reports them. If there are no executors, that
+cannot list executors, so a job reports those that run its tasks. If there are no executors, that
 job would wait forever; it is therefore cancelled after ``start_timeout``.
 """
 
@@ -78,7 +78,9 @@ from sparkstrom.spark.executor_slots import (
     NOTICE_INTERVAL_S,
     REGISTRATION_POLL_S,
     compute_slots,
+    count_executor_slots,
     count_workers,
+    list_resources,
 )
 from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.spark.rounds.tasks import SparkRoundsJob
@@ -138,15 +140,15 @@ WAITING_NOTICE = "sparkstrom waits: for executors of {}, which a job counts"
 NO_EXECUTORS = (
     "no executor of {} has run a task within {:g} s (start_timeout): check the cluster's web page:"
     " are executors running, does the cluster have the cores and the memory that they need, or do"
-    " other clients of this server, or another application, hold their slots? If the server's"
-    " spark.executor.instances and spark.executor.cores are set, no job has to count executors"
+    " other clients of this server, or another application, hold their slots? On YARN and"
+    " Kubernetes, no job has to count executors if the server's spark.executor.instances is set"
 )
 
 
 def discover_executors(
     job: FitJob, server: str, seconds: float, notify: Callable[[str], None]
 ) -> list[Any]:
-    """Run a job whose tasks yield their executors' names; return the names, one per task.
+    """Run a job whose tasks yield their executors; return what they yield, one item per task.
 
     Args:
         job: The unstarted job.
@@ -278,21 +280,28 @@ class ConnectApplication:
         executors, a job counts them.
         """
         conf = self.conf()
+        resources = list_resources(conf)
         list_executors = cache(partial(self._list_executors, seconds, notify))
         self._slots = compute_slots(
             conf,
             conf.get("spark.master", ""),
-            lambda: len(set(list_executors())),
+            resources,
             lambda: len(list_executors()),
+            lambda: sum(
+                count_executor_slots(conf, cores, resources) for cores in list_executors().values()
+            ),
         )
         return self._slots
 
-    def _list_executors(self, seconds: float, notify: Notify) -> list[str]:
-        """Run a job with one task per core; return the name of each task's executor."""
+    def _list_executors(self, seconds: float, notify: Notify) -> dict[str, int]:
+        """Run a job with Spark's default number of tasks; return their executors' cores, by name.
+
+        By default, there is one task per core.
+        """
         run = partial(self._run_tasks, identify_executor, None, "counting executors")
         job = ConnectJob(self._session, f"sparkstrom-{secrets.token_hex(8)}", run)
         server = f"the Spark Connect server {self._session.client.host}"
-        return discover_executors(job, server, seconds, notify)
+        return dict(discover_executors(job, server, seconds, notify))
 
     def resolve_controller(
         self, master: SharedTrainingMaster, slots: TaskSlots, notify: Notify

@@ -39,6 +39,7 @@ from sparkstrom.spark.executor.entry_points import (
     run_training_task,
 )
 from sparkstrom.spark.jobs import RunningTask, SparkJob
+from sparkstrom.worker.task_environment import read_executor_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -136,10 +137,10 @@ def count_rows(batches: ArrowBatches) -> Iterator[Any]:
     return encode_results([sum(batch.num_rows for batch in batches)], get_partition_id())
 
 
-def identify_executor(items: Iterable[Any]) -> Iterator[str]:
-    """Yield the name of the executor that runs this task: its host and process."""
+def identify_executor(items: Iterable[Any]) -> Iterator[tuple[str, int]]:
+    """Yield the executor that runs this task: its host and process, and its number of cores."""
     place = get_task_context()
-    yield f"{place.host}/{place.jvm}"
+    yield f"{place.host}/{place.jvm}", read_executor_name().cores
 
 
 @dataclass(slots=True)
@@ -172,7 +173,7 @@ class ConnectJob(SparkJob):
         """Return (None, 0): task counts are unknown."""
         return None, 0
 
-    def task_errors(self) -> list[str]:
+    def task_errors(self, first_attempt: int = 0) -> list[str]:
         """Return []: Spark Connect does not report errors of individual tasks."""
         return []
 

@@ -215,6 +215,7 @@ class RemoteController:
     def _monitor_task(self, job: SparkJob, server: Endpoint | None) -> None:
         """Watch the task until the fit ends, and fail if the task is lost."""
         is_notified, start_s = False, time.monotonic()
+        was_silent = False  # after a suspension of this process, messages are read by the next look
         while not self._ending.is_set():
             is_over = job.wait(TASK_POLL_S)
             was_connected = self._server is not None and self._server.was_connected.is_set()
@@ -234,13 +235,11 @@ class RemoteController:
             if job.tasks()[1]:
                 self._fail_as_lost(next(iter(job.task_errors()), "its task failed"))
                 return
-            if (
-                was_connected
-                and self._silence_s() > DISCONNECTED_MAX_S
-                and not self.finished.is_set()
-            ):
+            is_silent = was_connected and self._silence_s() > DISCONNECTED_MAX_S
+            if is_silent and was_silent and not self.finished.is_set():
                 self._fail_as_lost(f"no message from it for {self._silence_s():.0f} s")
                 return
+            was_silent = is_silent
 
     def _silence_s(self) -> float:
         """Return the seconds since the last message; 0.0 if there is no server."""
@@ -370,8 +369,8 @@ class RemoteController:
         return () if self._result is None else self._result.optimizer_copies
 
     def end(self) -> None:
-        """End the task and take its result; cancel the task if that takes too long."""
-        if self._placed is None or self._monitor_thread is None:
+        """End the task and take its result; cancel the task if that takes too long. Idempotent."""
+        if self._placed is None or self._monitor_thread is None or self._ending.is_set():
             return
         server, job = self._server, self._placed.job
         has_succeeded = self.finished.is_set() and self.failure is None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkstrom.base.clock import SystemClock
-from sparkstrom.base.errors import SetupError, SparkstromError, WireError
+from sparkstrom.base.errors import SetupError, WireError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.fit.master_setup import (
@@ -88,7 +88,7 @@ class DriverConnection:
         self._next_connect_s = self._next_state_s = self._beat_s = -1.0
         self._sent: object = None  # the progress that was last sent
         self._answered: dict[int, Any] = {}  # responses by number: repeated requests run only once
-        self._copies: dict[int, Future[tuple[bytes, ...]]] = {}
+        self._copies: dict[int, Future[Any]] = {}  # snapshots and optimizer states to send
         self.was_open = self.ended = False
         self.finished_s = float("inf")
 
@@ -146,8 +146,10 @@ class DriverConnection:
         while stream.wait_for_data(SERVE_POLL_S):
             self._handle_request(unpack_message(stream.receive()), master)
         for number in [n for n, copies in self._copies.items() if copies.done()]:
-            states = self._copies[number].result()
-            stream.send(pack_message(ControlResponse(number, states)))
+            copies = self._copies[number]
+            stream.send(
+                pack_message(ControlResponse(number, copies.exception() or copies.result()))
+            )
             del self._copies[number]  # not before it is sent: the request may come again
         now_s = time.monotonic()
         has_changed = master.progress is not self._sent or master.finished.is_set()
@@ -159,9 +161,9 @@ class DriverConnection:
     def _handle_request(self, message: ControlRequest, master: MasterThread) -> None:
         """Execute a request and send the response; a repeated request gets the same response.
 
-        A request for optimizer states only starts the copy, and ``_exchange`` sends the response.
-        Optimizer states and snapshots are large, so they are not kept: a repeated request for them
-        is executed again.
+        A request for a snapshot or optimizer states only starts the copy, and ``_exchange`` sends
+        the response: the driver program must not miss heartbeats meanwhile. These copies are large,
+        so they are not kept: a repeated request for one that was sent is executed again.
         """
         assert self._stream is not None, "the request arrived on it"
         if message.number in self._answered:
@@ -169,22 +171,22 @@ class DriverConnection:
                 pack_message(ControlResponse(message.number, self._answered[message.number]))
             )
             return
-        if isinstance(message.request, GetOptimizerStates):
+        if isinstance(message.request, GetSnapshot | GetOptimizerStates):
             if message.number not in self._copies:
-                everybody = message.request.everybody
-                self._copies[message.number] = master.copy_optimizer_states(everybody=everybody)
+                self._copies[message.number] = self._execute(message.request, master)
             return
-        answer = self._execute(message.request, master)
-        if not isinstance(message.request, GetSnapshot):
-            self._answered[message.number] = answer
+        answer = self._answered[message.number] = self._execute(message.request, master)
         self._stream.send(pack_message(ControlResponse(message.number, answer)))
 
     def _execute(self, request: Any, master: MasterThread) -> Any:
-        """Execute a request and return its result, or an error to send back."""
+        """Execute a request and return its result, which for copies is a future."""
         handlers: dict[type, Callable[[Any], Any]] = {
             RequestStop: lambda message: master.request_stop(message.reason),
             GiveUp: lambda message: master.give_up(message.reason),
-            GetSnapshot: lambda message: _snapshot_or_error(master),
+            GetSnapshot: lambda message: master.request_snapshot(),
+            GetOptimizerStates: lambda message: master.copy_optimizer_states(
+                everybody=message.everybody
+            ),
             EndController: lambda message: self._mark_ended(),
         }
         return handlers[type(request)](request)
@@ -192,14 +194,6 @@ class DriverConnection:
     def _mark_ended(self) -> None:
         """Record that the driver program ended the controller."""
         self.ended = True
-
-
-def _snapshot_or_error(master: MasterThread) -> Any:
-    """Return the master's snapshot, or the error that prevents one."""
-    try:
-        return master.snapshot()
-    except SparkstromError as error:
-        return error
 
 
 WORKERS_LEAVE_S = 15.0  # how long workers may take to leave a completed fit
@@ -235,8 +229,8 @@ class ControllerTaskRun:
 
         Return the result for the driver program.
         """
-        self.master.start()
         try:
+            self.master.start()
             while not self._is_over():
                 self._connection.serve(self.master)
         finally:

@@ -20,6 +20,7 @@ from sparkstrom.data.column_selection import (
     iter_arrays_by_role,
     make_read_plan,
     resolve_array_source,
+    split_into_arrays,
 )
 
 if TYPE_CHECKING:
@@ -162,10 +163,12 @@ def _is_array(kind: Any) -> bool:
 
 
 def is_scalar_label(frame: DataFrame, label: ColumnNames | None) -> bool:
-    """Return whether ``label`` names one column with a single number per row."""
-    if not isinstance(label, str):
+    """Return whether ``label`` names one column, also in a list, with a single number per row."""
+    arrays = [] if label is None else split_into_arrays(label)
+    names = [name for one in arrays for name in ([one] if isinstance(one, str) else one)]
+    if len(names) != 1:
         return False
-    kind = frame.schema[label].dataType
+    kind = frame.schema[names[0]].dataType
     return not (_is_array(kind) or is_vector(kind))
 
 

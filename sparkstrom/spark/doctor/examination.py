@@ -56,7 +56,12 @@ from sparkstrom.spark.doctor.host_facts import (
     inspect_host,
     probe_from_executor,
 )
-from sparkstrom.spark.executor_slots import count_workers, driver_host, get_slots
+from sparkstrom.spark.executor_slots import (
+    count_requested_executors,
+    count_workers,
+    driver_host,
+    get_slots,
+)
 from sparkstrom.transport.aeron.channel_settings import choose_mtu
 from sparkstrom.transport.udp_probe import TOKEN_BYTES, ProbeGroup, UdpProbe
 from sparkstrom.worker.network_setup import DISCARD_PORT, choose_driver_address
@@ -159,7 +164,7 @@ class DoctorSession:
 
     def _has_executor_count(self) -> bool:
         """Return whether the configuration sets the number of executors."""
-        return "spark.executor.instances" in self.conf
+        return count_requested_executors(self.conf, self.context.master) > 0
 
     def run_barrier_job(self, slots: int, task: Callable[..., Any], seconds: float) -> list[Any]:
         """Run ``task`` in ``slots`` simultaneous Spark tasks; return everything that they yield.

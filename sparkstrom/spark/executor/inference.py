@@ -60,6 +60,7 @@ from sparkstrom.models.base import (
     HasPenalty,
     Measured,
     RequiresLoss,
+    Shape,
     arrays_of,
     is_self_contained,
 )
@@ -88,7 +89,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-Outputs = dict[str | int, Flat]  # f32[rows, width] by the output's name, or its index if unnamed
+Outputs = dict[str | int, Flat]  # f32[rows, ...] by the output's name, or its index if unnamed
 OutputConverter = Callable[[Outputs], Any]  # -> Series or DataFrame
 
 CACHED_MODELS_MAX = 4  # number of models that a Python worker caches
@@ -164,28 +165,36 @@ def get_open_model(trained: TrainedModel) -> FlatModel:
 class OutputConcatenator:
     """Wraps a model and concatenates its outputs into one array, f32[rows, sum of widths].
 
-    After a prediction, ``widths`` contains each output's width by name or index.
+    After a prediction, ``shapes`` contains the shape of a row's output by name or index.
     """
 
     def __init__(self, model: FlatModel) -> None:
         """Store ``model``, whose outputs may be several arrays."""
         self._model = model
-        self.widths: dict[str | int, int] = {}
+        self.shapes: dict[str | int, Shape] = {}
 
     def predict(self, features: Columns) -> Flat:
-        """Return the concatenated outputs and remember their widths."""
+        """Return the concatenated outputs and remember their shapes."""
         outputs = self._model.predict(features)
         names = list(outputs) if isinstance(outputs, dict) else range(len(arrays_of(outputs)))
-        arrays = [np.asarray(a, np.float32).reshape(len(a), -1) for a in arrays_of(outputs)]
-        self.widths = {name: a.shape[1] for name, a in zip(names, arrays, strict=True)}
-        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
+        arrays = [np.asarray(a, np.float32) for a in arrays_of(outputs)]
+        self.shapes = {name: a.shape[1:] for name, a in zip(names, arrays, strict=True)}
+        flat = [a.reshape(len(a), -1) for a in arrays]
+        return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
 
     def split(self, parts: list[Flat]) -> Outputs:
         """Join predictions of consecutive rows, and split them into the model's outputs."""
-        boundaries = np.cumsum(list(self.widths.values()))[:-1]
-        return dict(
-            zip(self.widths, np.split(concatenate_outputs(parts), boundaries, axis=1), strict=True)
-        )
+        boundaries = np.cumsum([math.prod(shape) for shape in self.shapes.values()])[:-1]
+        split = np.split(concatenate_outputs(parts), boundaries, axis=1)
+        return {
+            name: array.reshape(len(array), *shape)
+            for (name, shape), array in zip(self.shapes.items(), split, strict=True)
+        }
+
+
+def flatten_rows(outputs: Outputs) -> Outputs:
+    """Return each output as f32[rows, width]."""
+    return {name: array.reshape(len(array), -1) for name, array in outputs.items()}
 
 
 def predict_block(model: FlatModel, block: Block) -> Outputs:
@@ -252,7 +261,7 @@ def predict_rows(handle: Any, index: int, rows: Iterable[Any]) -> Iterator[Any]:
     """
     model = get_open_model(handle.value)
     for block in join_small_blocks(read_feature_blocks(index, rows), BLOCK_ROWS):
-        outputs = predict_block(model, block)
+        outputs = flatten_rows(predict_block(model, block))
         several = zip(*outputs.values(), strict=True)
         if list(outputs) == [0]:
             yield from outputs[0]
@@ -376,7 +385,8 @@ def to_pandas(names: dict[str | int, str], outputs: Outputs) -> pd.Series[Any] |
             f"the model returns {_describe_outputs(outputs)}, the columns for it are {names}: name"
             " one column for each output: a tuple for a tuple, a dictionary for a dictionary"
         )
-    columns = [list(outputs[name]) for name in names]
+    flat = flatten_rows(outputs)
+    columns = [list(flat[name]) for name in names]
     if len(columns) == 1:
         return pd.Series(columns[0])
     return pd.DataFrame({f"o{i}": one for i, one in enumerate(columns)})

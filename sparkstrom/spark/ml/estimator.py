@@ -7,7 +7,7 @@ number of workers per fit (``workers_per_node``) so that all workers find a task
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 from sparkstrom.base.errors import UsageError
 from sparkstrom.data.column_selection import ColumnNames, features_to_arrays
 from sparkstrom.fit.summary import TrainingSummary
-from sparkstrom.models.base import Flat, FlatModel
+from sparkstrom.models.base import Batch, Flat, FlatModel
 from sparkstrom.models.output_interpretation import (
     VALUES,
     argmax_classes,
@@ -33,10 +33,14 @@ from sparkstrom.options.parameter_averaging import TrainingMaster
 from sparkstrom.options.resolution import replace_options
 from sparkstrom.spark.data.column_selection import is_scalar_label
 from sparkstrom.spark.executor.inference import (
+    OutputConcatenator,
+    OutputConverter,
     Outputs,
     TrainedModel,
     add_output_columns,
     create_output_column,
+    resolve_output_columns,
+    to_pandas,
 )
 from sparkstrom.spark.ml.params import EstimatorParams, GridValue, OutputParams
 from sparkstrom.spark.ml.persistence import (
@@ -108,15 +112,20 @@ class SparkstromEstimator(
         """Train on the DataFrame and return the trained model; Spark ML's ``fit`` calls this."""
         if self.get_or_none("model") is None:
             raise UsageError("model is not set: SparkstromEstimator(model=DenseNetwork(...))")
+        validation = self._validation()
         # A copy, because other fits may run at the same time and the user's model must not change.
         # A pickle would lose initial parameters that were set as values.
         model = copy.deepcopy(self.get_or_none("model"))
-        network = SparkNetwork(
+        label = self.getOrDefault("labelCol")
+        network = _EstimatorNetwork(
             dataset.sparkSession,
             model,
             self._master(),
             progress=self.getOrDefault("verbose"),
             keep=False,
+        )
+        network.make_converter = lambda: make_converter(
+            model, self.getOrDefault("predictionCol"), several=not is_scalar_label(dataset, label)
         )
         if network.checkpoint_directory is not None:
             raise UsageError(
@@ -129,20 +138,31 @@ class SparkstromEstimator(
                 dataset,
                 epochs=self.getOrDefault("epochs"),
                 features=self.getOrDefault("featuresCol"),
-                label=self.getOrDefault("labelCol"),
+                label=label,
                 weight=self.get_or_none("weightCol"),
-                validation=self.get_or_none("validationIndicatorCol")
-                or self.get_or_none("validationFraction"),
+                validation=validation,
                 early_stopping=self.get_or_none("earlyStopping"),
                 listeners=self.get_or_none("listeners") or (),
             )
         finally:
             network.close()
         trained = TrainedModel.from_model(network.model, network.parameters)
-        has_several = not is_scalar_label(dataset, self.getOrDefault("labelCol"))
+        has_several = not is_scalar_label(dataset, label)
         model_stage = SparkstromModel(trained, summary, len(summary.history), several=has_several)
         model_stage._resetUid(self.uid)  # as Spark's own models do
         return self._copyValues(model_stage)
+
+    def _validation(self) -> str | float | None:
+        """Return which rows to hold out. Raise UsageError if two Params set it."""
+        column, share = map(self.get_or_none, ("validationIndicatorCol", "validationFraction"))
+        if column and share:
+            raise UsageError(
+                f"validationIndicatorCol={column!r} and validationFraction={share} both set the"
+                " rows to hold out: set only one of them; validationFraction=0 and"
+                " validationIndicatorCol='' hold out none"
+            )
+        validation: str | float | None = column or share
+        return validation
 
     def _master(self) -> TrainingMaster:
         """Return the training master, with the options replaced that Params override."""
@@ -163,6 +183,17 @@ class SparkstromEstimator(
 
 
 GridValue.estimator_class = SparkstromEstimator
+
+
+class _EstimatorNetwork(SparkNetwork):
+    """A network that tries, before training, to make the columns that its model will add."""
+
+    make_converter: Callable[[], OutputConverter]  # called when the label's columns were checked
+
+    def _examine_outputs(self, model: FlatModel, batch: Batch) -> None:
+        """Raise UsageError if the outputs for these rows cannot be converted."""
+        outputs = OutputConcatenator(model)
+        self.make_converter()(outputs.split([outputs.predict(batch.features)]))
 
 
 class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromModel"]):
@@ -222,12 +253,12 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
             return add_output_columns(
                 dataset, self._broadcast_model(dataset), features, name, "double"
             )
+        convert = make_converter(self.trained.model, name, several=self.several)
         if get_output_kind(self.trained.model) != VALUES:
-            return self._add_class_columns(dataset, features)
+            return self._add_class_columns(dataset, features, convert)
         if not name:
             return dataset
         schema = "array<double>" if self.several else "double"
-        convert = partial(to_value_series, several=self.several)
         return dataset.withColumn(
             name,
             create_output_column(
@@ -235,15 +266,15 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
             ),
         )
 
-    def _add_class_columns(self, dataset: DataFrame, features: ColumnNames) -> DataFrame:
+    def _add_class_columns(
+        self, dataset: DataFrame, features: ColumnNames, convert: OutputConverter
+    ) -> DataFrame:
         """Return the DataFrame with columns for class, probabilities and raw predictions."""
         from pyspark.ml.functions import array_to_vector
         from pyspark.sql import functions as sql
 
-        model = self.trained.model
-        has_labels = self.several and bool(getattr(model, "per_label", False))
-        convert = partial(to_label_frame if has_labels else to_class_frame, get_output_kind(model))
         temporary = f"{self.uid}_outputs"
+        has_labels = predicts_labels(self.trained.model, several=self.several)
         schema = LABEL_SCHEMA if has_labels else CLASS_SCHEMA
         outputs = create_output_column(
             dataset, self._broadcast_model(dataset), convert, schema, features
@@ -273,11 +304,44 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         return ModelReader(cls)
 
 
+def predicts_labels(model: FlatModel, *, several: bool) -> bool:
+    """Return whether a classifier predicts a yes or no for each of several labels of a row."""
+    return several and bool(getattr(model, "per_label", False))
+
+
+def make_converter(model: FlatModel, prediction: Any, *, several: bool) -> OutputConverter:
+    """Return the function that converts the model's outputs for its columns.
+
+    Args:
+        model: The model.
+        prediction: The value of the Param ``predictionCol``.
+        several: Whether a row's prediction is an array of values.
+    """
+    kind = get_output_kind(model)
+    if isinstance(prediction, tuple | dict):
+        return partial(to_pandas, resolve_output_columns(prediction))
+    if kind == VALUES:
+        return partial(to_value_series, several=several)
+    return partial(
+        to_label_frame if predicts_labels(model, several=several) else to_class_frame, kind
+    )
+
+
 def to_class_frame(kind: str, outputs: Outputs) -> pd.DataFrame:
-    """Convert the outputs of a classifier to the fields of ``CLASS_SCHEMA``."""
+    """Convert the outputs of a classifier to the fields of ``CLASS_SCHEMA``.
+
+    Raise UsageError if the model predicts a class for each of several positions of a row.
+    """
     import pandas as pd
 
     scores = require_single_output(outputs)
+    if sum(length > 1 for length in scores.shape[1:]) > 1:
+        raise UsageError(
+            f"the model returns {list(scores.shape[1:])} for a row, and the estimator's columns"
+            " contain one class for a row: name a column of all the numbers by"
+            " predictionCol=('name',), or train with SparkNetwork and call its predict"
+        )
+    scores = scores.reshape(len(scores), -1)
     return pd.DataFrame(
         {
             "prediction": argmax_classes(scores, kind).astype(np.float64),
@@ -307,10 +371,12 @@ def to_value_series(outputs: Outputs, *, several: bool) -> pd.Series[Any]:
     import pandas as pd
 
     wide = require_single_output(outputs).astype(np.float64)
+    wide = wide.reshape(len(wide), -1)
     if not several and wide.shape[1] != 1:
         raise UsageError(
             f"the model returns {wide.shape[1]} values for a row, it was trained on one number "
-            "as the label: give the network one output, or labelCol an array"
+            "as the label: give the network one output, or labelCol an array, or name a column of"
+            " arrays by predictionCol=('name',)"
         )
     return pd.Series(list(wide) if several else wide[:, 0])
 

@@ -145,7 +145,7 @@ MULTI_COLUMN_PARAMS = ("featuresCol", "labelCol", "predictionCol")  # may name s
 def convert_columns(value: Any, param: str = "featuresCol") -> Any:
     """Check the value of a Param that names columns: a name, a list, or a tuple or dictionary.
 
-    Return the value, wrapped if it is a tuple. Raise UsageError for anything else.
+    Return the value, wrapped if JSON would change it. Raise UsageError for anything else.
     """
     value = unwrap(value)
     several = value.values() if isinstance(value, dict) else value
@@ -159,7 +159,13 @@ def convert_columns(value: Any, param: str = "featuresCol") -> Any:
             )
     if isinstance(value, str):
         value = str(value)  # NumPy's strings become Python's
-    return GridValue("featuresCol", value) if isinstance(value, tuple) else value
+    return value if is_json_value(value) else GridValue("featuresCol", value)
+
+
+def is_json_value(columns: Any) -> bool:
+    """Return whether JSON keeps names of columns, which has no tuples and only strings as keys."""
+    keys = columns if isinstance(columns, dict) else ()
+    return not isinstance(columns, tuple) and all(isinstance(key, str) for key in keys)
 
 
 def convert_label_columns(value: Any) -> Any:

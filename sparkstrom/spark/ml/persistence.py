@@ -4,7 +4,8 @@ A saved model's directory contains ``metadata`` (the Params, as for every pipeli
 ``model/model.npz`` with ``model.npz.json``, in the format of ``SparkNetwork.save``, which plain
 NumPy can open. If a model, such as a TorchModel, cannot be rebuilt from its description, it is also
 pickled with its code to ``model.npz.pickle``, because ``PipelineModel.load`` cannot be given a
-model. A saved estimator has the same files, with initial parameters, if its model needs them.
+model. A saved estimator has the same files, with initial parameters, if its model needs them. The
+optimizer's state that came with an imported network is in ``model/model.npz.optimizer``.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ import contextlib
 import json
 import pickle
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
-from sparkstrom.base.errors import UsageError, first_line
+from sparkstrom.base.errors import UsageError, WireError, first_line
 from sparkstrom.checkpoint.saved_model import load_model, save_model
+from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
 from sparkstrom.models.base import (
+    CanRestoreOptimizerState,
     Exporting,
     Flat,
     FlatModel,
     HasInitialValues,
+    State,
     buffers_to_save,
     from_description,
     is_self_contained,
@@ -33,10 +37,10 @@ from sparkstrom.models.base import (
 from sparkstrom.options.resolution import from_json, to_json
 from sparkstrom.spark.executor.entry_points import pickle_by_value
 from sparkstrom.spark.executor.inference import TrainedModel
-from sparkstrom.spark.ml.params import MULTI_COLUMN_PARAMS
+from sparkstrom.spark.ml.params import MULTI_COLUMN_PARAMS, is_json_value
 
 MODEL_FOLDER, MODEL_FILE = "model", "model.npz"
-CODE_FILE = f"{MODEL_FILE}.pickle"
+CODE_FILE, STATE_FILE = f"{MODEL_FILE}.pickle", f"{MODEL_FILE}.optimizer"
 METADATA_KEY, COLUMNS_KEY = (
     "sparkstrom",
     "columns",
@@ -48,7 +52,7 @@ OBJECT_PARAMS = (
 )  # Params whose values need conversion to JSON
 DAMAGE_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
-    *(TypeError, ValueError, RecursionError),
+    *(TypeError, ValueError, RecursionError, WireError),
 )
 UNSAVED_PARAMS = ("listeners",)  # Params that are not saved: objects of the running program
 
@@ -78,12 +82,10 @@ class EstimatorWriter(MLWriter):
         """Write the estimator's files. Raise UsageError for an option that cannot be written."""
         estimator = self._instance
         model = estimator.get_or_none("model")
-        description = model.describe() if model is not None else {}
-        has_files = bool(description) and (
-            isinstance(model, HasInitialValues) or not is_self_contained(description)
-        )
+        description = None if model is None else model.describe()
+        has_files = _needs_files(model, description)
         fields = {
-            "model": description or None,
+            "model": description,
             "files": has_files,
             "master": to_json(estimator.get_or_none("master")),
             "earlyStopping": to_json(estimator.get_or_none("earlyStopping")),
@@ -96,7 +98,7 @@ class EstimatorWriter(MLWriter):
             skip=(*OBJECT_PARAMS, *UNSAVED_PARAMS),
         )
         if has_files:
-            _write_model(require_spark_context(self), path, model, model.initial(), epochs=0)
+            _write_untrained_model(require_spark_context(self), path, model)
 
 
 class EstimatorReader(MLReader[Any]):
@@ -121,10 +123,7 @@ class EstimatorReader(MLReader[Any]):
         fields = dict(metadata[METADATA_KEY])
         description, columns = fields.pop("model"), fields.pop(COLUMNS_KEY, {})
         if fields.pop("files", False):
-            model, parameters, _ = _read_model(require_spark_context(self), path)
-            if isinstance(model, HasInitialValues):
-                model.start_from(parameters)
-            estimator.setModel(model)
+            estimator.setModel(_read_untrained_model(require_spark_context(self), path))
         elif description is not None:
             estimator.setModel(from_description(description))
         found = {name: from_json(value) for name, value in fields.items() if value is not None}
@@ -215,9 +214,35 @@ def _save_metadata(
     for name in (*skip, *structured):
         stage._paramMap.pop(stage.getParam(name), None)
         stage._defaultParamMap.pop(stage.getParam(name), None)
-    columns = {name: [type(value).__name__, value] for name, value in structured.items()}
+    columns = {name: _represent_columns(value) for name, value in structured.items()}
     fields = fields | ({COLUMNS_KEY: columns} if columns else {})
     DefaultParamsWriter.saveMetadata(stage, path, context, extraMetadata={METADATA_KEY: fields})
+
+
+def _needs_files(model: FlatModel | None, description: dict[str, Any] | None) -> bool:
+    """Return whether an estimator's model must be saved with its initial values or its code."""
+    if description is None:
+        return False
+    return isinstance(model, HasInitialValues) or not is_self_contained(description)
+
+
+def _write_untrained_model(context: Any, path: str, model: FlatModel) -> None:
+    """Write the files of an estimator's model, with what its first fit starts from."""
+    state = model.continuing_state() if isinstance(model, CanRestoreOptimizerState) else {}
+    _write_model(context, path, model, model.initial(), epochs=0, state=state)
+
+
+def _read_untrained_model(context: Any, path: str) -> FlatModel:
+    """Return the model of a saved estimator, which starts from what was saved with it."""
+    model, parameters, _ = _read_model(context, path)
+    if isinstance(model, HasInitialValues):
+        model.start_from(parameters)
+    source = f"{path}/{MODEL_FOLDER}/{STATE_FILE}"
+    if isinstance(model, CanRestoreOptimizerState) and _exists(context, source):
+        with tempfile.TemporaryDirectory(prefix="sparkstrom-load-") as folder:
+            _download(context, source, Path(folder) / STATE_FILE)
+            model.continue_from(decode_state_untrusted((Path(folder) / STATE_FILE).read_bytes()))
+    return model
 
 
 def _write_model(
@@ -228,10 +253,12 @@ def _write_model(
     epochs: int,
     *,
     exports: bool = False,
+    state: State | None = None,
 ) -> None:
     """Write the model's files next to the metadata.
 
     If ``exports`` is True, also write a file in the format of the model's own library, if any.
+    ``state`` is an optimizer state to write, if it is not empty.
     """
     description = model.describe()
     with tempfile.TemporaryDirectory(prefix="sparkstrom-save-") as folder:
@@ -245,6 +272,8 @@ def _write_model(
         )
         if not is_self_contained(description):
             (Path(folder) / CODE_FILE).write_bytes(pickle_by_value(model))
+        if state:
+            (Path(folder) / STATE_FILE).write_bytes(encode_state(state))
         for file in sorted(Path(folder).iterdir()):
             _upload(context, file, f"{path}/{MODEL_FOLDER}/{file.name}")
 
@@ -293,10 +322,19 @@ def _unpickle_model(content: bytes, source: str) -> FlatModel:
     return model
 
 
+def _represent_columns(value: Any) -> list[Any]:
+    """Return [kind, value] of column names for JSON, whose keys can only be strings."""
+    if isinstance(value, dict) and not is_json_value(value):
+        return ["pairs", list(value.items())]
+    return [type(value).__name__, value]
+
+
 def _restore_columns(columns: dict[str, Any]) -> dict[str, Any]:
     """Return column names as the user gave them; JSON stores a tuple as a list."""
+    kinds: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "pairs": dict}
     return {
-        name: tuple(value) if kind == "tuple" else value for name, (kind, value) in columns.items()
+        name: kinds[kind](value) if kind in kinds else value
+        for name, (kind, value) in columns.items()
     }
 
 

@@ -24,7 +24,9 @@ UP_S = 120.0
 ANSWER_S = 240.0  # kernels may have to be compiled first
 SECRET = "a secret of this test"
 JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+# A standalone cluster ignores the number of executors, and so must a fit.
 DEFAULTS = f"""
+spark.executor.instances 9
 spark.ui.enabled false
 spark.authenticate true
 spark.authenticate.secret {SECRET}

@@ -200,12 +200,53 @@ def test_a_dead_writers_file_goes_and_a_living_ones_stays(tmp_path: Path) -> Non
     assert (tmp_path / "checkpoint-000007.npz").read_bytes() == b"whole"
 
 
+@pytest.mark.parametrize("refused", ["open", "unlink"])
+def test_what_another_users_dead_writer_left_is_no_obstacle(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the next file would have its name; a folder like /tmp refuses only the removal."""
+    left = tmp_path / temporary_name("checkpoint-000001.npz")
+    left.write_bytes(b"half")
+    calls: dict[str, Any] = {"open": os.open, "unlink": os.unlink}
+
+    def refuse(path: Any, *more: Any, **named: Any) -> Any:
+        if Path(path) == left and not (more and more[0] & os.O_CREAT):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return calls[refused](path, *more, **named)
+
+    monkeypatch.setattr(os, refused, refuse)
+    directory = CheckpointDirectory(tmp_path)
+    directory.check()
+    assert directory.write(numbered(0)).endswith("checkpoint-000002.npz")
+    assert left.read_bytes() == b"half"
+
+
 def test_what_a_dead_writer_left_elsewhere_goes_with_the_next_write() -> None:
     url = f"memory://{next(FRESH)}"
     files, path = fsspec.core.url_to_fs(url)
     files.pipe_file(f"{path}/{temporary_name('checkpoint-000001.npz.ab')}", b"half")
     CheckpointDirectory(url).write(numbered(0))
     assert names(url) == ["checkpoint-000001.npz"]
+
+
+def test_what_another_users_dead_writer_left_elsewhere_is_no_obstacle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = f"memory://{next(FRESH)}"
+    files, path = fsspec.core.url_to_fs(url)
+    left = temporary_name("checkpoint-000001.npz.ab")
+    files.pipe_file(f"{path}/{left}", b"half")
+
+    removes = type(files).rm_file
+
+    def refuse(files: Any, path: str) -> Any:
+        if path.endswith(left):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return removes(files, path)
+
+    monkeypatch.setattr(type(files), "rm_file", refuse)
+    CheckpointDirectory(url).write(numbered(0))
+    assert sorted(names(url)) == [left, "checkpoint-000001.npz"]
 
 
 def failing(file: Any) -> None:

@@ -49,6 +49,7 @@ AVERAGED = ("--averaging", "averaged")
         ("--averaging", "new"),
         (*AVERAGED, "--outer"),
         (*AVERAGED, "--checkpoints", "one"),
+        ("--averaging", "own", "--checkpoints", "all"),
         (*AVERAGED, "--batch-memory", "64m"),
         (*AVERAGED, "--workers-per-node", "2"),
         (*AVERAGED, "--buffers", "10m"),
@@ -109,6 +110,15 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         (("--outer",), "--outer is a step of rounds: add --averaging"),
         ((*AVERAGED, "--port", "5000"), "--port: rounds are Spark jobs, without UDP"),
         ((*AVERAGED, "--fan-out", "2"), "--fan-out: rounds are Spark jobs"),
+        (
+            (*AVERAGED, "--checkpoints", "all"),
+            "--checkpoints all: with --averaging averaged, checkpoints contain no worker's own",
+        ),
+        (("--averaging", "new", "--checkpoints", "all"), "write --checkpoints one"),
+        (
+            ("--averaging", "own", "--checkpoints", "one"),
+            "checkpoints contain all workers' optimizer states: write --checkpoints all",
+        ),
     ],
 )
 def test_misuse(capsys: pytest.CaptureFixture[str], flags: Any, words: str) -> None:

@@ -105,7 +105,7 @@ def test_a_status_in_a_report_is_an_array_without_names() -> None:
         (
             TrainingFailure(node=None, reason="r", trace="t"),
             {"type": "failed", "node": 0, "reason": "r", "trace": "t", "host": "", "partition": 0}
-            | {"phase": ""},
+            | {"attempt": 0, "phase": ""},
         ),
     ],
 )

@@ -44,6 +44,15 @@ class Streamed:
         return iter(list(zip(X, Y, W, strict=True)))
 
 
+class Sparse:
+    """A matrix with two dimensions and without a length, like SciPy's sparse matrices."""
+
+    ndim, shape = 2, (ROWS, WIDTH)
+
+    def __len__(self) -> int:
+        raise TypeError("sparse array length is ambiguous")
+
+
 def table() -> pa.Table:
     pixels = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), WIDTH)
     return pa.table({"pixels": pixels, "digit": Y, "w": W, "more": Y})
@@ -217,6 +226,9 @@ def test_dealt_rows_are_all_there_once_and_the_same_again(tmp_path: Path) -> Non
         ((X, Y[:9]), ColumnSpec(), r"have \[50, 9\] rows: all need the same number"),
         ((X, Y, -W), ColumnSpec(), r"row 0 of the data has weight"),
         ((X, np.array(["a"] * ROWS)), ColumnSpec(), "array 1 of the data is"),
+        ((Sparse(), Y), ColumnSpec(), "array 0 of the data is .*: not a number"),
+        (({"words": Sparse()}, None), ColumnSpec(), "array 0 of the data is .*: not a number"),
+        ((X, Sparse()), ColumnSpec(), "array 1 of the data is .*: not a number"),
         (
             (X, Y),
             ColumnSpec("pixels"),
@@ -229,6 +241,8 @@ def test_dealt_rows_are_all_there_once_and_the_same_again(tmp_path: Path) -> Non
             ColumnSpec(),
             "data is a tuple of lists: make arrays",
         ),
+        ((np.ma.masked_equal(X, X[40, 0]), Y), ColumnSpec(), "array 0 .* masked entries: fill"),
+        ([(X[0], 1), (np.ma.masked_equal(X[1], X[1, 0]), 1)], ColumnSpec(), "row 1 .* masked"),
         (([[1, 2], [3, 4]], Y[:2], W[:2]), ColumnSpec(), "data is a tuple of lists: make arrays"),
         ("nowhere.parquet", TABLE, "data='nowhere.parquet': there is no nowhere.parquet"),
         ([__file__], TABLE, "cannot be read as Parquet"),

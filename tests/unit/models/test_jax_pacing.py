@@ -120,6 +120,34 @@ def test_a_schedule_is_where_the_fit_is(optimizer: Any) -> None:
     assert model.horizons(4)["scheduler"] == "steps by the fit's minibatches"
 
 
+def fewer_later(gradient_step: Any) -> Any:
+    return np.int32(3) - (gradient_step > 0)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.MultiSteps(optax.adam(rising), 2),
+        optax.chain(
+            optax.clip(1.0),
+            optax.MultiSteps(
+                optax.inject_hyperparams(optax.sgd)(rising), fewer_later
+            ).gradient_transformation(),
+        ),
+    ],
+    ids=["plain", "in a chain"],
+)
+def test_a_schedule_inside_multi_steps_counts_gradient_steps(optimizer: Any) -> None:
+    alone = trained(optimizer, *[(1, i) for i in range(6)])
+    np.testing.assert_allclose(alone, trained(optimizer, *[None] * 6), rtol=1e-6)
+
+
+def test_a_schedule_inside_multi_steps_is_where_the_fit_is() -> None:
+    four = trained(optax.MultiSteps(optax.sgd(rising), 2), (4, 9), (4, 13))
+    by_hand = trained(optax.MultiSteps(optax.sgd(0.007), 2), None, None)
+    np.testing.assert_allclose(four, by_hand, rtol=1e-5)
+
+
 def test_a_schedule_goes_on_from_a_borrowed_state_and_never_back() -> None:
     model = make(optax.sgd(rising))
     bound(model)

@@ -68,6 +68,19 @@ def test_rows_that_do_not_fit_are_named(features: Any, labels: Any, words: str) 
         make().check(features(rows.features), labels(rows.labels))
 
 
+def test_labels_of_steps_are_classes_for_a_loss_that_leaves_none_out() -> None:
+    def masked(logits: Any, labels: Any) -> Any:
+        return cross_entropy(logits, jnp.maximum(labels, 0)) * (labels >= 0)
+
+    features = np.zeros((8, 4, 6), np.float32)
+    labels = np.zeros((8, 4), np.int32)
+    make().check(features, labels)
+    labels[2, 3] = -1  # padding, which optax takes for the last class
+    with pytest.raises(UsageError, match=r"row 2: label at \[3\] is -1: labels must be 0 to 2"):
+        make().check(features, labels)
+    JaxModel(init, apply, masked, optax.sgd(0.1)).check(features, labels)
+
+
 def test_a_loss_of_every_output_against_every_label_is_refused() -> None:
     model = JaxModel(
         lambda key: jnp.zeros((6, 1)),

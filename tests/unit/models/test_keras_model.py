@@ -322,6 +322,27 @@ def test_a_partial_of_a_loss_means_what_its_function_means(
     assert loss.__name__ in repr(made)
 
 
+def squared(labels: Any, outputs: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(labels - outputs), axis=-1)
+
+
+@pytest.mark.parametrize("loss", ["hinge", "poisson", "binary_crossentropy", squared])
+def test_labels_of_one_number_per_row_mean_what_they_mean_in_keras(loss: Any) -> None:
+    """A label column [rows] with Dense(1), whose outputs are [rows, 1]."""
+    keras.utils.set_random_seed(3)
+    module = keras.Sequential([keras.Input((6,)), layers.Dense(1, "sigmoid")])
+    features, classes, _ = batch()
+    labels = (classes > 0).astype(np.float32)
+    model = KerasModel(module, loss, "sgd")
+    params = bound(model)
+    model.check(features, labels)
+    model.step(Batch(features, labels))
+    module.compile("sgd", loss)
+    module.train_on_batch(features, labels)
+    expected = np.concatenate([np.asarray(v).ravel() for v in module.trainable_variables])
+    np.testing.assert_allclose(params, expected, rtol=0, atol=1e-6)
+
+
 def test_losses_that_are_not_one_for_each_output_are_refused() -> None:
     with pytest.raises(UsageError, match=r"outputs kind, but the model returns kind, size"):
         KerasModel(two_headed(), {"kind": LOGITS}, "sgd")

@@ -54,6 +54,20 @@ def test_whole_doubles_are_classes_for_a_loss_of_classes(loss: Any, weights: Any
     assert doubles.loss(Batch(X, Y.astype(np.float32), weights)) == whole.loss(Batch(X, Y, weights))
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 10.0, 0.1])),
+        partial(fn.nll_loss, ignore_index=2),
+    ],
+)
+def test_evaluation_weighs_whole_doubles_as_their_classes(loss: Any) -> None:
+    for weights in (None, np.arange(8, dtype=np.float32)):
+        for labels in (Y, np.full(8, 2)):
+            expected = model(loss).loss(Batch(X, labels, weights))
+            assert model(loss).loss(Batch(X, labels.astype(np.float32), weights)) == expected
+
+
 def test_a_derived_loss_has_the_outputs_of_its_base() -> None:
     assert model(Smoothed()).outputs == "logits"
     assert not model(Smoothed()).per_label
@@ -86,10 +100,43 @@ def test_other_losses_get_their_doubles() -> None:
     assert np.isfinite(model(nn.MSELoss(), 1).step(Batch(X, half)))
 
 
-@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.MSELoss()])
-def test_one_logit_and_a_label_per_row_say_how_to_name_the_column(loss: Any) -> None:
+class LogPoisson(nn.PoissonNLLLoss):
+    """Derived from a loss that broadcasts in silence."""
+
+
+@pytest.mark.parametrize("weights", [None, np.ones(8, np.float32)])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.BCEWithLogitsLoss(),
+        nn.MSELoss(),
+        nn.PoissonNLLLoss(),
+        LogPoisson(),
+        nn.KLDivLoss(reduction="batchmean"),
+        nn.HingeEmbeddingLoss(),
+        nn.MultiLabelSoftMarginLoss(),
+        fn.poisson_nll_loss,
+        partial(fn.gaussian_nll_loss, var=torch.ones(8, 1)),
+    ],
+)
+def test_one_logit_and_a_label_per_row_say_how_to_name_the_column(loss: Any, weights: Any) -> None:
+    labels = (Y > 0).astype(np.float32)
     with pytest.raises(UsageError, match=r'label=\["y"\]'):
-        model(loss, 1).step(Batch(X, (Y > 0).astype(np.float32)))
+        model(loss, 1).step(Batch(X, labels, weights))
+    trained = model(loss, 1)
+    trained.step(Batch(X, labels[:, None]))
+    with pytest.raises(UsageError, match=r'label=\["y"\]'):
+        trained.loss(Batch(X, labels, weights))
+
+
+def test_a_loss_of_ones_own_may_make_the_shapes_equal() -> None:
+    class Squeezed(nn.PoissonNLLLoss):
+        def forward(self, output: Any, target: Any) -> Any:
+            return super().forward(output[:, 0], target)
+
+    labels = (Y > 0).astype(np.float32)
+    expected = model(nn.PoissonNLLLoss(), 1).step(Batch(X, labels[:, None]))
+    assert model(Squeezed(), 1).step(Batch(X, labels)) == pytest.approx(expected)
 
 
 def test_one_feature_says_how_to_name_the_column() -> None:

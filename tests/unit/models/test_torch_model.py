@@ -152,6 +152,33 @@ def test_accumulation_is_the_same_step_in_parts(parts: int) -> None:
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.float32])
+@pytest.mark.parametrize("weights", [None, np.repeat(np.float32([0, 1, 3]), 8)])
+@pytest.mark.parametrize("options", [{"weight": torch.tensor([1.0, 9.0, 0.1])}, {}])
+def test_parts_count_as_their_labels_do(options: Any, weights: Any, kind: Any) -> None:
+    """Some parts have only labels that are ignored, and means that are not numbers."""
+    loss = nn.CrossEntropyLoss(ignore_index=1, **options)
+    labels = CLASSES.astype(kind)
+    labels[8:13] = 1
+    whole, cut = (TorchModel(mlp(), loss, SGD, accumulate=n) for n in (1, 8))
+    one, other = bound(whole), bound(cut)
+    batch = Batch(FEATURES, labels, weights)
+    assert cut.step(batch) == pytest.approx(whole.step(batch), rel=1e-5)
+    np.testing.assert_allclose(one, other, atol=1e-6)
+    nothing = Batch(FEATURES, np.ones(24, kind), weights)
+    assert cut.step(nothing) == whole.step(nothing) == 0
+
+
+def test_a_label_in_a_later_part_that_is_no_class_is_named() -> None:
+    loss = nn.CrossEntropyLoss(weight=torch.ones(3))
+    model = TorchModel(mlp(), loss, SGD, accumulate=3)
+    bound(model)
+    labels = CLASSES.copy()
+    labels[20] = 7
+    with pytest.raises(UsageError, match="labels must be 0 to 2"):
+        model.step(Batch(FEATURES, labels))
+
+
 def test_the_gradient_is_clipped() -> None:
     model = TorchModel(mlp(), functional.mse_loss, SGD, clip_norm=0.5)
     params = bound(model)

@@ -247,10 +247,16 @@ def test_a_loss_that_no_parameter_sees_is_refused() -> None:
 # -- losses ----------------------------------------------------------------------------------------
 
 
+def mean_square(output: Any, target: Any) -> Any:
+    """Calls a loss of torch's."""
+    return mse(output, target)
+
+
 @pytest.mark.parametrize(
     ("outputs", "loss", "rows", "labels", "why"),
     [
-        (1, mse, ROWS, TARGETS[:, 0], r"float32\[8, 1\], target float32\[8\].*target size"),
+        (1, mse, ROWS, TARGETS[:, 0], r"float32\[8, 1\], target float32\[8\].*every target"),
+        (1, mean_square, ROWS, TARGETS[:, 0], r"target float32\[8\].*Using a target size"),
         (3, functional.cross_entropy, ROWS, CLASSES + np.float32(0.5), "whole numbers"),
         (3, functional.cross_entropy, ROWS, CLASSES + 7, "labels must be 0 to 2, .* row 0 of this"),
         (3, mse, ROWS[:, :3], TARGETS, r"Linear\.forward failed for features float32\[8, 3\]"),

@@ -152,3 +152,21 @@ def test_a_position_that_is_ahead_of_what_was_told_of_it_holds_nothing_up() -> N
     assert later.epochs_resumed_from == 1
     assert later.epochs_reported_by({0, 1}) == [1, 2]
     assert later.epoch(2).examples == 4  # of the one that was told
+    assert math.isnan(later.epoch(2).validation)  # early stopping must not judge by it
+    later.add_reports([log_of(0, range(2, 3), 9).report()])
+    assert later.epoch(2).validation == 4.0
+
+
+def test_a_checkpoint_has_no_validation_of_some_partitions_alone() -> None:
+    """One partition still evaluates its held-out rows of the epoch that is trained."""
+    book = EpochHistory()
+    book.add_counters([counters(log_of(0, range(2))), counters(log_of(1, range(1), held=3.0))])
+    later = EpochHistory()
+    later.restore(json.loads(json.dumps(book.report({0: 2, 1: 2}))))
+    first, second = later.history()
+    assert first == book.epoch(0)
+    assert math.isnan(second.validation)
+    assert (second.examples, second.partitions) == (4, 1)
+    again = EpochHistory()
+    again.restore(later.report({0: 2, 1: 2}))  # nothing more becomes unknown
+    assert again.history()[0] == first

@@ -11,10 +11,13 @@ import re
 import struct
 import sys
 import termios
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import Any
 
 import pytest
+from tqdm import tqdm
 
 from sparkstrom.observe import progress_bar
 from sparkstrom.observe.progress import RehearsalFigures
@@ -163,6 +166,142 @@ def test_log_lines_stand_above_it_and_handlers_are_as_before_afterwards(terminal
             assert handler.stream is terminal
         finally:
             log.removeHandler(handler)
+
+
+def ends(call: Callable[[], object]) -> bool:
+    """Whether a call ends in a thread of its own, at once: none waits for a lock for ever."""
+
+    def run() -> None:
+        with suppress(OSError):  # a terminal that has failed
+            call()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(5.0)
+    return not thread.is_alive()
+
+
+@contextmanager
+def logging_to(stream: Any, handler: type[logging.StreamHandler[Any]]) -> Iterator[logging.Handler]:
+    made, log = handler(stream), logging.getLogger("sparkstrom")
+    log.addHandler(made)
+    try:
+        yield made
+    finally:
+        log.removeHandler(made)
+
+
+def test_it_waits_for_no_thread_that_is_about_to_log(terminal: Terminal) -> None:
+    """Such a thread holds its handler's lock, and waits for the bar."""
+    with (
+        shown_on(terminal) as bar,
+        logging_to(terminal, logging.StreamHandler) as handler,
+    ):
+        assert handler.lock is not None
+        with handler.lock:
+            assert ends(lambda: bar.show(line(), force=True))
+            assert ends(bar.close)
+
+
+class Announced:
+    """A reentrant lock that tells when somebody asks for it."""
+
+    def __init__(self) -> None:
+        self._lock, self.wanted = threading.RLock(), threading.Event()
+
+    def acquire(self, *arguments: Any) -> bool:
+        self.wanted.set()
+        return self._lock.acquire(*arguments)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@pytest.mark.parametrize("drawing", [True, False])
+def test_who_waits_for_tqdm_keeps_nobody_else_waiting(
+    drawing: bool, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``tqdm.write`` holds tqdm's lock while it writes a line above the bar."""
+    lock = Announced()
+    monkeypatch.setattr(tqdm, "_lock", lock, raising=False)
+    with shown_on(terminal) as bar:
+        bar.show(line(), force=True)
+        redirected, holds, released = sys.stderr, threading.Event(), threading.Event()
+
+        def write() -> None:
+            with lock:
+                lock.wanted.clear()
+                holds.set()
+                assert lock.wanted.wait(5.0)
+                tqdm.write("a line", file=redirected)
+                released.set()
+
+        threading.Thread(target=write, daemon=True).start()
+        assert holds.wait(5.0)
+        assert ends(lambda: bar.show(line(), force=True) if drawing else print("another"))
+        assert released.wait(5.0)
+        assert "a line" in terminal.screen()
+
+
+class Failing(Terminal):
+    """A terminal to which nothing can be written any more, once it is broken."""
+
+    broken = False
+
+    def write(self, text: str) -> int:
+        if self.broken:
+            raise OSError(28, "no space")
+        return super().write(text)
+
+
+class Probing(logging.StreamHandler[Any]):
+    """Asks, for each record, whether another thread can write above the bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        told = ends(lambda: sys.stdout.write("another thread's line\n"))
+        probed.append((record.getMessage(), told))
+
+
+probed: list[tuple[str, bool]] = []
+
+
+@pytest.mark.parametrize("fails_in", ["show", "say", "close", "tqdm.write"])
+def test_why_it_ended_is_logged_while_it_keeps_nobody_waiting(
+    fails_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Failing()
+    probed.clear()
+    with shown_on(terminal) as bar, logging_to(io.StringIO(), Probing):
+        bar.show(line(), force=True)
+        redirected = sys.stderr
+        terminal.broken = True
+        match fails_in:
+            case "show":
+                bar.show(line(), force=True)
+            case "say":
+                bar.say("a note")
+            case "tqdm.write":
+                with suppress(OSError):
+                    tqdm.write("a line", file=redirected)
+                assert not probed
+        bar.close()
+        ((text, told),) = probed
+        assert "progress display stopped" in text
+        assert told
+
+
+def test_a_terminal_that_fails_leaves_tqdm_s_lock_free() -> None:
+    terminal = Failing()
+    terminal.broken = True
+    with shown_on(terminal) as bar:
+        bar.show(line(), force=True)
+        assert ends(lambda: tqdm.write("a line", file=io.StringIO()))
 
 
 def test_what_goes_to_a_file_is_left_alone(

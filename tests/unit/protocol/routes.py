@@ -81,11 +81,14 @@ def messages_table() -> str:
 
 
 def stages_table() -> str:
-    """The same of ``stages.TRANSITIONS``."""
+    """The same of ``stages.TRANSITIONS``; a row has all stages with the same cause and effect."""
     head = ["| part | stage | when | next |", "|---|---|---|---|"]
+    grouped: dict[tuple[stages.Trigger, stages.Stage], list[stages.Stage]] = {}
+    for (stage, cause), to in stages.TRANSITIONS.items():
+        grouped.setdefault((cause, to), []).append(stage)
     rows = [
-        f"| {type(stage).__name__.removesuffix('Stage').lower()} | {stage.name} | {cause.value} "
-        f"({cause.name}) | {to.name} |"
-        for (stage, cause), to in stages.TRANSITIONS.items()
+        f"| {type(to).__name__.removesuffix('Stage').lower()} | "
+        f"{', '.join(stage.name for stage in found)} | {cause.value} ({cause.name}) | {to.name} |"
+        for (cause, to), found in grouped.items()
     ]
     return "\n".join([*head, *rows])

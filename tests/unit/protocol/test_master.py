@@ -283,15 +283,32 @@ def test_what_workers_say_is_heard_from_anybody_who_has_the_key(master: Any) -> 
 
 def test_a_failure_without_an_id_ends_the_fit_too(master: Any, make: Any) -> None:
     """Its snapshot could not be installed, say, or its task failed before its place was known."""
-    failed = TrainingFailure(node=None, reason="no room", trace="t", host="h", partition=1)
+    failed = TrainingFailure(
+        node=None, reason="no room", trace="t", host="h", partition=1, attempt=11
+    )
     effects = master.running().direct(failed)
     assert ev.Abort("no room", "t", "h", 1) in effects
+
+
+def test_a_failure_of_an_older_attempt_without_an_id_ends_nothing(master: Any) -> None:
+    """A task of an earlier stage attempt cannot read its rows, or was refused as superseded."""
+    failed = TrainingFailure(
+        node=None, reason="no room", trace="t", host="h", partition=1, attempt=10
+    )
+    assert master.running().direct(failed) == []
+    assert not master.machine.aborted
+    assert master.machine.ignored.counts == {("TrainingFailure", IgnoreReason.LATE): 1}
+
+
+def test_a_failure_before_any_attempt_has_joined_ends_the_fit(master: Any) -> None:
+    failed = TrainingFailure(node=None, reason="no room", trace="t", host="h", partition=1)
+    assert ev.Abort("no room", "t", "h", 1) in master.direct(failed)
 
 
 @pytest.mark.parametrize("node", [None, 1])
 def test_a_failure_says_what_the_worker_was_doing(master: Any, node: int | None) -> None:
     failed = TrainingFailure(
-        node=node, reason="NaN", trace="t", host="h", partition=0, phase="training"
+        node=node, reason="NaN", trace="t", host="h", partition=0, attempt=10, phase="training"
     )
     effects = master.running().direct(failed)
     assert ev.Abort("NaN", "t", "h", 0, phase="training") in effects

@@ -36,9 +36,9 @@ def test_training_begins_when_all_hold_a_replica(master: Any) -> None:
 
 def test_it_begins_with_those_who_came_in_time(master: Any) -> None:
     master.enter(0)
-    for _ in range(8):
+    for _ in range(32):
         master.say(1, activity=Activity.WAITING)
-        master.tick(8.0)
+        master.tick(2.0)
     assert master.phase is Phase.RUNNING
 
 
@@ -46,12 +46,22 @@ def test_too_few_workers_end_the_fit(master_with: Any) -> None:
     master = master_with(workers_min=2)
     master.enter(0)
     effects: list[ev.Effect] = []
-    for _ in range(8):
+    for _ in range(32):
         master.say(1, activity=Activity.WAITING)
-        effects += master.tick(8.0)
+        effects += master.tick(2.0)
     abort = aborted(effects)
     assert abort.kind == ev.Failure.SETUP
-    assert "1 workers joined within 64 s, min_workers is 2 (of 2 partitions)" in abort.reason
+    assert "1 workers joined within 62 s, min_workers is 2 (of 2 partitions)" in abort.reason
+
+
+def test_a_pause_of_the_process_does_not_count_as_waiting_for_workers(master_with: Any) -> None:
+    master = master_with(workers_min=2)
+    master.enter(0)
+    master.say(1, activity=Activity.WAITING)
+    assert every(master.tick(600.0), ev.Abort) == []
+    master.enter(1)
+    master.say(2, activity=Activity.WAITING)
+    assert master.phase is Phase.RUNNING
 
 
 def finished(master: Any, make: Any) -> Any:
@@ -121,6 +131,18 @@ def test_who_dies_before_the_end_holds_nothing_up(master: Any, make: Any) -> Non
     assert master.phase is Phase.AUDIT
     master.step(ev.ReplicaHashed(2, "d", None))
     assert every(master.say(1, audit=AuditAnswer(2, "d", None)), ev.Complete)
+
+
+def test_a_pause_of_the_process_does_not_count_as_waiting_for_the_end(
+    master: Any, make: Any
+) -> None:
+    """The answers of both wait in a queue; the first one is no reason to close the other's id."""
+    finished(master, make)
+    master.now_s += 600.0
+    for node in (1, 2):
+        assert every(master.say(node, final=1), ev.Note) == []
+    assert master.phase is Phase.AUDIT
+    assert list(master.machine.members.live) == [1, 2]
 
 
 @pytest.mark.parametrize("what", ["last update", "hash"])
@@ -202,9 +224,9 @@ def test_nobody_waits_for_ever_for_rows_that_do_not_come(master_with: Any) -> No
     master = master_with(partitions=1)
     master.enter(0, rows=0, batches=0)
     effects: list[ev.Effect] = []
-    for _ in range(8):
+    for _ in range(32):
         master.say(1, activity=Activity.CATCHING_UP)
-        effects += master.tick(8.0)
+        effects += master.tick(2.0)
     assert aborted(effects).reason.startswith("all 1 partitions are empty:")
 
 

@@ -147,7 +147,7 @@ def test_a_released_one_leaves_unheard_after_a_while(node: Any) -> None:
 
 def test_a_failure_is_repeated_until_it_was_heard(node: Any, make: Any) -> None:
     node.training()
-    failed = TrainingFailure(node=1, reason="NaN", trace="t", host="h")
+    failed = TrainingFailure(node=1, reason="NaN", trace="t", host="h", attempt=10)
     assert said(node.step(ev.TrainerFailed("NaN", "t")), TrainingFailure) == [failed]
     assert said(node.tick(REPEAT_S + 2.5), TrainingFailure) == [failed]
     assert node.order is not Command.FAIL
@@ -174,7 +174,7 @@ def test_what_its_code_says_is_told_at_once_and_once(node: Any) -> None:
 
 def test_a_failure_is_told_also_without_a_parent(node: Any) -> None:
     node.training().opened()
-    failed = TrainingFailure(node=1, reason="NaN", trace="t", host="h")
+    failed = TrainingFailure(node=1, reason="NaN", trace="t", host="h", attempt=10)
     node.step(ev.TrainerFailed("NaN", "t"))
     assert said(node.tick(0.6), TrainingFailure) == [failed]
 

@@ -41,7 +41,7 @@ def test_its_trainer_begins_at_once_and_follows(whole: Any, make: Any) -> None:
     whole.step(ev.ActivityChanged(Activity.WAITING))
     whole.hear(make.state())
     assert "updater" in whole.machine.directive.reason  # others have taken 4 steps by now
-    only(whole.tick(6.0), ev.InstallOptimizer)
+    only([effect for _ in range(3) for effect in whole.tick(2.0)], ev.InstallOptimizer)
     assert whole.order is Command.TRAIN
     assert whole.me.replication.history.whole
 

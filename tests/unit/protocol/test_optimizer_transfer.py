@@ -21,7 +21,7 @@ from sparkstrom.protocol.common.optimizer_fetch import (
     RETRY_FIRST_S,
     OptimizerFetch,
 )
-from tests.unit.protocol.spoken import answers, only, sent
+from tests.unit.protocol.spoken import answers, every, only, sent
 
 
 def chunk(index: int = 0, content: bytes = b"0", asker: int = 1) -> OptimizerChunk:
@@ -143,10 +143,19 @@ def test_who_joins_late_waits_for_an_updaters_state(node_with: Any, make: Any) -
 
 def test_nobody_waits_for_it_beyond_a_deadline(node_with: Any, make: Any) -> None:
     node = late(node_with(optimizer_wait_s=5.0), make)
-    node.tick(4.9)
+    for _ in range(2):
+        node.tick(2.45)
     assert node.order is Command.WAIT
     assert only(node.tick(0.2), ev.InstallOptimizer).payload is None
     assert node.order is Command.TRAIN
+
+
+def test_a_pause_of_the_process_does_not_count_as_waiting_for_it(node_with: Any, make: Any) -> None:
+    node = late(node_with(optimizer_wait_s=5.0), make)
+    node.tick(2.0)
+    node.alive(slowest=3)
+    assert every(node.tick(4.0), ev.InstallOptimizer) == []
+    assert only(node.hear(chunk()), ev.InstallOptimizer).payload == b"0"
 
 
 def test_nothing_is_lent_before_the_trainer_has_what_was_borrowed(

@@ -114,7 +114,9 @@ def test_who_begins_where_the_fit_did_borrows_no_updater(node_with: Any, make: A
 def test_who_could_not_read_its_rows_says_so_and_does_not_join(node: Any) -> None:
     """In a fit that goes on it would join with other rows than it should have."""
     told = node.step(ev.TrainerFailed("no room on the disk", "trace"))
-    assert only(told, ev.SendDirect).message.reason == "no room on the disk"
+    message = only(told, ev.SendDirect).message
+    who = node.machine.membership.identity
+    assert (message.reason, message.attempt) == ("no room on the disk", who.attempt)
     assert [tell.message.node for tell in node.opened() if isinstance(tell, ev.SendDirect)] == []
 
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from sparkstrom import ParallelWrapper, UsageError
+from sparkstrom.data.column_selection import ColumnSpec
+from sparkstrom.data.row_sample import RowSample, sample_blocks
+from sparkstrom.local.data import read_data_blocks
 from sparkstrom.rehearsal.conditions import StepTimes
+from sparkstrom.rehearsal.data import SampledData
 from sparkstrom.rehearsal.measurement import (
     LinkMeasurement,
     WorkerMeasurement,
@@ -73,6 +79,27 @@ def test_tasks_get_only_the_rows_that_they_train_on() -> None:
     chosen = sample()
     assert chosen.head(1).rows == len(chosen.blocks[0].records)
     assert chosen.head(10**6) == chosen
+
+
+def marked(held: np.ndarray) -> RowSample:
+    """Return a sample of some blocks with a column that marks held-out rows."""
+    features, labels = (array[: len(held)] for array in rows())
+    table = pa.table({"x": [*features], "y": labels, "held": held})
+    chosen = ColumnSpec("x", "y", None, "held")
+    parts = (table.slice(begin, 20) for begin in range(0, len(held), 20))
+    blocks = [block for part in parts for block in read_data_blocks(part, chosen)]
+    return sample_blocks(blocks, len(held), 0)
+
+
+def test_rows_that_a_column_holds_out_are_no_rows_to_measure_with() -> None:
+    chosen = marked(np.arange(100) < 50).head(25)
+    assert (chosen.rows, chosen.total) == (80, 100)
+    assert SampledData(recipe(), chosen).partitions(1)[0].rows == 30
+
+
+def test_a_sample_without_rows_to_train_on_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"no rows to train on; look at .* what validation holds"):
+        SampledData(recipe(), marked(np.ones(40, bool))).check()
 
 
 def test_dynamic_allocation_is_refused() -> None:

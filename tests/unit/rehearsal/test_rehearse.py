@@ -18,14 +18,23 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from sparkstrom import ParallelWrapper, UsageError
 from sparkstrom.data.column_selection import ColumnSpec
 from sparkstrom.data.row_sample import RowSampler, sample_blocks
-from sparkstrom.local import parallel_wrapper
+from sparkstrom.local import parallel_wrapper, worker_pool
 from sparkstrom.local.data import read_data_blocks
 from sparkstrom.models.base import Batch
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.observe.progress import DisplayedFigures, ProgressDisplay, ProgressRate
-from sparkstrom.rehearsal.fit import SimulatedFit
+from sparkstrom.rehearsal import rehearse as rehearse_module
+from sparkstrom.rehearsal.conditions import StepTimes
+from sparkstrom.rehearsal.fit import CurvePoint, SimulatedFit
 from sparkstrom.rehearsal.rehearse import RehearsalRequest
-from sparkstrom.rehearsal.result import ALL_REDUCE, ONE_PROCESS, OURS, Rehearsal, seconds_to
+from sparkstrom.rehearsal.result import (
+    ALL_REDUCE,
+    ONE_PROCESS,
+    OURS,
+    Rehearsal,
+    make_run,
+    seconds_to,
+)
 from tests.unit.rehearsal.recipes import COLUMNS, ROWS, momentum_network, rows
 
 SETTINGS: dict[str, Any] = {"step": "50ms", "epochs": 4, "workers": (1, 4)}
@@ -209,12 +218,18 @@ class CountsThreads(DenseNetwork):
         return super().step(batch)
 
 
-def test_steps_use_one_thread_like_those_of_a_task() -> None:
-    with threadpool_limits(2):
+@pytest.mark.parametrize(("step", "used"), [("50ms", {1}), (None, {1, 2})])
+def test_steps_use_one_thread_but_measured_ones_those_of_a_worker(
+    monkeypatch: pytest.MonkeyPatch, step: Any, used: set[int]
+) -> None:
+    for module in (worker_pool, rehearse_module):
+        monkeypatch.setattr(module, "count_cores", lambda: 4)
+    monkeypatch.setattr(CountsThreads, "used", set())
+    with threadpool_limits(3):
         before = threadpool_info()
-        rehearsed(CountsThreads([COLUMNS, 8, 2]), workers=2, step=None)
+        rehearsed(CountsThreads([COLUMNS, 8, 2]), workers=2, step=step)  # of a pool of 2 workers
         assert threadpool_info() == before
-    assert CountsThreads.used == {1}
+    assert CountsThreads.used == used
 
 
 def test_a_loss_to_reach_may_be_out_of_reach() -> None:
@@ -229,7 +244,59 @@ def test_a_loss_is_reached_after_one_that_was_infinite() -> None:
         SimpleNamespace(seconds=seconds, measures={"loss": loss})
         for seconds, loss in ((1.0, math.inf), (2.0, 0.5))
     ]
-    assert seconds_to(cast(SimulatedFit, SimpleNamespace(points=points)), 0.5) == 2.0
+    simulated = cast(SimulatedFit, SimpleNamespace(points=points, error=""))
+    assert seconds_to(simulated, 0.5) == 2.0
+
+
+def of_fits(to_loss: float | None, *fits: tuple[str, str, float, str]) -> Rehearsal:
+    """Return a rehearsal of fits of 100 rows, which begin with loss 2 and reach loss 0."""
+    made = [
+        SimulatedFit(
+            workers=1 if system == ONE_PROCESS else 4,
+            points=[CurvePoint(0.0, 0, {"loss": 2.0}), CurvePoint(seconds, 100, {"loss": 0.0})],
+            seconds=seconds,
+            examples=100,
+            error=error,
+        )
+        for system, _, seconds, error in fits
+    ]
+    runs = tuple(
+        make_run(system, rule, fit, made[0], to_loss=to_loss, n_params=9, link_bits_s=1e9)
+        for (system, rule, _, _), fit in zip(fits, made, strict=True)
+    )
+    conditions = RehearsalRequest().conditions(StepTimes(1.0))
+    return Rehearsal(runs, conditions, 9, 0.1, 100, 100, 1, 10, False, to_loss)
+
+
+@pytest.mark.parametrize("to_loss", [1.0, None])
+def test_a_run_that_failed_reaches_no_loss_and_is_not_the_best(to_loss: float | None) -> None:
+    made = of_fits(
+        to_loss, (ONE_PROCESS, "", 8.0, ""), (OURS, "ddp", 1.0, "too far"), (OURS, "limited", 2, "")
+    )
+    _, failed, limited = made.runs
+    assert (failed.seconds_to_loss, failed.speedup, failed.accuracy) == (None, None, None)
+    assert limited.speedup == 4.0
+    assert (made.best_scaling, made.pays_up_to) == ("limited", 4)
+    alone = of_fits(to_loss, (ONE_PROCESS, "", 8.0, ""), (OURS, "ddp", 1.0, "too far"))
+    assert (alone.best.system, alone.pays_up_to) == (ONE_PROCESS, 1)
+    assert made.best is (limited if to_loss else made.runs[0])
+
+
+def test_no_run_is_faster_than_one_process_that_failed() -> None:
+    made = of_fits(1.0, (ONE_PROCESS, "", 8.0, "too far"), (OURS, "ddp", 1.0, ""))
+    assert [run.speedup for run in made.runs] == [None, None]
+    assert made.best is made.runs[1]
+    assert of_fits(None, (ONE_PROCESS, "", 8.0, "bad"), (OURS, "", 1.0, "")).runs[1].speedup is None
+
+
+def test_there_is_no_advice_if_all_runs_failed() -> None:
+    systems = ((ONE_PROCESS, ""), (OURS, "ddp"), (OURS, "limited"))
+    made = of_fits(None, *((*system, 1.0, "too far") for system in systems))
+    assert made.best is made.runs[0]
+    advice, *failures = made.verdict()
+    assert advice == "Every run failed, so there is no advice on the number of workers."
+    assert len(failures) == 3
+    assert all(line.endswith(" failed: too far") for line in failures)
 
 
 def test_a_sample_is_said_to_be_one() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sparkstrom import ParameterAveragingTrainingMaster
+from sparkstrom.base.identity import Position
 from sparkstrom.checkpoint.directory import CheckpointDirectory
 from sparkstrom.checkpoint.writer import parse_checkpoint_every
 from sparkstrom.codec.messages import Phase
@@ -83,6 +84,26 @@ def test_a_checkpoint_has_the_states_of_its_own_round(tmp_path: Path, save_updat
     assert (found.commit, stored["round/steps"], stored["updater/velocity"][0]) == (1, 1, 1.0)
     assert (stored["outer/velocity"] == velocity).all()
     assert state.rounds == 2
+
+
+def test_workers_whose_rows_have_no_weight_have_trained_on_their_executors() -> None:
+    model = DenseNetwork([6, 5, 3], seed=1)
+    state = RoundState(
+        model, ParameterAveragingTrainingMaster(), model.initial(), OptimizerStates(), 0
+    )
+    control = RoundsControl(
+        FitSpec(2, 1, model.n_params, "test"), state, has_observer=False, abort=lambda: None
+    )
+    control.begin_training([PartitionFacts(i, 8, 0, 2, 8, 0, "host") for i in range(2)])
+    reports = [
+        RoundReport(i, host="host", executor=f"executor {i}", steps=2, examples=8) for i in range(2)
+    ]
+    control.end_round(RoundResults(reports), {i: Position(0, 2) for i in range(2)})
+    outcome = control.outcome()
+    assert outcome.executors == {"executor 0", "executor 1"}
+    trained = [each.training for each in outcome.stats.values()]
+    assert [(each.steps, each.examples) for each in trained if each is not None] == [(2, 8)] * 2
+    assert outcome.commits == 0
 
 
 class Waiting:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import MasterLimits
+from sparkstrom.runtime import master_thread
+from sparkstrom.runtime.master_control import Snapshot
 from sparkstrom.runtime.master_thread import MasterPlan, MasterThread
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.transport.base import MemoryNetwork, MemoryTransport, ReceivedFrame
@@ -121,6 +124,69 @@ def test_of_a_broken_thread_it_raises_why(
     master.finished.wait(30)
     with pytest.raises(TrainingError, match="broken on purpose"):
         master.snapshot()
+
+
+def test_of_a_fit_that_is_done_the_parameters_are_there_though_its_thread_has_broken(
+    make_master: Callable[[Theta], tuple[MasterThread, Breaking]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the last checkpoint needs them; nobody waits until a thread answers that has ended."""
+    monkeypatch.setattr(master_thread, "SNAPSHOT_TIMEOUT_S", 1)
+    theta = Theta(N, K)
+    theta.load(np.full(N, 0.5, np.float32))
+    theta.commit = 7
+    master, transport = make_master(theta)
+    master._machine.phases.phase = Phase.DONE
+    master.finished.set()
+    transport.broken = True
+    master.join(30)
+    assert master.failure is None
+    made = master.snapshot(updaters=True)
+    assert made.commit == 7
+    np.testing.assert_array_equal(made.parameters, np.full(N, 0.5, np.float32))
+
+
+def test_one_that_was_never_started_closes_its_transport(
+    make_master: Callable[[Theta], tuple[MasterThread, Breaking]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is open as soon as there is a master: else its media driver lives as long as the program.
+
+    So it is where no thread can be started.
+    """
+    monkeypatch.setattr(MasterThread, "start", lambda self: None)
+    master, transport = make_master(Theta(N, K))
+    master.end()
+    assert transport._is_closed
+    master.end()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_transport_that_cannot_be_closed_keeps_nobody_waiting(
+    make_master: Callable[[Theta], tuple[MasterThread, Breaking]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(master_thread, "SNAPSHOT_TIMEOUT_S", 1)
+    master, transport = make_master(Theta(N, K))
+
+    def close() -> None:
+        raise OSError("cannot be closed")
+
+    monkeypatch.setattr(transport, "close", close)
+    master.end()
+    assert master.snapshot().commit == 0
+
+
+def test_a_request_that_waits_when_the_thread_ends_is_answered(
+    make_master: Callable[[Theta], tuple[MasterThread, Breaking]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master, transport = make_master(Theta(N, K))
+    asked = Future[Snapshot]()
+
+    def poll(wait_s: float) -> list[ReceivedFrame]:
+        master._snapshot_requests.put(asked)
+        raise OSError("broken on purpose")
+
+    monkeypatch.setattr(transport, "poll", poll)
+    with pytest.raises(TrainingError, match="broken on purpose"):
+        asked.result(30)
 
 
 def test_of_a_fit_that_was_given_up_the_parameters_are_there_after_its_thread_has_ended(

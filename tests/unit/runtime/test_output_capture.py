@@ -52,6 +52,24 @@ def lines(output: WorkerOutput) -> list[str]:
     return [text for _, text in said.lines] if said is not None else []
 
 
+def test_a_finalizer_may_print_while_a_line_is_added() -> None:
+    """Garbage is collected anywhere: here, while the clock is read."""
+
+    class Collecting(Clock):
+        def monotonic_s(self) -> float:
+            if not collected:
+                collected.append("unclosed session")
+                output.add("unclosed session")
+            return super().monotonic_s()
+
+    collected: list[str] = []
+    output = WorkerOutput(Collecting())
+    adding = threading.Thread(target=output.add, args=("step 1",), daemon=True)
+    adding.start()
+    adding.join(5.0)
+    assert lines(output) == ["unclosed session", "step 1"]
+
+
 def test_a_print_is_copied_and_goes_where_it_went(
     output: WorkerOutput, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,18 @@ def test_when_some_have_finished_the_fit_goes_on_more_slowly() -> None:
     assert [about for _, about, _ in told(*words)] == [0, 4, 8, 12, 13, 14]
 
 
+@pytest.mark.parametrize("resumed", [0, 40])
+def test_a_worker_alone_counts_its_own_steps_however_late_the_reports_are(resumed: int) -> None:
+    """A report of 2 minibatches arrives after the third step, and one of 3 after the fifth."""
+    words = [train(1, resumed + reported) for reported in (0, 1, 1, 2, 2, 3)]
+    assert [about - resumed for _, about, _ in told(*words)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_worker_alone_learns_from_reports_what_others_have_trained() -> None:
+    words = [train(1), train(1, 1), train(1, 9), train(1, 10), train(1, 10)]
+    assert [about for _, about, _ in told(*words)] == [0, 1, 9, 10, 11]
+
+
 def test_earlier_fits_are_counted_in() -> None:
     assert told(train(2), train(2, 3), before=100) == [(2, 100, 100), (2, 103, 103)]
 

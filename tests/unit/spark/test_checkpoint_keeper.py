@@ -45,8 +45,12 @@ class Master:
         self.commit, self.everybody = 0, False
         self.states: list[Future[tuple[bytes, ...]]] = []
         self.optimizer_copies: tuple[bytes, ...] = ()  # the newest that have come
+        self.raises: TrainingError | None = None
+        self.failure: TrainingError | None = None
 
     def snapshot(self, *, updaters: bool = False) -> Snapshot:
+        if self.raises is not None:
+            raise self.raises
         parameters = np.full(MODEL.n_params, self.commit, np.float32)
         start = PartitionStart(Position(0, self.commit), 64, 1, 100)
         return Snapshot(self.commit, parameters, b"", (start, start))
@@ -62,7 +66,7 @@ class Bench:
 
     def __init__(self, directory: Path, every: str = "2 updates", updaters: str = "one") -> None:
         self.directory = CheckpointDirectory(str(directory), 100)
-        self.master, self.told = Master(), list[CheckpointWritten]()
+        self.master, self.told, self.said = Master(), list[CheckpointWritten](), list[str]()
         master = cast(MasterThread, self.master)
         states, due = OptimizerStates(), parse_checkpoint_every(every)
         kept = CheckpointConfig(
@@ -74,7 +78,7 @@ class Bench:
             book=EpochHistory(),
             stopping=EarlyStoppingListener(master, None),
             notify=self.told.append,
-            say=print,
+            say=self.said.append,
         )
         self.keeper.on_fit_begin(SPEC)
 
@@ -150,6 +154,32 @@ def test_training_goes_on_while_a_state_is_on_its_way(bench: Bench) -> None:
     bench.master.states[1].set_result(())
     bench.keeper.close_failed()
     assert bench.newest().parameters[0] == 8
+
+
+def test_a_master_that_cannot_copy_now_costs_a_checkpoint_and_not_the_fit(bench: Bench) -> None:
+    """It may be replacing its media driver."""
+    bench.keeper.on_phase(Phase.RUNNING)
+    bench.master.raises = TrainingError("the master did not copy its parameters within 60 s")
+    bench.look(2)
+    assert bench.master.states == []
+    (warning,) = bench.said
+    assert warning.startswith("checkpoint of commit 2 not written to ")
+    assert "did not copy its parameters within 60 s" in warning
+    bench.master.raises = None
+    bench.look(3)
+    assert bench.master.states == []
+    bench.look(4)
+    bench.master.states[0].set_result(())
+    bench.wait()
+    assert bench.newest().parameters[0] == 4
+    assert "written again, after 1 that failed" in bench.said[-1]
+
+
+def test_of_a_fit_that_has_failed_the_error_is_raised(bench: Bench) -> None:
+    bench.keeper.on_phase(Phase.RUNNING)
+    bench.master.raises = bench.master.failure = TrainingError("the master failed")
+    with pytest.raises(TrainingError, match="the master failed"):
+        bench.look(2)
 
 
 def test_at_the_end_what_is_delivered_is_saved_with_the_words_about_it(bench: Bench) -> None:

@@ -30,12 +30,14 @@ from sparkstrom.spark.fit_strategies import strategy_for
 
 
 class FakeContext:
-    """A master URL, a configuration, and how many executors have registered."""
+    """A master URL, a configuration, and how many executors have registered, with which slots."""
 
-    def __init__(self, master: str, registered: int = 0, parallelism: int = 2, **conf: str) -> None:
-        self.master, self.defaultParallelism = master, parallelism
+    defaultParallelism = 99  # a user's spark.default.parallelism
+
+    def __init__(self, master: str, registered: int = 0, slots: int = 2, **conf: str) -> None:
+        self.master = master
         self._conf = {f"spark.{key.replace('_', '.')}": value for key, value in conf.items()}
-        self._registered = registered
+        self._registered, self._slots = registered, slots
         self._jsc = self
 
     def sc(self) -> Any:
@@ -47,6 +49,24 @@ class FakeContext:
     def size(self) -> int:
         return self._registered + 1  # the driver counts, too
 
+    def resourceProfileManager(self) -> Any:
+        return SimpleNamespace(defaultResourceProfile=lambda: "the default one")
+
+    def maxNumConcurrentTasks(self, profile: str) -> int:
+        assert profile == "the default one"
+        return self._slots
+
+    def getConf(self) -> Any:
+        return self
+
+    def getAllWithPrefix(self, prefix: str) -> list[Any]:
+        keys = [key.removeprefix(prefix) for key in self._conf if key.startswith(prefix)]
+        return [SimpleNamespace(_1=lambda key=key: key) for key in keys]
+
+
+def gpus(executor: str, task: str) -> dict[str, str]:
+    return {"executor_resource_gpu_amount": executor, "task_resource_gpu_amount": task}
+
 
 @pytest.mark.parametrize(
     ("context", "slots"),
@@ -54,6 +74,7 @@ class FakeContext:
         (FakeContext("local"), TaskSlots(1, 1)),
         (FakeContext("local[3]"), TaskSlots(1, 3)),
         (FakeContext("local[3,2]"), TaskSlots(1, 3)),
+        (FakeContext("local[3 , 2]"), TaskSlots(1, 3)),
         (FakeContext("local[4]", task_cpus="2"), TaskSlots(1, 2)),
         (FakeContext("local-cluster[2,3,1024]"), TaskSlots(2, 3)),
         (FakeContext("local-cluster[2, 4, 1024]", task_cpus="4"), TaskSlots(2, 1)),
@@ -63,7 +84,23 @@ class FakeContext:
             FakeContext("k8s://h:1", executor_instances="2", executor_cores="4", task_cpus="2"),
             TaskSlots(2, 2),
         ),
-        (FakeContext("spark://h:7077", registered=2, parallelism=8), TaskSlots(2, 4)),
+        (FakeContext("spark://h:7077", registered=2, slots=8), TaskSlots(2, 4)),
+        (FakeContext("spark://h:7077", registered=1, slots=1), TaskSlots(1, 1)),
+        (FakeContext("spark://h:7077", registered=1, executor_instances="4"), TaskSlots(1, 2)),
+        (FakeContext("local-cluster[1,2,1024]", **gpus("1", "1")), TaskSlots(1, 1)),
+        (
+            FakeContext("yarn", registered=2, executor_cores="9", **gpus("2", "0.3")),
+            TaskSlots(2, 6),
+        ),
+        (
+            FakeContext("yarn", registered=2, executor_cores="9", **gpus("4", "0.6")),
+            TaskSlots(2, 4),
+        ),
+        (FakeContext("yarn", registered=2, executor_cores="9", **gpus("5", "2")), TaskSlots(2, 2)),
+        (
+            FakeContext("k8s://h:1", 2, executor_cores="1", executor_resource_gpu_amount="4"),
+            TaskSlots(2, 1),
+        ),
     ],
     ids=lambda value: value.master if isinstance(value, FakeContext) else "",
 )
@@ -82,6 +119,7 @@ def test_a_configuration_that_changes_is_seen() -> None:
 def test_all_cores_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 6)
     assert get_slots(FakeContext("local[*]")) == TaskSlots(1, 6)
+    assert get_slots(FakeContext("local[*, 4]")) == TaskSlots(1, 6)
 
 
 def test_no_executors_are_an_error_of_the_cluster() -> None:

@@ -62,16 +62,21 @@ class Asked:
         self.finished, self.failure = threading.Event(), None
         self.progress = create_initial_progress(3)
         self.said: list[str] = []
+        self.busy, self.snapshots = False, list[Future[Snapshot]]()
         self.copies: Future[tuple[bytes, ...]] = Future()
         self.copied = Snapshot(7, np.arange(3_000_000, dtype=np.float32), b"buffers", ())
 
     def request_stop(self, reason: str) -> None:
         self.said.append(reason)
 
-    def snapshot(self) -> Snapshot:
+    def request_snapshot(self) -> Future[Snapshot]:
+        answer = Future[Snapshot]()
         if self.finished.is_set():
-            raise TrainingError("it has failed")
-        return self.copied
+            answer.set_exception(TrainingError("it has failed"))
+        elif not self.busy:
+            answer.set_result(self.copied)
+        self.snapshots.append(answer)
+        return answer
 
     def copy_optimizer_states(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
         self.said.append(f"updaters of {'all' if everybody else 'one'}")
@@ -169,6 +174,21 @@ def test_a_response_ends_a_silence_as_a_state_does(door: ControlServer, heard: H
         task.send(pack_message(ControlResponse(request.number, bytes(2 * RECORD_BYTES_MAX))))
         assert len(answer.result(WAIT_S)) == 2 * RECORD_BYTES_MAX
         assert door.heard_s > 0.0
+
+
+def test_states_come_while_a_master_cannot_copy(
+    door: ControlServer, task: Task, heard: Heard
+) -> None:
+    """A controller that is silent while it replaces its media driver would be taken for lost."""
+    task.master.busy = True
+    late = door.ask(GetSnapshot())
+    assert door.ask(RequestStop("enough")).result(WAIT_S) is None
+    (answer,) = task.master.snapshots
+    task.master.progress = create_initial_progress(4)
+    heard.until(lambda states: bool(states) and states[-1].progress.partitions == 4)
+    answer.set_result(task.master.copied)
+    copied: Any = late.result(WAIT_S)
+    assert copied.commit == 7
 
 
 def test_an_error_is_raised_where_it_was_asked(

@@ -132,6 +132,6 @@ def test_an_executor_is_known_by_what_spark_started_it_with(tmp_path: Path) -> N
     stat = (Path("/proc") / str(pid) / "stat").read_text()
     (tmp_path / str(pid) / "stat").write_text(stat)
     (tmp_path / str(pid) / "cmdline").write_text(words)
-    assert read_executor_name(tmp_path) == ExecutorName("12", "node7")
+    assert read_executor_name(tmp_path) == ExecutorName("12", "node7", 4)
     (tmp_path / str(pid) / "cmdline").write_text("java\0org.apache.spark.deploy.SparkSubmit\0")
-    assert read_executor_name(tmp_path) == ExecutorName("driver", "")
+    assert read_executor_name(tmp_path) == ExecutorName("driver", "", 1)

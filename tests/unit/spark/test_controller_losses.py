@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -24,7 +25,7 @@ from sparkstrom.fit.strategy import GradientSharing
 from sparkstrom.fit.summary import FitRecord
 from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.observe.progress import ProgressDisplay
-from sparkstrom.runtime.master_control import MasterControl, Progress, Snapshot
+from sparkstrom.runtime.master_control import MasterControl, Progress
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.spark.controller.remote_master import RemoteController
 from tests.unit.spark.test_checkpoint_keeper import MODEL, SPEC, Master
@@ -40,14 +41,8 @@ class Connected(Master):
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_reachable, self.failure = True, None
-        self.raises: TrainingError | None = None
+        self.is_reachable = True
         self.progress = Progress(Phase.RUNNING, 2, 2, 2, 50, 900, 40, 0.0, {})
-
-    def snapshot(self, *, updaters: bool = False) -> Snapshot:
-        if self.raises is not None:
-            raise self.raises
-        return super().snapshot(updaters=updaters)
 
 
 class Bench:
@@ -140,7 +135,7 @@ def test_without_a_connection_nothing_is_asked_and_a_copy_that_fails_ends_nothin
     bench.master.is_reachable, bench.master.raises = True, TrainingError("it sent none")
     bench.look(3)
     assert not bench.master.states
-    bench.master.failure = LOST  # type: ignore[assignment]
+    bench.master.failure = LOST
     with pytest.raises(TrainingError, match="it sent none"):
         bench.look(9)
 
@@ -160,6 +155,43 @@ def test_what_the_task_has_raised_is_no_loss(cause: str, *, is_loss: bool) -> No
     assert isinstance(master._create_lost_error(cause), ControllerLost) is is_loss
 
 
+def test_a_controller_that_has_ended_is_asked_nothing_more() -> None:
+    """A fit that fails ends it in any case, also where it has ended already."""
+    master, asked = RemoteController(NO_DATA, NO_DATA, {}, 2), list[object]()
+    server = SimpleNamespace(is_open=True, ask=asked.append, close=lambda: None)
+    master._server = cast(Any, server)
+    master._placed = cast(Any, SimpleNamespace(job=SimpleNamespace(running=False)))
+    master._monitor_thread = threading.Thread()
+    master._monitor_thread.start()
+    master._close()
+    master.end()
+    assert asked == []
+
+
+@pytest.mark.parametrize("is_heard_again", [False, True])
+def test_a_driver_that_was_suspended_reads_what_came_before_it_gives_up(
+    *, is_heard_again: bool
+) -> None:
+    master = RemoteController(NO_DATA, NO_DATA, {}, 2)
+    server = SimpleNamespace(was_connected=threading.Event(), heard_s=time.monotonic() - 60.0)
+    server.was_connected.set()
+    master._server = cast(Any, server)
+    looks: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        looks.append(seconds)
+        if len(looks) == 2 and is_heard_again:
+            server.heard_s = time.monotonic()
+        if len(looks) == 4:
+            master._ending.set()
+        return False
+
+    job = SimpleNamespace(wait=wait, tasks=lambda: ([], []), task_errors=list)
+    master._monitor_task(cast(Any, job), None)
+    assert isinstance(master.failure, ControllerLost) is not is_heard_again
+    assert len(looks) == (4 if is_heard_again else 2)
+
+
 class Run:
     """As a listener's snapshot sees one."""
 
@@ -167,6 +199,8 @@ class Run:
         self.master = cast(Any, self)
         self._reachable, self.finished = reachable, threading.Event()
         self._commit, self.asked, self.looked_at = commit, threading.Event(), threading.Event()
+        self.failure: TrainingError | None = None
+        self.raises: list[TrainingError] = []
 
     @property
     def is_reachable(self) -> bool:
@@ -185,13 +219,20 @@ class Run:
         if self.finished.is_set():
             raise LOST
         assert self._reachable, "nobody answers yet"
+        if self.raises:
+            raise self.raises.pop()
         return self._commit
+
+
+def session(run: Run) -> FitSession:
+    fit = FitSession(*cast(Any, [None] * 5))
+    fit._runner = cast(Any, run)
+    return fit
 
 
 def listening(first: Run) -> tuple[FitSession, Future[Any]]:
     """A fit whose controller is lost, and what its listener gets, once it has asked."""
-    fit = FitSession(*cast(Any, [None] * 5))
-    fit._runner = cast(Any, first)
+    fit = session(first)
     first.lose()
     answer = ThreadPoolExecutor(1).submit(fit._snapshot)
     assert first.asked.wait(DEADLINE_S)
@@ -205,6 +246,46 @@ def test_a_listener_waits_for_the_next_controller() -> None:
     assert later.looked_at.wait(DEADLINE_S)
     later.connect()
     assert answer.result(DEADLINE_S) == 2
+
+
+def test_a_listener_waits_for_a_controller_that_cannot_copy_now() -> None:
+    """It may be replacing its media driver."""
+    run = Run(3)
+    run.raises = [TrainingError("it sent none"), TrainingError("it sent none")]
+    assert session(run)._snapshot() == 3
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_listener_does_not_wait_for_a_fit_that_has_failed_or_ended(over: bool) -> None:
+    run = Run(3)
+    run.raises = [TrainingError("it sent none")]
+    fit = session(run)
+    if over:
+        fit._end()
+    else:
+        run.failure = run.raises[0]
+    with pytest.raises(TrainingError, match="it sent none"):
+        fit._snapshot()
+
+
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
+def test_a_fit_that_ends_before_its_controller_starts_ends_the_controller(
+    kind: type[BaseException], bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, or Ctrl-C while Spark broadcasts the parameters."""
+    ended, run = list[Any](), Run(1)
+    run.spec = SPEC  # type: ignore[attr-defined]
+    run.end = lambda: ended.append(run)  # type: ignore[attr-defined]
+
+    def fails(*_: Any) -> Any:
+        raise kind
+
+    monkeypatch.setattr(controller_copies, "make_listener_thread", fails)
+    losses = bench.losses
+    fit = FitSession(losses.strategy, losses.checkpoints, CALL, losses._reporting, NO_DATA)
+    with pytest.raises(kind):
+        fit.run(cast(Any, run), None)
+    assert ended == [run]
 
 
 def test_a_listener_hears_that_there_is_no_further_one() -> None:

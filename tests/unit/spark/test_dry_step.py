@@ -21,6 +21,7 @@ from sparkstrom.models import DenseNetwork
 from sparkstrom.spark.data import partitioning as first_rows
 from sparkstrom.spark.data.partitioning import RowSource, read_first_blocks, run_with_timeout
 from sparkstrom.spark.executor.entry_points import pickle_by_value
+from sparkstrom.spark.ml.estimator import _EstimatorNetwork, make_converter
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
@@ -124,6 +125,16 @@ def test_rows_that_fit_are_trained_on_and_nothing_is_changed(kind: str) -> None:
     np.testing.assert_array_equal(numpy_state(), chance[1])
     assert torch.equal(torch.get_rng_state(), chance[2])
     assert buffers == (model.buffers_bytes() if hasattr(model, "buffers_bytes") else b"")
+
+
+def test_outputs_that_an_estimator_cannot_use_are_refused_before_training() -> None:
+    model = torch_model(nn.Conv1d(3, 5, 1))
+    network: Any = _EstimatorNetwork.__new__(_EstimatorNetwork)
+    network.make_converter = lambda: make_converter(model, "prediction", several=True)
+    first = rows_of(*[(np.zeros((3, 4), np.float32), np.zeros(4, np.int64))] * 2)
+    attempt(model, first)
+    with pytest.raises(UsageError, match=r"the model returns \[5, 4\] for a row"):
+        dry_run_step(model, model.initial(), first, pickle_by_value, None, network._examine_outputs)
 
 
 @pytest.mark.parametrize("kind", ["built in", "torch", "Lightning"])

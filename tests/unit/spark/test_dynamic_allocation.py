@@ -88,6 +88,16 @@ def test_what_is_not_said_and_what_ends_a_fit_early_is_warned_of() -> None:
     assert check_scheduling({}) == []
 
 
+@pytest.mark.parametrize(
+    ("said", "least"), [({}, 2), ({"maxExecutors": "1"}, 1), ({"minExecutors": "3"}, 3)]
+)
+def test_the_warning_names_the_number_that_a_fit_counts_on(
+    said: dict[str, str], least: int
+) -> None:
+    unsaid, _ = check_scheduling(conf_of(**said))
+    assert f"on the registered ones, and on at least {least};" in unsaid
+
+
 def test_rounds_are_warned_of_the_same_in_words_of_their_own() -> None:
     def warned(conf: dict[str, str]) -> list[str]:
         return check_rounds_conf(conf, 4, ModelFootprint(1000), ParameterAveragingTrainingMaster())

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.early_stopping_listener import (
     Best,
@@ -32,8 +32,12 @@ class Master:
 
     def __init__(self) -> None:
         self.commit, self.copies, self.stops = 0, 0, list[str]()
+        self.raises: TrainingError | None = None
+        self.failure: TrainingError | None = None
 
     def snapshot(self) -> Snapshot:
+        if self.raises is not None:
+            raise self.raises
         self.copies += 1
         parameters = np.full(3, self.commit, np.float32)
         return Snapshot(self.commit, parameters, b"%d" % self.commit, ())
@@ -107,6 +111,30 @@ def test_it_asks_to_stop_once_and_keeps_the_best() -> None:
         "early stopping: loss of the held-out rows was best in epoch 12 (3), 2 epochs ago"
     ]
     assert made.watch.best == Best(12, "loss", 3.0, commit=2)
+
+
+def test_a_best_epoch_is_copied_later_if_the_master_cannot_now() -> None:
+    """It may be replacing its media driver."""
+    made = Bench(EarlyStopping(patience=2))
+    made.master.raises = TrainingError("the master did not copy its parameters within 60 s")
+    for partition in (0, 1):
+        made.finish(partition, 3.0)
+    made.look()
+    assert (made.watch.best, made.watch.copy) == (None, None)
+    made.master.raises = None
+    made.look()
+    made.look()
+    assert made.watch.best == Best(1, "loss", 3.0, commit=2)
+    assert made.master.copies == 1
+
+
+def test_of_a_fit_that_has_failed_the_error_is_raised() -> None:
+    made = Bench(EarlyStopping(patience=2))
+    made.master.raises = made.master.failure = TrainingError("the master failed")
+    for partition in (0, 1):
+        made.finish(partition, 3.0)
+    with pytest.raises(TrainingError, match="the master failed"):
+        made.look()
 
 
 def test_a_partition_without_a_worker_is_not_waited_for() -> None:

@@ -109,6 +109,22 @@ def test_another_network_of_the_program_is_not_taken_for_this_one(
     assert find(checkpoints(model, directory, resume=False)) is None
 
 
+@pytest.mark.parametrize("other", ["ck", "./a/../ck/", "link", "file://{}/ck", "{}/ck"])
+def test_a_directory_is_the_same_under_another_name(
+    tmp_path: Path, model: FlatModel, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ck").mkdir()
+    (tmp_path / "link").symlink_to("ck")
+    monkeypatch.setattr("sparkstrom.fit.checkpoints._directory_owners", {})
+    addresses = (f"{tmp_path}/ck/", other.format(tmp_path), "ck2", "memory://ck/")
+    first, same, *others = [checkpoints(model, address) for address in addresses]
+    assert find(first) is None
+    with pytest.raises(UsageError, match="another network's of this program"):
+        find(same)
+    assert [find(made) for made in others] == [None, None]
+
+
 @pytest.mark.flips("SharedTrainingMaster.resume")
 def test_without_resume_it_begins_anew(model: FlatModel, directory: str) -> None:
     assert find(checkpoints(model, directory, resume=False)) is None

@@ -29,9 +29,11 @@ VALUES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_a_grid_holds_what_spark_saves_like_a_stage_and_fits_get_the_value(name: str) -> None:
-    value, estimator = VALUES[name], SparkstromEstimator(model=MODEL)
+@pytest.mark.parametrize(("name", "value"), [*VALUES.items(), ("predictionCol", {0: "p", 1: "q"})])
+def test_a_grid_holds_what_spark_saves_like_a_stage_and_fits_get_the_value(
+    name: str, value: Any
+) -> None:
+    estimator = SparkstromEstimator(model=MODEL)
     for grid in (
         ParamGridBuilder().addGrid(estimator.getParam(name), [value]),
         ParamGridBuilder().baseOn((estimator.getParam(name), value)),

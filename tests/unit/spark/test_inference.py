@@ -295,6 +295,13 @@ def test_features_in_one_process_have_the_dtypes_of_training() -> None:
     assert one.dtype == np.uint8
 
 
+def test_masked_features_are_refused() -> None:
+    values = np.ma.masked_array(np.ones((2, 2)), [[False, False], [False, True]])
+    with pytest.raises(UsageError, match=r"masked entries: fill them, with \.filled\(0\)"):
+        features_to_arrays({"x": values})
+    assert features_to_arrays(values[:1]).shape == (1, 2)  # nothing of it is masked
+
+
 def test_parts_give_the_figures_of_the_whole() -> None:
     model, wanted = trained().open(), MetricSpec(("classification", "roc", "regression", "loss"))
     shares = np.eye(2, dtype=np.float32)[LABELS]

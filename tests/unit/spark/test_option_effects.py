@@ -36,7 +36,7 @@ from sparkstrom.runtime.trainer_thread import Trainer, TrainerChannel
 from sparkstrom.runtime.training_loop import TrainerInbox, TrainerItem
 from sparkstrom.spark.executor_slots import count_workers
 from sparkstrom.spark.fit_strategies import strategy_for
-from sparkstrom.transport.base import MemoryNetwork
+from sparkstrom.transport.base import MemoryNetwork, MemoryTransport
 from sparkstrom.worker import training_task as tasks
 from sparkstrom.worker.training_job import TrainingJob
 from sparkstrom.worker.training_task import (
@@ -311,6 +311,26 @@ def test_workers_per_node() -> None:
     slots = TaskSlots(executors=3, per_executor=4)
     assert count_workers(slots, strategy_for(SharedTrainingMaster())) == 12
     assert count_workers(slots, strategy_for(SharedTrainingMaster(workers_per_node=2))) == 6
+
+
+def test_a_task_that_gets_no_thread_closes_its_transport(
+    job_of: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process may run many other tasks: the transport's media driver would stay for all."""
+    memory, opened = MemoryNetwork(), list[MemoryTransport]()
+
+    def open_transport(before: object) -> MemoryTransport:
+        opened.append(memory.open())
+        return opened[-1]
+
+    def start(thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(tasks, "transport_opener", lambda *_, **__: open_transport)
+    monkeypatch.setattr(tasks.NodeThread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        tasks.run_training_task(job_of(), PLACE, all_rows())
+    assert [transport._is_closed for transport in opened] == [True]
 
 
 @pytest.mark.flips("VoidConfiguration.max_chunk_size")

@@ -44,8 +44,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 class Coming:
     """An application whose executors register at these times from now."""
 
-    defaultParallelism = 4  # Spark's name
-
     def __init__(self, clock: Clock, *at_s: float, master: str = "spark://h:7077", **conf: str):
         self.master, self._conf = master, {f"spark.{k.replace('_', '.')}": conf[k] for k in conf}
         self.applicationId = f"app-{next(NUMBERS)}"
@@ -55,6 +53,15 @@ class Coming:
     def getExecutorMemoryStatus(self) -> Any:
         here = sum(at <= self._clock.now_s for at in self._at_s)
         return SimpleNamespace(size=lambda: here + 1)  # the driver counts, too
+
+    def resourceProfileManager(self) -> Any:
+        return SimpleNamespace(defaultResourceProfile=lambda: None)
+
+    def maxNumConcurrentTasks(self, profile: None) -> int:
+        return 4
+
+    def getConf(self) -> Any:
+        return SimpleNamespace(getAllWithPrefix=lambda prefix: [])
 
 
 CORES = {"cores_max": "8", "executor_cores": "2"}
@@ -67,6 +74,10 @@ def test_it_waits_for_as_many_as_the_cores_are_for(clock: Clock) -> None:
     assert clock.now_s == pytest.approx(107.5, abs=0.2)
     assert said[0] == "sparkstrom waits: 0 of 4 executors have registered"
     assert said[1] == "sparkstrom waits: 2 of 4 executors have registered"
+
+
+def test_a_standalone_cluster_does_not_heed_executor_instances(clock: Clock) -> None:
+    assert await_slots(Coming(clock, 2, executor_instances="3"), 60, print) == TaskSlots(1, 4)
 
 
 def test_where_nobody_said_how_many_they_are_all_when_nobody_comes(clock: Clock) -> None:
@@ -101,7 +112,7 @@ def test_the_second_fit_of_an_application_does_not_wait(clock: Clock) -> None:
     ("master", "conf"),
     [
         ("local[4]", {}),
-        ("spark://h:7077", {"executor_instances": "3", "executor_cores": "2"}),
+        ("yarn", {"executor_instances": "3", "executor_cores": "2"}),
     ],
 )
 def test_what_is_said_is_not_waited_for(clock: Clock, master: str, conf: dict[str, str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -82,7 +84,29 @@ def test_a_failing_write_leaves_nothing_that_looks_whole(
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="No space"):
         residual_files.save_residual(trained("local"), tmp_path, "n1")
-    assert list(tmp_path.glob("*.npz")) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_full_disk_at_the_end_of_a_fit_costs_the_file_and_not_the_fit(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    keeps: bool,
+) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    session = SimpleNamespace(
+        _job=SimpleNamespace(keep_residuals=keeps, network="n1"),
+        _environment=SimpleNamespace(scratch=tmp_path),
+    )
+    save = residual_files.TrainingSession._save_residual
+    assert save(cast(Any, session), trained("local")) is None
+    assert list(tmp_path.iterdir()) == []
+    told = [f"{tmp_path} ([Errno 28] No space left on device)" in line for line in caplog.messages]
+    assert told == [True] * keeps
 
 
 class Remembering(DenseNetwork):

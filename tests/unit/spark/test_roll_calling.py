@@ -90,32 +90,39 @@ def test_what_the_job_fails_of_is_raised(called: Any) -> None:
         called(Job(2.0, TrainingError("counting executors failed: no")))
 
 
+GPUS = {"spark.executor.resource.gpu.amount": "3", "spark.task.resource.gpu.amount": "1"}
+
+
+@pytest.mark.parametrize(("gpus", "slots"), [({}, 4), (GPUS, 3)])
 def test_an_application_counts_once_for_executors_and_cores(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, gpus: dict[str, str], slots: int
 ) -> None:
     calls: list[Any] = []
 
-    def roll(job: Any, server: str, seconds: float, say: Any) -> list[str]:
+    def roll(job: Any, server: str, seconds: float, say: Any) -> list[tuple[str, int]]:
         calls.append((server, seconds, say))
-        return ["1", "1", "2", "2"]
+        return [("1", 4), ("1", 4), ("2", 4), ("2", 4), ("1", 4)]  # of spark.default.parallelism
 
     monkeypatch.setattr(connect_application, "discover_executors", roll)
-    conf = SimpleNamespace(getAll={"spark.master": "spark://h:7077"})
+    conf = SimpleNamespace(getAll={"spark.master": "spark://h:7077"} | gpus)
     session = SimpleNamespace(conf=conf, client=SimpleNamespace(host="gateway"))
     monkeypatch.setattr(
         connect_application, "read_session_conf", lambda session: session.conf.getAll
     )
-    assert ConnectApplication(session).await_slots(33.0, print) == TaskSlots(2, 2)
+    assert ConnectApplication(session).await_slots(33.0, print) == TaskSlots(2, slots)
     assert calls == [("the Spark Connect server gateway", 33.0, print)]
 
 
-@pytest.mark.parametrize("said", ["executor.instances", "dynamicAllocation.initialExecutors"])
-def test_nobody_is_counted_where_the_configuration_says_it(said: str) -> None:
+@pytest.mark.parametrize(
+    ("master", "said"),
+    [("yarn", "executor.instances"), ("spark://h:7077", "dynamicAllocation.initialExecutors")],
+)
+def test_nobody_is_counted_where_the_configuration_says_it(master: str, said: str) -> None:
     dynamic = {"spark.dynamicAllocation.enabled": str("dynamic" in said)}
     conf = {**dynamic, f"spark.{said}": "3", "spark.executor.cores": "2"}
 
     def count() -> int:
         raise AssertionError("a job would wait for slots")
 
-    slots = compute_slots(conf, "spark://h:7077", count, count)
+    slots = compute_slots(conf, master, (), count, count)
     assert (slots.executors, slots.per_executor) == (3, 2)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from sparkstrom.base.errors import UsageError
@@ -10,6 +13,7 @@ from sparkstrom.encoding.thresholds import AutoThreshold, FixedThreshold, Target
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.options.resolution import local_ip, resolve
+from sparkstrom.spark.network import make_application
 
 CONF = {"spark.sparkstrom.lease_s": "7", "spark.executor.memory": "2g"}
 ENVIRONMENT = {"SPARKSTROM_LEASE_S": "5", "PATH": "/bin"}
@@ -28,6 +32,31 @@ def test_who_wins(
     void: VoidConfiguration, conf: dict[str, str], env: dict[str, str], lease_s: float
 ) -> None:
     assert resolve(SharedTrainingMaster(void), conf, env).void.lease_s == lease_s
+
+
+def session_of(context: Any, **options: str) -> Any:
+    """A SparkSession, with the parts of Py4J's that its options are read by."""
+    pairs = [
+        SimpleNamespace(_1=lambda k=k: k.replace("_", ".", 2), _2=lambda v=v: v)
+        for k, v in options.items()
+    ]
+    scala_map = SimpleNamespace(
+        iterator=lambda: SimpleNamespace(hasNext=lambda: bool(pairs), next=lambda: pairs.pop())
+    )
+    conf = SimpleNamespace(_jconf=SimpleNamespace(getAll=lambda: scala_map))
+    return SimpleNamespace(sparkContext=context, conf=conf)
+
+
+def test_what_a_running_session_was_given_wins_over_what_its_context_was() -> None:
+    context = SimpleNamespace(getConf=lambda: SimpleNamespace(getAll=CONF.items))
+    session = session_of(
+        context, spark_sparkstrom_lease_s="9", spark_sparkstrom_leases="1", spark_sql_shuffle="5"
+    )
+    assert make_application(context).conf() == CONF
+    assert make_application(session).conf() == CONF | {
+        "spark.sparkstrom.lease_s": "9",
+        "spark.sparkstrom.leases": "1",  # which the network refuses
+    }
 
 
 @pytest.mark.parametrize(

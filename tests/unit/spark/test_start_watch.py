@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from sparkstrom.fit import supervisor as start_watch
 from sparkstrom.fit.supervisor import SETUP_POLL_S, WAIT_MESSAGE_S, StartMonitor, setup_error_in
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.runtime.master_control import Progress
+from sparkstrom.spark.jobs import SparkJob
 
 NETWORK = "sparkstrom.base.errors.NetworkError: "
 SETUP = "sparkstrom.base.errors.SetupError: "
@@ -27,13 +29,17 @@ class Job:
 
     def __init__(self, *errors: str) -> None:
         self.errors, self.looked_at = list(errors), 0
+        self.retried = list[str]()  # errors of second attempts
 
     def tasks(self) -> tuple[int, int]:
         return 1, len(self.errors)
 
-    def task_errors(self) -> list[str]:
+    def task_errors(self, first_attempt: int = 0) -> list[str]:
         self.looked_at += 1
-        return self.errors
+        return self.retried if first_attempt else self.errors
+
+    def killed_for_memory(self) -> list[str]:
+        return []
 
 
 class Watching:
@@ -72,6 +78,63 @@ def test_others_are_left_to_sparks_repeating(monkeypatch: Any) -> None:
     assert watching.job.looked_at == 1  # nothing new
     with pytest.raises(SetupError, match=r"^no room$"):
         watching.look(WAIT_MESSAGE_S + 0.1)
+
+
+def test_a_task_that_failed_once_is_left_to_spark_and_one_that_failed_twice_is_not(
+    monkeypatch: Any,
+) -> None:
+    watching = Watching(monkeypatch, "OSError: reset by the store")
+    watching.look(WAIT_MESSAGE_S + 0.1)
+    assert watching.said == ["sparkstrom waits: 0 of 3 workers joined, 1 tasks have a slot"]
+    watching.job.retried = ["OSError: reset by the store"]
+    with pytest.raises(SetupError, match=r"1 tasks failed before any worker joined: OSError: rese"):
+        watching.look(2 * WAIT_MESSAGE_S + 0.2)
+
+
+class Status:
+    """Spark's trackers: the job has a stage of user's data, numbered 3, before its own."""
+
+    def __init__(self, **failed: str) -> None:
+        self.failed = failed  # an attempt's error by the stage and attempt, such as s3_0
+
+    def stage(self, number: int) -> Any:
+        failed = [key for key in self.failed if key.startswith(f"s{number}_")]
+        counts = {"numActiveTasks": 1, "numFailedTasks": len(failed)}
+        return SimpleNamespace(stageId=number, currentAttemptId=0, **counts)
+
+    def tasks(self, stage: int, attempt: int, limit: int) -> Any:
+        tasks = [
+            SimpleNamespace(
+                attempt=lambda key=key: int(key[-1]),
+                errorMessage=lambda error=error: SimpleNamespace(
+                    isDefined=lambda: True, get=lambda: error
+                ),
+            )
+            for key, error in self.failed.items()
+            if key.startswith(f"s{stage}_")
+        ]
+        return SimpleNamespace(size=lambda: len(tasks), apply=lambda i: tasks[i])
+
+    def job(self) -> SparkJob:
+        tracker = SimpleNamespace(
+            getJobIdsForGroup=lambda group: [7],
+            getJobInfo=lambda job: SimpleNamespace(stageIds=[4, 3]),
+            getStageInfo=self.stage,
+        )
+        scala = SimpleNamespace(statusStore=lambda: SimpleNamespace(taskList=self.tasks))
+        context = SimpleNamespace(
+            statusTracker=lambda: tracker, _jsc=SimpleNamespace(sc=lambda: scala)
+        )
+        return SparkJob(context, "a fit's", list)
+
+
+def test_failures_of_the_stage_that_makes_the_rows_do_not_count() -> None:
+    rows = Status(s3_0="OSError: reset").job()
+    assert (rows.tasks(), rows.task_errors()) == ((2, 0), [])
+    workers = Status(s4_0="OSError: first", s4_1="OSError: second").job()
+    assert workers.tasks() == (2, 2)
+    assert workers.task_errors() == ["OSError: first", "OSError: second"]
+    assert workers.task_errors(first_attempt=1) == ["OSError: second"]
 
 
 def test_a_fit_that_trains_is_not_ended(monkeypatch: Any) -> None:

@@ -147,11 +147,15 @@ class Dl4jModel(TorchModel):
             for name, values in module.map_arrays(arrays).items():
                 state[f"state/{name}/{vector}"] = values
                 state[f"state/{name}/steps"] = iterations
-        self._resume_state = state
+        self.continue_from(state)
 
     def continuing_state(self) -> State:
         """Return the optimizer state for the first fit; {} to start with a new one."""
         return dict(self._resume_state)
+
+    def continue_from(self, state: State) -> None:
+        """Make ``continuing_state`` return a copy of this state."""
+        self._resume_state = dict(state)
 
     def set_position(self, epoch: int, batch: int, batches: int) -> None:
         """Set the learning rates of schedules by epoch, which continue DL4J's epoch count."""

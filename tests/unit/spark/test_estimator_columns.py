@@ -1,0 +1,68 @@
+"""The columns that an estimator's model adds: of which types, and for which outputs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql.types import ArrayType, DoubleType, IntegerType, StructType
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.spark.data.column_selection import is_scalar_label
+from sparkstrom.spark.executor.inference import OutputConcatenator
+from sparkstrom.spark.ml.estimator import SparkstromEstimator, make_converter
+
+FRAME: Any = SimpleNamespace(
+    schema=StructType()
+    .add("label", DoubleType())
+    .add("other", IntegerType())
+    .add("steps", ArrayType(IntegerType()))
+    .add("shares", VectorUDT())
+)
+
+
+@pytest.mark.parametrize(
+    ("label", "scalar"),
+    [
+        *[(label, True) for label in ("label", ["label"], ("other",), (["label"],))],
+        *[({"y": "label"}, True), ({"y": ["other"]}, True)],
+        *[(label, False) for label in (None, "steps", "shares", ("steps",), {"y": "shares"})],
+        *[(label, False) for label in (["label", "other"], ("label", "other"))],
+    ],
+)
+def test_a_label_of_one_number_is_scalar_however_its_column_is_named(
+    label: Any, scalar: bool
+) -> None:
+    """A list is how a module with one output gets labels [rows, 1]."""
+    assert is_scalar_label(FRAME, label) is scalar
+
+
+def test_rows_are_held_out_by_a_column_or_a_fraction_not_both() -> None:
+    """Before, the fraction had no effect."""
+    estimator = SparkstromEstimator(validationIndicatorCol="held")
+    assert estimator._validation() == "held"
+    with pytest.raises(UsageError, match=r"validationFraction=0\.5 both set the rows to hold out"):
+        estimator.setValidationFraction(0.5)._validation()
+    assert estimator.setValidationIndicatorCol("")._validation() == 0.5
+    assert estimator.setValidationFraction(0)._validation() is None
+
+
+def converted(shape: tuple[int, ...], prediction: Any = "prediction", **model: Any) -> Any:
+    """What the columns are made of for two rows with outputs of this shape, by an executor."""
+    numbers = np.arange(2 * np.prod(shape), dtype=np.float32).reshape(2, *shape)
+    made: Any = SimpleNamespace(predict=lambda _: numbers, **model)
+    outputs = OutputConcatenator(made)
+    return make_converter(made, prediction, several=True)(outputs.split([outputs.predict(numbers)]))
+
+
+def test_classes_by_position_are_refused_and_their_numbers_have_a_column() -> None:
+    """Before, the most likely of all classes and positions was the class of the row."""
+    with pytest.raises(UsageError, match=r"returns \[3, 4\] for a row.*predictionCol=\('name',\)"):
+        converted((3, 4))
+    assert converted((3, 4), ("name",))[1].tolist() == list(range(12, 24))
+    assert converted((3, 1, 1)).prediction.tolist() == [2.0, 2.0]
+    assert converted((3,)).prediction.tolist() == [2.0, 2.0]
+    assert [len(row) for row in converted((3, 4), per_label=True).prediction] == [12, 12]

@@ -1,0 +1,115 @@
+"""What an estimator's model starts from is in its saved files; Spark only carries them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.checkpoint.saved_model import load_model, save_model
+from sparkstrom.models import DenseNetwork, from_dl4j
+from sparkstrom.models.base import from_description
+from sparkstrom.spark.ml import persistence
+from sparkstrom.spark.ml.persistence import (
+    STATE_FILE,
+    _needs_files,
+    _represent_columns,
+    _restore_columns,
+)
+
+DATA = Path(__file__).parents[2] / "conformance/data"
+
+
+@pytest.fixture(autouse=True)
+def local_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy files without Hadoop."""
+
+    def copy_file(_: Any, source: Any, target: Any) -> None:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+    monkeypatch.setattr(persistence, "_upload", copy_file)
+    monkeypatch.setattr(persistence, "_download", copy_file)
+    monkeypatch.setattr(persistence, "_exists", lambda _, name: Path(name).exists())
+
+
+class Undescribed(DenseNetwork):
+    """A user's own class, whose description is empty."""
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def __reduce__(self) -> Any:
+        return type(self), ([3, 2],)
+
+
+def saved_and_loaded(model: Any, path: Path) -> Any:
+    persistence._write_untrained_model(None, str(path), model)
+    return persistence._read_untrained_model(None, str(path))
+
+
+@pytest.mark.parametrize("name", ["dl4j-mlp0", "dl4j-mlp1"])  # a DenseNetwork; a module of torch
+def test_an_imported_network_keeps_its_parameters_and_its_optimizers_state(
+    tmp_path: Path, name: str
+) -> None:
+    if name == "dl4j-mlp1":
+        pytest.importorskip("torch")
+    model = from_dl4j(DATA / f"{name}.zip")
+    first = saved_and_loaded(model, tmp_path / "first")
+    again = saved_and_loaded(copy.deepcopy(first), tmp_path / "again")  # as each fit copies it
+    assert type(again) is type(model)
+    assert again.initial().tobytes() == model.initial().tobytes()
+    state, wanted = again.continuing_state(), model.continuing_state()
+    assert wanted
+    assert state.keys() == wanted.keys()
+    for key, value in wanted.items():
+        np.testing.assert_array_equal(state[key], value)
+    again.bind(again.initial())
+    again.load_updater_state(state)
+
+
+def test_an_optimizers_state_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    saved_and_loaded(from_dl4j(DATA / "dl4j-mlp0.zip"), tmp_path / "saved")
+    (tmp_path / "saved/model" / STATE_FILE).write_bytes(b"garbled")
+    with (
+        pytest.raises(UsageError, match="saved holds no stage that sparkstrom saved, or a damaged"),
+        persistence._explain_damage(str(tmp_path / "saved")),
+    ):
+        persistence._read_untrained_model(None, str(tmp_path / "saved"))
+
+
+def test_files_of_imported_networks_of_before_are_read(tmp_path: Path) -> None:
+    """Such a network's kind was that of a DenseNetwork."""
+    model, path = from_dl4j(DATA / "dl4j-mlp0.zip"), tmp_path / "model.npz"
+    described = {**model.describe(), "kind": "dense"}
+    assert type(from_description(described)) is DenseNetwork
+    save_model(path, described, model.initial(), epochs=1)
+    for given in (None, model):
+        _, parameters, _ = load_model(path, given)
+        assert parameters.tobytes() == model.initial().tobytes()
+    save_model(path, model.describe(), model.initial(), epochs=1)
+    load_model(path, DenseNetwork.from_description(described))
+
+
+def test_a_model_whose_description_is_empty_is_saved_with_its_code(tmp_path: Path) -> None:
+    """Before, only the description decided whether an estimator has a model."""
+    model = Undescribed([3, 2])
+    assert _needs_files(model, model.describe())
+    assert type(saved_and_loaded(model, tmp_path / "saved")) is Undescribed
+    imported, made = from_dl4j(DATA / "dl4j-mlp0.zip"), DenseNetwork([3, 2])
+    assert _needs_files(imported, imported.describe())
+    assert not _needs_files(made, made.describe())
+    assert not _needs_files(None, None)
+
+
+@pytest.mark.parametrize("names", [("a", ["b", "c"]), {"y": "a"}, {0: "a", 1: "b"}, ["a", "b"]])
+def test_names_of_columns_are_read_as_they_were_given(names: Any) -> None:
+    """Integers number the outputs of a model that returns a tuple."""
+    saved = json.loads(json.dumps({"predictionCol": _represent_columns(names)}))
+    assert _restore_columns(saved) == {"predictionCol": names}
