@@ -126,7 +126,11 @@ def _plan_averaging(args: argparse.Namespace) -> int:
     )
     if args.checkpoints not in (None, master.checkpoint_updaters):
         kept = master.checkpoint_updaters
-        states = "all workers' optimizer states" if kept == ALL else "no worker's own state"
+        states = (
+            "all workers' optimizer states"
+            if kept == ALL
+            else "one optimizer state for all workers"
+        )
         raise UsageError(
             f"--checkpoints {args.checkpoints}: with --averaging {args.averaging}, checkpoints"
             f" contain {states}: write --checkpoints {kept}"

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from threadpoolctl import threadpool_limits
-
 from sparkstrom.base.errors import SparkstromError, TrainingError
 from sparkstrom.base.identity import MASTER, Endpoint, NodeId
 from sparkstrom.base.version import __version__
@@ -61,9 +59,11 @@ OnProgress = Callable[[float], None]  # receives the fraction of a run that is d
 def use_threads(count: int) -> Iterator[None]:
     """Limit numeric libraries (BLAS, OpenMP, torch) to ``count`` threads in the block.
 
-    A task has as many as CPUs. Simulated runs have one thread each: on a busy machine, a library
-    with more would be many times slower, because its threads spin while they wait for each other.
+    A task has as many threads as CPUs. Simulated runs have one thread each: on a busy machine, a
+    library with more would be many times slower, because threads spin while they wait for others.
     """
+    from threadpoolctl import threadpool_limits
+
     torch: Any = sys.modules.get("torch")
     before = torch.get_num_threads() if torch is not None else 0
     try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MODULE = "sparkstrom.rehearsal.run_process"
 THREAD_LIMIT_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-NEWS_S = 0.2  # between two messages about a run's progress
+PROGRESS_INTERVAL_S = 0.2  # between two messages about a run's progress
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -64,11 +64,11 @@ class RunProcess:
         Raise EOFError or OSError if the process has ended.
         """
         while self.connection.poll():
-            news = self.connection.recv()
-            if not isinstance(news, float):
-                simulated: SimulatedFit = news
+            message = self.connection.recv()
+            if not isinstance(message, float):
+                simulated: SimulatedFit = message
                 return simulated
-            self.fraction = news
+            self.fraction = message
         return None
 
     def kill(self) -> None:
@@ -118,11 +118,11 @@ def main(descriptor: int) -> int:
     next_s = 0.0
     with Connection(descriptor) as connection, preserve_process_state(), use_threads(1):
 
-        def tell(fraction: float) -> None:
+        def send_progress(fraction: float) -> None:
             """Send the fraction of the run that is done, unless that was just done."""
             nonlocal next_s
             if (now_s := time.monotonic()) >= next_s:
-                next_s = now_s + NEWS_S
+                next_s = now_s + PROGRESS_INTERVAL_S
                 connection.send(fraction)
 
         while True:
@@ -130,7 +130,7 @@ def main(descriptor: int) -> int:
                 run = connection.recv()
             except EOFError:
                 return 0
-            connection.send(simulator.simulate(run, tell))
+            connection.send(simulator.simulate(run, send_progress))
 
 
 if __name__ == "__main__":

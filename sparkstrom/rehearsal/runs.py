@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 # Time to simulate a minibatch of one process or DDP: a fraction of sparkstrom's (digits network).
 SYNCHRONOUS_WEIGHT = 0.2
-LOOK_AFTER_S = 2.0  # how long this process simulates before it estimates the time left
+FIRST_POLL_S = 2.0  # how long this process simulates before it estimates the time left
 LONG_S = 10.0  # time left from which other processes, which import for seconds, are worth starting
 PROCESSES_MAX = 8  # this one included
 PROCESS_BYTES = 400 << 20  # memory of a process besides sample and replicas: Python, torch, kernels
@@ -193,7 +193,7 @@ class RunScheduler:
         self._may_start = "jax" not in sys.modules
         self._pickled = b""  # the simulator, for other processes
         self._began_s = time.monotonic()
-        self._look_s = self._began_s + LOOK_AFTER_S  # when to look after other processes
+        self._poll_due_s = self._began_s + FIRST_POLL_S  # when to poll other processes
 
     def simulate_all(self) -> list[SimulatedFit]:
         """Simulate all runs; return their results in the same order."""
@@ -206,7 +206,7 @@ class RunScheduler:
                     self._finish(run, self._simulator.simulate(run, advance))
                 else:
                     connection.wait([each.connection for each in self._processes], POLL_S)
-                    self._attend_processes()
+                    self._poll_processes()
                     self._show(self._processes[0].run if self._processes else self._runs[-1])
         finally:
             for process in self._processes:
@@ -216,9 +216,9 @@ class RunScheduler:
     def _advance(self, run: Run, fraction: float) -> None:
         """Record and show that a fraction of this process's run is done."""
         self._fractions[run] = fraction
-        if (now_s := time.monotonic()) >= self._look_s:
-            self._look_s = now_s + POLL_S
-            self._attend_processes()
+        if (now_s := time.monotonic()) >= self._poll_due_s:
+            self._poll_due_s = now_s + POLL_S
+            self._poll_processes()
             if self._may_start and self._queue and self._takes_long(now_s):
                 self._start_process()
         self._show(run)
@@ -266,7 +266,7 @@ class RunScheduler:
         replicas = self._n_params * max(run.workers for run in self._queue)
         return PROCESS_BYTES + 2 * len(self._pickled) + REPLICA_BYTES * replicas
 
-    def _attend_processes(self) -> None:
+    def _poll_processes(self) -> None:
         """Take the results of other processes, and give them further runs.
 
         The run of a process that died, for want of memory for example, is queued again.

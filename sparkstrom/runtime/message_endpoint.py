@@ -147,8 +147,8 @@ class ReplyOutboxes:
         # flush at which an unconnected sender may be closed
         self._turn_ends: dict[Address, int] = {}
         self._waiting: dict[Address, list[bytes]] = {}
-        # Requests since the sender was opened, from peers that have taken nothing from it yet.
-        self._unheard_requests: dict[Address, int] = {}
+        # Requests since the sender was opened, from peers that have received nothing through it.
+        self._unanswered_requests: dict[Address, int] = {}
         self._flushes = 0
 
     def put(self, address: Address, frames: list[bytes]) -> bool:
@@ -164,8 +164,8 @@ class ReplyOutboxes:
 
     def note_request(self, address: Address) -> None:
         """Count a request from a process, which shows that the process lives."""
-        if address in self._unheard_requests:
-            self._unheard_requests[address] += 1
+        if address in self._unanswered_requests:
+            self._unanswered_requests[address] += 1
 
     def flush(self) -> int:
         """Offer waiting frames to the open senders; return how many they accepted."""
@@ -176,7 +176,7 @@ class ReplyOutboxes:
         for address, box in list(self._open.items()):
             if sent := box.flush():
                 went += sent
-                self._unheard_requests.pop(address, None)
+                self._unanswered_requests.pop(address, None)
             if box.is_closed:
                 self._close(address)  # the next message opens another sender
         return went
@@ -185,7 +185,7 @@ class ReplyOutboxes:
         """Return peers that keep sending requests but have never received our replies."""
         asked = [
             at
-            for at, requests in self._unheard_requests.items()
+            for at, requests in self._unanswered_requests.items()
             if requests >= UNRESPONSIVE_AFTER_REQUESTS
         ]
         return tuple(dict.fromkeys(Endpoint(at.host, at.port) for at in asked))
@@ -204,7 +204,7 @@ class ReplyOutboxes:
         """Close the sender to an address and drop the frames that wait for it."""
         self._open.pop(address).close()
         del self._turn_ends[address]
-        self._unheard_requests.pop(address, None)
+        self._unanswered_requests.pop(address, None)
 
     def _open_next(self) -> None:
         """Open a sender for the address that has waited longest."""
@@ -212,7 +212,7 @@ class ReplyOutboxes:
         box = self._open[address] = Outbox(self._open_sender(address))
         box.put(self._waiting.pop(address))
         self._turn_ends[address] = self._flushes + CONNECT_FLUSHES_MAX
-        self._unheard_requests[address] = 0
+        self._unanswered_requests[address] = 0
 
     def __len__(self) -> int:
         """Return the number of frames that the transport has not accepted yet."""

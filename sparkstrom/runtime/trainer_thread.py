@@ -174,7 +174,8 @@ class GlobalStepEstimator:
     """Estimates how many minibatches the whole fit has trained, and passes that to the model.
 
     Between two reports of the controller, all workers are assumed to be as fast as this one.
-    Because reports arrive late, a worker that trains alone keeps its estimate if one has less.
+    Because reports arrive late, a worker that trains alone keeps its estimate if a report
+    contains a smaller number.
 
     Args:
         model: the model, whose momentum and schedules depend on the estimate.

@@ -83,11 +83,11 @@ class ClassicApplication:
 
     Args:
         context: An active SparkContext.
-        session: The SparkSession whose options ``spark.sparkstrom.*`` count; None: the context's.
+        session: The SparkSession whose options ``spark.sparkstrom.*`` apply; None: the context's.
     """
 
     def __init__(self, context: Any, session: Any = None) -> None:
-        """Store both, and keep pickled tasks, which contain keys, out of the log."""
+        """Store context and session, and keep pickled tasks, which contain keys, out of the log."""
         self._context, self._session = context, session
         redact_pickled_tasks()
 

@@ -35,7 +35,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
         return made[-1]
 
     monkeypatch.setattr(runs, "RunProcess", start)
-    monkeypatch.setattr(runs, "LOOK_AFTER_S", 0.0)
+    monkeypatch.setattr(runs, "FIRST_POLL_S", 0.0)
     monkeypatch.setattr(runs, "LONG_S", 0.0)
     monkeypatch.setattr(runs, "POLL_S", 0.0)
     monkeypatch.setattr(runs, "count_cores", lambda: 3)
