@@ -363,7 +363,8 @@ class FitCheckpoints:
     summaries: dict[str, Any] = field(default_factory=dict)  # of finished fits, by number, as JSON
     stream_summary: Any = None  # of the newest finished micro-batch; not in ``summaries``
     _pending: ResumePoint | None = None  # checkpoint that was read and not used by a fit yet
-    _restored: ResumePoint | None = None  # checkpoint read by ``restore``; None once a fit used it
+    # Checkpoint read by ``restore``; None once a fit that used it is over or wrote its own.
+    _restored: ResumePoint | None = None
     _reads_newest: bool = True  # whether the next fit reads the newest checkpoint
 
     @property
@@ -396,7 +397,7 @@ class FitCheckpoints:
             say: Called with a message for the user.
         """
         if self._reads_newest:
-            self._pending = self._read_newest(say) or self._restored
+            self._pending = self._read_newest(say)
             self._reads_newest = False  # stays True if reading fails
         point = self._pending
         if point is None:
@@ -487,12 +488,17 @@ class FitCheckpoints:
         """Record that fit ``number`` ended or was interrupted: the next one has the next number."""
         self.fits, self._restored = max(self.fits, number), None
 
+    def mark_written(self) -> None:
+        """Record that a fit wrote a checkpoint, which replaces that of ``restore``, if any."""
+        self._restored = None
+
     def mark_failed(self) -> None:
         """Record that a fit failed: the next fit has its number and resumes from its checkpoint.
 
-        If the fit wrote none, the next fit resumes from the checkpoint of ``restore``, if any.
+        If the fit wrote none, the next fit resumes from the checkpoint of ``restore``, if any, even
+        if the directory has a newer one.
         """
-        self._reads_newest, self._pending = True, None
+        self._pending, self._reads_newest = self._restored, self._restored is None
 
     @contextmanager
     def mark_failed_on_error(self) -> Iterator[None]:

@@ -304,10 +304,12 @@ class FitSession:
                     reporting.warn(warning)
             raise
         except BaseException as error:
-            if not isinstance(error, ControllerLost):
-                self._checkpoints.mark_failed()
             if saving is not None:
                 saving.close_failed()
+                if saving.is_user_requested and saving.newest is not None:
+                    self._checkpoints.mark_written()
+            if not isinstance(error, ControllerLost):
+                self._checkpoints.mark_failed()
             raise
         end = reporting.record.finished()
         state.take_result(runner.theta, end, stopping.copy, runner.states_after)
