@@ -29,7 +29,6 @@ from sparkstrom.models.base import Flat, FlatModel
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from tests.unit.spark.test_checkpoint_content import WIDTHS, progressed
 
-
 NOTHING: Any = None
 
 
