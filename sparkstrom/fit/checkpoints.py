@@ -120,6 +120,7 @@ class CheckpointListener(FitListener):
 
     live_option = "checkpoint_directory"
     is_user_requested = True  # False for copies that are only made to survive controller losses
+    writer_class = CheckpointWriter
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class CheckpointListener(FitListener):
     ) -> None:
         self._config, self._master, self._book, self._stopping = config, master, book, stopping
         self._notify = notify
-        self._writer = CheckpointWriter(config.directory, say)
+        self._writer = self.writer_class(config.directory, say)
         self._announced = 0  # number of checkpoints with which ``notify`` was called
         self._spec: FitSpec | None = None
         self._schedule: CheckpointSchedule | None = None  # from the start of training
@@ -477,8 +478,8 @@ class FitCheckpoints:
     def summaries_for(self, key: FitKey) -> dict[str, Any]:
         """Return the summaries for checkpoints of the fit ``key``.
 
-        That of the stream's newest finished micro-batch has the number of the stream's present fit.
-        All others are of fits that are not of a stream.
+        If the fit is of a stream, the summary of its newest finished micro-batch is included under
+        the number of ``key``.
         """
         if not key.stream or self.stream_summary is None:
             return self.summaries
@@ -511,7 +512,7 @@ class FitCheckpoints:
 
     @contextmanager
     def undo_find_on_error(self) -> Iterator[None]:
-        """If a fit, which is the block, fails before it runs, let the next fit find the same.
+        """Let the next fit find the same checkpoint if the block, a fit, fails before it runs.
 
         Do nothing if a run was interrupted or failed, which ``mark_over`` or ``mark_failed`` has
         recorded.
