@@ -203,7 +203,9 @@ class EpochHistory:
     def _has_held_out_rows(self) -> bool:
         """Return whether some epoch that a partition reported has held-out rows."""
         parts = (part for epochs in self._attempts.values() for part in epochs.values())
-        return any(each.held_weight > 0 for each in (*self._resumed_epochs, *parts))
+        weights = [each.held_weight for each in parts]
+        weights += [each.held_weight for each in self._resumed_epochs]
+        return any(weight > 0 for weight in weights)
 
     def history(self) -> list[Epoch]:
         """Return all epochs that at least one partition has reported, in ascending order."""
