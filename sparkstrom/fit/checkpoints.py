@@ -138,7 +138,7 @@ class CheckpointListener(FitListener):
         self._announced = 0  # number of checkpoints with which ``notify`` was called
         self._spec: FitSpec | None = None
         self._schedule: CheckpointSchedule | None = None  # from the start of training
-        self._epochs = book.epochs_resumed_from  # number of complete epochs
+        self._epochs = book.epochs_resumed_from  # number of complete epochs, for the schedule
         self._states = config.states
 
     def on_fit_begin(self, spec: FitSpec) -> None:
@@ -151,8 +151,8 @@ class CheckpointListener(FitListener):
             self._schedule = CheckpointSchedule(self._config.every, time.monotonic(), self._epochs)
 
     def on_epoch(self, epoch: Epoch) -> None:
-        """Count a complete epoch."""
-        self._epochs += 1
+        """Note the number of complete epochs, some of which may have had no event."""
+        self._epochs = epoch.epoch - self._book.first_epoch
 
     def on_progress(self, progress: Progress) -> None:
         """Announce written checkpoints and start another one if it is due."""
