@@ -216,7 +216,7 @@ class CheckpointWriter:
             self.written.append(WrittenCheckpoint(path, seconds, checkpoint.description))
             failed, self._failure_count, self._failure = self._failure_count, 0, ""
         if failed:
-            self._report(f"checkpoints are written again, after {failed} that failed: {path}")
+            self._report_success(failed, path)
         self._remove_old()
 
     def record_failure(self, note: str, error: Exception) -> None:
@@ -229,11 +229,19 @@ class CheckpointWriter:
             self._failure_count += 1
             self._failure = f"{note} could not be written ({format_error(error)})"
         if is_first:
-            self._warn(
-                _failure_kind("writing", error),
-                f"checkpoint of {note} not written to {self._directory.url} "
-                f"({format_error(error)}): training continues, the next one is tried when due",
-            )
+            self._warn_of_failure(note, error)
+
+    def _warn_of_failure(self, note: str, error: Exception) -> None:
+        """Warn that the checkpoint ``note`` was not written."""
+        self._warn(
+            failure_kind("writing", error),
+            f"checkpoint of {note} not written to {self._directory.url} "
+            f"({format_error(error)}): training continues, the next one is tried when due",
+        )
+
+    def _report_success(self, failed: int, path: str) -> None:
+        """Report that ``path`` was written after ``failed`` checkpoints that were not."""
+        self._report(f"checkpoints are written again, after {failed} that failed: {path}")
 
     def _remove_old(self) -> None:
         """Remove old checkpoints; warn if that fails."""
@@ -242,7 +250,7 @@ class CheckpointWriter:
         except Exception as error:
             log.debug("removing old checkpoints", exc_info=True)
             self._warn(
-                _failure_kind("removing", error),
+                failure_kind("removing", error),
                 f"old checkpoints in {self._directory.url} cannot be removed "
                 f"({format_error(error)}): they stay",
             )
@@ -255,6 +263,6 @@ class CheckpointWriter:
             self._report(text)
 
 
-def _failure_kind(doing: str, error: Exception) -> FailureKind:
+def failure_kind(doing: str, error: Exception) -> FailureKind:
     """Return (operation, error class, errno), by which repeated failures are recognized."""
     return doing, type(error), getattr(error, "errno", None)

@@ -202,7 +202,8 @@ def arrays_to_batch(data: tuple[Any, ...]) -> Batch:
     """Convert (features, labels) or (features, labels, weights), as arrays, to one batch of rows.
 
     The arrays get the dtypes used in training; labels may be None. Raise UsageError unless the
-    arrays are numeric and have the same number of rows, and weights are finite and at least 0.
+    arrays are numeric and have the same number of rows, and weights are finite and at least 0. If
+    weights are None, all rows have weight 1.
     """
     if len(data) not in (2, 3):
         raise UsageError(
@@ -210,35 +211,47 @@ def arrays_to_batch(data: tuple[Any, ...]) -> Batch:
             " weights)"
         )
     features = features_to_arrays(data[0])
-    rows = [len(array) if array.ndim else -1 for array in arrays_of(features)]
-    if not rows or min(rows) < 0:
+    arrays = arrays_of(features)
+    if not arrays or not all(array.ndim for array in arrays):
         raise UsageError(f"features are {shorten_value(data[0])}: give arrays [rows, ...]")
-    structure, columns = split_columns(np.zeros((rows[0], 0)) if data[1] is None else data[1])
+    structure, columns = split_columns(
+        np.zeros((len(arrays[0]), 0)) if data[1] is None else data[1]
+    )
     try:
         labels = [as_array(column, is_label=True) for column in columns]
-        weights = as_array(data[2]).astype(np.float32) if len(data) == 3 else None
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"labels are {shorten_value(data[1])}: give arrays of numbers [rows, ...] as labels"
-            f" and weights ({error})"
+            f"labels are {shorten_value(data[1])}: give arrays of numbers [rows, ...] ({error})"
         ) from None
-    others = labels if weights is None else [*labels, weights]
-    rows += [len(array) if array.ndim else -1 for array in others]
-    if len(set(rows)) != 1:
-        raise UsageError(f"the arrays have {rows} rows: all need the same number")
-    if weights is not None:
-        _check_weights(weights)
+    weights = _to_weights(data[2]) if len(data) == 3 and data[2] is not None else None
+    check_same_rows([*arrays, *labels, *([] if weights is None else [weights])])
     whole = [array.astype(np.int64) if array.dtype.kind in "biu" else array for array in labels]
     return Batch(features, arrange_arrays(structure, whole), weights)
 
 
-def _check_weights(weights: NDArray[np.float32]) -> None:
-    """Raise UsageError unless weights are one-dimensional, finite and at least 0."""
+def check_same_rows(arrays: Sequence[NDArray[Any]], where: str = "") -> None:
+    """Raise UsageError unless the arrays, which are ``where``, have the same number of rows."""
+    if scalars := [array for array in arrays if not array.ndim]:
+        raise UsageError(f"one of the arrays{where} is the number {scalars[0]}: give one per row")
+    rows = [len(array) for array in arrays]
+    if len(set(rows)) != 1:
+        raise UsageError(f"the arrays{where} have {rows} rows: all need the same number")
+
+
+def _to_weights(values: Any) -> NDArray[np.float32]:
+    """Convert weights. Raise UsageError unless they are numbers [rows], finite and at least 0."""
+    try:
+        weights = as_array(values).astype(np.float32)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"weights are {shorten_value(values)}: give an array of numbers [rows] ({error})"
+        ) from None
     if weights.ndim != 1:
         raise UsageError(f"weights have shape {list(weights.shape)}: give one for each row")
     wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
     if len(wrong):
         raise UsageError(f"row {wrong[0]} has weight {weights[wrong[0]]}: give 0 or above")
+    return weights
 
 
 def _to_numbers(values: Any) -> NDArray[Any]:

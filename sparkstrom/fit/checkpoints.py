@@ -120,6 +120,7 @@ class CheckpointListener(FitListener):
 
     live_option = "checkpoint_directory"
     is_user_requested = True  # False for copies that are only made to survive controller losses
+    writer_class = CheckpointWriter
 
     def __init__(
         self,
@@ -133,11 +134,11 @@ class CheckpointListener(FitListener):
     ) -> None:
         self._config, self._master, self._book, self._stopping = config, master, book, stopping
         self._notify = notify
-        self._writer = CheckpointWriter(config.directory, say)
+        self._writer = self.writer_class(config.directory, say)
         self._announced = 0  # number of checkpoints with which ``notify`` was called
         self._spec: FitSpec | None = None
         self._schedule: CheckpointSchedule | None = None  # from the start of training
-        self._epochs = book.epochs_resumed_from  # number of complete epochs
+        self._epochs = book.epochs_resumed_from  # number of complete epochs, for the schedule
         self._states = config.states
 
     def on_fit_begin(self, spec: FitSpec) -> None:
@@ -150,8 +151,8 @@ class CheckpointListener(FitListener):
             self._schedule = CheckpointSchedule(self._config.every, time.monotonic(), self._epochs)
 
     def on_epoch(self, epoch: Epoch) -> None:
-        """Count a complete epoch."""
-        self._epochs += 1
+        """Note the number of complete epochs, some of which may have had no event."""
+        self._epochs = epoch.epoch - self._book.first_epoch
 
     def on_progress(self, progress: Progress) -> None:
         """Announce written checkpoints and start another one if it is due."""
@@ -363,7 +364,8 @@ class FitCheckpoints:
     summaries: dict[str, Any] = field(default_factory=dict)  # of finished fits, by number, as JSON
     stream_summary: Any = None  # of the newest finished micro-batch; not in ``summaries``
     _pending: ResumePoint | None = None  # checkpoint that was read and not used by a fit yet
-    _restored: ResumePoint | None = None  # checkpoint read by ``restore``; None once a fit used it
+    # Checkpoint read by ``restore``; None once a fit that used it is over or wrote its own.
+    _restored: ResumePoint | None = None
     _reads_newest: bool = True  # whether the next fit reads the newest checkpoint
 
     @property
@@ -396,7 +398,7 @@ class FitCheckpoints:
             say: Called with a message for the user.
         """
         if self._reads_newest:
-            self._pending = self._read_newest(say) or self._restored
+            self._pending = self._read_newest(say)
             self._reads_newest = False  # stays True if reading fails
         point = self._pending
         if point is None:
@@ -476,8 +478,8 @@ class FitCheckpoints:
     def summaries_for(self, key: FitKey) -> dict[str, Any]:
         """Return the summaries for checkpoints of the fit ``key``.
 
-        That of the stream's newest finished micro-batch has the number of the stream's present fit.
-        All others are of fits that are not of a stream.
+        If the fit is of a stream, the summary of its newest finished micro-batch is included under
+        the number of ``key``.
         """
         if not key.stream or self.stream_summary is None:
             return self.summaries
@@ -487,12 +489,17 @@ class FitCheckpoints:
         """Record that fit ``number`` ended or was interrupted: the next one has the next number."""
         self.fits, self._restored = max(self.fits, number), None
 
+    def mark_written(self) -> None:
+        """Record that a fit wrote a checkpoint, which replaces that of ``restore``, if any."""
+        self._restored = None
+
     def mark_failed(self) -> None:
         """Record that a fit failed: the next fit has its number and resumes from its checkpoint.
 
-        If the fit wrote none, the next fit resumes from the checkpoint of ``restore``, if any.
+        If the fit wrote none, the next fit resumes from the checkpoint of ``restore``, if any, even
+        if the directory has a newer one.
         """
-        self._reads_newest, self._pending = True, None
+        self._pending, self._reads_newest = self._restored, self._restored is None
 
     @contextmanager
     def mark_failed_on_error(self) -> Iterator[None]:
@@ -505,7 +512,7 @@ class FitCheckpoints:
 
     @contextmanager
     def undo_find_on_error(self) -> Iterator[None]:
-        """If a fit, which is the block, fails before it runs, let the next fit find the same.
+        """Let the next fit find the same checkpoint if the block, a fit, fails before it runs.
 
         Do nothing if a run was interrupted or failed, which ``mark_over`` or ``mark_failed`` has
         recorded.

@@ -137,7 +137,12 @@ class EarlyStoppingListener(FitListener):
         except SparkstromError as error:
             if self._master.failure is not None:
                 raise
-            log.warning("epoch %d is the best, and is copied later: %s", self._judge.epoch, error)
+            log.warning(
+                "the parameters of epoch %d, the best so far, could not be copied now (%s): the"
+                " next poll tries again",
+                self._judge.epoch,
+                error,
+            )
             return
         self._is_copy_due = False
         commit = self.copy.commit if self.copy else None

@@ -29,7 +29,8 @@ from typing import Any, Protocol
 
 from sparkstrom.base.errors import CheckpointDamaged, ControllerLost, SetupError, SparkstromError
 from sparkstrom.base.version import __version__
-from sparkstrom.checkpoint.directory import CheckpointDirectory, open_checkpoint
+from sparkstrom.checkpoint.directory import CheckpointDirectory, format_error, open_checkpoint
+from sparkstrom.checkpoint.writer import CheckpointWriter, failure_kind
 from sparkstrom.fit.checkpoints import (
     CheckpointConfig,
     CheckpointListener,
@@ -304,10 +305,12 @@ class FitSession:
                     reporting.warn(warning)
             raise
         except BaseException as error:
-            if not isinstance(error, ControllerLost):
-                self._checkpoints.mark_failed()
             if saving is not None:
                 saving.close_failed()
+                if saving.is_user_requested and saving.newest is not None:
+                    self._checkpoints.mark_written()
+            if not isinstance(error, ControllerLost):
+                self._checkpoints.mark_failed()
             raise
         end = reporting.record.finished()
         state.take_result(runner.theta, end, stopping.copy, runner.states_after)
@@ -524,6 +527,24 @@ class ControllerRecovery:
         return read_resume_point(path, checkpoint, self.checkpoints.model)
 
 
+class ControllerCopyWriter(CheckpointWriter):
+    """Writes copies of a fit. Its messages do not name the temporary directory."""
+
+    def _warn_of_failure(self, note: str, error: Exception) -> None:
+        """Warn that the copy ``note`` was not made."""
+        self._warn(
+            failure_kind("writing", error),
+            f"no copy of the controller's replica at {note} could be made "
+            f"({format_error(error)}); the next one is tried when due",
+        )
+
+    def _report_success(self, failed: int, path: str) -> None:
+        """Report that a copy was made after ``failed`` that were not."""
+        self._report(
+            f"copies of the controller's replica are made again, after {failed} that failed"
+        )
+
+
 class ControllerCopyListener(CheckpointListener):
     """Writes copies of a fit whose controller runs in a task, while that task is connected.
 
@@ -532,6 +553,7 @@ class ControllerCopyListener(CheckpointListener):
 
     live_option = ""  # no option of the user needs copies
     is_user_requested = False
+    writer_class = ControllerCopyWriter
     _due_s = -math.inf  # no copy starts before this time
     _timed = 0  # number of written copies that ``_due_s`` accounts for
 

@@ -41,6 +41,7 @@ from sparkstrom.data.column_selection import (
     ArrowReadPlan,
     ColumnSpec,
     check_column_spec,
+    check_same_rows,
     iter_arrays_by_role,
     make_read_plan,
     resolve_array_source,
@@ -363,13 +364,11 @@ def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat,
             raise UsageError(f"array {i} of {where} is {shorten_value(value)}: {error}") from None
     if data[1] is None:
         arrays[n_features] = np.zeros((*arrays[0].shape[:1], 0), np.float32)  # no label, all rows
-    counts = [len(array) if array.ndim else -1 for array in arrays]
-    if len(set(counts)) != 1:
-        raise UsageError(f"the arrays of {where} have {counts} rows: all need the same number")
+    check_same_rows(arrays, f" of {where}")
     if len(data) == 3:
         arrays[-1] = as_array(arrays[-1])
         _check_weights(arrays[-1], where)
-    if not counts[0]:
+    if not len(arrays[0]):
         return
 
     def rows_at(part: slice) -> list[NDArray[Any]]:
@@ -378,7 +377,7 @@ def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat,
     first = [array[0] for array in rows_at(slice(1))]
     form = format_from_row(ParsedRow(features[0], label[0], len(data) == 3, first))
     count = max(1, BLOCK_BYTES // max(1, form.row_bytes))
-    for begin in range(0, counts[0], count):
+    for begin in range(0, len(arrays[0]), count):
         yield form, form.pack(rows_at(slice(begin, begin + count)))
 
 

@@ -322,7 +322,8 @@ class MasterThread(threading.Thread):
         with contextlib.suppress(queue.Empty):
             while True:
                 answer = self._snapshot_requests.get_nowait()
-                if self.failure is None or self._ended_cleanly:  # between two cycles, or all done
+                # The thread did not fail in the middle of a cycle.
+                if self.failure is None or self._ended_cleanly:
                     answer.set_result(self._make_snapshot())
                 else:
                     answer.set_exception(self.failure)

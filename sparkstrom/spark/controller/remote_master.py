@@ -123,7 +123,8 @@ class RemoteController:
         self._last: Snapshot | None = None
         self._clock_offset_s: float | None = None  # the controller's clock minus ours
         self._news_count = 0
-        self._ending = threading.Event()
+        self._ending = threading.Event()  # tells the monitor thread to stop
+        self._is_ended = False  # whether ``end`` has ended a running task
         self._monitor_thread: threading.Thread | None = None
 
     @contextlib.contextmanager
@@ -215,7 +216,7 @@ class RemoteController:
     def _monitor_task(self, job: SparkJob, server: Endpoint | None) -> None:
         """Watch the task until the fit ends, and fail if the task is lost."""
         is_notified, start_s = False, time.monotonic()
-        was_silent = False  # after a suspension of this process, messages are read by the next look
+        was_silent = False  # after a suspension of this process, messages are read by the next poll
         while not self._ending.is_set():
             is_over = job.wait(TASK_POLL_S)
             was_connected = self._server is not None and self._server.was_connected.is_set()
@@ -370,8 +371,11 @@ class RemoteController:
 
     def end(self) -> None:
         """End the task and take its result; cancel the task if that takes too long. Idempotent."""
-        if self._placed is None or self._monitor_thread is None or self._ending.is_set():
+        if self._placed is None or self._monitor_thread is None:
             return
+        if self._is_ended or self._ending.is_set():
+            return
+        self._is_ended = True
         server, job = self._server, self._placed.job
         has_succeeded = self.finished.is_set() and self.failure is None
         if server is not None and self._is_connected():

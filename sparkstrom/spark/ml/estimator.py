@@ -121,11 +121,8 @@ class SparkstromEstimator(
             dataset.sparkSession,
             model,
             self._master(),
+            partial(self._choose_converter, model, dataset),
             progress=self.getOrDefault("verbose"),
-            keep=False,
-        )
-        network.make_converter = lambda: make_converter(
-            model, self.getOrDefault("predictionCol"), several=not is_scalar_label(dataset, label)
         )
         if network.checkpoint_directory is not None:
             raise UsageError(
@@ -151,6 +148,16 @@ class SparkstromEstimator(
         model_stage = SparkstromModel(trained, summary, len(summary.history), several=has_several)
         model_stage._resetUid(self.uid)  # as Spark's own models do
         return self._copyValues(model_stage)
+
+    def _choose_converter(self, model: FlatModel, dataset: DataFrame) -> OutputConverter | None:
+        """Return the function for the trained model's columns; None if it will add no column."""
+        prediction, *others = map(
+            self.getOrDefault, ("predictionCol", "probabilityCol", "rawPredictionCol")
+        )
+        if not prediction and (get_output_kind(model) == VALUES or not any(others)):
+            return None
+        several = not is_scalar_label(dataset, self.getOrDefault("labelCol"))
+        return make_converter(model, prediction, several=several)
 
     def _validation(self) -> str | float | None:
         """Return which rows to hold out. Raise UsageError if two Params set it."""
@@ -186,14 +193,34 @@ GridValue.estimator_class = SparkstromEstimator
 
 
 class _EstimatorNetwork(SparkNetwork):
-    """A network that tries, before training, to make the columns that its model will add."""
+    """A network that tries, before training, to make the columns that its model will add.
 
-    make_converter: Callable[[], OutputConverter]  # called when the label's columns were checked
+    Args:
+        spark: The session.
+        model: The model to train.
+        master: The training options.
+        choose_converter: Returns the function that converts outputs for the columns; None if no
+            column is added. Called after the label's columns were checked.
+        progress: Whether to show progress.
+    """
+
+    def __init__(
+        self,
+        spark: Any,
+        model: FlatModel,
+        master: TrainingMaster,
+        choose_converter: Callable[[], OutputConverter | None],
+        *,
+        progress: bool,
+    ) -> None:
+        super().__init__(spark, model, master, progress=progress, keep=False)
+        self._choose_converter = choose_converter
 
     def _examine_outputs(self, model: FlatModel, batch: Batch) -> None:
         """Raise UsageError if the outputs for these rows cannot be converted."""
-        outputs = OutputConcatenator(model)
-        self.make_converter()(outputs.split([outputs.predict(batch.features)]))
+        if (convert := self._choose_converter()) is not None:
+            outputs = OutputConcatenator(model)
+            convert(outputs.split([outputs.predict(batch.features)]))
 
 
 class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromModel"]):

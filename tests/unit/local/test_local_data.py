@@ -224,6 +224,7 @@ def test_dealt_rows_are_all_there_once_and_the_same_again(tmp_path: Path) -> Non
             "rows cannot be read from a builtins.int: pass .features, labels. as arrays",
         ),
         ((X, Y[:9]), ColumnSpec(), r"have \[50, 9\] rows: all need the same number"),
+        ((X, 3), ColumnSpec(), "one of the arrays of the data is the number 3: give one per row"),
         ((X, Y, -W), ColumnSpec(), r"row 0 of the data has weight"),
         ((X, np.array(["a"] * ROWS)), ColumnSpec(), "array 1 of the data is"),
         ((Sparse(), Y), ColumnSpec(), "array 0 of the data is .*: not a number"),

@@ -15,6 +15,7 @@ torch = pytest.importorskip(
     "torch", reason="torch is not installed: pip install 'sparkstrom[torch]'"
 )
 from sparkstrom.models.torch import TorchModel  # noqa: E402
+from sparkstrom.models.torch.losses import refuse_broadcast  # noqa: E402
 
 nn, fn = torch.nn, torch.nn.functional
 X = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
@@ -129,11 +130,29 @@ def test_one_logit_and_a_label_per_row_say_how_to_name_the_column(loss: Any, wei
         trained.loss(Batch(X, labels, weights))
 
 
-def test_a_loss_of_ones_own_may_make_the_shapes_equal() -> None:
-    class Squeezed(nn.PoissonNLLLoss):
-        def forward(self, output: Any, target: Any) -> Any:
-            return super().forward(output[:, 0], target)
+class Squeezed(nn.PoissonNLLLoss):
+    """Makes the shapes equal by itself."""
 
+    def forward(self, output: Any, target: Any) -> Any:
+        return super().forward(output[:, 0], target)
+
+
+class Compiled(nn.Identity):
+    """Like what torch.compile returns: its ``forward`` is torch's."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__()
+        self._orig_mod = loss
+
+
+def test_a_compiled_loss_is_examined_as_the_one_that_was_compiled() -> None:
+    output, target = torch.ones(8, 1), torch.ones(8)
+    refuse_broadcast(Compiled(Squeezed()), output, target)
+    with pytest.raises(UsageError, match="PoissonNLLLoss"):
+        refuse_broadcast(Compiled(nn.PoissonNLLLoss()), output, target)
+
+
+def test_a_loss_of_ones_own_may_make_the_shapes_equal() -> None:
     labels = (Y > 0).astype(np.float32)
     expected = model(nn.PoissonNLLLoss(), 1).step(Batch(X, labels[:, None]))
     assert model(Squeezed(), 1).step(Batch(X, labels)) == pytest.approx(expected)

@@ -141,6 +141,18 @@ def test_the_epochs_that_are_told_are_those_of_the_file(
     assert told.epochs == 2.0
 
 
+def test_an_epoch_whose_figures_came_too_late_counts_for_when_one_is_due(tmp_path: Path) -> None:
+    """Listeners that need events at once never get it."""
+    bench = Bench(tmp_path, "2 epochs")
+    bench.keeper.on_phase(Phase.RUNNING)
+    bench.keeper.on_epoch(Epoch(2, 0.5, 64, 0.0, 2))
+    bench.look(1)
+    (state,) = bench.master.states
+    state.set_result(())
+    bench.wait()
+    assert bench.newest().parameters[0] == 1
+
+
 def test_training_goes_on_while_a_state_is_on_its_way(bench: Bench) -> None:
     """What falls due meanwhile is left out."""
     bench.keeper.on_phase(Phase.RUNNING)

@@ -27,6 +27,7 @@ from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.observe.progress import ProgressDisplay
 from sparkstrom.runtime.master_control import MasterControl, Progress
 from sparkstrom.runtime.optimizer_states import OptimizerStates
+from sparkstrom.spark.controller.driver_messages import EndController
 from sparkstrom.spark.controller.remote_master import RemoteController
 from tests.unit.spark.test_checkpoint_keeper import MODEL, SPEC, Master
 
@@ -64,7 +65,7 @@ class Bench:
         )
         master = cast(MasterControl, self.master)
         watch, told = EarlyStoppingListener(master, None), list[Any]()
-        about: dict[str, Any] = {"stopping": watch, "notify": told.append, "say": print}
+        about: dict[str, Any] = {"stopping": watch, "notify": told.append, "say": self.said.append}
         self.copies = ControllerCopyListener(kept, master, book=EpochHistory(), **about)
         self.copies.on_fit_begin(SPEC)
         self.copies.on_phase(Phase.RUNNING)
@@ -140,6 +141,20 @@ def test_without_a_connection_nothing_is_asked_and_a_copy_that_fails_ends_nothin
         bench.look(9)
 
 
+def test_a_copy_that_fails_is_not_called_a_checkpoint(bench: Bench) -> None:
+    """It is made in a temporary directory, of which users without checkpoints know nothing."""
+    bench.master.raises = TrainingError("it sent none")
+    bench.look(3)
+    bench.master.raises = None
+    bench.look(7)
+    failed, works = bench.said
+    assert failed == (
+        "no copy of the controller's replica at commit 3 could be made (TrainingError: it sent"
+        " none); the next one is tried when due"
+    )
+    assert works == "copies of the controller's replica are made again, after 1 that failed"
+
+
 @pytest.mark.parametrize(
     ("cause", "is_loss"),
     [
@@ -155,15 +170,29 @@ def test_what_the_task_has_raised_is_no_loss(cause: str, *, is_loss: bool) -> No
     assert isinstance(master._create_lost_error(cause), ControllerLost) is is_loss
 
 
-def test_a_controller_that_has_ended_is_asked_nothing_more() -> None:
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_controller_that_has_ended_is_asked_nothing_more(is_closed: bool) -> None:
     """A fit that fails ends it in any case, also where it has ended already."""
     master, asked = RemoteController(NO_DATA, NO_DATA, {}, 2), list[object]()
-    server = SimpleNamespace(is_open=True, ask=asked.append, close=lambda: None)
+
+    def ask(request: object) -> Future[Any]:
+        asked.append(request)
+        answer: Future[Any] = Future()
+        answer.set_exception(LOST)
+        return answer
+
+    server = SimpleNamespace(is_open=True, ask=ask, close=lambda: None)
     master._server = cast(Any, server)
-    master._placed = cast(Any, SimpleNamespace(job=SimpleNamespace(running=False)))
+    job = SimpleNamespace(running=False)
+    master._placed = cast(Any, SimpleNamespace(job=job, place="executor 1"))
     master._monitor_thread = threading.Thread()
     master._monitor_thread.start()
-    master._close()
+    if is_closed:
+        master._close()
+    else:
+        master.end()
+        assert EndController() in asked
+    asked.clear()
     master.end()
     assert asked == []
 

@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,8 @@ from sparkstrom.models import DenseNetwork
 from sparkstrom.spark.data import partitioning as first_rows
 from sparkstrom.spark.data.partitioning import RowSource, read_first_blocks, run_with_timeout
 from sparkstrom.spark.executor.entry_points import pickle_by_value
-from sparkstrom.spark.ml.estimator import _EstimatorNetwork, make_converter
+from sparkstrom.spark.ml.estimator import SparkstromEstimator, _EstimatorNetwork
+from tests.unit.spark.test_estimator_columns import FRAME
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
@@ -129,12 +131,32 @@ def test_rows_that_fit_are_trained_on_and_nothing_is_changed(kind: str) -> None:
 
 def test_outputs_that_an_estimator_cannot_use_are_refused_before_training() -> None:
     model = torch_model(nn.Conv1d(3, 5, 1))
-    network: Any = _EstimatorNetwork.__new__(_EstimatorNetwork)
-    network.make_converter = lambda: make_converter(model, "prediction", several=True)
+    examine = examining(model, SparkstromEstimator(labelCol="steps"))
     first = rows_of(*[(np.zeros((3, 4), np.float32), np.zeros(4, np.int64))] * 2)
     attempt(model, first)
     with pytest.raises(UsageError, match=r"the model returns \[5, 4\] for a row"):
-        dry_run_step(model, model.initial(), first, pickle_by_value, None, network._examine_outputs)
+        dry_run_step(model, model.initial(), first, pickle_by_value, None, examine)
+
+
+@pytest.mark.parametrize(("outputs", "names"), [("values", 1), ("logits", 3)])
+def test_outputs_of_which_no_column_is_made_may_have_any_shape(outputs: str, names: int) -> None:
+    """A model of values has one column, whatever the names of the others are."""
+    model: Any = SimpleNamespace(outputs=outputs, loss=abs, penalty=abs)  # which is a ``Measured``
+    model.predict = lambda _: np.zeros((2, 3, 4), np.float32)
+    batch: Any = SimpleNamespace(features=np.zeros((2, 3), np.float32))
+    columns = ("predictionCol", "probabilityCol", "rawPredictionCol")[:names]
+    estimator = SparkstromEstimator(**dict.fromkeys(columns, ""))
+    examining(model, estimator)(model, batch)
+    estimator.set(estimator.getParam(columns[-1]), "other")
+    with pytest.raises(UsageError, match="the model returns"):
+        examining(model, estimator)(model, batch)
+
+
+def examining(model: Any, estimator: SparkstromEstimator) -> Any:
+    """What an estimator's network does with the outputs of a dry step."""
+    network: Any = _EstimatorNetwork.__new__(_EstimatorNetwork)
+    network._choose_converter = partial(estimator._choose_converter, model, FRAME)
+    return network._examine_outputs
 
 
 @pytest.mark.parametrize("kind", ["built in", "torch", "Lightning"])

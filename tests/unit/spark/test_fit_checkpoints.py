@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from sparkstrom import SharedTrainingMaster, SparkNetwork
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import ControllerLost, UsageError
 from sparkstrom.checkpoint.directory import CheckpointDirectory
 from sparkstrom.fit.checkpoints import (
     FitCheckpoints,
@@ -21,11 +22,14 @@ from sparkstrom.fit.checkpoints import (
 )
 from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.fit.network_state import NetworkStateHolder
+from sparkstrom.fit.session import FitSession
 from sparkstrom.local.parallel_wrapper import ParallelWrapper
 from sparkstrom.models import Adam, DenseNetwork
 from sparkstrom.models.base import Flat, FlatModel
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from tests.unit.spark.test_checkpoint_content import WIDTHS, progressed
+
+NOTHING: Any = None
 
 
 @pytest.fixture
@@ -212,6 +216,44 @@ def test_one_that_was_given_by_hand_is_kept_if_the_fit_fails_and_wrote_none(
     again = find(made)
     assert again is not None
     assert again.action is ResumeAction.RESUME
+
+
+@pytest.mark.parametrize("wrote", [False, True])
+@pytest.mark.parametrize("lost_first", [False, True])
+def test_one_that_was_given_by_hand_gives_way_only_to_what_its_own_fit_wrote(
+    tmp_path: Path, model: FlatModel, directory: str, wrote: bool, lost_first: bool
+) -> None:
+    """Not to the newer one in the directory, which the user did not want.
+
+    A controller that is lost after a checkpoint was written does not change that.
+    """
+    CheckpointDirectory(directory).write(build_checkpoint(model, progressed(model)))
+    old, new = sorted(tmp_path.glob("*.npz"))
+    made = checkpoints(model, directory)
+    made.restore(str(old), pytest.fail)
+    assert find(made) is not None
+    fit = FitSession(NOTHING, made, cast(Any, SimpleNamespace(key=FitKey(2))), NOTHING, NOTHING)
+    errors: list[Exception] = [OSError()]
+    if lost_first:
+        errors.insert(0, ControllerLost("it is gone", "killed"))
+    for i, error in enumerate(errors):
+        saving = SimpleNamespace(
+            is_user_requested=True,
+            newest=str(new) if wrote and i == 0 else None,
+            close_failed=lambda: None,
+        )
+        with pytest.raises(type(error)):
+            fit._run_one(failing_run(error), NOTHING, NOTHING, cast(Any, saving), None)
+    again = find(made)
+    assert again is not None
+    assert again.checkpoint.path == str(new if wrote else old)
+
+
+def failing_run(error: Exception) -> Any:
+    def run(*_: Any) -> None:
+        raise error
+
+    return SimpleNamespace(run=run)
 
 
 class TwoSlots:

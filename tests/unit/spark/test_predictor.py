@@ -81,6 +81,7 @@ def test_lists_and_other_types_are_measured_as_arrays_are(bench: Bench) -> None:
     for data in (
         (FEATURES.tolist(), LABELS.tolist()),
         (FEATURES.astype(np.float64), LABELS.astype(np.uint8), [1, 1, 1, 1]),
+        (FEATURES, LABELS, None),
     ):
         found: Any = bench.predictor.evaluate(data, wanted, ColumnSpec())
         assert found.loss == expected.loss
@@ -94,8 +95,10 @@ def test_lists_and_other_types_are_measured_as_arrays_are(bench: Bench) -> None:
         ((FEATURES,), "data is a tuple of 1: give arrays"),
         ((FEATURES, LABELS, LABELS, LABELS), "data is a tuple of 4: give arrays"),
         ((FEATURES, LABELS[:3]), r"the arrays have \[4, 3\] rows"),
-        ((FEATURES, 1), r"the arrays have \[4, -1\] rows"),
+        ((FEATURES, 1), "one of the arrays is the number 1: give one per row"),
         ((FEATURES, ["a"] * 4), "labels are .*: give arrays of numbers"),
+        ((FEATURES, LABELS, ["a"] * 4), "weights are .*: give an array of numbers"),
+        ((FEATURES, LABELS, 1.0), r"weights have shape \[\]: give one for each row"),
         (((), None), r"features are \(\): give arrays"),
         ((1.0, None), r"features are 1\.0: give arrays"),
         (("abc", LABELS), "features are 'abc': give an array of numbers"),
