@@ -44,6 +44,35 @@ REQUIRED_KEYS = {"format", "model", "epochs", "sha256"}
 OPTIONAL_KEYS = {"sparkstrom", "n_params", DESCRIPTION_DIGEST_KEY}
 # Kinds with the same parameters: earlier versions saved most imported DenseNetworks as "dense".
 EQUAL_KINDS = (("dense", "dl4j-dense"), ("dl4j-dense", "dense"))
+# Keys that describe the computed function, by kind of model. Options that users change on purpose,
+# such as dropout rates, cannot be told from others in ``WARNED_KEYS``.
+REFUSED_KEYS: dict[Any, tuple[str, ...]] = {
+    "dense": ("hidden", "loss", "normalizer"),
+    "dl4j-dense": ("hidden", "loss", "normalizer"),
+}
+WARNED_KEYS: dict[Any, tuple[str, ...]] = {
+    "torch": ("text",),
+    "lightning": ("text",),
+    "dl4j": ("configuration", "normalizer"),
+    "keras": ("outputs", "model"),
+}
+# Keys that a description lacks if there is no such part. If it lacks another key, then an earlier
+# version wrote it.
+OPTIONAL_PARTS = ("normalizer",)
+# Names in messages of keys that users do not know.
+KEY_NAMES = {"text": "module"}
+MODEL_DIFFERS = (
+    "{path} was saved from a model with {difference}: if this changes what the model computes, its"
+    " outputs differ from the saved model's"
+)
+# How to train is no part of the network.
+TRAINING_KEYS = {"iupdater", "biasupdater", "iterationcount", "epochcount", "seed"}
+# What Keras' configurations have besides the network: how it was compiled and built.
+KERAS_IGNORED = {"compile_config", "build_config", "build_input_shape"}
+# Keys of Keras' configurations under which layers are referred to by name.
+KERAS_REFERENCES = {"keras_history", "input_layers", "output_layers"}
+# In strings, addresses of objects and numbers that Keras adds to names, unique in a process.
+CHANGING = re.compile(r" at 0x[0-9a-f]+|_\d+$")
 READ_ERRORS = (
     *(OSError, EOFError, TypeError, ValueError, KeyError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error, struct.error),
@@ -243,8 +272,8 @@ def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, F
     _check_description(description_path(path), description)
     if model is None:
         model = _model_from_description(description_path(path), description["model"])
-    else:
-        check_same_model(model.describe(), description["model"], path)
+    elif warning := check_same_model(model.describe(), description["model"], path):
+        log.warning(warning)
     if parameters.shape != (model.n_params,) or parameters.dtype != np.float32:
         raise UsageError(
             f"{path} holds {parameters.dtype}{list(parameters.shape)}, its description requires "
@@ -295,7 +324,7 @@ def _model_from_description(path: Path, description: dict[str, Any]) -> FlatMode
 def check_same_model(current: dict[str, Any], saved: dict[str, Any], path: object) -> str | None:
     """Raise UsageError if two models differ in kind, parameters or values of ``REFUSED_KEYS``.
 
-    If they differ in values of ``WARNED_KEYS``, log a warning and return it.
+    Return a warning if they differ in values of ``WARNED_KEYS``, otherwise None.
 
     Args:
         current: description of the model in this program.
@@ -316,43 +345,71 @@ def check_same_model(current: dict[str, Any], saved: dict[str, Any], path: objec
         raise UsageError(
             f"{path} is of a model with {difference}: create it with the same code as the saved one"
         )
+    if kind == "keras":
+        current, saved = _simplify_keras(current, {}), _simplify_keras(saved, {})
     difference = _find_difference_in(current, saved, WARNED_KEYS.get(kind, ()))
-    if difference is None:
-        return None
-    log.warning(MODEL_DIFFERS, path, difference)
-    return MODEL_DIFFERS % (path, difference)
-
-
-MODEL_DIFFERS = "%s is of a model with %s: with these parameters it may compute something else"
-# What a network computes, by kind; a description of an earlier version may lack a key. Options that
-# users change on purpose, such as dropout rates, cannot be told from others in ``WARNED_KEYS``.
-REFUSED_KEYS: dict[Any, tuple[str, ...]] = {
-    "dense": ("hidden", "loss"),
-    "dl4j-dense": ("hidden", "loss", "normalizer"),
-}
-WARNED_KEYS: dict[Any, tuple[str, ...]] = {
-    "torch": ("text",),
-    "lightning": ("text",),
-    "dl4j": ("configuration", "normalizer"),
-    "keras": ("loss", "model"),
-}
-# How to train is no part of the network.
-TRAINING_KEYS = {"iupdater", "biasupdater", "iterationcount", "epochcount", "seed"}
-# In strings, addresses of objects and numbers that Keras adds to names, unique in a process.
-CHANGING = re.compile(r" at 0x[0-9a-f]+|_\d+$")
+    return None if difference is None else MODEL_DIFFERS.format(path=path, difference=difference)
 
 
 def _find_difference_in(
     current: dict[str, Any], saved: dict[str, Any], keys: tuple[str, ...]
 ) -> str | None:
-    """Return the first difference in the values of ``keys`` that both descriptions have."""
-    both = [key for key in keys if key in current and key in saved]
-    found = (_find_difference(current[key], saved[key], key) for key in both)
-    return next((each for each in found if each), None)
+    """Return the first difference in the values of ``keys`` as text, or None.
+
+    Keys that one description lacks are not compared, except ``OPTIONAL_PARTS``.
+    """
+    for key in keys:
+        if key in OPTIONAL_PARTS or (key in current and key in saved):
+            name = KEY_NAMES.get(key, key)
+            if difference := _find_difference(current.get(key), saved.get(key), name):
+                return difference
+    return None
+
+
+def _simplify_keras(value: Any, numbers: dict[str, int]) -> Any:
+    """Return a part of a Keras configuration without what does not change the network.
+
+    That is ``KERAS_IGNORED``, the size of batches, and names: layers are referred to by number.
+
+    ``numbers``: the numbers of the layers of the model that the part belongs to, by name.
+    """
+    if isinstance(value, list | tuple):
+        return [_simplify_keras(each, numbers) for each in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: each for key, each in value.items() if key not in KERAS_IGNORED}
+    if "class_name" in kept:
+        kept.pop("name", None)
+        config = kept.get("config")
+        # The name of a DTypePolicy is its dtype.
+        if isinstance(config, dict) and "Policy" not in str(kept["class_name"]):
+            kept["config"] = {key: config[key] for key in config if key != "name"}
+    if isinstance(shape := kept.get("batch_shape"), list | tuple):
+        kept["batch_shape"] = [None, *shape[1:]]
+    if "keras_history" in kept:
+        kept.pop("shape", None)  # it follows from the layers and the inputs' shape
+    if isinstance(layers := kept.get("layers"), list | tuple):
+        named = [str(layer.get("name")) if isinstance(layer, dict) else "" for layer in layers]
+        numbers = {name: number for number, name in enumerate(named)}
+    return {
+        key: _number_layers(each, numbers)
+        if key in KERAS_REFERENCES
+        else _simplify_keras(each, numbers)
+        for key, each in kept.items()
+    }
+
+
+def _number_layers(value: Any, numbers: dict[str, int]) -> Any:
+    """Return a reference to layers with their numbers in place of their names."""
+    if isinstance(value, list | tuple):
+        return [_number_layers(each, numbers) for each in value]
+    if isinstance(value, dict):  # of several inputs or outputs, by the user's names
+        return {key: _number_layers(each, numbers) for key, each in value.items()}
+    return numbers.get(value, value) if isinstance(value, str) else value
 
 
 def _find_difference(own: Any, other: Any, name: str) -> str | None:
-    """Return the first difference between two JSON values, ``name``, for a message; None: none."""
+    """Return the first difference between two JSON values as text, or None."""
     if isinstance(own, dict) and isinstance(other, dict):
         keys = [key for key in own | other if str(key).lower() not in TRAINING_KEYS]
         # A later version may write keys whose default is None.
@@ -361,8 +418,11 @@ def _find_difference(own: Any, other: Any, name: str) -> str | None:
         both = itertools.zip_longest(own, other)
         pairs = [(*pair, f"{name}[{index}]") for index, pair in enumerate(both)]
     elif isinstance(own, str) and isinstance(other, str) and "\n" in own + other:
-        lines = [[line.strip() for line in text.splitlines()] for text in (own, other)]
-        return _find_difference(lines[0], lines[1], name)
+        lines: list[list[Any]] = [
+            [line.strip() for line in text.splitlines()] for text in (own, other)
+        ]
+        numbered = enumerate(itertools.zip_longest(lines[0], lines[1]), 1)
+        pairs = [(*pair, f"{name}, line {number}") for number, pair in numbered]
     elif _without_changing(own) == _without_changing(other):
         return None
     else:

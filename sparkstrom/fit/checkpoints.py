@@ -349,6 +349,11 @@ class ResumeDecision:
     action: ResumeAction
     checkpoint: ResumePoint
 
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings about the checkpoint, for the summary; they have been shown already."""
+        return list(filter(None, [self.checkpoint.warning]))
+
 
 @dataclass(slots=True)
 class FitCheckpoints:
@@ -377,10 +382,10 @@ class FitCheckpoints:
     def restore(self, path: str, say: Say) -> ResumePoint:
         """Read a checkpoint, return it, and use it for the next fit instead of the newest one.
 
-        ``say``: called with messages about damaged files. Raise UsageError if the checkpoint is of
-        another model.
+        ``say``: called with messages about damaged files, and with the checkpoint's warning. Raise
+        UsageError if the checkpoint is of another model.
         """
-        self._pending = self._restored = read_resume_point(*open_checkpoint(path, say), self.model)
+        self._pending = self._restored = self._read(*open_checkpoint(path, say), say)
         self._reads_newest = False
         done = self._pending.epochs_done is not None
         self.fits = self._pending.key.number - (0 if done else 1)
@@ -422,7 +427,14 @@ class FitCheckpoints:
             return None
         self._claim_directory(directory)
         found = directory.read_newest(say)
-        return None if found is None else read_resume_point(*found, self.model)
+        return None if found is None else self._read(*found, say)
+
+    def _read(self, path: str, checkpoint: Checkpoint, say: Say) -> ResumePoint:
+        """Return a checkpoint file's content, and show the warning about it, if there is one."""
+        point = read_resume_point(path, checkpoint, self.model)
+        if point.warning is not None:
+            say(f"sparkstrom warns: {point.warning}")
+        return point
 
     def _claim_directory(self, directory: CheckpointDirectory) -> None:
         """Reserve a directory for this network until the program ends.

@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 
 NO_STATES = OptimizerStates()
 FILES_LOST = (
-    "the fit failed: what its workers found of the last fit, residuals and optimizer states, may be"
-    " used up; the next fit's workers start without them"
+    "the fit failed, and its workers may have used up the residuals and optimizer states that the"
+    " fit before it left on the executors: the next fit starts without them"
 )
 
 

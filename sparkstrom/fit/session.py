@@ -238,8 +238,6 @@ class FitSession:
             return
         runner.book.restore(point.figures_for(workers))
         stopping.resume(runner.book.history()[: runner.book.epochs_resumed_from], point.best)
-        if point.warning is not None:
-            self._reporting.warn(point.warning)
         if workers != len(point.starts):
             complete = runner.spec.starts[0].position.epoch
             self._reporting.warn(

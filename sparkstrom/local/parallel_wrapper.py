@@ -219,7 +219,8 @@ class ParallelWrapper(TrainedNetwork):
             if self._rounds is None:
                 warm_up(say=progress.say)
                 theta = self._state.theta(self._strategy.layer_multipliers)
-            reporting = FitReporting(progress, record, TaskSlots(1, workers), [])
+            warnings = [] if decision is None else decision.warnings
+            reporting = FitReporting(progress, record, TaskSlots(1, workers), warnings)
             with (
                 self._context.pool.translate_closing_errors(),
                 self._partition_into_files(data, held, chosen, workers) as rows,

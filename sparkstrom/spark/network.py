@@ -214,6 +214,8 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             finished, point = self._apply_decision(decision, key)
             if finished is not None:
                 return finished
+            if decision is not None:
+                warnings += decision.warnings
             workers = choose_resume_workers(slots, workers, len(point.starts) if point else None)
             if options.repartition == "always":  # else the data decide how many there are
                 strategy.check_workers(workers)

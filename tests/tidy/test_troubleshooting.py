@@ -79,7 +79,6 @@ PASSED_ON = {
     ("fit/accuracy_warnings.py", "log.warning('%s', text)"),
     ("fit/fit_context.py", "self.warnings.append(text)"),
     ("fit/session.py", "self._reporting.warn(warning)"),
-    ("fit/session.py", "self._reporting.warn(point.warning)"),
     ("fit/session.py", "reporting.warn(warning)"),
     ("fit/listeners.py", "log.warning('%s', text)"),
     ("fit/listeners.py", "self._warn(str(self._raised"),

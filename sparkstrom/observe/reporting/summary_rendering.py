@@ -19,6 +19,7 @@ from xml.etree.ElementTree import Element
 from sparkstrom.observe.reporting.run_log_reader import as_dict, as_list, as_number, as_text
 
 UNKNOWN = "not known"
+UNKNOWN_SUMMARY = "This fit was skipped, and its figures are not known"
 
 
 def format_count(value: float | None) -> str:
@@ -95,8 +96,15 @@ class FigureGroup:
     table: Table | None = None  # shown last
 
 
+def _is_unknown(summary: Figures) -> bool:
+    """Return whether a summary stands for a skipped fit that has none; it has no workers."""
+    return as_number(summary.get("workers")) == 0
+
+
 def summary_headline(summary: Figures) -> str:
     """Return one line about what was trained."""
+    if _is_unknown(summary):
+        return UNKNOWN_SUMMARY
     workers, epochs = as_number(summary.get("workers")), as_number(summary.get("epochs"))
     before = as_number(summary.get("epochs_resumed"))
     here = epochs - before if epochs is not None and before else epochs
@@ -532,23 +540,26 @@ def summary_text(summary: Mapping[str, Any], *, whole: bool = False) -> str:
     more = (
         [_group_lines(group) for group in figure_groups(summary)] if whole else [[ALL_FIGURES_HINT]]
     )
-    parts = [
-        [summary_headline(summary)],
-        _group_lines(result_group(summary)),
-        [title, *_bullet_lines(warnings)] if warnings else [NO_WARNINGS],
-        *more,
-    ]
+    shown = [title, *_bullet_lines(warnings)] if warnings else [NO_WARNINGS]
+    headline = [summary_headline(summary)]
+    if _is_unknown(summary):
+        parts = [headline, shown]
+    else:
+        parts = [headline, _group_lines(result_group(summary)), shown, *more]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
 def short_text(figures: Mapping[str, Any]) -> str:
     """Return the lines of ``TrainingSummary.table()``; see ``short_rows``."""
+    if _is_unknown(figures):
+        return summary_text(figures)
     return "\n".join(f"{name:<20}{value}" for name, value in short_rows(figures))
 
 
 def summary_html(summary: Mapping[str, Any]) -> str:
     """Return a summary as an HTML fragment with its own style sheet, for a notebook."""
     warnings = summary_warnings(summary)
+    is_known = not _is_unknown(summary)
     more = make_element(
         "details",
         make_element("summary", "All figures"),
@@ -558,9 +569,9 @@ def summary_html(summary: Mapping[str, Any]) -> str:
         "div",
         make_element("style", STYLE),
         make_element("h3", summary_headline(summary)),
-        group_section(result_group(summary), "h4"),
+        group_section(result_group(summary), "h4") if is_known else None,
         bullet_list(warnings, "warns") if warnings else None,
-        more,
+        more if is_known else None,
         class_="sparkstrom-summary",
     )
     return to_html(page)

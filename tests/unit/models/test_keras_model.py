@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.checkpoint.saved_model import check_same_model
 from sparkstrom.models.base import (
     Batch,
     Buffered,
@@ -31,6 +32,7 @@ from sparkstrom.models.keras_support import keras
 
 cloudpickle = pytest.importorskip("pyspark.cloudpickle", reason="what ships is pickled by Spark's")
 layers = keras.layers
+MEAN = keras.losses.MeanSquaredError()
 LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -156,6 +158,65 @@ def test_the_module_comes_back_with_what_was_learnt() -> None:
         np.testing.assert_array_equal(value, variable.numpy())  # the user's own, until asked for
     outputs = model.module(batch().features, training=False)
     np.testing.assert_allclose(outputs, model.predict(batch().features), atol=1e-6)
+
+
+def warning_about(own: Any, saved: Any) -> Any:
+    """Compare the descriptions of two networks, of which the second was saved in a file."""
+    own, saved = map(keras.saving.serialize_keras_object, (own, saved))
+    current = {"kind": "keras", "model": own}
+    return check_same_model(current, {**current, "model": json.loads(json.dumps(saved))}, "f")
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    assert warning_about(one, other) is None
+    assert warning_about(other, one) is None
+
+
+def branching(inputs: Any = None, *, adds_first: bool = True, activation: str = "relu") -> Any:
+    inputs = keras.Input((6,)) if inputs is None else inputs
+    first = layers.Activation(activation)(layers.Dense(3)(inputs))
+    second = layers.Activation("tanh")(layers.Dense(3)(inputs))
+    ends = layers.Dense(3)(first), layers.Dense(3)(second), first if adds_first else second
+    return keras.Model(inputs, layers.Add()([*ends]))
+
+
+def built(build: Any) -> Any:
+    model = keras.Sequential([layers.Dense(5, name="hidden"), layers.Dense(3)])
+    build(model)
+    return model
+
+
+def test_a_network_that_was_compiled_or_built_is_the_same() -> None:
+    compiled = network()
+    compiled.compile(optimizer="adam", loss="mse", metrics=["mae"])
+    assert_equal(network(), compiled)
+    with_inputs = built(lambda model: model.build((None, 6)))
+    assert_equal(with_inputs, built(lambda model: model.build((8, 6))))
+    assert_equal(with_inputs, built(lambda model: model(np.zeros((8, 6), np.float32))))
+    inputs = keras.Input(batch_shape=(8, 6))
+    assert_equal(branching(inputs), branching(keras.Input((6,))))
+
+
+def test_a_copy_of_a_network_is_the_same() -> None:
+    assert_equal(branching(), branching())
+    for model in (network(), branching(), keras.Sequential([keras.Input((6,)), branching()])):
+        assert_equal(model, keras.models.clone_model(model))
+
+
+def test_a_loss_counts_only_for_what_outputs_are() -> None:
+    mse, mean = (KerasModel(network(), loss, "sgd").describe() for loss in ("mse", MEAN))
+    assert mse["loss"] != mean["loss"]
+    assert check_same_model(mse, mean, "f") is None
+    text = check_same_model(mse, KerasModel(network(), LOGITS, "sgd").describe(), "f")
+    assert "outputs='logits', the model given has 'values'" in (text or "")
+
+
+def test_networks_that_compute_something_else_are_a_difference() -> None:
+    assert "['activation']='tanh'" in warning_about(branching(), branching(activation="tanh"))
+    assert "['keras_history'][0]=4" in warning_about(branching(), branching(adds_first=False))
+    half = keras.Sequential([keras.Input((6,)), layers.Dense(3, dtype="mixed_bfloat16")])
+    full = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+    assert "['name']='mixed_bfloat16'" in warning_about(full, half)
 
 
 def test_exported_models_open_in_keras_alone(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,8 +28,7 @@ from sparkstrom.fit.checkpoints import (
     make_fit_key,
     read_resume_point,
 )
-from sparkstrom.fit.early_stopping_listener import Best, EarlyStoppingListener
-from sparkstrom.fit.session import FitSession
+from sparkstrom.fit.early_stopping_listener import Best
 from sparkstrom.fit.summary import (
     TrainingSummary,
     summary_from_json,
@@ -39,7 +37,6 @@ from sparkstrom.fit.summary import (
 )
 from sparkstrom.models import Adam, DenseNetwork, Sgd
 from sparkstrom.models.base import FlatModel
-from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
 from sparkstrom.runtime.master_control import Snapshot
 from sparkstrom.runtime.optimizer_states import OptimizerStates
@@ -191,20 +188,14 @@ class Module(DenseNetwork):
 
 
 def test_a_fit_of_a_module_that_has_changed_has_a_warning() -> None:
-    """Whether it is skipped or resumes."""
+    """In the summary of a skipped fit; ``test_fit_checkpoints`` has those of others."""
     model = Module(WIDTHS, updater=Adam(0.01))
     content = saved(model, key=FitKey(3), epochs_done=5)
     model.text = "Tanh()"
     point = read_resume_point("f.npz", content, model)
     assert point.warning is not None
-    assert "text='ReLU()', the model given has 'Tanh()' in its place" in point.warning
+    assert "module='ReLU()', the model given has 'Tanh()' in its place" in point.warning
     assert point.warning in summary_of_skipped_fit(point, FitKey(3)).warnings
-    warned = list[str]()
-    request, reporting = SimpleNamespace(resume_from=point), SimpleNamespace(warn=warned.append)
-    session = FitSession(*cast(Any, (None, None, request, reporting, None)))
-    runner = SimpleNamespace(spec=progressed(model).spec, book=EpochHistory())
-    session._resume(cast(Any, runner), EarlyStoppingListener(cast(Any, None), None))
-    assert warned == [point.warning]
 
 
 def test_another_optimizer_is_refused_before_any_work(model: FlatModel) -> None:
@@ -287,6 +278,9 @@ def test_sparks_own_words_say_which_micro_batch_it_is() -> None:
     assert make_fit_key(3, {}.get) == FitKey(3)
 
 
+FALSE_OF_SKIPPED = ("0 workers", "diverged", "bit-identical", "0 minibatches", "All figures")
+
+
 def test_a_skipped_fit_that_was_interrupted_has_a_summary_without_figures(
     model: FlatModel,
 ) -> None:
@@ -298,8 +292,10 @@ def test_a_skipped_fit_that_was_interrupted_has_a_summary_without_figures(
         made = summary_of_skipped_fit(point, FitKey(1))
         assert (made.n_params, made.minibatches, made.resumed_from) == (23, 0, "f.npz")
         assert np.isnan(made.loss)
-        assert "f.npz contains no summary of fit 1" in str(made)
-        assert made.table()
+        for text in (str(made), made.table(), made.table(all=True), made._repr_html_()):
+            assert "This fit was skipped, and its figures are not known" in text
+            assert "f.npz contains no summary of fit 1" in text
+            assert not any(false in text for false in FALSE_OF_SKIPPED), text
         assert json.dumps(made.to_dict(), allow_nan=False)
         assert summary_from_json(summary_to_json(made)).history == []
 

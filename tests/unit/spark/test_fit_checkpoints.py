@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +27,9 @@ from sparkstrom.fit.session import FitSession
 from sparkstrom.local.parallel_wrapper import ParallelWrapper
 from sparkstrom.models import Adam, DenseNetwork
 from sparkstrom.models.base import Flat, FlatModel
+from sparkstrom.observe.progress_display import make_progress_display
 from sparkstrom.runtime.optimizer_states import OptimizerStates
-from tests.unit.spark.test_checkpoint_content import WIDTHS, progressed
+from tests.unit.spark.test_checkpoint_content import WIDTHS, Module, progressed
 
 NOTHING: Any = None
 
@@ -260,6 +262,7 @@ class TwoSlots:
     """Stands for an application of Spark with two executors, which reads no rows."""
 
     is_stopped, live_conf, name = False, dict[str, str](), "app-1"
+    cancel_jobs_on_interrupt, has_workers_output = nullcontext, True
 
     def conf(self) -> dict[str, str]:
         return {}
@@ -289,6 +292,52 @@ def test_too_few_executors_for_a_fit_do_not_lose_its_checkpoint(
     again = find(network._checkpoints)
     assert again is not None
     assert again.action is ResumeAction.RESUME
+
+
+@pytest.mark.parametrize("restores", [True, False])
+@pytest.mark.parametrize("number", [1, 2, 3])  # is skipped, resumes, starts from it
+def test_a_module_that_has_changed_is_shown_once_and_is_in_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, restores: bool
+) -> None:
+    said = list[str]()
+    show = make_progress_display(progress=False)
+    monkeypatch.setattr(type(show), "say", lambda self, text: said.append(text))
+    model = Module(WIDTHS, updater=Adam(0.01))
+    CheckpointDirectory(str(tmp_path)).write(
+        build_checkpoint(model, progressed(model, summaries={}))
+    )
+    model.text = "Tanh()"
+    directory = None if restores else str(tmp_path)
+    options: dict[str, Any] = {"training_mode": "AVERAGING", "checkpoint_directory": directory}
+    rows = np.zeros((4, WIDTHS[0]), np.float32), np.zeros(4, np.int64)
+    with ParallelWrapper(model, 1, progress=False, **options) as wrapper:
+        monkeypatch.setattr(wrapper, "_train", lambda request, theta, rows, reporting: reporting)
+        if restores:
+            wrapper.restore(tmp_path)
+        wrapper._checkpoints.fits = number - 1
+        result = wrapper.fit(rows, epochs=5)
+    (warning,) = [text for text in said if "was saved from a model with module" in text]
+    warned = [text for text in result.warnings if "was saved from a model" in text]
+    assert [f"sparkstrom warns: {text}" for text in warned] == [warning]
+
+
+@pytest.mark.parametrize("number", [2, 3])  # resumes, starts from it
+def test_a_module_that_has_changed_is_in_the_summary_on_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    model = Module(WIDTHS, updater=Adam(0.01))
+    CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, progressed(model)))
+    model.text = "Tanh()"
+    monkeypatch.setattr("sparkstrom.spark.network.make_application", lambda spark: TwoSlots())
+    master = SharedTrainingMaster(checkpoint_directory=str(tmp_path))
+    network = SparkNetwork(None, model, master, progress=False)
+    monkeypatch.setattr(network, "_prepare", lambda slots, say: (2, []))
+    monkeypatch.setattr(network, "_partition", lambda *args: SimpleNamespace(workers=2))
+    monkeypatch.setattr(network, "_try_first_rows", lambda request, rows: None)
+    monkeypatch.setattr(network, "_train", lambda request, rows, reporting: reporting)
+    network._checkpoints.fits = number - 1
+    (warning,) = cast(Any, network.fit(object(), epochs=5)).warnings
+    assert "was saved from a model with module" in warning
 
 
 def test_rows_that_do_not_suit_the_model_do_not_lose_its_checkpoint(
@@ -385,7 +434,7 @@ def test_files_that_a_failed_fit_may_have_used_are_not_looked_for_again(
     with pytest.raises(ZeroDivisionError), learnt.rollback_on_error():
         fail_with_its_state(learnt)
     assert learnt.resume_state(2) == ({}, OptimizerStates(b"one"))
-    assert "start without them" in caplog.text
+    assert "next fit starts without them" in caplog.text
 
 
 def fail_with_its_state(learnt: NetworkStateHolder) -> None:
