@@ -92,7 +92,6 @@ def refuse_broadcast(loss: Any, output: Tensors, target: Tensors) -> None:
     Some of torch's losses, such as PoissonNLLLoss, broadcast outputs [rows, 1] and targets [rows]
     without a warning. A loss of the user's own may reshape them, so it is not checked.
     """
-    loss = getattr(loss, "_orig_mod", loss)  # the module that torch.compile wrapped
     computed = type(loss).forward if isinstance(loss, nn.Module) else loss
     are_tensors = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
     if not are_tensors or output.ndim == target.ndim or not is_torch_loss(computed):

@@ -15,7 +15,6 @@ torch = pytest.importorskip(
     "torch", reason="torch is not installed: pip install 'sparkstrom[torch]'"
 )
 from sparkstrom.models.torch import TorchModel  # noqa: E402
-from sparkstrom.models.torch.losses import refuse_broadcast  # noqa: E402
 
 nn, fn = torch.nn, torch.nn.functional
 X = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
@@ -145,11 +144,14 @@ class Compiled(nn.Identity):
         self._orig_mod = loss
 
 
-def test_a_compiled_loss_is_examined_as_the_one_that_was_compiled() -> None:
-    output, target = torch.ones(8, 1), torch.ones(8)
-    refuse_broadcast(Compiled(Squeezed()), output, target)
+def test_a_compiled_loss_is_used_as_the_one_that_was_compiled() -> None:
+    labels = (Y > 0).astype(np.float32)
+    model(Compiled(Squeezed()), 1).step(Batch(X, labels))
     with pytest.raises(UsageError, match="PoissonNLLLoss"):
-        refuse_broadcast(Compiled(nn.PoissonNLLLoss()), output, target)
+        model(Compiled(nn.PoissonNLLLoss()), 1).step(Batch(X, labels))
+    classes = Batch(X, labels.astype(np.float64))
+    expected = model(nn.CrossEntropyLoss(), 2).step(classes)
+    assert model(Compiled(nn.CrossEntropyLoss()), 2).step(classes) == expected
 
 
 def test_a_loss_of_ones_own_may_make_the_shapes_equal() -> None:
