@@ -112,7 +112,7 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         ((*AVERAGED, "--fan-out", "2"), "--fan-out: rounds are Spark jobs"),
         (
             (*AVERAGED, "--checkpoints", "all"),
-            "--checkpoints all: with --averaging averaged, checkpoints contain no worker's own",
+            "--checkpoints all: with --averaging averaged, checkpoints contain one optimizer state",
         ),
         (("--averaging", "new", "--checkpoints", "all"), "write --checkpoints one"),
         (
