@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sparkstrom.base.child_processes import pickle_by_value
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import SparkstromError
 from sparkstrom.codec.sealed_frames import KEY_BYTES, Seal
@@ -35,7 +36,6 @@ from sparkstrom.local.worker_pool import (
     WorkerAnswer,
     WorkerPool,
     WorkerTask,
-    pickle_by_value,
 )
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.epoch_history import EpochHistory

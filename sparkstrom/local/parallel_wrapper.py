@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from sparkstrom.base.child_processes import count_cores, pickle_by_value
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import KEY
 from sparkstrom.checkpoint.saved_model import load_model, path_to_load
@@ -43,7 +44,7 @@ from sparkstrom.local.data import (
 )
 from sparkstrom.local.fit_runner import LocalFitContext, LocalFitRunner, PartitionedRows
 from sparkstrom.local.rounds import LocalRounds, RoundsThread
-from sparkstrom.local.worker_pool import WorkerPool, count_cores, pickle_by_value
+from sparkstrom.local.worker_pool import WorkerPool
 from sparkstrom.local.wrapper_options import (
     PREFETCH,
     WORKERS,

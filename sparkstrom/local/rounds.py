@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from sparkstrom.base.child_processes import pickle_by_value
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
@@ -34,7 +35,6 @@ from sparkstrom.local.worker_pool import (
     HOST,
     ActiveWorkers,
     WorkerTask,
-    pickle_by_value,
     step_limit,
 )
 from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel, State

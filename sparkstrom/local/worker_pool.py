@@ -30,6 +30,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from sparkstrom.base.child_processes import count_cores, make_child_environment
 from sparkstrom.base.errors import SetupError, SparkstromError, TrainingError, UsageError
 from sparkstrom.local.data import RowFile
 from sparkstrom.worker.task_environment import TaskEnvironment, free_last_model
@@ -40,7 +41,6 @@ HOST = "localhost"  # name of the host in messages
 WORKER_MODULE = "sparkstrom.local.worker_main"
 LOG_TAIL_BYTES = 2000  # how much of a dead worker's output the error contains
 EXIT_TIMEOUT_S = 5.0  # how long an idle process may take to exit
-THREAD_LIMIT_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 CLOSED_MESSAGE = (
     "this ParallelWrapper was closed while it trained; what was learned in this fit is lost"
 )
@@ -233,7 +233,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=_worker_environment(threads),
+                env=make_child_environment(threads),
                 process_group=0,  # so that Ctrl-C interrupts the calling process only
                 pass_fds=descriptors,
             )
@@ -318,22 +318,6 @@ class WorkerProcess:
         with socket.fromfd(self.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as copy:
             for name in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 copy.setsockopt(socket.SOL_SOCKET, name, limit)
-
-
-def pickle_by_value(value: Any) -> bytes:
-    """Pickle a value, including the code of classes that the user's script or notebook defines.
-
-    A worker unpickles it with ``pickle.loads``. Raise SetupError if cloudpickle is not installed.
-    """
-    try:
-        import cloudpickle
-    except ImportError:
-        raise SetupError(
-            "worker processes are sent a model by cloudpickle, which is not installed: "
-            "pip install cloudpickle"
-        ) from None
-    content: bytes = cloudpickle.dumps(value)
-    return content
 
 
 class WorkerTask(Protocol):
@@ -482,18 +466,3 @@ def format_main_thread_stack() -> str:
     """Return the main thread's current stack as text, formatted like a traceback."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "".join(traceback.format_stack(frame))[-TRACE_CHARS_MAX:] if frame else ""
-
-
-def count_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def _worker_environment(threads: int) -> dict[str, str]:
-    """Return a worker's environment: this process's variables, its import path, thread limits.
-
-    The limits apply only to variables that this process does not set.
-    """
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    limits = {name: str(threads) for name in THREAD_LIMIT_VARIABLES}
-    return limits | os.environ | {"PYTHONPATH": path}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sparkstrom.base.child_processes import count_cores
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import is_real, shown
 from sparkstrom.base.units import parse_duration, parse_rate
@@ -42,7 +43,6 @@ from sparkstrom.rehearsal.measurement import (
     measure_times,
 )
 from sparkstrom.rehearsal.result import OURS, Rehearsal, make_run
-from sparkstrom.rehearsal.run_process import count_cores
 from sparkstrom.rehearsal.runs import Run, RunScheduler, RunSimulator, plan_runs
 
 DEFAULT_WORKERS = (1, 4, 16)

@@ -8,7 +8,6 @@ the result.
 
 from __future__ import annotations
 
-import os
 import pickle
 import socket
 import subprocess
@@ -20,12 +19,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkstrom.base.child_processes import make_child_environment
+
 if TYPE_CHECKING:
     from sparkstrom.rehearsal.fit import SimulatedFit
     from sparkstrom.rehearsal.runs import Run, RunSimulator
 
 MODULE = "sparkstrom.rehearsal.run_process"
-THREAD_LIMIT_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 PROGRESS_INTERVAL_S = 0.2  # between two messages about a run's progress
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -34,7 +34,7 @@ class RunProcess:
     """A process that simulates one run after the other, as long as the calling process lives."""
 
     def __init__(self, simulator: bytes) -> None:
-        """Start the process with the result of ``pickle_simulator``. Raise OSError if it cannot."""
+        """Start the process with a pickled RunSimulator. Raise OSError if that fails."""
         self.run: Run  # the run that it simulates, once ``begin`` was called
         self.fraction = 0.0  # of that run, which is done
         ours, theirs = socket.socketpair()
@@ -46,7 +46,7 @@ class RunProcess:
                 stdin=file,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=_make_environment(),
+                env=make_child_environment(1),
                 process_group=0,  # so that Ctrl-C interrupts the calling process only
                 pass_fds=[theirs.fileno()],
             )
@@ -78,19 +78,6 @@ class RunProcess:
         self.connection.close()
 
 
-def pickle_simulator(simulator: RunSimulator) -> bytes:
-    """Pickle a simulator, with the code of classes that the user's script defines."""
-    import cloudpickle
-
-    content: bytes = cloudpickle.dumps(simulator)
-    return content
-
-
-def count_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def free_memory_bytes() -> float:
     """Return the bytes that processes may still allocate: the host's, or fewer in a container."""
     host = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -101,12 +88,6 @@ def free_memory_bytes() -> float:
         )
         free = min(free, limit - used)
     return free
-
-
-def _make_environment() -> dict[str, str]:
-    """Return this process's variables and import path, with one thread for numeric libraries."""
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    return os.environ | dict.fromkeys(THREAD_LIMIT_VARIABLES, "1") | {"PYTHONPATH": path}
 
 
 def main(descriptor: int) -> int:

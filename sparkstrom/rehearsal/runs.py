@@ -20,6 +20,7 @@ from functools import partial
 from multiprocessing import connection
 from typing import Any
 
+from sparkstrom.base.child_processes import count_cores, pickle_by_value
 from sparkstrom.base.errors import SparkstromError, format_reason
 from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel, Measured
 from sparkstrom.models.output_interpretation import VALUES, get_output_kind, measure_batch
@@ -31,12 +32,7 @@ from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.data import SampledData
 from sparkstrom.rehearsal.fit import FitRecipe, FitSimulator, Measure, OnProgress, SimulatedFit
 from sparkstrom.rehearsal.result import ALL_REDUCE, ONE_PROCESS, OURS
-from sparkstrom.rehearsal.run_process import (
-    RunProcess,
-    count_cores,
-    free_memory_bytes,
-    pickle_simulator,
-)
+from sparkstrom.rehearsal.run_process import RunProcess, free_memory_bytes
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +246,7 @@ class RunScheduler:
         if count_cores() == 1:
             return
         try:
-            self._pickled = self._pickled or pickle_simulator(self._simulator)
+            self._pickled = self._pickled or pickle_by_value(self._simulator)
             if self._memory_needed() > free_memory_bytes() / 2:
                 self._may_start = False
                 return

@@ -113,7 +113,7 @@ def test_no_process_starts_where_it_would_not_help(
         patch.setattr(runs, "free_memory_bytes", lambda: 500e6)
         simulate(RUNS[:2])
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "pickle_simulator", raise_type_error)
+        patch.setattr(runs, "pickle_by_value", raise_type_error)
         simulate(RUNS[:2])
     assert starts == []
     simulate(RUNS[:2])

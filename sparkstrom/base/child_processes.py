@@ -1,0 +1,42 @@
+"""Give Python processes on this machine what they need: their environment, and pickled objects."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from sparkstrom.base.errors import SetupError
+
+THREAD_LIMIT_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def count_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def make_child_environment(threads: int) -> dict[str, str]:
+    """Return a child's environment: this process's variables, its import path, thread limits.
+
+    The limits apply only to variables that this process does not set.
+    """
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    limits = {name: str(threads) for name in THREAD_LIMIT_VARIABLES}
+    return limits | os.environ | {"PYTHONPATH": path}
+
+
+def pickle_by_value(value: Any) -> bytes:
+    """Pickle a value, including the code of classes that the user's script or notebook defines.
+
+    A child unpickles it with ``pickle.loads``. Raise SetupError if cloudpickle is not installed.
+    """
+    try:
+        import cloudpickle
+    except ImportError:
+        raise SetupError(
+            "worker processes are sent a model by cloudpickle, which is not installed: "
+            "pip install cloudpickle"
+        ) from None
+    content: bytes = cloudpickle.dumps(value)
+    return content
