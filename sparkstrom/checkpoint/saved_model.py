@@ -44,8 +44,8 @@ REQUIRED_KEYS = {"format", "model", "epochs", "sha256"}
 OPTIONAL_KEYS = {"sparkstrom", "n_params", DESCRIPTION_DIGEST_KEY}
 # Kinds with the same parameters: earlier versions saved most imported DenseNetworks as "dense".
 EQUAL_KINDS = (("dense", "dl4j-dense"), ("dl4j-dense", "dense"))
-# Keys that describe the computed function, by kind of model. Options that users change on purpose,
-# such as dropout rates, cannot be told from others in ``WARNED_KEYS``.
+# Keys that describe the computed function, by kind of model. Values of ``WARNED_KEYS`` also contain
+# options that users change on purpose, such as dropout rates.
 REFUSED_KEYS: dict[Any, tuple[str, ...]] = {
     "dense": ("hidden", "loss", "normalizer"),
     "dl4j-dense": ("hidden", "loss", "normalizer"),

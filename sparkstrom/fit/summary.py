@@ -382,7 +382,7 @@ def _unknown_summary(checkpoint: ResumePoint, key: FitKey) -> TrainingSummary:
 
 
 def _unknown_value(kind: Any) -> Any:
-    """Return the value of type ``kind`` that stands for "not known" in a summary."""
+    """Return the value of type ``kind`` that means "not known" in a summary."""
     if type(None) in get_args(kind):
         return None
     return math.nan if kind is float else (get_origin(kind) or kind)()

@@ -97,7 +97,7 @@ class FigureGroup:
 
 
 def _is_unknown(summary: Figures) -> bool:
-    """Return whether a summary stands for a skipped fit that has none; it has no workers."""
+    """Return whether the figures of a summary are unknown, because the fit was skipped."""
     return as_number(summary.get("workers")) == 0
 
 

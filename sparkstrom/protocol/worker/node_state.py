@@ -221,7 +221,7 @@ class FitView:
         self._done_s: float | None = None  # when the fit was done and this node audited
 
     def on_master_heard(self, now_s: float) -> None:
-        """Record a sign of the master's life; after a gap, contact begins anew."""
+        """Record a sign of the master's life; after a gap, a new contact begins."""
         if now_s - self.heard_s > self._limits.lease_s / 2:
             self.contact_since_s = now_s
         self.heard_s = now_s

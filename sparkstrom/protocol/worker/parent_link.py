@@ -192,8 +192,8 @@ class ParentLink:
         self._begin_counts(now_s)
         self.waiting: deque[tuple[Update, Child | None]] = deque()  # (update, child that sent it)
         # Edges given up since the last data message got through to the parent, and from it; each
-        # doubles the timeout of its direction. Parts of messages do not count: a new edge begins a
-        # message anew, so a long one would never get through without more time.
+        # doubles the timeout of its direction. Parts of messages do not count: over a new edge,
+        # a message is sent from its beginning, so a long one would otherwise never get through.
         self.starved_up = self.starved_down = 0
         self._unanswered = 0  # edges given up since the last sign of life; likewise
         self._ask_s = 0.0  # when to repeat the join or the attach message
