@@ -2,9 +2,9 @@
 
     python -m benchmarks.rehearsal --workers 1,4,16 --epochs 100 --json
 
-All runs count: one process, sparkstrom and DDP. Each trains on the same rows for the same epochs.
-``digest`` is a hash of the parameters that sparkstrom's runs deliver, which other processes and
-machines under load must not change.
+The minibatches of all runs are counted: one process, sparkstrom and DDP. Each run trains on the
+same rows for the same epochs. ``digest`` is a hash of the parameters that sparkstrom's runs
+deliver. It must be the same on a busy machine, and whether or not other processes simulate runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 
 def main() -> None:
-    """Print one line."""
+    """Rehearse, and print the figures on one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", default="1,4,16", help="numbers of workers, by comma")
     parser.add_argument("--epochs", type=int, default=100)

@@ -1,4 +1,4 @@
-"""Give Python processes on this machine what they need: their environment, and pickled objects."""
+"""Prepare Python processes on this machine: their environment, and objects pickled for them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pickle_by_value(value: Any) -> bytes:
         import cloudpickle
     except ImportError:
         raise SetupError(
-            "worker processes are sent a model by cloudpickle, which is not installed: "
+            "other processes get models by cloudpickle, which is not installed: "
             "pip install cloudpickle"
         ) from None
     content: bytes = cloudpickle.dumps(value)

@@ -65,7 +65,7 @@ MODEL_DIFFERS = (
     "{path} was saved from a model with {difference}: if this changes what the model computes, its"
     " outputs differ from the saved model's"
 )
-# How to train is no part of the network.
+# Keys about training, which are not compared.
 TRAINING_KEYS = {"iupdater", "biasupdater", "iterationcount", "epochcount", "seed"}
 # What Keras' configurations have besides the network: how it was compiled and built.
 KERAS_IGNORED = {"compile_config", "build_config", "build_input_shape"}
@@ -422,7 +422,7 @@ def _find_difference(own: Any, other: Any, name: str) -> str | None:
             [line.strip() for line in text.splitlines()] for text in (own, other)
         ]
         numbered = enumerate(itertools.zip_longest(lines[0], lines[1]), 1)
-        pairs = [(*pair, f"{name}, line {number}") for number, pair in numbered]
+        pairs = [(*pair, f"{name} (line {number})") for number, pair in numbered]
     elif _without_changing(own) == _without_changing(other):
         return None
     else:

@@ -240,7 +240,7 @@ class CheckpointWriter:
         )
 
     def _report_success(self, failed: int, path: str) -> None:
-        """Report that ``path`` was written after ``failed`` checkpoints that were not."""
+        """Report that ``path`` was written after ``failed`` attempts that failed."""
         self._report(f"checkpoints are written again, after {failed} that failed: {path}")
 
     def _remove_old(self) -> None:

@@ -230,7 +230,10 @@ def arrays_to_batch(data: tuple[Any, ...]) -> Batch:
 
 
 def check_same_rows(arrays: Sequence[NDArray[Any]], where: str = "") -> None:
-    """Raise UsageError unless the arrays, which are ``where``, have the same number of rows."""
+    """Raise UsageError unless all arrays have the same number of rows.
+
+    ``where``: added to messages, such as " of the data".
+    """
     if scalars := [array for array in arrays if not array.ndim]:
         raise UsageError(f"one of the arrays{where} is the number {scalars[0]}: give one per row")
     rows = [len(array) for array in arrays]
@@ -246,12 +249,21 @@ def _to_weights(values: Any) -> NDArray[np.float32]:
         raise UsageError(
             f"weights are {shorten_value(values)}: give an array of numbers [rows] ({error})"
         ) from None
+    check_weights(weights)
+    return weights
+
+
+def check_weights(weights: NDArray[Any], where: str = "") -> None:
+    """Raise UsageError unless the weights are one-dimensional, finite and at least 0.
+
+    ``where``: added to messages, such as " of the data".
+    """
     if weights.ndim != 1:
-        raise UsageError(f"weights have shape {list(weights.shape)}: give one for each row")
+        raise UsageError(f"weights{where} have shape {list(weights.shape)}: give one for each row")
     wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
     if len(wrong):
-        raise UsageError(f"row {wrong[0]} has weight {weights[wrong[0]]}: give 0 or above")
-    return weights
+        value = weights[wrong[0]]
+        raise UsageError(f"row {wrong[0]}{where} has weight {value}: give 0 or above")
 
 
 def _to_numbers(values: Any) -> NDArray[Any]:

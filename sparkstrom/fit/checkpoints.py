@@ -225,7 +225,7 @@ class CheckpointListener(FitListener):
         """Call ``notify`` for the checkpoints written since the last call."""
         for written in self._writer.written[self._announced :]:
             self._announced += 1
-            epochs = _epochs_in(written.description)
+            epochs = _count_complete_epochs(written.description)
             self._notify(CheckpointWritten(written.path, float(epochs), written.seconds))
 
     def discard(self) -> None:
@@ -446,7 +446,7 @@ class FitCheckpoints:
             raise UsageError(
                 f"checkpoint_directory={directory.url!r} is another network's of this program: a"
                 " network resumes its own fits only; give each its own directory, or resume=False"
-                " to train anew beside what is there"
+                " to ignore the existing checkpoints"
             )
 
     def config(self, key: FitKey, k: int, states: OptimizerStates) -> CheckpointConfig | None:
@@ -502,8 +502,9 @@ class FitCheckpoints:
         self.fits, self._restored = max(self.fits, number), None
 
     def mark_written(self) -> None:
-        """Record that a fit wrote a checkpoint, which replaces that of ``restore``, if any."""
-        self._restored = None
+        """Record that a fit wrote a checkpoint. With ``resume``, it replaces that of ``restore``."""
+        if self.master.resume:
+            self._restored = None
 
     def mark_failed(self) -> None:
         """Record that a fit failed: the next fit has its number and resumes from its checkpoint.
@@ -585,8 +586,8 @@ def build_checkpoint(model: FlatModel, fit: CheckpointContent) -> Checkpoint:
     return Checkpoint(description, arrays)
 
 
-def _epochs_in(description: dict[str, Any]) -> int:
-    """Return how many epochs all partitions with rows had completed, given a description."""
+def _count_complete_epochs(description: dict[str, Any]) -> int:
+    """Return the number of epochs that all partitions with rows have completed in a checkpoint."""
     return min((epoch for epoch, _, rows, *_ in description["partitions"] if rows), default=0)
 
 

@@ -394,7 +394,7 @@ class ListenerThread(FitListener):
 
     def on_epoch(self, epoch: Epoch) -> None:
         """Queue the end of an epoch."""
-        held_out = epoch.validation if epoch.held_weight else None
+        held_out = epoch.validation if epoch.held_weight > 0 else None
         self._put(
             EpochEnd(
                 epoch.epoch,

@@ -526,7 +526,7 @@ class ControllerRecovery:
 
 
 class ControllerCopyWriter(CheckpointWriter):
-    """Writes copies of a fit. Its messages do not name the temporary directory."""
+    """Writes copies of a fit; messages about copies that fail do not name the directory."""
 
     def _warn_of_failure(self, note: str, error: Exception) -> None:
         """Warn that the copy ``note`` was not made."""
@@ -537,7 +537,7 @@ class ControllerCopyWriter(CheckpointWriter):
         )
 
     def _report_success(self, failed: int, path: str) -> None:
-        """Report that a copy was made after ``failed`` that were not."""
+        """Report that a copy was made after ``failed`` attempts."""
         self._report(
             f"copies of the controller's replica are made again, after {failed} that failed"
         )

@@ -42,6 +42,7 @@ from sparkstrom.data.column_selection import (
     ColumnSpec,
     check_column_spec,
     check_same_rows,
+    check_weights,
     iter_arrays_by_role,
     make_read_plan,
     resolve_array_source,
@@ -367,7 +368,7 @@ def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat,
     check_same_rows(arrays, f" of {where}")
     if len(data) == 3:
         arrays[-1] = as_array(arrays[-1])
-        _check_weights(arrays[-1], where)
+        check_weights(arrays[-1], f" of {where}")
     if not len(arrays[0]):
         return
 
@@ -392,14 +393,6 @@ def _to_sliceable(value: Any, *, is_label: bool) -> NDArray[Any]:
     refuse_masked(value)
     as_array(np.empty(0, value.dtype))  # raises for a dtype that is not numeric
     return value
-
-
-def _check_weights(weights: NDArray[Any], where: str) -> None:
-    """Raise UsageError unless the weights are one-dimensional, finite and at least 0."""
-    wrong = ~((weights >= 0) & (weights < np.inf)) if weights.ndim == 1 else np.ones(1, bool)
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        raise UsageError(f"row {row} of {where} has weight {weights[row]!r}: give 0 or above")
 
 
 def _iter_rows(data: Any) -> Iterable[Any]:

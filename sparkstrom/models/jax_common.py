@@ -243,7 +243,7 @@ class ShapeCheck:
             self._check_class_labels(labels, outputs.shape)
 
     def _check_class_labels(self, labels: Any, outputs: tuple[int, ...]) -> None:
-        """Raise BadValue for a label out of range, which JAX would take for another class.
+        """Raise BadValue for a label out of range, which JAX would treat as another class.
 
         Labels [rows] are classes if outputs are [rows, several] and the labels are integers, or the
         loss takes class indices, even as doubles.

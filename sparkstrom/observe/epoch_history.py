@@ -37,10 +37,7 @@ class PartitionEpoch:
 
 
 def _unknown_epoch(epoch: int) -> PartitionEpoch:
-    """Return an epoch whose figures have not arrived.
-
-    If the fit has held-out rows, it makes the sum over partitions NaN.
-    """
+    """Return an epoch whose figures have not arrived: those of held-out rows are NaN."""
     return PartitionEpoch(epoch, 0.0, 0, held_sum=math.nan, held_weight=math.nan)
 
 
@@ -200,13 +197,6 @@ class EpochHistory:
                 newest[partition] = (attempt, epochs[epoch])
         return [newest[partition][1] for partition in sorted(newest)]
 
-    def _has_held_out_rows(self) -> bool:
-        """Return whether some epoch that a partition reported has held-out rows."""
-        parts = (part for epochs in self._attempts.values() for part in epochs.values())
-        weights = [each.held_weight for each in parts]
-        weights += [each.held_weight for each in self._resumed_epochs]
-        return any(weight > 0 for weight in weights)
-
     def history(self) -> list[Epoch]:
         """Return all epochs that at least one partition has reported, in ascending order."""
         epochs = {epoch for epochs in self._attempts.values() for epoch in epochs}
@@ -222,7 +212,5 @@ class EpochHistory:
         loss = math.fsum(part.loss_sum for part in parts) / examples if examples else math.nan
         number = self.first_epoch + epoch + 1
         weight = math.fsum(part.held_weight for part in parts)
-        if math.isnan(weight) and not self._has_held_out_rows():
-            weight = 0.0
         held = math.fsum(part.held_sum for part in parts) / weight if weight else math.nan
         return Epoch(number, loss, examples, held, len(parts), weight)

@@ -90,7 +90,8 @@ class EpochEnd:
 
     epoch: int  # from 1, counted over all fits of a network
     loss: float  # mean over rows; each minibatch is evaluated before its own step
-    validation: float | None  # loss or accuracy on the held-out rows; None: no rows held out
+    # Loss or accuracy on the held-out rows; None: none are held out, or not all figures arrived.
+    validation: float | None
     examples: int  # rows trained, over all partitions
     seconds: float  # since the fit began
     copy: Callable[[], Any] = field(repr=False, compare=False)  # implements ``snapshot``

@@ -19,13 +19,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkstrom.base.child_processes import make_child_environment
+from sparkstrom.base.child_processes import THREAD_LIMIT_VARIABLES, make_child_environment
 
 if TYPE_CHECKING:
     from sparkstrom.rehearsal.fit import SimulatedFit
     from sparkstrom.rehearsal.runs import Run, RunSimulator
 
 MODULE = "sparkstrom.rehearsal.run_process"
+# Also if this process has more: bits of sums may depend on the number of threads.
+ONE_THREAD = dict.fromkeys(THREAD_LIMIT_VARIABLES, "1")
 PROGRESS_INTERVAL_S = 0.2  # between two messages about a run's progress
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -46,7 +48,7 @@ class RunProcess:
                 stdin=file,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=make_child_environment(1),
+                env=make_child_environment(1) | ONE_THREAD,
                 process_group=0,  # so that Ctrl-C interrupts the calling process only
                 pass_fds=[theirs.fileno()],
             )

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 # Time to simulate a minibatch of one process or DDP: a fraction of sparkstrom's (digits network).
 SYNCHRONOUS_WEIGHT = 0.2
-FIRST_POLL_S = 2.0  # how long this process simulates before it estimates the time left
+FIRST_POLL_S = 2.0  # before the first poll and the first estimate of the time left
 LONG_S = 10.0  # time left from which other processes, which import for seconds, are worth starting
 PROCESSES_MAX = 8  # this one included
 PROCESS_BYTES = 400 << 20  # memory of a process besides sample and replicas: Python, torch, kernels
@@ -189,7 +189,9 @@ class RunScheduler:
         self._may_start = "jax" not in sys.modules
         self._pickled = b""  # the simulator, for other processes
         self._began_s = time.monotonic()
-        self._poll_due_s = self._began_s + FIRST_POLL_S  # when to poll other processes
+        self._poll_due_s = (
+            self._began_s + FIRST_POLL_S
+        )  # when to poll other processes, or to start one
 
     def simulate_all(self) -> list[SimulatedFit]:
         """Simulate all runs; return their results in the same order."""
@@ -265,7 +267,7 @@ class RunScheduler:
     def _poll_processes(self) -> None:
         """Take the results of other processes, and give them further runs.
 
-        The run of a process that died, for want of memory for example, is queued again.
+        The run of a process that died, for example for lack of memory, is queued again.
         """
         for process in list(self._processes):
             try:

@@ -40,7 +40,7 @@ DEFAULT_EXECUTORS = 2  # Spark's own default of spark.executor.instances
 STAGE_ATTEMPTS_LOW = 10  # below this, a few lost executors end a fit: warn
 
 EXECUTORS_UNSPECIFIED = (
-    "spark.dynamicAllocation.enabled=true, and no setting says how many executors a fit should"
+    "spark.dynamicAllocation.enabled=true, and no setting gives how many executors a fit should"
     " have: it counts on the registered ones, and on at least {least}; for N of them set --conf"
     " spark.dynamicAllocation.initialExecutors=N"
 )

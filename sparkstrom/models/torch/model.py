@@ -80,7 +80,7 @@ class TorchModel(FlatModule):
     Args:
         module: the module, with its initial values.
         loss: ``loss(output, target)`` returns the mean over rows. May be None with ``step``. A
-            module that ``torch.compile`` has wrapped is used without compilation.
+            loss module that ``torch.compile`` has wrapped is used without compilation.
         optimizer: ``optimizer(parameters)`` creates the optimizer, such as
             ``partial(torch.optim.Adam, lr=1e-3)``.
         scheduler: ``scheduler(optimizer)`` creates the scheduler. If it has a parameter
@@ -128,7 +128,7 @@ class TorchModel(FlatModule):
         outputs: str | None = None,
     ) -> None:
         refuse_instances(optimizer, scheduler, groups)
-        loss = getattr(loss, "_orig_mod", loss)  # its class and options are looked at
+        loss = getattr(loss, "_orig_mod", loss)  # not compiled, to check class and options
         self._loss, self._custom = loss, step
         self._outputs_kind = resolve_outputs(outputs, loss)
         self._factories = optimizer, groups, scheduler

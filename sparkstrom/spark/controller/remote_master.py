@@ -124,7 +124,7 @@ class RemoteController:
         self._clock_offset_s: float | None = None  # the controller's clock minus ours
         self._news_count = 0
         self._ending = threading.Event()  # tells the monitor thread to stop
-        self._is_ended = False  # whether ``end`` has ended a running task
+        self._is_ended = False  # whether ``end`` has asked a connected task to end
         self._monitor_thread: threading.Thread | None = None
 
     @contextlib.contextmanager
@@ -375,12 +375,12 @@ class RemoteController:
             return
         if self._is_ended or self._ending.is_set():
             return
-        self._is_ended = True
         server, job = self._server, self._placed.job
         has_succeeded = self.finished.is_set() and self.failure is None
         if server is not None and self._is_connected():
             if not has_succeeded:
                 self._fetch_last_snapshot()
+            self._is_ended = True
             server.ask(EndController())
             self._monitor_thread.join(RESULT_TIMEOUT_S if has_succeeded else TASKS_END_S)
         elif has_succeeded:

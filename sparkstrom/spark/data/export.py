@@ -347,9 +347,9 @@ def _list_path(path: str) -> Iterator[str]:
 def _match_files(filesystem: Any, entry: Any, wild: Sequence[str]) -> Iterator[str]:
     """Yield the paths of the files below ``entry`` whose path components match ``wild``.
 
-    ``wild`` has one pattern per component, and no pattern matches a slash. If a folder
-    matches all patterns, all files below it match. Hidden files and folders are left out, as by
-    Spark, unless a pattern begins with their first character.
+    ``wild`` has one pattern per component, and no pattern matches a slash. If a folder matches all
+    patterns, all files below it match. Hidden files and folders are left out, as by Spark, unless a
+    pattern begins with their first character.
     """
     from pyarrow import fs
 

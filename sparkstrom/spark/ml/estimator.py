@@ -150,7 +150,7 @@ class SparkstromEstimator(
         return self._copyValues(model_stage)
 
     def _choose_converter(self, model: FlatModel, dataset: DataFrame) -> OutputConverter | None:
-        """Return the function for the trained model's columns; None if it will add no column."""
+        """Return the function that converts outputs to columns; None if none will be added."""
         prediction, *others = map(
             self.getOrDefault, ("predictionCol", "probabilityCol", "rawPredictionCol")
         )

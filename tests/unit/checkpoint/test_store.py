@@ -269,7 +269,7 @@ LAYER = {"class_name": "Dense", "config": {"name": "dense_1", "activation": "rel
             "torch",
             {"text": TEXT.format("ReLU()")},
             {"text": TEXT.format("Tanh()")},
-            "f was saved from a model with module, line 3='(1): ReLU()', the model given has '(1):",
+            "f was saved from a model with module (line 3)='(1): ReLU()', the model given has ",
         ),
         (
             "lightning",

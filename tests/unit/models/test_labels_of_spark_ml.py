@@ -136,22 +136,15 @@ class Squeezed(nn.PoissonNLLLoss):
         return super().forward(output[:, 0], target)
 
 
-class Compiled(nn.Identity):
-    """Like what torch.compile returns: its ``forward`` is torch's."""
-
-    def __init__(self, loss: Any) -> None:
-        super().__init__()
-        self._orig_mod = loss
-
-
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
 def test_a_compiled_loss_is_used_as_the_one_that_was_compiled() -> None:
     labels = (Y > 0).astype(np.float32)
-    model(Compiled(Squeezed()), 1).step(Batch(X, labels))
+    model(torch.compile(Squeezed()), 1).step(Batch(X, labels))
     with pytest.raises(UsageError, match="PoissonNLLLoss"):
-        model(Compiled(nn.PoissonNLLLoss()), 1).step(Batch(X, labels))
+        model(torch.compile(nn.PoissonNLLLoss()), 1).step(Batch(X, labels))
     classes = Batch(X, labels.astype(np.float64))
     expected = model(nn.CrossEntropyLoss(), 2).step(classes)
-    assert model(Compiled(nn.CrossEntropyLoss()), 2).step(classes) == expected
+    assert model(torch.compile(nn.CrossEntropyLoss()), 2).step(classes) == expected
 
 
 def test_a_loss_of_ones_own_may_make_the_shapes_equal() -> None:

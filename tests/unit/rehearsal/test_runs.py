@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from sparkstrom.base import child_processes
+from sparkstrom.base.child_processes import THREAD_LIMIT_VARIABLES
 from sparkstrom.observe.progress import ProgressDisplay
 from sparkstrom.rehearsal import run_process, runs
 from sparkstrom.rehearsal.data import SampledData
@@ -118,6 +121,24 @@ def test_no_process_starts_where_it_would_not_help(
     assert starts == []
     simulate(RUNS[:2])
     assert len(starts) == 1
+
+
+def test_another_process_has_one_thread_whatever_the_user_has_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    made: dict[str, Any] = {}
+
+    def note(command: list[str], **given: Any) -> None:
+        made.update(given["env"])
+        raise OSError("no process is needed")
+
+    monkeypatch.setattr(run_process.subprocess, "Popen", note)
+    with pytest.raises(OSError, match="no process"):
+        RunProcess(b"")
+    assert {made[name] for name in THREAD_LIMIT_VARIABLES} == {"1"}
+    assert child_processes.make_child_environment(2)["OMP_NUM_THREADS"] == "6"
+    assert all(os.path.isabs(path) for path in made["PYTHONPATH"].split(os.pathsep))
 
 
 def test_free_memory_is_the_least_of_host_and_container(

@@ -124,7 +124,7 @@ def test_an_answer_reaches_who_has_no_edge(network: MemoryNetwork) -> None:
     assert node.got() == [(MASTER, refused)] * 2
 
 
-def test_who_asks_on_and_hears_nothing_is_unresponsive_and_who_died_is_not(
+def test_a_peer_that_repeats_its_request_is_unresponsive_and_a_dead_one_is_not(
     network: MemoryNetwork,
 ) -> None:
     """Nothing listens at either address: a firewall drops the replies, or the process is gone."""

@@ -107,7 +107,7 @@ def test_who_asks_on_and_takes_no_answer_is_deaf() -> None:
     assert answers.unresponsive_peers() == ()
 
 
-def test_who_died_is_not_deaf() -> None:
+def test_a_peer_that_died_is_not_called_unresponsive() -> None:
     """Its welcome and the probes of it are repeated until its lease is over."""
     answers = answering({})
     ask(answers, at(1), 1)

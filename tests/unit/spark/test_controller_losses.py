@@ -27,7 +27,7 @@ from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.observe.progress import ProgressDisplay
 from sparkstrom.runtime.master_control import MasterControl, Progress
 from sparkstrom.runtime.optimizer_states import OptimizerStates
-from sparkstrom.spark.controller.driver_messages import EndController
+from sparkstrom.spark.controller.driver_messages import EndController, GetSnapshot
 from sparkstrom.spark.controller.remote_master import RemoteController
 from tests.unit.spark.test_checkpoint_keeper import MODEL, SPEC, Master
 
@@ -195,6 +195,31 @@ def test_a_controller_that_has_ended_is_asked_nothing_more(is_closed: bool) -> N
     asked.clear()
     master.end()
     assert asked == []
+
+
+def test_an_end_that_was_interrupted_while_parameters_came_is_repeated() -> None:
+    master, asked = RemoteController(NO_DATA, NO_DATA, {}, 2), list[object]()
+    answers: list[BaseException] = [KeyboardInterrupt(), LOST]
+
+    def ask(request: object) -> Future[Any]:
+        asked.append(request)
+        answer: Future[Any] = Future()
+        if isinstance(request, GetSnapshot) and isinstance(answers[0], KeyboardInterrupt):
+            raise answers.pop(0)
+        answer.set_exception(LOST)
+        return answer
+
+    server = SimpleNamespace(is_open=True, ask=ask, close=lambda: None)
+    master._server = cast(Any, server)
+    job = SimpleNamespace(running=False)
+    master._placed = cast(Any, SimpleNamespace(job=job, place="executor 1"))
+    master._monitor_thread = threading.Thread()
+    master._monitor_thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        master.end()
+    assert EndController() not in asked
+    master.end()
+    assert EndController() in asked
 
 
 @pytest.mark.parametrize("is_heard_again", [False, True])

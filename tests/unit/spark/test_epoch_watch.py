@@ -18,7 +18,7 @@ from sparkstrom.fit.early_stopping_listener import (
 from sparkstrom.fit.events import FitEvents
 from sparkstrom.models import DenseNetwork
 from sparkstrom.observe.early_stopping import EarlyStopping
-from sparkstrom.observe.epoch_history import EpochLog, PartitionEpoch
+from sparkstrom.observe.epoch_history import Epoch, EpochLog, PartitionEpoch
 from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.master_control import Progress, Snapshot
@@ -225,3 +225,12 @@ def test_the_best_of_an_earlier_run_counts_where_early_stopping_still_does(
     made.watch.resume([], (best, made.master.snapshot()))
     assert (made.watch.best == best) is kept
     assert (made.watch.copy is not None) is kept
+
+
+def test_held_out_rows_that_may_exist_are_not_missed() -> None:
+    """Figures of an epoch that a checkpoint did not have are NaN after a resume."""
+    bench = Bench(EarlyStopping(patience=3))
+    bench.watch.on_epoch(Epoch(1, 0.5, 10, float("nan"), 2, held_weight=float("nan")))
+    assert bench.master.stops == []
+    with pytest.raises(UsageError, match="no held-out rows to measure"):
+        bench.watch.on_epoch(Epoch(2, 0.5, 10, float("nan"), 2))

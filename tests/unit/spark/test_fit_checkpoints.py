@@ -222,16 +222,18 @@ def test_one_that_was_given_by_hand_is_kept_if_the_fit_fails_and_wrote_none(
 
 @pytest.mark.parametrize("wrote", [False, True])
 @pytest.mark.parametrize("lost_first", [False, True])
+@pytest.mark.parametrize("resume", [False, True])
 def test_one_that_was_given_by_hand_gives_way_only_to_what_its_own_fit_wrote(
-    tmp_path: Path, model: FlatModel, directory: str, wrote: bool, lost_first: bool
+    tmp_path: Path, model: FlatModel, directory: str, wrote: bool, lost_first: bool, resume: bool
 ) -> None:
     """Not to the newer one in the directory, which the user did not want.
 
-    A controller that is lost after a checkpoint was written does not change that.
+    A controller that is lost after a checkpoint was written does not change that. With resume=False
+    no checkpoint of the directory is ever read.
     """
     CheckpointDirectory(directory).write(build_checkpoint(model, progressed(model)))
     old, new = sorted(tmp_path.glob("*.npz"))
-    made = checkpoints(model, directory)
+    made = checkpoints(model, directory, resume=resume)
     made.restore(str(old), pytest.fail)
     assert find(made) is not None
     fit = FitSession(NOTHING, made, cast(Any, SimpleNamespace(key=FitKey(2))), NOTHING, NOTHING)
@@ -248,7 +250,7 @@ def test_one_that_was_given_by_hand_gives_way_only_to_what_its_own_fit_wrote(
             fit._run_one(failing_run(error), NOTHING, NOTHING, cast(Any, saving), None)
     again = find(made)
     assert again is not None
-    assert again.checkpoint.path == str(new if wrote else old)
+    assert again.checkpoint.path == str(new if wrote and resume else old)
 
 
 def failing_run(error: Exception) -> Any:

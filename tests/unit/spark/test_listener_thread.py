@@ -115,11 +115,13 @@ def test_an_epoch_has_figures_and_copies_only_what_is_asked_for() -> None:
     def fit() -> None:
         heard.on_epoch(Epoch(4, 0.5, 100, 0.25, 2, held_weight=10.0))
         heard.on_epoch(Epoch(5, 0.5, 100, float("nan"), 2))
+        heard.on_epoch(Epoch(6, 0.5, 100, float("nan"), 2, held_weight=float("nan")))
 
     run(heard, fit)
-    with_rows, without = (event for event in diary.events if isinstance(event, EpochEnd))
+    with_rows, without, unknown = (e for e in diary.events if isinstance(e, EpochEnd))
     assert (with_rows.epoch, with_rows.loss, with_rows.validation) == (4, 0.5, 0.25)
     assert without.validation is None
+    assert unknown.validation is None
     assert with_rows.snapshot() == "the copy"
     assert with_rows.evaluate("x", "y", "roc") == ("judged", "x", "y", "roc")
 
