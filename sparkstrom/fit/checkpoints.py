@@ -502,7 +502,7 @@ class FitCheckpoints:
         self.fits, self._restored = max(self.fits, number), None
 
     def mark_written(self) -> None:
-        """Record that a fit wrote a checkpoint. With ``resume``, it replaces that of ``restore``."""
+        """Record that a fit wrote a checkpoint, which replaces the restored one if it is read."""
         if self.master.resume:
             self._restored = None
 

@@ -189,9 +189,8 @@ class RunScheduler:
         self._may_start = "jax" not in sys.modules
         self._pickled = b""  # the simulator, for other processes
         self._began_s = time.monotonic()
-        self._poll_due_s = (
-            self._began_s + FIRST_POLL_S
-        )  # when to poll other processes, or to start one
+        # When to poll other processes, or to start one.
+        self._poll_due_s = self._began_s + FIRST_POLL_S
 
     def simulate_all(self) -> list[SimulatedFit]:
         """Simulate all runs; return their results in the same order."""
