@@ -128,6 +128,22 @@ def test_machine_code_that_others_could_have_written_is_compiled_again(
     assert object_files.load_modules([gaps.__name__]) == {gaps.__name__: {}}
 
 
+@pytest.mark.parametrize("kept", [0, 30, 100, -1])
+def test_a_damaged_file_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """As a host leaves it that crashes soon after: its end is missing, or zeros."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    file = tmp_path / f"{gaps.__name__}-{object_files._fingerprint(gaps.__name__)}.kernels"
+    object_files.write_functions(file, {"merge": ("symbol", [], "none", 0, bytes(range(200)))})
+    whole = file.read_bytes()
+    file.write_bytes(whole[:kept].ljust(len(whole), b"\0") if kept else b"")
+    monkeypatch.setattr(
+        object_files, "_compile", lambda missing, _: object_files.write_functions(file, {})
+    )
+    assert object_files.load_modules([gaps.__name__]) == {gaps.__name__: {}}
+
+
 @pytest.mark.parametrize("taken", ["open to all", "a link", "a file"])
 def test_a_directory_that_others_may_write_is_not_used(tmp_path: Path, taken: str) -> None:
     roots = (tmp_path / "first", tmp_path / "second", tmp_path / "missing")
@@ -184,17 +200,36 @@ class Point:
 def twice(x):
     return 2 * x
 
+@kernel("u8(u8)")
+def unsigned_half(x):
+    return x >> 1
+
+@kernel("u8(i8)")
+def quarter(x):
+    return unsigned_half(unsigned_half(x))
+
 if __name__ == "__main__":
+    assert quarter(-4) == 2**62 - 1
     print(twice(Point(21).x))
 """
 
 
-def test_a_program_has_kernels_of_its_own_beside_dataclasses(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_program_has_kernels_of_its_own_beside_dataclasses(tmp_path: Path, cores: int) -> None:
+    """Compiled by one process, and by two, of which one has only the caller of another kernel."""
+    usable = sorted(os.sched_getaffinity(0))[:cores]
+    if len(usable) < cores:
+        pytest.skip("this machine has one core")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    surroundings = os.environ | {"PYTHONPATH": str(ROOT), VARIABLE: str(tmp_path)}
-    command = [sys.executable, str(program)]
-    said = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
+    said = subprocess.run(
+        [sys.executable, str(program)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), VARIABLE: str(tmp_path)},
+        preexec_fn=lambda: os.sched_setaffinity(0, usable),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert said.stdout == "42\n", said.stderr
 
 

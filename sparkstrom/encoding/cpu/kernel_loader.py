@@ -1,6 +1,6 @@
 """Provide decorators for compiled kernels; load and call their machine code without Numba.
 
-Numba compiles the kernels once per host, in a separate process that writes their machine code to
+Numba compiles the kernels once per host, in separate processes that write their machine code to
 files. All other processes load these files, which takes less time than importing Numba.
 
 A compiled function is called through ctypes and has Numba's calling convention:
@@ -30,9 +30,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -42,6 +43,7 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from sparkstrom.base.cache_directory import VARIABLE, is_safe, kernel_directory
+from sparkstrom.base.child_processes import count_cores
 from sparkstrom.base.errors import SetupError
 from sparkstrom.base.untrusted_files import open_regular
 from sparkstrom.base.version import __version__
@@ -156,6 +158,7 @@ COMPILER = "sparkstrom.encoding.cpu.numba_compiler"
 OWN_IMPORTS = re.compile(r"^from (sparkstrom[\w.]*) import", re.MULTILINE)
 LAST_OWNER = "NRT_MemInfo_call_dtor"  # destroys an array; never called, because kernels own none
 COMPILE_S = 600.0  # timeout; all kernels take 20 s of one core, but machines may be busy
+COMPILERS_MAX = 2  # processes of 250 MB; each imports Numba, and compiles some functions again
 LOCK_POLL_S = 0.05  # interval between attempts to lock
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 ERROR_TEXT_MAX = 2000  # characters of the compiler's error output in a message
@@ -207,12 +210,34 @@ def jit_directory(module: str) -> Path:
 
 
 def _is_usable(path: Path) -> bool:
-    """Return whether the file exists and no other user can have created or changed it."""
+    """Return whether the file exists, is whole, and no other user can have changed it."""
     try:
-        with open_regular(path, follow=False) as file:
-            return is_safe(os.fstat(file.fileno()), path.parent.stat().st_uid)
+        return bool(_read_checked(path))
     except OSError:
         return False
+
+
+def _read_checked(path: Path) -> bytes:
+    """Return the content of a file of ``_write_checked``, or nothing if the file is damaged.
+
+    Raises OSError if it cannot be read, and PermissionError if other users may write it.
+    """
+    with open_regular(path, follow=False) as file:
+        if not is_safe(os.fstat(file.fileno()), path.parent.stat().st_uid):
+            raise PermissionError(errno.EPERM, "others can write to this file", str(path))
+        digest, _, content = file.read().partition(b"\n")
+    return content if digest == _hash(content) else b""
+
+
+def _write_checked(path: Path, content: bytes) -> None:
+    """Write a file that only this user may write, with a hash, because a host may crash."""
+    path.write_bytes(_hash(content) + b"\n" + content)
+    os.chmod(path, path.stat().st_mode & ~0o022)
+
+
+def _hash(content: bytes) -> bytes:
+    """Return the SHA-256 of a file's content, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest().encode()
 
 
 def _fingerprint(module: str) -> str:
@@ -307,46 +332,71 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _compile(missing: dict[str, Path], directory: Path) -> None:
-    """Compile modules to files in a subprocess, so that this process need not import Numba.
+    """Compile modules to files in subprocesses, so that this process need not import Numba.
+
+    Raises SetupError if a subprocess fails or takes too long.
+    """
+    log.warning("compiling kernels into %s, once per host and version", directory)
+    shares = min(COMPILERS_MAX, count_cores())
+    with tempfile.TemporaryDirectory(dir=directory) as drafts, ThreadPoolExecutor(shares) as pool:
+        compile_share = partial(_compile_share, list(missing), drafts, shares)
+        written = list(pool.map(compile_share, range(shares)))
+        for path, *parts in zip(missing.values(), *written, strict=True):
+            whole = Path(drafts, "whole")
+            _write_checked(whole, _join_functions(map(_read_checked, parts)))
+            os.replace(whole, path)
+
+
+def _compile_share(modules: list[str], drafts: str, shares: int, share: int) -> list[Path]:
+    """Compile one of ``shares`` parts of each module in a subprocess; return the parts' files.
 
     Raises SetupError if the subprocess fails or takes too long.
     """
-    log.warning("compiling kernels into %s, once per host and version", directory)
-    with tempfile.TemporaryDirectory(dir=directory) as drafts:
-        order = [
-            (name, getattr(sys.modules[name], "__file__", None), f"{drafts}/{number}")
-            for number, name in enumerate(missing)
-        ]
-        try:
-            subprocess.run(
-                [sys.executable, "-P", "-m", COMPILER, json.dumps(order)],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=COMPILE_S,
-                check=True,
-            )
-        except subprocess.SubprocessError as error:
-            words = (getattr(error, "stderr", None) or str(error).encode()).decode(errors="replace")
-            raise SetupError(
-                f"kernels could not be compiled on this host: {words[-ERROR_TEXT_MAX:].strip()}"
-            ) from error
-        for name, _, draft in order:
-            os.chmod(draft, os.stat(draft).st_mode & ~0o022)
-            os.replace(draft, missing[name])
+    parts = [Path(drafts, f"{number}-{share}") for number in range(len(modules))]
+    files = [getattr(sys.modules[name], "__file__", None) for name in modules]
+    order = share, shares, list(zip(modules, files, map(str, parts), strict=True))
+    try:
+        subprocess.run(
+            [sys.executable, "-P", "-m", COMPILER, json.dumps(order)],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=COMPILE_S,
+            check=True,
+        )
+    except subprocess.SubprocessError as error:
+        words = (getattr(error, "stderr", None) or str(error).encode()).decode(errors="replace")
+        raise SetupError(
+            f"kernels could not be compiled on this host: {words[-ERROR_TEXT_MAX:].strip()}"
+        ) from error
+    return parts
 
 
 def write_functions(path: Path, functions: dict[str, Compiled]) -> None:
-    """Write compiled functions to a file: one line of JSON, then the object files."""
+    """Write compiled functions to a file: a hash, one line of JSON, then the object files."""
     facts = {name: (*rest, len(data)) for name, (*rest, data) in functions.items()}
     objects = b"".join(data for *_, data in functions.values())
-    path.write_bytes(json.dumps(facts).encode() + b"\n" + objects)
+    _write_checked(path, json.dumps(facts).encode() + b"\n" + objects)
+
+
+def _join_functions(parts: Iterable[bytes]) -> bytes:
+    """Join the contents of files of ``write_functions``, or return one of ``write_refusal``."""
+    facts: dict[str, Any] = {}
+    objects = b""
+    for part in parts:
+        head, _, own_objects = part.partition(b"\n")
+        own_facts = json.loads(head)
+        if isinstance(own_facts, str):
+            return part
+        facts |= own_facts
+        objects += own_objects
+    return json.dumps(facts).encode() + b"\n" + objects
 
 
 def write_refusal(path: Path, reason: str) -> None:
     """Write to a file why functions cannot be compiled to files, so that no process retries."""
-    path.write_bytes(json.dumps(reason).encode())
+    _write_checked(path, json.dumps(reason).encode())
 
 
 def read_functions(path: Path) -> Loaded:
@@ -354,10 +404,7 @@ def read_functions(path: Path) -> Loaded:
 
     Raises UnknownNumba if ``write_refusal`` wrote the file, PermissionError if others may write it.
     """
-    with open_regular(path, follow=False) as file:
-        if not is_safe(os.fstat(file.fileno()), path.parent.stat().st_uid):
-            raise PermissionError(errno.EPERM, "others can write to this file", str(path))
-        facts, _, objects = file.read().partition(b"\n")
+    facts, _, objects = _read_checked(path).partition(b"\n")
     known = json.loads(facts)
     if isinstance(known, str):
         raise UnknownNumba(known)
@@ -385,7 +432,7 @@ def _create_llvm_engine() -> Any:
     return _engines[-1]
 
 
-# Numba compiles kernels once per host, in a separate process (``numba_compiler``). All other
+# Numba compiles kernels once per host, in separate processes (``numba_compiler``). All other
 # processes load the object files with LLVM alone, which takes less time than importing Numba. If
 # Numba's internals are unknown, each process compiles with ``njit(cache=True)``. A module's kernels
 # are loaded together at the first call of one, or by ``load_all``. ``fastmath`` is off, because

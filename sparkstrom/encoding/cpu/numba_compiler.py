@@ -1,11 +1,12 @@
 """Compile kernels with Numba to object files that can be called without Numba.
 
-``encoding.cpu.kernel_loader`` runs this module in a separate process: ``python -m
-sparkstrom.encoding.cpu.numba_compiler ORDER``, where ORDER is JSON that names modules and files.
-The process imports each module, which compiles the decorated functions, and writes their machine
-code. This needs internals of Numba. If the installed version has different internals, the process
-writes the reason to the file instead, and ``CachingCompiler`` compiles the kernels within each
-process, with public functions of Numba only.
+``encoding.cpu.kernel_loader`` runs this module in one or more separate processes: ``python -m
+sparkstrom.encoding.cpu.numba_compiler ORDER``, where ORDER is JSON: the number of this process, the
+number of processes, and the modules with their files. Each process imports all of the modules,
+compiles its share of the decorated functions, and writes their machine code. This needs internals
+of Numba. If the installed version has different internals, the process writes the reason to the
+files instead, and ``CachingCompiler`` compiles the kernels within each process, with public
+functions of Numba only.
 """
 
 from __future__ import annotations
@@ -46,14 +47,21 @@ UNWRAPPED = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True
 
 
 class NumbaCompiler:
-    """Compiles functions as soon as they are decorated, and collects the results."""
+    """Compiles functions as soon as they are decorated, and collects the results.
 
-    def __init__(self) -> None:
+    Several processes can share the work: of every ``shares`` functions, in the order in which they
+    are decorated, this one compiles the one with number ``share`` (counted from 0).
+    """
+
+    def __init__(self, share: int = 0, shares: int = 1) -> None:
         """Start with empty results, ``made``: module name -> function name -> compiled function."""
         self.made: dict[str, dict[str, Compiled]] = {}
+        self._share, self._shares, self._decorated = share, shares, 0
 
     def kernel(self, signature: str, function: Callable[..., Any], /) -> Any:
         """Compile a kernel for its signature, record it; return it for other kernels to call."""
+        if not self._is_in_share():
+            return _compile_when_called(signature, function)
         dispatcher = njit(signature, **UNWRAPPED)(function)
         (result,) = dispatcher.overloads.values()
         self._record(function, result.fndesc.llvm_func_name, result.signature, result.library)
@@ -61,11 +69,18 @@ class NumbaCompiler:
 
     def callback(self, signature: str, function: Callable[..., Any], /) -> Any:
         """Compile a function for C to call, in which an error ends the process; record it."""
+        if not self._is_in_share():
+            return function
         dispatcher = njit(signature, **UNWRAPPED)(function)
         (result,) = dispatcher.overloads.values()
         symbol = f"callback.{result.fndesc.llvm_func_name}"
         self._record(function, symbol, result.signature, c_function(symbol, result))
         return dispatcher
+
+    def _is_in_share(self) -> bool:
+        """Count a decorated function; return whether this process is to compile it."""
+        self._decorated += 1
+        return (self._decorated - 1) % self._shares == self._share
 
     def helper(self, function: Callable[..., Any], /) -> Any:
         """Compile a function that only kernels call."""
@@ -89,6 +104,22 @@ class NumbaCompiler:
         arguments = [_describe_type(kind) for kind in signature.args]
         written = symbol, arguments, str(result), results, library._get_compiled_object()
         self.made.setdefault(function.__module__, {})[function.__name__] = written
+
+
+def _compile_when_called(signature: str, function: Callable[..., Any]) -> Any:
+    """Return a function that Numba compiles for its signature when it compiles a caller."""
+    dispatcher = njit(**UNWRAPPED)(function)
+    find_template = dispatcher.get_call_template
+
+    def compile_first(*arguments: Any) -> Any:
+        """Compile the function, unless it is compiled; return what calls of it compile to."""
+        if not dispatcher.overloads:
+            dispatcher.compile(signature)
+            dispatcher.disable_compile()
+        return find_template(*arguments)
+
+    dispatcher.get_call_template = compile_first
+    return dispatcher
 
 
 class CachingCompiler:
@@ -270,17 +301,17 @@ def import_kernel_module(name: str, file: str | None) -> ModuleType:
     return module
 
 
-def main(order: list[tuple[str, str | None, str]]) -> int:
-    """Compile each module of ``order``, (name, file, target), to the file ``target``; return 0.
+def main(share: int, shares: int, order: list[tuple[str, str | None, str]]) -> int:
+    """Compile a share of each module of ``order``, (name, file, target), to ``target``; return 0.
 
     Writes the reason to the files instead if this version of Numba has other internals.
     """
     try:
         keep_object_files()
-        compiled.compiler = making = NumbaCompiler()
+        compiled.compiler = making = NumbaCompiler(share, shares)
         for name, file, target in order:
             module = import_kernel_module(name, file)
-            write_functions(Path(target), making.made[module.__name__])
+            write_functions(Path(target), making.made.get(module.__name__, {}))
     except (ImportError, AttributeError, TypeError) as error:
         reason = f"Numba {numba.__version__} has other internals ({error})"
         for _, _, target in order:
@@ -289,4 +320,4 @@ def main(order: list[tuple[str, str | None, str]]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))
+    sys.exit(main(*json.loads(sys.argv[1])))

@@ -140,9 +140,9 @@ class Client:
     def dies(self) -> dict[str, Any]:
         """A worker is killed, while all is cut small."""
         cut_small()
-        model = DiesInARound([64, 32, 10], updater=Adam(), seed=1)
+        model = DiesInARound([64, 16, 10], updater=Adam(), seed=1)
         reference = fitted_in_one_process(
-            DenseNetwork([64, 32, 10], updater=Adam(), seed=1), self.parts, master_of(2), 1
+            DenseNetwork([64, 16, 10], updater=Adam(), seed=1), self.parts, master_of(2), 1
         )
         DiesInARound.steps_seen = os.path.abspath("steps-seen")
         os.mkdir(DiesInARound.steps_seen)
@@ -156,7 +156,7 @@ class Client:
     def diloco(self) -> dict[str, Any]:
         """Each worker's own Adam, an outer step; ended by a listener, and gone on with."""
         cut_small()
-        model = DenseNetwork([64, 32, 10], updater=Adam(), seed=1)
+        model = DenseNetwork([64, 16, 10], updater=Adam(), seed=1)
         options = {"outer": Nesterov(0.7, 0.9), "save_updater": "own"}
         kept = {"checkpoint_directory": os.path.abspath("kept"), "checkpoint_every": "3 updates"}
         master = master_of(2, **options, **kept)

@@ -50,7 +50,7 @@ SHARING = Trial(
     widths=WIDTHS,
     optimizer="adam",
     epochs=1,
-    limit_s=20.0,
+    limit_s=14.0,
 )
 # Another learning rate, by which events of trials are told apart.
 ROUNDS = replace(SHARING, system="diloco-4", rate=2e-3, widths=(64,), limit_s=5.0)
