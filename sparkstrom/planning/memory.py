@@ -368,7 +368,7 @@ class ContainerLayout:
     @classmethod
     def from_conf(cls, conf: Any) -> ContainerLayout:
         """Return the layout that Spark requests. ``conf`` has a method ``get(key, default)``."""
-        heap = parse_bytes(conf.get("spark.executor.memory", "1g"))
+        heap = parse_bytes(conf.get("spark.executor.memory", "1g"), unit=MIB)
         least = parse_bytes(conf.get("spark.executor.minMemoryOverhead", OVERHEAD_MIN), unit=MIB)
         share = float(conf.get("spark.executor.memoryOverheadFactor", OVERHEAD_SHARE))
         said = conf.get("spark.executor.memoryOverhead")

@@ -91,6 +91,11 @@ class Application(Protocol):
         ...
 
     @property
+    def session(self) -> Any:
+        """The SparkSession that reads files."""
+        ...
+
+    @property
     def live_conf(self) -> Any:
         """Spark's present configuration: an object whose ``get(key, default)`` reads one key."""
         ...

@@ -83,7 +83,8 @@ class ClassicApplication:
 
     Args:
         context: An active SparkContext.
-        session: The SparkSession whose options ``spark.sparkstrom.*`` apply; None: the context's.
+        session: The SparkSession that reads files and whose options ``spark.sparkstrom.*`` apply;
+            None: the active session reads files, and the context's options apply.
     """
 
     def __init__(self, context: Any, session: Any = None) -> None:
@@ -95,6 +96,13 @@ class ClassicApplication:
     def name(self) -> str:
         """The application's id."""
         return str(self._context.applicationId)
+
+    @property
+    def session(self) -> Any:
+        """The session with which the application was made; for a context, the active one."""
+        from pyspark.sql import SparkSession
+
+        return self._session or SparkSession.builder.getOrCreate()
 
     @property
     def live_conf(self) -> Any:

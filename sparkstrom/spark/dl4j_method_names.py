@@ -115,9 +115,7 @@ class Dl4jMethodNames:
             slices = min(len(files), self._context.defaultParallelism)
             data = self._context.parallelize(files, slices).mapPartitions(read_file_rows)
         else:
-            from pyspark.sql import SparkSession
-
-            data = SparkSession.builder.getOrCreate().read.parquet(*files)
+            data = self._application.session.read.parquet(*files)
         fit: Any = self.fit  # type: ignore[attr-defined]
         summary: TrainingSummary = fit(data, epochs, **options)
         return summary

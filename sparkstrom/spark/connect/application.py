@@ -235,6 +235,11 @@ class ConnectApplication:
         return str(self._session.session_id)
 
     @property
+    def session(self) -> Any:
+        """The session with which the application was made."""
+        return self._session
+
+    @property
     def is_stopped(self) -> bool:
         """Whether the session was stopped."""
         return bool(getattr(self._session, "is_stopped", False))  # Spark 3.5 has no is_stopped

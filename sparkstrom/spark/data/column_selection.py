@@ -87,7 +87,7 @@ class _FrameColumns(NamedTuple):
     @classmethod
     def from_frame(cls, frame: DataFrame) -> _FrameColumns:
         """Read a DataFrame's columns and whether their names are case-sensitive."""
-        exact = frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
+        exact = frame.sparkSession.conf.get("spark.sql.caseSensitive", "false").lower() == "true"
         fields, by_spark = dict[str, Any](), dict[str, list[str]]()
         for field in frame.schema.fields:
             fields.setdefault(field.name, field)
@@ -220,7 +220,7 @@ def _get_arrow_schema(frame: DataFrame) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = to_arrow_schema(frame.schema)
-    if frame.sparkSession.conf.get(LARGE_TYPES_KEY, "false") != "true":
+    if frame.sparkSession.conf.get(LARGE_TYPES_KEY, "false").lower() != "true":
         return schema
     return pa.schema([field.with_type(_to_large_type(field.type)) for field in schema])
 

@@ -14,6 +14,7 @@ path must have the same meaning on both.
 from __future__ import annotations
 
 import contextlib
+import copy
 import fnmatch
 import getpass
 import itertools
@@ -92,7 +93,8 @@ def export_rows(
                     " they were exported: the data change from one evaluation to the next; persist"
                     " them"
                 )
-    return ExportedData(data, columns, workers, directory, tuple(files))
+    # The user may change a list of column names before the next fit.
+    return ExportedData(data, copy.deepcopy(columns), workers, directory, tuple(files))
 
 
 @contextlib.contextmanager

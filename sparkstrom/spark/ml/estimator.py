@@ -175,7 +175,7 @@ class SparkstromEstimator(
         """Return the training master, with the options replaced that Params override."""
         changes = {"batch_size_per_worker": self.get_or_none("batchSize")}
         if self.isSet("seed"):
-            changes["rng_seed"] = self.getOrDefault("seed")
+            changes["rng_seed"] = self.getOrDefault("seed") % 2**63  # Spark ML's may be negative
         master: TrainingMaster = self.get_or_none("master") or SharedTrainingMaster()
         return replace_options(master, **{k: v for k, v in changes.items() if v is not None})
 

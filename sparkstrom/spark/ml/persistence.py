@@ -341,7 +341,7 @@ def _restore_columns(columns: dict[str, Any]) -> dict[str, Any]:
 def _upload(context: Any, source: Path, target: str) -> None:
     """Copy a local file to any file system that Hadoop supports."""
     system, path, make = _resolve_hadoop_path(context, target)
-    system.copyFromLocalFile(False, True, make(source.as_uri()), path)
+    system.copyFromLocalFile(False, True, make(f"file://{source}"), path)
 
 
 def _download(context: Any, source: str, target: Path) -> None:
@@ -349,7 +349,7 @@ def _download(context: Any, source: str, target: Path) -> None:
     system, path, make = _resolve_hadoop_path(context, source)
     if not system.exists(path):
         raise UsageError(f"{source} does not exist: this is not the directory of a saved model")
-    system.copyToLocalFile(False, path, make(target.as_uri()), True)  # True: no checksum beside
+    system.copyToLocalFile(False, path, make(f"file://{target}"), True)  # True: no checksum beside
 
 
 def _exists(context: Any, name: str) -> bool:

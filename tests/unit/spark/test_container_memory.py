@@ -87,6 +87,10 @@ def test_memory_for_python_is_a_part_of_the_container() -> None:
     )
 
 
+def test_a_heap_without_a_unit_is_in_mebibytes_as_for_spark() -> None:
+    assert ContainerLayout.from_conf({"spark.executor.memory": "4096"}).heap == 4096 * MIB
+
+
 def test_virtual_memory_has_another_remedy() -> None:
     text = explained(yarn("4.6 GB", "3.1 GB", "virtual"), 700)
     assert "yarn.nodemanager.vmem-check-enabled=false" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -156,3 +157,21 @@ def test_outputs_do_not_replace_keys(
 
 def test_a_key_column_may_have_a_dot_in_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert keyed_by(monkeypatch, ["id", "a.b"], "prediction") == ["id", "`a.b`", "prediction"]
+
+
+class ReadsPaths(Dl4jMethodNames):
+    """Stands for a network over Spark Connect."""
+
+    def __init__(self) -> None:
+        reader = SimpleNamespace(parquet=lambda *files: ("rows of", *files))
+        self._application = SimpleNamespace(session=SimpleNamespace(read=reader))
+
+    def fit(self, data: Any, epochs: int) -> Any:
+        return data, epochs
+
+
+def test_parquet_files_are_read_by_the_networks_session(tmp_path: Path) -> None:
+    """A client of Spark Connect has no other."""
+    (tmp_path / "rows.parquet").touch()
+    files = str(tmp_path / "rows.parquet")
+    assert ReadsPaths().fit_paths(str(tmp_path), 3) == (("rows of", files), 3)

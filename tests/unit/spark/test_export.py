@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,3 +74,27 @@ def test_the_error_of_an_export_has_a_note_if_files_stay(
     with pytest.raises(RuntimeError, match="boom") as failed:
         export.export_rows(None, ColumnSpec(), 2, partitioned, str(tmp_path))
     assert failed.value.__notes__ == [f"cannot delete {tmp_path}"]
+
+
+class WritingJob(FailingJob):
+    """Stands for an RDD of one partition that is written."""
+
+    def collect(self) -> Any:
+        return self.run_partition()
+
+
+def test_an_export_is_not_used_for_columns_that_were_changed_in_place(tmp_path: Path) -> None:
+    names = ["a", "b"]
+    context = SimpleNamespace(parallelize=lambda *_: None)
+    exports, columns = ExportCache(context, str(tmp_path)), ColumnSpec(features=names)
+    made: list[int] = []
+
+    def partition() -> PartitionedData:
+        made.append(1)
+        return PartitionedData(WritingJob(), read_row_blocks, 1)
+
+    for _ in range(2):
+        exports.partition_data(None, columns, 1, partition)
+    names.append("c")
+    exports.partition_data(None, columns, 1, partition)
+    assert len(made) == 2

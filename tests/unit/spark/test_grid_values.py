@@ -100,3 +100,7 @@ def test_a_value_has_the_attributes_of_what_it_holds() -> None:
         held.nothing_like_it  # noqa: B018
     with pytest.raises(UsageError, match="is a value of a grid"):
         held._transform(None)
+
+
+def test_a_negative_seed_as_spark_ml_has_it_is_a_seed_of_the_fit() -> None:
+    assert SparkstromEstimator(model=MODEL, seed=-5)._master().rng_seed == 2**63 - 5

@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from sparkstrom.spark.ml.persistence import (
     _restore_columns,
 )
 
+UPLOAD, DOWNLOAD = persistence._upload, persistence._download
 DATA = Path(__file__).parents[2] / "conformance/data"
 
 
@@ -113,3 +115,23 @@ def test_names_of_columns_are_read_as_they_were_given(names: Any) -> None:
     """Integers number the outputs of a model that returns a tuple."""
     saved = json.loads(json.dumps({"predictionCol": _represent_columns(names)}))
     assert _restore_columns(saved) == {"predictionCol": names}
+
+
+@pytest.mark.parametrize("name", ["a b", "50%", "a%20b#1"])
+def test_local_files_are_named_to_hadoop_as_they_are(name: str, tmp_path: Path) -> None:
+    """Hadoop's class for paths does not decode %20."""
+    made = []
+    system = SimpleNamespace(
+        copyFromLocalFile=lambda *_: None, copyToLocalFile=lambda *_: None, exists=lambda _: True
+    )
+
+    def make_path(text: str) -> Any:
+        made.append(text)
+        return SimpleNamespace(getFileSystem=lambda conf: system)
+
+    hadoop = SimpleNamespace(fs=SimpleNamespace(Path=make_path))
+    jvm = SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(hadoop=hadoop)))
+    context = SimpleNamespace(_jvm=jvm, _jsc=SimpleNamespace(hadoopConfiguration=lambda: None))
+    UPLOAD(context, tmp_path / name, "hdfs:///model")
+    DOWNLOAD(context, "hdfs:///model", tmp_path / name)
+    assert made == ["hdfs:///model", f"file://{tmp_path}/{name}"] * 2

@@ -1,0 +1,37 @@
+"""Spark's settings decide how columns are named and how they are written."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, FloatType, StructType
+
+from sparkstrom.spark.data.column_selection import (
+    LARGE_TYPES_KEY,
+    _FrameColumns,
+    _get_arrow_schema,
+)
+
+
+def frame_with(**settings: str) -> Any:
+    """Stands for a DataFrame with columns ``Label``, ``label`` and ``image``."""
+    schema = StructType().add("Label", FloatType()).add("label", FloatType())
+    conf = {name.replace("_", "."): value for name, value in settings.items()}
+    session = SimpleNamespace(conf=conf)
+    return SimpleNamespace(schema=schema.add("image", BinaryType()), sparkSession=session)
+
+
+@pytest.mark.parametrize("value", ["true", "TRUE"])
+def test_booleans_are_read_as_spark_reads_them(value: str) -> None:
+    exact = _FrameColumns.from_frame(frame_with(spark_sql_caseSensitive=value))
+    assert exact.find_ambiguous("label") == ["label"]
+    frame = frame_with()
+    frame.sparkSession.conf[LARGE_TYPES_KEY] = value
+    assert _get_arrow_schema(frame).field("image").type == pa.large_binary()
+
+
+def test_names_are_equal_in_any_case_unless_spark_is_told_otherwise() -> None:
+    assert _FrameColumns.from_frame(frame_with()).find_ambiguous("label") == ["Label", "label"]
