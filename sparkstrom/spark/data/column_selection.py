@@ -87,7 +87,7 @@ class _FrameColumns(NamedTuple):
     @classmethod
     def from_frame(cls, frame: DataFrame) -> _FrameColumns:
         """Read a DataFrame's columns and whether their names are case-sensitive."""
-        exact = frame.sparkSession.conf.get("spark.sql.caseSensitive", "false").lower() == "true"
+        exact = _is_on(frame, "spark.sql.caseSensitive")
         fields, by_spark = dict[str, Any](), dict[str, list[str]]()
         for field in frame.schema.fields:
             fields.setdefault(field.name, field)
@@ -208,6 +208,11 @@ def _create_expression(field: StructField, alias: str, dense: bool) -> Column:
     return sql.expr(f"{quoted} AS {alias}")
 
 
+def _is_on(frame: DataFrame, name: str) -> bool:
+    """Return a boolean setting of a DataFrame's session, which Spark reads in any case."""
+    return str(frame.sparkSession.conf.get(name, "false")).lower() == "true"
+
+
 def _vector_width(field: StructField) -> int:
     """Return the length of a vector column according to Spark ML's metadata; 0 if unknown."""
     attributes = field.metadata.get("ml_attr", {})
@@ -220,7 +225,7 @@ def _get_arrow_schema(frame: DataFrame) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = to_arrow_schema(frame.schema)
-    if frame.sparkSession.conf.get(LARGE_TYPES_KEY, "false").lower() != "true":
+    if not _is_on(frame, LARGE_TYPES_KEY):
         return schema
     return pa.schema([field.with_type(_to_large_type(field.type)) for field in schema])
 
