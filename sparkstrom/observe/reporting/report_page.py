@@ -195,10 +195,8 @@ def _time_plots(fit: FitHistory, marks: list[EventMark]) -> Iterator[TimePlot]:
 
 def _loss_plot(fit: FitHistory, marks: list[EventMark]) -> TimePlot:
     """Return the plot of the loss by epoch; before the second epoch, of the running loss."""
-    moments, losses = (
-        [epoch.seconds for epoch in fit.epochs],
-        [epoch.loss for epoch in fit.epochs],
-    )
+    moments = [epoch.seconds for epoch in fit.epochs]
+    losses = [epoch.loss for epoch in fit.epochs]
     training = Curve.from_values("training", 0, moments, losses, has_dots=True)
     if len(training.known) < 2:
         training = Curve.from_values("training, so far", 0, fit.seconds, fit.columns["loss"])
@@ -385,9 +383,7 @@ def _describe_damage(history: RunHistory) -> list[str]:
     return problems
 
 
-def _overview_section(
-    numbered: list[tuple[int, FitHistory]], shown: list[tuple[int, FitHistory]]
-) -> Element:
+def _overview_section(numbered: list[NumberedFit], shown: list[NumberedFit]) -> Element:
     """Return the table of all fits, latest first."""
     columns = ("fit", "began (UTC)", "how it ended", "epochs", "loss", "held out", "time")
     rows = [

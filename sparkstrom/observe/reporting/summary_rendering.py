@@ -129,8 +129,8 @@ def result_group(summary: Figures) -> FigureGroup:
     rows += _speed_rows(summary)
     took, dense = as_number(summary.get("bytes_sent")), as_number(summary.get("bytes_dense"))
     less = format_reduction(took, dense) if took and dense and dense > took else ""
-    sent = format_bytes(as_number(summary.get("bytes_sent")))
-    rows.append(("sent", f"{sent} of updates" + (f", {less} than dense updates" if less else "")))
+    than_dense = f", {less} than dense updates" if less else ""
+    rows.append(("sent", f"{format_bytes(took)} of updates{than_dense}"))
     return FigureGroup("Result", rows)
 
 
@@ -208,10 +208,8 @@ def _rows_if_known(
 def _training_group(summary: Figures) -> FigureGroup:
     """Return the amount of training: parameters, minibatches, rows and batch sizes."""
     rows = _rows_if_known(summary, ("parameters", "n_params", format_count))
-    done, expected = (
-        as_number(summary.get("minibatches")),
-        as_number(summary.get("minibatches_expected")),
-    )
+    done = as_number(summary.get("minibatches"))
+    expected = as_number(summary.get("minibatches_expected"))
     if done is not None:
         before = as_number(summary.get("minibatches_resumed"))
         resumed = f", {format_count(before)} of them before it was resumed" if before else ""
@@ -239,10 +237,8 @@ def _training_group(summary: Figures) -> FigureGroup:
 
 def _batch_rows(summary: Figures) -> list[Row]:
     """Return the row with the batch size of one step and of a round (one step per worker)."""
-    per_worker, per_round = (
-        as_number(summary.get("batch_size_per_worker")),
-        as_number(summary.get("effective_batch")),
-    )
+    per_worker = as_number(summary.get("batch_size_per_worker"))
+    per_round = as_number(summary.get("effective_batch"))
     if per_worker is None or per_round is None:
         return []
     workers = pluralize(per_round / per_worker, "worker") if per_worker else "no workers"
