@@ -22,7 +22,6 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import shown
 from sparkstrom.models.activations_and_losses import loss_name
 from sparkstrom.models.output_interpretation import OUTPUTS_OPTION
-from sparkstrom.models.torch.parameters import WEIGHT_SUM_MIN
 from sparkstrom.models.torch.tensors import (
     IGNORE_INDEX,
     LOSS_REMEDY,
@@ -36,6 +35,7 @@ MEAN_REDUCTIONS = ("mean", "batchmean")  # batchmean (KLDivLoss) sums the values
 LOGITS_LOSSES = ("crossentropy", "nll", "withlogits", "multilabelsoft")  # parts of loss names
 CLASS_INDEX_LOSSES = ("crossentropyloss", "crossentropy", "nllloss", "multimarginloss")
 PER_LABEL_LOSSES = ("withlogits", "bceloss", "binarycrossentropy", "multilabelsoft")
+WEIGHT_SUM_MIN = 1e-30  # lower bound of a sum of weights, to avoid division by zero
 
 
 def resolve_outputs(outputs: str | None, loss: Any) -> str:

@@ -305,6 +305,3 @@ def _weighted_mean(values: list[torch.Tensor], weights: Sequence[float]) -> torc
     for value, weight in zip(values, weights, strict=True):
         total += value.to(total.dtype) * weight
     return (total / sum(weights)).to(first.dtype)
-
-
-WEIGHT_SUM_MIN = 1e-30  # lower bound of a sum of weights, to avoid division by zero
