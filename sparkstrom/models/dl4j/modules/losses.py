@@ -20,7 +20,6 @@ from sparkstrom.models.dl4j.configuration import (
     PREDICT_REMEDY,
     LayerSpec,
     TypedObject,
-    parse_loss,
     read_float,
 )
 from sparkstrom.models.dl4j.modules.layers import Dl4jActivation
@@ -40,8 +39,7 @@ class Dl4jLoss:
     """
 
     def __init__(self, spec: LayerSpec) -> None:
-        parsed = parse_loss(spec.fields.get("lossfn", spec.fields.get("lossfunction")))
-        parsed = parsed or TypedObject("mcxent", {})
+        parsed = spec.parse_loss() or TypedObject("mcxent", {})
         if parsed.kind not in (*CLASS_LOSSES, "binaryxent", *SCORE_FUNCTIONS):
             raise spec.unsupported(f"loss {parsed.kind}", PREDICT_REMEDY)
         self.kind = parsed.kind

@@ -130,7 +130,7 @@ def _sgd_step(gradient: Tensor, _: dict[str, Any], group: Group) -> Tensor:
 
 def _no_op_step(gradient: Tensor, _: dict[str, Any], group: Group) -> Tensor:
     """Return the gradient, which DL4J's NoOp subtracts unchanged."""
-    return gradient  # DL4J subtracts the gradient itself
+    return gradient
 
 
 def _nesterovs_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Tensor:
@@ -253,10 +253,8 @@ def _sigmoid_rate(options: dict[str, Any], z: float) -> float:
 
 def _cycle_rate(options: dict[str, Any], position: int) -> float:
     """Return DL4J's cycle schedule: the rate rises, falls, and anneals below its initial value."""
-    first, half = (
-        options["initiallearningrate"],
-        (options["cyclelength"] - options["annealinglength"]) // 2,
-    )
+    first = options["initiallearningrate"]
+    half = (options["cyclelength"] - options["annealinglength"]) // 2
     rise = (options["maxlearningrate"] - first) / half
     if position < 2 * half:
         return float(first + rise * (position if position < half else 2 * half - position))
