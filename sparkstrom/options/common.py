@@ -191,9 +191,9 @@ def require_whole(option: str, value: object, least: int, remedy: str = "") -> i
     return int(option_types.whole(least, remedy=remedy)[option_types.KEY].read(option, value))
 
 
-def require_seconds(option: str, value: object, remedy: str = "") -> float:
+def require_seconds(option: str, value: object) -> float:
     """Return ``value`` as a float. Raise UsageError unless it is a finite number above 0."""
-    return float(option_types.seconds(remedy, least=0.0)[option_types.KEY].read(option, value))
+    return float(option_types.seconds(least=0.0)[option_types.KEY].read(option, value))
 
 
 def require_flag(option: str, value: object) -> bool:
