@@ -318,9 +318,8 @@ def _read_part(
         entries, kind = 0, _column_kind(batch.schema.field(source.columns[0]).type)
         if size is not None:
             shape, stored, entries = (size,), "<f4", array.shape[1]
-        leaves.append(
-            Leaf(", ".join(source.names), shape, stored, batch_dtype(stored), entries, kind)
-        )
+        name = ", ".join(source.names)
+        leaves.append(Leaf(name, shape, stored, batch_dtype(stored), entries, kind))
         arrays.append(array)
     form = RowFormat(
         tuple(leaves),
