@@ -335,11 +335,7 @@ def write_checkpoint(checkpoint: Checkpoint, sink: IO[bytes]) -> None:
     Errors of the sink are raised unchanged; readers detect that the file is then incomplete.
     """
     writer = _DigestWriter(sink)
-    header = {
-        "format": FORMAT,
-        "sparkstrom": __version__,
-        "description": checkpoint.description,
-    }
+    header = {"format": FORMAT, "sparkstrom": __version__, "description": checkpoint.description}
     content = json.dumps(header, indent=1).encode()
     with zipfile.ZipFile(writer, "w") as npz:  # type: ignore[call-overload]
         for name, array in checkpoint.arrays.items():

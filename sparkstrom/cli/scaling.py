@@ -36,10 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--latency", metavar="TIME", help=f"one way ({DEFAULTS['latency']})")
     add("--workers", default="2..64", help="a range, or a list such as 2,4,8 (%(default)s)")
     add("--fan-out", type=int, default=8, metavar="N", help="mesh_fan_out (%(default)s)")
-    add(
-        "--spread",
-        help=f"standard deviation of step times over their mean ({DEFAULTS['spread']})",
-    )
+    add("--spread", help=f"standard deviation of step times over their mean ({DEFAULTS['spread']})")
     add(
         "--encoding",
         default=None,

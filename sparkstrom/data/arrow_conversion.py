@@ -42,13 +42,7 @@ from sparkstrom.data.packed_rows import (
     entries_to_dense,
     pack_sparse_entries,
 )
-from sparkstrom.data.row_blocks import (
-    BLOCK_BYTES,
-    Block,
-    batch_dtype,
-    gather_blocks,
-    search_advice,
-)
+from sparkstrom.data.row_blocks import BLOCK_BYTES, Block, batch_dtype, gather_blocks, search_advice
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -322,11 +316,7 @@ def _read_part(
         leaves.append(Leaf(name, shape, stored, batch_dtype(stored), entries, kind))
         arrays.append(array)
     form = RowFormat(
-        tuple(leaves),
-        plan.features,
-        plan.labels,
-        plan.has_weights,
-        plan.has_held_out_flag,
+        tuple(leaves), plan.features, plan.labels, plan.has_weights, plan.has_held_out_flag
     )
     return form, form.pack(arrays)
 

@@ -15,11 +15,7 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import as_float, is_real, shown
 from sparkstrom.data.packed_rows import ColumnStructure, arrange_arrays, structure_of
-from sparkstrom.data.row_blocks import (
-    as_array,
-    shorten_value,
-    split_columns,
-)
+from sparkstrom.data.row_blocks import as_array, shorten_value, split_columns
 from sparkstrom.models.base import Batch, Columns, arrays_of
 
 # One column; a list of numeric columns, stacked to one array; or a tuple or dictionary of these.

@@ -339,11 +339,7 @@ def batch_dtype(stored: str) -> str:
 
 
 def _stack_rows(
-    form: RowFormat,
-    columns: list[ParsedRow],
-    chunk: list[Any],
-    begin: int,
-    where: str,
+    form: RowFormat, columns: list[ParsedRow], chunk: list[Any], begin: int, where: str
 ) -> list[NDArray[Any]]:
     """Stack the rows to arrays [rows, ...], one per leaf; raise UsageError if a row differs."""
     for i, (features, labels, _, arrays) in enumerate(columns):

@@ -144,11 +144,7 @@ class MomentumScaler:
         assert function.__closure__ is not None
         cells = tuple(CellType() for _ in function.__closure__)
         copied = FunctionType(
-            function.__code__,
-            function.__globals__,
-            function.__name__,
-            function.__defaults__,
-            cells,
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
         )
         copied.__kwdefaults__ = function.__kwdefaults__
         copied.__qualname__, copied.__module__ = function.__qualname__, function.__module__

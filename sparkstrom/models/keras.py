@@ -93,12 +93,7 @@ class KerasModel(FlatJaxModel):
     """
 
     def __init__(
-        self,
-        model: Any,
-        loss: Any,
-        optimizer: Any,
-        *,
-        outputs: str | None = None,
+        self, model: Any, loss: Any, optimizer: Any, *, outputs: str | None = None
     ) -> None:
         require_jax_backend()
         require_built_model(model)

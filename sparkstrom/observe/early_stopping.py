@@ -186,11 +186,7 @@ class EarlyStopping:
     patience: int | None = field(
         default=5,
         metadata=whole(
-            1,
-            COUNT_MAX,
-            unit="epochs",
-            remedy=", or None with conditions=[...]",
-            words=(None,),
+            1, COUNT_MAX, unit="epochs", remedy=", or None with conditions=[...]", words=(None,)
         ),
     )
     min_delta: float = field(default=0.0, metadata=number(least=0))

@@ -91,10 +91,7 @@ def describe(declared: Field[Any], width: int = WIDTH) -> str:
 
 
 def option_class(
-    refused: Mapping[str, str],
-    aliases: Mapping[str, str],
-    *,
-    owner: str = "",
+    refused: Mapping[str, str], aliases: Mapping[str, str], *, owner: str = ""
 ) -> Callable[[type[Options]], type[Options]]:
     """Return a decorator for a frozen dataclass with a field ``given`` made by ``given_field``.
 
@@ -151,11 +148,7 @@ def _resolve_aliases(
 
 
 def unknown_option_message(
-    owner: str,
-    name: str,
-    names: list[str],
-    refused: Mapping[str, str],
-    aliases: Mapping[str, str],
+    owner: str, name: str, names: list[str], refused: Mapping[str, str], aliases: Mapping[str, str]
 ) -> str:
     """Return the message that ``owner`` has no option ``name``, with the reason or a close match.
 

@@ -485,9 +485,7 @@ def _unwrap_layer(path: str, default: str, parsed: TypedObject) -> Iterator[Laye
             for spec in _unwrap_layer(path, name, inner):
                 frozen, ends = kind in FROZEN_WRAPPERS, kind == FROZEN_WRAPPERS[0]
                 yield replace(
-                    spec,
-                    frozen=spec.frozen or frozen,
-                    stops_gradients=spec.stops_gradients or ends,
+                    spec, frozen=spec.frozen or frozen, stops_gradients=spec.stops_gradients or ends
                 )
         if kind == LAST_TIME_STEP:
             yield LayerSpec(kind, f"{name} last", parsed.fields, path)

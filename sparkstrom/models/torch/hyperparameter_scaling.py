@@ -27,12 +27,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as schedulers
-from torch.optim.lr_scheduler import (
-    ChainedScheduler,
-    LRScheduler,
-    ReduceLROnPlateau,
-    SequentialLR,
-)
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import shown

@@ -22,12 +22,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import shown
 from sparkstrom.models.activations_and_losses import loss_name
 from sparkstrom.models.output_interpretation import OUTPUTS_OPTION
-from sparkstrom.models.torch.tensors import (
-    IGNORE_INDEX,
-    LOSS_REMEDY,
-    Tensors,
-    describe_failure,
-)
+from sparkstrom.models.torch.tensors import IGNORE_INDEX, LOSS_REMEDY, Tensors, describe_failure
 
 Loss = Callable[..., torch.Tensor]
 TORCH_LOSSES = nn.CrossEntropyLoss.__module__

@@ -21,12 +21,7 @@ import torch
 from torch import nn
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import (
-    Flat,
-    Layout,
-    check_bindable,
-    check_bindable_on_device,
-)
+from sparkstrom.models.base import Flat, Layout, check_bindable, check_bindable_on_device
 
 NamedParameters = dict[str, nn.Parameter]
 

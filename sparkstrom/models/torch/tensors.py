@@ -13,12 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import (
-    Batch,
-    Columns,
-    arrays_of,
-    count_rows,
-)
+from sparkstrom.models.base import Batch, Columns, arrays_of, count_rows
 from sparkstrom.models.output_interpretation import concatenate_outputs
 from sparkstrom.models.row_checks import describe_error, is_raised_by_user_code, refuse_non_finite
 

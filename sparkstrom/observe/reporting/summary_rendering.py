@@ -402,10 +402,7 @@ def short_rows(figures: Figures) -> list[Row]:
     changes = ", ".join(f"{name} {to}" for name, to in horizons.items() if name != "workers")
     rows = [
         ("minibatches", f"{f['minibatches']:,} of {f['minibatches_expected']:,}"),
-        (
-            "rows",
-            f"{f['rows']:,}: {f['rows_trained']:,} trained, {f['rows_held_out']:,} held out",
-        ),
+        ("rows", f"{f['rows']:,}: {f['rows_trained']:,} trained, {f['rows_held_out']:,} held out"),
         ("loss (last epoch)", f"{f['loss']:.4f}"),
     ]
     if best is not None:

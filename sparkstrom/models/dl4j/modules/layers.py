@@ -17,12 +17,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.dl4j.configuration import (
-    LayerSpec,
-    TypedObject,
-    parse_typed,
-    read_float,
-)
+from sparkstrom.models.dl4j.configuration import LayerSpec, TypedObject, parse_typed, read_float
 from sparkstrom.models.dl4j.parameters import (
     LOG_STD,
     STATISTIC,

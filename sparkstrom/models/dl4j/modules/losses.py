@@ -16,12 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional as fn
 
-from sparkstrom.models.dl4j.configuration import (
-    PREDICT_REMEDY,
-    LayerSpec,
-    TypedObject,
-    read_float,
-)
+from sparkstrom.models.dl4j.configuration import PREDICT_REMEDY, LayerSpec, TypedObject, read_float
 from sparkstrom.models.dl4j.modules.layers import Dl4jActivation
 
 Tensor: TypeAlias = torch.Tensor
