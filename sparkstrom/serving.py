@@ -30,6 +30,7 @@ from sparkstrom.models.base import (
     arrays_of,
     count_rows,
     explain_invalid_model,
+    map_columns,
 )
 from sparkstrom.options.common import option_class, require_seconds
 
@@ -518,8 +519,5 @@ def _concatenate_features(batches: Sequence[Columns], padding: int) -> Columns:
 
 def _slice_outputs(outputs: Any, rows: slice) -> Any:
     """Return a copy of a range of rows of each output."""
-    if isinstance(outputs, dict):
-        return {name: array[rows].copy() for name, array in outputs.items()}
-    if isinstance(outputs, tuple | list):
-        return tuple(array[rows].copy() for array in outputs)
-    return outputs[rows].copy()
+    columns = tuple(outputs) if isinstance(outputs, list) else outputs
+    return map_columns(lambda array: array[rows].copy(), columns)
