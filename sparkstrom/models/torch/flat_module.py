@@ -195,19 +195,12 @@ def refuse_captured_module(
         if any(True for _ in part.parameters()):
             names[id(part)] = name or type(module).__name__
     for argument, function in functions.items():
-        found = next(
-            (
-                names[id(reachable)]
-                for reachable in _reachable_objects(function)
-                if id(reachable) in names
-            ),
-            None,
-        )
-        if found is not None:
-            raise UsageError(
-                f"{argument} holds the module itself ({found}): on an executor that would be a"
-                f" second copy, not the one that is trained; {remedy}"
-            )
+        for reachable in _reachable_objects(function):
+            if (found := names.get(id(reachable))) is not None:
+                raise UsageError(
+                    f"{argument} holds the module itself ({found}): on an executor that would be a"
+                    f" second copy, not the one that is trained; {remedy}"
+                )
 
 
 def _reachable_objects(function: Any) -> Iterator[Any]:

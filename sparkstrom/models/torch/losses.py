@@ -116,14 +116,8 @@ def _normalized_name(loss: Any) -> str:
 
 def _get_torch_class(loss: Any) -> type | None:
     """Return the class in ``torch.nn`` that the loss is an instance of, or None."""
-    return next(
-        (
-            base
-            for base in type(loss).__mro__
-            if base.__module__ == TORCH_LOSSES and not base.__name__.startswith("_")
-        ),
-        None,
-    )
+    bases = (base for base in type(loss).__mro__ if base.__module__ == TORCH_LOSSES)
+    return next((base for base in bases if not base.__name__.startswith("_")), None)
 
 
 def is_torch_loss(loss: Any) -> bool:

@@ -293,9 +293,8 @@ def _worker_time_bars(fit: FitHistory) -> BarPlot:
     names = rank_activities(workers)[:STYLE_COUNT]
     title = "Time of each worker"
     if len(workers) > BARS_MAX:
-        workers = sorted(workers, key=lambda worker: -activity_seconds(worker, "waiting"))[
-            :BARS_MAX
-        ]
+        workers.sort(key=lambda worker: -activity_seconds(worker, "waiting"))
+        workers = workers[:BARS_MAX]
         title = f"Time of the {BARS_MAX} workers that waited longest"
     bars = [
         Bar(
@@ -487,14 +486,12 @@ def _tile_list(fit: FitHistory) -> Element:
         as_number(fit.summary.get(name)) or fit.last(name)
         for name in ("minibatches", "minibatches_expected")
     )
+    score = _held_out_score(fit)
     tiles: list[Row] = [
         ("model", as_text(fit.begin.get("model")) or "not known"),
         ("parameters", format_count(as_number(fit.begin.get("n_params")))),
         ("loss", format_number(_last_loss(fit))),
-        (
-            "held-out rows",
-            format_number(_held_out_score(fit)) if _held_out_score(fit) is not None else "none",
-        ),
+        ("held-out rows", "none" if score is None else format_number(score)),
         ("time", format_duration(as_number(fit.summary.get("seconds")) or fit.last_s)),
         ("minibatches", f"{format_count(done)} of {format_count(expected)}"),
         ("sent", format_bytes(sent) + (f", {reduction}" if reduction else "")),
