@@ -217,8 +217,8 @@ def _to_array(leaf: Leaf, column: pa.Array) -> NDArray[Any]:
     shape = (len(column), *leaf.shape)
     if pa.types.is_fixed_size_binary(column.type):
         raw = b"".join(column.to_pylist())
-        values = np.frombuffer(raw, leaf.stored_dtype) if raw else np.zeros(0, leaf.stored_dtype)
-        return values.reshape(shape)
+        stored = np.frombuffer(raw, leaf.stored_dtype) if raw else np.zeros(0, leaf.stored_dtype)
+        return stored.reshape(shape)
     flat = column.flatten() if leaf.shape else column
     values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
     return values.reshape(shape)

@@ -243,6 +243,11 @@ class _WireField:
     keys: Any  # for a dict, the type of its keys; otherwise None
     is_required: bool  # whether the field has no default
 
+    @property
+    def is_record(self) -> bool:
+        """Whether the value is itself a record."""
+        return is_dataclass(self.kind)
+
 
 @cache
 def _wire_fields(record: Any) -> tuple[_WireField, ...]:
@@ -293,7 +298,7 @@ def _pop_record(record: type[Record], remaining: dict[str, float], prefix: str) 
     for entry in _wire_fields(kind):
         name = prefix + entry.wire_name
         value: Any
-        if is_dataclass(entry.kind):
+        if entry.is_record:
             value = _pop_record(entry.kind, rest, name)
         elif entry.keys is not None:
             value = _pop_mapping(entry, rest, name)
