@@ -162,11 +162,9 @@ def _parse_dropout(spec: LayerSpec) -> TypedObject | None:
     if parsed is None:  # DL4J 0.9 and earlier wrote a number
         p = spec.get_float("dropout", 0.0)
         parsed = TypedObject("dropout", {"p": p}) if p else None
-    if parsed is None or (parsed.kind == "dropout" and not _is_scheduled(parsed)):
-        return (
-            None if parsed is None or _get_dropout_parameter(spec, parsed) in (0.0, 1.0) else parsed
-        )
-    return parsed
+    if parsed is None or parsed.kind != "dropout" or _is_scheduled(parsed):
+        return parsed
+    return None if _get_dropout_parameter(spec, parsed) in (0.0, 1.0) else parsed
 
 
 def _is_scheduled(parsed: TypedObject) -> bool:

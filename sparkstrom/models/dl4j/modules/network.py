@@ -532,21 +532,6 @@ JOIN_FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _scale(x: Tensor, spec: LayerSpec) -> Tensor:
-    """Return x times the vertex's scale factor."""
-    return x * spec.get_float("scalefactor", 1.0)
-
-
-def _shift(x: Tensor, spec: LayerSpec) -> Tensor:
-    """Return x plus the vertex's shift factor."""
-    return x + spec.get_float("shiftfactor", 0.0)
-
-
-def _select_subset(x: Tensor, spec: LayerSpec) -> Tensor:
-    """Return the columns ``from`` to ``to``, inclusive."""
-    return x[:, spec.get_int("from", 0, 0) : spec.get_int("to", 0, 0) + 1]
-
-
 def _l2_normalize(x: Tensor, spec: LayerSpec) -> Tensor:
     """Divide x by its L2 norm over the vertex's dimensions; by default, all except the rows."""
     given = spec.fields.get("dimension")
@@ -555,17 +540,14 @@ def _l2_normalize(x: Tensor, spec: LayerSpec) -> Tensor:
     return x / norms.clamp_min(spec.get_float("eps", L2_NORM_EPS))
 
 
-def _reshape(x: Tensor, spec: LayerSpec) -> Tensor:
-    """Return x in the vertex's new shape, with the rows unchanged."""
-    return x.reshape(len(x), *spec.get_sizes("newshape", -1)[1:])
-
-
 VERTEX_FUNCTIONS: dict[str, Callable[[Tensor, LayerSpec], Tensor]] = {
-    "scalevertex": _scale,
-    "shiftvertex": _shift,
-    "subsetvertex": _select_subset,
+    "scalevertex": lambda x, spec: x * spec.get_float("scalefactor", 1.0),
+    "shiftvertex": lambda x, spec: x + spec.get_float("shiftfactor", 0.0),
+    # The columns ``from`` to ``to``, inclusive.
+    "subsetvertex": lambda x, spec: x[:, spec.get_int("from", 0, 0) : spec.get_int("to", 0, 0) + 1],
     "l2normalizevertex": _l2_normalize,
-    "reshapevertex": _reshape,
+    # The new shape; the rows are unchanged.
+    "reshapevertex": lambda x, spec: x.reshape(len(x), *spec.get_sizes("newshape", -1)[1:]),
     "reversetimeseriesvertex": lambda x, _: x.flip(2),
     "poolhelpervertex": lambda x, _: x[:, :, 1:, 1:],
 }
@@ -712,14 +694,13 @@ def _refuse_folded_output(network: SavedNetwork) -> None:
     """Raise NotImported if the loss would get each step of a sequence as a row of its own."""
     folded_by: dict[int, LayerSpec | None] = {NETWORK_INPUT: None}
     for number, spec in enumerate(network.specs):
-        before = next((folded_by[s] for s in spec.sources if folded_by[s] is not None), None)
-        folded_by[number] = (
-            spec
-            if spec.kind in FOLDING_PREPROCESSORS
-            else None
-            if spec.kind in UNFOLDING_PREPROCESSORS
-            else before
-        )
+        if spec.kind in FOLDING_PREPROCESSORS:
+            folded_by[number] = spec
+        elif spec.kind in UNFOLDING_PREPROCESSORS:
+            folded_by[number] = None
+        else:
+            before = (folded_by[source] for source in spec.sources)
+            folded_by[number] = next((each for each in before if each is not None), None)
     folded = folded_by[len(network.specs) - 1]
     if folded is not None and network.specs[-1].kind in LOSS_LAYERS:
         raise folded.unsupported(
