@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from sparkstrom.options.parameter_averaging import (
         ParameterAveragingTrainingMaster as ParameterAveragingTrainingMaster,
     )
-    from sparkstrom.serving.parallel_inference import InferenceMode as InferenceMode
-    from sparkstrom.serving.parallel_inference import ParallelInference as ParallelInference
+    from sparkstrom.serving import InferenceMode as InferenceMode
+    from sparkstrom.serving import ParallelInference as ParallelInference
     from sparkstrom.spark.network import SparkNetwork as SparkNetwork
 
 # Silent until the program configures logging.
@@ -68,8 +68,8 @@ _MODULE_BY_NAME = {
     "AutoThreshold": "sparkstrom.encoding.thresholds",
     "EarlyStopping": "sparkstrom.observe.early_stopping",
     "FixedThreshold": "sparkstrom.encoding.thresholds",
-    "InferenceMode": "sparkstrom.serving.parallel_inference",
-    "ParallelInference": "sparkstrom.serving.parallel_inference",
+    "InferenceMode": "sparkstrom.serving",
+    "ParallelInference": "sparkstrom.serving",
     "ParallelWrapper": "sparkstrom.local.parallel_wrapper",
     "ParameterAveragingTrainingMaster": "sparkstrom.options.parameter_averaging",
     "ResidualClipping": "sparkstrom.encoding.residual",

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
+
+from sparkstrom.base.errors import UsageError
 
 MIB = 1 << 20
 PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -69,6 +73,17 @@ def parse_bytes(text: str, unit: int = 1) -> int:
     number, prefix = match.groups()
     factor = 1024 ** PREFIXES[prefix.lower()] if prefix else unit
     return int(float(number) * factor)
+
+
+def parse_flag(flag: str, text: str | None, parse: Callable[[str], Any]) -> Any:
+    """Return ``parse(text)`` for a command's flag, or None if ``text`` is None: it was not given.
+
+    If ``parse`` raises ValueError, raise UsageError with a message that names the flag.
+    """
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        raise UsageError(f"--{flag} {text!r}: {error}") from None
 
 
 def mib(size: int) -> int:

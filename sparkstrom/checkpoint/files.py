@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,34 +42,8 @@ log = logging.getLogger(__name__)
 
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci"}
 PART_BYTES = 16 << 20  # size of an upload's parts; S3 allows 10,000 parts of at least 5 MiB
-TEMPORARY_AFFIXES = ".sparkstrom-", ".tmp"  # prefix and suffix of temporary names
 
 WriteContent = Callable[[Any], None]
-
-
-class Folder(Protocol):
-    """A folder of checkpoint files. Methods raise the file system's errors unchanged."""
-
-    def create(self) -> None:
-        """Create the folder if it is missing, unless the file system has no folders."""
-
-    def list_names(self) -> list[str]:
-        """Return the names of all files, including temporary ones; [] if the folder is missing."""
-
-    def put(self, name: str, write_content: WriteContent) -> None:
-        """Create a file atomically. Raise FileExistsError if it exists or is being written."""
-
-    def open(self, name: str) -> IO[bytes]:
-        """Open a file for reading. The returned file is seekable."""
-
-    def remove(self, name: str) -> None:
-        """Remove a file."""
-
-    def remove_abandoned(self) -> None:
-        """Remove temporary files whose writers have died."""
-
-    def path_or_url(self, name: str) -> str:
-        """Return the file's local path or remote URL, for messages and listeners."""
 
 
 def open_folder(url: str | os.PathLike[str]) -> Folder:
@@ -146,14 +120,17 @@ class LocalFolder:
         self._path.mkdir(parents=True, exist_ok=True)
 
     def list_names(self) -> list[str]:
-        """Return the names of all files; [] if the folder is missing."""
+        """Return the names of all files, including temporary ones; [] if the folder is missing."""
         try:
             return os.listdir(self._path)
         except FileNotFoundError:
             return []
 
     def put(self, name: str, write_content: WriteContent) -> None:
-        """Write a temporary file under a lock, flush it to disk, and rename it to ``name``."""
+        """Write a temporary file under a lock, flush it to disk, and rename it to ``name``.
+
+        Raise FileExistsError if the file exists or is being written.
+        """
         temporary, target = self._path / temporary_name(name), self._path / name
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with open(descriptor, "wb") as file:
@@ -231,7 +208,7 @@ class RemoteFolder:
             self._filesystem.makedirs(self._path, exist_ok=True)
 
     def list_names(self) -> list[str]:
-        """Return the names of all files; [] if the folder is missing."""
+        """Return the names of all files, including temporary ones; [] if the folder is missing."""
         self._filesystem.invalidate_cache(self._path)
         try:
             found = self._filesystem.ls(self._path, detail=False)
@@ -240,7 +217,10 @@ class RemoteFolder:
         return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in found]
 
     def put(self, name: str, write_content: WriteContent) -> None:
-        """Upload a file; on file systems that show incomplete files, use a temporary name first."""
+        """Upload a file; on file systems that show incomplete files, use a temporary name first.
+
+        Raise FileExistsError if the file exists.
+        """
         target = f"{self._path}/{name}"
         self._filesystem.invalidate_cache(self._path)
         if self._filesystem.exists(target):
@@ -307,10 +287,13 @@ def _abort_upload(upload: Any) -> None:
         log.debug("discarding an upload", exc_info=True)
 
 
+# Methods raise the file system's errors unchanged.
+Folder = LocalFolder | RemoteFolder
+
+
 def temporary_name(name: str) -> str:
     """Return the temporary name under which the file ``name`` is written first."""
-    begin, end = TEMPORARY_AFFIXES
-    return f"{begin}{name}{end}"
+    return f".sparkstrom-{name}.tmp"
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -332,13 +315,6 @@ NPY_VERSION = (1, 0)
 DTYPE_KINDS = "biufcSU"  # NumPy's dtype kinds of numbers and text, which need no pickle
 
 
-class Sink(Protocol):
-    """Interface of an output to which a checkpoint is written sequentially."""
-
-    def write(self, data: Any, /) -> int:
-        """Append bytes; return how many were written."""
-
-
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The content of a checkpoint: the state of a training, in a form that can be stored."""
@@ -353,23 +329,21 @@ class Checkpoint:
             assert array.dtype.kind in DTYPE_KINDS, f"array {name} is of {array.dtype}"
 
 
-def write_checkpoint(checkpoint: Checkpoint, sink: Sink) -> None:
+def write_checkpoint(checkpoint: Checkpoint, sink: IO[bytes]) -> None:
     """Write a checkpoint file to ``sink``, chunk by chunk to save memory.
 
     Errors of the sink are raised unchanged; readers detect that the file is then incomplete.
     """
     writer = _DigestWriter(sink)
-    header = {
-        "format": FORMAT,
-        "sparkstrom": __version__,
-        "description": checkpoint.description,
-    }
+    header = {"format": FORMAT, "sparkstrom": __version__, "description": checkpoint.description}
     content = json.dumps(header, indent=1).encode()
     with zipfile.ZipFile(writer, "w") as npz:  # type: ignore[call-overload]
         for name, array in checkpoint.arrays.items():
-            with npz.open(_zip_member(f"{name}.npy"), "w", force_zip64=True) as member:
+            with npz.open(
+                zipfile.ZipInfo(f"{name}.npy", ZIP_DATE), "w", force_zip64=True
+            ) as member:
                 _write_array(member, array)
-        with npz.open(_zip_member(DESCRIPTION), "w") as member:
+        with npz.open(zipfile.ZipInfo(DESCRIPTION, ZIP_DATE), "w") as member:
             member.write(content)
         npz.comment = DIGEST_MARK + b"0" * DIGEST_CHARS
     writer.finish()
@@ -419,7 +393,8 @@ def verify_digest(file: IO[bytes], path: str) -> None:
     size = file.seek(0, os.SEEK_END)
     tail_bytes = len(DIGEST_MARK) + DIGEST_CHARS
     file.seek(max(0, size - tail_bytes))
-    tail = _read_exactly(file, min(size, tail_bytes), path)
+    tail = bytearray(min(size, tail_bytes))
+    _read_into(file, memoryview(tail), path)
     if len(tail) < tail_bytes or not tail.startswith(DIGEST_MARK):
         raise CheckpointDamaged(path, f"its end is missing or changed, after {size:,} bytes")
     digest, remaining = hashlib.sha256(), size - DIGEST_CHARS
@@ -440,7 +415,7 @@ class _DigestWriter:
     The last ``DIGEST_CHARS`` bytes are held back; the digest replaces these placeholders.
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: IO[bytes]) -> None:
         self._sink, self._digest, self._held, self._passed = sink, hashlib.sha256(), b"", 0
 
     def write(self, data: Any) -> int:
@@ -478,11 +453,6 @@ class _DigestWriter:
             self._passed += len(data)
 
 
-def _zip_member(name: str) -> zipfile.ZipInfo:
-    """Return the zip entry for a file name, with a constant date."""
-    return zipfile.ZipInfo(name, ZIP_DATE)
-
-
 def _write_array(member: IO[bytes], array: NDArray[Any]) -> None:
     """Write an array as an npy file to a zip member, in chunks."""
     header = np.lib.format.header_data_from_array_1_0(array)
@@ -518,13 +488,6 @@ def _read_array(npz: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
                 raise ValueError(f"{info.filename} ends early")
             at += count
         return array
-
-
-def _read_exactly(file: IO[bytes], count: int, path: str) -> bytes:
-    """Read and return ``count`` bytes. Raise CheckpointDamaged if the file ends before."""
-    buffer = bytearray(count)
-    _read_into(file, memoryview(buffer), path)
-    return bytes(buffer)
 
 
 def _read_into(file: IO[bytes], into: memoryview, path: str) -> None:

@@ -204,7 +204,8 @@ def save_model(
         arrays["buffers"] = np.frombuffer(buffers, np.uint8)
     npz = io.BytesIO()
     np.savez(npz, **arrays)  # type: ignore[arg-type]
-    contents = {path: npz.getvalue(), description_path(path): _encode_json(description)}
+    encoded = json.dumps(description, indent=2).encode()
+    contents = {path: npz.getvalue(), description_path(path): encoded}
     if exported is not None:
         suffix, content = exported
         contents[path.with_name(path.name + suffix)] = content
@@ -223,11 +224,6 @@ def save_model(
             f"{target} cannot be written ({error.strerror or error}): make room or give another"
             " path; files saved there before are unchanged"
         ) from error
-
-
-def _encode_json(description: dict[str, Any]) -> bytes:
-    """Encode a description as the content of ``NAME.json``."""
-    return json.dumps(description, indent=2).encode()
 
 
 def _write_temporary(target: Path, content: bytes, written: dict[Path, Path]) -> None:

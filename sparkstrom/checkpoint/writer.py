@@ -17,9 +17,7 @@ from typing import Any
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import COUNT_MAX, shown
 from sparkstrom.checkpoint.directory import CheckpointDirectory, WriteLine, format_error, log
-from sparkstrom.checkpoint.files import (
-    Checkpoint,
-)
+from sparkstrom.checkpoint.files import Checkpoint
 
 INTERVAL_PATTERN = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*"  # an amount and its unit
 SECONDS_PER_UNIT = {

@@ -6,14 +6,10 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from sparkstrom.base.errors import UsageError
-from sparkstrom.base.units import parse_count
-
-T = TypeVar("T")
+from sparkstrom.base.units import parse_count, parse_flag
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -68,30 +64,19 @@ def run(args: argparse.Namespace) -> int:
 def _read_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the rehearsal's options that were given, by name. Raise UsageError for bad numbers."""
     options: dict[str, Any] = {
-        "workers": _parse_flag("workers", args.workers, _parse_counts),
+        "workers": parse_flag("workers", args.workers, _parse_counts),
         "link": args.link,
         "latency": args.latency,
         "measure": args.measure or None,
-        "kill": _parse_flag("kill", args.kill, parse_count),
-        "rows": _parse_flag("rows", args.rows, parse_count),
-        "seed": _parse_flag("seed", args.seed, parse_count),
-        "jitter": _parse_flag("jitter", args.jitter, float),
-        "to_loss": _parse_flag("to-loss", args.to_loss, float),
+        "kill": parse_flag("kill", args.kill, parse_count),
+        "rows": parse_flag("rows", args.rows, parse_count),
+        "seed": parse_flag("seed", args.seed, parse_count),
+        "jitter": parse_flag("jitter", args.jitter, float),
+        "to_loss": parse_flag("to-loss", args.to_loss, float),
     }
     texts = {name: getattr(args, name) for name in ("step", "encode", "apply", "straggler")}
     options |= texts | {"scaling": args.scaling or ()}
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _parse_flag(flag: str, text: str | None, parse: Callable[[str], T]) -> T | None:
-    """Return ``parse(text)``, or None if the flag was not given, so that ``text`` is None.
-
-    If ``parse`` raises ValueError, raise UsageError with a message that names the flag.
-    """
-    try:
-        return None if text is None else parse(text)
-    except ValueError as error:
-        raise UsageError(f"--{flag} {text!r}: {error}") from None
 
 
 def _parse_counts(text: str) -> tuple[int, ...]:

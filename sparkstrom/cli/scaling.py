@@ -6,18 +6,16 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.base.units import parse_count, parse_duration, parse_rate
+from sparkstrom.base.units import parse_count, parse_duration, parse_flag, parse_rate
 
 if TYPE_CHECKING:
     from sparkstrom.planning.scaling import ScalingInputs
 
-T = TypeVar("T")
 WORKERS_MAX = 100_000  # largest number of workers for which to predict
 DEFAULTS = {"density": "1e-3", "link": "1gbit", "latency": "0.2ms", "spread": "0"}
 
@@ -38,10 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--latency", metavar="TIME", help=f"one way ({DEFAULTS['latency']})")
     add("--workers", default="2..64", help="a range, or a list such as 2,4,8 (%(default)s)")
     add("--fan-out", type=int, default=8, metavar="N", help="mesh_fan_out (%(default)s)")
-    add(
-        "--spread",
-        help=f"standard deviation of step times over their mean ({DEFAULTS['spread']})",
-    )
+    add("--spread", help=f"standard deviation of step times over their mean ({DEFAULTS['spread']})")
     add(
         "--encoding",
         default=None,
@@ -74,22 +69,22 @@ def run(args: argparse.Namespace) -> int:
     from sparkstrom.planning.scaling import ScalingInputs, format_scaling, predict_scaling
 
     _fill_in_flags(args, {} if args.rehearsal is None else _read_rehearsal(args.rehearsal))
-    n_params = _parse_flag("params", args.params, parse_count)
-    step_s = _parse_flag("step", args.step, parse_duration)
+    n_params = parse_flag("params", args.params, parse_count)
+    step_s = parse_flag("step", args.step, parse_duration)
     if args.measure is None and None in (n_params, step_s):
         missing = "--params" if n_params is None else "--step"
         raise UsageError(f"{missing} is required, or --measure with a script that defines it")
     inputs = ScalingInputs(
         n_params=1 if n_params is None else n_params,  # until it is measured
         step_s=1.0 if step_s is None else step_s,
-        density=_parse_flag("density", args.density, _parse_density),
-        link_bits_s=_parse_flag("link", args.link, parse_rate),
-        latency_s=_parse_flag("latency", args.latency, parse_duration),
+        density=parse_flag("density", args.density, _parse_density),
+        link_bits_s=parse_flag("link", args.link, parse_rate),
+        latency_s=parse_flag("latency", args.latency, parse_duration),
         fan_out=args.fan_out,
-        spread=_parse_flag("spread", args.spread, float),
-        encoding_s=_parse_flag("encoding", args.encoding, parse_duration),
+        spread=parse_flag("spread", args.spread, float),
+        encoding_s=parse_flag("encoding", args.encoding, parse_duration),
     )
-    counts = _parse_flag("workers", args.workers, _parse_worker_counts)
+    counts = parse_flag("workers", args.workers, _parse_worker_counts)
     if args.measure is not None:
         inputs = _fill_in_measurements(inputs, args.measure, n_params, step_s)
     scaling = predict_scaling(inputs, counts)
@@ -146,17 +141,6 @@ def _fill_in_measurements(
         encoding_s = found.encoding_s
     step_s = found.step_s if step_s is None else step_s
     return replace(inputs, n_params=n_params, step_s=step_s, encoding_s=encoding_s)
-
-
-def _parse_flag(flag: str, text: str | None, parse: Callable[[str], T]) -> Any:
-    """Return ``parse(text)``, or None if ``text`` is None.
-
-    If ``parse`` raises ValueError, raise UsageError with a message that names the flag.
-    """
-    try:
-        return None if text is None else parse(text)
-    except ValueError as error:
-        raise UsageError(f"--{flag} {text!r}: {error}") from None
 
 
 def _parse_density(text: str) -> float:

@@ -42,13 +42,7 @@ from sparkstrom.data.packed_rows import (
     entries_to_dense,
     pack_sparse_entries,
 )
-from sparkstrom.data.row_blocks import (
-    BLOCK_BYTES,
-    Block,
-    batch_dtype,
-    gather_blocks,
-    search_advice,
-)
+from sparkstrom.data.row_blocks import BLOCK_BYTES, Block, batch_dtype, gather_blocks, search_advice
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -223,11 +217,8 @@ def _to_array(leaf: Leaf, column: pa.Array) -> NDArray[Any]:
     shape = (len(column), *leaf.shape)
     if pa.types.is_fixed_size_binary(column.type):
         raw = b"".join(column.to_pylist())
-        return (
-            np.frombuffer(raw, leaf.stored_dtype).reshape(shape)
-            if raw
-            else np.zeros(shape, leaf.stored_dtype)
-        )
+        stored = np.frombuffer(raw, leaf.stored_dtype) if raw else np.zeros(0, leaf.stored_dtype)
+        return stored.reshape(shape)
     flat = column.flatten() if leaf.shape else column
     values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
     return values.reshape(shape)
@@ -321,21 +312,13 @@ def _read_part(
         entries, kind = 0, _column_kind(batch.schema.field(source.columns[0]).type)
         if size is not None:
             shape, stored, entries = (size,), "<f4", array.shape[1]
-        leaves.append(Leaf(_join_names(source), shape, stored, batch_dtype(stored), entries, kind))
+        name = ", ".join(source.names)
+        leaves.append(Leaf(name, shape, stored, batch_dtype(stored), entries, kind))
         arrays.append(array)
     form = RowFormat(
-        tuple(leaves),
-        plan.features,
-        plan.labels,
-        plan.has_weights,
-        plan.has_held_out_flag,
+        tuple(leaves), plan.features, plan.labels, plan.has_weights, plan.has_held_out_flag
     )
     return form, form.pack(arrays)
-
-
-def _join_names(source: ArraySource) -> str:
-    """Join the names of an array's columns for messages."""
-    return ", ".join(source.names)
 
 
 class _ArrayReader:
@@ -344,12 +327,8 @@ class _ArrayReader:
     def __init__(
         self, source: ArraySource, first_row: int, where: str, expected: tuple[int, ...] | None
     ) -> None:
-        self._source, self._first_row, self._where, self._expected = (
-            source,
-            first_row,
-            where,
-            expected,
-        )
+        self._source, self._first_row = source, first_row
+        self._where, self._expected = where, expected
 
     def array(self, batch: pa.RecordBatch) -> tuple[NDArray[Any], int | None]:
         """Return (array [rows, ...], None), or (sparse entries [rows, entries], vector size).
@@ -391,7 +370,7 @@ class _ArrayReader:
             if kind.get_field_index("indices") >= 0:
                 return self._read_vectors(column)
             return decode_image_structs(column.to_pylist(), self._reject, self._expected), None
-        return _doubles_to_float32(_to_numpy(column)), None
+        return _to_numpy(column), None
 
     def _read_nested(self, column: pa.Array) -> NDArray[Any]:
         """Convert a column of number lists, nested to any depth, to one array."""
@@ -421,7 +400,7 @@ class _ArrayReader:
                 advice = self._search_advice("{} is null", len(shape))
                 row = int(nulls[0]) // max(1, per_row)
                 self._reject(row, f"has a null: fill or drop it{advice}")
-        return _doubles_to_float32(_to_numpy(column)).reshape(rows, *shape)
+        return _to_numpy(column).reshape(rows, *shape)
 
     def _read_vectors(self, column: pa.Array) -> tuple[NDArray[Any], int | None]:
         """Convert pyspark.ml vectors: structs of type (1 is dense), size, indices and values."""
@@ -460,7 +439,7 @@ class _ArrayReader:
 
     def _reject(self, row: int, why: str, name: str | None = None) -> None:
         """Raise UsageError about a row, given by its index in the batch."""
-        column = name or _join_names(self._source)
+        column = name or ", ".join(self._source.names)
         kind = "" if self._source.role == FEATURES else f" ({self._source.role})"
         raise UsageError(
             f"row {self._first_row + row} of {self._where}: column {column!r}{kind} {why}"
@@ -487,11 +466,6 @@ def is_list_type(kind: pa.DataType) -> bool:
 
 
 def _to_numpy(column: pa.Array) -> NDArray[Any]:
-    """Convert an Arrow column to a NumPy array; copy it only if necessary."""
+    """Convert an Arrow column to a NumPy array, floats to float32; copy only if necessary."""
     array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    return array
-
-
-def _doubles_to_float32(array: NDArray[Any]) -> NDArray[Any]:
-    """Convert float arrays to float32; return other arrays unchanged."""
     return array.astype(np.float32) if array.dtype.kind == "f" else array

@@ -15,12 +15,8 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import as_float, is_real, shown
 from sparkstrom.data.packed_rows import ColumnStructure, arrange_arrays, structure_of
-from sparkstrom.data.row_blocks import (
-    as_array,
-    shorten_value,
-    split_columns,
-)
-from sparkstrom.models.base import Batch, Columns, arrays_of
+from sparkstrom.data.row_blocks import as_array, shorten_value, split_columns
+from sparkstrom.models.base import Batch, Columns, arrays_of, map_columns
 
 # One column; a list of numeric columns, stacked to one array; or a tuple or dictionary of these.
 ColumnNames = str | list[str] | tuple[str | list[str], ...] | dict[str, str | list[str]]
@@ -191,11 +187,7 @@ def features_to_arrays(data: Any) -> Columns:
     The arrays are copies, because a model may change them in place, and the caller may change the
     originals before the prediction is made. Raise UsageError for anything but numbers.
     """
-    if isinstance(data, dict):
-        return {name: _to_numbers(array) for name, array in data.items()}
-    if isinstance(data, tuple):
-        return tuple(_to_numbers(array) for array in data)
-    return _to_numbers(data)
+    return map_columns(_to_numbers, data)
 
 
 def arrays_to_batch(data: tuple[Any, ...]) -> Batch:

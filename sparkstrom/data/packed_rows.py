@@ -169,13 +169,11 @@ class RowFormat(NamedTuple):
 def format_from_batch(batch: Batch) -> RowFormat:
     """Return the row format that stores a batch's arrays unchanged."""
     features, labels, weights = batch
-    arrays = [*arrays_of(features), *arrays_of(labels)] + ([] if weights is None else [weights])
-    leaves = [
-        Leaf(f"array {i}", a.shape[1:], a.dtype.str, a.dtype.str) for i, a in enumerate(arrays)
-    ]
-    return RowFormat(
-        tuple(leaves), structure_of(features), structure_of(labels), weights is not None
+    leaves = tuple(
+        Leaf(f"array {i}", array.shape[1:], array.dtype.str, array.dtype.str)
+        for i, array in enumerate(flatten_batch(batch))
     )
+    return RowFormat(leaves, structure_of(features), structure_of(labels), weights is not None)
 
 
 def flatten_batch(batch: Batch) -> list[NDArray[Any]]:

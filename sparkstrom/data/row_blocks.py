@@ -40,6 +40,10 @@ class Block(NamedTuple):
     numbers: NDArray[np.int64]  # number of each row within ``where``, from 0
     where: str  # origin of the rows for messages, such as "partition 3"
 
+    def select(self, rows: NDArray[Any]) -> Block:
+        """Return a block of some rows, given by their indices or as bool[rows]."""
+        return self._replace(records=self.records[rows], numbers=self.numbers[rows])
+
 
 def check_block(model: FlatModel, block: Block) -> None:
     """Have the model check a block's rows; raise UsageError naming the first rejected row."""
@@ -335,11 +339,7 @@ def batch_dtype(stored: str) -> str:
 
 
 def _stack_rows(
-    form: RowFormat,
-    columns: list[ParsedRow],
-    chunk: list[Any],
-    begin: int,
-    where: str,
+    form: RowFormat, columns: list[ParsedRow], chunk: list[Any], begin: int, where: str
 ) -> list[NDArray[Any]]:
     """Stack the rows to arrays [rows, ...], one per leaf; raise UsageError if a row differs."""
     for i, (features, labels, _, arrays) in enumerate(columns):
@@ -433,17 +433,12 @@ def distribute_rows(
             order = chance.permutation(len(block.records))
             for worker in range(workers):
                 share = order[(worker - turn) % workers :: workers]
-                yield worker, ShuffleBlock(source, sent, 0, _select_rows(block, share))
+                yield worker, ShuffleBlock(source, sent, 0, block.select(share))
             turn, sent = (turn + len(order)) % workers, sent + 1
     except (UsageError, SetupError) as error:
         refusal = error
     for worker in range(workers):
         yield worker, ShuffleBlock(source, sent, sent + 1, None, refusal)
-
-
-def _select_rows(block: Block, share: NDArray[np.int64]) -> Block:
-    """Return a block of those rows of ``block`` whose indices are in ``share``."""
-    return block._replace(records=block.records[share], numbers=block.numbers[share])
 
 
 def read_shuffle_blocks(

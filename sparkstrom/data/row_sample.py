@@ -52,7 +52,7 @@ class RowSampler:
     def __init__(self, rows: int, seed: int, source: int = 0) -> None:
         self._rows, self._rng = rows, np.random.default_rng((seed, source))
         self._kept: list[SampledBlock] = []
-        self._count = self.total = 0
+        self.total = 0
 
     def add(self, block: Block) -> None:
         """Add a block, from whose rows the sample draws."""
@@ -62,8 +62,7 @@ class RowSampler:
         """Add the sample of a part of the data, which has ``total`` rows."""
         self._kept += sampled
         self.total += total
-        self._count = sum(len(each.keys) for each in self._kept)
-        if self._count > 2 * self._rows:
+        if self._count_kept() > 2 * self._rows:
             self._shrink()
 
     def take(self) -> list[SampledBlock]:
@@ -78,20 +77,21 @@ class RowSampler:
             raise UsageError("the data have no rows to rehearse with: give data that are not empty")
         return RowSample(blocks, sum(len(block.records) for block in blocks), self.total)
 
+    def _count_kept(self) -> int:
+        """Return the number of rows that are kept at present."""
+        return sum(len(each.keys) for each in self._kept)
+
     def _shrink(self) -> None:
         """Drop the rows that are not in the sample of what has been added so far."""
-        if sum(len(each.keys) for each in self._kept) <= self._rows:
+        if self._count_kept() <= self._rows:
             return
         keys = np.concatenate([each.keys for each in self._kept])
         limit = np.partition(keys, self._rows - 1)[self._rows - 1]
-        self._kept = [_select(each, each.keys <= limit) for each in self._kept]
-
-
-def _select(sampled: SampledBlock, chosen: NDArray[np.bool_]) -> SampledBlock:
-    """Return a sampled block with the rows for which ``chosen``, bool[rows], is True."""
-    block = sampled.block
-    rows = block._replace(records=block.records[chosen].copy(), numbers=block.numbers[chosen])
-    return SampledBlock(rows, sampled.keys[chosen])
+        chosen = [each.keys <= limit for each in self._kept]
+        self._kept = [
+            SampledBlock(each.block.select(rows), each.keys[rows])
+            for each, rows in zip(self._kept, chosen, strict=True)
+        ]
 
 
 def sample_blocks(blocks: Iterable[Block], rows: int, seed: int) -> RowSample:

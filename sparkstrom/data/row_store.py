@@ -157,10 +157,9 @@ class RowStore:
         if not chunks:
             return records, 0
         held = np.concatenate([chunk.buckets >= BUCKETS for chunk in chunks])
+        keys = np.concatenate([chunk.keys for chunk in chunks])
         place = np.empty(total, np.int64)
-        place[_sort_order(np.concatenate([chunk.keys for chunk in chunks]), held)] = np.arange(
-            total
-        )
+        place[np.lexsort((keys[:, 1], keys[:, 0], held))] = np.arange(total)
         at = 0
         for chunk in chunks:
             to = place[at : at + len(chunk.records)]
@@ -230,11 +229,6 @@ def open_unnamed_file(directory: Path) -> IO[bytes]:
             f"cannot create a file in {directory}, the executor's scratch, for rows beyond "
             f"batch_memory_bytes ({error.strerror}): set spark.local.dir to a writable directory"
         ) from None
-
-
-def _sort_order(keys: Keys, held: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Return the permutation that sorts rows by held-out flag (``held``), then by key."""
-    return np.lexsort((keys[:, 1], keys[:, 0], held))
 
 
 def _read_array(file: IO[bytes], into: Records, offset: int) -> None:

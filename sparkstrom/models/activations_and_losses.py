@@ -95,7 +95,7 @@ class Loss(NamedTuple):
     check: Callable[[Labels, int], None]
 
 
-def softmax(z: F32) -> F32:
+def softmax(z: NDArray[Any]) -> NDArray[Any]:
     """Convert rows of logits to probabilities in place; return z."""
     z -= z.max(axis=1, keepdims=True)
     np.exp(z, out=z)

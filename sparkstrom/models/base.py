@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -55,6 +55,13 @@ def arrays_of(columns: Columns) -> tuple[NDArray[Any], ...]:
     if isinstance(columns, np.ndarray):
         return (columns,)
     return tuple(columns.values()) if isinstance(columns, dict) else columns
+
+
+def map_columns(function: Callable[[Any], Any], columns: Any) -> Columns:
+    """Apply ``function`` to one array, or to each array of a tuple or dict; keep the structure."""
+    if isinstance(columns, dict):
+        return {name: function(array) for name, array in columns.items()}
+    return tuple(map(function, columns)) if isinstance(columns, tuple) else function(columns)
 
 
 @runtime_checkable

@@ -6,7 +6,6 @@ work on one array without copying.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -19,7 +18,16 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import KEY, Refused, custom, number, one_of, shown, whole
 from sparkstrom.models.activations_and_losses import ACTIVATIONS, F32, LOSSES
-from sparkstrom.models.base import Batch, Columns, Flat, State, check_bindable, require_single_array
+from sparkstrom.models.base import (
+    Batch,
+    Columns,
+    Flat,
+    Layout,
+    Shape,
+    State,
+    check_bindable,
+    require_single_array,
+)
 from sparkstrom.models.momentum_scaling import describe_change
 from sparkstrom.models.row_checks import FEATURES, refuse_non_finite
 from sparkstrom.models.updaters import UPDATERS, Sgd, Updater, get_momenta, scale_optimizer
@@ -90,7 +98,7 @@ class DenseNetwork:
         self._updater: Updater = updater if updater is not None else Sgd(0.1)
         self._scaled_optimizer, self._workers = self._updater, 1
         self._seed, self._l2 = seed, l2
-        self._slices = _layer_slices(self._widths)
+        self._layout = Layout.from_shapes(_name_shapes(self._widths))
         self._params: Flat | None = None
         self._gradient: Flat | None = None
         self._state: State = self._updater.init(self.n_params)
@@ -104,16 +112,17 @@ class DenseNetwork:
     @property
     def n_params(self) -> int:
         """The number of parameters."""
-        return int(self._slices[-1][1].stop)
+        return self._layout.size
 
     def initial(self) -> Flat:
         """Return new parameters f32[n_params]: He (relu) or Glorot uniform weights, zero biases."""
         rng = np.random.default_rng(self._seed)
         flat = np.zeros(self.n_params, np.float32)
-        for (n_in, n_out), (weights, _) in zip(self._shapes, self._slices, strict=True):
+        for weights, _ in self._views(flat):
+            n_in, n_out = weights.shape
             fan = n_in if self._hidden == "relu" else (n_in + n_out) / 2
             limit = np.sqrt(6 / fan) if self._hidden == "relu" else np.sqrt(3 / fan)
-            flat[weights] = rng.uniform(-limit, limit, n_in * n_out)
+            weights[:] = rng.uniform(-limit, limit, weights.shape)
         return flat
 
     def bind(self, params: Flat) -> None:
@@ -122,7 +131,9 @@ class DenseNetwork:
 
     def step(self, batch: Batch) -> float:
         """Train on one minibatch in place; return the mean loss without the l2 penalty."""
-        params, gradient = self._require_bound(), self._get_gradient_buffer()
+        if self._gradient is None:
+            self._gradient = np.zeros(self.n_params, np.float32)
+        params, gradient = self._require_bound(), self._gradient
         features, labels = require_single_array(batch.features), require_single_array(batch.labels)
         layers, gradients = self._views(params), self._views(gradient)
         activations = self._forward(features, layers)
@@ -220,12 +231,7 @@ class DenseNetwork:
 
     def layer_of(self, index: int) -> str:
         """Return the name of the array with parameter ``index``, such as ``layer 2 weights``."""
-        for layer, (weights, biases) in enumerate(self._slices, 1):
-            if index < weights.stop:
-                return f"layer {layer} weights"
-            if index < biases.stop:
-                return f"layer {layer} biases"
-        raise IndexError(index)
+        return self._layout.name_at(index)
 
     def describe(self) -> dict[str, Any]:
         """Return options and array shapes for JSON; ``from_description`` makes an equal network."""
@@ -237,7 +243,7 @@ class DenseNetwork:
             "updater": {"name": self._updater.name, **asdict(self._updater)},  # type: ignore[call-overload]
             "seed": self._seed,
             "l2": self._l2,
-            "parameters": [[name, list(shape)] for name, shape in self._named_shapes()],
+            "parameters": [[name, list(shape)] for name, shape in _name_shapes(self._widths)],
         }
 
     @classmethod
@@ -254,34 +260,15 @@ class DenseNetwork:
             l2=description["l2"],
         )
 
-    @property
-    def _shapes(self) -> list[tuple[int, int]]:
-        """The shape (inputs, outputs) of each layer's weights."""
-        return list(zip(self._widths, self._widths[1:], strict=False))
-
-    def _named_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield (name, shape) of each array in the flat vector, for people who read saved files."""
-        for layer, shape in enumerate(self._shapes, 1):
-            yield f"layer {layer} weights", shape
-            yield f"layer {layer} biases", shape[1:]
-
     def _require_bound(self) -> Flat:
         """Return the bound parameters; fail if ``bind`` has not been called."""
         assert self._params is not None, "bind parameters first"
         return self._params
 
-    def _get_gradient_buffer(self) -> Flat:
-        """Return the memory for gradients, f32[n_params], allocated by the first call."""
-        if self._gradient is None:
-            self._gradient = np.zeros(self.n_params, np.float32)
-        return self._gradient
-
     def _views(self, flat: Flat) -> list[tuple[F32, F32]]:
         """Return views of each layer's (weights [inputs, outputs], biases [outputs])."""
-        return [
-            (flat[weights].reshape(shape), flat[biases])
-            for shape, (weights, biases) in zip(self._shapes, self._slices, strict=True)
-        ]
+        arrays = [array for _, array in self._layout.views(flat)]
+        return list(zip(arrays[::2], arrays[1::2], strict=True))
 
     def _check_width(self, features: NDArray[Any]) -> None:
         """Raise UsageError unless each row has as many features as the network has inputs."""
@@ -297,10 +284,8 @@ class DenseNetwork:
 
         The last output is taken before the loss's output activation: for cross_entropy, the logits.
         """
-        shape = (
-            len(features),
-            math.prod(features.shape[1:]),
-        )  # reshape cannot infer -1 for zero rows
+        # The width is computed, because reshape cannot infer -1 for zero rows.
+        shape = len(features), math.prod(features.shape[1:])
         inputs = np.ascontiguousarray(features.reshape(shape), np.float32)
         activations = [inputs]
         for i, (weights, biases) in enumerate(layers):
@@ -318,12 +303,8 @@ class DenseNetwork:
         self.__dict__.update(DenseNetwork.from_description(state).__dict__)
 
 
-def _layer_slices(widths: tuple[int, ...]) -> list[tuple[slice, slice]]:
-    """Return the slices of each layer's weights and biases in the flat vector."""
-    slices, start = [], 0
-    for n_in, n_out in itertools.pairwise(widths):
-        weights = slice(start, start + n_in * n_out)
-        biases = slice(weights.stop, weights.stop + n_out)
-        slices.append((weights, biases))
-        start = biases.stop
-    return slices
+def _name_shapes(widths: Sequence[int]) -> Iterator[tuple[str, Shape]]:
+    """Yield (name, shape) of the arrays in the flat vector: each layer's weights and biases."""
+    for layer, shape in enumerate(pairwise(widths), 1):
+        yield f"layer {layer} weights", shape
+        yield f"layer {layer} biases", shape[1:]

@@ -14,8 +14,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
@@ -24,22 +23,21 @@ import numpy as np
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import KEY, whole
 from sparkstrom.models.activations_and_losses import loss_name
-from sparkstrom.models.base import Batch, Columns, Flat, Layout, Share, State, check_bindable
+from sparkstrom.models.base import Batch, Flat, Layout, Share, State
 from sparkstrom.models.jax_common import (
+    FlatJaxModel,
     ShapeCheck,
-    average_buffers,
-    count_traced_rows,
     jax,
     jnp,
     leaves_from_state,
     limit_to_task_cpus,
     mean_loss,
     named_leaves,
-    pack_buffers,
     state_from_leaves,
     unpack_buffers,
 )
 from sparkstrom.models.momentum_scaling import (
+    BY_FIT,
     OPTAX_MOMENTA,
     OPTAX_SHARED_MOMENTUM,
     UNINSPECTABLE,
@@ -64,7 +62,6 @@ __all__ = ["JaxModel"]
 INNER_FACTORY, NUMERIC_HYPERPARAMETERS = "inner_factory", "numeric_hps"
 INJECTED_MOMENTA = (OPTAX_SHARED_MOMENTUM, "momentum")
 SCHEDULE_STATES = ("ScaleByScheduleState", "WrappedScheduleState")
-BY_FIT = "steps by the fit's minibatches"
 # Fields of optax's states in which adaptive optimizers keep the size of past gradients.
 GRADIENT_SIZES = {
     "nu",  # Adam, RMSProp
@@ -94,8 +91,8 @@ class MomentumScaler:
     def __init__(self, workers: Any, minibatches: Any = None) -> None:
         self._workers = workers  # None: scale no momentum
         self._minibatches = minibatches  # None: leave schedules as they are
-        self.momenta_found: list[tuple[str, Any]] = []  # names and the user's own values
-        self.uninspectable: set[str] = set()  # classes of callables without inspectable closures
+        self.momenta_found: list[tuple[str, Any]] = []
+        self.uninspectable: set[str] = set()
         self._scaled: dict[int, tuple[Any, Any]] = {}  # id -> (original, copy)
 
     def scale(self, value: Any) -> Any:
@@ -147,11 +144,7 @@ class MomentumScaler:
         assert function.__closure__ is not None
         cells = tuple(CellType() for _ in function.__closure__)
         copied = FunctionType(
-            function.__code__,
-            function.__globals__,
-            function.__name__,
-            function.__defaults__,
-            cells,
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
         )
         copied.__kwdefaults__ = function.__kwdefaults__
         copied.__qualname__, copied.__module__ = function.__qualname__, function.__module__
@@ -205,19 +198,20 @@ def advance_schedules(state: Any, minibatches: Any) -> Any:
     Schedules inside ``optax.MultiSteps`` do not change.
     """
 
-    def is_schedule(part: Any) -> bool:
-        """Return whether this is the state of a schedule."""
-        return type(part).__name__ in SCHEDULE_STATES
-
     def advance(part: Any) -> Any:
         """Return a schedule's state with the new count; return other values unchanged."""
-        if not is_schedule(part):
+        if not _is_schedule_state(part):
             return part
         return part._replace(count=jnp.maximum(part.count, minibatches))
 
     return jax.tree_util.tree_map(
-        advance, state, is_leaf=lambda part: is_schedule(part) or _is_multi_steps_state(part)
+        advance, state, is_leaf=lambda part: _is_schedule_state(part) or _is_multi_steps_state(part)
     )
+
+
+def _is_schedule_state(part: Any) -> bool:
+    """Return whether this is the state of a schedule."""
+    return type(part).__name__ in SCHEDULE_STATES
 
 
 def describe_scaling(optimizer: Any, state: Any, workers: int) -> dict[str, str]:
@@ -227,20 +221,10 @@ def describe_scaling(optimizer: Any, state: Any, workers: int) -> dict[str, str]
     """
     scaler = MomentumScaler(workers)
     scaler.scale(optimizer)
-    changes: dict[str, str] = {}
-
-    def find_schedule(part: Any) -> Any:
-        """Record that the state contains a schedule; return the value unchanged."""
-        if type(part).__name__ in SCHEDULE_STATES:
-            changes["scheduler"] = BY_FIT
-        return part
-
-    jax.tree_util.tree_map(
-        find_schedule, state, is_leaf=lambda part: type(part).__name__ in SCHEDULE_STATES
-    )
-    found = scaler.momenta_found
+    parts = jax.tree_util.tree_leaves(state, is_leaf=_is_schedule_state)
+    changes: dict[str, str] = {"scheduler": BY_FIT} if any(map(_is_schedule_state, parts)) else {}
     changes |= join_changes_by_name(
-        (name, describe_change(value, workers)) for name, value in found
+        (name, describe_change(value, workers)) for name, value in scaler.momenta_found
     )
     if scaler.uninspectable:
         changes[UNINSPECTABLE] = ", ".join(sorted(scaler.uninspectable))
@@ -263,7 +247,7 @@ OPTIONS = ("init", "apply", "loss", "optimizer", "apply_train", "outputs", "seed
 SEED = whole(-(2**63))[KEY]  # range of jax.random.key
 
 
-class JaxModel:
+class JaxModel(FlatJaxModel):
     """A model defined by pure functions.
 
     If ``init`` returns further collections besides ``params``, as Flax does for BatchNorm, they are
@@ -290,8 +274,6 @@ class JaxModel:
         UsageError: an option is invalid, or parameters are not float32.
     """
 
-    class_axis = -1  # axis of the classes in the outputs for sequences and images
-
     def __init__(
         self,
         init: Callable[[Any], Any],
@@ -317,10 +299,7 @@ class JaxModel:
         self._layout = Layout.from_shapes((name, leaf.shape) for name, leaf in named_leaves(shapes))
         self._has_buffers = bool(buffers)
         self._non_trainable: Any = None  # buffers, created when first needed
-        self._params: Flat | None = None
         self._state: Any = None  # the optimizer's state, created by the first step
-        # (workers, minibatches of the fit); workers is None while there has only been one.
-        self._fit_position: tuple[int | None, int] | None = None
         self._key_seed = [0, 0]  # this worker's seed and its step number, for random keys
         self._jit_step = jax.jit(self._train_step, donate_argnums=1)
         self._takes_class_indices = "integer_labels" in loss_name(loss)
@@ -341,19 +320,10 @@ class JaxModel:
         )
         return f"JaxModel({self.n_params:,} parameters{rates}, seed={self._seed})"
 
-    @property
-    def n_params(self) -> int:
-        """The number of parameters."""
-        return self._layout.size
-
     def initial(self) -> Flat:
         """Return new initial parameters f32[n_params], made by ``init``."""
         tree, _ = split_collections(self._init(jax.random.key(self._seed)))
         return np.array(ravel_pytree(tree)[0], np.float32)
-
-    def bind(self, params: Flat) -> None:
-        """Use this memory, f32[n_params], from now on: each step reads and writes it."""
-        self._params = check_bindable(params, self.n_params)
 
     def place(self, share: Share) -> None:
         """Limit XLA's threads, if XLA has not computed yet; seed this worker's random keys."""
@@ -366,7 +336,7 @@ class JaxModel:
         changed, self._state, self._non_trainable, loss = self._jit_step(
             params,
             self._optimizer_state(),
-            self._get_buffers(),
+            self._get_non_trainable(),
             *batch,
             key_seed,
             self._fit_position,
@@ -374,15 +344,6 @@ class JaxModel:
         np.copyto(params, changed)
         self._key_seed[1] += 1
         return float(loss)
-
-    def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Scale momentum to the number of workers and advance schedules to the fit's position.
-
-        The step is recompiled once, when a second worker joins. Later changes need no compilation,
-        because the number of workers is an input of the compiled function.
-        """
-        alone = workers == 1 and (self._fit_position is None or self._fit_position[0] is None)
-        self._fit_position = None if alone else workers, minibatches
 
     def horizons(self, workers: int) -> dict[str, str]:
         """Return what changes in the optimizer with this many workers: name -> text."""
@@ -394,30 +355,10 @@ class JaxModel:
         state = jax.eval_shape(self._jit_init, np.zeros(self.n_params, np.float32))
         return bool(find_state_fields(state) & GRADIENT_SIZES)
 
-    def predict(self, features: Columns) -> Any:
-        """Return the outputs of ``apply`` for the bound parameters as NumPy arrays."""
-        outputs = self._jit_predict(self._require_bound(), self._get_buffers(), features)
-        return jax.tree_util.tree_map(np.asarray, outputs)
-
-    @property
-    def outputs(self) -> str:
-        """What ``predict`` returns: logits, probabilities or values."""
-        return self._outputs
-
     @property
     def per_label(self) -> bool:
         """Whether the loss treats each output as a separate label that is true or false."""
         return "sigmoid_binary" in loss_name(self._loss)
-
-    def loss(self, batch: Batch) -> tuple[float, float]:
-        """Return (sum of weight x loss, sum of weights), computed with ``apply``."""
-        mean = float(self._jit_loss(self._require_bound(), self._get_buffers(), *batch))
-        weight = batch.rows if batch.weights is None else batch.weights.sum(dtype=np.float64)
-        return mean * float(weight), float(weight)
-
-    def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError if rows do not fit, naming row and value or JAX's error about shapes."""
-        self._shape_check.check(features, labels)
 
     def updater_state(self) -> State:
         """Return copies of the optimizer's arrays and scalars, named by path in optax's state."""
@@ -428,10 +369,6 @@ class JaxModel:
         like = jax.eval_shape(self._jit_init, np.zeros(self.n_params, np.float32))
         leaves = leaves_from_state(state, named_leaves(like))
         self._state = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)
-
-    def layer_of(self, index: int) -> str:
-        """Return the path of the array that contains ``index``, like ``params/Dense_0/kernel``."""
-        return self._layout.name_at(index)
 
     def describe(self) -> dict[str, Any]:
         """Return names and shapes of the parameters; the functions are not included."""
@@ -461,25 +398,13 @@ class JaxModel:
 
         If ``flat`` is a NumPy array, the leaves are views of it. Buffers have their current values.
         """
-        return self._merge_buffers(self._unravel_params(flat), self._get_buffers())
-
-    def buffers_bytes(self) -> bytes:
-        """Return the current buffers (collections besides ``params``); b"" if there are none."""
-        return pack_buffers(self._buffer_values())
+        return self._merge_buffers(self._unravel_params(flat), self._get_non_trainable())
 
     def load_buffers_bytes(self, buffers: bytes) -> None:
         """Restore buffers from ``buffers_bytes`` of an equal model."""
         values = [jnp.array(value) for value in unpack_buffers(self._buffer_values(), buffers)]
-        tree = jax.tree_util.tree_structure(self._get_buffers())
+        tree = jax.tree_util.tree_structure(self._get_non_trainable())
         self._non_trainable = jax.tree_util.tree_unflatten(tree, values)
-
-    def average_buffers(self, reports: list[bytes]) -> bytes:
-        """Return the mean of the workers' buffers ``reports``; for integers the maximum."""
-        return average_buffers(self._buffer_values(), reports)
-
-    def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
-        """Return the mean as ``average_buffers`` does, with a weight for each report."""
-        return average_buffers(self._buffer_values(), reports, weights)
 
     def _buffer_values(self) -> list[Any]:
         """Return the current buffers as NumPy arrays."""
@@ -487,9 +412,9 @@ class JaxModel:
 
     def _named_buffers(self) -> list[tuple[str, Any]]:
         """Return (path, value) of each buffer."""
-        return named_leaves(self._get_buffers())
+        return named_leaves(self._get_non_trainable())
 
-    def _get_buffers(self) -> Any:
+    def _get_non_trainable(self) -> Any:
         """Return the current buffers; the first call creates them."""
         if self._non_trainable is None:
             self._non_trainable = self._make_buffers()
@@ -524,10 +449,7 @@ class JaxModel:
         def objective(params: Any) -> Any:
             """Return the loss and the changed buffers."""
             outputs, changed = self._forward(params, buffers, features, key_seed)
-            loss = mean_loss(
-                self._compute_losses(outputs, labels), count_traced_rows(features), weights
-            )
-            return loss, changed
+            return mean_loss(self._compute_losses(outputs, labels), features, weights), changed
 
         params = self._unravel_params(flat)
         (loss, buffers), gradients = jax.value_and_grad(objective, has_aux=True)(params)
@@ -546,15 +468,6 @@ class JaxModel:
         self._train_step(flat, self._jit_init(flat), buffers, features, labels, None, key_seed)
         outputs = self._compute_outputs(flat, buffers, features)
         return outputs, self._compute_losses(outputs, labels)
-
-    def _compute_loss(
-        self, flat: Any, buffers: Any, features: Any, labels: Any, weights: Any
-    ) -> Any:
-        """Return the mean loss of the outputs of ``apply``; a pure function."""
-        outputs = self._compute_outputs(flat, buffers, features)
-        return mean_loss(
-            self._compute_losses(outputs, labels), count_traced_rows(features), weights
-        )
 
     def _compute_losses(self, outputs: Any, labels: Any) -> Any:
         """Return the user's losses; convert labels to integers if the loss takes class indices."""
@@ -593,11 +506,6 @@ class JaxModel:
         if self._state is None:
             self._state = self._jit_init(self._require_bound())
         return self._state
-
-    def _require_bound(self) -> Flat:
-        """Return the bound parameters; fail if ``bind`` has not been called."""
-        assert self._params is not None, "bind parameters first"
-        return self._params
 
     def __getstate__(self) -> dict[str, Any]:
         """Return functions and options only: no parameters or optimizer state."""
@@ -712,7 +620,7 @@ def find_learning_rates(part: Any, depth: int = 12) -> list[float]:
     if isinstance(part, tuple):
         return [rate for each in part for rate in find_learning_rates(each, depth - 1)]
     found: list[float] = []
-    if isinstance(part, types.FunctionType):
+    if isinstance(part, FunctionType):
         cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=False)
         for name, cell in cells:
             value = cell.cell_contents

@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Columns, State, arrays_of, count_rows
+from sparkstrom.models.base import (
+    Batch,
+    Columns,
+    Flat,
+    Layout,
+    State,
+    arrays_of,
+    check_bindable,
+    count_rows,
+)
 from sparkstrom.models.row_checks import (
     FEATURES,
     LABELS,
@@ -165,17 +174,12 @@ def _leaf_from_state(name: str, value: Any, template: Any) -> Any:
     return jnp.array(value, template.dtype)
 
 
-def count_traced_rows(columns: Any) -> int:
-    """Return the number of rows of columns inside a traced function."""
-    return int(jax.tree_util.tree_leaves(columns)[0].shape[0])
-
-
 def reduce_to_row_losses(losses: Any, rows: int) -> Any:
     """Return one loss per row, f32[rows]: the mean over all other dimensions."""
     return losses.astype(jnp.float32).reshape(rows, -1).mean(axis=1)
 
 
-def mean_loss(losses: Any, rows: int, weights: Any) -> Any:
+def mean_loss(losses: Any, features: Any, weights: Any) -> Any:
     """Return sum(weight * loss) / sum(weight), or the plain mean if ``weights`` is None.
 
     ``losses`` is either one loss per row, [rows, ...], or already their mean, which is returned
@@ -188,6 +192,7 @@ def mean_loss(losses: Any, rows: int, weights: Any) -> Any:
                 " optax's losses do"
             )
         return losses
+    rows = jax.tree_util.tree_leaves(features)[0].shape[0]
     row_losses = reduce_to_row_losses(losses, rows)
     if weights is None:
         return row_losses.mean()
@@ -315,3 +320,104 @@ def _check_loss_shape(losses: Any) -> None:
 def _has_floating_labels(labels: Columns) -> bool:
     """Return whether at least one label array has a floating-point dtype."""
     return any(array.dtype.kind == "f" for array in arrays_of(labels))
+
+
+class FlatJaxModel:
+    """Base class of flat-parameter models that JAX computes.
+
+    A subclass sets the attributes that have no value here, and defines ``_compute_outputs``,
+    ``_compute_losses`` and ``_buffer_values``.
+    """
+
+    class_axis = -1  # axis of the classes in the outputs for sequences and images
+    _layout: Layout  # positions of the parameters in the flat vector
+    _outputs: str  # what ``predict`` returns
+    _shape_check: ShapeCheck
+    _jit_predict: Any  # ``_compute_outputs``, compiled
+    _jit_loss: Any  # ``_compute_loss``, compiled
+    _non_trainable: Any  # current values besides the parameters that the computation needs
+    _params: Flat | None = None
+    # (workers, minibatches of the fit); workers is None while there has only been one.
+    _fit_position: tuple[int | None, int] | None = None
+
+    def _compute_outputs(self, flat: Any, non_trainable: Any, features: Any) -> Any:
+        """Return the outputs in inference mode; a pure function of all its inputs."""
+        raise NotImplementedError
+
+    def _compute_losses(self, outputs: Any, labels: Any) -> Any:
+        """Return one loss per row, or their mean; a pure function."""
+        raise NotImplementedError
+
+    def _buffer_values(self) -> list[Any]:
+        """Return the current buffers as NumPy arrays."""
+        raise NotImplementedError
+
+    @property
+    def n_params(self) -> int:
+        """The number of trainable parameters."""
+        return self._layout.size
+
+    @property
+    def outputs(self) -> str:
+        """What ``predict`` returns: logits, probabilities or values."""
+        return self._outputs
+
+    def bind(self, params: Flat) -> None:
+        """Use this memory, f32[n_params], from now on: each step reads and writes it."""
+        self._params = check_bindable(params, self.n_params)
+
+    def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
+        """Scale momentum to the number of workers and advance schedules to the fit's position.
+
+        The step is recompiled once, when a second worker joins. Later changes need no compilation,
+        because the number of workers is an input of the compiled function.
+        """
+        alone = workers == 1 and (self._fit_position is None or self._fit_position[0] is None)
+        self._fit_position = None if alone else workers, minibatches
+
+    def predict(self, features: Columns) -> Any:
+        """Return the outputs for the bound parameters as NumPy arrays [rows, ...]."""
+        outputs = self._jit_predict(self._require_bound(), self._get_non_trainable(), features)
+        return jax.tree_util.tree_map(np.asarray, outputs)
+
+    def loss(self, batch: Batch) -> tuple[float, float]:
+        """Return (sum of weight x loss, sum of weights) in inference mode, without penalties."""
+        mean = float(self._jit_loss(self._require_bound(), self._get_non_trainable(), *batch))
+        weight = batch.rows if batch.weights is None else batch.weights.sum(dtype=np.float64)
+        return mean * float(weight), float(weight)
+
+    def check(self, features: Columns, labels: Columns) -> None:
+        """Raise UsageError if rows do not fit, naming row and value or JAX's error about shapes."""
+        self._shape_check.check(features, labels)
+
+    def layer_of(self, index: int) -> str:
+        """Return the path of the array that contains ``index``, like ``params/Dense_0/kernel``."""
+        return self._layout.name_at(index)
+
+    def buffers_bytes(self) -> bytes:
+        """Return the current buffers as bytes; b"" if there are none."""
+        return pack_buffers(self._buffer_values())
+
+    def average_buffers(self, reports: list[bytes]) -> bytes:
+        """Return the mean of the workers' buffers ``reports``; for integers the maximum."""
+        return average_buffers(self._buffer_values(), reports)
+
+    def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
+        """Return the mean as ``average_buffers`` does, with a weight for each report."""
+        return average_buffers(self._buffer_values(), reports, weights)
+
+    def _get_non_trainable(self) -> Any:
+        """Return the current values besides the parameters that the computation needs."""
+        return self._non_trainable
+
+    def _compute_loss(
+        self, flat: Any, non_trainable: Any, features: Any, labels: Any, weights: Any
+    ) -> Any:
+        """Return the mean loss of the outputs in inference mode; a pure function."""
+        outputs = self._compute_outputs(flat, non_trainable, features)
+        return mean_loss(self._compute_losses(outputs, labels), features, weights)
+
+    def _require_bound(self) -> Flat:
+        """Return the bound parameters; fail if ``bind`` has not been called."""
+        assert self._params is not None, "bind parameters first"
+        return self._params

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,10 @@ import numpy as np
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.activations_and_losses import loss_name
-from sparkstrom.models.base import Batch, Columns, Flat, Layout, Share, State, check_bindable
+from sparkstrom.models.base import Batch, Flat, Layout, Share, State, check_bindable
 from sparkstrom.models.jax_common import (
+    FlatJaxModel,
     ShapeCheck,
-    average_buffers,
-    count_traced_rows,
     jax,
     jnp,
     leaves_from_state,
@@ -73,7 +71,7 @@ NO_EXCLUSIONS: DecayExclusions = ([], None)
 NAME_COUNTER = re.compile(r"_\d+(?=/)")  # the number that Keras adds to names, unique in a process
 
 
-class KerasModel:
+class KerasModel(FlatJaxModel):
     """A built Keras model with its loss and optimizer.
 
     The initial parameters are the values that the model has when it is passed. Arguments of Keras'
@@ -94,15 +92,8 @@ class KerasModel:
         UsageError: model, loss or optimizer cannot be trained here or sent to executors.
     """
 
-    class_axis = -1  # axis of the classes in the outputs for sequences and images
-
     def __init__(
-        self,
-        model: Any,
-        loss: Any,
-        optimizer: Any,
-        *,
-        outputs: str | None = None,
+        self, model: Any, loss: Any, optimizer: Any, *, outputs: str | None = None
     ) -> None:
         require_jax_backend()
         require_built_model(model)
@@ -134,9 +125,6 @@ class KerasModel:
         self._non_trainable = [jnp.array(v.value) for v in model.non_trainable_variables]
         self._buffers, self._frozen = find_buffer_variables(model), find_frozen_variables(model)
         self._optimizer_state = [jnp.array(v.value) for v in self._optimizer.variables]
-        # (workers, minibatches of the fit); workers is None while there has only been one.
-        self._fit_position: tuple[int | None, int] | None = None
-        self._params: Flat | None = None
         self._initial = None
         self._compile_functions()
 
@@ -183,16 +171,6 @@ class KerasModel:
         return f"KerasModel({self._model.name}, {size}, loss={loss}, optimizer={optimizer})"
 
     @property
-    def n_params(self) -> int:
-        """The number of trainable parameters."""
-        return self._layout.size
-
-    @property
-    def outputs(self) -> str:
-        """What ``predict`` returns: logits, probabilities or values."""
-        return self._outputs
-
-    @property
     def per_label(self) -> bool:
         """Whether the loss treats each output as a separate label that is true or false."""
         return "binary" in normalize_loss_name(self._loss)
@@ -233,10 +211,6 @@ class KerasModel:
             if is_seed(variable):
                 self._non_trainable[i] = jnp.array([share.seed % 2**32, i], variable.dtype)
 
-    def bind(self, params: Flat) -> None:
-        """Use this memory, f32[n_params], from now on: each step reads and writes it."""
-        self._params = check_bindable(params, self.n_params)
-
     def step(self, batch: Batch) -> float:
         """Train on one minibatch: change the bound parameters and buffers; return the mean loss."""
         params = self._require_bound()
@@ -245,15 +219,6 @@ class KerasModel:
         )
         np.copyto(params, changed)
         return float(loss)
-
-    def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Scale momentum to the number of workers and advance schedules to the fit's position.
-
-        The step is recompiled once, when a second worker joins. Later changes need no compilation,
-        because the number of workers is an input of the compiled function.
-        """
-        alone = workers == 1 and (self._fit_position is None or self._fit_position[0] is None)
-        self._fit_position = None if alone else workers, minibatches
 
     def horizons(self, workers: int) -> dict[str, str]:
         """Return what this many workers change in optimizer and BatchNorm layers: name -> text."""
@@ -264,21 +229,6 @@ class KerasModel:
         # What keeps the divisor above 0: Adafactor has two; Ftrl's sum starts from it.
         names = self._optimizer.get_config()
         return any(n.startswith("epsilon") or n == "initial_accumulator_value" for n in names)
-
-    def predict(self, features: Columns) -> Any:
-        """Return the model's outputs in inference mode as NumPy arrays [rows, ...]."""
-        outputs = self._jit_predict(self._require_bound(), self._non_trainable, features)
-        return jax.tree_util.tree_map(np.asarray, outputs)
-
-    def loss(self, batch: Batch) -> tuple[float, float]:
-        """Return (sum of weight x loss, sum of weights) in inference mode, without penalties."""
-        mean = float(self._jit_loss(self._require_bound(), self._non_trainable, *batch))
-        weight = batch.rows if batch.weights is None else batch.weights.sum(dtype=np.float64)
-        return mean * float(weight), float(weight)
-
-    def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError if rows do not fit, with row and value or Keras' error on shapes."""
-        self._shape_check.check(features, labels)
 
     def updater_state(self) -> State:
         """Return copies of the optimizer's variables, named by optimizer and number."""
@@ -292,20 +242,12 @@ class KerasModel:
         unnumbered = {NAME_COUNTER.sub("", name): value for name, value in state.items()}
         self._optimizer_state = leaves_from_state(unnumbered, wanted)
 
-    def layer_of(self, index: int) -> str:
-        """Return the layer and variable that contain ``index``, like ``dense_1/kernel``."""
-        return self._layout.name_at(index)
-
     def exported(self) -> tuple[str, bytes]:
         """Return (".keras", content): a file with the bound values for Keras' ``load_model``."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "model.keras"
             keras.saving.save_model(self.module, path)
             return path.suffix, path.read_bytes()
-
-    def buffers_bytes(self) -> bytes:
-        """Return the current statistics of layers such as BatchNormalization as bytes."""
-        return pack_buffers(self._buffer_values())
 
     def load_buffers_bytes(self, buffers: bytes) -> None:
         """Restore buffers from ``buffers_bytes`` or ``saved_buffers_bytes`` of an equal model."""
@@ -324,14 +266,6 @@ class KerasModel:
         return pack_buffers(
             [np.asarray(self._non_trainable[i]) for i in (*self._buffers, *self._frozen)]
         )
-
-    def average_buffers(self, reports: list[bytes]) -> bytes:
-        """Return the mean of the workers' buffers ``reports``; for integers the maximum."""
-        return average_buffers(self._buffer_values(), reports)
-
-    def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
-        """Return the mean as ``average_buffers`` does, with a weight for each report."""
-        return average_buffers(self._buffer_values(), reports, weights)
 
     def _buffer_values(self) -> list[Any]:
         """Return the current buffers as NumPy arrays."""
@@ -359,8 +293,7 @@ class KerasModel:
             outputs, changed, penalties = self._model.stateless_call(
                 variables, non_trainable, features, training=True, return_losses=True
             )
-            losses = self._row_loss(labels, outputs)
-            loss = mean_loss(losses, count_traced_rows(features), weights)
+            loss = mean_loss(self._compute_losses(outputs, labels), features, weights)
             return loss + sum(penalties), (loss, changed)
 
         variables = self._split_params(flat)
@@ -381,7 +314,7 @@ class KerasModel:
                 flat, self._optimizer_state, self._non_trainable, features, labels, None
             )
             outputs = self._compute_outputs(flat, self._non_trainable, features)
-            return outputs, self._row_loss(labels, outputs)
+            return outputs, self._compute_losses(outputs, labels)
 
     def _compute_outputs(self, flat: Any, non_trainable: Any, features: Any) -> Any:
         """Return the outputs in inference mode; a pure function."""
@@ -389,12 +322,9 @@ class KerasModel:
             self._split_params(flat), non_trainable, features, training=False
         )[0]
 
-    def _compute_loss(
-        self, flat: Any, non_trainable: Any, features: Any, labels: Any, weights: Any
-    ) -> Any:
-        """Return the mean loss in inference mode; a pure function."""
-        losses = self._row_loss(labels, self._compute_outputs(flat, non_trainable, features))
-        return mean_loss(losses, count_traced_rows(features), weights)
+    def _compute_losses(self, outputs: Any, labels: Any) -> Any:
+        """Return the loss of each row, not yet reduced to their mean; a pure function."""
+        return self._row_loss(labels, outputs)
 
     def _split_params(self, flat: Any) -> list[Any]:
         """Return the values of the trainable variables as parts of the flat vector."""
@@ -406,11 +336,6 @@ class KerasModel:
             NAME_COUNTER.sub("", f"{self._optimizer.name}/{i}")
             for i in range(len(self._optimizer_state))
         ]
-
-    def _require_bound(self) -> Flat:
-        """Return the bound parameters; fail if ``bind`` has not been called."""
-        assert self._params is not None, "bind parameters first"
-        return self._params
 
     def __getstate__(self) -> dict[str, Any]:
         """Return configurations, custom classes and non-trainable variables, but no parameters."""

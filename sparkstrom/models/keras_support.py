@@ -21,6 +21,7 @@ from sparkstrom.base.option_types import shown
 from sparkstrom.models.activations_and_losses import loss_name
 from sparkstrom.models.jax_common import limit_to_task_cpus, reduce_to_row_losses
 from sparkstrom.models.momentum_scaling import (
+    BY_FIT,
     KERAS_MOMENTA,
     describe_change,
     join_changes,
@@ -568,9 +569,6 @@ def refuse_foreign_code(configuration: Any) -> None:
             refuse_foreign_code(part)
 
 
-BY_FIT = "steps by the fit's minibatches"
-
-
 class PositiveTracer:
     """A traced number that claims to be above 0.
 
@@ -659,12 +657,8 @@ def scaled_statistics(model: Any, fit_position: tuple[Any, Any] | None) -> Itera
 
 def find_batch_norms(model: Any) -> list[Any]:
     """Return the BatchNormalization layers whose momentum is above 0."""
-    layers = [
-        each
-        for each in model._flatten_layers()
-        if isinstance(each, keras.layers.BatchNormalization)
-    ]
-    return [layer for layer in layers if layer.momentum]
+    kind = keras.layers.BatchNormalization
+    return [each for each in list_layers(model) if isinstance(each, kind) and each.momentum]
 
 
 def list_momentum_attributes(optimizer: Any) -> list[str]:

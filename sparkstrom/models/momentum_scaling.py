@@ -22,6 +22,7 @@ OPTAX_SHARED_MOMENTUM = "b1"
 # Attributes of Keras' optimizers.
 KERAS_MOMENTA = ("momentum", "beta_1")
 UNINSPECTABLE = "unseen"  # key in a dict of changes: callables that could not be inspected
+BY_FIT = "steps by the fit's minibatches"  # the change of a schedule
 
 
 def scale_momentum(value: Any, workers: Any) -> Any:

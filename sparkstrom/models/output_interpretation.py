@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,15 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import KEY, one_of
-from sparkstrom.models.base import Batch, Columns, Measured, arrays_of, require_single_array
+from sparkstrom.models.activations_and_losses import softmax
+from sparkstrom.models.base import (
+    Batch,
+    Columns,
+    Measured,
+    arrays_of,
+    map_columns,
+    require_single_array,
+)
 
 PROBABILITIES, LOGITS, VALUES = OUTPUT_KINDS = ("probabilities", "logits", "values")
 OUTPUTS_OPTION = one_of(OUTPUT_KINDS)[KEY]  # the option ``outputs`` of all model classes
@@ -94,11 +103,7 @@ def _describe_outputs(outputs: Any) -> str:
 
 def select_rows(columns: Columns, index: NDArray[Any] | slice) -> Columns:
     """Return the columns with only the rows that ``index`` selects."""
-    if isinstance(columns, np.ndarray):
-        return columns[index]
-    if isinstance(columns, dict):
-        return {name: array[index] for name, array in columns.items()}
-    return tuple(array[index] for array in columns)
+    return map_columns(itemgetter(index), columns)
 
 
 def iter_row_blocks(batch: Batch) -> Iterator[Batch]:
@@ -213,10 +218,8 @@ def measure_batch(model: Any, batch: Batch, metric: str) -> tuple[float, float]:
     if metric == "loss":
         total, weight = model.loss(batch)
         return float(total), float(weight)
-    outputs, labels = (
-        predict_keeping_shape(model, batch.features),
-        require_single_array(batch.labels, "labels"),
-    )
+    outputs = predict_keeping_shape(model, batch.features)
+    labels = require_single_array(batch.labels, "labels")
     scores, classes = flatten_positions(model, outputs, labels)
     counts = mask_counted_labels(model, labels, classes)
     hits = (argmax_classes(scores, get_output_kind(model)) == classes) & counts
@@ -245,12 +248,7 @@ def compute_raw_scores(outputs: Outputs, kind: str) -> NDArray[np.float64]:
 def compute_probabilities(outputs: Outputs, kind: str) -> NDArray[np.float64]:
     """Return the probabilities f64[rows, classes]; each row sums to 1."""
     raw = compute_raw_scores(outputs, kind)
-    if kind == PROBABILITIES:
-        return raw
-    raw -= raw.max(axis=1, keepdims=True)
-    np.exp(raw, out=raw)
-    raw /= raw.sum(axis=1, keepdims=True)
-    return raw
+    return raw if kind == PROBABILITIES else softmax(raw)
 
 
 def compute_class_score(outputs: Outputs, kind: str, index: int) -> NDArray[np.float32]:

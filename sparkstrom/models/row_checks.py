@@ -61,13 +61,7 @@ class BadValue(UsageError):
     """
 
     def __init__(
-        self,
-        role: str,
-        array: str,
-        row: int,
-        position: str,
-        text: str,
-        reason: str,
+        self, role: str, array: str, row: int, position: str, text: str, reason: str
     ) -> None:
         super().__init__(role, array, row, position, text, reason)
         self.role, self.array, self.row, self.position = role, array, row, position

@@ -14,8 +14,6 @@ from sparkstrom.models.momentum_scaling import scale_momentum
 
 # Fields of the optimizers below that are momenta.
 BUILTIN_MOMENTA = ("momentum", "beta1")
-
-
 POSITIVE = number(above=0)
 DECAY = number(least=0, below=1)
 
@@ -39,8 +37,18 @@ class Updater(Protocol):
         """
 
 
+class _CheckedOptions:
+    """Base class of the optimizers below, which checks their options."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Raise UsageError if an option is out of range."""
+        check_options(self, type(self).__name__)
+
+
 @dataclass(frozen=True, slots=True)
-class Sgd:
+class Sgd(_CheckedOptions):
     """Plain gradient descent: step = -learning_rate * gradient.
 
     Raises:
@@ -49,10 +57,6 @@ class Sgd:
 
     name: ClassVar[str] = "sgd"
     learning_rate: float = field(default=1e-3, metadata=POSITIVE)
-
-    def __post_init__(self) -> None:
-        """Raise UsageError if an option is out of range."""
-        check_options(self, type(self).__name__)
 
     def init(self, n_params: int) -> State:
         """Return an empty state."""
@@ -65,7 +69,7 @@ class Sgd:
 
 
 @dataclass(frozen=True, slots=True)
-class Nesterov:
+class Nesterov(_CheckedOptions):
     """Nesterov momentum (Nesterov 1983, in the form of Sutskever et al. 2013).
 
     Args:
@@ -79,10 +83,6 @@ class Nesterov:
     name: ClassVar[str] = "nesterov"
     learning_rate: float = field(default=0.1, metadata=POSITIVE)
     momentum: float = field(default=0.9, metadata=DECAY)
-
-    def __post_init__(self) -> None:
-        """Raise UsageError if an option is out of range."""
-        check_options(self, type(self).__name__)
 
     def init(self, n_params: int) -> State:
         """Return the state: the velocity."""
@@ -99,7 +99,7 @@ class Nesterov:
 
 
 @dataclass(frozen=True, slots=True)
-class Adam:
+class Adam(_CheckedOptions):
     """Adam (Kingma and Ba 2015, algorithm 1), with bias correction.
 
     Args:
@@ -118,10 +118,6 @@ class Adam:
     beta2: float = field(default=0.999, metadata=DECAY)
     epsilon: float = field(default=1e-8, metadata=POSITIVE)
 
-    def __post_init__(self) -> None:
-        """Raise UsageError if an option is out of range."""
-        check_options(self, type(self).__name__)
-
     def init(self, n_params: int) -> State:
         """Return the state: running means of gradient and squared gradient, and a step count."""
         return {
@@ -133,7 +129,7 @@ class Adam:
     def update(self, gradient: Flat, state: State) -> Flat:
         """Return the step, computed in the gradient's memory; update the state."""
         mean, square = _get_array(state, "mean"), _get_array(state, "square")
-        steps = state["steps"] = int(_get_scalar(state, "steps")) + 1
+        steps = state["steps"] = int(state["steps"]) + 1
         mean += np.float32(1 - self.beta1) * (gradient - mean)
         square += np.float32(1 - self.beta2) * (gradient * gradient - square)
         unbiased = math.sqrt(1 - self.beta2**steps)
@@ -146,7 +142,7 @@ class Adam:
 
 
 @dataclass(frozen=True, slots=True)
-class RmsProp:
+class RmsProp(_CheckedOptions):
     """RMSProp (Tieleman and Hinton 2012, lecture 6.5).
 
     Args:
@@ -163,10 +159,6 @@ class RmsProp:
     decay: float = field(default=0.95, metadata=DECAY)
     epsilon: float = field(default=1e-8, metadata=POSITIVE)
 
-    def __post_init__(self) -> None:
-        """Raise UsageError if an option is out of range."""
-        check_options(self, type(self).__name__)
-
     def init(self, n_params: int) -> State:
         """Return the state: the running mean of squared gradients."""
         return {"square": np.zeros(n_params, np.float32)}
@@ -181,7 +173,7 @@ class RmsProp:
 
 
 @dataclass(frozen=True, slots=True)
-class AdaGrad:
+class AdaGrad(_CheckedOptions):
     """AdaGrad (Duchi, Hazan and Singer 2011).
 
     Args:
@@ -195,10 +187,6 @@ class AdaGrad:
     name: ClassVar[str] = "adagrad"
     learning_rate: float = field(default=0.1, metadata=POSITIVE)
     epsilon: float = field(default=1e-6, metadata=POSITIVE)
-
-    def __post_init__(self) -> None:
-        """Raise UsageError if an option is out of range."""
-        check_options(self, type(self).__name__)
 
     def init(self, n_params: int) -> State:
         """Return the state: the sum of squared gradients."""
@@ -234,11 +222,4 @@ def _get_array(state: State, name: str) -> Flat:
     """Return the named array of a state."""
     value = state[name]
     assert isinstance(value, np.ndarray)
-    return value
-
-
-def _get_scalar(state: State, name: str) -> float:
-    """Return the named number of a state."""
-    value = state[name]
-    assert not isinstance(value, np.ndarray)
     return value

@@ -58,6 +58,10 @@ class TerminationCondition:
     __slots__ = ()
     needs_held_out = False  # whether the condition judges the score on the held-out rows
 
+    def __post_init__(self) -> None:
+        """Raise UsageError if an option is out of range."""
+        check_options(self, type(self).__name__)
+
     def after_epoch(self, scores: EpochScores) -> bool:
         """Return whether to end the fit after this epoch."""
         return False
@@ -77,9 +81,6 @@ class MaxEpochsTerminationCondition(TerminationCondition):
 
     max_epochs: int = field(metadata=whole(1, COUNT_MAX, unit="epochs"))
 
-    def __post_init__(self) -> None:
-        check_options(self, type(self).__name__)
-
     def after_epoch(self, scores: EpochScores) -> bool:
         """Return whether ``max_epochs`` epochs are complete."""
         return len(scores.values) >= self.max_epochs
@@ -95,9 +96,6 @@ class ScoreImprovementEpochTerminationCondition(TerminationCondition):
     max_epochs_with_no_improvement: int = field(metadata=whole(1, COUNT_MAX, unit="epochs"))
     min_improvement: float = field(default=0.0, metadata=number())
     needs_held_out = True
-
-    def __post_init__(self) -> None:
-        check_options(self, type(self).__name__)
 
     def after_epoch(self, scores: EpochScores) -> bool:
         """Return whether the last improvement is ``max_epochs_with_no_improvement`` epochs ago."""
@@ -117,9 +115,6 @@ class BestScoreEpochTerminationCondition(TerminationCondition):
     best_expected_score: float = field(metadata=number())
     needs_held_out = True
 
-    def __post_init__(self) -> None:
-        check_options(self, type(self).__name__)
-
     def after_epoch(self, scores: EpochScores) -> bool:
         """Return whether the latest score is better than ``best_expected_score``."""
         value = scores.values[-1]
@@ -135,9 +130,6 @@ class MaxTimeIterationTerminationCondition(TerminationCondition):
     max_time: float = field(metadata=number(above=0))
     unit: str = field(default="seconds", metadata=custom(_check_unit, _UNITS))
 
-    def __post_init__(self) -> None:
-        check_options(self, type(self).__name__)
-
     def after_seconds(self, seconds: float) -> bool:
         """Return whether ``max_time`` has passed."""
         return seconds >= self.max_time * SECONDS_PER_UNIT[self.unit.lower()]
@@ -148,9 +140,6 @@ class MaxScoreIterationTerminationCondition(TerminationCondition):
     """End the fit when training diverges: a minibatch loss exceeds ``max_score`` or is NaN."""
 
     max_score: float = field(metadata=number())
-
-    def __post_init__(self) -> None:
-        check_options(self, type(self).__name__)
 
     def after_minibatches(self, loss: float) -> bool:
         """Return whether the loss is too high or NaN."""
@@ -197,11 +186,7 @@ class EarlyStopping:
     patience: int | None = field(
         default=5,
         metadata=whole(
-            1,
-            COUNT_MAX,
-            unit="epochs",
-            remedy=", or None with conditions=[...]",
-            words=(None,),
+            1, COUNT_MAX, unit="epochs", remedy=", or None with conditions=[...]", words=(None,)
         ),
     )
     min_delta: float = field(default=0.0, metadata=number(least=0))

@@ -95,12 +95,7 @@ class Classification:
 
     @classmethod
     def from_predictions(
-        cls,
-        labels: NDArray[Any],
-        predicted: NDArray[Any],
-        classes: int,
-        *,
-        by_label: bool = False,
+        cls, labels: NDArray[Any], predicted: NDArray[Any], classes: int, *, by_label: bool = False
     ) -> Classification:
         """Return how often each pair of label and predicted class occurs; both arrays are [rows].
 

@@ -25,13 +25,10 @@ def to_printable_line(text: str, chars_max: int = LINE_CHARS_MAX) -> str:
     Text longer than ``chars_max`` is truncated and ends with an ellipsis.
     """
     shown = text[: chars_max + 1].expandtabs(TAB_COLUMNS)
-    shown = "".join(c if c.isprintable() else _escape_character(c) for c in shown)
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown
+    )
     return shown if len(shown) <= chars_max else shown[: chars_max - 1] + "…"
-
-
-def _escape_character(character: str) -> str:
-    """Return Python's escape sequence for a character."""
-    return character.encode("unicode_escape").decode("ascii")
 
 
 @dataclass(slots=True)

@@ -17,11 +17,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from sparkstrom.observe.progress import (
-    DisplayedFigures,
-    ProgressDisplay,
-    is_terminal,
-)
+from sparkstrom.observe.progress import DisplayedFigures, ProgressDisplay, is_terminal
 
 DRAW_EVERY_S = 0.2
 BAR_CELLS_MIN = 10

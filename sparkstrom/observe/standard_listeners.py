@@ -51,37 +51,26 @@ def _has_handlers(logger: logging.Logger | None) -> bool:
     return False
 
 
-class IntervalTrigger:
-    """Detects when a growing count reaches the next multiple of ``every``.
+class PeriodicListener(TrainingListener):
+    """Base class of listeners that act every ``frequency`` minibatches or epochs of a fit.
 
-    Raises UsageError if ``every`` is less than 1. ``name`` is the option's name in the message.
+    ``say`` receives each line of text. Raises UsageError if ``frequency`` is less than 1.
     """
 
-    def __init__(self, name: str, every: int) -> None:
-        every = whole(1, COUNT_MAX)[KEY].read(name, every)
-        self._every, self._next = every, every
-
-    def reset(self) -> None:
-        """Start counting from 0 again."""
-        self._next = self._every
-
-    def is_due(self, count: int) -> bool:
-        """Return whether the count has reached a new multiple, also if it has skipped some."""
-        if count < self._next:
-            return False
-        self._next = (count // self._every + 1) * self._every
-        return True
-
-
-class PeriodicListener(TrainingListener):
-    """Base class of listeners that act every ``frequency`` minibatches or epochs of a fit."""
-
-    def __init__(self, frequency: int) -> None:
-        self._due = IntervalTrigger("frequency", frequency)
+    def __init__(self, frequency: int = 100, say: WriteLine = log_or_print) -> None:
+        self._frequency = whole(1, COUNT_MAX)[KEY].read("frequency", frequency)
+        self._next, self._say = self._frequency, say
 
     def on_fit_begin(self, event: FitBegin) -> None:
         """Start counting from 0 again."""
-        self._due.reset()
+        self._next = self._frequency
+
+    def _is_due(self, count: int) -> bool:
+        """Return whether the count has reached a new multiple, also if it has skipped some."""
+        if count < self._next:
+            return False
+        self._next = (count // self._frequency + 1) * self._frequency
+        return True
 
 
 class ScoreIterationListener(PeriodicListener):
@@ -91,23 +80,16 @@ class ScoreIterationListener(PeriodicListener):
     ``sparkstrom.listeners`` at level INFO, or writes it to stderr if logging would not show it.
     """
 
-    def __init__(self, frequency: int = 100, say: WriteLine = log_or_print) -> None:
-        super().__init__(frequency)
-        self._say = say
-
     def on_iteration(self, event: Iteration) -> None:
         """Log the loss if it is due."""
-        if event.loss is not None and self._due.is_due(event.minibatches):
+        if event.loss is not None and self._is_due(event.minibatches):
             self._say(f"loss at minibatch {event.minibatches:,} is {event.loss:.6g}")
 
 
 class PerformanceListener(PeriodicListener):
     """Logs the throughput every ``frequency`` minibatches. DL4J: ``PerformanceListener``."""
 
-    def __init__(self, frequency: int = 100, say: WriteLine = log_or_print) -> None:
-        super().__init__(frequency)
-        self._say = say
-        self._last: Iteration | None = None
+    _last: Iteration | None = None  # the event of the last line
 
     def on_fit_begin(self, event: FitBegin) -> None:
         """Forget the throughput of an earlier fit."""
@@ -116,7 +98,7 @@ class PerformanceListener(PeriodicListener):
 
     def on_iteration(self, event: Iteration) -> None:
         """Log the throughput since the last line, if it is due."""
-        if not self._due.is_due(event.minibatches):
+        if not self._is_due(event.minibatches):
             return
         last, self._last = self._last, event
         since_s = event.seconds - (last.seconds if last else 0.0)
@@ -137,10 +119,7 @@ class TimeIterationListener(PeriodicListener):
     DL4J: ``TimeIterationListener``.
     """
 
-    def __init__(self, frequency: int = 100, say: WriteLine = log_or_print) -> None:
-        super().__init__(frequency)
-        self._say = say
-        self._first: Iteration | None = None
+    _first: Iteration | None = None  # the first event of the fit
 
     def on_fit_begin(self, event: FitBegin) -> None:
         """Forget when an earlier fit began."""
@@ -151,7 +130,7 @@ class TimeIterationListener(PeriodicListener):
         """Log the remaining time, if it is due."""
         self._first = first = self._first or event  # excludes the time to start workers
         done = event.minibatches - first.minibatches
-        if not done or not self._due.is_due(event.minibatches):
+        if not done or not self._is_due(event.minibatches):
             return
         left_s = estimate_remaining_s(first, event)
         self._say(f"remaining: {left_s / 60:.0f} min {left_s % 60:.0f} s")
@@ -172,7 +151,7 @@ class CollectScoresListener(PeriodicListener):
 
     def on_iteration(self, event: Iteration) -> None:
         """Collect the loss, if it is due."""
-        if event.loss is not None and self._due.is_due(event.minibatches):
+        if event.loss is not None and self._is_due(event.minibatches):
             self.scores.append((event.minibatches, event.loss))
 
 
@@ -201,8 +180,8 @@ class EvaluativeListener(PeriodicListener):
             metrics: metrics, as for ``network.evaluate``.
             say: receives each line of text.
         """
-        super().__init__(frequency)
-        self._rows, self._metrics, self._say = (features, labels), metrics, say
+        super().__init__(frequency, say)
+        self._rows, self._metrics = (features, labels), metrics
         self._epochs = 0
         self.results: list[tuple[int, Any]] = []
 
@@ -214,7 +193,7 @@ class EvaluativeListener(PeriodicListener):
     def on_epoch(self, event: EpochEnd) -> None:
         """Evaluate the model, if an evaluation is due."""
         self._epochs += 1
-        if not self._due.is_due(self._epochs):
+        if not self._is_due(self._epochs):
             return
         found = event.evaluate(*self._rows, self._metrics)
         self.results.append((event.epoch, found))

@@ -197,10 +197,8 @@ def to_wire(counters: WorkerCounters) -> dict[str, float]:
 def from_wire(encoded: Mapping[str, float]) -> WorkerCounters:
     """Decode a map from ``to_wire``. Never raises: entries that do not fit become unknown names."""
     remaining = dict(encoded)
-    training, node = (
-        _pop_record(TrainingCounters, remaining, ""),
-        _pop_record(NodeCounters, remaining, ""),
-    )
+    training = _pop_record(TrainingCounters, remaining, "")
+    node = _pop_record(NodeCounters, remaining, "")
     return WorkerCounters(training, node, tuple(sorted(remaining)))
 
 

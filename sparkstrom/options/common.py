@@ -91,10 +91,7 @@ def describe(declared: Field[Any], width: int = WIDTH) -> str:
 
 
 def option_class(
-    refused: Mapping[str, str],
-    aliases: Mapping[str, str],
-    *,
-    owner: str = "",
+    refused: Mapping[str, str], aliases: Mapping[str, str], *, owner: str = ""
 ) -> Callable[[type[Options]], type[Options]]:
     """Return a decorator for a frozen dataclass with a field ``given`` made by ``given_field``.
 
@@ -151,11 +148,7 @@ def _resolve_aliases(
 
 
 def unknown_option_message(
-    owner: str,
-    name: str,
-    names: list[str],
-    refused: Mapping[str, str],
-    aliases: Mapping[str, str],
+    owner: str, name: str, names: list[str], refused: Mapping[str, str], aliases: Mapping[str, str]
 ) -> str:
     """Return the message that ``owner`` has no option ``name``, with the reason or a close match.
 
@@ -191,9 +184,9 @@ def require_whole(option: str, value: object, least: int, remedy: str = "") -> i
     return int(option_types.whole(least, remedy=remedy)[option_types.KEY].read(option, value))
 
 
-def require_seconds(option: str, value: object, remedy: str = "") -> float:
+def require_seconds(option: str, value: object) -> float:
     """Return ``value`` as a float. Raise UsageError unless it is a finite number above 0."""
-    return float(option_types.seconds(remedy, least=0.0)[option_types.KEY].read(option, value))
+    return float(option_types.seconds(least=0.0)[option_types.KEY].read(option, value))
 
 
 def require_flag(option: str, value: object) -> bool:

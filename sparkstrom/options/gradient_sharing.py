@@ -79,11 +79,7 @@ REFUSED: dict[str, str] = {
     "controller": "it belongs to VoidConfiguration(controller=...)",
 }
 # Maps DL4J's names to names of options.
-ALIASES = {
-    **dl4j_names.ALIASES,
-    "void_configuration": "void",
-    "repartition_data": "repartition",
-}
+ALIASES = {**dl4j_names.ALIASES, "void_configuration": "void", "repartition_data": "repartition"}
 
 _CLIPPING = "must be None or a post-processor, such as ResidualClipping(5.0, 5)"
 _MULTIPLIERS = 'must be None or a dictionary by layer, such as {"layer 1": 2}'

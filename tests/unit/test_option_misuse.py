@@ -57,7 +57,7 @@ from sparkstrom.observe.standard_listeners import CollectScoresListener, ScoreIt
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
-from sparkstrom.serving.parallel_inference import ParallelInference, ServingOptions
+from sparkstrom.serving import ParallelInference, ServingOptions
 from sparkstrom.spark.executor.inference import check_inputs
 from sparkstrom.spark.network import SparkNetwork
 

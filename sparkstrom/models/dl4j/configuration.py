@@ -100,16 +100,6 @@ LOSS_ALIASES = {
 }
 
 
-def parse_activation(value: Any) -> TypedObject | None:
-    """Parse an activation; ``ActivationReLU``, ``{"ReLU": {}}`` and "relu" all give ``relu``."""
-    return _parse_named(value, "activation", ACTIVATION_ALIASES)
-
-
-def parse_loss(value: Any) -> TypedObject | None:
-    """Parse a loss; ``LossMCXENT``, ``{"MCXENT": {}}`` and "MCXENT" all have kind ``mcxent``."""
-    return _parse_named(value, "loss", LOSS_ALIASES)
-
-
 def _parse_named(value: Any, prefix: str, names: dict[str, str]) -> TypedObject | None:
     """Parse a typed object; remove ``prefix`` from its class and replace old versions' names."""
     parsed = parse_typed(value)
@@ -342,6 +332,22 @@ class LayerSpec:
         value = self.fields.get(name)
         return str(value).lower() if value is not None else default
 
+    def parse_activation(self, field: str = "activationfn") -> TypedObject | None:
+        """Return the activation in ``field``, or None.
+
+        ``ActivationReLU``, ``{"ReLU": {}}`` and "relu" all have the kind ``relu``.
+        """
+        value = self.fields.get(field, self.fields.get("activationfunction"))
+        return _parse_named(value, "activation", ACTIVATION_ALIASES)
+
+    def parse_loss(self) -> TypedObject | None:
+        """Return the loss, or None.
+
+        ``LossMCXENT``, ``{"MCXENT": {}}`` and "MCXENT" all have the kind ``mcxent``.
+        """
+        value = self.fields.get("lossfn", self.fields.get("lossfunction"))
+        return _parse_named(value, "loss", LOSS_ALIASES)
+
     def unsupported(self, what: str, remedy: str = RETRAIN_REMEDY) -> NotImported:
         """Return a NotImported error: ``what``, a feature of this layer, is not supported."""
         return NotImported(self.path, self.label, what, remedy)
@@ -479,9 +485,7 @@ def _unwrap_layer(path: str, default: str, parsed: TypedObject) -> Iterator[Laye
             for spec in _unwrap_layer(path, name, inner):
                 frozen, ends = kind in FROZEN_WRAPPERS, kind == FROZEN_WRAPPERS[0]
                 yield replace(
-                    spec,
-                    frozen=spec.frozen or frozen,
-                    stops_gradients=spec.stops_gradients or ends,
+                    spec, frozen=spec.frozen or frozen, stops_gradients=spec.stops_gradients or ends
                 )
         if kind == LAST_TIME_STEP:
             yield LayerSpec(kind, f"{name} last", parsed.fields, path)

@@ -191,21 +191,17 @@ def _parse_shape(info: list[int]) -> tuple[tuple[int, ...], list[int]]:
         raise BadArray(f"shape {shape} of order {order}")
     long = [axis for axis in range(rank) if shape[axis] > 1]
     long.sort(key=lambda axis: -strides[axis])
-    for number, axis in enumerate(
-        long if len(long) > 1 else ()
-    ):  # the stride of a vector may be that of the view it was saved from
+    # The stride of a vector may be that of the view it was saved from.
+    for number, axis in enumerate(long if len(long) > 1 else ()):
         if strides[axis] != prod(shape[other] for other in long[number + 1 :]):
             raise BadArray(f"shape {shape} with strides {tuple(strides)}")
     return shape, [axis for axis in range(rank) if shape[axis] == 1] + long
 
 
-CONFIGURATION_ENTRY, COEFFICIENTS_ENTRY, UPDATER_ENTRY, NORMALIZER_ENTRY, NO_PARAMS_ENTRY = (
-    "configuration.json",
-    "coefficients.bin",
-    "updaterState.bin",
-    "normalizer.bin",
-    "noParams.marker",
-)
+CONFIGURATION_ENTRY = "configuration.json"
+COEFFICIENTS_ENTRY = "coefficients.bin"
+UPDATER_ENTRY = "updaterState.bin"
+NORMALIZER_ENTRY = "normalizer.bin"
 CONFIGURATION_BYTES_MAX = 64 << 20
 Result = TypeVar("Result")
 

@@ -22,8 +22,6 @@ from sparkstrom.models.dl4j.configuration import (
     RECURRENT_LAYERS,
     LayerSpec,
     SavedNetwork,
-    parse_activation,
-    parse_loss,
     parse_network,
 )
 from sparkstrom.models.dl4j.files import (
@@ -127,9 +125,8 @@ class ImportedDenseNetwork(DenseNetwork):
         copied = ImportedDenseNetwork.__new__(ImportedDenseNetwork)
         copied.__setstate__(self.__getstate__())
         copied._resume_state = self.continuing_state()
-        copied._imported_params = (
-            None if self._imported_params is None else self._imported_params.copy()
-        )
+        if self._imported_params is not None:
+            copied._imported_params = self._imported_params.copy()
         return copied
 
 
@@ -137,7 +134,11 @@ def make_dense_network(network: SavedNetwork) -> ImportedDenseNetwork | None:
     """Return a DenseNetwork that computes and trains identically; None if no DenseNetwork does."""
     specs = network.specs
     try:
-        rules = [_get_rules_by_role(spec) for spec in specs]
+        rules = [
+            (piece.role, get_training_rule(spec, piece))
+            for spec in specs
+            for piece in list_array_specs(spec)
+        ]
     except NotImported:  # because of options that only affect training
         return None
     if not _has_only_dense_layers(specs) or not all(map(_is_plain_dense_layer, specs)):
@@ -145,12 +146,14 @@ def make_dense_network(network: SavedNetwork) -> ImportedDenseNetwork | None:
     if network.tbptt_length or any(find_untrainable_options(network)):
         return None
     updater = _make_builtin_optimizer(rules)
-    penalties = {rule.l2 for weight, _ in rules for rule in weight}
+    penalties = {rule.l2 for role, rule in rules if role != BIAS}
     loss_name = _get_builtin_loss(specs[-1])
     hidden = {_get_plain_activation(spec) for spec in specs[:-1]} or {"relu"}
     if updater is None or loss_name is None or len(penalties) != 1 or len(hidden) != 1:
         return None
-    if not hidden <= set(BUILTIN_ACTIVATIONS) or not all(map(_has_only_l2, _flatten_rules(rules))):
+    if not hidden <= set(BUILTIN_ACTIVATIONS):
+        return None
+    if any(rule.l1 or rule.decay or rule.normalization != "none" for _, rule in rules):
         return None
     widths = [specs[0].get_int("nin"), *(spec.get_int("nout") for spec in specs)]
     if [spec.get_int("nin") for spec in specs] != widths[:-1]:
@@ -176,9 +179,7 @@ def _is_plain_dense_layer(spec: LayerSpec) -> bool:
 
 def _get_plain_activation(spec: LayerSpec) -> str | None:
     """Return the name of a layer's activation; None if it has options or cannot be parsed."""
-    parsed = parse_activation(
-        spec.fields.get("activationfn", spec.fields.get("activationfunction"))
-    )
+    parsed = spec.parse_activation()
     if parsed is None or any(value is not None for value in parsed.fields.values()):
         return None
     return parsed.kind
@@ -186,7 +187,7 @@ def _get_plain_activation(spec: LayerSpec) -> str | None:
 
 def _get_builtin_loss(spec: LayerSpec) -> str | None:
     """Return the name of the DenseNetwork loss that is equal to the layer's, or None."""
-    parsed = parse_loss(spec.fields.get("lossfn", spec.fields.get("lossfunction")))
+    parsed = spec.parse_loss()
     if parsed is None or parsed.fields.get("weights") is not None:
         return None
     outputs, activation = spec.get_int("nout"), _get_plain_activation(spec)
@@ -196,35 +197,15 @@ def _get_builtin_loss(spec: LayerSpec) -> str | None:
     return "squared_error" if squares and activation == "identity" else None
 
 
-def _get_rules_by_role(spec: LayerSpec) -> tuple[list[TrainingRule], list[TrainingRule]]:
-    """Return (training rules of a layer's weights, training rules of its biases)."""
-    pieces = list_array_specs(spec)
-    return (
-        [get_training_rule(spec, piece) for piece in pieces if piece.role != BIAS],
-        [get_training_rule(spec, piece) for piece in pieces if piece.role == BIAS],
-    )
+def _make_builtin_optimizer(rules: list[tuple[str, TrainingRule]]) -> Updater | None:
+    """Return the built-in optimizer that is equal to the updaters of all arrays, or None.
 
-
-def _flatten_rules(
-    rules: list[tuple[list[TrainingRule], list[TrainingRule]]],
-) -> list[TrainingRule]:
-    """Return the rules of all layers as one list."""
-    return [rule for pair in rules for part in pair for rule in part]
-
-
-def _has_only_l2(rule: TrainingRule) -> bool:
-    """Return whether a rule has no penalty except l2, and no gradient normalization."""
-    return not (rule.l1 or rule.decay) and rule.normalization == "none"
-
-
-def _make_builtin_optimizer(
-    rules: list[tuple[list[TrainingRule], list[TrainingRule]]],
-) -> Updater | None:
-    """Return the built-in optimizer that is equal to the updaters of all arrays, or None."""
-    confs = [rule.optimizer for rule in _flatten_rules(rules)]
+    ``rules`` are (role, rule) of each array.
+    """
+    confs = [rule.optimizer for _, rule in rules]
     if any(conf != confs[0] for conf in confs) or confs[0].schedules != "{}":
         return None
-    if any(rule.l2 for _, biases in rules for rule in biases):
+    if any(rule.l2 for role, rule in rules if role == BIAS):
         return None
     options = confs[0].options
     if options.get("learningrate", 0.0) <= 0:

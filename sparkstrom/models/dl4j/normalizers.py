@@ -47,10 +47,8 @@ class StandardizeNormalizer:
         if self.label_mean is None or self.label_std is None:
             return np.asarray(outputs, np.float32)
         numbers = _to_float32(outputs, self.label_mean.size)
-        std, mean = (
-            _reshape_for_broadcast(self.label_std, numbers),
-            _reshape_for_broadcast(self.label_mean, numbers),
-        )
+        std = _reshape_for_broadcast(self.label_std, numbers)
+        mean = _reshape_for_broadcast(self.label_mean, numbers)
         return np.asarray(numbers * np.where(std == 0, 1, std) + mean, np.float32)
 
 

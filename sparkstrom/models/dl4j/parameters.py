@@ -80,6 +80,11 @@ def list_array_specs(spec: LayerSpec) -> list[ArraySpec]:
     return []
 
 
+def get_array_shapes(spec: LayerSpec) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a layer's arrays, by DL4J's names of the arrays."""
+    return {piece.name: piece.shape for piece in list_array_specs(spec)}
+
+
 def _dense_arrays(spec: LayerSpec, *, bias: bool) -> Iterator[ArraySpec]:
     """Yield the arrays of a dense layer; ``bias`` is whether it has one by default."""
     n_in, n_out = spec.get_int("nin"), spec.get_int("nout")

@@ -195,19 +195,12 @@ def refuse_captured_module(
         if any(True for _ in part.parameters()):
             names[id(part)] = name or type(module).__name__
     for argument, function in functions.items():
-        found = next(
-            (
-                names[id(reachable)]
-                for reachable in _reachable_objects(function)
-                if id(reachable) in names
-            ),
-            None,
-        )
-        if found is not None:
-            raise UsageError(
-                f"{argument} holds the module itself ({found}): on an executor that would be a"
-                f" second copy, not the one that is trained; {remedy}"
-            )
+        for reachable in _reachable_objects(function):
+            if (found := names.get(id(reachable))) is not None:
+                raise UsageError(
+                    f"{argument} holds the module itself ({found}): on an executor that would be a"
+                    f" second copy, not the one that is trained; {remedy}"
+                )
 
 
 def _reachable_objects(function: Any) -> Iterator[Any]:
@@ -329,7 +322,9 @@ def choose_device(name: str | None, gpu: int | None) -> torch.device:
         UsageError: the device does not exist.
     """
     if gpu is not None and name in (None, "cuda"):
-        name = f"cuda:{_get_index_in_process(gpu)}"
+        # Spark counts the GPUs of the machine, torch those that are visible to this process.
+        seen = os.environ.get(VISIBLE_DEVICES, "").split(",")
+        name = f"cuda:{seen.index(str(gpu)) if str(gpu) in seen else gpu}"
     if name is None or name == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -345,19 +340,6 @@ def choose_device(name: str | None, gpu: int | None) -> torch.device:
             " below that, or let Spark assign them (spark.task.resource.gpu.amount)"
         )
     return device
-
-
-def get_gpu_index(device: torch.device) -> int | None:
-    """Return the device's index among the GPUs that this process sees; None for the CPU."""
-    if device.type != "cuda":
-        return None
-    return int(torch.cuda.current_device()) if device.index is None else device.index
-
-
-def _get_index_in_process(gpu: int) -> int:
-    """Convert a GPU's number on the machine to its index among those visible to this process."""
-    seen = os.environ.get(VISIBLE_DEVICES, "").split(",")
-    return seen.index(str(gpu)) if str(gpu) in seen else gpu
 
 
 OptimizerPair = tuple[Optimizer, LRScheduler | None]
@@ -475,7 +457,10 @@ class FlatModule:
     @property
     def cuda_device(self) -> int | None:
         """The index of the GPU that trains the model; None for the CPU, or before ``place``."""
-        return get_gpu_index(self._device)
+        if self._device.type != "cuda":
+            return None
+        index = self._device.index
+        return int(torch.cuda.current_device()) if index is None else index
 
     def bind(self, params: Any) -> None:
         """Make the parameters views of ``params``, f32[n_params], and keep the optimizer.
@@ -643,14 +628,14 @@ class FlatModule:
 
     def exported(self) -> tuple[str, bytes]:
         """Return (".pt", content): a file with the state_dict, for ``torch.load``."""
-        state = {key: value.detach().cpu().clone() for key, value in self._state_dict().items()}
+        state = {
+            name: value.detach().cpu().clone()
+            for name, value in self._module.state_dict().items()
+            if torch.is_tensor(value)
+        }
         file = io.BytesIO()
         torch.save(state, file)
         return ".pt", file.getvalue()
-
-    def _state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the module's state_dict."""
-        return {k: v for k, v in self._module.state_dict().items() if torch.is_tensor(v)}
 
     def _require_bound(self) -> ParameterViews:
         """Return the ``ParameterViews``; fail if ``bind`` has not been called."""

@@ -27,17 +27,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as schedulers
-from torch.optim.lr_scheduler import (
-    ChainedScheduler,
-    LRScheduler,
-    ReduceLROnPlateau,
-    SequentialLR,
-)
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import shown
 from sparkstrom.models.base import FitLength
 from sparkstrom.models.momentum_scaling import (
+    BY_FIT,
     TORCH_MOMENTA,
     describe_change,
     join_changes,
@@ -55,22 +51,6 @@ def find_running_statistics(module: nn.Module) -> list[Any]:
 def scale_statistics_momentum(momentum: float, workers: int) -> float:
     """Return the scaled momentum of running statistics: 1 - (1 - momentum) ** workers."""
     return float(1 - scale_momentum(1 - momentum, workers))
-
-
-@contextlib.contextmanager
-def scaled_statistics(module: nn.Module, workers: int) -> Iterator[None]:
-    """Scale the momentum of running statistics to the number of workers within the context."""
-    if workers == 1:
-        yield
-        return
-    originals = [(part, part.momentum) for part in find_running_statistics(module)]
-    try:
-        for part, momentum in originals:
-            part.momentum = scale_statistics_momentum(momentum, workers)
-        yield
-    finally:
-        for part, momentum in originals:
-            part.momentum = momentum
 
 
 def describe_statistics(module: nn.Module, workers: int) -> dict[str, str]:
@@ -102,7 +82,6 @@ BY_MINIBATCH_TEXT = (
     "each minibatch of the fit (with horizon='worker', of its own worker only), over all epochs and"
     " fits: make it longer, or pass scheduler_interval='epoch'"
 )
-BY_FIT = "steps by the fit's minibatches"
 BY_EPOCHS = "steps by epochs"
 BY_LOSS = "steps once after each minibatch of its worker, by the loss"
 
@@ -146,9 +125,20 @@ class WorkerScaling:
                 if group[key] is scaled:  # otherwise a user-defined step has changed the value
                     group[key] = original
 
-    def scaled_statistics(self, module: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Scale BatchNorm's momentum to the number of workers within the context."""
-        return scaled_statistics(module, self._workers)
+    @contextlib.contextmanager
+    def scaled_statistics(self, module: nn.Module) -> Iterator[None]:
+        """Scale the momentum of running statistics to the number of workers within the context."""
+        if self._workers == 1:
+            yield
+            return
+        originals = [(part, part.momentum) for part in find_running_statistics(module)]
+        try:
+            for part, momentum in originals:
+                part.momentum = scale_statistics_momentum(momentum, self._workers)
+            yield
+        finally:
+            for part, momentum in originals:
+                part.momentum = momentum
 
     def advance_scheduler(self, scheduler: LRScheduler | None, loss: float) -> None:
         """Advance the scheduler after a minibatch; raise UsageError if its schedule has ended."""

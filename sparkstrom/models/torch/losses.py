@@ -22,13 +22,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import shown
 from sparkstrom.models.activations_and_losses import loss_name
 from sparkstrom.models.output_interpretation import OUTPUTS_OPTION
-from sparkstrom.models.torch.parameters import WEIGHT_SUM_MIN
-from sparkstrom.models.torch.tensors import (
-    IGNORE_INDEX,
-    LOSS_REMEDY,
-    Tensors,
-    describe_failure,
-)
+from sparkstrom.models.torch.tensors import IGNORE_INDEX, LOSS_REMEDY, Tensors, describe_failure
 
 Loss = Callable[..., torch.Tensor]
 TORCH_LOSSES = nn.CrossEntropyLoss.__module__
@@ -36,6 +30,7 @@ MEAN_REDUCTIONS = ("mean", "batchmean")  # batchmean (KLDivLoss) sums the values
 LOGITS_LOSSES = ("crossentropy", "nll", "withlogits", "multilabelsoft")  # parts of loss names
 CLASS_INDEX_LOSSES = ("crossentropyloss", "crossentropy", "nllloss", "multimarginloss")
 PER_LABEL_LOSSES = ("withlogits", "bceloss", "binarycrossentropy", "multilabelsoft")
+WEIGHT_SUM_MIN = 1e-30  # lower bound of a sum of weights, to avoid division by zero
 
 
 def resolve_outputs(outputs: str | None, loss: Any) -> str:
@@ -121,14 +116,8 @@ def _normalized_name(loss: Any) -> str:
 
 def _get_torch_class(loss: Any) -> type | None:
     """Return the class in ``torch.nn`` that the loss is an instance of, or None."""
-    return next(
-        (
-            base
-            for base in type(loss).__mro__
-            if base.__module__ == TORCH_LOSSES and not base.__name__.startswith("_")
-        ),
-        None,
-    )
+    bases = (base for base in type(loss).__mro__ if base.__module__ == TORCH_LOSSES)
+    return next((base for base in bases if not base.__name__.startswith("_")), None)
 
 
 def is_torch_loss(loss: Any) -> bool:

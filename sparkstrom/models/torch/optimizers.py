@@ -101,7 +101,8 @@ def _format_factory(instance: Any, values: dict[str, Any]) -> str:
     options = []
     for name, option in list(inspect.signature(cls).parameters.items())[1:]:
         value, default = values.get(name, option.default), option.default
-        if name in ("last_epoch", "verbose") or (_is_default(value, default) and name != "lr"):
+        is_default = default is not inspect.Parameter.empty and repr(value) == repr(default)
+        if name in ("last_epoch", "verbose") or (is_default and name != "lr"):
             continue
         unknown = value is inspect.Parameter.empty or callable(value)
         options.append(f", {name}={'...' if unknown else repr(value)}")
@@ -110,13 +111,6 @@ def _format_factory(instance: Any, values: dict[str, Any]) -> str:
         module = "torch.optim.lr_scheduler" if isinstance(instance, LRScheduler) else "torch.optim"
     name_of_class = cls.__qualname__ if module == "__main__" else f"{module}.{cls.__qualname__}"
     return f"functools.partial({name_of_class}{''.join(options)})"
-
-
-def _is_default(value: Any, default: Any) -> bool:
-    """Return whether an option has its default value."""
-    if default is inspect.Parameter.empty:
-        return False
-    return repr(value) == repr(default)
 
 
 def make_optimizer(
@@ -162,16 +156,6 @@ def format_optimizer(
     }
     options = ", ".join(f"{name}={' and '.join(values)}" for name, values in numbers.items())
     return f"{type(optimizer).__name__}({options})"
-
-
-def check_optimizer(optimizer: Optimizer, named: NamedParameters) -> None:
-    """Raise UsageError unless the optimizer steps once per minibatch and covers all parameters.
-
-    It must contain all trainable parameters and may contain frozen ones, which torch leaves
-    unchanged because they have no gradients.
-    """
-    _refuse_closures(optimizer)
-    _check_coverage(optimizer, named)
 
 
 def takes_total_steps(factory: Any) -> bool:
@@ -281,8 +265,12 @@ def _explain_muon_error(error: Exception) -> str:
     )
 
 
-def _refuse_closures(optimizer: Optimizer) -> None:
-    """Raise UsageError for an optimizer whose ``step`` needs a closure."""
+def check_optimizer(optimizer: Optimizer, named: NamedParameters) -> None:
+    """Raise UsageError unless the optimizer steps once per minibatch and covers all parameters.
+
+    It must contain all trainable parameters and may contain frozen ones, which torch leaves
+    unchanged because they have no gradients.
+    """
     for kind, reason in REFUSED_OPTIMIZERS.items():
         if isinstance(optimizer, kind):
             raise UsageError(f"optimizer {type(optimizer).__name__} cannot be used: {reason}")
@@ -291,10 +279,6 @@ def _refuse_closures(optimizer: Optimizer) -> None:
         raise UsageError(
             f"optimizer {type(optimizer).__name__} cannot be used: its step needs a closure"
         )
-
-
-def _check_coverage(optimizer: Optimizer, named: NamedParameters) -> None:
-    """Raise UsageError unless the optimizer has all trainable parameters and no foreign ones."""
     covered = {id(p) for group in optimizer.param_groups for p in group["params"]}
     trainable = {name: p for name, p in named.items() if p.requires_grad}
     if covered - {id(p) for p in named.values()}:

@@ -21,12 +21,7 @@ import torch
 from torch import nn
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import (
-    Flat,
-    Layout,
-    check_bindable,
-    check_bindable_on_device,
-)
+from sparkstrom.models.base import Flat, Layout, check_bindable, check_bindable_on_device
 
 NamedParameters = dict[str, nn.Parameter]
 
@@ -305,6 +300,3 @@ def _weighted_mean(values: list[torch.Tensor], weights: Sequence[float]) -> torc
     for value, weight in zip(values, weights, strict=True):
         total += value.to(total.dtype) * weight
     return (total / sum(weights)).to(first.dtype)
-
-
-WEIGHT_SUM_MIN = 1e-30  # lower bound of a sum of weights, to avoid division by zero

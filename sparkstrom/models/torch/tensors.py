@@ -13,12 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import (
-    Batch,
-    Columns,
-    arrays_of,
-    count_rows,
-)
+from sparkstrom.models.base import Batch, Columns, arrays_of, count_rows
 from sparkstrom.models.output_interpretation import concatenate_outputs
 from sparkstrom.models.row_checks import describe_error, is_raised_by_user_code, refuse_non_finite
 
@@ -144,10 +139,8 @@ def _to_tensor(array: NDArray[Any]) -> torch.Tensor:
     """Return a tensor that shares the array's memory if its dtype and layout allow it."""
     if array.dtype.kind == "f":
         array = array.astype(np.float32, copy=False)
-    elif (
-        array.dtype.kind == "u" and array.dtype.itemsize > 1
-    ):  # uint8 is the only unsigned integer type that torch fully supports
-        array = array.astype(np.int64)
+    elif array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)  # torch fully supports no unsigned type except uint8
     if not (array.flags.writeable and array.flags.c_contiguous):
         array = array.copy()
     return torch.from_numpy(array)
@@ -249,9 +242,8 @@ def _explain_out_of_bounds(message: str, trees: dict[str, Any]) -> str:
 def format_shapes(tree: Any) -> str:
     """Return the dtypes and shapes of a tree of tensors as text, such as ``float32[32, 10]``."""
     if isinstance(tree, dict):
-        return (
-            "{" + ", ".join(f"{name}: {format_shapes(part)}" for name, part in tree.items()) + "}"
-        )
+        parts = (f"{name}: {format_shapes(part)}" for name, part in tree.items())
+        return f"{{{', '.join(parts)}}}"
     if isinstance(tree, tuple | list):
         return "(" + ", ".join(map(format_shapes, tree)) + ")"
     if isinstance(tree, torch.Tensor):

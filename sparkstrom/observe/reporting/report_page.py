@@ -195,10 +195,8 @@ def _time_plots(fit: FitHistory, marks: list[EventMark]) -> Iterator[TimePlot]:
 
 def _loss_plot(fit: FitHistory, marks: list[EventMark]) -> TimePlot:
     """Return the plot of the loss by epoch; before the second epoch, of the running loss."""
-    moments, losses = (
-        [epoch.seconds for epoch in fit.epochs],
-        [epoch.loss for epoch in fit.epochs],
-    )
+    moments = [epoch.seconds for epoch in fit.epochs]
+    losses = [epoch.loss for epoch in fit.epochs]
     training = Curve.from_values("training", 0, moments, losses, has_dots=True)
     if len(training.known) < 2:
         training = Curve.from_values("training, so far", 0, fit.seconds, fit.columns["loss"])
@@ -295,9 +293,8 @@ def _worker_time_bars(fit: FitHistory) -> BarPlot:
     names = rank_activities(workers)[:STYLE_COUNT]
     title = "Time of each worker"
     if len(workers) > BARS_MAX:
-        workers = sorted(workers, key=lambda worker: -activity_seconds(worker, "waiting"))[
-            :BARS_MAX
-        ]
+        workers.sort(key=lambda worker: -activity_seconds(worker, "waiting"))
+        workers = workers[:BARS_MAX]
         title = f"Time of the {BARS_MAX} workers that waited longest"
     bars = [
         Bar(
@@ -385,9 +382,7 @@ def _describe_damage(history: RunHistory) -> list[str]:
     return problems
 
 
-def _overview_section(
-    numbered: list[tuple[int, FitHistory]], shown: list[tuple[int, FitHistory]]
-) -> Element:
+def _overview_section(numbered: list[NumberedFit], shown: list[NumberedFit]) -> Element:
     """Return the table of all fits, latest first."""
     columns = ("fit", "began (UTC)", "how it ended", "epochs", "loss", "held out", "time")
     rows = [
@@ -491,14 +486,12 @@ def _tile_list(fit: FitHistory) -> Element:
         as_number(fit.summary.get(name)) or fit.last(name)
         for name in ("minibatches", "minibatches_expected")
     )
+    score = _held_out_score(fit)
     tiles: list[Row] = [
         ("model", as_text(fit.begin.get("model")) or "not known"),
         ("parameters", format_count(as_number(fit.begin.get("n_params")))),
         ("loss", format_number(_last_loss(fit))),
-        (
-            "held-out rows",
-            format_number(_held_out_score(fit)) if _held_out_score(fit) is not None else "none",
-        ),
+        ("held-out rows", "none" if score is None else format_number(score)),
         ("time", format_duration(as_number(fit.summary.get("seconds")) or fit.last_s)),
         ("minibatches", f"{format_count(done)} of {format_count(expected)}"),
         ("sent", format_bytes(sent) + (f", {reduction}" if reduction else "")),

@@ -175,8 +175,7 @@ def _non_empty_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def _add_line(history: RunHistory, index: int, line: bytes) -> None:
     """Add one line of the file to the history, or count it as unreadable."""
     event = _parse_object(line)
-    handler = EVENT_HANDLERS.get(as_text(event.get("event")))
-    if handler is None and "event" not in event:
+    if "event" not in event:
         if not line.endswith(b"\n"):
             history.is_torn = True
             return
@@ -187,13 +186,17 @@ def _add_line(history: RunHistory, index: int, line: bytes) -> None:
                 f" log; {REMEDY}"
             )
         return
-    is_new = as_text(event["event"]) == "fit_begin"
-    if is_new or not history.fits or history.fits[-1].end is not None:
+    kind, seconds = as_text(event["event"]), _seconds_of_event(event)
+    if kind == "fit_begin" or not history.fits or history.fits[-1].end is not None:
         history.fits.append(FitHistory())
     fit = history.fits[-1]
     fit.newest = as_text(event.get("time")) or fit.newest
-    if handler is not None:
-        handler(fit, event)
+    if kind == "fit_begin":
+        fit.begin = event
+    elif kind == "fit_end":
+        fit.end = event
+    elif kind in EVENT_HANDLERS and seconds is not None:
+        EVENT_HANDLERS[kind](fit, event, seconds)
 
 
 def _parse_object(line: bytes) -> dict[str, Any]:
@@ -210,15 +213,9 @@ def _seconds_of_event(event: dict[str, Any]) -> float | None:
     return seconds if seconds is not None and 0 <= seconds <= SECONDS_MAX else None
 
 
-def _add_begin(fit: FitHistory, event: dict[str, Any]) -> None:
-    """Store the event that marks the beginning of the fit."""
-    fit.begin = event
-
-
-def _add_iteration(fit: FitHistory, event: dict[str, Any]) -> None:
+def _add_iteration(fit: FitHistory, event: dict[str, Any], seconds: float) -> None:
     """Append an iteration; record the time if its loss is the first that is not finite."""
-    seconds = _seconds_of_event(event)
-    if seconds is None or seconds < (fit.seconds[-1] if fit.seconds else 0.0):
+    if seconds < (fit.seconds[-1] if fit.seconds else 0.0):
         return
     fit.seconds.append(seconds)
     for name, values in fit.columns.items():
@@ -241,11 +238,8 @@ def _add_byte_kinds(fit: FitHistory, by_kind: dict[str, Any]) -> None:
         values.append(as_number(by_kind.get(kind)))
 
 
-def _add_epoch(fit: FitHistory, event: dict[str, Any]) -> None:
+def _add_epoch(fit: FitHistory, event: dict[str, Any], seconds: float) -> None:
     """Append the end of an epoch; record the time if its loss is the first that is not finite."""
-    seconds = _seconds_of_event(event)
-    if seconds is None:
-        return
     epoch, loss, held = (as_number(event.get(name)) for name in ("epoch", "loss", "validation"))
     # An epoch without examples was reported too late; its missing loss does not mean divergence.
     is_known = as_number(event.get("examples")) != 0
@@ -254,11 +248,8 @@ def _add_epoch(fit: FitHistory, event: dict[str, Any]) -> None:
     fit.epochs.append(EpochPoint(seconds, epoch, loss, held))
 
 
-def _add_worker_change(fit: FitHistory, event: dict[str, Any]) -> None:
+def _add_worker_change(fit: FitHistory, event: dict[str, Any], seconds: float) -> None:
     """Append a change of workers: those that joined or left."""
-    seconds = _seconds_of_event(event)
-    if seconds is None:
-        return
     joined, left, reasons = (
         tuple(as_text(one) for one in as_list(event.get(name)))
         for name in ("joined", "left", "reasons")
@@ -268,23 +259,15 @@ def _add_worker_change(fit: FitHistory, event: dict[str, Any]) -> None:
     )
 
 
-def _add_checkpoint(fit: FitHistory, event: dict[str, Any]) -> None:
+def _add_checkpoint(fit: FitHistory, event: dict[str, Any], seconds: float) -> None:
     """Append a checkpoint that was written."""
-    seconds = _seconds_of_event(event)
-    if seconds is not None:
-        fit.checkpoints.append((seconds, as_text(event.get("path"))))
+    fit.checkpoints.append((seconds, as_text(event.get("path"))))
 
 
-def _add_end(fit: FitHistory, event: dict[str, Any]) -> None:
-    """Store the event that marks the end of the fit."""
-    fit.end = event
-
-
-EVENT_HANDLERS: dict[str, Callable[[FitHistory, dict[str, Any]], None]] = {
-    "fit_begin": _add_begin,
+# Called with (fit, event, the event's seconds since the fit began).
+EVENT_HANDLERS: dict[str, Callable[[FitHistory, dict[str, Any], float], None]] = {
     "iteration": _add_iteration,
     "worker_change": _add_worker_change,
     "epoch": _add_epoch,
     "checkpoint": _add_checkpoint,
-    "fit_end": _add_end,
 }

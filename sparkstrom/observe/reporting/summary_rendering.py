@@ -129,8 +129,8 @@ def result_group(summary: Figures) -> FigureGroup:
     rows += _speed_rows(summary)
     took, dense = as_number(summary.get("bytes_sent")), as_number(summary.get("bytes_dense"))
     less = format_reduction(took, dense) if took and dense and dense > took else ""
-    sent = format_bytes(as_number(summary.get("bytes_sent")))
-    rows.append(("sent", f"{sent} of updates" + (f", {less} than dense updates" if less else "")))
+    than_dense = f", {less} than dense updates" if less else ""
+    rows.append(("sent", f"{format_bytes(took)} of updates{than_dense}"))
     return FigureGroup("Result", rows)
 
 
@@ -197,38 +197,27 @@ def _rows_if_known(
     summary: Figures, *specs: tuple[str, str, Callable[[float | None], str]]
 ) -> list[Row]:
     """Return a row for each (title, key, formatter) whose value is known."""
-    values = [
-        (title, as_number(summary.get(key)), format_value) for title, key, format_value in specs
-    ]
     return [
-        (title, format_value(value)) for title, value, format_value in values if value is not None
+        (title, format_value(value))
+        for title, key, format_value in specs
+        if (value := as_number(summary.get(key))) is not None
     ]
 
 
 def _training_group(summary: Figures) -> FigureGroup:
     """Return the amount of training: parameters, minibatches, rows and batch sizes."""
     rows = _rows_if_known(summary, ("parameters", "n_params", format_count))
-    done, expected = (
-        as_number(summary.get("minibatches")),
-        as_number(summary.get("minibatches_expected")),
-    )
+    done = as_number(summary.get("minibatches"))
+    expected = as_number(summary.get("minibatches_expected"))
     if done is not None:
         before = as_number(summary.get("minibatches_resumed"))
         resumed = f", {format_count(before)} of them before it was resumed" if before else ""
-        rows.append(
-            (
-                "minibatches",
-                f"{format_count(done)} of {format_count(expected)}, each counted once{resumed}",
-            )
-        )
+        text = f"{format_count(done)} of {format_count(expected)}, each counted once{resumed}"
+        rows.append(("minibatches", text))
     held, trained = as_number(summary.get("rows_held_out")), as_number(summary.get("rows_trained"))
     if trained is not None:
-        rows.append(
-            (
-                "rows",
-                f"{format_count(trained)} trained in every epoch, {format_count(held)} held out",
-            )
-        )
+        text = f"{format_count(trained)} trained in every epoch, {format_count(held)} held out"
+        rows.append(("rows", text))
     rows += _rows_if_known(
         summary,
         ("examples trained", "examples", format_count),
@@ -239,20 +228,13 @@ def _training_group(summary: Figures) -> FigureGroup:
 
 def _batch_rows(summary: Figures) -> list[Row]:
     """Return the row with the batch size of one step and of a round (one step per worker)."""
-    per_worker, per_round = (
-        as_number(summary.get("batch_size_per_worker")),
-        as_number(summary.get("effective_batch")),
-    )
+    per_worker = as_number(summary.get("batch_size_per_worker"))
+    per_round = as_number(summary.get("effective_batch"))
     if per_worker is None or per_round is None:
         return []
     workers = pluralize(per_round / per_worker, "worker") if per_worker else "no workers"
-    return [
-        (
-            "batch",
-            f"{format_count(per_worker)} rows per step; {format_count(per_round)} in a round of"
-            f" {workers}",
-        )
-    ]
+    step = f"{format_count(per_worker)} rows per step"
+    return [("batch", f"{step}; {format_count(per_round)} in a round of {workers}")]
 
 
 def _horizon_rows(summary: Figures) -> list[Row]:
@@ -272,13 +254,9 @@ def _update_group(summary: Figures) -> FigureGroup:
         ("threshold (tau)", "tau", format_number),
         ("residual norm", "residual_norm", format_number),
     )
-    masses = (
-        ("clipped", "mass_clipped"),
-        ("scaled away", "mass_scaled_away"),
-        ("lost", "mass_lost"),
-    )
-    lost = [(title, as_number(summary.get(key))) for title, key in masses]
-    rows += [(f"mass {title}", format_number(value)) for title, value in lost if value]
+    for kind in ("clipped", "scaled_away", "lost"):
+        if value := as_number(summary.get(f"mass_{kind}")):
+            rows.append((f"mass {kind.replace('_', ' ')}", format_number(value)))
     return FigureGroup("Updates", rows)
 
 
@@ -311,9 +289,8 @@ def _bytes_group(summary: Figures) -> FigureGroup:
     if rejected:
         rows.append(("frames rejected", format_count(rejected)))
     rows += _ignored_message_rows(summary)
-    return FigureGroup(
-        "Bytes per hop", rows, tuple(as_text(one) for one in as_list(summary.get("slow_links")))
-    )
+    slow_links = tuple(map(as_text, as_list(summary.get("slow_links"))))
+    return FigureGroup("Bytes per hop", rows, slow_links)
 
 
 def _ignored_message_rows(summary: Figures) -> list[Row]:
@@ -330,10 +307,9 @@ def _ignored_message_rows(summary: Figures) -> list[Row]:
 
 def _phase_group(summary: Figures) -> FigureGroup:
     """Return the seconds of each phase."""
-    phases = as_dict(summary.get("phase_seconds"))
-    return FigureGroup(
-        "Time by phase", [(as_text(k), format_duration(as_number(v))) for k, v in phases.items()]
-    )
+    phases = as_dict(summary.get("phase_seconds")).items()
+    rows = [(as_text(name), format_duration(as_number(value))) for name, value in phases]
+    return FigureGroup("Time by phase", rows)
 
 
 def _workers_group(summary: Figures) -> FigureGroup:
@@ -373,9 +349,8 @@ def rank_activities(workers: list[dict[str, Any]]) -> list[str]:
 
 def _faults_group(summary: Figures) -> FigureGroup:
     """Return the faults that the fit survived."""
-    return FigureGroup(
-        "Faults survived", [], tuple(map(_format_fault, as_list(summary.get("faults"))))
-    )
+    faults = tuple(map(_format_fault, as_list(summary.get("faults"))))
+    return FigureGroup("Faults survived", [], faults)
 
 
 def _format_fault(fault: Any) -> str:
@@ -406,10 +381,7 @@ def short_rows(figures: Figures) -> list[Row]:
     changes = ", ".join(f"{name} {to}" for name, to in horizons.items() if name != "workers")
     rows = [
         ("minibatches", f"{f['minibatches']:,} of {f['minibatches_expected']:,}"),
-        (
-            "rows",
-            f"{f['rows']:,}: {f['rows_trained']:,} trained, {f['rows_held_out']:,} held out",
-        ),
+        ("rows", f"{f['rows']:,}: {f['rows_trained']:,} trained, {f['rows_held_out']:,} held out"),
         ("loss (last epoch)", f"{f['loss']:.4f}"),
     ]
     if best is not None:

@@ -401,12 +401,8 @@ def _value_table(plot: TimePlot, moments: list[float], axis: TimeAxis) -> Table:
     rows = []
     for i in evenly_spaced_indices(len(moments), ROWS_MAX):
         values = (_value_at(curve, moments[i]) for curve in plot.curves)
-        rows.append(
-            (
-                f"{moments[i] / axis.unit_s:.4g}",
-                *("" if y is None else plot.format_value(y) for y in values),
-            )
-        )
+        texts = ("" if y is None else plot.format_value(y) for y in values)
+        rows.append((f"{moments[i] / axis.unit_s:.4g}", *texts))
     return Table((axis.unit, *(curve.name for curve in plot.curves)), rows)
 
 

@@ -13,7 +13,7 @@ import pytest
 from sparkstrom import InferenceMode, ParallelInference
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Columns, arrays_of
-from sparkstrom.serving.parallel_inference import ModelPool
+from sparkstrom.serving import ModelPool
 
 WIDTH = 3
 DEADLINE_S = 60.0

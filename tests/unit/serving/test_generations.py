@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparkstrom.models import DenseNetwork
-from sparkstrom.serving.parallel_inference import ModelPool
+from sparkstrom.serving import ModelPool
 from tests.unit.serving.conftest import DEADLINE_S, wait_for_waiting
 
 
@@ -65,7 +65,7 @@ def test_who_is_interrupted_takes_none_along(
 ) -> None:
     taken = generation._acquire()
     queue = Breaking(generation, handed=handed)
-    monkeypatch.setattr("sparkstrom.serving.parallel_inference.queue.SimpleQueue", lambda: queue)
+    monkeypatch.setattr("sparkstrom.serving.queue.SimpleQueue", lambda: queue)
     with pytest.raises(Interruption), generation.borrow():
         pass
     assert not generation._waiting

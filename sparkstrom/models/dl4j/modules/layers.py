@@ -17,18 +17,13 @@ from torch import nn
 from torch.nn import functional as fn
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.dl4j.configuration import (
-    LayerSpec,
-    TypedObject,
-    parse_activation,
-    parse_typed,
-    read_float,
-)
+from sparkstrom.models.dl4j.configuration import LayerSpec, TypedObject, parse_typed, read_float
 from sparkstrom.models.dl4j.parameters import (
     LOG_STD,
     STATISTIC,
     VARIANCE,
     Arrays,
+    get_array_shapes,
     get_prelu_shape,
     list_array_specs,
 )
@@ -42,8 +37,7 @@ class Dl4jActivation:
     def __init__(
         self, spec: LayerSpec, field: str = "activationfn", default: str = "identity"
     ) -> None:
-        parsed = parse_activation(spec.fields.get(field, spec.fields.get("activationfunction")))
-        parsed = parsed or TypedObject(default, {})
+        parsed = spec.parse_activation(field) or TypedObject(default, {})
         if parsed.kind not in ACTIVATIONS:
             raise spec.unsupported(f"activation {parsed.kind}")
         self.kind = parsed.kind
@@ -168,11 +162,9 @@ def _parse_dropout(spec: LayerSpec) -> TypedObject | None:
     if parsed is None:  # DL4J 0.9 and earlier wrote a number
         p = spec.get_float("dropout", 0.0)
         parsed = TypedObject("dropout", {"p": p}) if p else None
-    if parsed is None or (parsed.kind == "dropout" and not _is_scheduled(parsed)):
-        return (
-            None if parsed is None or _get_dropout_parameter(spec, parsed) in (0.0, 1.0) else parsed
-        )
-    return parsed
+    if parsed is None or parsed.kind != "dropout" or _is_scheduled(parsed):
+        return parsed
+    return None if _get_dropout_parameter(spec, parsed) in (0.0, 1.0) else parsed
 
 
 def _is_scheduled(parsed: TypedObject) -> bool:
@@ -187,6 +179,8 @@ def _get_dropout_parameter(spec: LayerSpec, parsed: TypedObject) -> float:
 
 
 CHANNELS_LAST = "nhwc"
+# DL4J's names of arrays -> names of the modules' parameters.
+ARRAY_NAMES = {"W": "weight", "b": "bias", "g": "gain", "RW": "recurrent", "pW": "mixed"}
 PER_POSITION_LOSSES = ("rnnlosslayer", "cnnlosslayer")  # a loss for each step or pixel
 
 
@@ -222,13 +216,14 @@ class Dl4jLayer(nn.Module):  # type: ignore[misc]
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
         """Convert DL4J's parameters or state vectors to the module's names and shapes."""
-        return {}
+        return {ARRAY_NAMES[name]: array for name, array in arrays.items()}
 
-    def _add_parameters(self, **arrays: tuple[int, ...]) -> None:
-        """Register a parameter of zeros for each name, with the given shape."""
+    def _add_parameters(self, **arrays: tuple[int, ...] | None) -> None:
+        """Register a parameter of zeros for each name, with the given shape; None: no parameter."""
         for name, shape in arrays.items():
-            parameter = nn.Parameter(torch.zeros(shape), requires_grad=not self.spec.frozen)
-            self.register_parameter(name, parameter)
+            if shape is not None:
+                parameter = nn.Parameter(torch.zeros(shape), requires_grad=not self.spec.frozen)
+                self.register_parameter(name, parameter)
 
     def _refuse_softmax(self) -> None:
         """Raise NotImported if the activation is softmax."""
@@ -243,12 +238,10 @@ class Dense(Dl4jLayer):
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__(spec)
-        self._has_gain = any(piece.name == "g" for piece in list_array_specs(spec))
-        shapes = {piece.name: piece.shape for piece in list_array_specs(spec)}
-        self._add_parameters(weight=shapes["W"][::-1])
-        self._add_parameters(
-            **{n: shapes[k] for n, k in (("bias", "b"), ("gain", "g")) if k in shapes}
-        )
+        shapes = get_array_shapes(spec)
+        self._has_gain = "g" in shapes
+        weight = shapes["W"][::-1]
+        self._add_parameters(weight=weight, bias=shapes.get("b"), gain=shapes.get("g"))
 
     def before_activation(self, x: Tensor) -> Tensor:
         """Return x W + b; images are flattened."""
@@ -266,8 +259,8 @@ class Dense(Dl4jLayer):
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
         """Convert DL4J's arrays to the names of torch's Linear; W is transposed."""
-        names = {"W": "weight", "b": "bias", "g": "gain"}
-        return {names[name]: array.T if name == "W" else array for name, array in arrays.items()}
+        mapped = super().map_arrays(arrays)
+        return {name: array.T if name == "weight" else array for name, array in mapped.items()}
 
 
 def layer_normalize(z: Tensor) -> Tensor:
@@ -284,8 +277,8 @@ class Embedding(Dl4jLayer):
         self._has_sequences = spec.kind == "embeddingsequencelayer"
         if spec.get_word("outputformat", "ncw") != "ncw":
             raise spec.unsupported("outputFormat NWC")
-        shapes = {piece.name: piece.shape for piece in list_array_specs(spec)}
-        self._add_parameters(weight=shapes["W"], **({"bias": shapes["b"]} if "b" in shapes else {}))
+        shapes = get_array_shapes(spec)
+        self._add_parameters(weight=shapes["W"], bias=shapes.get("b"))
 
     def before_activation(self, x: Tensor) -> Tensor:
         """Return the vectors for the indices x: [rows, nOut], or [rows, nOut, steps]."""
@@ -305,10 +298,6 @@ class Embedding(Dl4jLayer):
                 f" minibatch: must be 0 to {len(self.weight) - 1}"
             )
         return index
-
-    def map_arrays(self, arrays: Arrays) -> Arrays:
-        """Convert DL4J's arrays to the module's names."""
-        return {{"W": "weight", "b": "bias"}[name]: array for name, array in arrays.items()}
 
 
 class BatchNormalization(nn.BatchNorm1d):  # type: ignore[misc]
@@ -403,10 +392,6 @@ class ElementWiseMultiplication(Dl4jLayer):
     def before_activation(self, x: Tensor) -> Tensor:
         """Return x * w + b."""
         return self.input_dropout(x, self.training) * self.weight + self.bias
-
-    def map_arrays(self, arrays: Arrays) -> Arrays:
-        """Convert DL4J's arrays to the module's names."""
-        return {{"W": "weight", "b": "bias"}[name]: array for name, array in arrays.items()}
 
 
 class ReshapePreprocessor(nn.Module):  # type: ignore[misc]

@@ -16,13 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional as fn
 
-from sparkstrom.models.dl4j.configuration import (
-    PREDICT_REMEDY,
-    LayerSpec,
-    TypedObject,
-    parse_loss,
-    read_float,
-)
+from sparkstrom.models.dl4j.configuration import PREDICT_REMEDY, LayerSpec, TypedObject, read_float
 from sparkstrom.models.dl4j.modules.layers import Dl4jActivation
 
 Tensor: TypeAlias = torch.Tensor
@@ -40,8 +34,7 @@ class Dl4jLoss:
     """
 
     def __init__(self, spec: LayerSpec) -> None:
-        parsed = parse_loss(spec.fields.get("lossfn", spec.fields.get("lossfunction")))
-        parsed = parsed or TypedObject("mcxent", {})
+        parsed = spec.parse_loss() or TypedObject("mcxent", {})
         if parsed.kind not in (*CLASS_LOSSES, "binaryxent", *SCORE_FUNCTIONS):
             raise spec.unsupported(f"loss {parsed.kind}", PREDICT_REMEDY)
         self.kind = parsed.kind
@@ -139,11 +132,6 @@ def _read_weights(spec: LayerSpec, value: Any) -> list[float] | None:
         raise spec.unsupported(f"loss with weights {str(value)[:40]!r}", PREDICT_REMEDY) from None
 
 
-def _cosine_proximity(out: Tensor, expected: Tensor) -> Tensor:
-    """Return, for each output, the negative product of normalized output and target."""
-    return -fn.normalize(out, dim=1) * fn.normalize(expected, dim=1)
-
-
 def _clip(values: Tensor) -> Tensor:
     """Return the values limited to [CLIP_EPS, 1]."""
     return values.clamp(CLIP_EPS, 1)
@@ -160,6 +148,6 @@ SCORE_FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "poisson": lambda out, y: out - y * out.clamp_min(POSITIVE_MIN).log(),
     "hinge": lambda out, y: (1 - y * out).clamp_min(0),
     "squaredhinge": lambda out, y: (1 - y * out).clamp_min(0) ** 2,
-    "cosineproximity": _cosine_proximity,
+    "cosineproximity": lambda out, y: -fn.normalize(out, dim=1) * fn.normalize(y, dim=1),
     "wasserstein": lambda out, y: out * y / out.shape[1],
 }

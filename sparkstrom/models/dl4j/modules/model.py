@@ -15,14 +15,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Columns, Flat, State, arrays_of
+from sparkstrom.models.base import Columns, State, arrays_of
 from sparkstrom.models.dl4j.configuration import (
     LOSS_LAYERS,
     PREDICT_REMEDY,
     LayerSpec,
     SavedNetwork,
-    parse_activation,
-    parse_loss,
     parse_network,
 )
 from sparkstrom.models.dl4j.files import NotImported
@@ -125,8 +123,7 @@ class Dl4jModel(TorchModel):
 
     def load_arrays(self, arrays: list[Arrays]) -> None:
         """Set parameters and statistics to DL4J's arrays; to be called before ``bind``."""
-        module: Any = self.module
-        module.load_arrays(arrays)
+        self.module.load_arrays(arrays)
 
     def load_optimizer_state(self, states: list[dict[str, Arrays]], iterations: int) -> None:
         """Set the updater's state for the first fit.
@@ -135,7 +132,6 @@ class Dl4jModel(TorchModel):
             states: the updater's vectors of each layer.
             iterations: number of minibatches that DL4J trained.
         """
-        module: Any = self.module
         network = parse_network(self._path, self._configuration)
         vectors = {vector for state in states for vector in state}
         state: State = {}
@@ -144,7 +140,7 @@ class Dl4jModel(TorchModel):
                 {k: v for k, v in each.get(vector, {}).items() if not is_statistic(spec, k)}
                 for spec, each in zip(network.specs, states, strict=True)
             ]
-            for name, values in module.map_arrays(arrays).items():
+            for name, values in self.module.map_arrays(arrays).items():
                 state[f"state/{name}/{vector}"] = values
                 state[f"state/{name}/steps"] = iterations
         self.continue_from(state)
@@ -159,19 +155,16 @@ class Dl4jModel(TorchModel):
 
     def set_position(self, epoch: int, batch: int, batches: int) -> None:
         """Set the learning rates of schedules by epoch, which continue DL4J's epoch count."""
-        module: Any = self.module
         optimizer, scheduler = self._get_optimizer()
         if scheduler is not None:
-            set_schedule_epoch(optimizer, scheduler, module.epochs + epoch)
+            set_schedule_epoch(optimizer, scheduler, self.module.epochs + epoch)
 
     def penalty(self) -> float:
         """Return DL4J's calcRegularizationScore; weight decay counts like l2, without the rate."""
         network = parse_network(self._path, self._configuration)
-        module: Any = self.module
-        named = dict(module.named_parameters())
         total = 0.0
-        for name, _, rule in _list_parameter_rules(network, module):
-            values = named[name].detach().double()
+        for name, _, rule in _list_parameter_rules(network, self.module):
+            values = self._named_parameters[name].detach().double()
             squares = float((values**2).sum())
             total += rule.l1 * float(values.abs().sum()) + (rule.l2 + rule.decay) * squares / 2
         return total
@@ -207,41 +200,32 @@ class Dl4jModel(TorchModel):
 
         A network imported only for prediction returns its outputs instead.
         """
-        module: Any = self._module
         if self._custom is not None:
             return super()._call_module(features)
         with explaining_shape_errors("the network from DL4J", FORWARD_REMEDY, features=features):
-            return module.before_activation(features)
+            return self._module.before_activation(features)
 
     def _gradient_step(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> Tensor:
         """Take one step, or with TruncatedBPTT a step per segment; return the summed losses."""
-        module: Any = self._module
-        if not module.tbptt_length:
+        if not self._module.tbptt_length:
             return super()._gradient_step(optimizer, batch, rows)
         total = torch.zeros(())
-        with module.carrying_state():
-            for part in _split_segments(self._path, batch, module.tbptt_length):
+        with self._module.carrying_state():
+            for part in _split_segments(self._path, batch, self._module.tbptt_length):
                 total = total + super()._gradient_step(optimizer, part, rows).cpu()
         return total
 
     def _predict_rows(self, features: Columns) -> Any:
         """Return the outputs for these rows, after the last activation."""
-        module: Any = self._module
-        last = module.last_layer
         z = super()._predict_rows(features)
         if self._custom is not None:
             return z
-        with explaining_shape_errors(
-            "the last activation", FORWARD_REMEDY, values=torch.from_numpy(z)
+        values = torch.from_numpy(np.ascontiguousarray(z))
+        with (
+            torch.no_grad(),
+            explaining_shape_errors("the last activation", FORWARD_REMEDY, values=values),
         ):
-            return _apply_activation(last, z)
-
-
-def _apply_activation(last: Any, z: Flat) -> Flat:
-    """Return the last layer's activations of z as a NumPy array."""
-    with torch.no_grad():
-        outputs: Flat = last.activate(torch.from_numpy(np.ascontiguousarray(z))).numpy()
-    return outputs
+            return self._module.last_layer.activate(values).numpy()
 
 
 def _split_segments(path: str, batch: TorchBatch, length: int) -> list[TorchBatch]:
@@ -301,11 +285,8 @@ def _make_groups(rules: ParameterRules, epochs: int, named: dict[str, Any]) -> l
 def _predicts_probabilities(network: SavedNetwork) -> bool:
     """Return whether outputs are probabilities: softmax, or sigmoid with binary cross-entropy."""
     spec = network.specs[-1]
-    activation = parse_activation(
-        spec.fields.get("activationfn", spec.fields.get("activationfunction"))
-    )
-    loss = parse_loss(spec.fields.get("lossfn", spec.fields.get("lossfunction")))
-    kinds = tuple(each.kind if each is not None else "" for each in (activation, loss))
+    parsed = spec.parse_activation(), spec.parse_loss()
+    kinds = tuple("" if each is None else each.kind for each in parsed)
     return kinds[0] == "softmax" or kinds == ("sigmoid", "binaryxent")
 
 

@@ -26,6 +26,7 @@ from sparkstrom.models.dl4j.configuration import (
     SavedNetwork,
 )
 from sparkstrom.models.dl4j.modules.layers import (
+    ARRAY_NAMES,
     CHANNELS_LAST,
     BatchNormalization,
     Dense,
@@ -39,7 +40,7 @@ from sparkstrom.models.dl4j.modules.layers import (
     ReshapePreprocessor,
     layer_normalize,
 )
-from sparkstrom.models.dl4j.parameters import Arrays, list_array_specs
+from sparkstrom.models.dl4j.parameters import Arrays, get_array_shapes, list_array_specs
 
 Tensor: TypeAlias = torch.Tensor
 
@@ -112,8 +113,7 @@ class Lstm(RecurrentLayer):
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
         """Convert DL4J's arrays to the module's names; peepholes are the last columns of RW."""
-        width = 4 * self._width
-        mapped = {{"W": "weight", "b": "bias"}[n]: a for n, a in arrays.items() if n != "RW"}
+        mapped, width = super().map_arrays(arrays), 4 * self._width
         if "RW" in arrays:
             mapped["recurrent"] = arrays["RW"][:, :width]
             if arrays["RW"].shape[1] > width:
@@ -126,9 +126,8 @@ class SimpleRnn(RecurrentLayer):
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__(spec)
-        self._add_parameters(
-            **{ARRAY_NAMES[piece.name]: piece.shape for piece in list_array_specs(spec)}
-        )
+        shapes = get_array_shapes(spec)
+        self._add_parameters(**{ARRAY_NAMES[name]: shape for name, shape in shapes.items()})
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
         """Return outputs [rows, nOut, steps] for x [rows, nIn, steps]."""
@@ -147,12 +146,7 @@ class SimpleRnn(RecurrentLayer):
         gain = getattr(self, "gain", None)
         return z if gain is None else layer_normalize(z) * gain.split(self._width)[index]
 
-    def map_arrays(self, arrays: Arrays) -> Arrays:
-        """Return DL4J's arrays under the names of the module's parameters."""
-        return {ARRAY_NAMES[name]: array for name, array in arrays.items()}
 
-
-ARRAY_NAMES = {"W": "weight", "RW": "recurrent", "b": "bias", "g": "gain"}
 DIRECTIONAL_LAYERS: dict[str, Any] = {"lstm": Lstm, "graveslstm": Lstm, "simplernn": SimpleRnn}
 MERGE_MODES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": lambda a, b: a + b,
@@ -180,10 +174,8 @@ class Bidirectional(nn.Module):  # type: ignore[misc]
         inner = replace(spec, kind=kind)
         if graves:  # in DL4J, this layer ignores dropout
             inner = replace(inner, fields=spec.fields | {"idropout": None, "dropout": None})
-        self.forwards, self.backwards = (
-            DIRECTIONAL_LAYERS[kind](inner),
-            DIRECTIONAL_LAYERS[kind](inner),
-        )
+        self.forwards = DIRECTIONAL_LAYERS[kind](inner)
+        self.backwards = DIRECTIONAL_LAYERS[kind](inner)
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
         """Return [rows, nOut, steps], or with the mode concat [rows, 2 nOut, steps]."""
@@ -292,9 +284,9 @@ class Convolution(Dl4jLayer):
         super().__init__(spec)
         self._refuse_softmax()
         self._window = SlidingWindow(spec, 0, 1)
-        shapes = {piece.name: piece.shape for piece in list_array_specs(spec)}
+        shapes = get_array_shapes(spec)
         kernels = shapes["W"] if len(shapes["W"]) == 4 else (*shapes["W"][::-1], 1)
-        self._add_parameters(weight=kernels, **({"bias": shapes["b"]} if "b" in shapes else {}))
+        self._add_parameters(weight=kernels, bias=shapes.get("b"))
 
     def before_activation(self, x: Tensor) -> Tensor:
         """Return the convolution of x."""
@@ -306,10 +298,10 @@ class Convolution(Dl4jLayer):
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
         """Convert DL4J's arrays to the module's names; 1D kernels become 2D with width 1."""
-        placed = {{"W": "weight", "b": "bias"}[name]: array for name, array in arrays.items()}
-        if "weight" in placed and placed["weight"].ndim == 3:  # [size, inputs, outputs]
-            placed["weight"] = placed["weight"].T[..., None]
-        return placed
+        mapped = super().map_arrays(arrays)
+        if "weight" in mapped and mapped["weight"].ndim == 3:  # [size, inputs, outputs]
+            mapped["weight"] = mapped["weight"].T[..., None]
+        return mapped
 
 
 class Subsampling(nn.Module):  # type: ignore[misc]
@@ -385,14 +377,12 @@ class ChannelwiseConvolution(Dl4jLayer):
         super().__init__(spec)
         self._refuse_softmax()
         self._window = SlidingWindow(spec, 0, 1)
-        shapes = {piece.name: piece.shape for piece in list_array_specs(spec)}
+        shapes = get_array_shapes(spec)
         self._is_separable = "pW" in shapes
         self._channels = spec.get_int("nin")
         output_channels = self._channels * spec.get_int("depthmultiplier", 1)
-        self._add_parameters(weight=(output_channels, 1, *spec.get_pair("kernelsize", 0)))
-        self._add_parameters(
-            **{n: shapes[k] for k, n in (("pW", "mixed"), ("b", "bias")) if k in shapes}
-        )
+        kernels = (output_channels, 1, *spec.get_pair("kernelsize", 0))
+        self._add_parameters(weight=kernels, mixed=shapes.get("pW"), bias=shapes.get("b"))
 
     def before_activation(self, x: Tensor) -> Tensor:
         """Return the convolution of each channel; mix the channels if the layer is separable."""
@@ -411,7 +401,7 @@ class ChannelwiseConvolution(Dl4jLayer):
 
     def map_arrays(self, arrays: Arrays) -> Arrays:
         """Return DL4J's arrays under the module's names, with W in torch's axis order."""
-        mapped = {{"pW": "mixed", "b": "bias"}[n]: a for n, a in arrays.items() if n != "W"}
+        mapped = super().map_arrays(arrays)
         if "W" in arrays:  # [times, channels, h, w], or [h, w, channels, times]
             order = (1, 0, 2, 3) if self._is_separable else (2, 3, 0, 1)
             mapped["weight"] = arrays["W"].transpose(order).reshape(self.weight.shape)
@@ -542,21 +532,6 @@ JOIN_FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _scale(x: Tensor, spec: LayerSpec) -> Tensor:
-    """Return x times the vertex's scale factor."""
-    return x * spec.get_float("scalefactor", 1.0)
-
-
-def _shift(x: Tensor, spec: LayerSpec) -> Tensor:
-    """Return x plus the vertex's shift factor."""
-    return x + spec.get_float("shiftfactor", 0.0)
-
-
-def _select_subset(x: Tensor, spec: LayerSpec) -> Tensor:
-    """Return the columns ``from`` to ``to``, inclusive."""
-    return x[:, spec.get_int("from", 0, 0) : spec.get_int("to", 0, 0) + 1]
-
-
 def _l2_normalize(x: Tensor, spec: LayerSpec) -> Tensor:
     """Divide x by its L2 norm over the vertex's dimensions; by default, all except the rows."""
     given = spec.fields.get("dimension")
@@ -565,17 +540,14 @@ def _l2_normalize(x: Tensor, spec: LayerSpec) -> Tensor:
     return x / norms.clamp_min(spec.get_float("eps", L2_NORM_EPS))
 
 
-def _reshape(x: Tensor, spec: LayerSpec) -> Tensor:
-    """Return x in the vertex's new shape, with the rows unchanged."""
-    return x.reshape(len(x), *spec.get_sizes("newshape", -1)[1:])
-
-
 VERTEX_FUNCTIONS: dict[str, Callable[[Tensor, LayerSpec], Tensor]] = {
-    "scalevertex": _scale,
-    "shiftvertex": _shift,
-    "subsetvertex": _select_subset,
+    "scalevertex": lambda x, spec: x * spec.get_float("scalefactor", 1.0),
+    "shiftvertex": lambda x, spec: x + spec.get_float("shiftfactor", 0.0),
+    # The columns ``from`` to ``to``, inclusive.
+    "subsetvertex": lambda x, spec: x[:, spec.get_int("from", 0, 0) : spec.get_int("to", 0, 0) + 1],
     "l2normalizevertex": _l2_normalize,
-    "reshapevertex": _reshape,
+    # The new shape; the rows are unchanged.
+    "reshapevertex": lambda x, spec: x.reshape(len(x), *spec.get_sizes("newshape", -1)[1:]),
     "reversetimeseriesvertex": lambda x, _: x.flip(2),
     "poolhelpervertex": lambda x, _: x[:, :, 1:, 1:],
 }
@@ -649,9 +621,9 @@ class Dl4jModule(nn.Module):  # type: ignore[misc]
 
     def load_arrays(self, arrays: list[Arrays]) -> None:
         """Set parameters and statistics to DL4J's arrays, given for each layer."""
-        with torch.no_grad():
-            for name, values in self.map_arrays(arrays).items():
-                self.get_parameter_or_buffer(name).copy_(torch.from_numpy(values))
+        state = self.state_dict()  # tensors that share the module's memory
+        for name, values in self.map_arrays(arrays).items():
+            state[name].copy_(torch.from_numpy(values))
 
     def map_arrays(self, arrays: list[Arrays]) -> dict[str, np.ndarray[Any, Any]]:
         """Convert DL4J's arrays of each layer to this module's names and shapes, as float32."""
@@ -662,11 +634,6 @@ class Dl4jModule(nn.Module):  # type: ignore[misc]
                 for name, values in module.map_arrays(layer_arrays).items():
                     mapped[f"layers.{key}.{name}"] = np.ascontiguousarray(values, np.float32)
         return mapped
-
-    def get_parameter_or_buffer(self, name: str) -> torch.Tensor:
-        """Return the parameter or buffer that has this name in the state_dict."""
-        found = dict(self.named_parameters()).get(name)
-        return self.get_buffer(name) if found is None else found
 
 
 def make_module(spec: LayerSpec) -> nn.Module:
@@ -727,14 +694,13 @@ def _refuse_folded_output(network: SavedNetwork) -> None:
     """Raise NotImported if the loss would get each step of a sequence as a row of its own."""
     folded_by: dict[int, LayerSpec | None] = {NETWORK_INPUT: None}
     for number, spec in enumerate(network.specs):
-        before = next((folded_by[s] for s in spec.sources if folded_by[s] is not None), None)
-        folded_by[number] = (
-            spec
-            if spec.kind in FOLDING_PREPROCESSORS
-            else None
-            if spec.kind in UNFOLDING_PREPROCESSORS
-            else before
-        )
+        if spec.kind in FOLDING_PREPROCESSORS:
+            folded_by[number] = spec
+        elif spec.kind in UNFOLDING_PREPROCESSORS:
+            folded_by[number] = None
+        else:
+            before = (folded_by[source] for source in spec.sources)
+            folded_by[number] = next((each for each in before if each is not None), None)
     folded = folded_by[len(network.specs) - 1]
     if folded is not None and network.specs[-1].kind in LOSS_LAYERS:
         raise folded.unsupported(

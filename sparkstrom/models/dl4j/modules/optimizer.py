@@ -123,16 +123,6 @@ def _scale_gradients(gradients: list[Tensor], norm: float, kind: str, limit: flo
         gradient.mul_((limit if clips else 1.0) / norm)
 
 
-def _sgd_step(gradient: Tensor, _: dict[str, Any], group: Group) -> Tensor:
-    """Return the step of plain gradient descent, to be subtracted."""
-    return gradient * group["lr"]
-
-
-def _no_op_step(gradient: Tensor, _: dict[str, Any], group: Group) -> Tensor:
-    """Return the gradient, which DL4J's NoOp subtracts unchanged."""
-    return gradient  # DL4J subtracts the gradient itself
-
-
 def _nesterovs_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Tensor:
     """Return the step of Nesterov momentum, to be subtracted; update the velocity."""
     velocity, mu = state["velocity"], group["momentum"]
@@ -216,9 +206,9 @@ def _rmsprop_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Tens
 
 # Each returns the step to subtract from the array: (gradient, state of the array, group) -> step.
 STEP_FUNCTIONS: dict[str, Callable[[Tensor, dict[str, Any], Group], Tensor]] = {
-    "noop": _no_op_step,
-    "none": _no_op_step,
-    "sgd": _sgd_step,
+    "noop": lambda gradient, state, group: gradient,  # DL4J subtracts the gradient unchanged
+    "none": lambda gradient, state, group: gradient,
+    "sgd": lambda gradient, state, group: gradient * group["lr"],
     "nesterovs": _nesterovs_step,
     "adam": _adam_step,
     "adabelief": _adabelief_step,
@@ -253,10 +243,8 @@ def _sigmoid_rate(options: dict[str, Any], z: float) -> float:
 
 def _cycle_rate(options: dict[str, Any], position: int) -> float:
     """Return DL4J's cycle schedule: the rate rises, falls, and anneals below its initial value."""
-    first, half = (
-        options["initiallearningrate"],
-        (options["cyclelength"] - options["annealinglength"]) // 2,
-    )
+    first = options["initiallearningrate"]
+    half = (options["cyclelength"] - options["annealinglength"]) // 2
     rise = (options["maxlearningrate"] - first) / half
     if position < 2 * half:
         return float(first + rise * (position if position < half else 2 * half - position))

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparkstrom.base.errors import QueueFull, UsageError
 from sparkstrom.base.option_types import COUNT_MAX, check_options, member, whole
@@ -31,6 +30,7 @@ from sparkstrom.models.base import (
     arrays_of,
     count_rows,
     explain_invalid_model,
+    map_columns,
 )
 from sparkstrom.options.common import option_class, require_seconds
 
@@ -387,10 +387,6 @@ class RequestQueue:
         self._changed = threading.Condition()
         self._closed = False
 
-    def __len__(self) -> int:
-        """Return the number of waiting requests."""
-        return len(self._waiting)
-
     def put(self, request: InferenceRequest) -> None:
         """Append a request. Raise QueueFull if the queue is full, UsageError if it is closed."""
         with self._changed:
@@ -513,21 +509,15 @@ def _concatenate_features(batches: Sequence[Columns], padding: int) -> Columns:
     """Return the features of several requests, with the last row repeated ``padding`` times."""
     first = batches[0]
     columns = [list(column) for column in zip(*map(arrays_of, batches), strict=True)]
-    joined = [_concatenate_padded(column, padding) for column in columns]
+    joined = [
+        np.concatenate([*column, np.repeat(column[-1][-1:], padding, axis=0)]) for column in columns
+    ]
     if isinstance(first, dict):
         return dict(zip(first, joined, strict=True))
     return tuple(joined) if isinstance(first, tuple) else joined[0]
 
 
-def _concatenate_padded(arrays: Sequence[NDArray[Any]], padding: int) -> NDArray[Any]:
-    """Return the concatenated arrays, with the last row repeated ``padding`` times."""
-    return np.concatenate([*arrays, np.repeat(arrays[-1][-1:], padding, axis=0)])
-
-
 def _slice_outputs(outputs: Any, rows: slice) -> Any:
     """Return a copy of a range of rows of each output."""
-    if isinstance(outputs, dict):
-        return {name: array[rows].copy() for name, array in outputs.items()}
-    if isinstance(outputs, tuple | list):
-        return tuple(array[rows].copy() for array in outputs)
-    return outputs[rows].copy()
+    columns = tuple(outputs) if isinstance(outputs, list) else outputs
+    return map_columns(lambda array: array[rows].copy(), columns)

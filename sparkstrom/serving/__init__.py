@@ -1,1 +1,0 @@
-"""Serve predictions of a trained model to many threads; the model can be replaced meanwhile."""
