@@ -43,7 +43,7 @@ from sparkstrom.checkpoint.writer import (
 from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.early_stopping_listener import Best, EarlyStoppingListener
 from sparkstrom.fit.events import FitListener
-from sparkstrom.models.base import Buffered, Flat, FlatModel
+from sparkstrom.models.base import Flat, FlatModel
 from sparkstrom.observe.epoch_history import Epoch, EpochHistory
 from sparkstrom.observe.listener_events import CheckpointWritten
 from sparkstrom.options.gradient_sharing import ALL, ONE
@@ -721,12 +721,6 @@ def _check_states(path: str, model: FlatModel, parameters: Flat, states: Optimiz
             f"{path} holds an optimizer's state that the model given does not take"
             f" ({type(error).__name__}: {error}): give the optimizer of then, or {TRAIN_ANEW_HINT}"
         ) from error
-
-
-def load_buffers(model: FlatModel, buffers: bytes) -> None:
-    """Load buffers into the model, if it has any."""
-    if isinstance(model, Buffered) and buffers:
-        model.load_buffers_bytes(buffers)
 
 
 def choose_resume_action(point: ResumePoint, key: FitKey, epochs: int) -> ResumeAction:

@@ -32,7 +32,7 @@ from sparkstrom.fit.evaluation import Evaluation, evaluate_batch, merge_evaluati
 from sparkstrom.fit.events import FinishedFit, FitListener
 from sparkstrom.fit.fit_context import FitRequest
 from sparkstrom.fit.summary import TrainingSummary
-from sparkstrom.models.base import Batch, Buffered, FlatModel
+from sparkstrom.models.base import Batch, FlatModel, load_buffers
 from sparkstrom.observe.epoch_history import Epoch
 from sparkstrom.observe.listener_events import (
     CheckpointWritten,
@@ -537,8 +537,7 @@ class SnapshotEvaluator:
         """Return metrics like ``SparkNetwork.evaluate``, without changing the fit's model."""
         model, now = copy.deepcopy(self.model), self.snapshot()
         model.bind(now.parameters)
-        if isinstance(model, Buffered) and now.buffers:
-            model.load_buffers_bytes(now.buffers)
+        load_buffers(model, now.buffers)
         model.check(features, labels)
         wanted = select_metrics(model, metrics, 1)
         return merge_evaluations([evaluate_batch(model, wanted, Batch(features, labels))])

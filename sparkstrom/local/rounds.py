@@ -37,7 +37,7 @@ from sparkstrom.local.worker_pool import (
     WorkerTask,
     step_limit,
 )
-from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel, State
+from sparkstrom.models.base import Batch, Flat, FlatModel, State, get_buffers, load_buffers
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.parameter_averaging import PER_WORKER
 from sparkstrom.protocol.common.fit_spec import FitSpec
@@ -375,13 +375,10 @@ class RoundsWorker:
     def close(self) -> ReplicaReport:
         """Release the rows; return a report with a hash of the shared parameters and buffers."""
         self._model.bind(self._load_parameters())
-        buffers = self._read_buffers()
-        if isinstance(self._model, Buffered):
-            if buffers:
-                self._model.load_buffers_bytes(buffers)
-            buffers = self._model.buffers_bytes()
+        load_buffers(self._model, self._read_buffers())
         self._batches.close()
-        digest = hashlib.sha256(self._params.tobytes() + buffers).hexdigest()
+        content = self._params.tobytes() + get_buffers(self._model)
+        digest = hashlib.sha256(content).hexdigest()
         return ReplicaReport(self._partition, HOST, digest=digest)
 
     def _read_batches(self, task: TrainRound, report: RoundReport) -> Iterator[RoundBatch]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sparkstrom.base.units import mib, parse_bytes
-from sparkstrom.models.base import Buffered, FlatModel
+from sparkstrom.models.base import FlatModel, get_buffers
 from sparkstrom.options.common import ALL_SLOTS, CommonOptions
 from sparkstrom.options.gradient_sharing import ALL, SharedTrainingMaster
 from sparkstrom.options.network import parse_controller
@@ -95,7 +95,7 @@ def footprint_of_model(model: FlatModel) -> ModelFootprint:
         model.n_params,
         updater if updater in OPTIMIZERS else "adam",
         kind if kind in LIBRARY_BYTES else "dense",
-        len(model.buffers_bytes()) if isinstance(model, Buffered) else 0,
+        len(get_buffers(model)),
     )
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
-from sparkstrom.models.base import Buffered, Flat, FlatModel, State, WeighedBuffers
+from sparkstrom.models.base import Buffered, Flat, FlatModel, State, WeighedBuffers, get_buffers
 from sparkstrom.models.updaters import Updater
 from sparkstrom.options.parameter_averaging import PER_WORKER, Accumulator
 from sparkstrom.rounds.worker_round import RoundReport
@@ -126,7 +126,7 @@ class RoundState:
         self._model, self._save = model, options.save_updater
         self._accumulator = options.accumulator
         self.parameters = parameters
-        self.buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
+        self.buffers = get_buffers(model)
         self.fresh = fresh_state(copy.deepcopy(model), parameters)  # before the first step
         self.updater = self.fresh  # for workers that have no state in ``own``
         self.own: dict[int, State | StoredState] = {}  # workers' own states, by partition

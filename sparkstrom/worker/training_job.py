@@ -26,7 +26,7 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.sealed_frames import Seal
 from sparkstrom.encoding.grid import round_to_grid
 from sparkstrom.encoding.layers import Layers, layers_of
-from sparkstrom.models.base import Buffered, Flat, FlatModel, explain_invalid_model
+from sparkstrom.models.base import Flat, FlatModel, explain_invalid_model, get_buffers
 from sparkstrom.models.row_checks import describe_error
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.planning.memory import count_executor_edges
@@ -112,8 +112,7 @@ def make_initial_theta(
     """
     theta = Theta(model.n_params, k, layers_of(model.n_params, model.layer_of, multipliers))
     theta.load(round_to_grid(parameters, k))
-    if isinstance(model, Buffered):
-        theta.buffers = model.buffers_bytes()
+    theta.buffers = get_buffers(model)
     return theta
 
 
@@ -225,8 +224,7 @@ class TrainingJob:
     @property
     def message_bytes_max(self) -> int:
         """Upper bound on the length of any message of this fit, in bytes."""
-        buffers = len(self.model.buffers_bytes()) if isinstance(self.model, Buffered) else 0
-        return longest_message_bytes(self.spec.n_params, buffers)
+        return longest_message_bytes(self.spec.n_params, len(get_buffers(self.model)))
 
 
 def longest_message_bytes(n_params: int, buffers_bytes: int) -> int:
