@@ -30,8 +30,8 @@ from sparkstrom.options.parameter_averaging import (
 )
 from sparkstrom.options.resolution import PREFIX
 from sparkstrom.planning.memory import (
-    ContainerMemory,
     MemoryRequirement,
+    explain_memory_kill,
     footprint_of_model,
     rounds_memory,
 )
@@ -209,8 +209,8 @@ class ClassicApplication:
         """Return the unstarted job of a gradient-sharing fit; each task trains one partition."""
         run = partial(run_training_task, LazyPickle(job, job.controller_route), data.blocks)
         runner = data.rdd.mapPartitionsWithIndex(run).collect
-        explanations = ContainerMemory(self.live_conf, memory)
-        return SparkJob(self._context, f"sparkstrom-{job.spec.job:016x}", runner, explanations)
+        explain = partial(explain_memory_kill, self.live_conf, memory)
+        return SparkJob(self._context, f"sparkstrom-{job.spec.job:016x}", runner, explain)
 
     def create_rounds_backend(
         self,
@@ -222,12 +222,12 @@ class ClassicApplication:
         """Return the backend that trains rounds with RDDs, and a function that creates its job."""
         footprint = footprint_of_model(model)
         requirement = rounds_memory(self.live_conf, spec.workers, footprint, master)
-        explanations = ContainerMemory(self.live_conf, requirement)
+        explain = partial(explain_memory_kill, self.live_conf, requirement)
         group = f"sparkstrom-{spec.job:016x}"
 
         def make_job(run: Callable[[], list[str]]) -> SparkJob:
             """Return an unstarted job whose thread trains all rounds by executing ``run``."""
-            return SparkJob(self._context, group, run, explanations, "sparkstrom averaging")
+            return SparkJob(self._context, group, run, explain, "sparkstrom averaging")
 
         job = SparkRoundsJob(spec, model, master, data.rows, rdd.SIZES)
         return RddRoundsBackend(self._context, job, data), make_job
