@@ -27,7 +27,7 @@ from sparkstrom.fit.events import FitListener
 from sparkstrom.fit.fit_context import FitReporting
 from sparkstrom.fit.listeners import ProgressListener, ResidualLogListener
 from sparkstrom.fit.master_setup import make_master_limits, make_master_plan
-from sparkstrom.fit.session import BaseFitRunner
+from sparkstrom.fit.session import FitRunner
 from sparkstrom.local.data import RowFile, write_file
 from sparkstrom.local.worker_pool import (
     HOST,
@@ -42,7 +42,6 @@ from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import CheckpointFiles
-from sparkstrom.runtime.master_control import MasterControl
 from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.runtime.theta import Theta
@@ -90,7 +89,7 @@ class PartitionedRows:
     directory: Path  # the fit's directory, which is deleted after the fit
 
 
-class LocalFitRunner(BaseFitRunner):
+class LocalFitRunner(FitRunner):
     """Runs one gradient-sharing fit on this machine: its controller and its worker processes.
 
     Args:
@@ -101,6 +100,8 @@ class LocalFitRunner(BaseFitRunner):
         files: Files with residuals that workers kept in an earlier fit.
         states: Optimizer states with which workers start.
     """
+
+    theta: Theta
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class LocalFitRunner(BaseFitRunner):
         self._key = secrets.token_bytes(KEY_BYTES)
         self._driver = LocalMediaDriver.for_this_process(spec.job, spec.workers)
         options = context.master
-        self.master: MasterControl = MasterThread(
+        self.master = MasterThread(
             make_master_plan(spec, theta, context.model, options, files),
             make_master_limits(options, spec.workers, theta.n_params),
             theta,
@@ -132,10 +133,7 @@ class LocalFitRunner(BaseFitRunner):
     def run(
         self, reporting: FitReporting, stopping: EarlyStoppingListener, *others: FitListener
     ) -> None:
-        """Run the fit to its end, or raise the error that ended it early.
-
-        ``others`` are listeners in addition to those of every fit.
-        """
+        """Run the fit to its end, or raise the error that ended it early."""
         job = pickle_by_value(self._make_job())
 
         def make_task(partition: int, attempt: int) -> WorkerTask:

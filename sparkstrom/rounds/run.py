@@ -12,7 +12,7 @@ from sparkstrom.fit.events import FitListener
 from sparkstrom.fit.fit_context import FitReporting
 from sparkstrom.fit.listeners import ProgressListener
 from sparkstrom.fit.network_state import NetworkStateHolder
-from sparkstrom.fit.session import BaseFitRunner
+from sparkstrom.fit.session import FitRunner
 from sparkstrom.fit.supervisor import FitJob
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.epoch_history import EpochHistory
@@ -28,7 +28,7 @@ from sparkstrom.runtime.optimizer_states import OptimizerStates
 MakeJob = Callable[[Callable[[], list[str]]], FitJob]  # (train_all_rounds) -> job that runs it
 
 
-class RoundsRun(BaseFitRunner):
+class RoundsRun(FitRunner):
     """One round-based fit, with its parameters, controller and job; ``run`` is called once.
 
     Args:
@@ -42,6 +42,8 @@ class RoundsRun(BaseFitRunner):
         has_observer: Whether early stopping may end the fit.
         keeps_states: Whether the next fit continues with the optimizer states.
     """
+
+    master: RoundsControl
 
     def __init__(
         self,

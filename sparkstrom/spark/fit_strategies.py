@@ -27,7 +27,7 @@ from sparkstrom.fit.master_setup import (
     make_master_limits,
     make_master_plan,
 )
-from sparkstrom.fit.session import BaseFitRunner, FitRunner, FitSession, RestartRunner
+from sparkstrom.fit.session import FitRunner, FitSession, RestartRunner
 from sparkstrom.fit.strategy import GradientSharing, Strategy
 from sparkstrom.fit.supervisor import StartMonitor
 from sparkstrom.models.base import FlatModel
@@ -40,7 +40,6 @@ from sparkstrom.planning.memory import ModelFootprint, footprint_of_model, gradi
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import CheckpointFiles
 from sparkstrom.rounds.run import RoundsRun
-from sparkstrom.runtime.master_control import MasterControl
 from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.runtime.theta import Theta
@@ -82,7 +81,7 @@ class FitContext(Generic[Master]):
         return FitContext(self.application, self.model, master, self.network, self.keep)
 
 
-class SparkFitRunner(BaseFitRunner):
+class SparkFitRunner(FitRunner):
     """Runs one gradient-sharing fit: its controller, its Spark job and its listeners.
 
     The controller coordinates the workers. It runs in this program or in its own Spark task.
@@ -96,6 +95,8 @@ class SparkFitRunner(BaseFitRunner):
         states: Optimizer states that workers start with.
     """
 
+    theta: Theta
+
     def __init__(
         self,
         context: FitContext[SharedTrainingMaster],
@@ -107,11 +108,11 @@ class SparkFitRunner(BaseFitRunner):
     ) -> None:
         self._context, self.theta, self._data = context, theta, data
         self.spec = spec = spec.with_epochs_closed()
-        self.states = states  # optimizer states that workers start with
+        self.states = states
         self._key = secrets.token_bytes(KEY_BYTES)  # encrypts this fit's messages
-        self.book = EpochHistory(spec.first_epoch)  # losses and other figures per epoch
+        self.book = EpochHistory(spec.first_epoch)
         self._remote = self._make_remote_master(files)
-        self.master: MasterControl = self._remote or self._make_local_master(files)
+        self.master = self._remote or self._make_local_master(files)
 
     @property
     def epochs_complete(self) -> int:
@@ -124,10 +125,7 @@ class SparkFitRunner(BaseFitRunner):
     def run(
         self, reporting: FitReporting, stopping: EarlyStoppingListener, *others: FitListener
     ) -> None:
-        """Run the fit to its end, or raise the error that ended it early.
-
-        ``others`` are listeners in addition to those of every fit.
-        """
+        """Run the fit to its end, or raise the error that ended it early."""
         say = reporting.progress.say
         application, states = self._context.application, self.states
         with (
