@@ -403,10 +403,10 @@ class FitRunner(ABC):
         """The optimizer states with which the next fit continues: none, unless overridden."""
         return OptimizerStates()
 
-    def _supervise(self, master: MasterControl, job: FitJob, *listeners: FitListener) -> None:
+    def _supervise(self, job: FitJob, *listeners: FitListener) -> None:
         """Run controller and job to completion. Raise the error that ended them early."""
         self._events = FitEvents(self.spec, listeners, self.book)
-        FitSupervisor(master, job, self._events).run()
+        FitSupervisor(self.master, job, self._events).run()
 
 
 class FitParameters(Protocol):

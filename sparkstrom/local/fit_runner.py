@@ -141,7 +141,6 @@ class LocalFitRunner(FitRunner):
             return GradientSharingTask(job, environment, self._rows.files[partition])
 
         self._supervise(
-            self.master,
             ProcessJob(self._context.pool, make_task),
             stopping,
             ProgressListener(reporting.progress),

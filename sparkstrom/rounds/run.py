@@ -78,7 +78,7 @@ class RoundsRun(FitRunner):
     ) -> None:
         """Run the fit to completion. Raise the error that ended it early."""
         display = ProgressListener(reporting.progress, worker_lines=reporting.shows_worker_output)
-        self._supervise(self.master, self._job, stopping, display, reporting.record, *others)
+        self._supervise(self._job, stopping, display, reporting.record, *others)
 
 
 class RoundsLoop:

@@ -135,7 +135,6 @@ class SparkFitRunner(FitRunner):
         ):
             job = self._make_spark_job(self._make_training_job(initial, own))
             self._supervise(
-                self.master,
                 job,
                 StartMonitor(job, say, self.master.endpoint, self._context.master.void),
                 *application.executor_monitors(job, reporting.warn),
