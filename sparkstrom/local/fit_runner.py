@@ -11,8 +11,9 @@ import pickle
 import secrets
 import tempfile
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -177,38 +178,26 @@ class LocalFitRunner(FitRunner):
 MakeTask = Callable[[int, int], WorkerTask]  # (partition, attempt) -> task
 
 
-class ProcessJob:
-    """Runs the tasks of one fit in worker processes. Implements the interface ``FitJob``.
+class ThreadedJob(ABC):
+    """A job that runs in a thread. Subclasses complete the implementation of ``FitJob``."""
 
-    A thread sends the tasks, collects reports and replaces processes that die, until it has a
-    report for each partition.
-    """
-
-    def __init__(self, pool: WorkerPool, make_task: MakeTask) -> None:
-        self._workers, self._make_task = ActiveWorkers(pool), make_task
-        self._missing = set[int]()  # partitions without a report
-        self._reports: dict[int, str] = {}
+    def __init__(self, name: str) -> None:
+        """Create the thread, which ``start`` will start; ``name`` is its name."""
         self.error: Exception | None = None
-        self._cancelled = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sparkstrom-processes", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    @property
-    def reports(self) -> list[Any]:
-        """The workers' reports as JSON, in order of partition."""
-        return [report for _, report in sorted(self._reports.items())]
+    @abstractmethod
+    def _run(self) -> None:
+        """Run the job in its thread; store an error in ``error``."""
 
     def start(self) -> None:
-        """Start the thread that sends each worker its task."""
+        """Start the thread."""
         self._thread.start()
 
     @property
     def running(self) -> bool:
         """Whether the job's thread is still running."""
         return self._thread.is_alive()
-
-    def cancel(self) -> None:
-        """Request that worker processes without a report be killed. Does not wait for that."""
-        self._cancelled.set()
 
     def wait(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for the job to end; return whether it has ended."""
@@ -218,6 +207,30 @@ class ProcessJob:
     def killed_for_memory(self) -> list[str]:
         """Return []: only a cluster manager would report processes killed for their memory."""
         return []
+
+
+class ProcessJob(ThreadedJob):
+    """Runs the tasks of one fit in worker processes.
+
+    A thread sends the tasks, collects reports and replaces processes that die, until it has a
+    report for each partition.
+    """
+
+    def __init__(self, pool: WorkerPool, make_task: MakeTask) -> None:
+        super().__init__("sparkstrom-processes")
+        self._workers, self._make_task = ActiveWorkers(pool), make_task
+        self._missing = set[int]()  # partitions without a report
+        self._reports: dict[int, str] = {}
+        self._cancelled = threading.Event()
+
+    @property
+    def reports(self) -> list[Any]:
+        """The workers' reports as JSON, in order of partition."""
+        return [report for _, report in sorted(self._reports.items())]
+
+    def cancel(self) -> None:
+        """Request that worker processes without a report be killed. Does not wait for that."""
+        self._cancelled.set()
 
     def _run(self) -> None:
         """Send each worker its task, and handle answers until all workers have reported."""
@@ -299,11 +312,10 @@ class LocalMediaDriver:
 class LocalRoute(ControllerRoute):
     """A worker's route to the controller, through the media driver that both share."""
 
-    driver: LocalMediaDriver | None = None  # shared by all processes of the fit
+    driver: LocalMediaDriver = field(kw_only=True)  # shared by all processes of the fit
 
     def driver_key(self, place: TaskEnvironment) -> str:
         """Return the name of the media driver that all workers share, whatever their ``place``."""
-        assert self.driver is not None, "a local route has a media driver"
         return self.driver.key
 
     def driver_options(self, place: TaskEnvironment) -> DriverOptions:
@@ -311,7 +323,6 @@ class LocalRoute(ControllerRoute):
 
         If the media driver fails, the worker that restarts it prefers the former port.
         """
-        assert self.driver is not None, "a local route has a media driver"
         return replace(self.driver.options(), port_preferred=self.endpoint.port)
 
 
@@ -319,12 +330,11 @@ class LocalRoute(ControllerRoute):
 class LocalTrainingJob(TrainingJob):
     """What worker processes on this machine need for a fit."""
 
-    driver: LocalMediaDriver | None = None  # shared by all processes of the fit
+    driver: LocalMediaDriver = field(kw_only=True)  # shared by all processes of the fit
 
     @property
     def controller_route(self) -> ControllerRoute:
         """The workers' route to the controller, through the shared media driver."""
-        assert self.driver is not None, "a fit on one machine has one"
         void, workers = self.master.void, self.spec.workers
         edges = EDGES_OVER_UDP, workers
         return LocalRoute(self.spec.job, self.endpoint, void, *edges, driver=self.driver)

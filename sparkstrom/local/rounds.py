@@ -13,7 +13,6 @@ import hashlib
 import logging
 import mmap
 import pickle
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
 from sparkstrom.data.row_blocks import Block
 from sparkstrom.local.data import RowFile, allocate_file, write_file
-from sparkstrom.local.fit_runner import LocalFitContext, PartitionedRows
+from sparkstrom.local.fit_runner import LocalFitContext, PartitionedRows, ThreadedJob
 from sparkstrom.local.worker_pool import (
     HOST,
     ActiveWorkers,
@@ -226,8 +225,8 @@ class LocalRounds(RoundsBackend):
         return dict(sorted(results.items()))
 
 
-class RoundsThread:
-    """Trains all rounds of a fit in a thread. Implements the interface ``FitJob``.
+class RoundsThread(ThreadedJob):
+    """Trains all rounds of a fit in a thread.
 
     Args:
         train: Trains all rounds and returns the workers' reports.
@@ -235,10 +234,9 @@ class RoundsThread:
     """
 
     def __init__(self, train: Callable[[], list[str]], abort: Callable[[], None]) -> None:
+        super().__init__("sparkstrom-rounds")
         self._train, self.cancel = train, abort
         self.reports: list[Any] = []
-        self.error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="sparkstrom-rounds", daemon=True)
 
     def _run(self) -> None:
         """Train all rounds; store an unexpected exception as the job's error."""
@@ -248,24 +246,6 @@ class RoundsThread:
             log.exception("the thread of the rounds ends")
             self.error = TrainingError(f"the rounds failed: {error!r}")
             self.error.__cause__ = error
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    @property
-    def running(self) -> bool:
-        """Whether the thread is still running."""
-        return self._thread.is_alive()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` for the thread to end; return whether it has ended."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def killed_for_memory(self) -> list[str]:
-        """Return []: only a cluster manager would report processes killed for their memory."""
-        return []
 
 
 class MappedOptimizerState:
@@ -323,16 +303,7 @@ class RoundsWorker:
     @property
     def facts(self) -> PartitionFacts:
         """The partition's numbers of rows and minibatches, and the rows' checksum."""
-        batches = self._batches
-        return PartitionFacts(
-            self._partition,
-            batches.rows,
-            batches.held_out.rows,
-            batches.checksum,
-            batches.batches_per_epoch,
-            batches.spilled_bytes,
-            HOST,
-        )
+        return PartitionFacts.from_batches(self._partition, self._batches, HOST)
 
     def train(self, task: TrainRound) -> RoundReport:
         """Train one round, write the results to the shared files, and return a report.

@@ -69,17 +69,14 @@ class WorkerPool:
         """
         self._slots: list[WorkerProcess | None] = [None] * workers
         self._lease_s = lease_s
-        self._scratch, self._threads = scratch, max(1, count_cores() // workers)
+        self._scratch = scratch
+        # Number of threads that each worker's numeric libraries may use.
+        self.threads = max(1, count_cores() // workers)
         self._started = 0  # number of processes started so far
         self.is_closed = False
 
     def __len__(self) -> int:
         return len(self._slots)
-
-    @property
-    def threads(self) -> int:
-        """Number of threads that each worker's numeric libraries may use."""
-        return self._threads
 
     def get_or_start(self, index: int) -> WorkerProcess:
         """Return the process at an index; start a process if none is alive.
@@ -94,7 +91,7 @@ class WorkerPool:
         self._started += 1
         log = self._scratch / f"worker-{self._started}.log"
         try:
-            process = WorkerProcess(log, self._threads, self._lease_s)
+            process = WorkerProcess(log, self.threads, self._lease_s)
         except OSError as error:
             raise SetupError(f"worker process {index} cannot be started: {error}") from error
         self._slots[index] = process

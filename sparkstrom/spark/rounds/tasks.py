@@ -224,15 +224,7 @@ def inspect_rows(
     except (UsageError, SetupError) as error:
         yield error
         return
-    yield PartitionFacts(
-        index,
-        batches.rows,
-        batches.held_out.rows,
-        batches.checksum,
-        batches.batches_per_epoch,
-        batches.spilled_bytes,
-        place.host,
-    )
+    yield PartitionFacts.from_batches(index, batches, place.host)
     batches.close()
 
 
