@@ -23,7 +23,6 @@ from sparkstrom.spark.connect.jobs import (
     RESULT_SCHEMA,
     ConnectJob,
     collect_later,
-    run_controller,
     run_rowless_task,
 )
 from sparkstrom.spark.controller.controller_placement import (
@@ -42,7 +41,7 @@ from sparkstrom.spark.controller.reachability import (
     ReachabilityProbe,
     probe_controller,
 )
-from sparkstrom.spark.controller.task import propose_place
+from sparkstrom.spark.controller.task import propose_place, run_controller_task
 from sparkstrom.spark.executor.entry_points import LazyPickle
 from sparkstrom.spark.jobs import SparkJob
 
@@ -90,7 +89,8 @@ class ConnectControllerPlacer(ControllerPlacer):
         setup: LazyPickle,
     ) -> SparkJob:
         """Return the unstarted job that runs the controller where the candidate's row is cached."""
-        run = partial(run_controller, routes, candidate.place.process, setup)
+        task = partial(run_controller_task, routes, candidate.place.process, setup)
+        run = partial(run_rowless_task, task)
         return self._make_job("controller", candidate.rows.mapInArrow(run, RESULT_SCHEMA))
 
     def _wait_for_start(self, job: SparkJob, candidate: Candidate) -> None:

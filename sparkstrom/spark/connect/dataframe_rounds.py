@@ -36,6 +36,8 @@ from sparkstrom.spark.connect.jobs import (
     collect_later,
     encode_results,
     get_partition_id,
+    make_batch,
+    run_partition_task,
 )
 from sparkstrom.spark.connect.partitioning import (
     PIECE_BYTES,
@@ -58,13 +60,6 @@ from sparkstrom.spark.rounds.tasks import RoundInput, SparkRoundsJob, StoredRoun
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from sparkstrom.spark.rounds.backend import (
-        CollectedTask,
-        RowsTask,
-        RowsWritingTask,
-        WritingTask,
-    )
 
 ReadRecords = Callable[[int, ArrowBatches], Iterator[bytes]]  # (partition, batches) -> records
 
@@ -90,15 +85,11 @@ def split_record(
         content: The record.
         piece_bytes: Maximum size of a piece.
     """
-    import pyarrow as pa
-
     offsets = range(0, max(1, len(content)), piece_bytes)
     count = len(offsets)
-    constant_columns = [[value] * count for value in (worker, phase, number)]
-    numbers = [*constant_columns, list(range(count)), [count] * count]
-    arrays = [pa.array(column, pa.int64()) for column in numbers]
-    pieces = pa.array([content[begin : begin + piece_bytes] for begin in offsets], pa.binary())
-    return pa.RecordBatch.from_arrays([*arrays, pieces], names=[*INDEX_COLUMNS, "content"])
+    constant_columns = ([value] * count for value in (worker, phase, number))
+    pieces = [content[begin : begin + piece_bytes] for begin in offsets]
+    return make_batch(RECORD_SCHEMA, *constant_columns, list(range(count)), [count] * count, pieces)
 
 
 def read_records(index: int, batches: ArrowBatches) -> Iterator[bytes]:
@@ -148,20 +139,9 @@ def run_writing_task(
 
     Each record is written with a key from ``keys``, which Spark hashes to its target partition.
     """
-    import pyarrow as pa
-
     index = get_partition_id()
     for target, content in written(index, read(index, batches)):
-        columns = [pa.array([keys[target]], pa.int64()), pa.array([content], pa.binary())]
-        yield pa.RecordBatch.from_arrays(columns, names=["key", "content"])
-
-
-def run_inspection_task(
-    task: RowsTask, blocks: BlockReader, batches: ArrowBatches
-) -> Iterator[pa.RecordBatch]:
-    """Run a task function on the rows of one worker; yield its encoded results."""
-    index = get_partition_id()
-    return encode_results(task(blocks, index, batches), index)
+        yield make_batch(PAIR_SCHEMA, [keys[target]], [content])
 
 
 def run_minibatch_task(
@@ -447,7 +427,7 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
     def inspect(self, task: RowsTask) -> list[Any]:
         """Run ``task`` on the rows of every worker; return everything that it yields."""
         with limit_batch_rows(self._session, self._made.batch_rows):
-            looking = partial(run_inspection_task, task, self._blocks)
+            looking = partial(run_partition_task, partial(task, self._blocks))
             return self.run_job(self._frame.mapInArrow(looking, parse_schema(RESULT_SCHEMA)))
 
     def max_rounds_stored_at_once(self, facts: Sequence[PartitionFacts]) -> int:

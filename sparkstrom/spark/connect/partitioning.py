@@ -33,6 +33,7 @@ from sparkstrom.spark.connect.jobs import (
     ConnectJob,
     count_rows,
     get_partition_id,
+    make_batch,
     run_short_job,
 )
 from sparkstrom.spark.data.column_selection import select_columns
@@ -160,7 +161,8 @@ def write_shuffle_rows(
     for worker, shuffle_block in distribute_rows(blocks, len(keys), seed, source, batches):
         content = pickle.dumps(shuffle_block, protocol=5)
         pieces = range(0, len(content), PIECE_BYTES)
-        yield _create_batch(
+        yield make_batch(
+            SHUFFLE_SCHEMA,
             [keys[worker]] * len(pieces),
             [worker] * len(pieces),
             [source] * len(pieces),
@@ -169,16 +171,6 @@ def write_shuffle_rows(
             [len(pieces)] * len(pieces),
             [content[begin : begin + PIECE_BYTES] for begin in pieces],
         )
-
-
-def _create_batch(*columns: list[Any]) -> pa.RecordBatch:
-    """Return a record batch with the columns of ``SHUFFLE_SCHEMA``, given one list per column."""
-    import pyarrow as pa
-
-    numbers, content = columns[:-1], columns[-1]
-    arrays = [pa.array(column, pa.int64()) for column in numbers]
-    names = [field.split()[0] for field in SHUFFLE_SCHEMA.split(", ")]
-    return pa.RecordBatch.from_arrays([*arrays, pa.array(content, pa.binary())], names=names)
 
 
 def read_shuffled_blocks(partition: int, batches: Iterable[Any]) -> Iterator[Block]:

@@ -173,7 +173,7 @@ class ClassicControllerPlacer(ControllerPlacer):
     ) -> SparkJob:
         """Return the job over ``candidate.rows``, which Spark prefers to run on that executor."""
         run = partial(run_controller_task, routes, candidate.place.process, setup)
-        return self._make_job("controller", candidate.rows.mapPartitionsWithIndex(run).collect)
+        return self._make_job("controller", candidate.rows.mapPartitions(run).collect)
 
     def _wait_for_start(self, job: SparkJob, candidate: Candidate) -> None:
         """Wait until Spark reports that the task runs, or its job has ended."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import SetupError, WireError
@@ -29,7 +29,7 @@ from sparkstrom.fit.master_setup import (
     make_master_limits,
     make_master_plan,
 )
-from sparkstrom.options.network import ControllerChoice
+from sparkstrom.options.network import ControllerChoice, VoidConfiguration
 from sparkstrom.options.resolution import local_ip
 from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.spark.controller.driver_messages import (
@@ -64,11 +64,6 @@ from sparkstrom.worker.network_setup import (
 )
 from sparkstrom.worker.task_environment import read_executor_name
 from sparkstrom.worker.training_task import load_initial_theta
-
-if TYPE_CHECKING:
-    from sparkstrom.options.network import VoidConfiguration
-    from sparkstrom.runtime.master_thread import MasterThread
-
 
 log = logging.getLogger(__name__)
 
@@ -298,7 +293,6 @@ def run_controller_task(
     routes: tuple[ControlEndpoint, MediaDriverConfig],
     process: str,
     setup: LazyPickle,
-    index: int,
     items: Iterable[Any],
 ) -> Iterator[bytes]:
     """Run the controller and return its result in parts.
@@ -309,7 +303,6 @@ def run_controller_task(
         routes: How to reach the driver program, and the media driver to start.
         process: The requested executor, as in ``ControllerPlace.process``.
         setup: The pickled ``ControllerSetup``.
-        index: The task's partition; not used.
         items: The task's row; not used.
 
     Raises:
@@ -326,7 +319,6 @@ def run_controller_task(
         connection = DriverConnection(control, SystemClock())
         connection.connect()  # unpickling may import and compile for a minute
         controller_setup: ControllerSetup = pickle.loads(setup.job)
-
         return split_message(ControllerTaskRun(controller_setup, connection).run())
 
 
