@@ -42,7 +42,6 @@ from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.application import Notify
 from sparkstrom.spark.controller.controller_placement import ClassicControllerPlacer
 from sparkstrom.spark.controller.driver_messages import ControlEndpoint
-from sparkstrom.spark.controller.driver_server import get_control_addresses
 from sparkstrom.spark.controller.reachability import resolve_controller
 from sparkstrom.spark.data import partitioning
 from sparkstrom.spark.data.partitioning import PartitionedData, read_first_blocks
@@ -251,7 +250,7 @@ class ClassicApplication:
 
     def get_control_addresses(self) -> tuple[str, str]:
         """Return two addresses of Spark's driver: one to listen on, and one for executors."""
-        return get_control_addresses(self._context)
+        return str(self.live_conf.get("spark.driver.bindAddress", self.host)), self.host
 
     def broadcast_value(self, value: Any) -> Any:
         """Return a broadcast variable that contains the value."""

@@ -42,7 +42,9 @@ from sparkstrom.spark.connect.jobs import (
 from sparkstrom.spark.connect.partitioning import (
     PIECE_BYTES,
     WorkerDataFrame,
+    check_worker,
     find_partition_keys,
+    iterate_rows,
     limit_batch_rows,
     override_settings,
 )
@@ -98,19 +100,14 @@ def read_records(index: int, batches: ArrowBatches) -> Iterator[bytes]:
     Raise IncompleteInput if a piece is missing, and SetupError for a row of another worker.
     """
     content: list[bytes] = []
-    for batch in batches:
-        for row in batch.to_pylist():
-            if row["worker"] != index:
-                raise SetupError(
-                    f"rows of worker {row['worker']} came to partition {index}: this cluster's "
-                    "Spark hashes rows differently in a shuffle; report this as a bug"
-                )
-            if row["piece"] != len(content):
-                raise IncompleteInput(f"piece {len(content)} of a record did not come to {index}")
-            content.append(row["content"])
-            if len(content) == row["pieces"]:
-                yield b"".join(content)
-                content = []
+    for row in iterate_rows(batches):
+        check_worker(row, index)
+        if row["piece"] != len(content):
+            raise IncompleteInput(f"piece {len(content)} of a record did not come to {index}")
+        content.append(row["content"])
+        if len(content) == row["pieces"]:
+            yield b"".join(content)
+            content = []
     if content:
         raise IncompleteInput(f"a record broke off on its way to partition {index}")
 

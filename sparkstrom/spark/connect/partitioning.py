@@ -173,6 +173,15 @@ def write_shuffle_rows(
         )
 
 
+def check_worker(row: Mapping[str, Any], partition: int) -> None:
+    """Raise SetupError if a shuffled row is of another worker than that of ``partition``."""
+    if row["worker"] != partition:
+        raise SetupError(
+            f"rows of worker {row['worker']} came to partition {partition}: this cluster's "
+            "Spark hashes rows differently in a shuffle; report this as a bug"
+        )
+
+
 def read_shuffled_blocks(partition: int, batches: Iterable[Any]) -> Iterator[Block]:
     """Yield the blocks of rows that were shuffled to a worker.
 
@@ -182,12 +191,8 @@ def read_shuffled_blocks(partition: int, batches: Iterable[Any]) -> Iterator[Blo
     content: list[bytes] = []
     expected: dict[int, int] = {}  # by source: the number of its next shuffle block
     has_ended = False
-    for row in _iterate_rows(batches):
-        if row["worker"] != partition:
-            raise SetupError(
-                f"rows of worker {row['worker']} came to partition {partition}: this cluster's "
-                "Spark hashes rows differently in a shuffle; report this as a bug"
-            )
+    for row in iterate_rows(batches):
+        check_worker(row, partition)
         if (row["source"], row["number"], row["piece"]) == END_MARK:
             has_ended = True
             break
@@ -207,7 +212,7 @@ def read_shuffled_blocks(partition: int, batches: Iterable[Any]) -> Iterator[Blo
         raise EOFError(f"the rows of partition {partition} are incomplete: Spark recomputes them")
 
 
-def _iterate_rows(batches: Iterable[Any]) -> Iterator[dict[str, Any]]:
+def iterate_rows(batches: Iterable[Any]) -> Iterator[dict[str, Any]]:
     """Yield each row of the batches as a dictionary by column name."""
     for batch in batches:
         yield from batch.to_pylist()
