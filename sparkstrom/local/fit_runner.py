@@ -44,13 +44,13 @@ from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import CheckpointFiles
 from sparkstrom.runtime.master_thread import MasterThread
+from sparkstrom.runtime.node_thread import OpenTransport
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.transport.aeron.driver_directories import ProcessIdentity, identify_process
 from sparkstrom.transport.aeron.media_driver import DriverOptions
 from sparkstrom.worker.network_setup import (
     ControllerRoute,
-    OpenTransport,
     transport_opener,
     warm_up_transport,
 )

@@ -99,13 +99,7 @@ class ConnectControllerPlacer(ControllerPlacer):
         Raise NetworkError if the controller does not answer.
         """
         void, place = self.training.master.void, candidate.place
-        probe = ReachabilityProbe(
-            place.endpoint,
-            candidate.token,
-            void.network_mask,
-            void.executor_ports(),
-            PROBE_TIMEOUT_S,
-        )
+        probe = ReachabilityProbe(place.endpoint, candidate.token, void, PROBE_TIMEOUT_S)
         frame = self._single_task_frame(partial(probe_controller, probe))
         asking = self._make_job("asking the controller", frame)
         asking.start()

@@ -62,6 +62,7 @@ from sparkstrom.spark.executor_slots import (
     driver_host,
     get_slots,
 )
+from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.transport.aeron.channel_settings import choose_mtu
 from sparkstrom.transport.udp_probe import TOKEN_BYTES, ProbeGroup, UdpProbe
 from sparkstrom.worker.network_setup import DISCARD_PORT, choose_driver_address
@@ -171,31 +172,22 @@ class DoctorSession:
 
         Raise SetupError if the job fails (with Spark's message) or takes longer than ``seconds``.
         """
+
+        def run_stage() -> list[Any]:
+            """Run the barrier stage and return its results."""
+            rdd = self.context.parallelize(range(slots), slots).barrier()
+            return list(rdd.mapPartitions(task).collect())
+
         group = f"sparkstrom-doctor-{time.monotonic_ns()}"
-        results: list[Any] = []
-        errors: list[Exception] = []
-
-        def submit() -> None:
-            """Run the barrier stage in this thread; store its results or its error."""
-            try:
-                self.context.setJobGroup(group, "sparkstrom doctor", interruptOnCancel=True)
-                rdd = self.context.parallelize(range(slots), slots).barrier()
-                results.extend(rdd.mapPartitions(task).collect())
-            except Exception as error:  # raised by the main thread
-                errors.append(error)
-
-        from pyspark import InheritableThread
-
-        thread = InheritableThread(target=submit, daemon=True)
-        thread.start()
-        thread.join(seconds)
-        if thread.is_alive():
-            self.context.cancelJobGroup(group)
-            thread.join(POLL_S)
+        job = SparkJob(self.context, group, run_stage, description="sparkstrom doctor")
+        job.start()
+        if not job.wait(seconds):
+            job.cancel()
+            job.wait(POLL_S)
             raise SetupError(f"a job of {slots} short tasks was not done after {seconds:.0f} s")
-        if errors:
-            raise SetupError(find_cause(str(errors[0])))
-        return results
+        if job.error is not None:
+            raise SetupError(find_cause(str(job.error)))
+        return job.reports
 
 
 def run_in_background(work: Callable[[], Result]) -> tuple[threading.Thread, list[Result]]:
