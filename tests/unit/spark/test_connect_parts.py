@@ -206,10 +206,8 @@ def test_a_task_that_asks_hears_the_controller_before_it_has_a_media_driver(
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
         free.bind(("127.0.0.1", 0))
         endpoint = Endpoint("127.0.0.1", free.getsockname()[1])
-    ask = partial(
-        probe_controller,
-        ReachabilityProbe(endpoint, b"sixteen bytes ..", VoidConfiguration(), 10.0),
-    )
+    token, void = b"sixteen bytes ..", VoidConfiguration()
+    ask = partial(probe_controller, ReachabilityProbe(endpoint, token, void, 10.0))
     here = threading.Thread(target=await_probe, args=(token, endpoint))
     here.start()
     (heard,) = ask([])
