@@ -101,13 +101,17 @@ def unwrap(value: Any) -> Any:
     return value.value if isinstance(value, GridValue) else value
 
 
-class GridValueWriter(MLWriter):
-    """Writes a GridValue as the files of an estimator on which only its Param is set."""
+class InstanceWriter(MLWriter):
+    """Base class of writers of one instance; subclasses implement ``saveImpl``."""
 
-    def __init__(self, instance: GridValue) -> None:
+    def __init__(self, instance: Any) -> None:
         """Prepare to write ``instance``."""
         super().__init__()
         self._instance = instance
+
+
+class GridValueWriter(InstanceWriter):
+    """Writes a GridValue as the files of an estimator on which only its Param is set."""
 
     def saveImpl(self, path: str) -> None:
         """Write the value to ``path``. Raise UsageError for an option that cannot be written."""
