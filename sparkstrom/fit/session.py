@@ -179,7 +179,10 @@ class FitSession:
                 return runner.master.snapshot()
             except ControllerLost:
                 with self._changed:
-                    while self._runner is runner or not _can_answer(self._runner.master):
+                    # Until another runner's controller would answer or raise at once.
+                    while self._runner is runner or not (
+                        self._runner.master.is_reachable or self._runner.master.finished.is_set()
+                    ):
                         if self._is_over:
                             raise
                         self._changed.wait(POLL_S)
@@ -364,11 +367,6 @@ class FitSession:
             stopped=stopped,
             resumed_from=point.resume_from.path if point.resume_from else None,
         )
-
-
-def _can_answer(master: MasterControl) -> bool:
-    """Return whether ``master.snapshot`` returns or raises at once."""
-    return master.is_reachable or master.finished.is_set()
 
 
 class FitRunner(ABC):

@@ -5,10 +5,11 @@ Unlike Spark Connect (``connect.application``), a SparkContext offers every feat
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -73,7 +74,6 @@ from sparkstrom.worker.training_job import (
     StateBroadcast,
     TrainingJob,
     broadcast_parameters,
-    broadcast_worker_states,
 )
 
 
@@ -193,14 +193,20 @@ class ClassicApplication:
         """
         return broadcast_parameters(self._context, theta, workers, state)
 
+    @contextlib.contextmanager
     def broadcast_worker_states(
         self, states: Mapping[int, bytes]
-    ) -> AbstractContextManager[dict[int, StateBroadcast]]:
-        """Return a context manager that broadcasts each worker's own optimizer state.
+    ) -> Iterator[dict[int, StateBroadcast]]:
+        """Broadcast each worker's own optimizer state during the block; yield them by partition.
 
-        The broadcast variables are destroyed when the block ends.
+        Every executor stores all states as files; a worker reads only its own.
         """
-        return broadcast_worker_states(self._context, states)
+        handles = {index: self._context.broadcast(state) for index, state in states.items()}
+        try:
+            yield handles
+        finally:
+            for handle in handles.values():
+                handle.destroy()
 
     def create_training_job(
         self, job: TrainingJob, data: PartitionedData, memory: MemoryRequirement

@@ -10,6 +10,7 @@ round-based fit runs ordinary jobs with one task per worker; with fewer executor
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -31,10 +32,8 @@ from sparkstrom.planning.memory import (
 DYNAMIC_ALLOCATION_ENABLED = "spark.dynamicAllocation.enabled"
 INITIAL_EXECUTORS = "spark.dynamicAllocation.initialExecutors"
 EXECUTOR_INSTANCES = "spark.executor.instances"
-MIN_EXECUTORS, MAX_EXECUTORS = (
-    "spark.dynamicAllocation.minExecutors",
-    "spark.dynamicAllocation.maxExecutors",
-)
+MIN_EXECUTORS = "spark.dynamicAllocation.minExecutors"
+MAX_EXECUTORS = "spark.dynamicAllocation.maxExecutors"
 MAX_STAGE_ATTEMPTS = "spark.stage.maxConsecutiveAttempts"
 DEFAULT_EXECUTORS = 2  # Spark's own default of spark.executor.instances
 STAGE_ATTEMPTS_LOW = 10  # below this, a few lost executors end a fit: warn
@@ -282,8 +281,6 @@ def _parse_local_cores(text: str | None) -> int:
 
     ``text`` is N; "*" means all cores of this machine, and None, for ``local``, means one.
     """
-    import os
-
     if text is None:
         return 1
     return os.cpu_count() or 1 if text == "*" else int(text)

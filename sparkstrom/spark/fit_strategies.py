@@ -154,13 +154,8 @@ class SparkFitRunner(FitRunner):
     ) -> contextlib.AbstractContextManager[None]:
         """Return a context manager that runs the controller in a Spark task during the block.
 
-        If the controller runs in this program, the context manager does nothing.
-
-        Args:
-            initial: Handle of the parameters.
-            own: Handles of the workers' own optimizer states, by partition.
-            listeners: All listeners of the fit. Some need a connection to the controller.
-            say: Shows the user a line of text.
+        If the controller runs in this program, the context manager does nothing. Some of the
+        fit's ``listeners`` need a connection to the controller; ``say`` shows the user a line.
         """
         if self._remote is None:
             return contextlib.nullcontext()

@@ -128,11 +128,6 @@ def check_dataframe(data: Any, session: Any) -> None:
         )
 
 
-def unsupported_error(what: str, instead: str) -> UsageError:
-    """Return the error for a feature ``what`` that Spark Connect lacks; ``instead``: the remedy."""
-    return UsageError(f"{what} is not supported over Spark Connect: {instead}, {USE_CLASSIC_HINT}")
-
-
 WAITING_NOTICE = "sparkstrom waits: for executors of {}, which a job counts"
 NO_EXECUTORS = (
     "no executor of {} has run a task within {:g} s (start_timeout): check the cluster's web page:"
@@ -254,7 +249,9 @@ class ConnectApplication:
 
     def require_rdds(self, what: str, instead: str) -> None:
         """Always raise UsageError: Spark Connect has no RDDs."""
-        raise unsupported_error(what, instead)
+        raise UsageError(
+            f"{what} is not supported over Spark Connect: {instead}, {USE_CLASSIC_HINT}"
+        )
 
     def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:
         """Return the numbers of executors and task slots.

@@ -144,7 +144,8 @@ class DoctorSession:
         """
         end_s = time.monotonic() + seconds
         changed_s, last_count = time.monotonic(), 0
-        wanted = 1
+        wanted, master = 1, self.context.master
+        is_known = master.startswith("local") or count_requested_executors(self.conf, master) > 0
         while time.monotonic() < end_s:
             count = self.count_executors()
             if count != last_count:
@@ -153,7 +154,6 @@ class DoctorSession:
                 wanted = get_slots(self.context).executors
             except SetupError:  # none has registered, and no setting says how many to expect
                 wanted = max(wanted, count)
-            is_known = self.context.master.startswith("local") or self._has_executor_count()
             if count >= wanted and (
                 is_known or time.monotonic() - changed_s > REGISTRATION_QUIET_S
             ):
@@ -162,10 +162,6 @@ class DoctorSession:
         if last_count == 0:
             return wanted, None
         return wanted, TaskSlots(last_count, get_slots(self.context).per_executor)
-
-    def _has_executor_count(self) -> bool:
-        """Return whether the configuration sets the number of executors."""
-        return count_requested_executors(self.conf, self.context.master) > 0
 
     def run_barrier_job(self, slots: int, task: Callable[..., Any], seconds: float) -> list[Any]:
         """Run ``task`` in ``slots`` simultaneous Spark tasks; return everything that they yield.
