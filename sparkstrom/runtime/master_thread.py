@@ -221,11 +221,6 @@ class MasterThread(threading.Thread):
             self._message_endpoint.close()
 
     @property
-    def workers(self) -> int:
-        """The number of live workers."""
-        return len(self._machine.members.live)
-
-    @property
     def is_needed(self) -> bool:
         """True while the controller has children in the tree; workers below them leave earlier."""
         return bool(self._machine.children.by_node)

@@ -348,11 +348,6 @@ class Replica:
         model.bind(self._working)
 
     @property
-    def local(self) -> Flat | None:
-        """The array theta + residual that the model trains; None: it trains a copy of theta."""
-        return self.theta.local
-
-    @property
     def commit(self) -> CommitNo:
         """The number of the newest commit in theta."""
         return self.theta.commit
