@@ -235,10 +235,8 @@ class CheckpointListener(FitListener):
     def finish(self, delivered: Snapshot, epochs_done: int, summaries: dict[str, Any]) -> list[str]:
         """Save a finished fit in a last checkpoint; return warnings.
 
-        Args:
-            delivered: Parameters and buffers that the fit delivers.
-            epochs_done: Number of epochs of the fit.
-            summaries: Summaries of all finished fits, by number.
+        ``delivered`` has the parameters and buffers that the fit delivers, ``summaries`` the
+        summaries of all finished fits, by number.
         """
         fit = self._make_content(self._master.snapshot(updaters=True))
         snapshot = replace(fit.snapshot, parameters=delivered.parameters, buffers=delivered.buffers)
@@ -541,11 +539,9 @@ class FitCheckpoints:
 
 
 def make_fit_key(number: int, properties: Callable[[str], str | None]) -> FitKey:
-    """Return the key of a fit.
+    """Return the key of the network's fit ``number``, counted from 1.
 
-    Args:
-        number: Counts the network's fits, from 1.
-        properties: Returns a local property of the calling thread in Spark, or None.
+    ``properties`` returns a local property of the calling thread in Spark, or None.
     """
     stream, batch = properties(STREAM_PROPERTY), properties(BATCH_PROPERTY)
     if stream and batch:

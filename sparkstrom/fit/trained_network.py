@@ -230,9 +230,7 @@ OTHER_NODE = (
 def restart_warnings(conf: Mapping[str, str], master: CommonOptions) -> list[str]:
     """Return a warning if this is a later attempt of an application but resumes no checkpoint.
 
-    Args:
-        conf: Spark's configuration, which contains the attempt's number.
-        master: The user's options.
+    ``conf`` is Spark's configuration, which contains the attempt's number.
     """
     attempt = conf.get(ATTEMPT_KEY, "")
     if not attempt.isdecimal() or int(attempt) < 2:

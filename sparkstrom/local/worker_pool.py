@@ -60,12 +60,10 @@ class WorkerPool:
     """
 
     def __init__(self, workers: int, scratch: Path, lease_s: float) -> None:
-        """Create a pool without running processes.
+        """Create a pool for so many ``workers``, none of which runs yet.
 
-        Args:
-            workers: Number of processes.
-            scratch: Directory for the processes' logs.
-            lease_s: Seconds without a heartbeat after which a process counts as unresponsive.
+        ``scratch``: directory for the processes' logs; ``lease_s``: seconds without a heartbeat
+        after which a process counts as unresponsive.
         """
         self._slots: list[WorkerProcess | None] = [None] * workers
         self._lease_s = lease_s
@@ -213,12 +211,10 @@ class WorkerProcess:
     """
 
     def __init__(self, log: Path, threads: int, lease_s: float) -> None:
-        """Start the process.
+        """Start the process, whose stdout and stderr go to the file ``log``.
 
-        Args:
-            log: File for the process's stdout and stderr.
-            threads: Number of threads that its numeric libraries may use.
-            lease_s: Seconds without a heartbeat after which the process counts as unresponsive.
+        ``threads``: for its numeric libraries; ``lease_s``: seconds without a heartbeat after which
+        it counts as unresponsive.
         """
         self._log, self._heartbeats = log, HeartbeatMonitor(lease_s)
         self._is_stuck = False  # whether it was suspended in the middle of a message

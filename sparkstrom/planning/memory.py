@@ -491,12 +491,8 @@ def format_memory_kill(
 def explain_memory_kill(conf: Any, requirement: MemoryRequirement, error: str) -> str:
     """Return a message with a remedy if a container was killed for using too much memory.
 
-    Return "" for all other errors.
-
-    Args:
-        conf: Spark's configuration, with a method ``get(key, default)``.
-        requirement: The memory that the fit is expected to use.
-        error: The error of a failed task or job.
+    ``error`` is that of a failed task or job; return "" if it has another reason. ``conf`` is
+    Spark's configuration, with a method ``get(key, default)``.
     """
     killed = parse_memory_kill(error)
     if killed is None:

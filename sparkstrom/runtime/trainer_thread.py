@@ -584,11 +584,9 @@ class Trainer:
 
 
 def residual_statistics(residual: NDArray[np.float32], tau: float) -> ResidualFigures:
-    """Return statistics of the absolute values of a residual.
+    """Return statistics of the absolute values of a residual, f32[n_params].
 
-    Args:
-        residual: float32[n_params].
-        tau: threshold in parameter units; the result counts the entries that reach it.
+    ``tau``: threshold in parameter units; the result counts the entries that reach it.
     """
     sizes = np.abs(residual)
     points = np.percentile(sizes, RESIDUAL_PERCENTILES)

@@ -239,13 +239,8 @@ class SparkGradientSharingStrategy(GradientSharing):
     ) -> list[str]:
         """Check Spark's configuration and the driver's machine; return warnings.
 
-        Raise UsageError for settings that make a fit impossible.
-
-        Args:
-            application: The application that will run the fit.
-            conf: Spark's configuration.
-            workers: Number of workers.
-            footprint: How much memory the model needs.
+        ``application`` will run the fit; ``footprint`` is the memory that the model needs. Raise
+        UsageError for settings that make a fit impossible.
         """
         warnings = check_conf(conf, workers, footprint, self.master) + check_key_encryption(conf)
         check_driver_machine(self.master.void, workers, application.host)

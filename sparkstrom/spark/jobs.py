@@ -319,9 +319,7 @@ class DecommissionMonitor(FitListener):
     def _move_workers(self, leaving: dict[str, ExecutorState], free_slots: int) -> None:
         """Kill the fit's tasks on decommissioned executors, at most one per free slot elsewhere.
 
-        Args:
-            leaving: Executors that are being decommissioned, by Spark's id.
-            free_slots: Number of free task slots on the other executors.
+        ``leaving``: the decommissioned executors, by Spark's id; ``free_slots``: of the others.
         """
         for task in self._job.running_tasks():
             executor = leaving.get(task.executor)

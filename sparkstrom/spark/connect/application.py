@@ -416,12 +416,9 @@ class ConnectApplication:
         self._run_tasks(partial(delete_worker_files, network), slots, "deleting workers' files")
 
     def _run_tasks(self, task: Any, tasks: int | None, doing: str) -> list[Any]:
-        """Run ``task`` in each task of a job; return the results that all tasks yielded.
+        """Run ``task``, with no rows, in each task of a job; return what all tasks yielded.
 
-        Args:
-            task: Called with no rows; yields results.
-            tasks: Number of tasks; None: Spark's default.
-            doing: What the job does, for error messages.
+        ``tasks``: their number; None: Spark's default. ``doing``: what the job does, for errors.
         """
         rows = self._session.range(0, tasks or 1 << 20, 1, tasks)
         return run_short_job(rows.mapInArrow(partial(run_rowless_task, task), RESULT_SCHEMA), doing)
