@@ -348,7 +348,6 @@ class _MutedForThread:
         return self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
-        """Return the stream's attribute."""
         return getattr(self._stream, name)
 
 

@@ -182,7 +182,6 @@ class ThreadedJob(ABC):
     """A job that runs in a thread. Subclasses complete the implementation of ``FitJob``."""
 
     def __init__(self, name: str) -> None:
-        """Create the thread, which ``start`` will start; ``name`` is its name."""
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 

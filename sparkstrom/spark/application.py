@@ -283,7 +283,6 @@ class Predictor:
     def __init__(
         self, application: Application, current: Callable[[], tuple[FlatModel, Flat]]
     ) -> None:
-        """Store the arguments. The model is broadcast later, once executors need it."""
         self._application, self._bind_current = application, current
         self._name = secrets.token_hex()  # distinguishes models whose description is the same
         self._broadcast: Any = None  # newest broadcast model, reused until the parameters change

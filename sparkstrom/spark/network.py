@@ -513,11 +513,9 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         self._may_have_files = False
 
     def __enter__(self) -> Self:
-        """Return the network."""
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close the network."""
         self.close()
 
 

@@ -305,7 +305,6 @@ class DataFrameRecords:
     """
 
     def __init__(self, backend: DataFrameRoundsBackend, frame: Any, read: ReadRecords) -> None:
-        """Store the arguments; this runs no job."""
         self._backend, self._frame, self._read = backend, frame, read
 
     def collect(self, run: CollectedTask) -> list[Any]:

@@ -124,9 +124,7 @@ class ControllerPlacer(ABC):
         media = controller_media_driver(
             training.spec, training.master.void, place.endpoint, Path(place.scratch)
         )
-        setup = LazyPickle(
-            ControllerSetup(training, self.checkpoints, place), training.controller_route
-        )
+        setup = LazyPickle(ControllerSetup(training, self.checkpoints), training.controller_route)
         control = replace(self.control, token=candidate.token)
         job = self._make_controller_job(candidate, (control, media), setup)
         job.start()

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from sparkstrom.base.clock import SystemClock
@@ -25,7 +24,6 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.fit.master_setup import (
     MediaDriverConfig,
-    controller_media_driver,
     make_master_limits,
     make_master_plan,
 )
@@ -199,14 +197,14 @@ RECONNECT_MAX_S = 60.0  # how long to wait for a reconnection before the result 
 class ControllerTaskRun:
     """Runs one fit's master thread in the controller's task, connected to the driver program."""
 
-    def __init__(self, setup: ControllerSetup, connection: DriverConnection) -> None:
-        """Create the master with its replica of the parameters and its media driver settings."""
+    def __init__(
+        self, setup: ControllerSetup, connection: DriverConnection, media: MediaDriverConfig
+    ) -> None:
+        """Create the master with its replica of the parameters, and open its transport."""
         warm_up()
         warm_up_transport()
-        job, place = setup.job, setup.place
+        job = setup.job
         theta = load_initial_theta(job)
-        void = job.master.void
-        media = controller_media_driver(job.spec, void, place.endpoint, Path(place.scratch))
         self.master = MasterThread(
             make_master_plan(
                 job.spec, theta, job.model, job.master, setup.checkpoints, job.join_stream
@@ -319,7 +317,7 @@ def run_controller_task(
         connection = DriverConnection(control, SystemClock())
         connection.connect()  # unpickling may import and compile for a minute
         controller_setup: ControllerSetup = pickle.loads(setup.job)
-        return split_message(ControllerTaskRun(controller_setup, connection).run())
+        return split_message(ControllerTaskRun(controller_setup, connection, media).run())
 
 
 def await_probe(token: bytes, endpoint: Endpoint) -> None:

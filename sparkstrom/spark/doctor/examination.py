@@ -119,11 +119,9 @@ class DoctorSession:
             raise SetupError(f"Spark does not start: {find_cause(str(error))}") from error
 
     def __enter__(self) -> DoctorSession:
-        """Return the session."""
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Stop Spark."""
         with contextlib.suppress(Exception):  # py4j's, if it has already stopped
             self.context.stop()
 

@@ -169,7 +169,6 @@ class OutputConcatenator:
     """
 
     def __init__(self, model: FlatModel) -> None:
-        """Store ``model``, whose outputs may be several arrays."""
         self._model = model
         self.shapes: dict[str | int, Shape] = {}
 

@@ -248,7 +248,6 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         self._shipped: Any = None
 
     def __repr__(self) -> str:
-        """Return the class, the model and the number of epochs trained."""
         return f"{type(self).__name__}({self.model!r}, {self.epochs_trained} epochs trained)"
 
     @property

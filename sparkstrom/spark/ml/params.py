@@ -65,7 +65,6 @@ class GridValue(Transformer, MLWritable, MLReadable["GridValue"]):
         self.name, self.value = name, value
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attribute of the wrapped value."""
         if name.startswith("_") or "value" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.value, name)
@@ -79,7 +78,6 @@ class GridValue(Transformer, MLWritable, MLReadable["GridValue"]):
         return hash(self.name)
 
     def __repr__(self) -> str:
-        """Return the representation of the wrapped value."""
         return repr(self.value)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
