@@ -11,7 +11,6 @@ import contextlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import UsageError
@@ -32,7 +31,6 @@ from sparkstrom.fit.strategy import GradientSharing, Strategy
 from sparkstrom.fit.supervisor import StartMonitor
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.epoch_history import EpochHistory
-from sparkstrom.options.common import CommonOptions
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import parse_controller
 from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
@@ -61,24 +59,15 @@ from sparkstrom.worker.network_setup import (
 )
 from sparkstrom.worker.training_job import ParametersBroadcast, StateBroadcast, TrainingJob
 
-# Classes of the user's options, which DL4J calls training masters.
-Master = TypeVar("Master", bound=CommonOptions, covariant=True)
-OtherMaster = TypeVar("OtherMaster", bound=CommonOptions)
-
 
 @dataclass(frozen=True, slots=True)
-class FitContext(Generic[Master]):
-    """What all fits of one network have in common: application, model and options."""
+class FitContext:
+    """What all fits of one network have in common, apart from the user's options."""
 
     application: Application  # runs the Spark jobs
     model: FlatModel
-    master: Master  # the user's options
     network: str  # id in the names of files that workers keep on executors for the next fit
     keep: bool  # whether workers keep these files and their optimizer states for the next fit
-
-    def with_master(self, master: OtherMaster) -> FitContext[OtherMaster]:
-        """Return a copy with other options, for example with ``controller="auto"`` resolved."""
-        return FitContext(self.application, self.model, master, self.network, self.keep)
 
 
 class SparkFitRunner(FitRunner):
@@ -88,6 +77,7 @@ class SparkFitRunner(FitRunner):
 
     Args:
         context: What all fits of the network have in common.
+        options: The user's options, with ``controller="auto"`` resolved.
         spec: Number of workers, epochs and other facts of this fit.
         theta: The driver's copy of the parameters, which the fit updates.
         data: The rows, in one partition per worker.
@@ -99,14 +89,15 @@ class SparkFitRunner(FitRunner):
 
     def __init__(
         self,
-        context: FitContext[SharedTrainingMaster],
+        context: FitContext,
+        options: SharedTrainingMaster,
         spec: FitSpec,
         theta: Theta,
         data: PartitionedData,
         files: CheckpointFiles,
         states: OptimizerStates,
     ) -> None:
-        self._context, self.theta, self._data = context, theta, data
+        self._context, self._options, self.theta, self._data = context, options, theta, data
         self.spec = spec = spec.with_epochs_closed()
         self.states = states
         self._key = secrets.token_bytes(KEY_BYTES)  # encrypts this fit's messages
@@ -136,7 +127,7 @@ class SparkFitRunner(FitRunner):
             job = self._make_spark_job(self._make_training_job(initial, own))
             self._supervise(
                 job,
-                StartMonitor(job, say, self.master.endpoint, self._context.master.void),
+                StartMonitor(job, say, self.master.endpoint, self._options.void),
                 *application.executor_monitors(job, reporting.warn),
                 stopping,
                 ProgressListener(reporting.progress, worker_lines=reporting.shows_worker_output),
@@ -164,23 +155,21 @@ class SparkFitRunner(FitRunner):
 
     def _make_remote_master(self, files: CheckpointFiles) -> RemoteController | None:
         """Return a proxy for a controller in a Spark task; None if it runs in this program."""
-        context = self._context
-        if not parse_controller(context.master.void.controller).is_in_task:
+        if not parse_controller(self._options.void.controller).is_in_task:
             return None
-        return RemoteController(context.application, self.theta, files, self.spec.workers)
+        return RemoteController(self._context.application, self.theta, files, self.spec.workers)
 
     def _make_local_master(self, files: CheckpointFiles) -> MasterThread:
         """Return an unstarted controller that runs in a thread of this program."""
         warm_up()
         warm_up_transport()
-        context, spec, theta = self._context, self.spec, self.theta
-        void = context.master.void
-        host = choose_driver_address(void, context.application.host)
+        context, options, spec, theta = self._context, self._options, self.spec, self.theta
+        host = choose_driver_address(options.void, context.application.host)
         return MasterThread(
-            make_master_plan(spec, theta, context.model, context.master, files),
-            make_master_limits(context.master, spec.workers, theta.n_params),
+            make_master_plan(spec, theta, context.model, options, files),
+            make_master_limits(options, spec.workers, theta.n_params),
             theta,
-            open_transport=driver_transport_opener(spec, void, host),
+            open_transport=driver_transport_opener(spec, options.void, host),
             seal=Seal.from_fit_key(self._key, spec.job),
             clock=SystemClock(),
         )
@@ -197,7 +186,7 @@ class SparkFitRunner(FitRunner):
             spec=self.spec,
             key=self._key,
             model=self._context.model,
-            master=self._context.master,
+            master=self._options,
             k=self.theta.k,
             layers=self.theta.layers,
             endpoint=self.master.endpoint,
@@ -214,7 +203,7 @@ class SparkFitRunner(FitRunner):
         """Return the unstarted Spark job that runs the workers."""
         context = self._context
         footprint, conf = footprint_of_model(context.model), context.application.live_conf
-        need = gradient_sharing_memory(conf, job.spec.workers, footprint, context.master)
+        need = gradient_sharing_memory(conf, job.spec.workers, footprint, self._options)
         return context.application.create_training_job(job, self._data, need)
 
 
@@ -248,7 +237,7 @@ class SparkGradientSharingStrategy(GradientSharing):
 
     def make_runner(
         self,
-        context: FitContext[CommonOptions],
+        context: FitContext,
         session: FitSession,
         spec: FitSpec,
         data: PartitionedData,
@@ -258,15 +247,15 @@ class SparkGradientSharingStrategy(GradientSharing):
             warm_up(say=session.say)
         theta = session.state.theta(self.layer_multipliers)
         files, states = session.resume_state(spec.workers)
-        own = context.with_master(self.master)
-        return SparkFitRunner(own, spec, theta, data, files, states)
+        return SparkFitRunner(context, self.master, spec, theta, data, files, states)
 
     def make_restart_runner(
-        self, context: FitContext[CommonOptions], data: PartitionedData
+        self, context: FitContext, data: PartitionedData
     ) -> RestartRunner | None:
         """Return the function that creates a new runner after the controller's task was lost."""
-        own = context.with_master(self.master)
-        return lambda spec, theta, states: SparkFitRunner(own, spec, theta, data, {}, states)
+        return lambda spec, theta, states: SparkFitRunner(
+            context, self.master, spec, theta, data, {}, states
+        )
 
 
 class SparkRoundsStrategy(Strategy[ParameterAveragingTrainingMaster]):
@@ -293,7 +282,7 @@ class SparkRoundsStrategy(Strategy[ParameterAveragingTrainingMaster]):
 
     def make_runner(
         self,
-        context: FitContext[CommonOptions],
+        context: FitContext,
         session: FitSession,
         spec: FitSpec,
         data: PartitionedData,
@@ -315,7 +304,7 @@ class SparkRoundsStrategy(Strategy[ParameterAveragingTrainingMaster]):
         )
 
     def make_restart_runner(
-        self, context: FitContext[CommonOptions], data: PartitionedData
+        self, context: FitContext, data: PartitionedData
     ) -> RestartRunner | None:
         """Return None: rounds have no controller to lose."""
         return None
