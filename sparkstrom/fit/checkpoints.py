@@ -24,12 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.base.errors import (
-    CheckpointDamaged,
-    SparkstromError,
-    UsageError,
-    first_line,
-)
+from sparkstrom.base.errors import CheckpointDamaged, SparkstromError, UsageError, first_line
 from sparkstrom.base.identity import Position
 from sparkstrom.checkpoint.directory import CheckpointDirectory, open_checkpoint
 from sparkstrom.checkpoint.files import Checkpoint

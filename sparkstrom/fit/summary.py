@@ -226,9 +226,7 @@ class TrainingSummary:
     # Messages that the controller ignored, by reason (stranger, late, early and so on), and as
     # "on_workers" all that workers ignored. Some are normal.
     ignored_messages: dict[str, int] = figure(
-        lambda fit: count_ignored_messages(fit.outcome, fit.total),
-        repr=False,
-        default_factory=dict,
+        lambda fit: count_ignored_messages(fit.outcome, fit.total), repr=False, default_factory=dict
     )
 
     @property

@@ -49,11 +49,7 @@ from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.transport.aeron.driver_directories import ProcessIdentity, identify_process
 from sparkstrom.transport.aeron.media_driver import DriverOptions
-from sparkstrom.worker.network_setup import (
-    ControllerRoute,
-    transport_opener,
-    warm_up_transport,
-)
+from sparkstrom.worker.network_setup import ControllerRoute, transport_opener, warm_up_transport
 from sparkstrom.worker.task_environment import TaskEnvironment
 from sparkstrom.worker.training_job import TrainingJob, pack_parameters
 

@@ -30,12 +30,7 @@ from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encod
 from sparkstrom.data.row_blocks import Block
 from sparkstrom.local.data import RowFile, allocate_file, write_file
 from sparkstrom.local.fit_runner import LocalFitContext, PartitionedRows, ThreadedJob
-from sparkstrom.local.worker_pool import (
-    HOST,
-    ActiveWorkers,
-    WorkerTask,
-    step_limit,
-)
+from sparkstrom.local.worker_pool import HOST, ActiveWorkers, WorkerTask, step_limit
 from sparkstrom.models.base import Batch, Flat, FlatModel, State, get_buffers, load_buffers
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.parameter_averaging import PER_WORKER

@@ -453,7 +453,7 @@ def format_scaling(scaling: ScalingPrediction) -> str:
         f"{inputs.n_params:,} parameters, {_format_time(inputs.step_s)} a step; an update has "
         f"{inputs.entries:,} entries, {_format_bytes(inputs.update_bytes)} on the wire, and takes "
         f"{_format_time(inputs.publish_cpu_s)} to encode; links of "
-        f"{_format_rate(inputs.link_bits_s)}, {_format_time(inputs.latency_s)} one way.",
+        f"{_format_rate(inputs.link_bits_s)}, {_format_time(inputs.latency_s)} one way."
     ]
     for topology, title in TITLES.items():
         lines += ["", *_format_table(scaling, topology, title)]

@@ -19,11 +19,7 @@ from sparkstrom.base.errors import SparkstromError
 from sparkstrom.base.identity import Endpoint, NodeId, Position
 from sparkstrom.codec.messages import Phase, WorkerLog
 from sparkstrom.observe.epoch_history import EpochLog, PartitionEpoch
-from sparkstrom.observe.telemetry import (
-    NodeCounters,
-    TrainingCounters,
-    WorkerCounters,
-)
+from sparkstrom.observe.telemetry import NodeCounters, TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import Departure, Partitions
 from sparkstrom.rounds.averaging import OptimizerSnapshot, RoundResults, RoundState

@@ -236,11 +236,7 @@ class SparkGradientSharingStrategy(GradientSharing):
         return warnings
 
     def make_runner(
-        self,
-        context: FitContext,
-        session: FitSession,
-        spec: FitSpec,
-        data: PartitionedData,
+        self, context: FitContext, session: FitSession, spec: FitSpec, data: PartitionedData
     ) -> FitRunner:
         """Return the object that runs a new fit, starting from the session's current state."""
         if not self.has_controller_task:
@@ -281,11 +277,7 @@ class SparkRoundsStrategy(Strategy[ParameterAveragingTrainingMaster]):
         return check_rounds_conf(conf, workers, footprint, self.master)
 
     def make_runner(
-        self,
-        context: FitContext,
-        session: FitSession,
-        spec: FitSpec,
-        data: PartitionedData,
+        self, context: FitContext, session: FitSession, spec: FitSpec, data: PartitionedData
     ) -> FitRunner:
         """Return the object that runs a new fit, starting from the session's current state."""
         _, states = session.resume_state(spec.workers)

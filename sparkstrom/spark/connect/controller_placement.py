@@ -19,12 +19,7 @@ from sparkstrom.base.errors import NetworkError
 from sparkstrom.fit.master_setup import MediaDriverConfig
 from sparkstrom.fit.supervisor import TASKS_END_S
 from sparkstrom.options.network import ControllerChoice, VoidConfiguration
-from sparkstrom.spark.connect.jobs import (
-    RESULT_SCHEMA,
-    ConnectJob,
-    collect_later,
-    run_rowless_task,
-)
+from sparkstrom.spark.connect.jobs import RESULT_SCHEMA, ConnectJob, collect_later, run_rowless_task
 from sparkstrom.spark.controller.controller_placement import (
     Candidate,
     ControllerPlacer,

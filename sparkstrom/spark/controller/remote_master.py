@@ -21,12 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sparkstrom.base.errors import ControllerLost, SetupError, SparkstromError, TrainingError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.messages import Phase
-from sparkstrom.fit.supervisor import (
-    TASKS_END_S,
-    as_cancellation,
-    find_cause,
-    setup_error_in,
-)
+from sparkstrom.fit.supervisor import TASKS_END_S, as_cancellation, find_cause, setup_error_in
 from sparkstrom.protocol.master.members import CheckpointFiles
 from sparkstrom.runtime.master_control import FitOutcome, Progress, Snapshot
 from sparkstrom.runtime.master_thread import random_join_stream
@@ -87,11 +82,7 @@ class RemoteController:
     """
 
     def __init__(
-        self,
-        application: Application,
-        theta: Theta,
-        checkpoints: CheckpointFiles,
-        partitions: int,
+        self, application: Application, theta: Theta, checkpoints: CheckpointFiles, partitions: int
     ) -> None:
         """Store what the task will need; ``run_in_task`` starts it."""
         self._application, self._theta, self._checkpoints = application, theta, checkpoints

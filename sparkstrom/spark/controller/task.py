@@ -22,11 +22,7 @@ from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import SetupError, WireError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.encoding.backends import warm_up
-from sparkstrom.fit.master_setup import (
-    MediaDriverConfig,
-    make_master_limits,
-    make_master_plan,
-)
+from sparkstrom.fit.master_setup import MediaDriverConfig, make_master_limits, make_master_plan
 from sparkstrom.options.network import ControllerChoice, VoidConfiguration
 from sparkstrom.options.resolution import local_ip
 from sparkstrom.runtime.master_thread import MasterThread

@@ -73,16 +73,9 @@ from sparkstrom.models.output_interpretation import (
 )
 from sparkstrom.spark.data.column_selection import resolve_columns
 from sparkstrom.spark.data.partitioning import RowSource
-from sparkstrom.spark.executor.entry_points import (
-    forget_spark_archive_importers,
-    pickle_by_value,
-)
+from sparkstrom.spark.executor.entry_points import forget_spark_archive_importers, pickle_by_value
 from sparkstrom.spark.jobs import translate_job_errors
-from sparkstrom.worker.task_environment import (
-    free_models,
-    freeze_garbage_collector,
-    refer_weakly,
-)
+from sparkstrom.worker.task_environment import free_models, freeze_garbage_collector, refer_weakly
 
 if TYPE_CHECKING:
     import pandas as pd
