@@ -261,10 +261,6 @@ class ThroughputPrediction:
     # Mean number of the other workers' minibatches that a gradient's parameters lack.
     staleness: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return asdict(self)
-
 
 def predict_gradient_sharing(
     inputs: ScalingInputs, load: NetworkLoad, workers: int
@@ -419,7 +415,7 @@ class ScalingPrediction:
             "pays_up_to": {topology: self.pays_up_to(topology) for topology in self.paces},
             "rows": [
                 {"workers": count}
-                | {topology: self.paces[topology][row].to_dict() for topology in self.paces}
+                | {topology: asdict(self.paces[topology][row]) for topology in self.paces}
                 for row, count in enumerate(self.workers)
             ],
         }
